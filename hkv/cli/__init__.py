@@ -1,0 +1,68 @@
+"""The `hkv` command. Each subcommand is a module of this package, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+import hkv
+from hkv.errors import HKVError
+
+COMMANDS = {
+    "check": "Check recorded logs against an engine's rules.",
+    "diff": "Drive two engines through the same random traffic and compare them.",
+    "layout": "Draw where a block's bytes lie, and answer for addresses.",
+    "plan": "Groups, pages, block counts and tensors of a model.",
+    "record": "Record a log of random traffic from an engine.",
+    "replay": "Replay a request trace through a hybrid cache.",
+    "trace": "Generate a request trace.",
+}
+"""Subcommands and their one-line descriptions. `name` lives in the module `hkv.cli.name`, its `-` read as `_`."""
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a subcommand's module only when the subcommand is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all subcommands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The subcommand of that name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        return importlib.import_module(f"hkv.cli.{cmd_name.replace('-', '_')}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the subcommands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(hkv.__version__, prog_name="hkv")
+def cli() -> None:
+    """The executable reference for hybrid KV caches.
+
+    Example: hkv replay trace.jsonl --groups full:16,swa:16:1024 --num-blocks 20000
+    """
+
+
+def main() -> None:
+    """Runs the command line; an error of the user's input becomes one line on stderr and exit status 2."""
+    try:
+        status = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        print(f"hkv: {' '.join(error.format_message().split())}", file=sys.stderr)
+        sys.exit(2)
+    except click.Abort:
+        sys.exit(130)
+    except HKVError as error:
+        print(f"hkv: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,162 @@
+"""Configuration of a cache under vLLM 0.33's rules, validated as that engine validates it. Host-only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from hkv.errors import ConfigError
+from hkv.spec import AttentionSpec, LayerSpec
+from hkv.topology import Topology
+
+NAME = "vllm-0.33"
+
+HASHES = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+
+FULL_FAMILY = ("full_attention", "mla")
+"""Kinds whose finder looks at every block from the first on (vLLM 0.33 `FullAttentionManager`)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VllmConfig:
+    """A hybrid cache as vLLM 0.33's `KVCacheManager` is configured. Lengths are in tokens unless they say blocks.
+
+    Attributes:
+      topology: the groups, in order; every group shares one pool.
+      num_blocks: blocks in the pool, the null block 0 included.
+      hash: name of the chain hash.
+      hash_block_size: tokens between two chain hashes of a request.
+      scheduler_block_size: common multiple of the groups' blocks, to which hits are aligned.
+      hash_lookahead: tokens after a hash block that its hash covers as well.
+      caching: whether prefix caching is on.
+      eagle: whether the EAGLE drop rule is on; with no group flagged, it is on for every group.
+      prefill_lookahead: tokens that a multi-module draft looks ahead in prefill.
+      retention_interval: distance between retained replay boundaries, 0 for none, None for dense.
+      partial_hits: whether sub-block hits are on.
+      max_model_len: longest request.
+      max_in_flight_tokens: tokens that may be computed but not yet processed; None for `max_model_len`.
+      context_parallel: ranks over which the groups with `cp_sharded` split their tokens.
+      watermark: share of the pool that admission leaves free while something is running.
+      shared_prefix_checkpoint: whether recurrent states are kept at shared-prefix junctions off the block grid.
+      bugs: names of upstream defects to reproduce (`hkv.bugs`); empty for the contract.
+    """
+
+    topology: Topology
+    num_blocks: int
+    hash: str = "sha256_cbor"
+    hash_block_size: int
+    scheduler_block_size: int
+    hash_lookahead: int = 0
+    caching: bool = True
+    eagle: bool = False
+    prefill_lookahead: int = 0
+    retention_interval: int | None = None
+    partial_hits: bool = False
+    max_model_len: int = 1 << 20
+    max_in_flight_tokens: int | None = None
+    context_parallel: int = 1
+    watermark: float = 0.0
+    shared_prefix_checkpoint: bool = False
+    bugs: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        for index, spec in enumerate(self.topology.specs):
+            self._check_group(index, spec)
+        if len(self.topology.groups) == 1 and self.caching and self.hash_block_size != self.block_size(0):
+            expected = f"the only group's block of {self.block_size(0)} tokens"
+            raise ConfigError("hash_block_size", self.hash_block_size, expected)
+        self._check_retention()
+        if self.caching and self.uses_eagle and self.scheduler_block_size < self.prefill_lookahead:
+            expected = f"at most scheduler_block_size {self.scheduler_block_size}"
+            raise ConfigError("prefill_lookahead", self.prefill_lookahead, expected)
+
+    def _check_numbers(self) -> None:
+        if self.hash not in HASHES:
+            raise ConfigError("hash", self.hash, f"one of {', '.join(HASHES)}")
+        for name in ("num_blocks", "hash_block_size", "scheduler_block_size", "max_model_len", "context_parallel"):
+            _check_int(name, getattr(self, name), 1)
+        for name in ("hash_lookahead", "prefill_lookahead"):
+            _check_int(name, getattr(self, name), 0)
+        if self.max_in_flight_tokens is not None:
+            _check_int("max_in_flight_tokens", self.max_in_flight_tokens, 1)
+        if not 0 <= self.watermark <= 1:
+            raise ConfigError("watermark", self.watermark, "a share of the pool between 0 and 1")
+        if self.scheduler_block_size % self.hash_block_size:
+            expected = f"a multiple of hash_block_size {self.hash_block_size}"
+            raise ConfigError("scheduler_block_size", self.scheduler_block_size, expected)
+
+    def _check_group(self, index: int, spec: LayerSpec) -> None:
+        name = f"groups[{index}].block_size"
+        if self.scheduler_block_size % spec.block_size:
+            raise ConfigError(name, spec.block_size, f"a divisor of scheduler_block_size {self.scheduler_block_size}")
+        cached = self.caching and spec.prefix_cacheable
+        if cached and len(self.topology.groups) > 1 and self.block_size(index) % self.hash_block_size:
+            raise ConfigError(name, spec.block_size, f"a multiple of hash_block_size {self.hash_block_size}")
+        sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded and self.context_parallel > 1
+        if sharded and spec.kind not in FULL_FAMILY:
+            raise ConfigError(f"groups[{index}].cp_sharded", True, f"False for {spec.kind} under context parallelism")
+
+    def _check_retention(self) -> None:
+        interval = self.retention_interval
+        if interval is None:
+            return
+        if type(interval) is not int or interval < 0 or interval % self.scheduler_block_size:
+            expected = f"None, 0 or a multiple of scheduler_block_size {self.scheduler_block_size}"
+            raise ConfigError("retention_interval", interval, expected)
+        sparse = any(spec.kind in ("sliding_window", "mamba") for spec in self.topology.specs)
+        if interval and not sparse:
+            raise ConfigError("retention_interval", interval, "0 or None without sliding-window or Mamba groups")
+
+    @property
+    def uses_eagle(self) -> bool:
+        """Whether any group drops a block after a hit."""
+        return bool(self.eagle_group_ids)
+
+    @property
+    def eagle_group_ids(self) -> tuple[int, ...]:
+        """Groups under the EAGLE drop rule: the flagged ones, or all when none is flagged (vLLM 0.33, section 7.1)."""
+        if not self.eagle:
+            return ()
+        return self.topology.eagle_groups or tuple(range(len(self.topology.groups)))
+
+    def block_size(self, group: int) -> int:
+        """Tokens in one manager block of a group: its spec's, times the ranks that share it (vLLM 0.33, section 6.1)."""
+        spec = self.topology.groups[group].spec
+        sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded
+        return spec.block_size * (self.context_parallel if sharded else 1)
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Tokens in one manager block of each group."""
+        return tuple(self.block_size(group) for group in range(len(self.topology.groups)))
+
+    @property
+    def in_flight_limit(self) -> int:
+        """Most tokens that may be in flight: `max_in_flight_tokens`, or `max_model_len` when that is None."""
+        return self.max_model_len if self.max_in_flight_tokens is None else self.max_in_flight_tokens
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that admission leaves free while something is running."""
+        return int(self.watermark * self.num_blocks)
+
+
+def default_block_sizes(topology: Topology, context_parallel: int = 1) -> tuple[int, int]:
+    """`(scheduler_block_size, hash_block_size)` that vLLM 0.33 resolves without a `prefix_match_unit` (section 3.7).
+
+    Args:
+      topology: the groups; Mamba groups count as being in `align` mode.
+      context_parallel: ranks over which `cp_sharded` groups split their tokens.
+    """
+    sizes = [
+        spec.block_size * (context_parallel if isinstance(spec, AttentionSpec) and spec.cp_sharded else 1)
+        for spec in topology.specs
+    ]
+    cacheable = [size for size, spec in zip(sizes, topology.specs, strict=True) if spec.prefix_cacheable]
+    return math.lcm(*sizes), math.gcd(*(cacheable or sizes))
+
+
+def _check_int(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise ConfigError(name, value, f"an integer of at least {least}")

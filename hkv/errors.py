@@ -1,0 +1,82 @@
+"""The errors that host calls raise: each names the argument, the value it had, and what was expected."""
+
+from __future__ import annotations
+
+
+class HKVError(ValueError):
+    """Base of every error HKV raises about its input.
+
+    Args:
+      argument: name of the offending argument, field or option, as the caller knows it.
+      value: what it was.
+      expected: what would have been accepted, in words.
+    """
+
+    def __init__(self, argument: str, value: object, expected: str) -> None:
+        self.argument = argument
+        self.value = value
+        self.expected = expected
+        super().__init__(f"{argument} = {_shorten(value)}: expected {expected}")
+
+
+class SpecError(HKVError):
+    """A description of what one layer caches is impossible."""
+
+
+class TopologyError(HKVError):
+    """Layers, groups and pools do not fit together."""
+
+
+class ConfigError(HKVError):
+    """A cache configuration breaks one of its dialect's rules."""
+
+
+class LayoutError(HKVError):
+    """Bytes cannot be laid out, viewed or addressed as asked."""
+
+
+class PlanError(HKVError):
+    """A model does not fit: no grouping, page size or block count satisfies the request."""
+
+
+class OperationError(HKVError):
+    """An operation does not apply to the state it was given; nothing was changed."""
+
+
+class MissingExtraError(HKVError):
+    """An optional package is not installed.
+
+    Args:
+      package: the import name that failed.
+      extra: the extra of HKV that brings it, as in ``pip install 'hkv[extra]'``.
+      purpose: what it is wanted for.
+    """
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        self.package = package
+        self.extra = extra
+        super().__init__("package", package, f"it to be installed, {purpose}: pip install 'hkv[{extra}]'")
+
+
+class FileError(HKVError):
+    """A file cannot be used.
+
+    Args:
+      path: the file as the caller named it.
+      line: 1-based line number, or None when the whole file is meant.
+      field: the field within the line, or "" when the whole line is meant.
+      value: what stood there.
+      expected: what would have been accepted, in words.
+    """
+
+    def __init__(self, path: str, line: int | None, field: str, value: object, expected: str) -> None:
+        self.path = path
+        self.line = line
+        self.field = field
+        where = path if line is None else f"{path}:{line}"
+        super().__init__(f"{where}: {field}" if field else where, value, expected)
+
+
+def _shorten(value: object, limit: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,0 +1,86 @@
+"""The protocol by which HKV drives a cache, its own or anybody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from hkv.oracle import oplog
+from hkv.oracle.oplog import Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Header, Hit, Operation
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A hybrid KV cache. Every method is one operation of the log format and means what `docs/oplog.md` says."""
+
+    def step(self) -> None: ...
+
+    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None: ...
+
+    def lookup(self, id: str) -> Hit: ...
+
+    def allocate(self, operation: oplog.AllocateOp) -> Allocation: ...
+
+    def advance(self, id: str, tokens: int) -> None: ...
+
+    def append(self, id: str, tokens: Sequence[int]) -> None: ...
+
+    def commit(self, id: str, tokens: int) -> None: ...
+
+    def free(self, id: str) -> None: ...
+
+    def drop(self, id: str) -> None: ...
+
+    def evict(self, blocks: Sequence[int]) -> None: ...
+
+    def copies(self) -> list[tuple[int, int]]: ...
+
+    def reset(self) -> bool: ...
+
+    def events(self) -> list[CacheEvent]: ...
+
+    def state(self) -> CacheState: ...
+
+
+@runtime_checkable
+class BatchEngine(Engine, Protocol):
+    """An engine that would rather have many operations at once than one at a time."""
+
+    def run(self, operations: Sequence[Operation]) -> list[Answer]: ...
+
+
+EngineFactory = Callable[[Header], Engine]
+"""Makes an engine, empty, of a header's configuration; raises `hkv.errors.ConfigError` for one it cannot represent."""
+
+
+def apply(engine: Engine, operation: Operation) -> Answer:
+    """Performs one operation on an engine and returns its answer (None where the operation has none)."""
+    match operation:
+        case oplog.StepOp():
+            return engine.step()
+        case oplog.RequestOp():
+            return engine.request(operation.id, operation.tokens, operation.extra)
+        case oplog.LookupOp():
+            return engine.lookup(operation.id)
+        case oplog.AllocateOp():
+            return engine.allocate(operation)
+        case oplog.AdvanceOp():
+            return engine.advance(operation.id, operation.tokens)
+        case oplog.AppendOp():
+            return engine.append(operation.id, operation.tokens)
+        case oplog.CommitOp():
+            return engine.commit(operation.id, operation.tokens)
+        case oplog.FreeOp():
+            return engine.free(operation.id)
+        case oplog.DropOp():
+            return engine.drop(operation.id)
+        case oplog.EvictOp():
+            return engine.evict(operation.blocks)
+        case oplog.CopiesOp():
+            return engine.copies()
+        case oplog.ResetOp():
+            return oplog.Reset(engine.reset())
+        case oplog.EventsOp():
+            return engine.events()
+        case oplog.StateOp():
+            return engine.state()

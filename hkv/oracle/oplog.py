@@ -1,0 +1,238 @@
+"""The operation log: its header, operations and answers as typed values (`docs/oplog.md` is the format's definition)."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+Rows: TypeAlias = list[list[int]]
+"""Block ids of one request, per group."""
+
+
+class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The first line: the configuration. Attributes as `hkv.dialects.vllm.config.VllmConfig` explains them.
+
+    Version 2 adds `watermark`, `shared_prefix_checkpoint`, `bugs`, and the kinds `mla` and `opaque`; a version 1 header
+    must not use them.
+    """
+
+    oplog: int
+    dialect: str
+    feature: str
+    num_blocks: int
+    groups: list[dict[str, Any]]
+    hash: str
+    hash_block_size: int
+    scheduler_block_size: int
+    hash_lookahead: int
+    caching: bool
+    eagle: bool
+    eagle_groups: list[int]
+    prefill_lookahead: int
+    retention_interval: int | None
+    partial_hits: bool
+    max_model_len: int
+    max_in_flight_tokens: int | None
+    context_parallel: int
+    watermark: float = 0.0
+    shared_prefix_checkpoint: bool = False
+    bugs: list[str] = []
+
+
+class ExtraKeys(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What beside its tokens identifies a request's prefix (version 2).
+
+    Attributes:
+      lora: `[name, path]` of the adapter, or None.
+      multimodal: `[identifier, offset, length]` of each item, offsets and lengths in tokens, in order of offset.
+      salt: cache salt, or None.
+      embeds: hex of the bytes of each token's prompt embedding, or None.
+    """
+
+    lora: list[str] | None = None
+    multimodal: list[tuple[str, int, int]] = []
+    salt: str | None = None
+    embeds: list[str] | None = None
+
+
+class Hit(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `lookup`: `hit` tokens, the blocks per group, and the longest single-group hit when it is longer."""
+
+    hit: int
+    blocks: Rows
+    shared_prefix: int
+
+
+class Allocation(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `allocate`: the newly obtained blocks per group, or None when refused."""
+
+    blocks: Rows | None
+
+
+class CacheEvent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One KV event.
+
+    Attributes:
+      type: `stored`, `removed`, or (version 2) `cleared`.
+      group: the group; -1 for `cleared`.
+      num_blocks: blocks registered by this event (0 is possible), or 1 for `removed`.
+      block_size: tokens per block of a `stored` event.
+      tokens: the whole span of tokens a `stored` event looked at.
+      keys: (version 2) first 8 bytes, in hex, of the chain hash of each block stored or removed.
+      parent: (version 2) the same of the block before the first one stored, "" for none.
+    """
+
+    type: str
+    group: int = -1
+    num_blocks: int = 0
+    block_size: int = 0
+    tokens: list[int] | None = None
+    keys: list[str] | None = None
+    parent: str | None = None
+
+
+class CacheState(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `state`.
+
+    Attributes:
+      free: the free queue, next to be handed out first.
+      refs: reference count of each block that has one, by block id.
+      rows: block ids per group of each request that has any.
+      cached: by block id, `[group, tokens covered, first 8 bytes of the chain hash in hex]` of its primary key.
+    """
+
+    free: list[int]
+    refs: dict[str, int]
+    rows: dict[str, Rows]
+    cached: dict[str, tuple[int, int, str]]
+
+
+class Reset(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `reset`."""
+
+    ok: bool
+
+
+Answer: TypeAlias = Hit | Allocation | Reset | CacheState | list[CacheEvent] | list[tuple[int, int]] | None
+"""What an engine answers to one operation; None for operations that answer nothing."""
+
+
+class _Op(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="op"):
+    pass
+
+
+class StepOp(_Op, tag="step"):
+    """A new scheduling step begins."""
+
+
+class RequestOp(_Op, tag="request"):
+    """A request arrives with this prompt; `extra` only in version 2."""
+
+    id: str
+    tokens: list[int]
+    extra: ExtraKeys | None = None
+
+
+class LookupOp(_Op, tag="lookup"):
+    """The longest common cache hit of a waiting request."""
+
+    id: str
+    want: Hit | None = None
+
+
+class AllocateOp(_Op, tag="allocate"):
+    """A request gets blocks for its next tokens (`KVCacheManager.allocate_slots`)."""
+
+    id: str
+    new: int
+    hit: int
+    lookahead: int
+    external: int
+    delay: bool
+    must_fit: bool
+    reserved: int
+    in_flight: int
+    shared_prefix: int | None = None
+    want: Allocation | None = None
+
+
+class AdvanceOp(_Op, tag="advance"):
+    """`tokens` more tokens are computed."""
+
+    id: str
+    tokens: int
+
+
+class AppendOp(_Op, tag="append"):
+    """Generated tokens are appended."""
+
+    id: str
+    tokens: list[int]
+
+
+class CommitOp(_Op, tag="commit"):
+    """The first `tokens` tokens may be registered in the prefix cache."""
+
+    id: str
+    tokens: int
+
+
+class FreeOp(_Op, tag="free"):
+    """The request finished or is preempted: its row is freed."""
+
+    id: str
+
+
+class DropOp(_Op, tag="drop"):
+    """A waiting request is forgotten."""
+
+    id: str
+
+
+class EvictOp(_Op, tag="evict"):
+    """These blocks lose their keys."""
+
+    blocks: list[int]
+
+
+class CopiesOp(_Op, tag="copies"):
+    """Drains pending copy-on-write copies and gives back the references they held."""
+
+    want: list[tuple[int, int]] | None = None
+
+
+class ResetOp(_Op, tag="reset"):
+    """Resets the prefix cache."""
+
+    want: Reset | None = None
+
+
+class EventsOp(_Op, tag="events"):
+    """Drains KV events."""
+
+    want: list[CacheEvent] | None = None
+
+
+class StateOp(_Op, tag="state"):
+    """Everything."""
+
+    want: CacheState | None = None
+
+
+Operation: TypeAlias = (
+    StepOp
+    | RequestOp
+    | LookupOp
+    | AllocateOp
+    | AdvanceOp
+    | AppendOp
+    | CommitOp
+    | FreeOp
+    | DropOp
+    | EvictOp
+    | CopiesOp
+    | ResetOp
+    | EventsOp
+    | StateOp
+)

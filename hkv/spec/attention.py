@@ -1,0 +1,93 @@
+"""Geometry that every attention kind shares: heads, head sizes, element type, packing and padding of a page."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+from hkv.errors import SpecError
+from hkv.spec.dtypes import item_bytes
+from hkv.spec.layer import LayerSpec, check_positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionSpec(LayerSpec):
+    """A layer that caches a key and a value (or a latent) for each token.
+
+    One block is `[heads, states, content]`: `num_heads` head slots, `num_states` states, `content_bytes` bytes each, K
+    before V (vLLM 0.33, `AttentionSpec`). The defaults describe the smallest page, for those who study ids only.
+
+    Attributes:
+      cp_sharded: context parallelism splits this layer's tokens over ranks; the manager's block is then
+        `block_size * ranks` tokens (vLLM `dcp_sharded`).
+      num_kv_heads: key/value heads on this rank.
+      head_size: elements of one key; `head_size_v`: of one value, None for the same.
+      dtype: element type by name, see `hkv.spec.dtypes`.
+      quantization: name of the packing that produced `num_head_slots` and `state_content_bytes`, or "none".
+      page_size_padded: bytes a page takes up when padded, or None.
+      num_head_slots: head slots of a page when they differ from `num_kv_heads`, or None.
+      state_content_bytes: bytes of one (head, state) when `head_size` and `dtype` do not give them, or None.
+      tokens_per_state: tokens that share one state; a fraction 1/k gives k states a token.
+      block_stride_alignment: bytes to which the distance between blocks is rounded up, or None.
+    """
+
+    cp_sharded: bool = False
+    num_kv_heads: int = 1
+    head_size: int = 1
+    head_size_v: int | None = None
+    dtype: str = "bfloat16"
+    quantization: str = "none"
+    page_size_padded: int | None = None
+    num_head_slots: int | None = None
+    state_content_bytes: int | None = None
+    tokens_per_state: int | Fraction = 1
+    block_stride_alignment: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "num_kv_heads", "head_size")
+        item_bytes(self.dtype)
+        for name in ("num_head_slots", "state_content_bytes", "block_stride_alignment", "page_size_padded"):
+            if getattr(self, name) is not None:
+                check_positive(self, name)
+        if self.tokens_per_state <= 0:
+            raise SpecError("tokens_per_state", self.tokens_per_state, "a positive number of tokens")
+        if self.page_size_padded is not None and self.page_size_padded < self.unpadded_page_size_bytes:
+            expected = f"at least the page's {self.unpadded_page_size_bytes} bytes"
+            raise SpecError("page_size_padded", self.page_size_padded, expected)
+
+    @property
+    def value_size(self) -> int:
+        """Elements of one value; 0 for kinds that cache a latent only."""
+        return self.head_size if self.head_size_v is None else self.head_size_v
+
+    @property
+    def num_heads(self) -> int:
+        """Head slots in one page (the H axis)."""
+        return self.num_kv_heads if self.num_head_slots is None else self.num_head_slots
+
+    @property
+    def num_states(self) -> int:
+        """States in one block (the N axis)."""
+        return self.states_in(self.block_size)
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of one (head, state) cell (the C axis)."""
+        if self.state_content_bytes is not None:
+            return self.state_content_bytes
+        return (self.head_size + self.value_size) * item_bytes(self.dtype)
+
+    @property
+    def unpadded_page_size_bytes(self) -> int:
+        """Bytes of one block of one layer that carry data."""
+        return self.num_heads * self.num_states * self.content_bytes
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block of one layer, padding included."""
+        return self.unpadded_page_size_bytes if self.page_size_padded is None else self.page_size_padded
+
+    def states_in(self, tokens: int) -> int:
+        """States that a block of `tokens` tokens holds."""
+        return int(tokens // self.tokens_per_state)

@@ -1,0 +1,28 @@
+"""Full attention: every query reads every earlier token."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from hkv.spec.attention import AttentionSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FullAttention(AttentionSpec):
+    """A full-attention layer (vLLM 0.33 `FullAttentionSpec`).
+
+    Attributes:
+      sliding_window: window of a local layer that was promoted to full caching, in tokens, or None.
+      attention_chunk_size: chunk of a local layer that was promoted to full caching, in tokens, or None.
+    """
+
+    kind: ClassVar[str] = "full_attention"
+    short_name: ClassVar[str] = "full"
+    log_fields: ClassVar[tuple[str, ...]] = ("cp_sharded",)
+
+    sliding_window: int | None = None
+    attention_chunk_size: int | None = None
+
+    def readable(self, n: int) -> range:
+        return range(0, n)

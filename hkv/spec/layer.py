@@ -1,0 +1,135 @@
+"""What every kind of layer has in common: the base class of a layer's cache description and the registry of kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from hkv.errors import SpecError
+
+KINDS: dict[str, type[LayerSpec]] = {}
+"""Every kind of layer, by its name in logs. A class enters when its module is imported."""
+
+
+def check_positive(spec: object, *names: str) -> None:
+    """Raise SpecError unless each named attribute of `spec` is an int of at least 1."""
+    _check_at_least(spec, 1, "a positive integer", names)
+
+
+def check_not_negative(spec: object, *names: str) -> None:
+    """Raise SpecError unless each named attribute of `spec` is an int of at least 0."""
+    _check_at_least(spec, 0, "a non-negative integer", names)
+
+
+def _check_at_least(spec: object, least: int, expected: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        if type(value) is not int or value < least:
+            raise SpecError(f"{type(spec).__name__}.{name}", value, expected)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """What one layer caches. Frozen, hashable, validated; subclasses are the kinds, one a file.
+
+    Attributes:
+      block_size: tokens per block (vLLM 0.33 `KVCacheSpec.block_size`).
+      is_draft: the layer belongs to a draft (EAGLE or MTP) module; not part of equality (vLLM 0.33).
+    """
+
+    kind: ClassVar[str] = ""
+    """The kind's name in logs, e.g. `sliding_window`."""
+
+    short_name: ClassVar[str] = ""
+    """The kind's name on the command line, e.g. `swa`."""
+
+    parameter: ClassVar[str | None] = None
+    """The field that the third part of `kind:block_size:parameter` sets on the command line, or None."""
+
+    log_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields, beside `block_size`, that a log's header gives for this kind."""
+
+    snapshot: ClassVar[bool] = False
+    """True when a block holds one state after a number of tokens, rather than a value for each token."""
+
+    prefix_cacheable: ClassVar[bool] = True
+    """False when no block of this kind can ever be reused by another request."""
+
+    block_size: int
+    is_draft: bool = dataclasses.field(default=False, compare=False)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.kind:
+            KINDS[cls.kind] = cls
+
+    def __post_init__(self) -> None:
+        check_positive(self, "block_size")
+
+    def readable(self, n: int) -> range:
+        """Token positions whose cached value the query at position `n` reads, `n` itself excluded.
+
+        For a snapshot kind, the one position whose *following* state it reads. This is the truth that no engine's
+        rule may contradict: a cache may be resumed at `n` exactly when all of `readable(n)` is there.
+
+        Args:
+          n: position of the query, in tokens from 0; `n` tokens precede it.
+        """
+        raise NotImplementedError
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block of one layer, padding included."""
+        raise NotImplementedError
+
+    def with_block_size(self, block_size: int) -> Self:
+        """The same layer with another number of tokens per block."""
+        return dataclasses.replace(self, block_size=block_size)
+
+    def to_log(self) -> dict[str, Any]:
+        """This layer as a log's header writes it."""
+        fields = {name: getattr(self, name) for name in self.log_fields}
+        return {"kind": self.kind, "block_size": self.block_size, **fields}
+
+
+def spec_from_log(fields: Mapping[str, Any]) -> LayerSpec:
+    """The layer that one entry of a log header's `groups` describes.
+
+    Args:
+      fields: `kind`, `block_size` and exactly the kind's `log_fields`; a field with a default may be absent.
+
+    Raises:
+      SpecError: unknown kind, unknown or missing field, impossible value.
+    """
+    kind = fields.get("kind")
+    cls = KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise SpecError("kind", kind, f"one of {', '.join(sorted(KINDS))}")
+    rest = {name: value for name, value in fields.items() if name != "kind"}
+    allowed = {"block_size", *cls.log_fields}
+    if unknown := sorted(set(rest) - allowed):
+        raise SpecError(unknown[0], rest[unknown[0]], f"a field of {kind}: {', '.join(sorted(allowed))}")
+    required = {f.name for f in dataclasses.fields(cls) if f.name in allowed and f.default is dataclasses.MISSING}
+    if missing := sorted(required - set(rest)):
+        raise SpecError(missing[0], None, f"to be given for {kind}")
+    return cls(**rest)
+
+
+def spec_from_text(text: str) -> LayerSpec:
+    """The layer that `kind:block_size[:parameter]` describes, as on the command line, e.g. `swa:16:1024`.
+
+    Raises:
+      SpecError: unknown kind, a part that is not a positive integer, a missing or superfluous part.
+    """
+    names = {cls.short_name: cls for cls in KINDS.values() if cls.short_name}
+    kind, *numbers = text.split(":")
+    cls = names.get(kind)
+    if cls is None:
+        raise SpecError("group", text, f"kind:block_size[:parameter] with a kind of {', '.join(sorted(names))}")
+    wanted = ["block_size"] + ([cls.parameter] if cls.parameter else [])
+    shape = ":".join([kind, *wanted])
+    if len(numbers) != len(wanted) or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in numbers):
+        raise SpecError("group", text, f"{shape}, each number a positive integer")
+    values: dict[str, Any] = dict(zip(wanted, map(int, numbers), strict=True))
+    return cls(**values)

@@ -1,0 +1,42 @@
+"""Opaque state: a fixed region a request owns, of which the cache knows only the size."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from hkv.spec.layer import LayerSpec, check_positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpaqueState(LayerSpec):
+    """A ring of the last `block_size` tokens' worth of state: one block a request, never shared.
+
+    vLLM 0.33 calls it `CircularBufferSpec`; RTP-LLM's opaque state pools are of this kind.
+
+    Attributes:
+      entry_bytes: bytes per token slot of the ring.
+      page_size_padded: bytes a page takes up when padded, or None.
+    """
+
+    kind: ClassVar[str] = "opaque"
+    short_name: ClassVar[str] = "opaque"
+    prefix_cacheable: ClassVar[bool] = False
+
+    entry_bytes: int = 1
+    page_size_padded: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "entry_bytes")
+        if self.page_size_padded is not None:
+            check_positive(self, "page_size_padded")
+
+    def readable(self, n: int) -> range:
+        return range(max(0, n - self.block_size), n)
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block of one layer, padding included."""
+        payload = self.block_size * self.entry_bytes
+        return payload if self.page_size_padded is None else max(payload, self.page_size_padded)

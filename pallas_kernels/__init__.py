@@ -1,0 +1,1 @@
+"""GPU kernels by operation and implementation. They know arrays, tables and strides, and nothing of `hkv`."""
