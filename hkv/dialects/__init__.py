@@ -1,1 +1,1 @@
-"""Policies: whose rules a cache follows. One folder a dialect; none imports another, and none is named in `hkv.state`."""
+"""Policies: whose rules a cache follows. One folder a dialect; none imports another; `hkv.state` names none."""

@@ -49,6 +49,27 @@ class BatchEngine(Engine, Protocol):
     def run(self, operations: Sequence[Operation]) -> list[Answer]: ...
 
 
+@runtime_checkable
+class KeyedEngine(Engine, Protocol):
+    """An engine that also takes requests whose prefix keys are known beforehand, as a request trace gives them."""
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
+        """A request arrives whose prompt has `num_tokens` tokens, unnamed.
+
+        `keys[i]`, a non-negative int, identifies the first `(i + 1) * hash_block_size` tokens of the request, in the
+        whole of its life: equal keys mean equal tokens from 0 on. Keys beyond the tokens it has so far are not used yet.
+        """
+        ...
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens, unnamed, are appended to a keyed request."""
+        ...
+
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        ...
+
+
 EngineFactory = Callable[[Header], Engine]
 """Makes an engine, empty, of a header's configuration; raises `hkv.errors.ConfigError` for one it cannot represent."""
 

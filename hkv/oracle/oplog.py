@@ -1,4 +1,4 @@
-"""The operation log: its header, operations and answers as typed values (`docs/oplog.md` is the format's definition)."""
+"""The operation log: header, operations and answers as typed values; `docs/oplog.md` defines the format."""
 
 from __future__ import annotations
 

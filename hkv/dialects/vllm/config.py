@@ -115,13 +115,13 @@ class VllmConfig:
 
     @property
     def eagle_group_ids(self) -> tuple[int, ...]:
-        """Groups under the EAGLE drop rule: the flagged ones, or all when none is flagged (vLLM 0.33, section 7.1)."""
+        """Groups under the EAGLE drop rule: the flagged ones, or all when none is flagged (vLLM 0.33)."""
         if not self.eagle:
             return ()
         return self.topology.eagle_groups or tuple(range(len(self.topology.groups)))
 
     def block_size(self, group: int) -> int:
-        """Tokens in one manager block of a group: its spec's, times the ranks that share it (vLLM 0.33, section 6.1)."""
+        """Tokens in one manager block of a group: its spec's, times the ranks that share it (vLLM 0.33)."""
         spec = self.topology.groups[group].spec
         sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded
         return spec.block_size * (self.context_parallel if sharded else 1)
@@ -143,7 +143,7 @@ class VllmConfig:
 
 
 def default_block_sizes(topology: Topology, context_parallel: int = 1) -> tuple[int, int]:
-    """`(scheduler_block_size, hash_block_size)` that vLLM 0.33 resolves without a `prefix_match_unit` (section 3.7).
+    """`(scheduler_block_size, hash_block_size)` as vLLM 0.33's `resolve_kv_cache_block_sizes` without a `prefix_match_unit`.
 
     Args:
       topology: the groups; Mamba groups count as being in `align` mode.
