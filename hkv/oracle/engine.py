@@ -57,7 +57,7 @@ class KeyedEngine(Engine, Protocol):
         """A request arrives whose prompt has `num_tokens` tokens, unnamed.
 
         `keys[i]`, a non-negative int, identifies the first `(i + 1) * hash_block_size` tokens of the request, in the
-        whole of its life: equal keys mean equal tokens from 0 on. Keys beyond the tokens it has so far are not used yet.
+        whole of its life: equal keys mean equal tokens from 0 on. Keys beyond the tokens it has so far are not used.
         """
         ...
 

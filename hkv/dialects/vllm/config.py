@@ -143,7 +143,7 @@ class VllmConfig:
 
 
 def default_block_sizes(topology: Topology, context_parallel: int = 1) -> tuple[int, int]:
-    """`(scheduler_block_size, hash_block_size)` as vLLM 0.33's `resolve_kv_cache_block_sizes` without a `prefix_match_unit`.
+    """`(scheduler_block_size, hash_block_size)` of vLLM 0.33's `resolve_kv_cache_block_sizes`, no `prefix_match_unit`.
 
     Args:
       topology: the groups; Mamba groups count as being in `align` mode.
