@@ -83,6 +83,30 @@ class LayerSpec:
         """Bytes of one block of one layer, padding included."""
         raise NotImplementedError
 
+    @property
+    def unpadded_page_size_bytes(self) -> int:
+        """Bytes of one block of one layer that carry data."""
+        return self.page_size_bytes
+
+    @property
+    def num_heads(self) -> int:
+        """Head slots in one page (the H axis); 1 unless the kind has heads."""
+        return 1
+
+    @property
+    def num_states(self) -> int:
+        """States in one block (the N axis)."""
+        return self.states_in(self.block_size)
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of one (head, state) cell (the C axis)."""
+        return self.unpadded_page_size_bytes // (self.num_heads * self.num_states)
+
+    def states_in(self, tokens: int) -> int:
+        """States that a block of `tokens` tokens holds: one snapshot, unless the kind says otherwise."""
+        return 1
+
     def with_block_size(self, block_size: int) -> Self:
         """The same layer with another number of tokens per block."""
         return dataclasses.replace(self, block_size=block_size)

@@ -35,8 +35,17 @@ class OpaqueState(LayerSpec):
     def readable(self, n: int) -> range:
         return range(max(0, n - self.block_size), n)
 
+    def states_in(self, tokens: int) -> int:
+        """States that a ring of `tokens` tokens holds: one entry each."""
+        return tokens
+
+    @property
+    def unpadded_page_size_bytes(self) -> int:
+        """Bytes of the ring that carry data."""
+        return self.block_size * self.entry_bytes
+
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer, padding included."""
-        payload = self.block_size * self.entry_bytes
+        payload = self.unpadded_page_size_bytes
         return payload if self.page_size_padded is None else max(payload, self.page_size_padded)
