@@ -1,0 +1,129 @@
+"""Runs a recorded log on an engine and reports the first line at which the two differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from hkv.errors import FileError, HKVError
+from hkv.oracle.compare import Failure, compare
+from hkv.oracle.engine import BatchEngine, Engine, EngineFactory, apply
+from hkv.oracle.log_file import Log, encode
+from hkv.oracle.oplog import Answer, Header, Operation
+
+HISTORY = 6
+"""How many earlier operations on the same request a report shows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The first line of a log that an engine answers differently.
+
+    Attributes:
+      path: the log; `line`: 1-based line number.
+      operation: name of the operation; `id`: the request it names, or None.
+      field: where in the answer; `want`: what was recorded; `got`: what the engine says.
+      history: `(line, text)` of the last operations on the same request, this one last.
+    """
+
+    path: str
+    line: int
+    operation: str
+    id: str | None
+    field: str
+    want: Any
+    got: Any
+    history: tuple[tuple[int, str], ...]
+
+    def describe(self) -> str:
+        """The report, a few lines of text."""
+        subject = f"{self.operation} {self.id}" if self.id else self.operation
+        lines = [f"{self.path}:{self.line}: {subject}: {self.field}", f"  wanted {self.want}", f"  got    {self.got}"]
+        if self.history:
+            lines.append("  last operations" + (f" on {self.id}:" if self.id else ":"))
+            lines += [f"    {line}: {text}" for line, text in self.history]
+        return "\n".join(lines)
+
+
+def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Difference | None:
+    """Performs a log's operations on a fresh engine and returns the first difference, or None.
+
+    Args:
+      log: the log.
+      factory: makes the engine.
+      bugs: names of upstream defects to reproduce, beside those that the header names.
+
+    Raises:
+      FileError: the engine cannot represent the log's configuration.
+    """
+    try:
+        engine = factory(with_bugs(log.header, bugs))
+    except HKVError as error:
+        raise FileError(log.path, 1, error.argument, error.value, error.expected) from error
+    for index, got in enumerate(answers(engine, log.operations)):
+        operation = log.operations[index]
+        want = getattr(operation, "want", None)
+        if mismatch := compare(want, got, log.header.oplog):
+            return _difference(log, index, mismatch.field, mismatch.want, mismatch.got)
+    return None
+
+
+def with_bugs(header: Header, bugs: Sequence[str]) -> Header:
+    """The header with further upstream defects named; naming any makes it a header of version 2."""
+    if not bugs:
+        return header
+    return msgspec.structs.replace(header, oplog=2, bugs=sorted({*header.bugs, *bugs}))
+
+
+def answers(engine: Engine, operations: Sequence[Operation]) -> Iterator[Answer | Failure]:
+    """What an engine answers to each operation, in order; an engine that takes batches gets them all at once.
+
+    An error of the engine stands as a Failure in its place, and ends the run.
+    """
+    if isinstance(engine, BatchEngine):
+        got, failure = _attempt(lambda: engine.run(operations))
+        yield from got or ()
+    else:
+        failure = None
+        for operation in operations:
+            answer, failure = _attempt(lambda operation=operation: apply(engine, operation))
+            if failure is not None:
+                break
+            yield answer
+    if failure is not None:
+        yield failure
+
+
+def _attempt(call: Callable[[], Any]) -> tuple[Any, Failure | None]:
+    try:
+        return call(), None
+    except HKVError as error:
+        return None, Failure(str(error))
+
+
+def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Difference:
+    operation = log.operations[index]
+    id = getattr(operation, "id", None)
+    related = [
+        number
+        for number in range(index + 1)
+        if id is None or getattr(log.operations[number], "id", None) == id or number == index
+    ]
+    history = tuple((number + 2, describe(log.operations[number])) for number in related[-HISTORY:])
+    return Difference(log.path, index + 2, type(operation).__struct_config__.tag, id, field, want, got, history)
+
+
+def describe(operation: Operation, limit: int = 160) -> str:
+    """One operation on one line, without its answer, shortened."""
+    fields = msgspec.json.decode(encode(operation, None))
+    fields.pop("want", None)
+    text = " ".join(f"{name}={_text(value)}" for name, value in fields.items() if name != "op")
+    text = f"{fields['op']} {text}".strip()
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if not isinstance(value, str) else value
