@@ -25,7 +25,32 @@ class Bug:
     behaviour: str
 
 
-_BUGS: tuple[Bug, ...] = ()
+_BUGS: tuple[Bug, ...] = (
+    Bug(
+        name="window-sizes-abort-grouping",
+        engine="vLLM 0.33 is_kv_cache_spec_uniform",
+        contract="full-attention layers that were promoted from different windows share a group or get several",
+        behaviour="the difference escapes as a ValueError and no plan is made",
+    ),
+    Bug(
+        name="window-latent-merge",
+        engine="vLLM 0.33 SlidingWindowMLASpec.merge",
+        contract="a group's layers agree in every size, and the group keeps their quantization mode",
+        behaviour="head sizes are not compared and the merged spec has no quantization mode",
+    ),
+    Bug(
+        name="packed-split-loses-layers",
+        engine="vLLM 0.33 _get_packed_kv_cache_groups",
+        contract="every layer is in exactly one group",
+        behaviour="layers of several page sizes are dealt out in step: those left over are lost, and planning aborts",
+    ),
+    Bug(
+        name="stale-page-padding",
+        engine="vLLM 0.33 unify_kv_cache_spec_page_size",
+        contract="a padded page that is scaled to a multiple keeps its tokens and grows with its block",
+        behaviour="the padding of the smaller page stays, the page misses the common size, and planning aborts",
+    ),
+)
 
 BUGS = MappingProxyType({bug.name: bug for bug in _BUGS})
 """Every known defect, by name."""

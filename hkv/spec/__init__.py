@@ -7,14 +7,18 @@ kind of layer needs no line here.
 import importlib
 import pkgutil
 
-from hkv.spec.attention import AttentionSpec
+from hkv.spec.attention import AttentionSpec, KernelPages
 from hkv.spec.chunked_local import ChunkedLocal
 from hkv.spec.full_attention import FullAttention
-from hkv.spec.layer import KINDS, LayerSpec, spec_from_log, spec_from_text
+from hkv.spec.hidden_state import HiddenState
+from hkv.spec.layer import KINDS, LayerSpec, MergeError, spec_from_log, spec_from_text
+from hkv.spec.limits import RequestLimits
 from hkv.spec.mamba import Mamba
 from hkv.spec.mla import MLAAttention
 from hkv.spec.opaque import OpaqueState
 from hkv.spec.sliding_window import SlidingWindow
+from hkv.spec.sliding_window_mla import SlidingWindowMLA
+from hkv.spec.uniform import is_cp_sharded, is_uniform_type
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -24,11 +28,18 @@ __all__ = [
     "AttentionSpec",
     "ChunkedLocal",
     "FullAttention",
+    "HiddenState",
+    "KernelPages",
     "LayerSpec",
     "MLAAttention",
     "Mamba",
+    "MergeError",
     "OpaqueState",
+    "RequestLimits",
     "SlidingWindow",
+    "SlidingWindowMLA",
+    "is_cp_sharded",
+    "is_uniform_type",
     "spec_from_log",
     "spec_from_text",
 ]

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import Self
 
 from hkv.errors import SpecError
 from hkv.spec.dtypes import item_bytes
-from hkv.spec.layer import LayerSpec, check_positive
+from hkv.spec.layer import LayerSpec, MergeError, check_positive
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelPages:
+    """Blocks lie whole kernel pages apart (vLLM 0.33 `MultipleOf` as a block stride alignment).
+
+    Attributes:
+      tokens: a kernel block has at most so many tokens: the greatest common divisor of this and the block size.
+    """
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "tokens")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +45,10 @@ class AttentionSpec(LayerSpec):
       num_head_slots: head slots of a page when they differ from `num_kv_heads`, or None.
       state_content_bytes: bytes of one (head, state) when `head_size` and `dtype` do not give them, or None.
       tokens_per_state: tokens that share one state; a fraction 1/k gives k states a token.
-      block_stride_alignment: bytes to which the distance between blocks is rounded up, or None.
+      block_stride_alignment: bytes to which the distance between blocks is rounded up, a number of kernel pages, or
+        None.
+      max_tp_shards: distinct shards into which tensor parallelism can split this cache; ranks beyond hold replicas.
+        None: unknown, counted as not replicated.
     """
 
     cp_sharded: bool = False
@@ -41,15 +61,18 @@ class AttentionSpec(LayerSpec):
     num_head_slots: int | None = None
     state_content_bytes: int | None = None
     tokens_per_state: int | Fraction = 1
-    block_stride_alignment: int | None = None
+    block_stride_alignment: int | KernelPages | None = None
+    max_tp_shards: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "num_kv_heads", "head_size")
         item_bytes(self.dtype)
-        for name in ("num_head_slots", "state_content_bytes", "block_stride_alignment", "page_size_padded"):
+        for name in ("num_head_slots", "state_content_bytes", "max_tp_shards", "page_size_padded"):
             if getattr(self, name) is not None:
                 check_positive(self, name)
+        if self.block_stride_alignment is not None and not isinstance(self.block_stride_alignment, KernelPages):
+            check_positive(self, "block_stride_alignment")
         if self.tokens_per_state <= 0:
             raise SpecError("tokens_per_state", self.tokens_per_state, "a positive number of tokens")
         if self.page_size_padded is not None and self.page_size_padded < self.unpadded_page_size_bytes:
@@ -91,3 +114,55 @@ class AttentionSpec(LayerSpec):
     def states_in(self, tokens: int) -> int:
         """States that a block of `tokens` tokens holds."""
         return int(tokens // self.tokens_per_state)
+
+    @property
+    def stride_alignment_bytes(self) -> int:
+        """Bytes of which the distance between two blocks is a multiple (vLLM 0.33 `get_block_stride_alignment`)."""
+        alignment = self.block_stride_alignment
+        if alignment is None:
+            return 1
+        if isinstance(alignment, int):
+            return alignment
+        kernel_tokens = math.gcd(alignment.tokens, self.block_size)
+        return 1 if kernel_tokens == self.block_size else self.page_bytes_of(kernel_tokens)
+
+    def page_bytes_of(self, tokens: int) -> int:
+        """Bytes of a page cut down to `tokens` tokens; a padded page is never cut."""
+        if self.page_size_padded is not None:
+            return self.page_size_padded
+        return self.num_heads * self.states_in(tokens) * self.content_bytes
+
+    def with_block_size(self, block_size: int) -> Self:
+        """The same layer with another number of tokens per block, its padding in proportion."""
+        padded = self.page_size_padded
+        if padded is not None:
+            padded = -(-padded * block_size // self.block_size)
+        return dataclasses.replace(self, block_size=block_size, page_size_padded=padded)
+
+    def shards(self, context_parallel: int) -> int:
+        """Ranks that split this layer's tokens among them."""
+        return context_parallel if self.cp_sharded else 1
+
+
+ATTENTION_FIELDS = tuple(field.name for field in dataclasses.fields(AttentionSpec) if field.compare)
+"""The fields that all attention layers of a group must agree on."""
+
+
+def unique(specs: Sequence[LayerSpec], *names: str) -> None:
+    """Raise MergeError unless each named attribute is the same in all of `specs`."""
+    for name in names:
+        values = {getattr(spec, name) for spec in specs}
+        if len(values) > 1:
+            raise MergeError(name, sorted(map(str, values)), "one value for all layers of a group")
+
+
+def same_attention(specs: Sequence[LayerSpec]) -> None:
+    """Raise MergeError unless all of `specs` have the same geometry, element type, packing and sharding."""
+    unique(specs, *(name for name in ATTENTION_FIELDS if name != "head_size_v"), "value_size")
+
+
+def all_of(specs: Sequence[LayerSpec], kind: type[LayerSpec]) -> None:
+    """Raise MergeError unless all of `specs` are of `kind`."""
+    for spec in specs:
+        if not isinstance(spec, kind):
+            raise MergeError("specs", spec, f"{kind.__name__} layers only in this group")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from hkv.spec.attention import AttentionSpec
-from hkv.spec.layer import check_positive
+from hkv.spec.layer import LayerSpec, check_positive
+
+if TYPE_CHECKING:
+    from hkv.spec.limits import RequestLimits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,3 +34,15 @@ class ChunkedLocal(AttentionSpec):
 
     def readable(self, n: int) -> range:
         return range(n // self.chunk * self.chunk, n)
+
+    def max_request_blocks(self, limits: RequestLimits) -> int:
+        tokens = min(self.chunk + limits.max_in_flight_tokens, limits.max_model_len)
+        return -(-tokens // self.block_size)
+
+    def held_blocks(self, start: int, end: int, limits: RequestLimits) -> int:
+        first = start // self.chunk * self.chunk
+        return -(-end // self.block_size) - first // self.block_size
+
+    def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
+        """All of one chunk size."""
+        return all(isinstance(spec, ChunkedLocal) and spec.chunk == self.chunk for spec in specs)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from hkv.spec.attention import AttentionSpec
+from hkv.spec.attention import AttentionSpec, all_of, same_attention
+from hkv.spec.layer import LayerSpec, MergeError
+
+if TYPE_CHECKING:
+    from hkv.spec.limits import RequestLimits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,14 +20,58 @@ class FullAttention(AttentionSpec):
     Attributes:
       sliding_window: window of a local layer that was promoted to full caching, in tokens, or None.
       attention_chunk_size: chunk of a local layer that was promoted to full caching, in tokens, or None.
+      non_causal: the layer also attends to later tokens; it changes no byte of the cache.
     """
 
     kind: ClassVar[str] = "full_attention"
     short_name: ClassVar[str] = "full"
     log_fields: ClassVar[tuple[str, ...]] = ("cp_sharded",)
+    single_vector: ClassVar[bool] = False
+    """True where one latent a token takes the place of a key and a value."""
 
     sliding_window: int | None = None
     attention_chunk_size: int | None = None
+    non_causal: bool = False
 
     def readable(self, n: int) -> range:
         return range(0, n)
+
+    def max_request_blocks(self, limits: RequestLimits) -> int:
+        length = -(-limits.max_model_len // self.shards(limits.context_parallel))
+        return -(-length // self.block_size)
+
+    def held_blocks(self, start: int, end: int, limits: RequestLimits) -> int:
+        return -(-end // (self.block_size * self.shards(limits.context_parallel)))
+
+    def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
+        """Every layer that caches all tokens, latent or not (vLLM 0.33 registers one base for the family)."""
+        return all(isinstance(spec, FullAttention) for spec in specs)
+
+    @classmethod
+    def merge(cls, specs: Sequence[LayerSpec], bugs: frozenset[str] = frozenset()) -> LayerSpec:
+        """One window and one chunk size at most, never both; everything else equal (vLLM 0.33 `merge`)."""
+        all_of(specs, FullAttention)
+        full = [spec for spec in specs if isinstance(spec, FullAttention)]
+        if any(spec.single_vector for spec in full):
+            raise MergeError("specs", specs[0], "no latent layer in a group of ordinary full attention")
+        window = _only([spec.sliding_window for spec in full], "sliding_window")
+        chunk = _only([spec.attention_chunk_size for spec in full], "attention_chunk_size")
+        same_attention(specs)
+        if window is not None and chunk is not None:
+            raise MergeError("specs", (window, chunk), "a window or a chunk size in one group, not both")
+        causal = not any(spec.non_causal for spec in full)
+        return dataclasses.replace(
+            full[0], sliding_window=window, attention_chunk_size=chunk, non_causal=not causal, is_draft=False
+        )
+
+
+def _only(values: list[int | None], name: str) -> int | None:
+    """The one value that is not None, or None.
+
+    Raises:
+      MergeError: there are several.
+    """
+    found = sorted({value for value in values if value is not None})
+    if len(found) > 1:
+        raise MergeError(name, found, "one value for all layers of a group")
+    return found[0] if found else None

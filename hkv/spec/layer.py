@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
 
+if TYPE_CHECKING:
+    from hkv.spec.limits import RequestLimits
+
 KINDS: dict[str, type[LayerSpec]] = {}
 """Every kind of layer, by its name in logs. A class enters when its module is imported."""
+
+
+class MergeError(SpecError):
+    """Layers cannot share one group because a property that a group has once differs between them."""
 
 
 def check_positive(spec: object, *names: str) -> None:
@@ -61,7 +68,7 @@ class LayerSpec:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if cls.kind:
+        if "kind" in cls.__dict__:
             KINDS[cls.kind] = cls
 
     def __post_init__(self) -> None:
@@ -106,6 +113,49 @@ class LayerSpec:
     def states_in(self, tokens: int) -> int:
         """States that a block of `tokens` tokens holds: one snapshot, unless the kind says otherwise."""
         return 1
+
+    @property
+    def stride_alignment_bytes(self) -> int:
+        """Bytes of which the distance between two blocks is a multiple; 1 where any distance will do."""
+        return 1
+
+    def max_request_blocks(self, limits: RequestLimits) -> int:
+        """Most blocks that one request can hold at once, as vLLM 0.33 reserves them (`max_memory_usage_bytes`).
+
+        Args:
+          limits: the longest request, and how many tokens may be in flight.
+        """
+        raise NotImplementedError
+
+    def held_blocks(self, start: int, end: int, limits: RequestLimits) -> int:
+        """Blocks that one request holds while the tokens from `start` up to `end` are being computed.
+
+        Args:
+          start: tokens already computed and settled; what no later token reads has been given back.
+          end: tokens for which blocks are allocated, `start` or more.
+          limits: context parallelism and Mamba mode.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def merge(cls, specs: Sequence[LayerSpec], bugs: frozenset[str] = frozenset()) -> LayerSpec:
+        """The one spec of a group with these layers; of this kind, they must all be equal (vLLM 0.33 `merge`).
+
+        Args:
+          specs: at least one layer.
+          bugs: names of upstream defects to reproduce (`hkv.bugs`).
+
+        Raises:
+          MergeError: they cannot share a group.
+        """
+        for spec in specs[1:]:
+            if spec != specs[0]:
+                raise MergeError("specs", spec, f"equal layers in one group: {specs[0]!r}")
+        return specs[0]
+
+    def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
+        """Whether all of `specs` need the same number of token slots as this one, so that a block table serves all."""
+        return all(isinstance(spec, type(self)) for spec in specs)
 
     def with_block_size(self, block_size: int) -> Self:
         """The same layer with another number of tokens per block."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from hkv.errors import SpecError
 from hkv.spec.dtypes import item_bytes
 from hkv.spec.layer import LayerSpec, check_not_negative, check_positive
+
+if TYPE_CHECKING:
+    from hkv.spec.limits import RequestLimits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,7 @@ class Mamba(LayerSpec):
       num_speculative_blocks: scratch states a request holds for unverified draft tokens.
       num_prefill_checkpoint_blocks: states kept inside a prefill chunk, 0 or more.
       prefill_checkpoint_alignment: tokens; distance from a chunk's start at which such a state may stand, or None.
+      tp_replicated: every tensor-parallel rank holds the whole state.
     """
 
     kind: ClassVar[str] = "mamba"
@@ -42,6 +47,7 @@ class Mamba(LayerSpec):
     num_speculative_blocks: int = 0
     num_prefill_checkpoint_blocks: int = 0
     prefill_checkpoint_alignment: int | None = None
+    tp_replicated: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,3 +82,25 @@ class Mamba(LayerSpec):
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer, padding included; independent of `block_size`."""
         return self.unpadded_page_size_bytes if self.page_size_padded is None else self.page_size_padded
+
+    def max_request_blocks(self, limits: RequestLimits) -> int:
+        if limits.mamba_mode == "align":
+            return 2 + self.num_speculative_blocks + self.num_prefill_checkpoint_blocks
+        return 1 + self.num_speculative_blocks
+
+    def held_blocks(self, start: int, end: int, limits: RequestLimits) -> int:
+        scratch = self.num_speculative_blocks
+        if limits.mamba_mode == "align":
+            return min(2, -(-end // self.block_size)) + scratch + self.num_prefill_checkpoint_blocks
+        return 1 + scratch
+
+    def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
+        """All recurrent, with states of one size and the same scratch and checkpoint blocks."""
+        names = ("num_speculative_blocks", "num_prefill_checkpoint_blocks", "prefill_checkpoint_alignment")
+        return all(
+            isinstance(spec, Mamba)
+            and all(getattr(spec, name) == getattr(self, name) for name in names)
+            and spec.page_size_bytes == self.page_size_bytes
+            and spec.tp_replicated == self.tp_replicated
+            for spec in specs
+        )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
+from hkv.spec.attention import all_of, same_attention, unique
 from hkv.spec.full_attention import FullAttention
+from hkv.spec.layer import LayerSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,21 +20,66 @@ class MLAAttention(FullAttention):
     Attributes:
       cache_dtype: the packing's name as the engine knows it, e.g. `fp8_ds_mla`, or None.
       cache_role: `sparse`, `indexer`, or None for the ordinary latent.
-      alignment: bytes to which the page is rounded up, or None; when it changes the page it overwrites
-        `page_size_padded` (vLLM 0.33).
+      alignment: bytes to which the page, padded or not, is rounded up, or None.
+      model_version: variant of the packing, e.g. `deepseek_v4`, or None.
+      topk_buffer_width: width of the model's buffer of sparse indices, or None; layers of one group share it.
+      is_index_group_leader: the layer computes the sparse indices that others reuse.
+      non_causal_multi_token_decode: the layer decodes blocks of non-causal queries; it changes no byte.
     """
 
     kind: ClassVar[str] = "mla"
     short_name: ClassVar[str] = "mla"
+    single_vector: ClassVar[bool] = True
 
     head_size_v: int | None = 0
     cache_dtype: str | None = None
     cache_role: str | None = None
     alignment: int | None = None
+    model_version: str | None = None
+    topk_buffer_width: int | None = None
+    is_index_group_leader: bool = False
+    non_causal_multi_token_decode: bool = False
 
     def __post_init__(self) -> None:
-        if self.alignment is not None and self.alignment > 0:
-            rounded = -(-self.unpadded_page_size_bytes // self.alignment) * self.alignment
-            if rounded != self.unpadded_page_size_bytes:
-                object.__setattr__(self, "page_size_padded", rounded)
+        object.__setattr__(self, "page_size_padded", aligned_page(self, self.alignment, self.page_size_padded))
         super().__post_init__()
+
+    def page_bytes_of(self, tokens: int) -> int:
+        """Bytes of a page cut down to `tokens` tokens, aligned like the whole one."""
+        page = self.num_heads * self.states_in(tokens) * self.content_bytes
+        if self.alignment is not None and page % self.alignment:
+            return -(-page // self.alignment) * self.alignment
+        return page if self.page_size_padded is None else self.page_size_padded
+
+    def with_block_size(self, block_size: int) -> Self:
+        """The same layer with another number of tokens per block, aligned anew."""
+        if self.alignment is None:
+            return super().with_block_size(block_size)
+        return dataclasses.replace(self, block_size=block_size, page_size_padded=None)
+
+    @classmethod
+    def merge(cls, specs: Sequence[LayerSpec], bugs: frozenset[str] = frozenset()) -> LayerSpec:
+        """One packing, compression, role and geometry; windows and alignment are dropped (vLLM 0.33 `merge`)."""
+        all_of(specs, MLAAttention)
+        unique(specs, "cache_dtype", "topk_buffer_width", "tokens_per_state", "model_version", "cache_role")
+        unique(specs, "is_index_group_leader", "block_stride_alignment")
+        same_attention(specs)
+        latent = [spec for spec in specs if isinstance(spec, MLAAttention)]
+        return dataclasses.replace(
+            latent[0],
+            alignment=None,
+            sliding_window=None,
+            attention_chunk_size=None,
+            non_causal=False,
+            non_causal_multi_token_decode=any(spec.non_causal_multi_token_decode for spec in latent),
+            is_draft=False,
+        )
+
+
+def aligned_page(spec: LayerSpec, alignment: int | None, padded: int | None) -> int | None:
+    """`page_size_padded` of a page rounded up to `alignment` bytes; None where the page needs no padding."""
+    if alignment is None or alignment < 1:
+        return padded
+    page = max(spec.unpadded_page_size_bytes, padded or 0)
+    rounded = -(-page // alignment) * alignment
+    return rounded if rounded != spec.unpadded_page_size_bytes else padded

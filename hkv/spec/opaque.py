@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hkv.spec.layer import LayerSpec, check_positive
+
+if TYPE_CHECKING:
+    from hkv.spec.limits import RequestLimits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,3 +52,9 @@ class OpaqueState(LayerSpec):
         """Bytes of one block of one layer, padding included."""
         payload = self.unpadded_page_size_bytes
         return payload if self.page_size_padded is None else max(payload, self.page_size_padded)
+
+    def max_request_blocks(self, limits: RequestLimits) -> int:
+        return 1
+
+    def held_blocks(self, start: int, end: int, limits: RequestLimits) -> int:
+        return 1

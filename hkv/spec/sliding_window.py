@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
+from hkv.errors import SpecError
 from hkv.spec.attention import AttentionSpec
-from hkv.spec.layer import check_not_negative, check_positive
+from hkv.spec.layer import LayerSpec, check_not_negative, check_positive
+
+if TYPE_CHECKING:
+    from hkv.spec.limits import RequestLimits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,3 +39,22 @@ class SlidingWindow(AttentionSpec):
 
     def readable(self, n: int) -> range:
         return range(max(0, n - self.window + 1), n)
+
+    @property
+    def retained_tokens(self) -> int:
+        """Tokens below the first one of a step that stay in the cache."""
+        return self.window - 1 + self.extra_retained_tokens
+
+    def max_request_blocks(self, limits: RequestLimits) -> int:
+        if self.cp_sharded and limits.context_parallel > 1:
+            raise SpecError("cp_sharded", True, f"False for {self.kind} under context parallelism")
+        tokens = min(self.retained_tokens + limits.max_in_flight_tokens, limits.max_model_len)
+        return -(-tokens // self.block_size) + 1
+
+    def held_blocks(self, start: int, end: int, limits: RequestLimits) -> int:
+        skipped = max(0, start - self.retained_tokens)
+        return -(-end // self.block_size) - skipped // self.block_size
+
+    def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
+        """All of one window. A latent window layer does not object to being compared with a plain one first."""
+        return all(isinstance(spec, SlidingWindow) and spec.window == self.window for spec in specs)
