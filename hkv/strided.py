@@ -1,0 +1,139 @@
+"""A strided view of one flat byte buffer: which byte is an element, and which element is a byte. Exact Python integers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+from hkv.errors import LayoutError
+from hkv.spec.dtypes import item_bytes
+
+COPY_WIDTHS = (16, 8, 4, 2, 1)
+"""Bytes that one vector access may move, widest first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StridedView:
+    """Elements of one dtype in a flat byte buffer; no two of them share a byte.
+
+    This is the descriptor that NumPy, JAX, PyTorch, a copy engine or a transfer library is handed.
+
+    Attributes:
+      shape: elements along each axis; every extent at least 1.
+      strides: bytes between neighbours along each axis.
+      offset: byte of element (0, ..., 0).
+      dtype: element type by name, see `hkv.spec.dtypes`.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        item = self.itemsize
+        if len(self.shape) != len(self.strides):
+            raise LayoutError("strides", self.strides, f"{len(self.shape)} of them, one for each axis of {self.shape}")
+        if any(type(n) is not int or n < 1 for n in self.shape):
+            raise LayoutError("shape", self.shape, "positive integers")
+        if self.offset < 0 or self.offset % item:
+            raise LayoutError("offset", self.offset, f"a multiple of {item}, the bytes of one {self.dtype}")
+        for stride in self.strides:
+            if stride < 1 or stride % item:
+                raise LayoutError(
+                    "strides", self.strides, f"positive multiples of {item}, the bytes of one {self.dtype}"
+                )
+        self._check_injective()
+
+    def _check_injective(self) -> None:
+        reach = self.itemsize
+        for stride, extent in sorted((s, n) for s, n in zip(self.strides, self.shape, strict=True) if n > 1):
+            if stride < reach:
+                raise LayoutError("strides", self.strides, f"no two elements of shape {self.shape} to share a byte")
+            reach += (extent - 1) * stride
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return item_bytes(self.dtype)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that belong to the elements, gaps not counted."""
+        return self.size * self.itemsize
+
+    @property
+    def end(self) -> int:
+        """First byte after the last element."""
+        return self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + self.itemsize
+
+    def address(self, *index: int) -> int:
+        """First byte of the element at `index`.
+
+        Raises:
+          LayoutError: the index has the wrong length or leaves the shape; negative indices do not wrap.
+        """
+        if len(index) != len(self.shape):
+            raise LayoutError("index", index, f"{len(self.shape)} numbers, one for each axis of {self.shape}")
+        if any(type(i) is not int or not 0 <= i < n for i, n in zip(index, self.shape, strict=True)):
+            raise LayoutError("index", index, f"numbers inside shape {self.shape}")
+        return self.offset + sum(i * s for i, s in zip(index, self.strides, strict=True))
+
+    def locate(self, byte: int) -> tuple[tuple[int, ...], int] | None:
+        """The element that `byte` belongs to and which of its bytes it is, or None if it belongs to none."""
+        rest = byte - self.offset
+        index = [0] * len(self.shape)
+        if rest < 0:
+            return None
+        for stride, axis in sorted(((s, a) for a, s in enumerate(self.strides) if self.shape[a] > 1), reverse=True):
+            index[axis], rest = divmod(rest, stride)
+            if index[axis] >= self.shape[axis]:
+                return None
+        return (tuple(index), rest) if rest < self.itemsize else None
+
+    def select(self, axis: int, index: int) -> StridedView:
+        """The view without `axis`, at one index of it."""
+        where = [0] * len(self.shape)
+        where[axis] = index
+        keep = [a for a in range(len(self.shape)) if a != axis]
+        shape, strides = tuple(self.shape[a] for a in keep), tuple(self.strides[a] for a in keep)
+        return StridedView(shape, strides, self.address(*where), self.dtype)
+
+    def run_axes(self) -> tuple[tuple[int, ...], int]:
+        """Axes that lie without a gap, innermost first, and the bytes of one such run."""
+        run, axes = self.itemsize, []
+        for stride, axis in sorted((s, a) for a, s in enumerate(self.strides) if self.shape[a] > 1):
+            if stride != run:
+                break
+            run *= self.shape[axis]
+            axes.append(axis)
+        return tuple(axes), run
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Every maximal stretch of bytes without a gap between axes, as (first byte, bytes), in rising order."""
+        inside, length = self.run_axes()
+        outer = [(s, n) for a, (s, n) in enumerate(zip(self.strides, self.shape, strict=True)) if a not in inside]
+        outer.sort(reverse=True)
+        for index in itertools.product(*(range(n) for _, n in outer)):
+            yield self.offset + sum(i * s for i, (s, _) in zip(index, outer, strict=True)), length
+
+    def check_fits(self, size: int) -> None:
+        """Raise LayoutError unless a buffer of `size` bytes holds every element."""
+        if self.end > size:
+            raise LayoutError("buffer", size, f"at least {self.end} bytes for shape {self.shape} at {self.offset}")
+
+
+def copy_width(*quantities: int) -> int:
+    """Bytes of the widest vector access that divides every address, stride and length given: 16, 8, 4, 2 or 1.
+
+    A head of 132 bytes (an fp8 indexer key with its scale) allows 4, not 16.
+    """
+    common = math.gcd(*quantities)
+    return next(width for width in COPY_WIDTHS if common % width == 0)
