@@ -82,8 +82,8 @@ def order_strides(
 ) -> Axes:
     """Bytes between neighbours along each logical axis (vLLM 0.33 `compute_layout_strides`).
 
-    Strides grow from the innermost axis outwards. A padded page widens the inner one of L and B; a fixed stride replaces
-    the derived one and pushes everything outside of it outwards.
+    Strides grow from the innermost axis outwards. A padded page widens the inner one of L and B; a fixed stride
+    replaces the derived one and pushes everything outside of it outwards.
 
     Args:
       shape: extents in logical order; C in bytes.

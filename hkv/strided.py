@@ -1,4 +1,4 @@
-"""A strided view of one flat byte buffer: which byte is an element, and which element is a byte. Exact Python integers."""
+"""A strided view of one flat byte buffer: which byte is an element, and which element a byte, in exact integers."""
 
 from __future__ import annotations
 
