@@ -50,6 +50,39 @@ _BUGS: tuple[Bug, ...] = (
         contract="a padded page that is scaled to a multiple keeps its tokens and grows with its block",
         behaviour="the padding of the smaller page stays, the page misses the common size, and planning aborts",
     ),
+    Bug(
+        name="finder-index-error",
+        engine="vLLM 0.33 find_longest_cache_hit of SlidingWindowManager, ChunkedLocalAttentionManager, MambaManager",
+        contract="a lookup looks at the keys that a request has, and at no other",
+        behaviour="with a hash lookahead of two or more, and no full-attention group that bounds them, these finders "
+        "index keys beyond the last and the lookup fails",
+    ),
+    Bug(
+        name="external-state-not-counted",
+        engine="vLLM 0.33 MambaManager.get_num_blocks_to_allocate",
+        contract="a request whose blocks do not fit is refused before anything changes",
+        behaviour="the state for tokens that come from elsewhere is not in the estimate, and the allocation fails halfway",
+    ),
+    Bug(
+        name="negative-estimate",
+        engine="vLLM 0.33 MambaManager.get_num_blocks_to_allocate",
+        contract="a group that needs nothing adds nothing to the admission estimate",
+        behaviour="after rejected drafts it adds -1, hides another group's block, and the allocation fails halfway",
+    ),
+    Bug(
+        name="checkpoint-beyond-keys",
+        engine="vLLM 0.33 MambaManager._cache_partial_tail_block",
+        contract="a state is registered only at a length whose tokens are verified",
+        behaviour="a chunk of more than two Mamba blocks that ends in drafts plans a checkpoint beyond the last key, and "
+        "registering it fails",
+    ),
+    Bug(
+        name="window-one-never-hits",
+        engine="vLLM 0.33 SlidingWindowManager",
+        contract="a window of one token reads no earlier token: it can be resumed from any length",
+        behaviour="such a group registers nothing, for it needs nothing, and looks for a registered block all the same: "
+        "neither it nor any cache that contains it ever hits",
+    ),
 )
 
 BUGS = MappingProxyType({bug.name: bug for bug in _BUGS})

@@ -43,6 +43,10 @@ class OperationError(HKVError):
     """An operation does not apply to the state it was given; nothing was changed."""
 
 
+class EngineFailure(HKVError):  # noqa: N818
+    """A defect that was asked for by name ends as it does upstream: the engine fails halfway, its state is lost."""
+
+
 class MissingExtraError(HKVError):
     """An optional package is not installed.
 

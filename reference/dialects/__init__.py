@@ -1,0 +1,1 @@
+"""Policies in the reference's form, one folder a dialect."""

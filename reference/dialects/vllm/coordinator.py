@@ -1,0 +1,154 @@
+"""All groups of a cache together: the seven rules, each over a `Coordinator`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.errors import ConfigError
+from hkv.spec import LayerSpec
+from reference.dialects.vllm.hits import Found, find_alone, find_together, spec_groups
+from reference.dialects.vllm.kinds.chunked_local import ChunkedLocalKind
+from reference.dialects.vllm.kinds.kind import Demand, Kind
+from reference.dialects.vllm.request import Request
+from reference.state.pool import Pool
+
+
+class Coordinator:
+    """The groups of one cache over one pool. vLLM 0.33 `KVCacheCoordinator` and its three subclasses.
+
+    Attributes:
+      config: the cache's configuration.
+      pool: the pool all groups draw from.
+      kinds: what is done with each group, in group order.
+      members: the groups that are looked up together; empty without caching.
+    """
+
+    def __init__(self, config: VllmConfig, kind_of: Callable[[LayerSpec], type[Kind]]) -> None:
+        self.config = config
+        self.pool = Pool(config.num_blocks)
+        specs = config.topology.specs
+        self.kinds = [kind_of(spec)(group, spec, config, self.pool) for group, spec in enumerate(specs)]
+        self.members = spec_groups(self.kinds, config.eagle_group_ids) if config.caching else []
+        self.alone = len(self.kinds) == 1
+        if config.caching and not self.alone and not self.members:
+            raise ConfigError("groups", len(self.kinds), "one kind at least that can be cached, or caching off")
+        for member in self.members:
+            for kind in member.kinds:
+                kind.eagle = member.eagle
+                _check_chunked(kind, self.alone)
+
+
+def _check_chunked(kind: Kind, alone: bool) -> None:
+    if isinstance(kind, ChunkedLocalKind):
+        name = f"groups[{kind.group}]"
+        if kind.eagle:
+            raise ConfigError(f"{name}.eagle", True, "no EAGLE drop for chunked_local")
+        if not alone and kind.alignment != kind.block_size:
+            expected = f"the {kind.alignment} tokens to which hits are aligned"
+            raise ConfigError(f"{name}.block_size", kind.block_size, expected)
+
+
+def longest_hit(cache: Coordinator, request: Request) -> Found:
+    """The longest prefix of a request that every group can resume from. Its last token is always computed again.
+
+    Nothing changes. Without prefix caching nothing is ever found.
+    """
+    max_length = request.num_tokens - 1
+    if not cache.members:
+        return Found(0, [[] for _ in cache.kinds], 0)
+    if cache.alone:
+        return find_alone(cache.kinds[0], request.keys, max_length, cache.members[0].eagle)
+    return find_together(cache.members, request.keys, max_length, len(cache.kinds), cache.config.partial_hits)
+
+
+def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Demand, free: int) -> bool:
+    """Whether `demand` fits into `free` blocks, and into the pool.
+
+    The engine's estimate decides, and beside it, where that is too small, what would really be taken: without that the
+    allocation would fail halfway.
+
+    Args:
+      cache: the cache.
+      id: the request.
+      hit: for each group, the blocks it is about to adopt.
+      demand: how far it wants to go.
+      free: blocks it may count on: those free, less what is reserved.
+    """
+    estimates = [kind.estimate(id, blocks, demand) for kind, blocks in zip(cache.kinds, hit, strict=True)]
+    if sum(estimates) > free:
+        return False
+    if demand.whole:
+        return True
+    pairs = zip(cache.kinds, hit, estimates, strict=True)
+    return sum(kind.taken(id, blocks, demand, cost) for kind, blocks, cost in pairs) <= len(cache.pool.free)
+
+
+def allocate(
+    cache: Coordinator, id: str, hit: Sequence[Sequence[int]], local: int, external: int, slots: int, main: int
+) -> list[list[int]]:
+    """Give a request its blocks: first every group adopts its hit, then takes blocks for external tokens, then grows.
+
+    In this order no group's fresh block can be another group's hit.
+
+    Args:
+      cache: the cache.
+      id: the request.
+      hit: for each group, blocks to adopt.
+      local: tokens of the hit, computed ones included.
+      external: tokens that come from elsewhere.
+      slots: tokens to have room for, draft lookahead included.
+      main: the same without the lookahead.
+
+    Returns:
+      For each group, the blocks that are new in the row.
+    """
+    adopting = any(hit) or external > 0
+    if adopting and not any(kind.admitted(id) for kind in cache.kinds):
+        for kind, blocks in zip(cache.kinds, hit, strict=True):
+            kind.adopt(id, blocks, local, external)
+        if external > 0:
+            for kind in cache.kinds:
+                kind.adopt_external(id, local, external)
+    return [kind.allocate(id, slots, main) for kind in cache.kinds]
+
+
+def register(cache: Coordinator, request: Request, tokens: int) -> None:
+    """Enter what the first `tokens` tokens of a request filled into the prefix cache, group by group."""
+    for kind in cache.kinds if cache.config.caching else ():
+        kind.register(request, cacheable_tokens(cache, tokens, kind))
+
+
+def cacheable_tokens(cache: Coordinator, tokens: int, kind: Kind) -> int:
+    """How many of the first `tokens` tokens one group may register (vLLM 0.33 `get_num_cacheable_tokens`).
+
+    Several groups register up to a whole scheduler block only, for no hit can end elsewhere, unless sub-block hits
+    are on; a group under the EAGLE drop one block more, the one that a hit gives up. Tokens that a draft may prefill
+    again are left out, for a group alone and for EAGLE groups.
+    """
+    config = cache.config
+    settled = max(0, tokens - max(0, config.prefill_lookahead - 1))
+    if cache.alone:
+        return settled
+    unit = 1 if config.partial_hits else config.scheduler_block_size
+    aligned = tokens - tokens % unit
+    if kind.eagle and aligned > 0:
+        return min(settled, settled - settled % unit + kind.block_size)
+    return aligned
+
+
+def retire(cache: Coordinator, id: str, processed: int) -> None:
+    """Give back blocks that no token from `processed` on reads, group by group."""
+    for kind in cache.kinds:
+        kind.retire(id, processed)
+
+
+def free(cache: Coordinator, id: str) -> None:
+    """Give back all that a request holds, group by group, last block first."""
+    for kind in cache.kinds:
+        kind.free(id)
+
+
+def evict(cache: Coordinator, blocks: Iterable[int]) -> None:
+    """Take all keys away from blocks; references and places in the queue stay."""
+    cache.pool.evict(blocks)

@@ -1,0 +1,288 @@
+"""The rules that every kind of layer follows unless its own file says otherwise (vLLM 0.33 `SingleTypeKVCacheManager`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.spec import LayerSpec
+from reference.dialects.vllm.registration import register_full
+from reference.dialects.vllm.request import Request
+from reference.dialects.vllm.retention import replay_boundaries
+from reference.keys.views import Chain, block_keys
+from reference.state.key_table import Key
+from reference.state.pool import NULL, Pool
+
+
+def ceil_div(a: int, b: int) -> int:
+    """`a / b` rounded up."""
+    return -(-a // b)
+
+
+@dataclasses.dataclass
+class Row:
+    """What one request holds in one group.
+
+    Attributes:
+      blocks: block ids; column i serves the tokens `[i, i + 1) * block_size`; 0 where no block is needed.
+      registered: columns that were looked at for registration or came from a hit; None before either happened.
+      partial: a column whose block is shared and only partly filled, with that block: it is copied before the request
+        writes on. None when there is none.
+    """
+
+    blocks: list[int] = dataclasses.field(default_factory=list)
+    registered: int | None = None
+    partial: tuple[int, int] | None = None
+
+
+class Demand(NamedTuple):
+    """How far a request wants to go. All counts are tokens from its start.
+
+    Attributes:
+      slots: wanted room, draft lookahead included.
+      main: the same without the lookahead.
+      total: computed already, hits and external tokens included.
+      local: the same without external tokens.
+      prefill_end: where its prefill ends, or 0 when every step counts as the last of the prefill.
+      whole: the question is whether the whole request could ever run, and blocks given back on the way count as
+        reusable; nothing is about to be taken.
+    """
+
+    slots: int
+    main: int
+    total: int
+    local: int
+    prefill_end: int
+    whole: bool
+
+
+class Kind:
+    """One group of layers of one kind: its rows, and the rules by which they grow, are found, retire and are freed.
+
+    Attributes:
+      fine_grained: whether hits may end inside a block.
+      group: index of the group.
+      spec: what its layers cache.
+      block_size: tokens per block: the spec's, times the ranks that share it under context parallelism.
+      alignment: tokens to which hits are aligned; hash blocks with sub-block hits, else scheduler blocks.
+      eagle: whether the EAGLE drop applies; set by the coordinator.
+      rows: by request.
+      copies: pending copy-on-write copies, (source, target); each holds a reference to both.
+    """
+
+    fine_grained: ClassVar[bool] = False
+
+    def __init__(self, group: int, spec: LayerSpec, config: VllmConfig, pool: Pool) -> None:
+        self.group = group
+        self.spec = spec
+        self.config = config
+        self.pool = pool
+        self.block_size = config.block_size(group)
+        self.hash_block_size = config.hash_block_size
+        self.alignment = config.hash_block_size if config.partial_hits else config.scheduler_block_size
+        self.eagle = False
+        self.rows: dict[str, Row] = {}
+        self.copies: list[tuple[int, int]] = []
+
+    # What a kind's own file overrides.
+
+    def new_row(self) -> Row:
+        """An empty row."""
+        return Row()
+
+    def skipped_tokens(self, n: int) -> int:
+        """Leading tokens that computing token `n` no longer needs; may be negative for "none"."""
+        return 0
+
+    def admission_cap(self) -> int | None:
+        """Most blocks a request can hold at once, or None when that grows with it."""
+        return None
+
+    def mask(self, span: range, boundaries: Sequence[int]) -> list[bool] | None:
+        """For each column of `span`, whether its block is worth registering; None for all."""
+        return None
+
+    def find(
+        self, keys: Sequence[Chain], max_length: int, groups: Sequence[int], drop: bool, alignment: int
+    ) -> tuple[list[list[int]], int]:
+        """The longest prefix from which this kind can resume, for several groups of one spec at once.
+
+        Args:
+          keys: the request's keys.
+          max_length: tokens; the prefix is not longer.
+          groups: a block counts only if every one of these groups has it.
+          drop: give up the last block, which a draft module cannot trust.
+          alignment: tokens; the prefix is a multiple of it.
+
+        Returns:
+          For each group, the row that the prefix would begin with, and the prefix's length in tokens.
+        """
+        raise NotImplementedError
+
+    # Admission.
+
+    def admitted(self, id: str) -> bool:
+        """Whether the request came in by a hit, or had something registered."""
+        row = self.rows.get(id)
+        return row is not None and row.registered is not None
+
+    def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
+        """Blocks of the free queue that `demand` costs: new ones, and free blocks of the hit that leave the queue.
+
+        vLLM 0.33 `get_num_blocks_to_allocate`.
+        """
+        wanted = ceil_div(demand.slots, self.block_size)
+        if demand.whole and (cap := self.admission_cap()) is not None:
+            wanted = min(wanted, cap)
+        row = self.rows.get(id)
+        have = len(row.blocks) if row is not None else 0
+        if row is not None and row.registered is not None:
+            return max(wanted - have, 0)
+        skipped = self.skipped_tokens(demand.total) // self.block_size
+        new = max(wanted - max(skipped, len(hit) + have), 0)
+        copied = 1 if hit and demand.local % self.block_size else 0
+        return new + self.evictable(hit[max(0, skipped - have) :]) + copied
+
+    def taken(self, id: str, hit: Sequence[int], demand: Demand, estimate: int) -> int:
+        """Blocks of the free queue that granting `demand`, of which `estimate` was asked before, really takes."""
+        return max(0, estimate)
+
+    def evictable(self, hit: Sequence[int]) -> int:
+        """Blocks of a hit that nobody references yet."""
+        refs = self.pool.refs
+        return sum(1 for block in hit if block != NULL and refs[block] == 0)
+
+    # Growth.
+
+    def adopt(self, id: str, hit: Sequence[int], local: int, external: int) -> None:
+        """Begin a row with the blocks of a hit, null where they are no longer needed (`add_local_computed_blocks`).
+
+        Args:
+          id: a request that has no row.
+          hit: this group's blocks of the hit.
+          local: tokens of the hit.
+          external: tokens that will arrive from elsewhere, after them.
+        """
+        skipped = max(0, self.skipped_tokens(local + external) // self.block_size)
+        kept = list(hit[skipped:])
+        self.pool.touch(kept)
+        row = self.rows[id] = self.rows.get(id) or self.new_row()
+        row.blocks = [NULL] * skipped + kept
+        row.registered = len(row.blocks)
+        if kept and local % self.block_size:
+            column = local // self.block_size
+            row.partial = (column, kept[-1])
+            row.registered = column
+
+    def adopt_external(self, id: str, local: int, external: int) -> None:
+        """Take blocks for tokens that come from elsewhere (vLLM 0.33 `allocate_external_computed_blocks`)."""
+        total = local + external
+        skipped = self.skipped_tokens(total)
+        if skipped > 0 and min(total - skipped, external) <= 0:
+            return
+        row = self.row(id)
+        row.blocks += self.pool.take(max(0, ceil_div(total, self.block_size) - len(row.blocks)))
+
+    def allocate(self, id: str, slots: int, main: int) -> list[int]:
+        """Grow a row to `slots` tokens and return the new blocks; a copy's target first.
+
+        When the row ends in a shared, partly filled block, a new block takes its place and a copy is queued, before
+        which the request must not write.
+        """
+        row = self.row(id)
+        copied = [] if row.partial is None else [self.copy_on_write(row, self.pool.take(1)[0])]
+        new = self.pool.take(max(0, ceil_div(slots, self.block_size) - len(row.blocks)))
+        row.blocks += new
+        return copied + new
+
+    def copy_on_write(self, row: Row, target: int) -> int:
+        """Put `target` in place of the row's shared block and queue the copy; the row's old reference goes to it."""
+        assert row.partial is not None
+        column, source = row.partial
+        row.partial = None
+        row.blocks[column] = target
+        self.copies.append((source, target))
+        self.pool.refs[target] += 1
+        return target
+
+    def row(self, id: str) -> Row:
+        """The row of a request, which comes into being if it has none."""
+        row = self.rows.get(id)
+        if row is None:
+            row = self.rows[id] = self.new_row()
+        return row
+
+    # Registration.
+
+    def register(self, request: Request, tokens: int) -> None:
+        """Register the full blocks among the first `tokens` tokens that were not looked at yet (`cache_blocks`).
+
+        A block that is null or masked out now is never looked at again.
+        """
+        if not self.spec.prefix_cacheable:
+            return
+        row = self.row(request.id)
+        done = row.registered or 0
+        full = min(tokens, len(request.keys) * self.hash_block_size) // self.block_size
+        if done >= full:
+            return
+        span = range(done, full)
+        keys = block_keys(request.keys, self.hash_block_size, self.block_size)
+        mask = self.mask(span, self.boundaries(request))
+        register_full(self.pool, request, self.group, row.blocks, span, keys, self.block_size, mask)
+        row.registered = full
+
+    def boundaries(self, request: Request) -> tuple[int, ...]:
+        """Lengths, in tokens, from which somebody is expected to resume: the prompt's end, and a known junction."""
+        config = self.config
+        found = replay_boundaries(request.num_prompt, config.scheduler_block_size, config.uses_eagle)
+        if request.shared_prefix:
+            found += (request.shared_prefix,)
+            if self.eagle:
+                found += (request.shared_prefix - self.block_size,)
+        return found
+
+    # The end.
+
+    def retire(self, id: str, processed: int) -> None:
+        """Give back blocks that no token from `processed` on needs, last first (vLLM 0.33 `remove_skipped_blocks`).
+
+        Walks down and stops at the first null block: everything before it was given back earlier.
+        """
+        row = self.rows.get(id)
+        skipped = self.skipped_tokens(processed)
+        if row is None or skipped <= 0:
+            return
+        blocks = row.blocks
+        freed: list[int] = []
+        for column in range(min(skipped // self.block_size, len(blocks)) - 1, -1, -1):
+            if blocks[column] == NULL:
+                break
+            freed.append(blocks[column])
+            blocks[column] = NULL
+        if freed:
+            self.pool.release(freed)
+
+    def free(self, id: str) -> None:
+        """Give back the whole row, last block first."""
+        row = self.rows.pop(id, None)
+        if row is not None:
+            self.pool.release(reversed(row.blocks))
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """The copies queued since they were last taken; whoever takes them gives back their references."""
+        copies, self.copies = self.copies, []
+        return copies
+
+    def new_step(self) -> None:
+        """A scheduling step begins."""
+
+    def forget(self, id: str) -> None:
+        """A waiting request goes away."""
+        self.rows.pop(id, None)
+
+    def key_of(self, block: int) -> Key | None:
+        """The primary key of a block."""
+        return self.pool.primary[block]

@@ -1,0 +1,362 @@
+"""A hybrid prefix cache under vLLM 0.33's rules: one method for each operation of the log format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hkv.bugs import check_bugs
+from hkv.dialects.dialect import Dialect
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.errors import EngineFailure, OperationError
+from hkv.keys.chained import PLAIN, KeyChain, PrefixIdentity, digest_by_name
+from reference.dialects.vllm.coordinator import Coordinator
+from reference.dialects.vllm.dialect import VLLM
+from reference.dialects.vllm.hits import Found
+from reference.dialects.vllm.kinds.kind import Demand, Kind
+from reference.dialects.vllm.request import KeyedRequest, Request, TokenRequest
+from reference.keys.views import Chain
+from reference.state.events import Event
+from reference.state.history import NAMES
+from reference.state.pool import Pool
+
+Sort = TypeVar("Sort", bound=Request)
+
+
+class Manager:
+    """Requests, their rows and the pool. vLLM 0.33 `KVCacheManager` at the level of its verbs.
+
+    A request is *waiting* from its arrival to its first granted `allocate`, and again from each `free` on; otherwise it
+    is *running*. Every misuse (an unknown request, the wrong state, a negative number, a block that does not exist)
+    raises `OperationError` before anything changes. A refused `allocate` is no error.
+
+    Args:
+      config: what the cache consists of.
+      dialect: whose rules it follows.
+
+    Attributes:
+      config: as given.
+      cache: the groups and their rows.
+      requests: every request that was not dropped, by name.
+
+    Raises:
+      ConfigError: the rules cannot serve this configuration.
+    """
+
+    def __init__(self, config: VllmConfig, dialect: Dialect[type[Kind]] = VLLM) -> None:
+        check_bugs(config.bugs)
+        self.config = config
+        self.cache = Coordinator(config, dialect.kind)
+        self.requests: dict[str, Request] = {}
+        self._rules = dialect.rules
+        self._digest = digest_by_name(config.hash)
+        self._found: tuple[str, Found] | None = None
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that all groups draw from."""
+        return self.cache.pool
+
+    # Requests come and go.
+
+    def step(self) -> None:
+        """A new scheduling step begins."""
+        for kind in self.cache.kinds:
+            kind.new_step()
+
+    def request(self, id: str, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> None:
+        """A request arrives, with its prompt and with what beside its tokens identifies it."""
+        self._check_new(id, len(tokens))
+        config = self.config
+        chain = KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity)
+        self.requests[id] = TokenRequest(id, tokens, chain)
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
+        """A request arrives of which only its length is known, and what its prefixes are called.
+
+        Events name tokens, which such requests do not have: from the first one on, none are recorded.
+
+        Args:
+          id: its name.
+          num_tokens: tokens of its prompt.
+          keys: a non-negative int for each of its hash blocks, now and later; key i names the first i + 1 of them.
+        """
+        self._check_new(id, num_tokens)
+        config = self.config
+        self.requests[id] = KeyedRequest(id, num_tokens, keys, config.hash_block_size, config.hash_lookahead)
+        self.pool.records = False
+        self.pool.events.clear()
+
+    def append(self, id: str, tokens: Sequence[int]) -> None:
+        """Generated tokens are appended to a request that came with tokens."""
+        request = self._of_sort(id, TokenRequest, "a request that came with tokens")
+        self._check_length(request, len(tokens))
+        request.append(tokens)
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens are appended to a request that came with keys."""
+        request = self._of_sort(id, KeyedRequest, "a request that came with keys")
+        _check_not_negative(tokens=tokens)
+        self._check_length(request, tokens)
+        request.extend(tokens)
+
+    def drop(self, id: str) -> None:
+        """A waiting request is forgotten."""
+        self._waiting(id)
+        self._found = None
+        del self.requests[id]
+        for kind in self.cache.kinds:
+            kind.forget(id)
+
+    # The prefix cache.
+
+    def lookup(self, id: str) -> Found:
+        """The longest hit of a waiting request that all groups agree on. Changes nothing; `allocate` may adopt it."""
+        found = self._rules.hit(self.cache, self._waiting(id))
+        self._found = (id, found)
+        return found
+
+    def commit(self, id: str, tokens: int) -> None:
+        """The first `tokens` tokens of a running request are settled: what they filled enters the prefix cache."""
+        request = self._running(id)
+        if not 0 <= tokens <= min(request.num_computed, request.num_tokens):
+            expected = f"0 to {min(request.num_computed, request.num_tokens)} tokens, computed and not drafts"
+            raise OperationError("tokens", tokens, expected)
+        self._found = None
+        self._rules.register(self.cache, request, tokens)
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """These blocks lose their keys. References, and places in the free queue, stay."""
+        for block in blocks:
+            if type(block) is not int or not 0 <= block < self.config.num_blocks:
+                raise OperationError("blocks", block, f"block ids from 0 to {self.config.num_blocks - 1}")
+        self._found = None
+        self._rules.evict(self.cache, blocks)
+
+    def reset(self) -> bool:
+        """Empty the prefix cache; False, and nothing changes, while any block is in use."""
+        self._found = None
+        return self.pool.reset()
+
+    # Blocks.
+
+    def allocate(
+        self,
+        id: str,
+        new: int,
+        *,
+        hit: int = 0,
+        lookahead: int = 0,
+        external: int = 0,
+        delay: bool = False,
+        must_fit: bool = False,
+        reserved: int = 0,
+        in_flight: int = 0,
+        shared_prefix: int | None = None,
+    ) -> list[list[int]] | None:
+        """Give a request room for its next tokens (vLLM 0.33 `KVCacheManager.allocate_slots`). Lengths are tokens.
+
+        A refusal touches neither rows nor hits, except that a running request has retired what it no longer needs, that
+        `in_flight` and `shared_prefix` hold, and that a Mamba group has planned its chunk's checkpoint.
+
+        Args:
+          id: the request.
+          new: tokens to be computed, drafts included.
+          hit: tokens to adopt of the `lookup` of this request just before, all of its hit; 0 adopts nothing.
+          lookahead: further slots for drafts that are proposed later.
+          external: tokens after the hit whose content comes from elsewhere.
+          delay: register nothing yet; `commit` will.
+          must_fit: refuse unless the whole request, as long as it is now, fits into what is free.
+          reserved: free blocks that are promised to others.
+          in_flight: computed tokens of the request whose steps have not come back.
+          shared_prefix: where others branch off; stays until set again.
+
+        Returns:
+          For each group the blocks that are new in its row, a copy's target first; None when refused.
+
+        Raises:
+          OperationError: nothing to allocate, or misuse.
+          EngineFailure: a defect asked for by name made the engine fail halfway.
+        """
+        request = self._request(id)
+        _check_not_negative(
+            new=new, hit=hit, lookahead=lookahead, external=external, reserved=reserved, in_flight=in_flight
+        )
+        _check_not_negative(shared_prefix=shared_prefix or 0)
+        if new + hit + external == 0:
+            raise OperationError("new", 0, "something to allocate: new, hit or external tokens")
+        if request.running and (hit or external):
+            raise OperationError("hit" if hit else "external", hit or external, "0 for a running request")
+        rows = self._adopted(id, hit)
+        self._found = None
+        request.num_in_flight = in_flight
+        if shared_prefix is not None:
+            request.shared_prefix = shared_prefix
+        local = request.num_computed + hit
+        if not self._admit(request, rows, local, external, new, lookahead, must_fit, reserved):
+            return None
+        return self._grant(request, rows, local, external, new, lookahead, delay)
+
+    def _admit(
+        self,
+        request: Request,
+        rows: Sequence[Sequence[int]],
+        local: int,
+        external: int,
+        new: int,
+        lookahead: int,
+        must_fit: bool,
+        reserved: int,
+    ) -> bool:
+        """Whether the request fits, whole if it must; in between, what it has outgrown is given back."""
+        limit = self.config.max_model_len
+        total = min(local + external, limit)
+        prefill_end = max(request.num_prompt, request.num_tokens - 1) if self.config.retention_interval == 0 else 0
+        free_after = self._watermark(request)
+        if must_fit:
+            whole = min(request.num_tokens, limit)
+            demand = Demand(whole, whole, total, local, prefill_end, whole=True)
+            if not self._rules.admit(self.cache, request.id, rows, demand, len(self.pool.free) - free_after):
+                return False
+        self._rules.retire(self.cache, request.id, max(0, total - request.num_in_flight))
+        main = total + new
+        slots = min(main + lookahead, limit)
+        demand = Demand(slots, main, local + external, local, prefill_end, whole=False)
+        free = len(self.pool.free) - reserved - free_after
+        return self._rules.admit(self.cache, request.id, rows, demand, free)
+
+    def _grant(
+        self,
+        request: Request,
+        rows: Sequence[Sequence[int]],
+        local: int,
+        external: int,
+        new: int,
+        lookahead: int,
+        delay: bool,
+    ) -> list[list[int]]:
+        """Take the blocks, and register what the tokens will fill; drafts are not registered."""
+        limit = self.config.max_model_len
+        main = min(local + external, limit) + new
+        slots = min(main + lookahead, limit)
+        try:
+            blocks = self._rules.allocate(self.cache, request.id, rows, local, external, slots, main)
+        except OperationError as error:
+            raise EngineFailure(error.argument, error.value, error.expected) from error
+        request.running = True
+        request.num_granted = main
+        if not delay:
+            self._rules.register(self.cache, request, min(main, request.num_tokens))
+        return blocks
+
+    def _adopted(self, id: str, hit: int) -> list[list[int]]:
+        """The rows of the lookup just before, when `hit` tokens of it are adopted."""
+        if hit == 0:
+            return [[] for _ in self.cache.kinds]
+        found = self._found
+        if found is None or found[0] != id or found[1].hit != hit:
+            raise OperationError("hit", hit, "0, or the hit that a lookup of this request just found")
+        return found[1].blocks
+
+    def _watermark(self, request: Request) -> int:
+        """Blocks that stay free when a request is admitted while others run."""
+        busy = not request.running and any(other.running for other in self.requests.values())
+        return self.config.watermark_blocks if busy else 0
+
+    def advance(self, id: str, tokens: int) -> None:
+        """`tokens` more tokens of a running request are computed; rejected drafts do not count."""
+        request = self._running(id)
+        room = request.num_granted - request.num_computed
+        if not 0 <= tokens <= room:
+            raise OperationError("tokens", tokens, f"0 to {room}, for which the request has room")
+        request.num_computed += tokens
+
+    def free(self, id: str) -> None:
+        """A running request finished, or is preempted: its rows are freed, last block first, and it waits again."""
+        request = self._running(id)
+        self._found = None
+        self._rules.free(self.cache, id)
+        request.running = False
+        request.num_computed = request.num_in_flight = request.num_granted = 0
+
+    def copies(self) -> list[tuple[int, int]]:
+        """Drains the pending copies, (source, target), group by group; then gives back the references they held."""
+        self._found = None
+        copies = [copy for kind in self.cache.kinds for copy in kind.take_copies()]
+        self.pool.release(block for copy in copies for block in copy)
+        return copies
+
+    # What can be seen.
+
+    def events(self) -> list[Event]:
+        """Drains the KV events."""
+        events, self.pool.events = self.pool.events, []
+        return events
+
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        return len(self.pool.free)
+
+    @property
+    def evictions(self) -> int:
+        """Blocks so far that lost their keys by being handed out."""
+        return self.pool.evictions
+
+    def rows(self, id: str) -> list[list[int]]:
+        """The block ids of a request in each group; 0 is the null block, empty lists mean that it has none."""
+        rows = (kind.rows.get(id) for kind in self.cache.kinds)
+        return [[] if row is None else list(row.blocks) for row in rows]
+
+    def absence(self, group: int, key: Chain) -> str:
+        """Why `group` has no block for the prefix `key`, a chain key or a given one.
+
+        Returns:
+          `cached` (it has), `never seen`, `evicted`, `retired` (its block was given back before the span was
+          registered) or `not retained` (its block was not worth registering).
+        """
+        if (group, key) in self.pool.table:
+            return "cached"
+        return NAMES[self.pool.history.of(group, key)]
+
+    # Checks.
+
+    def _request(self, id: str) -> Request:
+        try:
+            return self.requests[id]
+        except KeyError:
+            raise OperationError("id", id, "a request that arrived and was not dropped") from None
+
+    def _waiting(self, id: str) -> Request:
+        request = self._request(id)
+        if request.running:
+            raise OperationError("id", id, "a waiting request, one that holds no blocks")
+        return request
+
+    def _running(self, id: str) -> Request:
+        request = self._request(id)
+        if not request.running:
+            raise OperationError("id", id, "a running request, one that was granted blocks")
+        return request
+
+    def _of_sort(self, id: str, sort: type[Sort], expected: str) -> Sort:
+        request = self._request(id)
+        if not isinstance(request, sort):
+            raise OperationError("id", id, expected)
+        return request
+
+    def _check_new(self, id: str, num_tokens: int) -> None:
+        if id in self.requests:
+            raise OperationError("id", id, "a name that no request has")
+        if not 1 <= num_tokens <= self.config.max_model_len:
+            raise OperationError("tokens", num_tokens, f"1 to max_model_len {self.config.max_model_len} tokens")
+
+    def _check_length(self, request: Request, more: int) -> None:
+        room = self.config.max_model_len - request.num_tokens
+        if more > room:
+            raise OperationError("tokens", more, f"at most {room}: max_model_len is {self.config.max_model_len}")
+
+
+def _check_not_negative(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if type(value) is not int or value < 0:
+            raise OperationError(name, value, "an integer of at least 0")

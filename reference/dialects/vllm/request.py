@@ -1,0 +1,78 @@
+"""A request as the cache knows it: how long it is, how far it is computed, and what its prefixes are called."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hkv.keys.chained import KeyChain
+from reference.keys.views import Chain
+
+
+@dataclasses.dataclass
+class Request:
+    """One request. All counts are tokens.
+
+    Attributes:
+      id: its name.
+      num_prompt: length of the prompt.
+      num_tokens: prompt and output so far; draft tokens do not count.
+      keys: chained keys of its hash blocks, as far as they exist.
+      tokens: the tokens themselves; empty for a request of which only the keys are known.
+      num_computed: tokens whose cache content is written or being written.
+      num_in_flight: of those, tokens of steps that have not come back yet.
+      num_granted: tokens, drafts included, that its rows have room for.
+      shared_prefix: where others were seen to branch off, or 0.
+      running: whether it holds blocks; a request that does not is waiting.
+    """
+
+    id: str
+    num_prompt: int
+    num_tokens: int
+    keys: list[Chain]
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    num_computed: int = 0
+    num_in_flight: int = 0
+    num_granted: int = 0
+    shared_prefix: int = 0
+    running: bool = False
+
+
+class TokenRequest(Request):
+    """A request whose tokens are known, and hashed as they come."""
+
+    def __init__(self, id: str, tokens: Sequence[int], chain: KeyChain) -> None:
+        super().__init__(id, len(tokens), 0, chain.keys)  # type: ignore[arg-type]
+        self._chain = chain
+        self.append(tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """`tokens` were generated."""
+        self.tokens.extend(tokens)
+        self.num_tokens = len(self.tokens)
+        self._chain.extend(self.tokens)
+
+
+class KeyedRequest(Request):
+    """A request of which only the length is known, and what its prefixes are called.
+
+    Args:
+      id: its name.
+      num_tokens: tokens of its prompt.
+      given: key of each of its hash blocks, now and later; those beyond its length are not used yet.
+      hash_block_size: tokens per hash block.
+      lookahead: tokens after a hash block that must exist before its key does.
+    """
+
+    def __init__(self, id: str, num_tokens: int, given: Sequence[int], hash_block_size: int, lookahead: int) -> None:
+        super().__init__(id, num_tokens, 0, [])
+        self._given = given
+        self._size = hash_block_size
+        self._lookahead = lookahead
+        self.extend(num_tokens)
+
+    def extend(self, tokens: int) -> None:
+        """`tokens` tokens were generated."""
+        self.num_tokens += tokens
+        complete = max(0, self.num_tokens - self._lookahead) // self._size
+        self.keys.extend(self._given[len(self.keys) : complete])

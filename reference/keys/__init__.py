@@ -1,0 +1,1 @@
+"""How the reference reads a request's chained keys; the hashes themselves need one form only, `hkv.keys.chained`."""

@@ -1,0 +1,31 @@
+"""Why a key is not in the cache: what became of it when its span was registered."""
+
+from __future__ import annotations
+
+from reference.keys.views import Chain
+
+REGISTERED = 1
+RETIRED = 2
+NOT_RETAINED = 3
+
+NAMES = ("never seen", "evicted", "retired", "not retained")
+"""What each code means for a key that is not cached now."""
+
+
+class History:
+    """The last thing that happened to each key in each group; a diagnosis, which no decision reads.
+
+    Codes of all groups of one prefix are packed into one int, two bits a group, for traces have millions of prefixes.
+    """
+
+    def __init__(self) -> None:
+        self._codes: dict[Chain, int] = {}
+
+    def note(self, group: int, chain: Chain, code: int) -> None:
+        """Remember that `chain` was `REGISTERED`, already `RETIRED`, or `NOT_RETAINED` in `group`."""
+        shift = 2 * group
+        self._codes[chain] = self._codes.get(chain, 0) & ~(3 << shift) | code << shift
+
+    def of(self, group: int, chain: Chain) -> int:
+        """The last code noted, or 0."""
+        return self._codes.get(chain, 0) >> 2 * group & 3
