@@ -1,4 +1,4 @@
-"""Strided views in JAX: blocks are read and written through bitcasts of the flat buffer, so that no pool is ever copied.
+"""Strided views in JAX: blocks move through bitcasts of the flat buffer, so that no pool is ever copied.
 
 JAX arrays are dense, and XLA copies a whole pool to transpose it, to gather from a transposed pool, or to scatter
 bfloat16 on the CPU. So the pool stays one flat buffer of bytes or words. It is only ever reshaped to rows, which is a
