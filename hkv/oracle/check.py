@@ -113,7 +113,8 @@ def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Differ
         if id is None or getattr(log.operations[number], "id", None) == id or number == index
     ]
     history = tuple((number + 2, describe(log.operations[number])) for number in related[-HISTORY:])
-    return Difference(log.path, index + 2, type(operation).__struct_config__.tag, id, field, want, got, history)
+    name = str(type(operation).__struct_config__.tag)
+    return Difference(log.path, index + 2, name, id, field, want, got, history)
 
 
 def describe(operation: Operation, limit: int = 160) -> str:

@@ -224,10 +224,9 @@ def _numbers(operation: Operation) -> Iterable[tuple[str, int]]:
         value = getattr(operation, field)
         if field in COUNTS and type(value) is int:
             yield field, value
-        elif field in ("tokens", "blocks") and isinstance(value, list):
-            if value:
-                yield field, min(value)
-                yield field, max(value)
+        elif field in ("tokens", "blocks") and isinstance(value, list) and value:
+            yield field, min(value)
+            yield field, max(value)
 
 
 def _parse_object(line: bytes, path: str, number: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from hkv.errors import ConfigError, OperationError
 from hkv.oracle.configuration import to_config
 from hkv.oracle.engines import vllm_objects
-from hkv.oracle.oplog import Allocation, AllocateOp, CacheEvent, CacheState, ExtraKeys, Header, Hit
+from hkv.oracle.oplog import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
 
 RELEASE = "0.33."
 
@@ -58,7 +58,7 @@ class InstalledVllmEngine:
         self._requests[id] = vllm_objects.request(id, list(tokens), extra, self._hasher)
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
-        """A request of unnamed tokens; from the first one on, the engine records no events, as it has no tokens to name.
+        """A request of unnamed tokens; from the first one on the engine records no events, having no tokens to name.
 
         Raises:
           OperationError: the request has arrived before.

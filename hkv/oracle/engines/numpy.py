@@ -8,7 +8,7 @@ import hkv
 from hkv.errors import ConfigError, HKVError
 from hkv.keys.chained import PLAIN, PrefixIdentity
 from hkv.oracle.configuration import to_config
-from hkv.oracle.oplog import Allocation, AllocateOp, CacheEvent, CacheState, ExtraKeys, Header, Hit
+from hkv.oracle.oplog import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
 
 
 def check_reference() -> None:

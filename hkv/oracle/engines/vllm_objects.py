@@ -1,5 +1,7 @@
 """Makes vLLM's own objects from HKV's descriptions and reads them back; every import of vLLM stands in here."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import functools

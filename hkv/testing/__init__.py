@@ -1,0 +1,1 @@
+"""Random configurations, traffic, strategies and invariants for testing hybrid caches."""
