@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from hkv.spec.dtypes import item_bytes
 from hkv.spec.mla import MLAAttention
 
 
@@ -17,4 +18,4 @@ class HiddenState(MLAAttention):
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's hidden state."""
-        return self.num_kv_heads * self.content_bytes
+        return self.num_kv_heads * self.head_size * item_bytes(self.dtype)

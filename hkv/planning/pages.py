@@ -1,0 +1,106 @@
+"""One page size for layers of different sizes: larger blocks where that works out, padding where it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from hkv.errors import HKVError, PlanError
+from hkv.spec import AttentionSpec, LayerSpec, Mamba, MLAAttention, OpaqueState
+
+
+class PagesDiffer(PlanError):  # noqa: N818
+    """The pages of these layers cannot be made equal."""
+
+
+def unify_pages(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, LayerSpec]:
+    """The same layers with pages of one size (vLLM 0.33 `unify_kv_cache_spec_page_size`).
+
+    The largest page stands. A recurrent state is padded to it, whatever its block size; a page that divides it gets
+    that many times the tokens; any other attention page but a latent one is padded.
+
+    Args:
+      layers: the layers by name.
+      bugs: names of upstream defects to reproduce.
+
+    Raises:
+      PagesDiffer: a latent page neither divides the largest page nor may be padded to it.
+    """
+    largest = max(spec.page_size_bytes for spec in layers.values())
+    if all(spec.page_size_bytes == largest for spec in layers.values()):
+        return dict(layers)
+    return {name: _resized(name, spec, largest, bugs) for name, spec in layers.items()}
+
+
+def _resized(name: str, spec: LayerSpec, page: int, bugs: frozenset[str]) -> LayerSpec:
+    own = spec.page_size_bytes
+    if own == page:
+        return spec
+    if isinstance(spec, Mamba):
+        return dataclasses.replace(spec, page_size_padded=page)
+    if page % own == 0:
+        return _scaled(name, spec, page, page // own, bugs)
+    if isinstance(spec, AttentionSpec | OpaqueState) and not isinstance(spec, MLAAttention):
+        return dataclasses.replace(spec, page_size_padded=page)
+    raise PagesDiffer(name, own, f"a divisor of the largest page of {page} bytes, as latent pages are not padded")
+
+
+def _scaled(name: str, spec: LayerSpec, page: int, ratio: int, bugs: frozenset[str]) -> LayerSpec:
+    padded = getattr(spec, "page_size_padded", None)
+    if padded is None:
+        return dataclasses.replace(spec, block_size=spec.block_size * ratio)
+    if "stale-page-padding" in bugs:
+        return _with_stale_padding(name, spec, page, ratio)
+    return dataclasses.replace(spec, block_size=spec.block_size * ratio, page_size_padded=page)  # type: ignore[call-arg]
+
+
+def _with_stale_padding(name: str, spec: LayerSpec, page: int, ratio: int) -> LayerSpec:
+    try:
+        scaled = dataclasses.replace(spec, block_size=spec.block_size * ratio)
+    except HKVError as error:
+        raise PlanError(name, spec.page_size_bytes, f"a page of {page} bytes ({error})") from None
+    if scaled.page_size_bytes != page:
+        raise PlanError(name, scaled.page_size_bytes, f"a page of {page} bytes: its old padding was kept")
+    return scaled
+
+
+def align_states(
+    layers: Mapping[str, LayerSpec], *, kernel_block_size: int, mamba_mode: str, max_model_len: int
+) -> dict[str, LayerSpec]:
+    """Attention blocks long enough to hold a recurrent state, states padded to them (vLLM 0.33 hybrid alignment).
+
+    Without it a 16-token block would be padded to the size of a state. The attention block becomes the smallest
+    multiple of `kernel_block_size` (at least 128 tokens next to latent layers) whose page holds the largest state.
+
+    Args:
+      layers: the layers by name; returned as they are unless both attention and recurrent states are among them.
+      kernel_block_size: tokens of which attention blocks are multiples.
+      mamba_mode: `align` keeps a state at each block boundary, `none` one a request.
+      max_model_len: tokens that one state stands for in mode `none`.
+    """
+    states = [spec for spec in layers.values() if isinstance(spec, Mamba)]
+    tokens = [spec for spec in layers.values() if isinstance(spec, AttentionSpec)]
+    if not states:
+        return dict(layers)
+    if not tokens:
+        size = min(spec.block_size for spec in states) if mamba_mode == "align" else max_model_len
+        return {name: dataclasses.replace(spec, block_size=size) for name, spec in layers.items()}
+    if any(isinstance(spec, MLAAttention) for spec in tokens):
+        kernel_block_size = max(kernel_block_size, 128)
+    unit = max(kernel_block_size, *(spec.block_size for spec in tokens))
+    per_token = min(spec.with_block_size(1).page_size_bytes for spec in tokens)
+    largest = max(spec.unpadded_page_size_bytes for spec in states)
+    block = max(unit * -(-largest // (unit * per_token)), *(spec.block_size for spec in tokens))
+    resized = {
+        name: spec.with_block_size(block) if isinstance(spec, AttentionSpec) else spec for name, spec in layers.items()
+    }
+    page = max(spec.page_size_bytes for spec in resized.values() if isinstance(spec, AttentionSpec))
+    span = block if mamba_mode == "align" else max_model_len
+    return {
+        name: dataclasses.replace(
+            spec, block_size=span, page_size_padded=page if page > spec.unpadded_page_size_bytes else None
+        )
+        if isinstance(spec, Mamba)
+        else spec
+        for name, spec in resized.items()
+    }
