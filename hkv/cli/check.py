@@ -1,0 +1,104 @@
+"""`hkv check`: recorded logs against an engine's rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hkv.bugs import check_bugs
+from hkv.cli.json_output import json_option, write_json
+from hkv.cli.progress import progress_bar
+from hkv.oracle.check import Difference, check_log
+from hkv.oracle.coverage import RULES, exercised
+from hkv.oracle.engines import ENGINES, engine_factory
+from hkv.oracle.log_file import find_logs, read_log
+
+
+@click.command("check")
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path())
+@click.option(
+    "--engine", default="numpy", show_default=True, help=f"Which engine to hold against: {', '.join(ENGINES)}."
+)
+@click.option("--bugs", default="", metavar="NAMES", help="Upstream defects to reproduce, by name, comma-separated.")
+@click.option("--coverage", is_flag=True, help="Print which rules the logs exercised, and how often.")
+@json_option
+@click.pass_context
+def command(
+    context: click.Context, logs: Sequence[str], engine: str, bugs: str, coverage: bool, json_path: str | None
+) -> None:
+    """Check that an engine answers every operation of recorded LOGs as the recorded engine did.
+
+    A LOG is a file in the format of docs/oplog.md, or a folder of *.jsonl files. For each log that differs, the first
+    differing line is printed: file, line, operation, field, wanted, got, and the last operations on the request.
+
+    Exit status: 0 all agree, 1 some differ, 2 unusable input.
+
+    Example: hkv check tests/data/oplogs --engine numpy --coverage
+    """
+    names = [name.strip() for name in bugs.split(",") if name.strip()]
+    check_bugs(frozenset(names))
+    factory = engine_factory(engine)
+    paths = find_logs(logs)
+    differences: list[Difference] = []
+    counts: dict[str, dict[str, int]] = {}
+    operations = 0
+    with progress_bar("checking", len(paths)) as advance:
+        for path in paths:
+            log = read_log(path)
+            operations += len(log.operations)
+            if difference := check_log(log, factory, names):
+                differences.append(difference)
+            if coverage:
+                counts[path] = exercised(log)
+            advance()
+    if json_path != "-":
+        _print(differences, counts if coverage else None, len(paths), operations, engine)
+    write_json(json_path, _result(differences, counts if coverage else None, paths, operations, engine))
+    context.exit(1 if differences else 0)
+
+
+def _print(
+    differences: Sequence[Difference],
+    counts: dict[str, dict[str, int]] | None,
+    logs: int,
+    operations: int,
+    engine: str,
+) -> None:
+    for difference in differences:
+        click.echo(difference.describe() + "\n")
+    if counts is not None:
+        Console().print(_coverage_table(counts))
+    agreed = logs - len(differences)
+    click.echo(f"{agreed} of {logs} logs agree with engine {engine} ({operations:,} operations)")
+
+
+def _coverage_table(counts: dict[str, dict[str, int]]) -> Table:
+    table = Table(title="Rules exercised", title_justify="left")
+    table.add_column("rule", no_wrap=True)
+    table.add_column("logs", justify="right")
+    table.add_column("times", justify="right")
+    table.add_column("meaning")
+    for rule, meaning in RULES.items():
+        times = [count[rule] for count in counts.values() if rule in count]
+        table.add_row(rule, str(len(times)), str(sum(times)), meaning)
+    return table
+
+
+def _result(
+    differences: Sequence[Difference],
+    counts: dict[str, dict[str, int]] | None,
+    paths: Sequence[str],
+    operations: int,
+    engine: str,
+) -> dict[str, Any]:
+    found = {difference.path: dataclasses.asdict(difference) for difference in differences}
+    logs = [{"path": path, "agrees": path not in found, "difference": found.get(path)} for path in paths]
+    result: dict[str, Any] = {"engine": engine, "agrees": not differences, "operations": operations, "logs": logs}
+    if counts is not None:
+        result["coverage"] = {rule: {p: c[rule] for p, c in counts.items() if rule in c} for rule in RULES}
+    return result
