@@ -121,6 +121,15 @@ class NumpyEngine:
         """Blocks in the free queue."""
         return self.manager.num_free()
 
+    @property
+    def evictions(self) -> int:
+        """Cached blocks handed out to another use so far."""
+        return self.manager.evictions
+
+    def absence(self, group: int, key: int) -> str:
+        """What became of a prefix in a group: see `hkv.oracle.replay.diagnosis.MissDiagnosis`."""
+        return self.manager.absence(group, key)
+
     def events(self) -> list[CacheEvent]:
         """Drains KV events; version 1 of the log format knows neither keys nor `cleared`."""
         from reference.state.events import Cleared
