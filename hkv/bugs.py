@@ -61,7 +61,7 @@ _BUGS: tuple[Bug, ...] = (
         name="external-state-not-counted",
         engine="vLLM 0.33 MambaManager.get_num_blocks_to_allocate",
         contract="a request whose blocks do not fit is refused before anything changes",
-        behaviour="the state for tokens that come from elsewhere is not in the estimate, and the allocation fails halfway",
+        behaviour="the state for tokens from elsewhere is not in the estimate, and the allocation fails halfway",
     ),
     Bug(
         name="negative-estimate",
@@ -73,14 +73,14 @@ _BUGS: tuple[Bug, ...] = (
         name="checkpoint-beyond-keys",
         engine="vLLM 0.33 MambaManager._cache_partial_tail_block",
         contract="a state is registered only at a length whose tokens are verified",
-        behaviour="a chunk of more than two Mamba blocks that ends in drafts plans a checkpoint beyond the last key, and "
-        "registering it fails",
+        behaviour="a chunk of more than two Mamba blocks that ends in drafts plans a checkpoint beyond the last key, "
+        "and registering it fails",
     ),
     Bug(
         name="window-one-never-hits",
         engine="vLLM 0.33 SlidingWindowManager",
         contract="a window of one token reads no earlier token: it can be resumed from any length",
-        behaviour="such a group registers nothing, for it needs nothing, and looks for a registered block all the same: "
+        behaviour="such a group registers nothing, for it needs nothing, yet looks for a registered block: "
         "neither it nor any cache that contains it ever hits",
     ),
 )

@@ -1,1 +1,1 @@
-"""What a cached prefix is called: chained hashes of its tokens, one module an engine's scheme. Importing it is host-only."""
+"""What a cached prefix is called, one scheme a module. Importing the package imports no JAX."""

@@ -80,3 +80,5 @@ def _check_version_1(header: Header) -> None:
     for group in header.groups:
         if group.get("kind") in VERSION_2_KINDS:
             raise ConfigError("kind", group["kind"], "version 2 of the log format")
+        if "cache_mode" in group:
+            raise ConfigError("cache_mode", group["cache_mode"], "version 2 of the log format")

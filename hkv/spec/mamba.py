@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hkv.errors import SpecError
 from hkv.spec.dtypes import item_bytes
@@ -29,16 +29,20 @@ class Mamba(LayerSpec):
       num_speculative_blocks: scratch states a request holds for unverified draft tokens.
       num_prefill_checkpoint_blocks: states kept inside a prefill chunk, 0 or more.
       prefill_checkpoint_alignment: tokens; distance from a chunk's start at which such a state may stand, or None.
+      cache_mode: `align` keeps states at block boundaries, where others can resume; `none` keeps the running state
+        only, and cannot be cached (vLLM 0.33 `mamba_cache_mode`).
       tp_replicated: every tensor-parallel rank holds the whole state.
     """
 
     kind: ClassVar[str] = "mamba"
     short_name: ClassVar[str] = "mamba"
     snapshot: ClassVar[bool] = True
+    table_alignment_tokens: ClassVar[int | None] = None
     log_fields: ClassVar[tuple[str, ...]] = (
         "num_speculative_blocks",
         "num_prefill_checkpoint_blocks",
         "prefill_checkpoint_alignment",
+        "cache_mode",
     )
 
     shapes: tuple[tuple[int, ...], ...] = ((1,),)
@@ -47,6 +51,7 @@ class Mamba(LayerSpec):
     num_speculative_blocks: int = 0
     num_prefill_checkpoint_blocks: int = 0
     prefill_checkpoint_alignment: int | None = None
+    cache_mode: str = "align"
     tp_replicated: bool = False
 
     def __post_init__(self) -> None:
@@ -54,6 +59,8 @@ class Mamba(LayerSpec):
         check_not_negative(self, "num_speculative_blocks", "num_prefill_checkpoint_blocks")
         if self.prefill_checkpoint_alignment is not None:
             check_positive(self, "prefill_checkpoint_alignment")
+        if self.cache_mode not in ("align", "none"):
+            raise SpecError("cache_mode", self.cache_mode, "align or none")
         if not self.shapes or len(self.shapes) != len(self.dtypes):
             raise SpecError("dtypes", self.dtypes, f"one for each of the {len(self.shapes)} shapes, at least one")
         for shape in self.shapes:
@@ -65,6 +72,13 @@ class Mamba(LayerSpec):
 
     def readable(self, n: int) -> range:
         return range(max(0, n - 1), n)
+
+    def to_log(self) -> dict[str, Any]:
+        """As every kind; `cache_mode` is written only when it is not `align`, which is all that version 1 knows."""
+        fields = super().to_log()
+        if self.cache_mode == "align":
+            del fields["cache_mode"]
+        return fields
 
     @property
     def state_bytes(self) -> tuple[int, ...]:
@@ -93,6 +107,12 @@ class Mamba(LayerSpec):
         if limits.mamba_mode == "align":
             return min(2, -(-end // self.block_size)) + scratch + self.num_prefill_checkpoint_blocks
         return 1 + scratch
+
+    def row_blocks(self, limits: RequestLimits) -> int:
+        """Columns by position and scratch; with one running state only, the blocks it holds (vLLM 0.33)."""
+        if limits.mamba_mode == "align":
+            return -(-limits.max_model_len // self.block_size) + self.num_speculative_blocks
+        return self.max_request_blocks(limits)
 
     def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
         """All recurrent, with states of one size and the same scratch and checkpoint blocks."""

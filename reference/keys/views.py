@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 Chain: TypeAlias = Hashable
 """What names a whole prefix: the chain hash of its last hash block, or the int that a request trace gives for it."""
 
 
-class BlockKeys:
+class BlockKeys(Sequence[Chain]):
     """The keys of whole blocks: of each block, the last fine key inside it, which covers the whole prefix.
 
     vLLM 0.33 `resolve_block_hashes` and `BlockHashListWithBlockSize`. Keys are not concatenated: since they are
@@ -29,13 +29,17 @@ class BlockKeys:
     def __len__(self) -> int:
         return len(self._keys) // self._scale
 
-    def __getitem__(self, index: int) -> Chain:
-        if index < 0:
-            raise IndexError(index)
+    @overload
+    def __getitem__(self, index: int) -> Chain: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Chain]: ...
+    def __getitem__(self, index: int | slice) -> Chain | list[Chain]:
+        if isinstance(index, slice):
+            return [self[column] for column in range(*index.indices(len(self)))]
         return self._keys[(index + 1) * self._scale - 1]
 
 
-def block_keys(keys: Sequence[Chain], hash_block_size: int, block_size: int) -> Sequence[Chain] | BlockKeys:
+def block_keys(keys: Sequence[Chain], hash_block_size: int, block_size: int) -> Sequence[Chain]:
     """The keys of blocks of `block_size` tokens, a multiple of `hash_block_size`, given those of hash blocks."""
     if block_size == hash_block_size:
         return keys

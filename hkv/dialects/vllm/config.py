@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from hkv.errors import ConfigError
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import AttentionSpec, LayerSpec, Mamba
 from hkv.topology import Topology
 
 NAME = "vllm-0.33"
@@ -93,6 +93,8 @@ class VllmConfig:
         cached = self.caching and spec.prefix_cacheable
         if cached and len(self.topology.groups) > 1 and self.block_size(index) % self.hash_block_size:
             raise ConfigError(name, spec.block_size, f"a multiple of hash_block_size {self.hash_block_size}")
+        if self.caching and isinstance(spec, Mamba) and spec.cache_mode != "align":
+            raise ConfigError(f"groups[{index}].cache_mode", spec.cache_mode, "align, unless caching is off")
         sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded and self.context_parallel > 1
         if sharded and spec.kind not in FULL_FAMILY:
             raise ConfigError(f"groups[{index}].cp_sharded", True, f"False for {spec.kind} under context parallelism")

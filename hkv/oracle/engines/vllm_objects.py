@@ -157,8 +157,8 @@ def _spec(spec: Any) -> Any:
         case "opaque":
             return vllm.CircularBufferSpec(**heads, dcp_sharded=False)
         case "mamba":
-            fields = {name: getattr(spec, name) for name in spec.log_fields}
-            state = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": "align"}
+            fields = {name: getattr(spec, name) for name in spec.log_fields if name != "cache_mode"}
+            state = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": spec.cache_mode}
             return vllm.MambaSpec(block_size=spec.block_size, **state, **fields)
         case kind:
             raise ConfigError("kind", kind, "a kind that vLLM has")

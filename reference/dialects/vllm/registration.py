@@ -22,7 +22,7 @@ def register_full(
     block_size: int,
     mask: Sequence[bool] | None,
 ) -> None:
-    """Register the full blocks `span` of a row, null and masked ones left out (vLLM 0.33 `BlockPool.cache_full_blocks`).
+    """Register the full blocks `span` of a row, null and masked ones left out (vLLM `cache_full_blocks`).
 
     A block known so far by a key that covers less loses it first: the block has been filled up. Exactly one `Stored`
     event follows, even when nothing was registered.

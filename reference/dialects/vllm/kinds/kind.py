@@ -1,4 +1,4 @@
-"""The rules that every kind of layer follows unless its own file says otherwise (vLLM 0.33 `SingleTypeKVCacheManager`)."""
+"""The rules that every kind of layer follows unless its own file says otherwise."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ class Demand(NamedTuple):
 
 class Kind:
     """One group of layers of one kind: its rows, and the rules by which they grow, are found, retire and are freed.
+
+    vLLM 0.33 `SingleTypeKVCacheManager`.
 
     Attributes:
       fine_grained: whether hits may end inside a block.

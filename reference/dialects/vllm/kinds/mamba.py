@@ -58,7 +58,7 @@ class MambaKind(Kind):
 
     def __init__(self, group: int, spec: Mamba, config: VllmConfig, pool: Pool) -> None:
         super().__init__(group, spec, config, pool)
-        self.aligned = config.caching
+        self.aligned = spec.cache_mode == "align"
         self.scratch = spec.num_speculative_blocks
         self.new_keys: set[Key] = set()
 
@@ -132,7 +132,7 @@ class MambaKind(Kind):
         return int(row.partial is not None or (len(hit) > 0 and demand.local % self.block_size != 0))
 
     def _planned_checkpoint(self, row: MambaRow, demand: Demand) -> int:
-        """The length at which this chunk exports a state for later requests, or 0 (vLLM `_needs_internal_checkpoint`)."""
+        """The length at which this chunk exports a state for later requests, or 0."""
         spec = self.spec
         start, end = demand.total, demand.main
         if spec.num_prefill_checkpoint_blocks == 0 or end < demand.prefill_end:
@@ -175,7 +175,7 @@ class MambaKind(Kind):
         return estimate if bug in self.config.bugs else exact
 
     def _length_before_new(self, length: int, row: MambaRow, main: int) -> int:
-        """Length of a row of `length` columns after null columns were added and scratch was moved, before new blocks."""
+        """Length of a row of `length` columns once null columns are added and scratch is moved, before new blocks."""
         running = ceil_div(main, self.block_size) - 1
         stop = running - (0 if row.checkpoint is None else 1)
         padded = max(length, stop) if length < running else length
@@ -281,13 +281,11 @@ class MambaKind(Kind):
     def _at_junction(self, request: Request, tokens: int) -> bool:
         """Whether the prompt's chunk being computed ends where other requests were seen to branch off."""
         config = self.config
-        junctions = (
-            config.shared_prefix_checkpoint
-            and config.uses_eagle
-            and config.partial_hits
-            and config.prefill_lookahead <= 1
-        )
-        return junctions and tokens == request.shared_prefix and request.num_computed < tokens <= request.num_prompt
+        if not (config.shared_prefix_checkpoint and config.partial_hits and config.prefill_lookahead <= 1):
+            return False
+        if not (config.uses_eagle or config.topology.eagle_groups):
+            return False
+        return tokens == request.shared_prefix and request.num_computed < tokens <= request.num_prompt
 
     def _register_checkpoint(self, row: MambaRow, request: Request, position: int, column: int) -> Key | None:
         """Register the exported state at `position` if somebody can resume there; else its block must not be found."""
