@@ -6,11 +6,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from hkv.errors import SpecError
 from hkv.spec.dtypes import item_bytes
 from hkv.spec.layer import LayerSpec, MergeError, check_positive
+
+if TYPE_CHECKING:
+    from hkv.spec.limits import RequestLimits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +141,10 @@ class AttentionSpec(LayerSpec):
         if padded is not None:
             padded = -(-padded * block_size // self.block_size)
         return dataclasses.replace(self, block_size=block_size, page_size_padded=padded)
+
+    def row_blocks(self, limits: RequestLimits) -> int:
+        """Columns of a block table that one request can use; under context parallelism each stands for more tokens."""
+        return -(-limits.max_model_len // (self.block_size * self.shards(limits.context_parallel)))
 
     def shards(self, context_parallel: int) -> int:
         """Ranks that split this layer's tokens among them."""

@@ -63,6 +63,12 @@ class LayerSpec:
     prefix_cacheable: ClassVar[bool] = True
     """False when no block of this kind can ever be reused by another request."""
 
+    uses_slot_mapping: ClassVar[bool] = True
+    """False when tokens are not written to slots that the engine maps, but by the layer itself."""
+
+    table_alignment_tokens: ClassVar[int | None] = 128
+    """Tokens to whose multiple a block table's width is rounded up, None for no rounding (vLLM 0.33)."""
+
     block_size: int
     is_draft: bool = dataclasses.field(default=False, compare=False)
 
@@ -136,6 +142,14 @@ class LayerSpec:
           limits: context parallelism and Mamba mode.
         """
         raise NotImplementedError
+
+    def row_blocks(self, limits: RequestLimits) -> int:
+        """Columns of a block table that one request can use, as a rule one a block (vLLM 0.33 `max_num_blocks_per_req`).
+
+        Args:
+          limits: the longest request, context parallelism and Mamba mode.
+        """
+        return -(-limits.max_model_len // self.block_size)
 
     @classmethod
     def merge(cls, specs: Sequence[LayerSpec], bugs: frozenset[str] = frozenset()) -> LayerSpec:

@@ -25,6 +25,8 @@ class OpaqueState(LayerSpec):
     kind: ClassVar[str] = "opaque"
     short_name: ClassVar[str] = "opaque"
     prefix_cacheable: ClassVar[bool] = False
+    uses_slot_mapping: ClassVar[bool] = False
+    table_alignment_tokens: ClassVar[int | None] = None
 
     entry_bytes: int = 1
     page_size_padded: int | None = None
@@ -52,6 +54,10 @@ class OpaqueState(LayerSpec):
         """Bytes of one block of one layer, padding included."""
         payload = self.unpadded_page_size_bytes
         return payload if self.page_size_padded is None else max(payload, self.page_size_padded)
+
+    def row_blocks(self, limits: RequestLimits) -> int:
+        """One column: the ring."""
+        return 1
 
     def max_request_blocks(self, limits: RequestLimits) -> int:
         return 1
