@@ -155,8 +155,11 @@ class Traffic:
         new = 0 if delay and choices.chance(50) else self._next_tokens(request, found.hit + external, drafts=False)
         reserved = choices.pick((1, 3, 5, 10, 20)) if choices.chance(30) else 0
         if external and self._mamba:
-            # Without slack vLLM grants what it then cannot take: one state more a group than it counted (`hkv.bugs`).
-            reserved = max(reserved, len(self._mamba))
+            # vLLM counts one state too few a group and fails where that one is not there: leave room, or take nothing.
+            if "external-state-not-counted" in self._header.bugs:
+                reserved = max(reserved, len(self._mamba))
+            else:
+                delay, new = True, 0
         answer = self._allocate(
             request,
             new,
