@@ -1,0 +1,282 @@
+"""Which format an engine's tensors have, from their structure and the engine's hints (LMCache 0.5.6 discovery)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from hkv.chunks.formats import INDEXER_ROW_BYTES, TRAITS, EngineKVFormat, Structure
+from hkv.chunks.tensor_view import TensorView, recover_contiguous_view
+from hkv.errors import LayoutError
+from hkv.spec.dtypes import item_bytes
+
+Nested: TypeAlias = "TensorView | Sequence[Nested]"
+"""Tensors as an engine hands them over: one, a list, or a list of lists or tuples."""
+
+F = EngineKVFormat
+
+VLLM_HINTS = MappingProxyType({"NHD": False, "HND": True, "BLHNC": True, "BLNHC": False})
+"""Layout hints and whether they put heads before tokens."""
+
+VLLM_LAYOUT_HINTS = MappingProxyType(
+    {"LBNHC": "NHD", "LBHNC": "HND", "BLNHC": "BLNHC", "BLHNC": "BLHNC", "NHD": "NHD", "HND": "HND"}
+)
+"""vLLM's layout names that transfers can address, as hints. In the others a (layer, block) is in pieces."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hints:
+    """What an engine says beside its tensors.
+
+    Attributes:
+      kv_layout: vLLM's layout hint, one of `VLLM_HINTS`, or None.
+      on_cpu: the engine runs on a CPU, which changes what None means.
+      kv_list_layout: SGLang's `unified` or `k_v`, or None.
+      tokens_per_block: tokens per block where tensors do not show it, or None.
+      num_kv_heads: heads of a flat TensorRT-LLM pool, or None.
+      head_dim: elements per head of such a pool, or None.
+    """
+
+    kv_layout: str | None = None
+    on_cpu: bool = False
+    kv_list_layout: str | None = None
+    tokens_per_block: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+
+    @property
+    def heads_first(self) -> bool:
+        """Whether a rank-4 or rank-5 tensor has heads before tokens."""
+        name = self.kv_layout or ("HND" if self.on_cpu else "NHD")
+        if name not in VLLM_HINTS:
+            raise LayoutError("kv_layout", name, f"one of {', '.join(VLLM_HINTS)}")
+        return VLLM_HINTS[name]
+
+
+def hint_of_vllm_layout(name: str) -> str:
+    """The hint for a vLLM layout name.
+
+    Raises:
+      LayoutError: the layout puts heads outside layers and blocks, so that a block is not one contiguous run.
+    """
+    try:
+        return VLLM_LAYOUT_HINTS[name]
+    except KeyError:
+        expected = f"a layout whose blocks are contiguous per layer: {', '.join(VLLM_LAYOUT_HINTS)}"
+        raise LayoutError("layout", name, expected) from None
+
+
+def recovered(tensors: Nested) -> Nested:
+    """The tensors with every permuted view replaced by the allocation behind it; tuples become lists."""
+    if isinstance(tensors, TensorView):
+        return recover_contiguous_view(tensors)
+    return [recovered(entry) for entry in tensors]
+
+
+def detect(tensors: Nested, engine: str, hints: Hints) -> tuple[EngineKVFormat, Nested]:
+    """The format of tensors that all have one, and the tensors as that format sees them.
+
+    Args:
+      tensors: recovered here first.
+      engine: `vllm`, `sglang`, `trtllm` or `atom`.
+      hints: what the engine says beside.
+
+    Raises:
+      LayoutError: unknown engine, or a structure that no rule knows.
+    """
+    detectors = {"vllm": _detect_vllm, "sglang": _detect_sglang, "trtllm": _detect_trtllm, "atom": _detect_atom}
+    if engine not in detectors:
+        raise LayoutError("engine", engine, f"one of {', '.join(detectors)}")
+    return detectors[engine](recovered(tensors), hints)
+
+
+def discover_per_layer_formats(
+    tensors: Nested, engine: str, hints: Hints, layers_of_engine_groups: Sequence[Sequence[int]] | None = None
+) -> tuple[list[EngineKVFormat], Nested]:
+    """A format for each layer, and the tensors as those formats see them.
+
+    Layers of one engine group, one shape and one dtype are detected together, by their first; layers of no group keep
+    their tensor and the first format found, as a placeholder.
+
+    Args:
+      tensors: one entry a layer, or a cross-layer or K-and-V structure.
+      engine: as in `detect`.
+      hints: as in `detect`.
+      layers_of_engine_groups: layer indices of each engine group, or None for one group of all.
+    """
+    if _same_shapes(tensors):
+        found, seen = detect(tensors, engine, hints)
+        if TRAITS[found].structure is not Structure.LAYER_LIST:
+            return [found] * _num_layers(found, seen), seen
+    layers = _layer_entries(tensors)
+    groups = [list(range(len(layers)))] if layers_of_engine_groups is None else layers_of_engine_groups
+    if not any(groups):
+        raise LayoutError("layers_of_engine_groups", groups, "at least one layer in a group")
+    formats: list[EngineKVFormat | None] = [None] * len(layers)
+    for bucket in _buckets(layers, groups):
+        found, seen = detect([layers[layer] for layer in bucket], engine, hints)
+        for layer, view in zip(bucket, _layer_entries(seen), strict=True):
+            formats[layer], layers[layer] = found, view
+    placeholder = next(found for found in formats if found is not None)
+    return [placeholder if found is None else found for found in formats], layers
+
+
+def _detect_vllm(tensors: Nested, hints: Hints) -> tuple[EngineKVFormat, Nested]:
+    heads_first = hints.heads_first
+    if isinstance(tensors, TensorView):
+        return F.NB_NL_TWO_BS_NH_HS, tensors
+    first = tensors[0] if len(tensors) else None
+    if isinstance(first, TensorView):
+        return _detect_vllm_layers(tensors, first, heads_first)
+    if first is not None and all(isinstance(plane, TensorView) and plane.rank == 4 for plane in first):
+        return _detect_planes([plane for plane in first if isinstance(plane, TensorView)]), tensors
+    raise _unknown(tensors)
+
+
+def _detect_vllm_layers(tensors: Nested, first: TensorView, heads_first: bool) -> tuple[EngineKVFormat, Nested]:
+    if first.rank == 4:
+        head_axis = 1 if heads_first else 2
+        if _is_indexer(first) and first.shape[head_axis] == 1:
+            return F.NL_X_NB_BSV_BSS, [_without_axis(view, head_axis) for view in _layer_entries(tensors)]
+        return (F.NL_X_NB_NH_BS_CS if heads_first else F.NL_X_NB_BS_NH_CS), tensors
+    if first.rank == 6 and first.shape[0] == 2 and first.shape[3] == 1:
+        return F.NL_X_TWO_NB_NH_ONE_BS_HS, tensors
+    if first.rank == 5 and first.shape[0] == 2:
+        return (F.NL_X_TWO_NB_NH_BS_HS if heads_first else F.NL_X_TWO_NB_BS_NH_HS), tensors
+    if first.rank == 5 and first.shape[1] == 2:
+        return (F.NL_X_NB_TWO_NH_BS_HS if heads_first else F.NL_X_NB_TWO_BS_NH_HS), tensors
+    if first.rank == 3:
+        return (F.NL_X_NB_BSV_BSS if _is_indexer(first) else F.NL_X_NB_BS_HS), tensors
+    raise _unknown(tensors)
+
+
+def _detect_planes(planes: list[TensorView]) -> EngineKVFormat:
+    one_head = all(plane.shape[2] == 1 for plane in planes)
+    uneven = len({plane.shape[3] for plane in planes}) > 1
+    if one_head and (len(planes) in (1, 3) or uneven):
+        return F.NL_X_NP_X_NB_BS_ONE_HS
+    if len(planes) == 2:
+        return F.NL_X_TWO_X_NB_BS_NH_HS
+    raise _unknown(planes)
+
+
+def _detect_sglang(tensors: Nested, hints: Hints) -> tuple[EngineKVFormat, Nested]:
+    if isinstance(tensors, TensorView) or not len(tensors):
+        raise _unknown(tensors)
+    first = tensors[0]
+    if not isinstance(first, TensorView):
+        inner = first[0]
+        rank4 = isinstance(inner, TensorView) and inner.rank == 4
+        return (F.TWO_X_NL_X_NB_BS_NH_HS if rank4 else F.TWO_X_NL_X_NBBS_NH_HS), tensors
+    per_block = hints.tokens_per_block
+    if hints.kv_list_layout == "unified":
+        by_rank = {3: F.NL_X_NB_BS_HS, 4: F.NL_X_NB_BS_NH_HS}
+        if first.rank not in by_rank:
+            raise LayoutError("rank", first.rank, "3 or 4 in a unified list")
+        return by_rank[first.rank], tensors
+    if hints.kv_list_layout == "k_v" and per_block and first.rank == 3 and len(tensors) % 2 == 0:
+        paged = [_paged(view, per_block) for view in _layer_entries(tensors)]
+        return F.TWO_X_NL_X_NB_BS_NH_HS, [paged[: len(paged) // 2], paged[len(paged) // 2 :]]
+    if per_block and first.rank == 3 and first.shape[1] == 1:
+        paged = [_paged(view, per_block) for view in _layer_entries(tensors)]
+        return F.NL_X_NB_BS_HS, [_without_axis(view, 2) for view in paged]
+    return (F.NL_X_NB_BS_HS if per_block else F.NL_X_NBBS_ONE_HS), tensors
+
+
+def _detect_trtllm(tensors: Nested, hints: Hints) -> tuple[EngineKVFormat, Nested]:
+    if not isinstance(tensors, TensorView):
+        if len(tensors) != 1 or not isinstance(tensors[0], TensorView):
+            raise _unknown(tensors)
+        tensors = tensors[0]
+    if tensors.rank == 6:
+        return F.NB_NL_TWO_NH_BS_HS, tensors
+    geometry = (hints.num_kv_heads, hints.tokens_per_block, hints.head_dim)
+    if tensors.rank != 4 or None in geometry:
+        raise LayoutError("hints", geometry, "num_kv_heads, tokens_per_block and head_dim of a rank-4 pool")
+    heads, per_block, head_dim = (size or 0 for size in geometry)
+    if heads * per_block * head_dim != tensors.shape[3]:
+        raise LayoutError("hints", geometry, f"sizes whose product is the pool's row of {tensors.shape[3]}")
+    return F.NB_NL_TWO_NH_BS_HS, tensors.reshaped(*tensors.shape[:3], heads, per_block, head_dim)
+
+
+def _detect_atom(tensors: Nested, hints: Hints) -> tuple[EngineKVFormat, Nested]:
+    del hints
+    first = None if isinstance(tensors, TensorView) or not len(tensors) else tensors[0]
+    if isinstance(first, TensorView) and first.rank == 3:
+        return F.NL_X_NB_BS_HS, tensors
+    raise _unknown(tensors)
+
+
+def _is_indexer(view: TensorView) -> bool:
+    return view.dtype == "uint8" and view.shape[-1] == INDEXER_ROW_BYTES
+
+
+def _without_axis(view: TensorView, axis: int) -> TensorView:
+    shape = view.shape[:axis] + view.shape[axis + 1 :]
+    strides = view.element_strides[:axis] + view.element_strides[axis + 1 :]
+    return TensorView(shape, view.dtype, strides, view.offset)
+
+
+def _paged(view: TensorView, tokens_per_block: int) -> TensorView:
+    if view.shape[0] % tokens_per_block:
+        raise LayoutError("tokens_per_block", tokens_per_block, f"a divisor of the tensor's {view.shape[0]} slots")
+    return view.reshaped(view.shape[0] // tokens_per_block, tokens_per_block, *view.shape[1:])
+
+
+def _layer_entries(tensors: Nested) -> list[Any]:
+    return [tensors] if isinstance(tensors, TensorView) else list(tensors)
+
+
+def _num_layers(found: EngineKVFormat, tensors: Nested) -> int:
+    if isinstance(tensors, TensorView):
+        return tensors.shape[1]
+    first = tensors[0]
+    assert TRAITS[found].structure is Structure.KV_LIST
+    return 1 if isinstance(first, TensorView) else len(first)
+
+
+def _leaves(tensors: Nested) -> list[TensorView]:
+    if isinstance(tensors, TensorView):
+        return [tensors]
+    return [leaf for entry in tensors for leaf in _leaves(entry)]
+
+
+def _same_shapes(tensors: Nested) -> bool:
+    return len({leaf.shape for leaf in _leaves(tensors)}) == 1
+
+
+def _signature(entry: Nested) -> Any:
+    if isinstance(entry, TensorView):
+        return (entry.shape, entry.dtype)
+    return tuple(_signature(inner) for inner in entry)
+
+
+def _buckets(layers: list[Any], groups: Sequence[Sequence[int]]) -> list[list[int]]:
+    buckets: list[list[int]] = []
+    for group in groups:
+        by_signature: dict[Any, list[int]] = {}
+        for layer in group:
+            if not 0 <= layer < len(layers):
+                raise LayoutError("layers_of_engine_groups", layer, f"a layer index below {len(layers)}")
+            by_signature.setdefault(_signature(layers[layer]), []).append(layer)
+        buckets += by_signature.values()
+    return buckets
+
+
+def _unknown(tensors: Nested) -> LayoutError:
+    return LayoutError("tensors", _signature(tensors), "a structure that a format of this engine has")
+
+
+def plane_row_elements(planes: Sequence[TensorView]) -> int:
+    """Elements, in the first plane's dtype, of a token's row over all planes (format 17).
+
+    Raises:
+      LayoutError: the planes' bytes are not a whole number of the first plane's elements.
+    """
+    total = sum(plane.shape[-1] * item_bytes(plane.dtype) for plane in planes)
+    size = item_bytes(planes[0].dtype)
+    if total % size:
+        raise LayoutError("planes", f"{total} bytes a token", f"a multiple of {planes[0].dtype}'s {size} bytes")
+    return total // size

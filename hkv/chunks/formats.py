@@ -1,0 +1,155 @@
+"""The engine formats: how an engine's tensors hold the pages of its layers (LMCache 0.5.6 `EngineKVFormat`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from types import MappingProxyType
+
+INDEXER_ROW_BYTES = 132
+"""Bytes a token of a sparse-attention indexer takes: 128 fp8 values, then 4 bytes of scale."""
+
+SCALE_BYTES = 4
+"""Bytes of scale in such a row; a page holds all its values first, then all its scales."""
+
+
+class EngineKVFormat(enum.IntEnum):
+    """Formats by LMCache's number. The name is the shape.
+
+    `_X_` separates list levels, `_` the axes of the innermost tensor: NB blocks, NL layers, BS slots per page, NH
+    heads, HS elements per head, CS elements per head of K and V together, TWO the K and V planes, NP planes of a tuple.
+    """
+
+    NB_NL_TWO_BS_NH_HS = 0
+    NL_X_TWO_NB_BS_NH_HS = 1
+    NL_X_NB_TWO_BS_NH_HS = 2
+    NL_X_NB_BS_HS = 3
+    TWO_X_NL_X_NBBS_NH_HS = 4
+    NL_X_NBBS_ONE_HS = 5
+    NL_X_TWO_NB_NH_BS_HS = 6
+    NL_X_NB_TWO_NH_BS_HS = 7
+    NB_NL_TWO_NH_BS_HS = 8
+    TWO_X_NL_X_NB_BS_NH_HS = 9
+    NL_X_NB_NH_BS_TWO_HS = 10
+    NL_X_NB_BS_NH_TWO_HS = 11
+    NL_X_NB_NH_BS_CS = 12
+    NL_X_NB_BS_NH_CS = 13
+    NL_X_NB_BSV_BSS = 14
+    NL_X_TWO_NB_NH_ONE_BS_HS = 15
+    NL_X_TWO_X_NB_BS_NH_HS = 16
+    NL_X_NP_X_NB_BS_ONE_HS = 17
+    NL_X_NB_BS_NH_HS = 18
+
+
+class Structure(enum.Enum):
+    """How a format's tensors are nested."""
+
+    CROSS_LAYER = "one tensor for all layers"
+    KV_LIST = "a list of K tensors and a list of V tensors"
+    LAYER_LIST = "one entry a layer"
+
+
+class PageOrder(enum.Enum):
+    """Where page (plane k, layer l, block b) stands among the pages of its tensor."""
+
+    BLOCK_LAYER_PLANE = "(b * layers + l) * planes + k"
+    PLANE_BLOCK = "k * blocks + b"
+    BLOCK_PLANE = "b * planes + k"
+    BLOCK = "b"
+
+
+@dataclasses.dataclass(frozen=True)
+class FormatTraits:
+    """What a format's name implies.
+
+    Attributes:
+      structure: how its tensors are nested.
+      kv_size: planes, 2 where K and V are apart, else 1.
+      page_order: where a page stands within its tensor.
+      heads_first: a page is `[heads, slots, row]` rather than `[slots, heads, row]`.
+      mla: the layer has one latent head, whatever head axis the tensor shows.
+      fused: K and V share a row.
+      padded_blocks: a block's stride may exceed its page; elsewhere pages are tight.
+      block_axis: the tensor has an axis of blocks (formats 4 and 5 fuse blocks and slots).
+      kernel: LMCache's CUDA block kernel moves this format.
+      copy_engine: a page is one contiguous run in token order, so LMCache's copy-engine path moves it.
+    """
+
+    structure: Structure
+    kv_size: int
+    page_order: PageOrder
+    heads_first: bool = False
+    mla: bool = False
+    fused: bool = False
+    padded_blocks: bool = False
+    block_axis: bool = True
+    kernel: bool = True
+    copy_engine: bool = False
+
+
+_LAYER = Structure.LAYER_LIST
+_F = EngineKVFormat
+
+TRAITS = MappingProxyType(
+    {
+        _F(0): FormatTraits(Structure.CROSS_LAYER, 2, PageOrder.BLOCK_LAYER_PLANE, copy_engine=True),
+        _F(1): FormatTraits(_LAYER, 2, PageOrder.PLANE_BLOCK, copy_engine=True),
+        _F(2): FormatTraits(_LAYER, 2, PageOrder.BLOCK_PLANE, copy_engine=True),
+        _F(3): FormatTraits(_LAYER, 1, PageOrder.BLOCK, mla=True, padded_blocks=True, copy_engine=True),
+        _F(4): FormatTraits(Structure.KV_LIST, 2, PageOrder.BLOCK, block_axis=False, copy_engine=True),
+        _F(5): FormatTraits(_LAYER, 1, PageOrder.BLOCK, mla=True, block_axis=False, copy_engine=True),
+        _F(6): FormatTraits(_LAYER, 2, PageOrder.PLANE_BLOCK, heads_first=True),
+        _F(7): FormatTraits(_LAYER, 2, PageOrder.BLOCK_PLANE, heads_first=True),
+        _F(8): FormatTraits(Structure.CROSS_LAYER, 2, PageOrder.BLOCK_LAYER_PLANE, heads_first=True),
+        _F(9): FormatTraits(Structure.KV_LIST, 2, PageOrder.BLOCK, copy_engine=True),
+        _F(10): FormatTraits(_LAYER, 1, PageOrder.BLOCK, heads_first=True, fused=True),
+        _F(11): FormatTraits(_LAYER, 1, PageOrder.BLOCK, fused=True, copy_engine=True),
+        _F(12): FormatTraits(_LAYER, 1, PageOrder.BLOCK, heads_first=True, fused=True, padded_blocks=True),
+        _F(13): FormatTraits(_LAYER, 1, PageOrder.BLOCK, fused=True, padded_blocks=True, copy_engine=True),
+        _F(14): FormatTraits(_LAYER, 1, PageOrder.BLOCK, mla=True, padded_blocks=True),
+        _F(15): FormatTraits(_LAYER, 2, PageOrder.PLANE_BLOCK, heads_first=True, kernel=False),
+        _F(16): FormatTraits(_LAYER, 2, PageOrder.BLOCK, kernel=False),
+        _F(17): FormatTraits(_LAYER, 1, PageOrder.BLOCK, mla=True, padded_blocks=True, kernel=False),
+        _F(18): FormatTraits(_LAYER, 1, PageOrder.BLOCK, padded_blocks=True),
+    }
+)
+"""Traits of every format."""
+
+
+def page_index(order: PageOrder, plane: int, layer: int, block: int, planes: int, layers: int, blocks: int) -> int:
+    """Where a page stands within its tensor, in pages.
+
+    Args:
+      order: the format's page order.
+      plane: 0 for K (or everything), 1 for V.
+      layer: position of the layer within its kernel group.
+      block: the engine's block id.
+      planes: planes of the format (`kv_size`).
+      layers: layers of the kernel group.
+      blocks: blocks of the tensor.
+    """
+    match order:
+        case PageOrder.BLOCK_LAYER_PLANE:
+            return (block * layers + layer) * planes + plane
+        case PageOrder.PLANE_BLOCK:
+            return plane * blocks + block
+        case PageOrder.BLOCK_PLANE:
+            return block * planes + plane
+        case PageOrder.BLOCK:
+            return block
+
+
+def tensor_index(structure: Structure, plane: int, layer: int, layers: int) -> int:
+    """Which of a kernel group's tensors holds a page: LMCache's order of pointers."""
+    match structure:
+        case Structure.CROSS_LAYER:
+            return 0
+        case Structure.KV_LIST:
+            return plane * layers + layer
+        case Structure.LAYER_LIST:
+            return layer
+
+
+def num_tensors(structure: Structure, layers: int) -> int:
+    """Tensors a kernel group of `layers` layers has."""
+    return {Structure.CROSS_LAYER: 1, Structure.KV_LIST: 2 * layers, Structure.LAYER_LIST: layers}[structure]

@@ -1,0 +1,172 @@
+"""Chunk objects: which kernel groups lie in one, and where (LMCache 0.5.6 object groups and memory objects)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from hkv.chunks.kernel_groups import KernelGroup
+from hkv.errors import LayoutError
+
+FULL_WINDOW = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectGroup:
+    """Kernel groups whose data lie in one object.
+
+    Attributes:
+      members: indices of its kernel groups, in the order in which their regions lie.
+      window: chunks at the end of a prefix that must be present, or -1 for all.
+      kind: `attention`, `recurrent` or `aux`.
+    """
+
+    members: tuple[int, ...]
+    window: int
+    kind: str
+
+
+def object_groups(
+    groups: Sequence[KernelGroup], chunk: int, separate: bool = False, full_window: bool = False
+) -> tuple[ObjectGroup, ...]:
+    """The object groups of a cache.
+
+    Args:
+      groups: all kernel groups.
+      chunk: tokens per chunk.
+      separate: False puts everything into one object; True one object per window, recurrent flag and auxiliary tag.
+      full_window: keep whole chunks of windowed groups; recurrent groups keep their window.
+    """
+    if not groups:
+        return ()
+    if not separate:
+        return (ObjectGroup(tuple(range(len(groups))), FULL_WINDOW, _kind(groups)),)
+    buckets: dict[Any, list[int]] = {}
+    for index, group in enumerate(groups):
+        window = FULL_WINDOW if group.info.window == -1 else -(-group.info.window // chunk)
+        buckets.setdefault((group.info.extra_tag, group.info.recurrent, window), []).append(index)
+    ordered = sorted(buckets.items(), key=lambda item: (item[0][0] != 0, item[1][0]))
+    result = []
+    for (_, recurrent, window), members in ordered:
+        kept = window if window >= 1 and (recurrent or not full_window) else FULL_WINDOW
+        result.append(ObjectGroup(tuple(members), kept, _kind([groups[member] for member in members])))
+    return tuple(result)
+
+
+def _kind(groups: Sequence[KernelGroup]) -> str:
+    if any(group.info.extra_tag for group in groups):
+        return "aux"
+    return "recurrent" if all(group.info.recurrent for group in groups) else "attention"
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """A kernel group's part of an object: row-major `[planes, layers, slots, row]`, tokens before heads.
+
+    Attributes:
+      group: index of the kernel group.
+      offset: bytes from the object's start; no alignment is promised.
+      slots: rows of each (plane, layer).
+      shape: `(planes, layers, slots, heads * head size)` in elements of `dtype`.
+      dtype: element type by name.
+      nbytes: bytes of the region.
+    """
+
+    group: int
+    offset: int
+    slots: int
+    shape: tuple[int, int, int, int]
+    dtype: str
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectLayout:
+    """Where everything lies in one object: the regions one after the other, without padding.
+
+    Attributes:
+      regions: in member order.
+      nbytes: bytes of the object.
+    """
+
+    regions: tuple[Region, ...]
+    nbytes: int
+
+    def region(self, group: int) -> Region:
+        """The region of a kernel group.
+
+        Raises:
+          LayoutError: the group has none in this object.
+        """
+        for region in self.regions:
+            if region.group == group:
+                return region
+        raise LayoutError("group", group, f"a member of the object: {[region.group for region in self.regions]}")
+
+
+def object_layout(
+    groups: Sequence[KernelGroup],
+    object_group: ObjectGroup,
+    chunk: int,
+    full_window: bool = False,
+    bugs: frozenset[str] = frozenset(),
+) -> ObjectLayout:
+    """The layout of one object group's objects.
+
+    Args:
+      groups: all kernel groups.
+      object_group: which of them.
+      chunk: tokens per chunk; a group whose window is shorter contributes only that.
+      full_window: windowed groups contribute whole chunks; recurrent ones only under bug `lmcache-full-window`.
+      bugs: names of defects to reproduce.
+    """
+    regions: list[Region] = []
+    offset = 0
+    for member in object_group.members:
+        group = groups[member]
+        group.check_chunk(chunk)
+        widened = full_window and (not group.info.recurrent or "lmcache-full-window" in bugs)
+        geometry = group.geometry
+        slots = group.num_slots(group.kept_tokens(chunk, widened))
+        shape = (geometry.kv_size, geometry.num_layers, slots, geometry.num_heads * geometry.head_size)
+        nbytes = geometry.kv_size * geometry.num_layers * slots * geometry.row_bytes
+        regions.append(Region(member, offset, slots, shape, geometry.dtype, nbytes))
+        offset += nbytes
+    return ObjectLayout(tuple(regions), offset)
+
+
+@dataclasses.dataclass(frozen=True)
+class StagingLayout:
+    """A staging buffer of several slots, each with one object of every object group, one after the other.
+
+    Attributes:
+      objects: layout of each object group's objects.
+      num_slots: slots of the buffer; a transfer moves at most so many objects at once.
+    """
+
+    objects: tuple[ObjectLayout, ...]
+    num_slots: int = 4
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+        return sum(layout.nbytes for layout in self.objects)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return self.num_slots * self.slot_bytes
+
+    def offset(self, slot: int, object_group: int, group: int | None = None) -> int:
+        """Bytes to an object in a slot, or to a kernel group's region in it.
+
+        Raises:
+          LayoutError: an index out of range, or a group that is no member.
+        """
+        if not 0 <= slot < self.num_slots:
+            raise LayoutError("slot", slot, f"below {self.num_slots}")
+        if not 0 <= object_group < len(self.objects):
+            raise LayoutError("object_group", object_group, f"below {len(self.objects)}")
+        base = slot * self.slot_bytes + sum(layout.nbytes for layout in self.objects[:object_group])
+        return base if group is None else base + self.objects[object_group].region(group).offset
