@@ -1,0 +1,229 @@
+"""`hkv replay`: a request trace through a hybrid cache."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from fractions import Fraction
+from typing import Any
+
+import click
+from rich.console import Console
+
+from hkv.cli.json_output import json_option, write_json
+from hkv.cli.progress import progress_bar
+from hkv.errors import ConfigError
+from hkv.oracle.engines import ENGINES
+from hkv.oracle.replay import plot, summary
+from hkv.oracle.replay.lockstep import Difference
+from hkv.oracle.replay.run import DEFAULT_ENGINE, Outcome, Timing, cache_config, replay
+from hkv.oracle.replay.schedule import Schedule
+from hkv.oracle.replay.tables import tables
+from hkv.oracle.traces.reader import TOKENS_PER_ID, read_trace
+from hkv.spec import LayerSpec, spec_from_text
+
+DIFFERENT = 1
+"""Exit status when `--check` finds a difference."""
+
+
+class Groups(click.ParamType):
+    """`kind:block_size[:window or chunk]`, several of them between commas."""
+
+    name = "groups"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[LayerSpec]:
+        return [spec_from_text(part.strip()) for part in value.split(",")]
+
+
+class EagleGroups(click.ParamType):
+    """`all`, or indices between commas."""
+
+    name = "all|groups"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        parts = [part.strip() for part in value.split(",")]
+        if parts == ["all"]:
+            return ()
+        if not all(part.isascii() and part.isdigit() for part in parts):
+            raise ConfigError("eagle", value, "all, or indices of groups between commas")
+        return tuple(sorted({int(part) for part in parts}))
+
+
+class Retention(click.ParamType):
+    """`dense`, or a number of tokens."""
+
+    name = "dense|tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value == "dense":
+            return None
+        if not (value.isascii() and value.isdigit()):
+            raise ConfigError("retention", value, "dense, or a number of tokens")
+        return int(value)
+
+
+class Positive(click.ParamType):
+    """A positive number, exactly as written: 2, 0.5, 3/2."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Fraction:
+        try:
+            number = Fraction(value)
+        except (ValueError, ZeroDivisionError):
+            raise ConfigError("speed", value, "a positive number") from None
+        if number <= 0:
+            raise ConfigError("speed", value, "a positive number")
+        return number
+
+
+@click.command()
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--groups",
+    required=True,
+    type=Groups(),
+    help="kind:block_size[:window or chunk],...; kinds: full, mla, swa, chunked, mamba.",
+)
+@click.option(
+    "--num-blocks", required=True, type=click.IntRange(min=2), help="Blocks in the pool, the null block included."
+)
+@click.option(
+    "--engine", default=DEFAULT_ENGINE, show_default=True, type=click.Choice(list(ENGINES)), help="Whose cache."
+)
+@click.option("--check", is_flag=True, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
+@click.option("--caching/--no-caching", default=True, show_default=True, help="Prefix caching.")
+@click.option("--eagle", type=EagleGroups(), help="EAGLE drop rule, for these groups.")
+@click.option(
+    "--retention",
+    default="dense",
+    show_default=True,
+    type=Retention(),
+    help="Tokens between retained replay boundaries of windows and states; 0: none.",
+)
+@click.option(
+    "--tokens-per-id",
+    default=TOKENS_PER_ID,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Tokens that one of the trace's hash_ids stands for.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Replay the first LIMIT requests only.")
+@click.option("--step-ms", default=50, show_default=True, type=click.IntRange(min=1), help="Milliseconds of a step.")
+@click.option(
+    "--speed",
+    default="1",
+    show_default=True,
+    type=Positive(),
+    help="Arrivals come this many times faster than recorded.",
+)
+@click.option(
+    "--step-tokens", default=8192, show_default=True, type=click.IntRange(min=1), help="Most tokens computed in a step."
+)
+@click.option(
+    "--decode-tokens",
+    default=2,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Tokens a running request generates in a step.",
+)
+@click.option(
+    "--max-running", default=256, show_default=True, type=click.IntRange(min=1), help="Most requests running at once."
+)
+@click.option(
+    "--max-model-len",
+    default=131072,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Most tokens of prompt and output; longer requests are refused.",
+)
+@click.option(
+    "--lookahead", default=0, show_default=True, type=click.IntRange(min=0), help="Slots allocated for draft tokens."
+)
+@click.option(
+    "--closed-loop",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Keep N requests in the system, whatever the time stamps; 0: off.",
+)
+@json_option
+@click.option("--plot", "plot_path", metavar="FILE", help="Draw hit rate and occupancy over time; .png or .svg.")
+@click.pass_context
+def command(ctx: click.Context, **options: Any) -> int:
+    """Replay a request trace through a hybrid cache.
+
+    Requests arrive, wait, are computed in chunks, grow as they generate and give their blocks back, as vLLM's
+    scheduler would have it. TRACE has one JSON object a line: `timestamp`, `input_length`, `output_length`,
+    `hash_ids` (Mooncake's format), or `timestamp`, `tokens`, `output_length` or `output_tokens`.
+
+    \b
+    Example:
+      hkv trace chat -o chat.jsonl --requests 500
+      hkv replay chat.jsonl --groups full:16,swa:16:1024,swa:16:128 --num-blocks 20000 --plot chat.png
+    """
+    schedule = Schedule(
+        **{
+            name: options[name]
+            for name in ("step_tokens", "decode_tokens", "max_running", "lookahead", "max_model_len", "closed_loop")
+        }
+    )
+    config = cache_config(
+        options["groups"],
+        options["num_blocks"],
+        schedule,
+        caching=options["caching"],
+        eagle=options["eagle"],
+        retention_interval=options["retention"],
+    )
+    timing = Timing(step_ms=options["step_ms"], speed=options["speed"])
+    if options["plot_path"]:
+        plot.check_plot_path(options["plot_path"])
+    trace, per_id, limit = options["trace"], options["tokens_per_id"], options["limit"]
+    total = sum(1 for _ in read_trace(trace, per_id, limit))
+    try:
+        with progress_bar("replay", total) as advance:
+            outcome = replay(
+                trace,
+                config,
+                schedule,
+                timing,
+                engine=options["engine"],
+                check=options["check"],
+                tokens_per_id=per_id,
+                limit=limit,
+                progress=advance,
+            )
+    except Difference as difference:
+        print(f"hkv: the engines disagree: {difference}", file=sys.stderr)
+        return DIFFERENT
+    _report(outcome, options)
+    return 0
+
+
+def _report(outcome: Outcome, options: dict[str, Any]) -> None:
+    if options["plot_path"]:
+        title = f"{pathlib.Path(options['trace']).name}: {_groups_text(options)}, engine {options['engine']}"
+        plot.draw(outcome, options["plot_path"], options["step_ms"], title)
+    if options["json_path"]:
+        write_json(options["json_path"], summary.document(outcome, _plain(options)))
+        if options["json_path"] == "-":
+            return
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    for renderable in tables(outcome, options["engine"]):
+        console.print(renderable)
+
+
+def _groups_text(options: dict[str, Any]) -> str:
+    return ",".join(summary.group_name(spec) for spec in options["groups"])
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """The options as the command line would take them; where results go is left out."""
+    plain = {name: value for name, value in options.items() if name not in ("json_path", "plot_path")}
+    plain["groups"] = _groups_text(options)
+    plain["speed"] = str(options["speed"])
+    if options["eagle"] is not None:
+        plain["eagle"] = ",".join(map(str, options["eagle"])) or "all"
+    plain["retention"] = "dense" if options["retention"] is None else options["retention"]
+    return plain

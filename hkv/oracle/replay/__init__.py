@@ -1,0 +1,1 @@
+"""Replays a request trace through an engine, as a serving engine's scheduler would drive it."""

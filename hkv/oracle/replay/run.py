@@ -1,0 +1,200 @@
+"""Puts a replay together: trace, cache, engine, schedule, record."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+
+from hkv.dialects.vllm.config import VllmConfig, default_block_sizes
+from hkv.errors import ConfigError
+from hkv.oracle.configuration import to_header
+from hkv.oracle.engine import Engine, KeyedEngine
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.oplog import Header
+from hkv.oracle.replay.chunking import Chunking
+from hkv.oracle.replay.diagnosis import Diagnosis, MissDiagnosis
+from hkv.oracle.replay.lockstep import LockstepEngine
+from hkv.oracle.replay.record import Recorder
+from hkv.oracle.replay.schedule import Arrival, Replay, Schedule
+from hkv.oracle.traces.prefix_keys import PrefixKeys
+from hkv.oracle.traces.reader import TOKENS_PER_ID, TraceRequest, read_trace
+from hkv.spec import LayerSpec
+from hkv.topology import Topology
+
+REFERENCE = "numpy"
+"""The engine that `check` puts beside the chosen one, and the only one that knows why a hit ended."""
+
+DEFAULT_ENGINE = "numpy"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How a trace's milliseconds become steps.
+
+    Attributes:
+      step_ms: milliseconds of a step.
+      speed: how many times faster than recorded requests arrive.
+    """
+
+    step_ms: int = 50
+    speed: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        if type(self.step_ms) is not int or self.step_ms < 1:
+            raise ConfigError("step_ms", self.step_ms, "an integer of at least 1")
+        if self.speed <= 0:
+            raise ConfigError("speed", str(self.speed), "a positive number")
+
+    def step_of(self, timestamp: float) -> int:
+        """The first step that begins at or after a time stamp in milliseconds, exactly."""
+        return math.ceil(Fraction(timestamp) / (self.step_ms * self.speed))
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A finished replay.
+
+    Attributes:
+      config: the cache.
+      recorder: everything that happened.
+      steps: number of the last step + 1, skipped ones included.
+      evictions: cached blocks handed out to another use, or None when the engine does not count them.
+      seconds: wall time of the replay.
+    """
+
+    config: VllmConfig
+    recorder: Recorder
+    steps: int
+    evictions: int | None
+    seconds: float
+
+
+def cache_config(
+    specs: Sequence[LayerSpec],
+    num_blocks: int,
+    schedule: Schedule,
+    *,
+    caching: bool = True,
+    eagle: Sequence[int] | None = None,
+    retention_interval: int | None = None,
+) -> VllmConfig:
+    """The cache that a replay studies, configured as vLLM 0.33 would.
+
+    Block sizes follow `resolve_kv_cache_block_sizes`; tokens in flight are those of one step; without caching a
+    recurrent group keeps one block a request, as vLLM 0.33 then sets `mamba_block_size` to the longest request.
+
+    Args:
+      specs: one per group.
+      num_blocks: blocks in the pool, the null block included.
+      schedule: gives the longest request and the tokens of a step.
+      caching: whether prefix caching is on.
+      eagle: groups that serve a draft module, none for all groups; None without one.
+      retention_interval: tokens between two retained replay boundaries, 0 for none, None for dense.
+
+    Raises:
+      HKVError: the dialect forbids it.
+    """
+    if not specs:
+        raise ConfigError("groups", list(specs), "at least one group")
+    if not caching:
+        grid = math.lcm(*(spec.block_size for spec in specs))
+        whole = -(-schedule.max_model_len // grid) * grid
+        specs = [spec.with_block_size(whole) if spec.snapshot else spec for spec in specs]
+    topology = Topology.of_specs(specs, eagle or ())
+    scheduler_block, hash_block = default_block_sizes(topology)
+    return VllmConfig(
+        topology=topology,
+        num_blocks=num_blocks,
+        hash_block_size=hash_block,
+        scheduler_block_size=scheduler_block,
+        caching=caching,
+        eagle=eagle is not None,
+        retention_interval=retention_interval,
+        max_model_len=schedule.max_model_len,
+        max_in_flight_tokens=min(schedule.step_tokens, schedule.max_model_len),
+    )
+
+
+def arrivals(requests: Iterator[TraceRequest], keys: PrefixKeys, timing: Timing) -> Iterator[Arrival]:
+    """The requests of a trace on their way in, read as the replay comes to need them."""
+    for index, request in enumerate(requests):
+        step = timing.step_of(request.timestamp)
+        yield Arrival(index, step, request.input_length, request.output_length, _Keys(keys, request))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Keys:
+    """Makes one request's keys when called."""
+
+    keys: PrefixKeys
+    request: TraceRequest
+
+    def __call__(self) -> list[int]:
+        return self.keys.of(self.request).tolist()
+
+
+def keyed_engine(name: str, config: VllmConfig) -> KeyedEngine:
+    """An empty engine that takes requests by their keys.
+
+    Raises:
+      HKVError: no such engine, a missing package, or an engine that cannot represent the configuration.
+    """
+    engine: Engine = engine_factory(name)(header(config))
+    if not isinstance(engine, KeyedEngine):
+        raise ConfigError("engine", name, "an engine that takes requests by their prefix keys")
+    return engine
+
+
+def header(config: VllmConfig) -> Header:
+    """The log header of a replay's cache."""
+    return to_header(config, "eagle" if config.eagle else "core")
+
+
+def replay(
+    trace: str,
+    config: VllmConfig,
+    schedule: Schedule,
+    timing: Timing,
+    *,
+    engine: str = DEFAULT_ENGINE,
+    check: bool = False,
+    tokens_per_id: int = TOKENS_PER_ID,
+    limit: int | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Replays a trace.
+
+    Args:
+      trace: path of the trace.
+      config: the cache.
+      schedule: the numbers that steer the replay.
+      timing: how time stamps become steps.
+      engine: name of the engine.
+      check: whether the NumPy engine runs beside it.
+      tokens_per_id: tokens that one of the trace's `hash_ids` stands for.
+      limit: most requests to replay, or None for all.
+      progress: called each time a request has finished or is refused for good.
+
+    Raises:
+      HKVError: the trace, the configuration or the engine cannot be used.
+      Difference: the engines disagree.
+    """
+    driven = keyed_engine(engine, config)
+    oracle: object = driven
+    if check:
+        if engine == REFERENCE:
+            raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
+        reference = keyed_engine(REFERENCE, config)
+        driven, oracle = LockstepEngine(driven, reference, (engine, REFERENCE)), reference
+    diagnosis = Diagnosis(config, oracle) if isinstance(oracle, MissDiagnosis) else None
+    recorder = Recorder(config.num_blocks, len(config.topology.groups), diagnosis, progress)
+    incoming = arrivals(
+        read_trace(trace, tokens_per_id, limit), PrefixKeys(config.hash_block_size, tokens_per_id), timing
+    )
+    started = time.perf_counter()
+    steps = Replay(driven, schedule, Chunking.of(config, schedule.step_tokens), incoming, recorder).run()
+    seconds = time.perf_counter() - started
+    return Outcome(config, recorder, steps, getattr(driven, "evictions", None), seconds)

@@ -1,0 +1,1 @@
+"""Request traces: reading them, giving their prefixes keys, and generating new ones."""

@@ -1,0 +1,190 @@
+"""Reads request traces, one JSON object a line, and says what is wrong with a line that cannot be used."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from hkv.errors import FileError
+
+MAX_LENGTH = 2**31 - 1
+"""Most tokens a prompt or an output may have."""
+
+MAX_TOKEN = 2**32 - 1
+"""Largest token number of a token list."""
+
+MAX_TIMESTAMP = 2**53
+"""Latest arrival, in milliseconds."""
+
+TOKENS_PER_ID = 512
+"""Tokens that one of Mooncake's `hash_ids` stands for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """One request as a trace gives it.
+
+    Attributes:
+      line: 1-based line of the file.
+      timestamp: when it arrives, in milliseconds from the start of the trace.
+      input_length: tokens of its prompt, at least 1.
+      output_length: tokens that it generates.
+      hash_ids: one id for every `tokens_per_id` tokens of the prompt; None for a token list.
+      tokens: the prompt itself, where the trace gives it.
+      output_tokens: what it generates, where the trace gives it.
+    """
+
+    line: int
+    timestamp: int | float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] | None = None
+    tokens: list[int] | None = None
+    output_tokens: list[int] | None = None
+
+
+def read_trace(path: str, tokens_per_id: int = TOKENS_PER_ID, limit: int | None = None) -> Iterator[TraceRequest]:
+    """Yields the requests of a trace in order, checking each line as it is read. Empty lines are passed over.
+
+    A line is an object with `timestamp` and either `input_length`, `output_length`, `hash_ids` (the format published
+    with Mooncake, FAST'25) or `tokens` and one of `output_length`, `output_tokens`. Other fields are ignored.
+
+    Args:
+      path: the file, UTF-8.
+      tokens_per_id: tokens that one of the `hash_ids` stands for.
+      limit: most requests to yield, or None for all.
+
+    Raises:
+      FileError: the file cannot be read, has no request, or a line is not as it should be.
+    """
+    try:
+        with open(path, "rb") as file:
+            yield from _read_lines(path, file, tokens_per_id, limit)
+    except OSError as error:
+        raise FileError(path, None, "", error.strerror or str(error), "a readable file") from error
+
+
+def _read_lines(path: str, file: Any, tokens_per_id: int, limit: int | None) -> Iterator[TraceRequest]:
+    predecessors: dict[int, tuple[int, int]] = {}
+    latest: int | float = 0
+    count = 0
+    for number, text in enumerate(file, start=1):
+        if count == limit:
+            return
+        if not text.strip():
+            continue
+        line = _Line(path, number, text)
+        request = line.request(tokens_per_id)
+        if request.timestamp < latest:
+            raise line.error("timestamp", request.timestamp, f"at least {latest}, the one before")
+        latest = request.timestamp
+        _check_prefixes(line, request.hash_ids or [], predecessors)
+        count += 1
+        yield request
+    if not count:
+        raise FileError(path, None, "", "no request", "at least one request")
+
+
+def _check_prefixes(line: _Line, hash_ids: list[int], predecessors: dict[int, tuple[int, int]]) -> None:
+    """Equal ids mean equal blocks *and* equal prefixes: an id stands at one place, after one other id."""
+    before = -1
+    for index, hash_id in enumerate(hash_ids):
+        place = (index, before)
+        if predecessors.setdefault(hash_id, place) != place:
+            first_index, first_before = predecessors[hash_id]
+            after = f"after id {first_before}" if first_index else "at the start"
+            expected = f"an id that names its whole prefix; {hash_id} stood before as number {first_index}, {after}"
+            raise line.error(f"hash_ids[{index}]", hash_id, expected)
+        before = hash_id
+
+
+class _Line:
+    """One line, decoded."""
+
+    def __init__(self, path: str, number: int, text: bytes) -> None:
+        self.path = path
+        self.number = number
+        try:
+            value = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            shown = text.decode("utf-8", "replace").strip()
+            raise self.error("", shown, f"a JSON object ({error})") from None
+        if not isinstance(value, dict):
+            raise self.error("", value, "a JSON object")
+        self.fields: dict[str, Any] = value
+
+    def error(self, field: str, value: object, expected: str) -> FileError:
+        return FileError(self.path, self.number, field, value, expected)
+
+    def request(self, tokens_per_id: int) -> TraceRequest:
+        timestamp = self._timestamp()
+        if "tokens" in self.fields:
+            return self._token_list(timestamp)
+        if "hash_ids" not in self.fields:
+            raise self.error("hash_ids", None, "to be given, or else tokens")
+        length = self._integer("input_length", 1)
+        hash_ids = self._integers("hash_ids", None)
+        counts = sorted({length // tokens_per_id, -(-length // tokens_per_id)})
+        if len(hash_ids) not in counts:
+            wanted = " or ".join(map(str, counts))
+            expected = f"{wanted} of them, one for every {tokens_per_id} of the {length} tokens"
+            raise self.error("hash_ids", f"{len(hash_ids)} ids", expected)
+        return TraceRequest(
+            line=self.number,
+            timestamp=timestamp,
+            input_length=length,
+            output_length=self._integer("output_length", 0),
+            hash_ids=hash_ids,
+        )
+
+    def _token_list(self, timestamp: int | float) -> TraceRequest:
+        if "hash_ids" in self.fields:
+            raise self.error("hash_ids", self.fields["hash_ids"], "not to stand beside tokens")
+        tokens = self._integers("tokens", MAX_TOKEN)
+        if not tokens:
+            raise self.error("tokens", tokens, "at least one token")
+        if "input_length" in self.fields and self._integer("input_length", 1) != len(tokens):
+            raise self.error("input_length", self.fields["input_length"], f"{len(tokens)}, the number of tokens")
+        if "output_tokens" not in self.fields:
+            if "output_length" not in self.fields:
+                raise self.error("output_length", None, "to be given, or else output_tokens")
+            length, output = self._integer("output_length", 0), None
+        else:
+            output = self._integers("output_tokens", MAX_TOKEN)
+            length = len(output)
+            if "output_length" in self.fields and self._integer("output_length", 0) != length:
+                expected = f"{length}, the number of output_tokens"
+                raise self.error("output_length", self.fields["output_length"], expected)
+        return TraceRequest(
+            line=self.number,
+            timestamp=timestamp,
+            input_length=len(tokens),
+            output_length=length,
+            tokens=tokens,
+            output_tokens=output,
+        )
+
+    def _timestamp(self) -> int | float:
+        value = self.fields.get("timestamp")
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TIMESTAMP:
+            return value
+        raise self.error("timestamp", value, f"a number of milliseconds from 0 to {MAX_TIMESTAMP}")
+
+    def _integer(self, field: str, least: int) -> int:
+        value = self.fields.get(field)
+        if type(value) is not int or not least <= value <= MAX_LENGTH:
+            raise self.error(field, value, f"an integer from {least} to {MAX_LENGTH}")
+        return value
+
+    def _integers(self, field: str, most: int | None) -> list[int]:
+        values = self.fields[field]
+        expected = "a non-negative integer" if most is None else f"an integer from 0 to {most}"
+        if not isinstance(values, list):
+            raise self.error(field, values, f"a list, each element {expected}")
+        for index, value in enumerate(values):
+            if type(value) is not int or value < 0 or (most is not None and value > most):
+                raise self.error(f"{field}[{index}]", value, expected)
+        return values
