@@ -22,12 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 TORCH = "torch==2.13.0"
 VLLM = "vllm==0.33.0"
-NEEDED = (
-    "numpy pydantic cloudpickle regex msgspec transformers>=5.16.1,<5.21 cbor2 psutil packaging blake3 pyzmq py-cpuinfo "
-    "pillow tqdm einops pyyaml requests fastapi openai setuptools cachetools prometheus_client xxhash six filelock "
-    "numba==0.65.0 depyf partial_json_parser aiohttp mistral_common gguf protobuf tokenizers sentencepiece scipy "
-    "watchfiles python-json-logger diskcache lark pybase64 uvloop ijson openai_harmony mcp anthropic xgrammar llguidance"
-).split()
+NEEDED = pathlib.Path(__file__).with_name("vllm-requirements.txt")
 OURS = ("click>=8.1", "rich>=13.9", "pytest>=8.3", "hypothesis>=6.120", "jsonschema>=4.23", "coverage>=7.6")
 """What HKV's commands and tests need there; JAX is not among it."""
 
@@ -56,7 +51,7 @@ def main() -> int:
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     try:
-        for packages in ((*arguments.torch_option, TORCH), ("--no-deps", VLLM), (*NEEDED, *OURS)):
+        for packages in ((*arguments.torch_option, TORCH), ("--no-deps", VLLM), ("-r", str(NEEDED), *OURS)):
             subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", *packages], check=True)
         site = subprocess.run(
             [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
