@@ -45,6 +45,18 @@ _BUGS: tuple[Bug, ...] = (
         behaviour="layers of several page sizes are dealt out in step: those left over are lost, and planning aborts",
     ),
     Bug(
+        name="absent-layers-get-tensors",
+        engine="vLLM 0.33 _project_kv_cache_groups_to_worker",
+        contract="a pipeline stage is given tensors for its own layers only",
+        behaviour="a stage without a layer of a group of mixed pages is given tensors for all of the group's layers",
+    ),
+    Bug(
+        name="latent-window-promotion",
+        engine="vLLM 0.33 _promote_local_kv_cache_specs",
+        contract="with the hybrid manager off, a latent window layer is cached like a latent layer",
+        behaviour="a field the latent spec does not have is passed to it (TypeError), and planning aborts",
+    ),
+    Bug(
         name="stale-page-padding",
         engine="vLLM 0.33 unify_kv_cache_spec_page_size",
         contract="a padded page that is scaled to a multiple keeps its tokens and grows with its block",
@@ -82,6 +94,24 @@ _BUGS: tuple[Bug, ...] = (
         contract="a window of one token reads no earlier token: it can be resumed from any length",
         behaviour="such a group registers nothing, for it needs nothing, yet looks for a registered block: "
         "neither it nor any cache that contains it ever hits",
+    ),
+    Bug(
+        name="lmcache-group-key",
+        engine="LMCache 0.5.6 KernelGroupIdentity",
+        contract="layers of one kernel group have the same number of blocks and the same block stride",
+        behaviour="neither is in the key: the first layer's are used for all, and others are read at the wrong place",
+    ),
+    Bug(
+        name="lmcache-full-window",
+        engine="LMCache 0.5.6 full_sw_kv",
+        contract="keeping whole chunks of windowed groups leaves recurrent groups as they are",
+        behaviour="the part of a chunk that a recurrent group keeps is widened too",
+    ),
+    Bug(
+        name="lmcache-null-mask",
+        engine="LMCache 0.5.6 store",
+        contract="a chunk whose kept blocks are all null has nothing to store",
+        behaviour="blocks outside the window count as well, and an object of the null block's bytes is stored",
     ),
 )
 
