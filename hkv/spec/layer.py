@@ -144,7 +144,7 @@ class LayerSpec:
         raise NotImplementedError
 
     def row_blocks(self, limits: RequestLimits) -> int:
-        """Columns of a block table that one request can use, as a rule one a block (vLLM 0.33 `max_num_blocks_per_req`).
+        """Columns of a block table that one request can use, mostly one a block (vLLM 0.33 `max_num_blocks_per_req`).
 
         Args:
           limits: the longest request, context parallelism and Mamba mode.

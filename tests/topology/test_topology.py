@@ -1,0 +1,269 @@
+"""Groups, layers, pools: what is accepted, what is refused and with which words, and what can be asked."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv.errors import TopologyError
+from hkv.group_policy import GroupPolicy, GroupType, default_policy
+from hkv.spec import FullAttention, Mamba, SlidingWindow
+from hkv.topology import Group, Layer, Topology
+
+FULL = FullAttention(block_size=16)
+WINDOW = SlidingWindow(block_size=16, window=64)
+STATE = Mamba(block_size=32)
+
+
+def group(tag, *layers, spec=FULL, **fields):
+    return Group(tag=tag, spec=spec, layers=layers, **fields)
+
+
+REFUSED_GROUPS = {
+    "empty tag": ({"tag": "", "spec": FULL}, "tag = ''"),
+    "tag is no text": ({"tag": 3, "spec": FULL}, "tag = 3"),
+    "no spec": ({"tag": "a", "spec": "full"}, "spec = 'full'"),
+    "layer twice": ({"tag": "a", "spec": FULL, "layers": ("x", "x")}, "each layer once"),
+    "kernel block does not divide": ({"tag": "a", "spec": FULL, "kernel_block_size": 5}, "kernel_block_size = 5"),
+    "kernel block too long": (
+        {"tag": "a", "spec": FULL, "kernel_block_size": 32},
+        "a divisor of the block's 16 tokens",
+    ),
+    "kernel block negative": ({"tag": "a", "spec": FULL, "kernel_block_size": -4}, "kernel_block_size = -4"),
+    "kernel block a float": ({"tag": "a", "spec": FULL, "kernel_block_size": 4.0}, "kernel_block_size = 4.0"),
+    "snapshot in a FULL group": (
+        {"tag": "a", "spec": STATE, "policy": default_policy(GroupType.FULL)},
+        "LINEAR, as mamba keeps snapshots",
+    ),
+    "snapshot in a SWA group": (
+        {"tag": "a", "spec": STATE, "policy": default_policy(GroupType.SWA)},
+        "group_type = 'SWA'",
+    ),
+    "policy is no policy": ({"tag": "a", "spec": FULL, "policy": "full"}, "policy = 'full'"),
+}
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSED_GROUPS.values(), ids=REFUSED_GROUPS)
+def test_a_group_says_what_is_wrong(fields, words):
+    with pytest.raises(TopologyError) as error:
+        Group(**fields)
+    assert words in str(error.value)
+
+
+PAIR = (group("a", "x"), group("b", "y"))
+REFUSED_TOPOLOGIES = {
+    "no groups": ((), {}, "at least one group"),
+    "no layers": (PAIR, {"layers": ()}, "at least one layer"),
+    "tag twice": ((group("a", "x"), group("a", "y")), {}, "groups = 'a'"),
+    "unknown kind of pools": (PAIR, {"pools": "many"}, "pools = 'many'"),
+    "layer in two groups of a shared pool": ((group("a", "x"), group("b", "x")), {}, "layers = 'x'"),
+    "layer named twice": (
+        PAIR,
+        {"layers": (Layer(name="x", tags=("a",)), Layer(name="x", tags=("a",)), Layer(name="y", tags=("b",)))},
+        "a name that no other layer has",
+    ),
+    "layer of a group is unknown": (PAIR, {"layers": (Layer(name="x", tags=("a",)),)}, "layers of group b = 'y'"),
+    "group of a layer is unknown": (
+        PAIR,
+        {"layers": (Layer(name="x", tags=("a", "c")), Layer(name="y", tags=("b",))), "pools": "independent"},
+        "tags of layer x = 'c'",
+    ),
+    "layer lists a group that does not list it": (
+        PAIR,
+        {"layers": (Layer(name="x", tags=("a", "b")), Layer(name="y", tags=("b",))), "pools": "independent"},
+        "layers of group b = ('y',)",
+    ),
+    "group lists a layer that does not list it": (
+        (group("a", "x", "y"), group("b", "y")),
+        {"layers": (Layer(name="x", tags=("a",)), Layer(name="y", tags=("b",))), "pools": "independent"},
+        "tags of layer y = ('b',)",
+    ),
+    "sharing with a later layer": (
+        PAIR,
+        {"layers": (Layer(name="z", cache_of="x"), Layer(name="x", tags=("a",)), Layer(name="y", tags=("b",)))},
+        "cache_of of layer z = 'x'",
+    ),
+    "sharing with a layer that shares": (
+        PAIR,
+        {
+            "layers": (
+                Layer(name="x", tags=("a",)),
+                Layer(name="y", tags=("b",)),
+                Layer(name="v", cache_of="x"),
+                Layer(name="w", cache_of="v"),
+            )
+        },
+        "a layer before w with a cache of its own",
+    ),
+    "sharing with itself": (
+        PAIR,
+        {"layers": (Layer(name="x", tags=("a",)), Layer(name="y", tags=("b",)), Layer(name="w", cache_of="w"))},
+        "cache_of of layer w = 'w'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("groups", "fields", "words"), REFUSED_TOPOLOGIES.values(), ids=REFUSED_TOPOLOGIES)
+def test_a_topology_says_what_is_wrong(groups, fields, words):
+    with pytest.raises(TopologyError) as error:
+        Topology(groups, **fields)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"name": ""}, "layer = ''"),
+        ({"name": "x"}, "at least one group"),
+        ({"name": "x", "tags": ("a", "a")}, "each group once"),
+        ({"name": "x", "tags": ("a",), "cache_of": "y"}, "none, as it reads y's cache"),
+    ],
+)
+def test_a_layer_says_what_is_wrong(fields, words):
+    with pytest.raises(TopologyError) as error:
+        Layer(**fields)
+    assert words in str(error.value)
+
+
+def test_defaults_follow_the_spec():
+    assert group("a").policy == default_policy(GroupType.FULL)
+    assert group("a", spec=WINDOW).policy == default_policy(GroupType.SWA)
+    assert group("a", spec=STATE).policy == default_policy(GroupType.LINEAR)
+    assert group("a").kernel_block_size == 16
+
+
+def test_an_attention_layer_may_be_kept_as_linear_or_swa():
+    for kind in (GroupType.LINEAR, GroupType.SWA):
+        assert group("a", policy=default_policy(kind)).policy.group_type is kind
+
+
+def test_only_full_groups_have_kernel_blocks():
+    assert group("a", kernel_block_size=4).kernel_blocks_per_block == 4
+    assert group("a", kernel_block_size=4, policy=default_policy(GroupType.SWA)).kernel_blocks_per_block == 1
+    assert group("a", spec=STATE, kernel_block_size=4).kernel_blocks_per_block == 1
+
+
+def test_anonymous_groups_have_no_layers():
+    topology = Topology.of_specs([FULL, WINDOW], eagle_groups=[1])
+    assert topology.tags == ("g0", "g1")
+    assert topology.layers == ()
+    assert topology.eagle_groups == (1,)
+    assert topology.specs == (FULL, WINDOW)
+    with pytest.raises(TopologyError, match="eagle_groups"):
+        Topology.of_specs([FULL], eagle_groups=[1])
+
+
+def test_pools():
+    shared = Topology(PAIR)
+    independent = Topology(PAIR, pools="independent")
+    assert (shared.num_pools, shared.pool_of("b")) == (1, 0)
+    assert (independent.num_pools, independent.pool_of("b")) == (2, 1)
+    for topology in (shared, independent):
+        with pytest.raises(TopologyError, match="tag = 'c'"):
+            topology.pool_of("c")
+
+
+def test_a_layer_in_several_groups():
+    topology = Topology((group("a", "x", "y"), group("b", "y")), pools="independent")
+    assert not topology.one_group_per_layer
+    assert [g.tag for g in topology.groups_of("y")] == ["a", "b"]
+    assert topology.group_of("y", "b").tag == "b"
+    assert topology.group_of("x").tag == "a"
+    with pytest.raises(TopologyError, match="one of layer y's: a, b"):
+        topology.group_of("y")
+    with pytest.raises(TopologyError, match="tag = 'b'"):
+        topology.group_of("x", "b")
+    with pytest.raises(TopologyError, match="layer = 'z'"):
+        topology.group_of("z")
+
+
+def test_the_layers_own_order_of_groups_counts():
+    layers = (Layer(name="x", tags=("b", "a")),)
+    topology = Topology((group("a", "x"), group("b", "x")), layers=layers, pools="independent")
+    assert [g.tag for g in topology.groups_of("x")] == ["b", "a"]
+
+
+def test_every_name_resolves_to_an_owner():
+    layers = (Layer(name="x", tags=("a",)), Layer(name="y", tags=("b",)), Layer(name="z", cache_of="y"))
+    topology = Topology(PAIR, layers=layers)
+    assert [topology.owner(layer.name) for layer in topology.layers] == ["x", "y", "y"]
+    assert topology.group_of("z").tag == "b"
+    assert all("z" not in g.layers for g in topology.groups)
+
+
+def test_a_stage_keeps_every_group():
+    layers = (Layer(name="x", tags=("a",)), Layer(name="y", tags=("b",)), Layer(name="z", cache_of="y"))
+    topology = Topology(PAIR, layers=layers)
+    stage = topology.restrict(["z", "y"])
+    assert stage.tags == topology.tags
+    assert [g.layers for g in stage.groups] == [(), ("y",)]
+    assert [layer.name for layer in stage.layers] == ["y", "z"]
+    for names, words in (
+        (["x", "z"], "cache_of"),
+        (["q"], "layer = 'q'"),
+        (["x", "x"], "each layer once"),
+        ([], "layer"),
+    ):
+        with pytest.raises(TopologyError, match=words):
+            topology.restrict(names)
+
+
+@st.composite
+def memberships(draw):
+    """Which layers each group lists, every layer at least once."""
+    groups, layers = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    table = [[draw(st.booleans()) for _ in range(layers)] for _ in range(groups)]
+    for layer in range(layers):
+        table[draw(st.integers(0, groups - 1))][layer] = True
+    return table
+
+
+def _topology(table, pools="independent"):
+    groups = tuple(group(f"g{i}", *(f"l{j}" for j, member in enumerate(row) if member)) for i, row in enumerate(table))
+    layers = tuple(
+        Layer(name=f"l{j}", tags=tuple(f"g{i}" for i, row in enumerate(table) if row[j])) for j in range(len(table[0]))
+    )
+    return Topology(groups, layers=layers, pools=pools)
+
+
+@given(memberships(), st.data())
+@settings(max_examples=200)
+def test_groups_and_layers_agree_or_are_refused(table, data):
+    topology = _topology(table)
+    for i, row in enumerate(table):
+        for j, member in enumerate(row):
+            assert (f"l{j}" in topology.group(f"g{i}").layers) == member
+            assert (topology.group(f"g{i}") in topology.groups_of(f"l{j}")) == member
+    i, j = data.draw(st.integers(0, len(table) - 1)), data.draw(st.integers(0, len(table[0]) - 1))
+    flipped = [row.copy() for row in table]
+    flipped[i][j] = not flipped[i][j]
+    groups = tuple(
+        dataclasses.replace(g, layers=tuple(f"l{b}" for b, member in enumerate(row) if member))
+        for g, row in zip(topology.groups, flipped, strict=True)
+    )
+    with pytest.raises(TopologyError):
+        Topology(groups, layers=topology.layers, pools="independent")
+
+
+@given(memberships())
+@settings(max_examples=100)
+def test_a_shared_pool_takes_one_group_a_layer(table):
+    if all(sum(column) == 1 for column in zip(*table, strict=True)):
+        assert _topology(table, "shared").one_group_per_layer
+    else:
+        with pytest.raises(TopologyError, match="one group only in a shared pool"):
+            _topology(table, "shared")
+
+
+def test_descriptions_need_neither_jax_nor_numpy():
+    code = "import sys, hkv.draft_modules, hkv.layer_description; print({'jax', 'numpy'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
+
+
+def test_policy_is_part_of_equality():
+    assert group("a") != group("a", policy=GroupPolicy())
+    assert group("a") == group("a", policy=default_policy(GroupType.FULL))
