@@ -128,37 +128,65 @@ def quantize(spec: AttentionSpec, name: str) -> AttentionSpec:
 def content_parts(spec: LayerSpec, states: int) -> tuple[Part, ...]:
     """The parts of a page of `states` states.
 
+    A packing of which only the size is known, or whose size is not what its name says, is one part named `packed`.
+
     Args:
       spec: what the layer caches.
       states: states in the page a kernel sees, which is a piece of the manager's block when that is split.
     """
     if not isinstance(spec, AttentionSpec):
         return _other_parts(spec)
-    name = spec.quantization
-    if name in _PER_TOKEN_HEAD and spec.state_content_bytes is not None:
-        return _per_token_head_parts(spec, *_PER_TOKEN_HEAD[name])
+    parts = _planes(spec, states) or _cell_parts(_fields(spec))
+    if any(part.strides is not None for part in parts) or parts[-1].offset + parts[-1].nbytes == spec.content_bytes:
+        return parts
+    return (Part(name="packed", dtype="uint8", shape=(spec.content_bytes,), offset=0),)
+
+
+def packing(spec: AttentionSpec) -> str:
+    """The name of the packing of a layer's cells: its quantization, or what its cache dtype and size say."""
+    name = spec.quantization if spec.quantization != "none" else getattr(spec, "cache_dtype", None) or "none"
+    if getattr(spec, "cache_role", None) == "indexer" and spec.content_bytes % 132 == 0:
+        return "fp8_indexer"
+    if name == "fp8_ds_mla":
+        return {584: "fp8_ds_mla_v4", 528: "mxfp8_ds_mla_v41"}.get(spec.content_bytes, name)
+    return name
+
+
+def _fields(spec: AttentionSpec) -> list[tuple[str, str, tuple[int, ...]]]:
+    """(name, dtype, shape) of the parts that share a cell, in memory order."""
+    name = packing(spec)
     if name in _DS_MLA:
-        return _cell_parts(_DS_MLA[name])
-    if name == "nvfp4":
-        return _nvfp4_parts(spec, states)
-    if name == "fp8_ds_mla_v4":
-        rows = (("latent", "float8_e4m3fn", 448), ("rope", "bfloat16", 64))
+        return [(part, dtype, (count,)) for part, dtype, count in _DS_MLA[name]]
+    if name in _PER_TOKEN_HEAD:
+        dtype, values = _PER_TOKEN_HEAD[name]
+        if not spec.value_size:
+            return [("latent", dtype, (spec.head_size // values,)), ("scale", "float32", (2,))]
+        key = [("key", dtype, (spec.head_size // values,)), ("key_scale", "float32", (1,))]
+        return [*key, ("value", dtype, (spec.value_size // values,)), ("value_scale", "float32", (1,))]
+    if not spec.value_size:
+        return [("latent", spec.dtype, (spec.head_size,))]
+    return [("key", spec.dtype, (spec.head_size,)), ("value", spec.dtype, (spec.value_size,))]
+
+
+def _planes(spec: AttentionSpec, states: int) -> tuple[Part, ...]:
+    """The parts of packings that do not lie side by side in a cell; empty for all others."""
+    name, content = packing(spec), spec.content_bytes
+    if name == "fp8_ds_mla_v4" and content == 584:
+        rows = [("latent", "float8_e4m3fn", (448,)), ("rope", "bfloat16", (64,))]
         return (*_cell_parts(rows, strides=(states * 584, 576)), _plane("scale", "float8_e8m0fnu", 7, 8, states, 576))
-    if name == "fp8_indexer" or (getattr(spec, "cache_role", None) == "indexer" and spec.content_bytes % 132 == 0):
-        keys = spec.content_bytes // 132 * 128
+    if name == "fp8_indexer" and content % 132 == 0:
+        keys = content // 132 * 128
         key = _plane("key", "float8_e4m3fn", keys, keys, states, 0)
         return (key, _plane("key_scale", "float32", keys // 128, keys // 32, states, keys))
-    if name == "kv_planes":
-        shape = (spec.num_kv_heads, spec.head_size)
-        key = Part(name="key", dtype=spec.dtype, shape=shape, offset=0, first_head=0, heads=1)
+    heads, item = spec.num_kv_heads, item_bytes(spec.dtype)
+    if name == "nvfp4" and spec.num_heads == 2 * heads and content == spec.head_size // 2 + spec.head_size // 16:
+        return _nvfp4_parts(spec, states)
+    if name == "kv_planes" and spec.num_heads == 2 and content == heads * spec.head_size * item:
+        key = Part(name="key", dtype=spec.dtype, shape=(heads, spec.head_size), offset=0, first_head=0, heads=1)
         return (key, dataclasses.replace(key, name="value", first_head=1))
-    if name == "kv_halves":
+    if name == "kv_halves" and content == (spec.head_size + spec.value_size) * item:
         return _halves(spec, states)
-    if spec.state_content_bytes is not None:
-        return (Part(name="packed", dtype="uint8", shape=(spec.state_content_bytes,), offset=0),)
-    names = ("key", "value") if spec.value_size else ("latent",)
-    sizes = (spec.head_size, spec.value_size) if spec.value_size else (spec.head_size,)
-    return _cell_parts([(name, spec.dtype, size) for name, size in zip(names, sizes, strict=True)])
+    return ()
 
 
 def _other_parts(spec: LayerSpec) -> tuple[Part, ...]:
@@ -166,19 +194,17 @@ def _other_parts(spec: LayerSpec) -> tuple[Part, ...]:
     shapes, dtypes = getattr(spec, "shapes", None), getattr(spec, "dtypes", None)
     if shapes is None or dtypes is None:
         return (Part(name="entry", dtype="uint8", shape=(spec.content_bytes,), offset=0),)
-    parts: list[Part] = []
-    offset = 0
-    for index, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)):
-        parts.append(Part(name=f"state{index}", dtype=dtype, shape=tuple(shape), offset=offset))
-        offset += parts[-1].nbytes
-    return tuple(parts)
+    states = enumerate(zip(shapes, dtypes, strict=True))
+    return _cell_parts([(f"state{index}", dtype, tuple(shape)) for index, (shape, dtype) in states])
 
 
-def _cell_parts(fields: tuple | list, strides: tuple[int, int] | None = None) -> tuple[Part, ...]:
+def _cell_parts(
+    fields: list[tuple[str, str, tuple[int, ...]]], strides: tuple[int, int] | None = None
+) -> tuple[Part, ...]:
     parts: list[Part] = []
     offset = 0
-    for name, dtype, count in fields:
-        parts.append(Part(name=name, dtype=dtype, shape=(count,), offset=offset, strides=strides))
+    for name, dtype, shape in fields:
+        parts.append(Part(name=name, dtype=dtype, shape=shape, offset=offset, strides=strides))
         offset += parts[-1].nbytes
     return tuple(parts)
 
@@ -186,14 +212,6 @@ def _cell_parts(fields: tuple | list, strides: tuple[int, int] | None = None) ->
 def _plane(name: str, dtype: str, count: int, row: int, states: int, before: int) -> Part:
     """A plane of `row` bytes a state, behind planes that take `before` bytes a state; the page has one head."""
     return Part(name=name, dtype=dtype, shape=(count,), offset=before * states, strides=(row * states, row))
-
-
-def _per_token_head_parts(spec: AttentionSpec, dtype: str, values: int) -> tuple[Part, ...]:
-    """Each side's elements and then its scale; a latent has one side and two scale words."""
-    if not spec.value_size:
-        return _cell_parts([("latent", dtype, spec.head_size // values), ("scale", "float32", 2)])
-    fields = [("key", dtype, spec.head_size // values), ("key_scale", "float32", 1)]
-    return _cell_parts([*fields, ("value", dtype, spec.value_size // values), ("value_scale", "float32", 1)])
 
 
 def _nvfp4_parts(spec: AttentionSpec, states: int) -> tuple[Part, ...]:

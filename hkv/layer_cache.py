@@ -147,7 +147,7 @@ def mha_layer(
 
 
 def mla_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int, kernel_tokens: int) -> LayerCache:
-    """Latent attention: `[rows, kernel_tokens, elements]`, and `[rows, kernel_tokens, bytes]` of scales or indexer keys.
+    """Latent attention: `[rows, kernel_tokens, elements]`; scales or indexer keys `[rows, kernel_tokens, bytes]`.
 
     Args:
       region: where the layer lies.

@@ -120,7 +120,7 @@ def _compact_names() -> str:
 
 def aligned_block_stride(spec: LayerSpec, order: Order, shape: Axes, padded: int | None) -> int | None:
     """Block stride that a spec's alignment asks for, None when the natural one is aligned (vLLM 0.33 planning)."""
-    alignment = getattr(spec, "block_stride_alignment", None) or 1
+    alignment = spec.stride_alignment_bytes
     if order.block_outermost:
         natural = order_strides(shape, order, padded)[B]
         return None if natural % alignment == 0 else -(-natural // alignment) * alignment

@@ -63,8 +63,9 @@ def cell_addresses(
             cursor = walk(depth + 1, start, {**at, axis: index})
             if padded and axis == page_axis:
                 cursor = max(cursor, start + spec.page_size_bytes)
-            if distance.get(axis) is not None:
-                cursor = start + distance[axis]
+            given = distance.get(axis)
+            if given is not None:
+                cursor = start + given
         return cursor
 
     walk(0, offset, {})

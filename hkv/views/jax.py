@@ -1,8 +1,8 @@
 """Strided views in JAX: blocks move through bitcasts of the flat buffer, so that no pool is ever copied.
 
-JAX arrays are dense, and XLA copies a whole pool to transpose it, to gather from a transposed pool, or to scatter
-bfloat16 on the CPU. So the pool stays one flat buffer of bytes or words. It is only ever reshaped to rows, which is a
-bitcast; the blocks that move are gathered or scattered as rows, and transposed and retyped when they are small. All
+JAX arrays are dense. To scatter into a transposed pool, XLA copies the whole pool; to scatter bfloat16 on the CPU, JAX
+0.10 makes it float32 and back. So the pool stays one flat buffer of bytes or words that is only ever reshaped to rows,
+a bitcast. The blocks that move are gathered or scattered as rows, and transposed and retyped when they are small. All
 movement is of unsigned words, so that NaN payloads survive.
 """
 

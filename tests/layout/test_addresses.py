@@ -1,0 +1,292 @@
+"""Addresses: the closed form against a walk through memory, its inverse, its descriptors."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv.content import Part, quantize
+from hkv.errors import LayoutError
+from hkv.layout import Layout, Order, Place, StridedView, copy_width
+from hkv.spec import FullAttention, MLAAttention
+from hkv.spec.dtypes import item_bytes
+from hkv.views import numpy as numpy_views
+from reference.layout import cell_addresses, element_addresses
+from tests.layout.geometries import COINCIDENCES, DISTINCT, Case, cases, fixed_case
+
+
+def walk(case: Case) -> dict:
+    return cell_addresses(
+        case.spec,
+        case.order.value,
+        case.num_layers,
+        case.num_blocks,
+        layer_stride=case.layer_stride,
+        block_stride=case.block_stride,
+        offset=case.offset,
+        kernel_block_size=case.kernel_block_size,
+    )
+
+
+def misaligned(layout: Layout, part: Part) -> bool:
+    cell = layout.strides[2:4] if part.strides is None else part.strides
+    first = layout.offset + part.offset + (part.first_head * layout.strides[2] if part.strides is None else 0)
+    return any(number % item_bytes(part.dtype) for number in (*layout.strides[:2], *cell, first))
+
+
+def check_against_walk(case: Case) -> None:
+    layout, walked = case.layout(), walk(case)
+    assert len(set(walked.values())) == len(walked)
+    inverse = {address: at for at, address in walked.items()}
+    for at, address in walked.items():
+        assert layout.address(*at) == address
+    for address in range(layout.end + 40):
+        found = layout.locate(address)
+        assert found == (Place(*inverse[address]) if address in inverse else None)
+    assert layout.end == max(walked.values()) + 1
+
+
+@given(cases())
+@settings(max_examples=150)
+def test_every_byte_lies_where_a_walk_through_memory_finds_it(case):
+    check_against_walk(case)
+
+
+@pytest.mark.parametrize("order", Order, ids=lambda order: order.value)
+@pytest.mark.parametrize("sizes", [{**DISTINCT, "num_blocks": 3, "num_layers": 2, "head_size_v": 5}, *COINCIDENCES])
+def test_distinct_and_coinciding_sizes(order, sizes):
+    check_against_walk(fixed_case(sizes, order))
+
+
+@given(cases())
+@settings(max_examples=100)
+def test_every_element_of_every_part_lies_where_a_writer_puts_it(case):
+    layout = case.layout()
+    walked = element_addresses(case.spec, walk(case), layout.shape[3])
+    known = {key: address for key, address in walked.items() if key[0] != "unused"}
+    seen = set()
+    for (part, layer, block, head, state, element, byte), address in known.items():
+        index = np.unravel_index(element, layout.part(part).shape)
+        if misaligned(layout, layout.part(part)):
+            with pytest.raises(LayoutError, match=r"multiples? of"):
+                layout.part_view(part, layer)
+            return
+        assert layout.element_address(part, layer, block, head, state, *map(int, index)) + byte == address
+        found = layout.locate_element(address)
+        assert found is not None
+        assert (found.part, found.layer, found.block, found.head, found.state) == (part, layer, block, head, state)
+        assert (found.index, found.byte) == (tuple(map(int, index)), byte)
+        seen.add(address)
+    assert len(seen) == len(known)
+
+
+@given(cases(), st.data())
+@settings(max_examples=100)
+def test_a_block_stays_inside_its_page_and_its_runs_are_its_bytes(case, data):
+    layout, walked = case.layout(), walk(case)
+    layer = data.draw(st.integers(0, case.num_layers - 1))
+    block = data.draw(st.integers(0, case.num_blocks - 1))
+    mine = {address for at, address in walked.items() if at[:2] == (layer, block)}
+    runs = layout.block_runs(layer, block)
+    assert [byte for start, length in runs for byte in range(start, start + length)] == sorted(mine)
+    if case.order.block_compact:
+        start = layout.address(layer, block, 0, 0)
+        assert max(mine) < start + layout.page_size
+        assert len(runs) == 1
+    others = {address for at, address in walked.items() if at[:2] != (layer, block)}
+    assert not mine & others
+
+
+@given(cases())
+@settings(max_examples=60)
+def test_shapes_strides_and_descriptors_agree(case):
+    layout = case.layout()
+    buffer = np.zeros(layout.end, np.uint8)
+    item = item_bytes(layout.dtype)
+    if any(number % item for number in (*layout.strides[:4], layout.shape[4], layout.offset)):
+        with pytest.raises(LayoutError, match=r"multiples? of"):
+            layout.layer_view(0)
+        return
+    for layer in range(case.num_layers):
+        view = layout.layer_view(layer)
+        array = numpy_views.view(buffer, view)
+        assert array.shape == view.shape
+        assert array.strides == view.strides
+        base = array.__array_interface__["data"][0] - buffer.__array_interface__["data"][0]
+        assert base == view.offset == layout.address(layer, 0, 0, 0)
+        assert view.end <= layout.end
+
+
+@given(cases(), st.data())
+@settings(max_examples=60)
+def test_kernel_rows_and_manager_blocks_name_the_same_bytes(case, data):
+    layout = case.layout()
+    block = data.draw(st.integers(0, case.num_blocks - 1))
+    state = data.draw(st.integers(0, layout.states_per_block - 1))
+    head = data.draw(st.integers(0, layout.shape[2] - 1))
+    rows = layout.kernel_rows(block)
+    kernel = StridedView(layout.shape[1:], layout.strides[1:], layout.offset, "uint8")
+    row, inside = rows[state // layout.shape[3]], state % layout.shape[3]
+    assert kernel.address(row, head, inside, 0) == layout.address(0, block, head, state)
+    assert [r for b in range(case.num_blocks) for r in layout.kernel_rows(b)] == list(range(layout.shape[1]))
+
+
+@pytest.mark.parametrize("order", Order, ids=lambda order: order.value)
+def test_addresses_past_two_gigabytes_are_exact(order):
+    spec = FullAttention(block_size=16, num_kv_heads=8, head_size=128, dtype="bfloat16")
+    layout = Layout.of_spec(spec, order, num_blocks=1_000_003, num_layers=61)
+    last = layout.address(60, 1_000_002, 7, 15, 511)
+    assert last == 61 * 1_000_003 * 65536 - 1 == layout.end - 1
+    assert last > 2**31
+    for at in [(60, 1_000_002, 7, 15, 511), (59, 999_999, 3, 14, 1), (1, 524_288, 0, 0, 0)]:
+        assert layout.locate(layout.address(*at)) == Place(*at)
+    wrapped = (layout.address(1, 524_288, 0, 0, 0)) & 0xFFFFFFFF
+    assert wrapped != layout.address(1, 524_288, 0, 0, 0)
+
+
+@given(cases(), st.integers(1, 40))
+@settings(max_examples=40)
+def test_scaled_geometries_have_scaled_addresses(case, power):
+    """Multiplying every stride by a factor multiplies every address by it: nothing overflows on the way."""
+    layout = case.layout()
+    factor = 2**power
+    cells = layout.cells()
+    scaled = StridedView(cells.shape, tuple(s * factor for s in cells.strides), cells.offset * factor, "uint8")
+    for corner in itertools.product(*((0, extent - 1) for extent in cells.shape)):
+        assert scaled.address(*corner) == cells.address(*corner) * factor
+        assert scaled.locate(scaled.address(*corner)) == (corner, 0)
+
+
+def test_the_strides_that_vllm_gives_an_example():
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16")
+    dense = {o.value: Layout.of_spec(spec, o, num_blocks=5, num_layers=3).strides for o in Order}
+    assert dense == {
+        "LBHNC": (480, 96, 48, 12, 1),
+        "LBNHC": (480, 96, 12, 24, 1),
+        "LHBNC": (480, 48, 240, 12, 1),
+        "BLHNC": (96, 288, 48, 12, 1),
+        "BLNHC": (96, 288, 12, 24, 1),
+        "BHLNC": (48, 288, 144, 12, 1),
+    }
+    padded = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16", page_size_padded=256)
+    strides = {o.value: Layout.of_spec(padded, o, num_blocks=5, num_layers=3).strides for o in Order if o.block_compact}
+    assert strides == {
+        "LBHNC": (1280, 256, 48, 12, 1),
+        "LBNHC": (1280, 256, 12, 24, 1),
+        "BLHNC": (256, 768, 48, 12, 1),
+        "BLNHC": (256, 768, 12, 24, 1),
+    }
+    for order in (Order.LHBNC, Order.BHLNC):
+        with pytest.raises(LayoutError, match="scatters a page of 2 heads"):
+            Layout.of_spec(padded, order, num_blocks=5, num_layers=3)
+    one_head = FullAttention(block_size=4, num_kv_heads=1, head_size=3, dtype="float16", page_size_padded=64)
+    assert Layout.of_spec(one_head, "LHBNC", num_blocks=5, num_layers=3).strides == (320, 64, 320, 12, 1)
+    assert Layout.of_spec(one_head, "BHLNC", num_blocks=5, num_layers=3).strides == (64, 192, 192, 12, 1)
+
+
+def test_alignment_moves_blocks_apart():
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16", block_stride_alignment=64)
+    assert Layout.of_spec(spec, "LBNHC", num_blocks=5, num_layers=3).strides == (640, 128, 12, 24, 1)
+    assert Layout.of_spec(spec, "BLNHC", num_blocks=5, num_layers=3).strides == (96, 320, 12, 24, 1)
+    with pytest.raises(LayoutError, match="aligned to 64 bytes"):
+        Layout.of_spec(spec, "LHBNC", num_blocks=5, num_layers=3)
+
+
+def test_the_bytes_of_a_split_block_are_those_of_its_pieces():
+    """Kernel blocks are laid out one after the other, so that a split changes the order of bytes inside a block."""
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=2, dtype="uint8")
+    whole = Layout.of_spec(spec, "LBHNC", num_blocks=2)
+    split = Layout.of_spec(spec, "LBHNC", num_blocks=2, kernel_block_size=2)
+    assert whole.address(0, 1, 1, 1) == 32 + 16 + 4
+    assert split.address(0, 1, 1, 1) == 32 + 8 + 4
+    assert (split.shape, list(split.kernel_rows(1))) == ((1, 4, 2, 2, 4), [2, 3])
+    assert whole.end == split.end
+
+
+def test_a_repaged_cache_steps_over_the_pages_in_between():
+    """A table [0, 2] becomes [0, 1, 2, 3, 10, 11, 12, 13] when a block is five kernel pages long (vLLM 0.33)."""
+    spec = MLAAttention(block_size=16, head_size=8, dtype="uint8", tokens_per_state=4)
+    packed = Layout.of_spec(spec, "BLNHC", num_blocks=3, block_stride=5 * 8)
+    pages = packed.repaged(1)
+    assert [row for block in (0, 2) for row in pages.kernel_rows(block)] == [0, 1, 2, 3, 10, 11, 12, 13]
+    for block, state in itertools.product(range(3), range(4)):
+        assert pages.address(0, block, 0, state) == packed.address(0, block, 0, state)
+    assert [pages.locate(byte) for byte in range(pages.end)] == [packed.locate(byte) for byte in range(packed.end)]
+    two = Layout.of_spec(spec, "BLNHC", num_blocks=3, num_layers=2, block_stride=10 * 8).repaged(2)
+    assert two.locate(two.address(1, 2, 0, 3, 7)) == Place(1, 2, 0, 3, 7)
+    with pytest.raises(LayoutError, match="one head and several tokens"):
+        Layout.of_spec(FullAttention(block_size=16), "BLNHC", num_blocks=3).repaged(4)
+    with pytest.raises(LayoutError, match="whose page divides"):
+        Layout.of_spec(spec, "BLNHC", num_blocks=3, block_stride=5 * 8 + 4).repaged(2)
+
+
+def test_tokens_and_states():
+    compressed = MLAAttention(block_size=16, head_size=8, dtype="uint8", tokens_per_state=4)
+    layout = Layout.of_spec(compressed, "LBNHC", num_blocks=2)
+    assert [layout.states_of(token) for token in (0, 3, 4, 15)] == [range(0, 1), range(0, 1), range(1, 2), range(3, 4)]
+    with pytest.raises(LayoutError, match="from 0 to 15"):
+        layout.states_of(16)
+
+
+@pytest.mark.parametrize(
+    ("quantities", "width"), [((132,), 4), ((4096, 528), 16), ((8, 24), 8), ((6,), 2), ((7, 16), 1), ((0, 64), 16)]
+)
+def test_a_copy_is_as_wide_as_everything_allows(quantities, width):
+    assert copy_width(*quantities) == width
+    assert all(q % width == 0 for q in quantities)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"order": "LNBHC"}, "layout = 'LNBHC': expected one of LBHNC"),
+        ({"num_blocks": 0}, "num_blocks = 0"),
+        ({"num_layers": -1}, "num_layers = -1"),
+        ({"kernel_block_size": 3}, "a divisor of block_size 4"),
+        ({"order": "BLNHC", "kernel_block_size": 2}, "BLNHC puts blocks 288 bytes apart"),
+        ({"order": "LHBNC", "kernel_block_size": 2}, "LHBNC puts blocks 48 bytes apart"),
+        ({"block_stride": 90}, "no two elements"),
+        ({"layer_stride": 0}, "L stride = 0"),
+        ({"offset": -1}, "offset = -1"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused(arguments, message):
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16")
+    given_arguments = {"order": "LBNHC", "num_blocks": 5, "num_layers": 3, **arguments}
+    with pytest.raises(LayoutError, match=message):
+        Layout.of_spec(spec, **given_arguments)
+
+
+def test_out_of_range_coordinates_never_wrap():
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16")
+    layout = Layout.of_spec(spec, "LBNHC", num_blocks=5, num_layers=3)
+    good = [0, 0, 0, 0, 0]
+    for axis, limit in enumerate((3, 5, 2, 4, 12)):
+        for value in (-1, limit):
+            at = [*good]
+            at[axis] = value
+            with pytest.raises(LayoutError, match=f"= {value}: expected a number from 0 to {limit - 1}"):
+                layout.address(*at)
+
+
+def test_padded_pages_are_not_split():
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16", page_size_padded=128)
+    with pytest.raises(LayoutError, match="padded pages cannot be split"):
+        Layout.of_spec(spec, "LBNHC", num_blocks=5, kernel_block_size=2)
+
+
+def test_planes_want_a_page_without_gaps():
+    spec = quantize(FullAttention(block_size=4, num_kv_heads=2, head_size=16, dtype="bfloat16"), "nvfp4")
+    Layout.of_spec(spec, "LBHNC", num_blocks=2).part_view("key_scale", 0)
+    with pytest.raises(LayoutError, match="key_scale is a plane of the page"):
+        Layout.of_spec(spec, "LBNHC", num_blocks=2).part_view("key_scale", 0)
+
+
+def test_misaligned_scales_are_refused_by_name():
+    spec = quantize(FullAttention(block_size=4, num_kv_heads=1, head_size=6, dtype="bfloat16"), "int8_per_token_head")
+    with pytest.raises(LayoutError, match="a multiple of 4, the bytes of one float32"):
+        Layout.of_spec(spec, "LBNHC", num_blocks=2).part_view("key_scale", 0)
