@@ -36,9 +36,16 @@ class KeyTable:
         """Whether `block` is registered under `key`."""
         return block in self._blocks.get(key, ())
 
-    def insert(self, key: Key, block: int) -> None:
-        """Register `block` under `key`, after those already there."""
-        self._blocks.setdefault(key, {})[block] = None
+    def insert(self, key: Key, block: int) -> bool:
+        """Register `block` under `key`, after those already there; False when it is one of them."""
+        blocks = self._blocks.get(key)
+        if blocks is None:
+            self._blocks[key] = {block: None}
+            return True
+        if block in blocks:
+            return False
+        blocks[block] = None
+        return True
 
     def remove(self, key: Key, block: int) -> None:
         """Take `block`, and only it, away from `key`, under which it is registered."""

@@ -110,14 +110,13 @@ class Pool:
           block: the block; registering it twice under one key changes nothing.
           tokens: tokens from the start of the request that `key` covers.
         """
-        if self.table.has(key, block):
+        if not self.table.insert(key, block):
             return
         if self.primary[block] is None:
             self.primary[block] = key
             self.covered[block] = tokens
         else:
             self.extra.setdefault(block, {})[key] = None
-        self.table.insert(key, block)
         self.history.note(*key, REGISTERED)
 
     def drop_keys(self, block: int) -> None:

@@ -22,6 +22,8 @@ class Coordinator:
       pool: the pool all groups draw from.
       kinds: what is done with each group, in group order.
       members: the groups that are looked up together; empty without caching.
+      alone: whether there is one group only.
+      exact: whether every group's estimate is always what it takes.
     """
 
     def __init__(self, config: VllmConfig, kind_of: Callable[[LayerSpec], type[Kind]]) -> None:
@@ -31,6 +33,7 @@ class Coordinator:
         self.kinds = [kind_of(spec)(group, spec, config, self.pool) for group, spec in enumerate(specs)]
         self.members = spec_groups(self.kinds, config.eagle_group_ids) if config.caching else []
         self.alone = len(self.kinds) == 1
+        self.exact = all(kind.exact for kind in self.kinds)
         if config.caching and not self.alone and not self.members:
             raise ConfigError("groups", len(self.kinds), "one kind at least that can be cached, or caching off")
         for member in self.members:
@@ -78,7 +81,7 @@ def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Dem
     estimates = [kind.estimate(id, blocks, demand) for kind, blocks in zip(cache.kinds, hit, strict=True)]
     if sum(estimates) > free:
         return False
-    if demand.whole:
+    if demand.whole or cache.exact:
         return True
     pairs = zip(cache.kinds, hit, estimates, strict=True)
     return sum(kind.taken(id, blocks, demand, cost) for kind, blocks, cost in pairs) <= len(cache.pool.free)

@@ -111,8 +111,19 @@ class Manager:
     # The prefix cache.
 
     def lookup(self, id: str) -> Found:
-        """The longest hit of a waiting request that all groups agree on. Changes nothing; `allocate` may adopt it."""
-        found = self._rules.hit(self.cache, self._waiting(id))
+        """The longest hit of a waiting request that all groups agree on. Changes nothing; `allocate` may adopt it.
+
+        Raises:
+          OperationError: misuse.
+          EngineFailure: a defect asked for by name made the engine fail.
+        """
+        request = self._waiting(id)
+        try:
+            found = self._rules.hit(self.cache, request)
+        except IndexError as error:
+            if "finder-index-error" not in self.config.bugs:
+                raise
+            raise EngineFailure("keys", len(request.keys), "a key for every block up to the last token") from error
         self._found = (id, found)
         return found
 
@@ -260,8 +271,10 @@ class Manager:
 
     def _watermark(self, request: Request) -> int:
         """Blocks that stay free when a request is admitted while others run."""
-        busy = not request.running and any(other.running for other in self.requests.values())
-        return self.config.watermark_blocks if busy else 0
+        blocks = self.config.watermark_blocks
+        if blocks == 0 or request.running:
+            return 0
+        return blocks if any(other.running for other in self.requests.values()) else 0
 
     def advance(self, id: str, tokens: int) -> None:
         """`tokens` more tokens of a running request are computed; rejected drafts do not count."""

@@ -65,6 +65,7 @@ class Kind:
 
     Attributes:
       fine_grained: whether hits may end inside a block.
+      exact: whether `estimate` is always what is taken.
       group: index of the group.
       spec: what its layers cache.
       block_size: tokens per block: the spec's, times the ranks that share it under context parallelism.
@@ -75,6 +76,7 @@ class Kind:
     """
 
     fine_grained: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
 
     def __init__(self, group: int, spec: LayerSpec, config: VllmConfig, pool: Pool) -> None:
         self.group = group
@@ -195,7 +197,10 @@ class Kind:
         """
         row = self.row(id)
         copied = [] if row.partial is None else [self.copy_on_write(row, self.pool.take(1)[0])]
-        new = self.pool.take(max(0, ceil_div(slots, self.block_size) - len(row.blocks)))
+        missing = ceil_div(slots, self.block_size) - len(row.blocks)
+        if missing <= 0:
+            return copied
+        new = self.pool.take(missing)
         row.blocks += new
         return copied + new
 
@@ -232,7 +237,8 @@ class Kind:
             return
         span = range(done, full)
         keys = block_keys(request.keys, self.hash_block_size, self.block_size)
-        mask = self.mask(span, self.boundaries(request))
+        sparse = self.config.retention_interval is not None
+        mask = self.mask(span, self.boundaries(request) if sparse else ())
         register_full(self.pool, request, self.group, row.blocks, span, keys, self.block_size, mask)
         row.registered = full
 

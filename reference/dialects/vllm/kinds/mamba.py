@@ -53,6 +53,7 @@ class MambaKind(Kind):
     """
 
     fine_grained: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
 
     spec: Mamba
 

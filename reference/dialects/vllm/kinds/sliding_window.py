@@ -41,10 +41,7 @@ class SlidingWindowKind(Kind):
             return None
         interval = self.config.retention_interval
         need = window_blocks(self.spec.window, self.block_size, self.eagle)
-        if interval is None:
-            segment, boundaries = self.alignment, ()
-        else:
-            segment = interval or None
+        segment = self.alignment if interval is None else interval or None
         return tail_mask(span, segment, need, int(self.eagle), boundaries, self.block_size, self.alignment)
 
     def find(
