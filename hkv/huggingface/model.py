@@ -1,0 +1,116 @@
+"""A model's decoder layers, what each caches, and which field of its config says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from fractions import Fraction
+
+from hkv.errors import PlanError
+from hkv.spec import AttentionSpec, LayerSpec, Mamba, OpaqueState
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheLayer:
+    """One cache of one decoder layer. A layer may have several, or none.
+
+    Attributes:
+      name: `layers.3`, or `layers.3.indexer` for one of several.
+      index: the decoder layer.
+      spec: what is cached, or None for a layer without a cache of its own.
+      fields: fields of the config by what they decide: `kind`, `heads`, `size`, `window`, `state`, `dtype`.
+      shares: name of the layer whose cache this one reads instead, or None.
+      full_token_bytes: bytes a token would cost here if the layer were full attention.
+    """
+
+    name: str
+    index: int
+    spec: LayerSpec | None
+    fields: Mapping[str, tuple[str, ...]]
+    shares: str | None = None
+    full_token_bytes: int = 0
+
+    @property
+    def governed_by(self) -> frozenset[str]:
+        """Every field of the config on which this layer's cache depends."""
+        return frozenset(name for names in self.fields.values() for name in names)
+
+    @property
+    def token_bytes(self) -> Fraction:
+        """Bytes that one more token adds for good; 0 for windows and states, whose size is bounded."""
+        spec = self.spec
+        if not isinstance(spec, AttentionSpec) or spec.kind not in ("full_attention", "mla"):
+            return Fraction(0)
+        return Fraction(spec.num_heads * spec.content_bytes) / spec.tokens_per_state
+
+    def resident_bytes(self) -> int:
+        """Bytes that a long sequence holds in all, for windows, chunks and states; 0 for what grows.
+
+        A window counts its tokens, without rounding to blocks; a chunk its longest.
+        """
+        spec = self.spec
+        if isinstance(spec, Mamba | OpaqueState):
+            return spec.unpadded_page_size_bytes
+        tokens = getattr(spec, "window", None) or getattr(spec, "chunk", None)
+        if not isinstance(spec, AttentionSpec) or tokens is None:
+            return 0
+        return int(Fraction(tokens * spec.num_heads * spec.content_bytes) / spec.tokens_per_state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What a model caches on one tensor-parallel rank.
+
+    Attributes:
+      model_type: the decoder's `model_type`.
+      layers: its caches, in the order in which the engine lists them.
+      num_layers: decoder layers.
+      max_model_len: tokens of the longest request.
+      layouts: physical orders that the model's kernels accept, best first, or None for all.
+      tensor_parallel: ranks that split the heads.
+    """
+
+    model_type: str
+    layers: tuple[CacheLayer, ...]
+    num_layers: int
+    max_model_len: int
+    layouts: tuple[str, ...] | None = None
+    tensor_parallel: int = 1
+
+    @property
+    def specs(self) -> dict[str, LayerSpec]:
+        """What is cached, by the layer's name."""
+        return {layer.name: layer.spec for layer in self.layers if layer.spec is not None}
+
+    @property
+    def token_bytes(self) -> Fraction:
+        """Bytes that one more token adds for good, all layers together."""
+        return sum((layer.token_bytes for layer in self.layers), Fraction(0))
+
+    @property
+    def full_token_bytes(self) -> int:
+        """Bytes a token would cost if every layer were full attention with a cache of its own."""
+        return sum(layer.full_token_bytes for layer in self.layers)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of windows, chunks and states that one long sequence holds."""
+        return sum(layer.resident_bytes() for layer in self.layers)
+
+    def stage_specs(self, stages: int) -> list[dict[str, LayerSpec]]:
+        """Each pipeline stage's layers (vLLM 0.33 `get_pp_indices`: layers left over go to the middle stages).
+
+        Raises:
+          PlanError: there are fewer layers than stages.
+        """
+        if not 1 <= stages <= self.num_layers:
+            raise PlanError("pipeline_parallel", stages, f"1 to {self.num_layers}, the number of layers")
+        counts = [self.num_layers // stages] * stages
+        for extra in range(self.num_layers % stages):
+            counts[-(extra + 2)] += 1
+        first, result = 0, []
+        for count in counts:
+            owned = {layer.name: layer.spec for layer in self.layers if first <= layer.index < first + count}
+            result.append({name: spec for name, spec in owned.items() if spec is not None})
+            first += count
+        return result
