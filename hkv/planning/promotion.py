@@ -53,6 +53,8 @@ def promote(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, 
         block_size = full.pop() if len(full) == 1 else None
         for name, spec in layers.items():
             if isinstance(spec, SlidingWindow | ChunkedLocal):
+                if isinstance(spec, SlidingWindowMLA) and "latent-window-promotion" in bugs:
+                    raise PlanError(name, spec, "no latent window layer, which vLLM cannot rebuild as a latent one")
                 promoted[name] = _full(spec, block_size or spec.block_size)
     if not _one_type(promoted, bugs):
         kinds = sorted({type(spec).__name__ for spec in promoted.values()})

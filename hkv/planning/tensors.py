@@ -33,7 +33,7 @@ def aligned_page(spec: LayerSpec) -> int:
     return -(-spec.page_size_bytes // alignment) * alignment
 
 
-def cache_tensors(groups: Sequence[PlannedGroup], order: Order, num_blocks: int) -> tuple[CacheTensor, ...]:
+def cache_tensors(groups: Sequence[PlannedGroup], order: Order, num_blocks: int, block: int) -> tuple[CacheTensor, ...]:
     """Where every layer lies in a buffer of `num_blocks` blocks (vLLM 0.33 `get_kv_cache_config_from_groups`).
 
     Every group starts at byte 0: a block belongs to one group at a time, so the groups' tensors overlap on purpose.
@@ -42,12 +42,12 @@ def cache_tensors(groups: Sequence[PlannedGroup], order: Order, num_blocks: int)
       groups: groups of one worker.
       order: physical order of the axes.
       num_blocks: blocks in the pool, the null block included.
+      block: bytes of one block, see `bytes_per_block`.
 
     Raises:
       PlanError: the order cannot pad a page.
       LayoutError: the order cannot pad a page of several heads.
     """
-    block = bytes_per_block(groups, order)
     tensors = []
     for group in groups:
         offset = 0

@@ -16,7 +16,7 @@ from hkv.planning.options import PlanOptions
 from hkv.planning.plan import Plan, PlannedGroup, WorkerPlan
 from hkv.planning.sizing import check_fits, fit_length, request_blocks
 from hkv.planning.tensors import bytes_per_block, cache_tensors
-from hkv.spec import AttentionSpec, LayerSpec, Mamba
+from hkv.spec import AttentionSpec, LayerSpec, Mamba, OpaqueState
 
 
 def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int], options: PlanOptions) -> Plan:
@@ -38,7 +38,7 @@ def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int],
     layers = _all_layers(workers)
     if not layers:
         return _without_cache(workers, memory, options)
-    order, groups = _grouped(layers, options)
+    order, groups = _grouped(layers, workers, options)
     shares = [[group.restricted(set(owned)) for group in groups] for owned in workers]
     blocks = [bytes_per_block(share, order) if owned else 0 for share, owned in zip(shares, workers, strict=True)]
     fitting = [_fitting(bytes_, block, options) for bytes_, block in zip(memory, blocks, strict=True)]
@@ -50,9 +50,10 @@ def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int],
         check_fits(shares[index], fitting[index] - 1, blocks[index], memory[index], limits)
     limiting = min(working, key=lambda index: fitting[index])
     count = fitting[limiting]
+    shown = _placed(groups, shares, options)
     plans = tuple(
-        WorkerPlan(tuple(share), count, block, cache_tensors(share, order, count) if block else (), bytes_, own)
-        for share, block, bytes_, own in zip(shares, blocks, memory, fitting, strict=True)
+        WorkerPlan(tuple(share), count, block, cache_tensors(placed, order, count, block) if block else (), bytes_, own)
+        for share, placed, block, bytes_, own in zip(shares, shown, blocks, memory, fitting, strict=True)
     )
     options = dataclasses.replace(options, limits=limits)
     scheduler, unit = resolve_block_sizes(groups, options)
@@ -71,6 +72,18 @@ def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int],
     )
 
 
+def _placed(
+    groups: Sequence[PlannedGroup], shares: Sequence[Sequence[PlannedGroup]], options: PlanOptions
+) -> list[list[PlannedGroup]]:
+    """Each worker's groups as they are given tensors: only layers it owns, but for `absent-layers-get-tensors`."""
+    if "absent-layers-get-tensors" not in options.bugs:
+        return [list(share) for share in shares]
+    return [
+        [whole if whole.mixed and not own.names else own for whole, own in zip(groups, share, strict=True)]
+        for share in shares
+    ]
+
+
 def _all_layers(workers: Sequence[Mapping[str, LayerSpec]]) -> dict[str, LayerSpec]:
     layers: dict[str, LayerSpec] = {}
     for owned in workers:
@@ -87,25 +100,33 @@ def _without_cache(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[
     return Plan((), plans, 1, order.value, 1, 1, options.limits.max_model_len, 0)
 
 
-def _grouped(layers: dict[str, LayerSpec], options: PlanOptions) -> tuple[Order, list[PlannedGroup]]:
+def _grouped(
+    layers: dict[str, LayerSpec], workers: Sequence[Mapping[str, LayerSpec]], options: PlanOptions
+) -> tuple[Order, list[PlannedGroup]]:
     """The order that was asked for, or the first that can express the model, and the groups under it."""
     if options.layout is not None:
         order = Order.parse(options.layout)
-        return order, _checked(layers, order, options)
+        return order, _checked(layers, workers, order, options)
     refusal: PlanError | LayoutError | None = None
     for order in candidate_orders(list(layers.values()), options.supported_layouts):
         try:
-            return order, _checked(layers, order, options)
+            return order, _checked(layers, workers, order, options)
         except (PlanError, LayoutError) as error:
             refusal = refusal or error
     assert refusal is not None
     raise refusal
 
 
-def _checked(layers: dict[str, LayerSpec], order: Order, options: PlanOptions) -> list[PlannedGroup]:
+def _checked(
+    layers: dict[str, LayerSpec], workers: Sequence[Mapping[str, LayerSpec]], order: Order, options: PlanOptions
+) -> list[PlannedGroup]:
+    """The groups, after checking that the order can express each worker's share of them."""
     groups = group_layers(layers, order, options)
-    check_order(order, groups)
-    cache_tensors(groups, order, 1)
+    for owned in workers:
+        share = [group.restricted(set(owned)) for group in groups]
+        check_order(order, share)
+        if owned:
+            cache_tensors(share, order, 1, bytes_per_block(share, order))
     return groups
 
 
@@ -132,4 +153,5 @@ def _needs_zeroing(groups: Sequence[PlannedGroup]) -> bool:
     """Whether a new block's old bytes could be read: states, or element types that differ (vLLM 0.33)."""
     specs = [spec for group in groups for spec in group.specs]
     types = {(spec.dtype, spec.quantization) for spec in specs if isinstance(spec, AttentionSpec)}
+    types |= {("uint8", "none") for spec in specs if isinstance(spec, OpaqueState)}
     return len(types) > 1 or any(isinstance(spec, Mamba) for spec in specs)
