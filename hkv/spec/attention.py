@@ -76,11 +76,18 @@ class AttentionSpec(LayerSpec):
                 check_positive(self, name)
         if self.block_stride_alignment is not None and not isinstance(self.block_stride_alignment, KernelPages):
             check_positive(self, "block_stride_alignment")
+        self._check_kernel_pages()
         if self.tokens_per_state <= 0:
             raise SpecError("tokens_per_state", self.tokens_per_state, "a positive number of tokens")
         if self.page_size_padded is not None and self.page_size_padded < self.unpadded_page_size_bytes:
             expected = f"at least the page's {self.unpadded_page_size_bytes} bytes"
             raise SpecError("page_size_padded", self.page_size_padded, expected)
+
+    def _check_kernel_pages(self) -> None:
+        alignment = self.block_stride_alignment
+        if isinstance(alignment, KernelPages) and self.tokens_per_state > math.gcd(alignment.tokens, self.block_size):
+            expected = f"kernel pages that hold a state of {self.tokens_per_state} tokens"
+            raise SpecError("block_stride_alignment", alignment, expected)
 
     @property
     def value_size(self) -> int:
