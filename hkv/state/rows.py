@@ -1,0 +1,311 @@
+"""Rows of block ids under two indices at once: the manager's blocks, and the kernels' smaller ones.
+
+Slot p of a row is column p of `blocks`, with a block v, and the columns `p * ratio + j` of `kernel_blocks`, with the
+kernel blocks `v * ratio + j`, j below `ratio` (RTP-LLM `BlockIds`). Every change goes through one scatter that writes both, so that
+the two cannot fall out of step. Each operation is jitted and donates its first argument; a refused one changes nothing
+and says why in a `RowStatus`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv.errors import OperationError
+
+INT32_MAX = 2**31 - 1
+
+
+class RowStatus(enum.IntEnum):
+    """What became of an operation on rows; all but OK leave the rows as they were."""
+
+    OK = 0
+    ROW = 1
+    """No such row."""
+    COUNT = 2
+    """A count below 0 or above the number of values given."""
+    POSITION = 3
+    """A slot beyond the row's length."""
+    LENGTH = 4
+    """The row would grow beyond its capacity, or have a length below 0; or it is empty and a slot was to be popped."""
+    BLOCK = 5
+    """A value that is neither null nor a block whose kernel blocks an int32 can name."""
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("blocks", "kernel_blocks", "lengths", "ratio", "null"),
+    meta_fields=(),
+)
+@dataclasses.dataclass(frozen=True)
+class BlockRows:
+    """Block tables of one group. A pytree; `vmap` over a stack of them for several groups.
+
+    Attributes:
+      blocks: int32[rows, width], block ids; 0 from a row's length on.
+      kernel_blocks: int32[rows, width * span], kernel block ids, `ratio` a slot, packed from the left; 0 after them.
+        `span` is the largest ratio the arrays have room for.
+      lengths: int32[rows], slots in use, null ones included.
+      ratio: int32[], kernel blocks per block, 1 to `span`.
+      null: int32[], the id that stands for no block: 0 (vLLM's null block, whose kernel blocks are 0 to `ratio` - 1) or
+        -1 (RTP-LLM's hole, whose kernel blocks are -1).
+    """
+
+    blocks: jax.Array
+    kernel_blocks: jax.Array
+    lengths: jax.Array
+    ratio: jax.Array
+    null: jax.Array
+
+
+def init_rows(num_rows: int, width: int, *, ratio: int = 1, null: int = 0, span: int | None = None) -> BlockRows:
+    """Empty rows.
+
+    Args:
+      num_rows: rows, one a request.
+      width: slots per row, in blocks.
+      ratio: kernel blocks per block.
+      null: the id that stands for no block, 0 or -1.
+      span: room for ratios up to this one, so that groups of several ratios share one executable; None for `ratio`.
+
+    Raises:
+      OperationError: a size below 1, a ratio above `span`, another null, a kernel row of 2^31 columns or more.
+    """
+    span = ratio if span is None else span
+    for name, value in (("num_rows", num_rows), ("width", width), ("ratio", ratio), ("span", span)):
+        if type(value) is not int or value < 1:
+            raise OperationError(name, value, "a positive integer")
+    if ratio > span:
+        raise OperationError("ratio", ratio, f"at most the span of {span}")
+    if null not in (0, -1):
+        raise OperationError("null", null, "0 or -1")
+    if width * span > INT32_MAX:
+        raise OperationError(
+            "width", width, f"at most {INT32_MAX // span} slots, so that an int32 counts kernel blocks"
+        )
+    return BlockRows(
+        blocks=jnp.zeros((num_rows, width), jnp.int32),
+        kernel_blocks=jnp.zeros((num_rows, width * span), jnp.int32),
+        lengths=jnp.zeros(num_rows, jnp.int32),
+        ratio=jnp.array(np.int32(ratio)),
+        null=jnp.array(np.int32(null)),
+    )
+
+
+@partial(jax.jit, donate_argnums=0)
+def append(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) -> tuple[BlockRows, jax.Array]:
+    """Append `ids[:count]` to a row. Scalars int32[], `ids` int32[K]; the status is int32[], a `RowStatus`."""
+    length = _length(rows, row)
+    live = jnp.arange(ids.shape[0]) < count
+    status = _first(
+        (~_is_row(rows, row), RowStatus.ROW),
+        (~_is_count(count, ids), RowStatus.COUNT),
+        (length > rows.blocks.shape[1] - count, RowStatus.LENGTH),
+        (jnp.any(live & ~_is_value(rows, ids)), RowStatus.BLOCK),
+    )
+    live &= status == RowStatus.OK
+    rows = _write(rows, row, length + jnp.arange(ids.shape[0]), ids, live)
+    return _set_length(rows, row, length + count, status), status
+
+
+@partial(jax.jit, donate_argnums=0)
+def append_all(rows: BlockRows, ids: jax.Array, counts: jax.Array) -> tuple[BlockRows, jax.Array]:
+    """Append `ids[r, :counts[r]]` to every row r: what a step's scheduler hands to the worker (vLLM `BlockTable`).
+
+    Args:
+      rows: donated.
+      ids: int32[rows, K].
+      counts: int32[rows].
+
+    Returns:
+      The rows, and a status int32[rows]; a refused row keeps what it had, the others are served.
+    """
+    live = jnp.arange(ids.shape[1]) < counts[:, None]
+    status = _first(
+        ((counts < 0) | (counts > ids.shape[1]), RowStatus.COUNT),
+        (rows.lengths > rows.blocks.shape[1] - counts, RowStatus.LENGTH),
+        (jnp.any(live & ~_is_value(rows, ids), axis=1), RowStatus.BLOCK),
+    )
+    served = status == RowStatus.OK
+    positions = rows.lengths[:, None] + jnp.arange(ids.shape[1])
+    row = jnp.broadcast_to(jnp.arange(ids.shape[0])[:, None], ids.shape)
+    flat = (row.ravel(), positions.ravel(), ids.ravel(), (live & served[:, None]).ravel())
+    rows = _write(rows, *flat)
+    return dataclasses.replace(rows, lengths=rows.lengths + jnp.where(served, counts, 0)), status
+
+
+@partial(jax.jit, donate_argnums=0)
+def assign(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) -> tuple[BlockRows, jax.Array]:
+    """Make `ids[:count]` a row's whole content. Scalars int32[], `ids` int32[K]; the status is int32[]."""
+    live = jnp.arange(ids.shape[0]) < count
+    status = _first(
+        (~_is_row(rows, row), RowStatus.ROW),
+        (~_is_count(count, ids), RowStatus.COUNT),
+        (count > rows.blocks.shape[1], RowStatus.LENGTH),
+        (jnp.any(live & ~_is_value(rows, ids)), RowStatus.BLOCK),
+    )
+    ok = status == RowStatus.OK
+    rows = _write(rows, row, jnp.arange(ids.shape[0]), ids, live & ok)
+    rows = _blank(rows, row, count, _length(rows, row), ok)
+    return _set_length(rows, row, count, status), status
+
+
+@partial(jax.jit, donate_argnums=0)
+def remove(rows: BlockRows, row: jax.Array, positions: jax.Array, count: jax.Array) -> tuple[BlockRows, jax.Array]:
+    """Set the slots `positions[:count]` of a row to null; the row keeps its length (RTP-LLM `BlockIds::remove`)."""
+    live = jnp.arange(positions.shape[0]) < count
+    status = _first(
+        (~_is_row(rows, row), RowStatus.ROW),
+        (~_is_count(count, positions), RowStatus.COUNT),
+        (jnp.any(live & ~_is_slot(rows, row, positions)), RowStatus.POSITION),
+    )
+    nulls = jnp.broadcast_to(rows.null, positions.shape)
+    return _write(rows, row, positions, nulls, live & (status == RowStatus.OK)), status
+
+
+@partial(jax.jit, donate_argnums=0)
+def swap(rows: BlockRows, row: jax.Array, first: jax.Array, second: jax.Array) -> tuple[BlockRows, jax.Array]:
+    """Exchange two slots of a row. All int32[]; equal positions change nothing."""
+    positions = jnp.stack([first, second])
+    status = _first(
+        (~_is_row(rows, row), RowStatus.ROW),
+        (~jnp.all(_is_slot(rows, row, positions)), RowStatus.POSITION),
+    )
+    values = _take(rows, row, positions[::-1])
+    return _write(rows, row, positions, values, jnp.broadcast_to(status == RowStatus.OK, (2,))), status
+
+
+@partial(jax.jit, donate_argnums=0)
+def set_at(rows: BlockRows, row: jax.Array, position: jax.Array, block: jax.Array) -> tuple[BlockRows, jax.Array]:
+    """Put a block, or null, into a slot of a row. All int32[]."""
+    status = _first(
+        (~_is_row(rows, row), RowStatus.ROW),
+        (~_is_slot(rows, row, position), RowStatus.POSITION),
+        (~_is_value(rows, block), RowStatus.BLOCK),
+    )
+    return _write(rows, row, position[None], block[None], (status == RowStatus.OK)[None]), status
+
+
+@partial(jax.jit, donate_argnums=0)
+def resize(rows: BlockRows, row: jax.Array, length: jax.Array, value: jax.Array) -> tuple[BlockRows, jax.Array]:
+    """Cut a row to `length` slots, or grow it with `value`. All int32[]."""
+    width = rows.blocks.shape[1]
+    old = _length(rows, row)
+    status = _first(
+        (~_is_row(rows, row), RowStatus.ROW),
+        ((length < 0) | (length > width), RowStatus.LENGTH),
+        ((length > old) & ~_is_value(rows, value), RowStatus.BLOCK),
+    )
+    ok = status == RowStatus.OK
+    columns = jnp.arange(width)
+    grown = (columns >= old) & (columns < length) & ok
+    rows = _write(rows, row, columns, jnp.broadcast_to(value, (width,)), grown)
+    rows = _blank(rows, row, length, old, ok)
+    return _set_length(rows, row, length, status), status
+
+
+@partial(jax.jit, donate_argnums=0)
+def pop(rows: BlockRows, row: jax.Array) -> tuple[BlockRows, jax.Array, jax.Array]:
+    """Take the last slot off a row.
+
+    Returns:
+      The rows; the block that stood there, int32[], null when refused; the status, LENGTH for an empty row.
+    """
+    last = _length(rows, row) - 1
+    status = _first((~_is_row(rows, row), RowStatus.ROW), (last < 0, RowStatus.LENGTH))
+    ok = status == RowStatus.OK
+    block = jnp.where(ok, _take(rows, row, last), rows.null)
+    rows = _write(rows, row, last[None], block[None], ok[None], blank=True)
+    return _set_length(rows, row, last, status), block, status
+
+
+@partial(jax.jit, donate_argnums=0)
+def move(rows: BlockRows, source: jax.Array, target: jax.Array) -> tuple[BlockRows, jax.Array]:
+    """Make row `target` what row `source` is and leave `source` empty (vLLM `BlockTable.move_row`). All int32[]."""
+    status = _first((~(_is_row(rows, source) & _is_row(rows, target)), RowStatus.ROW))
+    ok = (status == RowStatus.OK) & (source != target)
+    outside = rows.lengths.shape[0]
+    to, cleared = jnp.where(ok, target, outside), jnp.where(ok, source, outside)
+    taken = jnp.where(ok, source, 0)
+
+    def moved(array: jax.Array) -> jax.Array:
+        return array.at[to].set(array[taken], mode="drop").at[cleared].set(0, mode="drop")
+
+    blocks, kernel_blocks, lengths = moved(rows.blocks), moved(rows.kernel_blocks), moved(rows.lengths)
+    return dataclasses.replace(rows, blocks=blocks, kernel_blocks=kernel_blocks, lengths=lengths), status
+
+
+def _write(rows: BlockRows, row, positions, values, live, *, blank: bool = False) -> BlockRows:
+    """Scatter `values` into slots of both tables where `live`; every change of content passes here.
+
+    `row` is a scalar or one per position; `blank` writes the zeros that stand after a row's end.
+    """
+    width = rows.blocks.shape[1]
+    j = jnp.arange(rows.kernel_blocks.shape[1] // width)
+    row = jnp.where(live, jnp.broadcast_to(row, positions.shape), 0)
+    columns = jnp.where(live, positions, width)
+    inside = live[:, None] & (j < rows.ratio)
+    kernel_columns = jnp.where(inside, columns[:, None] * rows.ratio + j, rows.kernel_blocks.shape[1])
+    value = values[:, None]
+    kernel_values = jnp.where(value < 0, value, value * rows.ratio + j)
+    if blank:
+        values, kernel_values = jnp.zeros_like(values), jnp.zeros_like(kernel_values)
+    return dataclasses.replace(
+        rows,
+        blocks=rows.blocks.at[row, columns].set(values, mode="drop"),
+        kernel_blocks=rows.kernel_blocks.at[row[:, None], kernel_columns].set(kernel_values, mode="drop"),
+    )
+
+
+def _blank(rows: BlockRows, row, start, stop, ok) -> BlockRows:
+    """Zero a row's slots from `start` up to `stop`."""
+    columns = jnp.arange(rows.blocks.shape[1])
+    live = (columns >= start) & (columns < stop) & ok
+    return _write(rows, row, columns, jnp.zeros_like(columns), live, blank=True)
+
+
+def _first(*conditions) -> jax.Array:
+    """The status of the first condition that holds, OK if none does."""
+    status = jnp.int32(RowStatus.OK)
+    for refused, code in reversed(conditions):
+        status = jnp.where(refused, jnp.int32(code), status)
+    return status
+
+
+def _is_row(rows: BlockRows, row) -> jax.Array:
+    return (row >= 0) & (row < rows.lengths.shape[0])
+
+
+def _is_count(count, values) -> jax.Array:
+    return (count >= 0) & (count <= values.shape[0])
+
+
+def _is_value(rows: BlockRows, ids) -> jax.Array:
+    last = (INT32_MAX - (rows.ratio - 1)) // rows.ratio
+    return (ids == rows.null) | ((ids >= 0) & (ids <= last))
+
+
+def _is_slot(rows: BlockRows, row, positions) -> jax.Array:
+    return (positions >= 0) & (positions < _length(rows, row))
+
+
+def _length(rows: BlockRows, row) -> jax.Array:
+    """Slots of a row; 0 for a row that is not there."""
+    known = _is_row(rows, row)
+    return jnp.where(known, rows.lengths[jnp.where(known, row, 0)], 0)
+
+
+def _take(rows: BlockRows, row, positions) -> jax.Array:
+    """Contents of slots; of any slot where there is none, for the caller to mask."""
+    inside = _is_slot(rows, row, positions)
+    return rows.blocks[jnp.where(_is_row(rows, row), row, 0), jnp.where(inside, positions, 0)]
+
+
+def _set_length(rows: BlockRows, row, length, status) -> BlockRows:
+    at = jnp.where(status == RowStatus.OK, row, rows.lengths.shape[0])
+    return dataclasses.replace(rows, lengths=rows.lengths.at[at].set(length, mode="drop"))

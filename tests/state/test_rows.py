@@ -1,0 +1,208 @@
+"""The two indices of block rows: RTP-LLM's vectors, the twin, and that nothing puts them out of step."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv.errors import OperationError
+from hkv.state import rows as jitted
+from hkv.state.rows import BlockRows, RowStatus, init_rows
+from reference.state import rows as plain
+
+ROWS, WIDTH, SPAN, BATCH = 3, 6, 4, 4
+INT32_MAX = 2**31 - 1
+N = -1
+
+
+def row_of(rows: BlockRows, row: int = 0) -> tuple[list[int], list[int]]:
+    length = int(rows.lengths[row])
+    return rows.blocks[row, :length].tolist(), rows.kernel_blocks[row, : length * int(rows.ratio)].tolist()
+
+
+def i32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def start(blocks: list[int], ratio: int, null: int = N) -> BlockRows:
+    rows, status = jitted.assign(
+        init_rows(1, 8, ratio=ratio, null=null), np.int32(0), i32(*blocks), np.int32(len(blocks))
+    )
+    assert status == RowStatus.OK
+    return rows
+
+
+def test_a5_resize_grows_with_the_value():
+    rows, status = jitted.resize(start([N, 3], 2), np.int32(0), np.int32(3), np.int32(2))
+    assert status == RowStatus.OK
+    assert row_of(rows) == ([N, 3, 2], [N, N, 6, 7, 4, 5])
+
+
+def test_a7_pop_returns_the_last_block_and_drops_its_kernel_blocks():
+    rows, block, status = jitted.pop(start([N, 2, 3], 2), np.int32(0))
+    assert (status, block) == (RowStatus.OK, 3)
+    assert row_of(rows) == ([N, 2], [N, N, 4, 5])
+
+
+def test_a9_kernel_blocks_of_a_full_group():
+    assert row_of(start([1, 2], 4)) == ([1, 2], list(range(4, 12)))
+
+
+def test_remove_keeps_the_length():
+    rows, _ = jitted.remove(start([1, 2, 3], 2), np.int32(0), i32(0, 2), np.int32(2))
+    assert row_of(rows) == ([N, 2, N], [N, N, 4, 5, N, N])
+
+
+def test_the_null_block_of_a_zero_convention_has_kernel_blocks():
+    rows, _ = jitted.remove(start([2, 5], 4, null=0), np.int32(0), i32(0), np.int32(1))
+    assert row_of(rows) == ([0, 5], [0, 1, 2, 3, 20, 21, 22, 23])
+
+
+def test_swap_of_a_slot_with_itself():
+    rows, status = jitted.swap(start([1, 2], 2), np.int32(0), np.int32(1), np.int32(1))
+    assert (row_of(rows), status) == (([1, 2], [2, 3, 4, 5]), RowStatus.OK)
+
+
+def test_a_moved_row_leaves_nothing_behind():
+    rows = init_rows(2, 4, ratio=2)
+    rows, _ = jitted.append(rows, np.int32(0), i32(3, 4, 5), np.int32(3))
+    rows, _ = jitted.append(rows, np.int32(1), i32(6, 7, 8), np.int32(2))
+    rows, _ = jitted.move(rows, np.int32(1), np.int32(0))
+    assert rows.blocks.tolist() == [[6, 7, 0, 0], [0] * 4]
+    assert rows.kernel_blocks.tolist() == [[12, 13, 14, 15, 0, 0, 0, 0], [0] * 8]
+    assert rows.lengths.tolist() == [2, 0]
+
+
+def test_a_count_near_2_to_31_is_refused():
+    for function in (jitted.append, jitted.assign, jitted.remove):
+        for count in (INT32_MAX, -INT32_MAX - 1):
+            rows, status = function(start([1, 2], 2), np.int32(0), i32(1), np.int32(count))
+            assert (row_of(rows), status) == (([1, 2], [2, 3, 4, 5]), RowStatus.COUNT)
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 3, 7])
+def test_the_last_block_an_int32_can_name(ratio):
+    last = (INT32_MAX - ratio + 1) // ratio
+    rows, status = jitted.append(init_rows(1, 8, ratio=ratio), np.int32(0), i32(last), np.int32(1))
+    assert status == RowStatus.OK
+    assert row_of(rows)[1] == [last * ratio + j for j in range(ratio)]
+    if last < INT32_MAX:
+        rows, status = jitted.append(rows, np.int32(0), i32(last + 1), np.int32(1))
+        assert (int(rows.lengths[0]), status) == (1, RowStatus.BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("fields", "argument"),
+    [
+        ({"num_rows": 0, "width": 1}, "num_rows"),
+        ({"num_rows": 1, "width": -1}, "width"),
+        ({"num_rows": 1, "width": 1, "ratio": 0}, "ratio"),
+        ({"num_rows": 1, "width": 1, "ratio": 4, "span": 2}, "ratio"),
+        ({"num_rows": 1, "width": 1, "null": 1}, "null"),
+        ({"num_rows": 1, "width": 2**30, "ratio": 2}, "width"),
+    ],
+)
+def test_impossible_rows_are_refused(fields, argument):
+    with pytest.raises(OperationError) as error:
+        init_rows(**fields)
+    assert error.value.argument == argument
+
+
+ids = st.one_of(
+    st.integers(0, 40),
+    st.sampled_from([-1, -1, -2, INT32_MAX, INT32_MAX // 2, INT32_MAX // 2 + 1, INT32_MAX // 4, -INT32_MAX - 1]),
+)
+some_rows = st.integers(-1, ROWS)
+some_positions = st.one_of(st.integers(-1, WIDTH), st.sampled_from([INT32_MAX, -INT32_MAX - 1]))
+some_lengths = st.one_of(st.integers(-1, WIDTH + 1), st.just(INT32_MAX))
+batches = st.lists(ids, min_size=BATCH, max_size=BATCH)
+counts = st.integers(-1, BATCH + 1)
+ARGUMENTS = {
+    "append": (some_rows, batches, counts),
+    "assign": (some_rows, batches, counts),
+    "append_all": (st.lists(batches, min_size=ROWS, max_size=ROWS), st.lists(counts, min_size=ROWS, max_size=ROWS)),
+    "remove": (some_rows, st.lists(some_positions, min_size=BATCH, max_size=BATCH), counts),
+    "swap": (some_rows, some_positions, some_positions),
+    "set_at": (some_rows, some_positions, ids),
+    "resize": (some_rows, some_lengths, ids),
+    "pop": (some_rows,),
+    "move": (some_rows, some_rows),
+}
+operations = st.sampled_from(sorted(ARGUMENTS)).flatmap(lambda name: st.tuples(st.just(name), *ARGUMENTS[name]))
+
+
+def expect(twin, name, arguments):
+    """What the twin answers: a status for each thing asked, and the popped block."""
+    try:
+        answer = getattr(twin, name)(*arguments)
+    except OperationError as error:
+        return RowStatus[error.argument.upper()], None
+    if name == "append_all":
+        return [RowStatus.OK if error is None else RowStatus[error.argument.upper()] for error in answer], None
+    return RowStatus.OK, answer
+
+
+def in_step(rows: BlockRows) -> bool:
+    """Kernel rows are the blocks' expansion, slot by slot, and both are zero behind the length."""
+    ratio = int(rows.ratio)
+    for row, length in enumerate(rows.lengths.tolist()):
+        blocks, kernel = rows.blocks[row].tolist(), rows.kernel_blocks[row].tolist()
+        wanted = [k for b in blocks[:length] for k in ([b] * ratio if b < 0 else range(b * ratio, b * ratio + ratio))]
+        if kernel[: length * ratio] != wanted or any(kernel[length * ratio :]) or any(blocks[length:]):
+            return False
+    return True
+
+
+@given(st.integers(1, SPAN), st.sampled_from([0, -1]), st.lists(operations, min_size=1, max_size=12))
+@settings(max_examples=200)
+def test_twin_and_jitted_rows_agree_and_stay_in_step(ratio, null, steps):
+    rows = init_rows(ROWS, WIDTH, ratio=ratio, null=null, span=SPAN)
+    twin = plain.BlockRows(ROWS, WIDTH, ratio=ratio, null=null)
+    for name, *arguments in steps:
+        status, block = expect(twin, name, arguments)
+        rows, *answer = getattr(jitted, name)(rows, *(np.array(argument, np.int32) for argument in arguments))
+        assert answer[-1].tolist() == status
+        if name == "pop":
+            assert answer[0] == (null if block is None else block)
+        blocks, kernel_blocks = twin.tables(SPAN)
+        np.testing.assert_array_equal(rows.blocks, blocks)
+        np.testing.assert_array_equal(rows.kernel_blocks, kernel_blocks)
+        assert in_step(rows)
+
+
+def test_rows_of_several_groups_at_once():
+    ratios, nulls = [1, 2, 4], [0, -1, -1]
+    groups = [init_rows(ROWS, WIDTH, ratio=r, null=n, span=SPAN) for r, n in zip(ratios, nulls, strict=True)]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *groups)
+    blocks = np.arange(1, 4, dtype=np.int32)[:, None] + i32(0, 1, 2, 3)
+    append = jax.vmap(jitted.append, in_axes=(0, None, 0, None))
+    grown, status = append(stacked, np.int32(1), blocks, np.int32(3))
+    assert status.tolist() == [RowStatus.OK] * 3
+    for group, (ratio, null) in enumerate(zip(ratios, nulls, strict=True)):
+        twin = plain.BlockRows(ROWS, WIDTH, ratio=ratio, null=null)
+        twin.append(1, blocks[group].tolist(), 3)
+        np.testing.assert_array_equal(grown.blocks[group], twin.tables(SPAN)[0])
+        np.testing.assert_array_equal(grown.kernel_blocks[group], twin.tables(SPAN)[1])
+
+
+def test_ratio_and_null_are_data_and_cost_no_compilation():
+    def serve(ratio: int, null: int) -> None:
+        rows = init_rows(2, 5, ratio=ratio, null=null, span=3)
+        rows, _ = jitted.append(rows, np.int32(0), i32(1, 2, 3), np.int32(3))
+        rows, _ = jitted.set_at(rows, np.int32(0), np.int32(1), np.int32(null))
+        rows, _, _ = jitted.pop(rows, np.int32(0))
+
+    serve(1, 0)
+    before = [function._cache_size() for function in (jitted.append, jitted.set_at, jitted.pop)]
+    for ratio in (1, 2, 3):
+        for null in (0, -1):
+            serve(ratio, null)
+    assert [function._cache_size() for function in (jitted.append, jitted.set_at, jitted.pop)] == before
+
+
+def test_an_operation_takes_its_rows_over():
+    rows = init_rows(2, 5, ratio=2)
+    grown, _ = jitted.append(rows, np.int32(0), i32(1, 2), np.int32(2))
+    assert all(leaf.is_deleted() for leaf in (rows.blocks, rows.kernel_blocks, rows.lengths))
+    assert not grown.blocks.is_deleted()
