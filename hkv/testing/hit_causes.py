@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 from hkv.dialects.vllm.config import FULL_FAMILY, VllmConfig
 from hkv.spec import ChunkedLocal, LayerSpec, SlidingWindow
@@ -17,9 +18,13 @@ class Cause(enum.Enum):
     SHARED_DROP = "less: an EAGLE group has a twin of equal spec that is none, and the twin must drop too"
     LONE_DROP = "less: the only group is an EAGLE group, and the block that it drops would end at the request's end"
     SHORT_PREFIX_DROP = "less: an EAGLE window with blocks smaller than the alignment is rounded down before it drops"
-    END_OF_REQUEST = "less: an entry that ends at the request's end is not looked at, though a shorter hit lies in it"
-    KEYLESS_WINDOW = "less: a window of one token needs no entry, but only lengths that have a key are tried"
-    DROP_NOT_REPEATED = "more: an EAGLE window has dropped, then a later EAGLE group shortens the hit, and it need not anew"
+    LONGER_ENTRY = (
+        "less: an entry that ends beyond the lengths being tried is not looked at, though it holds one of them"
+    )
+    UNREAD_WINDOW = (
+        "less: a window of one token reads no entry, and yet a key is asked for (or, as a known defect, an entry)"
+    )
+    DROP_NOT_REPEATED = "more: an EAGLE window has dropped, another EAGLE group shortens the hit, and it need not anew"
     CHUNK_OFF_GRID = "more: chunks do not start at blocks, and the block in which one starts is not looked at"
 
     @property
@@ -28,50 +33,81 @@ class Cause(enum.Enum):
         return self.value.partition(":")[0]
 
 
+class _SpecGroup(NamedTuple):
+    """Groups of equal spec: how many, their block in tokens, whether all drop, and some only because a twin does."""
+
+    spec: LayerSpec
+    members: int
+    block_size: int
+    eagle: bool
+    shared: bool
+
+
 def causes(config: VllmConfig, num_tokens: int) -> frozenset[Cause]:
     """The causes that can make a difference for a request of `num_tokens` tokens under this configuration."""
     if not config.caching:
         return frozenset()
     joined = _spec_groups(config)
-    windows = [(spec, eagle) for spec, eagle, _ in joined if isinstance(spec, SlidingWindow)]
+    windows = [group for group in joined if isinstance(group.spec, SlidingWindow)]
     alone = len(config.topology.groups) == 1
+    dropping = any(group.eagle and not group.spec.snapshot for group in joined)
     found: set[Cause] = set()
-    if any(twins and not spec.snapshot for spec, _, twins in joined):
+    if any(group.shared and not group.spec.snapshot for group in joined):
         found.add(Cause.SHARED_DROP)
-    if alone and joined and joined[0][1] and not joined[0][0].snapshot and num_tokens % config.hash_block_size == 0:
+    if alone and dropping and config.hash_lookahead == 0 and num_tokens % config.hash_block_size == 0:
         found.add(Cause.LONE_DROP)
-    if not alone and any(eagle and spec.block_size < _alignment(config) for spec, eagle in windows):
+    if not alone and any(group.eagle and group.block_size < _alignment(config) for group in windows):
         found.add(Cause.SHORT_PREFIX_DROP)
-    if config.partial_hits and num_tokens % config.hash_block_size == 0 and _looks_inside_blocks(config):
-        found.add(Cause.END_OF_REQUEST)
-    if config.hash_lookahead and any(spec.window == 1 for spec, _ in windows):
-        found.add(Cause.KEYLESS_WINDOW)
+    if config.partial_hits and _may_miss_a_longer_entry(config, joined, num_tokens):
+        found.add(Cause.LONGER_ENTRY)
+    asks = config.hash_lookahead or "window-one-never-hits" in config.bugs
+    if asks and any(_window_of(group) == 1 for group in windows):
+        found.add(Cause.UNREAD_WINDOW)
     if _may_outrun_a_window(joined):
         found.add(Cause.DROP_NOT_REPEATED)
-    if any(isinstance(spec, ChunkedLocal) and spec.chunk % spec.block_size for spec, _, _ in joined):
+    if any(isinstance(spec, ChunkedLocal) and spec.chunk % spec.block_size for spec in config.topology.specs):
         found.add(Cause.CHUNK_OFF_GRID)
     return frozenset(found)
+
+
+def _window_of(group: _SpecGroup) -> int:
+    assert isinstance(group.spec, SlidingWindow)
+    return group.spec.window
 
 
 def _alignment(config: VllmConfig) -> int:
     return config.hash_block_size if config.partial_hits else config.scheduler_block_size
 
 
-def _spec_groups(config: VllmConfig) -> list[tuple[LayerSpec, bool, bool]]:
-    """Distinct specs in the order of lookup, whether the drop applies, and whether to some member only by way of a twin."""
-    flags: dict[LayerSpec, list[bool]] = {}
+def _spec_groups(config: VllmConfig) -> list[_SpecGroup]:
+    """What is looked up together, in the order of lookup: groups of equal spec, full attention first."""
+    members: dict[LayerSpec, list[int]] = {}
     for index, group in enumerate(config.topology.groups):
         if group.spec.prefix_cacheable:
-            flags.setdefault(group.spec, []).append(index in config.eagle_group_ids)
-    ordered = sorted(flags, key=lambda spec: spec.kind not in FULL_FAMILY)
-    return [(spec, any(flags[spec]), any(flags[spec]) and not all(flags[spec])) for spec in ordered]
+            members.setdefault(group.spec, []).append(index)
+    found = []
+    for spec in sorted(members, key=lambda spec: spec.kind not in FULL_FAMILY):
+        indices = members[spec]
+        drops = [index in config.eagle_group_ids for index in indices]
+        shared = any(drops) and not all(drops)
+        found.append(_SpecGroup(spec, len(indices), config.block_size(indices[0]), any(drops), shared))
+    return found
 
 
-def _looks_inside_blocks(config: VllmConfig) -> bool:
-    groups = enumerate(config.topology.groups)
-    return any(group.spec.kind in FULL_FAMILY and config.block_size(i) > config.hash_block_size for i, group in groups)
+def _may_miss_a_longer_entry(config: VllmConfig, joined: list[_SpecGroup], num_tokens: int) -> bool:
+    """Whether some full attention may be asked for a length inside a block whose end has a key, but is not tried.
+
+    The first spec is asked up to the last token but one, so that only an entry at the request's end is beyond; another
+    up to what the first one found. Of twins, one may have the longer entry and the other the shorter.
+    """
+    full = [group for group in joined if group.spec.kind in FULL_FAMILY]
+    inside = [group.block_size > config.hash_block_size for group in full]
+    paired = [group.members > 1 for group in full]
+    at_the_end = config.hash_lookahead == 0 and num_tokens % config.hash_block_size == 0
+    beyond = any(inside[1:]) or any(fine and twins for fine, twins in zip(inside, paired, strict=True))
+    return beyond or (at_the_end and any(inside))
 
 
-def _may_outrun_a_window(joined: list[tuple[LayerSpec, bool, bool]]) -> bool:
-    dropping = [spec for spec, eagle, _ in joined if eagle and spec.kind not in FULL_FAMILY]
-    return any(isinstance(spec, SlidingWindow) for spec in dropping[:-1])
+def _may_outrun_a_window(joined: list[_SpecGroup]) -> bool:
+    dropping = [group.spec for group in joined if group.eagle and group.spec.kind not in FULL_FAMILY]
+    return len(dropping) > 1 and any(isinstance(spec, SlidingWindow) for spec in dropping)

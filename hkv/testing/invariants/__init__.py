@@ -1,0 +1,26 @@
+"""What always holds in a hybrid cache, as named checks on any engine that speaks the operation log.
+
+Each check sees one operation with the cache before and after it, and keeps its own account of requests: it knows no
+engine's internals. `Watch` asks them after every operation.
+"""
+
+from hkv.testing.invariants import content, hits, pool, queue, rows
+from hkv.testing.invariants.invariant import EVERY, INVARIANTS, Invariant
+from hkv.testing.invariants.moment import InvariantError, KeyBook, Moment, Snapshot
+from hkv.testing.invariants.watch import Watch
+
+__all__ = [
+    "EVERY",
+    "INVARIANTS",
+    "Invariant",
+    "InvariantError",
+    "KeyBook",
+    "Moment",
+    "Snapshot",
+    "Watch",
+    "content",
+    "hits",
+    "pool",
+    "queue",
+    "rows",
+]

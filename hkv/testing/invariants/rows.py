@@ -1,0 +1,108 @@
+"""Rows are as long as they must be, and hold what can still be read, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hkv.oracle.oplog import AllocateOp, Allocation
+from hkv.spec import Mamba, SlidingWindow
+from hkv.testing.invariants.invariant import invariant
+from hkv.testing.invariants.moment import Moment
+
+
+@invariant("retirement", after=(AllocateOp,))
+def retirement(moment: Moment) -> Iterator[str]:
+    """A block has left the row if and only if no token still to be processed can read it.
+
+    Holds after `allocate`, for the request it names: columns wholly before what the query at its processed tokens reads
+    are null, all others are not. Exceptions: a refused `allocate` may not have come to retiring yet, so columns may
+    still be there; Mamba rows have null columns between states too. 20 tokens of which 3 are in flight count as 17: a
+    window of 8 in blocks of 4 reads from token 10 on, columns 0 and 1 are null.
+    """
+    operation, answer = moment.operation, moment.answer
+    assert isinstance(operation, AllocateOp)
+    assert isinstance(answer, Allocation)
+    record = moment.ledger.requests[operation.id]
+    for group, row in enumerate(moment.after.rows.get(operation.id, [])):
+        spec = moment.config.topology.groups[group].spec
+        first = spec.readable(record.processed).start if spec.prefix_cacheable else 0
+        if isinstance(spec, SlidingWindow):
+            first -= spec.extra_retained_tokens
+        outgrown = min(max(0, first) // moment.config.block_size(group), len(row))
+        if answer.blocks is not None and any(row[:outgrown]):
+            yield f"group {group} still has {row[:outgrown]}, though nothing before token {first} is read"
+        if not isinstance(spec, Mamba) and 0 in row[outgrown:]:
+            yield f"group {group} has lost a block of {row[outgrown:]}, though tokens from {first} on are read"
+
+
+@invariant("room", after=(AllocateOp,))
+def room(moment: Moment) -> Iterator[str]:
+    """A row has exactly the columns for the most tokens it was granted, look-ahead for drafts included.
+
+    Holds after a granted `allocate`, for the request it names. Exceptions: `opaque` rows have one column always; Mamba
+    rows keep drafts in `num_speculative_blocks` columns of their own, and with states at block ends (`align`) do not
+    count look-ahead: 8 tokens and 3 of look-ahead in blocks of 4 are 3 columns of attention, 2 + 2 of such a Mamba.
+    """
+    operation, answer, config = moment.operation, moment.answer, moment.config
+    assert isinstance(operation, AllocateOp)
+    assert isinstance(answer, Allocation)
+    if answer.blocks is None:
+        return
+    record = moment.ledger.requests[operation.id]
+    for group, row in enumerate(moment.after.rows.get(operation.id, [])):
+        spec, size = config.topology.groups[group].spec, config.block_size(group)
+        if spec.kind == "opaque":
+            columns = 1
+        elif isinstance(spec, Mamba):
+            tokens = record.main if spec.cache_mode == "align" else record.slots
+            columns = -(-tokens // size) + spec.num_speculative_blocks
+        else:
+            columns = -(-record.slots // size)
+        if len(row) != columns:
+            yield f"group {group} has {len(row)} columns for {record.slots} tokens, not {columns}"
+
+
+@invariant("admission", after=(AllocateOp,))
+def admission(moment: Moment) -> Iterator[str]:
+    """A refusal takes nothing, and only what does not fit is refused.
+
+    Holds after `allocate`. Exceptions: a refused running request may have retired columns it outgrew: its row is the
+    same but for more nulls. A hit on a Mamba state of this very step waits for the next, however much is free.
+    """
+    operation, answer = moment.operation, moment.answer
+    assert isinstance(operation, AllocateOp)
+    assert isinstance(answer, Allocation)
+    if answer.blocks is not None:
+        return
+    before, after = moment.before, moment.after
+    if before.cached != after.cached:
+        yield "a refusal changed keys"
+    if operation.id not in before.rows:
+        if before != after:
+            yield "the refusal of a waiting request changed the cache"
+    elif _without(before.rows, operation.id) != _without(after.rows, operation.id):
+        yield "the refusal of a request changed others' rows"
+    elif not all(map(_only_nulled, before.rows[operation.id], after.rows[operation.id])):
+        yield f"the refusal changed {before.rows[operation.id]} to {after.rows[operation.id]}"
+    needs = _most_needed(moment)
+    mamba = any(isinstance(spec, Mamba) for spec in moment.config.topology.specs)
+    spared = operation.reserved + moment.config.watermark_blocks
+    if len(before.free) - spared >= needs and not (mamba and operation.hit):
+        yield f"refused with {len(before.free)} blocks free, {spared} set aside, and {needs} needed at the very most"
+
+
+def _without(rows: dict[str, list[list[int]]], id: str) -> dict[str, list[list[int]]]:
+    return {other: row for other, row in rows.items() if other != id}
+
+
+def _only_nulled(before: list[int], after: list[int]) -> bool:
+    return len(before) == len(after) and all(new in (old, 0) for old, new in zip(before, after, strict=True))
+
+
+def _most_needed(moment: Moment) -> int:
+    """More blocks than any rule could ask for: whole rows, scratch, a checkpoint, a copy and an external state each."""
+    operation, config = moment.operation, moment.config
+    assert isinstance(operation, AllocateOp)
+    tokens = max(moment.ledger.slots(operation), len(moment.ledger.requests[operation.id].tokens))
+    scratch = sum(spec.num_speculative_blocks for spec in config.topology.specs if isinstance(spec, Mamba))
+    return scratch + sum(-(-tokens // size) + 4 for size in config.block_sizes)

@@ -1,0 +1,90 @@
+"""The longest cache hit by its definition: try every length a hit may have, ask every group whether it can resume.
+
+Engines find hits by scanning backwards and reconciling groups in a fixed-point iteration. This file shares no rule with
+them: it knows what a query reads (`LayerSpec.readable`) and what stands in the cache. `docs/hits.md` compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hkv.dialects.vllm.config import VllmConfig
+
+HasEntry = Callable[[int, int], bool]
+"""`has_entry(group, end)`: does the cache hold an entry of `group` under the key of the request's first `end` tokens?
+
+Such an entry is one block. Of an attention kind it holds the values of the tokens from its block's start to `end`; of a
+snapshot kind it holds the state after exactly `end` tokens. False wherever the request has no key.
+"""
+
+
+def longest_hit_by_definition(config: VllmConfig, has_entry: HasEntry, num_tokens: int) -> int:
+    """The largest length at which every group can resume, in tokens; 0 when there is none.
+
+    A hit is a multiple of `hit_alignment(config)` and leaves at least the last token to compute.
+
+    Args:
+      config: the groups and their rules.
+      has_entry: what the cache holds of this request's prefixes.
+      num_tokens: tokens the request has.
+    """
+    lengths = range(0, num_tokens, hit_alignment(config)) if config.caching else range(1)
+    return max((length for length in lengths if can_resume(config, has_entry, length)), default=0)
+
+
+def hit_alignment(config: VllmConfig) -> int:
+    """Tokens of which every hit is a multiple.
+
+    The group's block when there is one group; else `scheduler_block_size`, or `hash_block_size` when hits may end
+    inside a block (vLLM 0.33 `HybridKVCacheCoordinator`).
+    """
+    if len(config.topology.groups) == 1:
+        return config.block_size(0)
+    return config.hash_block_size if config.partial_hits else config.scheduler_block_size
+
+
+def can_resume(config: VllmConfig, has_entry: HasEntry, length: int) -> bool:
+    """Whether every group can resume at `length`, drafts included. A group that caches no prefixes has no say."""
+    return all(
+        can_read(config, has_entry, group, length) and can_draft(config, has_entry, group, length)
+        for group, spec in enumerate(config.topology.specs)
+        if spec.prefix_cacheable
+    )
+
+
+def can_read(config: VllmConfig, has_entry: HasEntry, group: int, length: int) -> bool:
+    """Whether the query at `length` finds everything it reads in this group.
+
+    A snapshot kind needs the state after exactly `length` tokens. Any other kind needs all positions that are readable.
+    """
+    spec = config.topology.groups[group].spec
+    positions = spec.readable(length)
+    if spec.snapshot:
+        return all(has_entry(group, position + 1) for position in positions)
+    return holds(config, has_entry, group, positions)
+
+
+def can_draft(config: VllmConfig, has_entry: HasEntry, group: int, length: int) -> bool:
+    """Whether a group of a draft module knows more than `length` tokens, so that its last value can be trusted.
+
+    A draft (EAGLE or MTP) layer computes its value at position p from token p + 1. The key of the first `length` tokens
+    does not say which token comes next, so the value at `length - 1` may belong to another continuation. An entry that
+    goes on after `length` settles it: the group must hold the unit of tokens after `length` as well, one block or,
+    where hits end inside blocks, one hash block. That unit is then computed again. vLLM 0.33 calls this dropping the
+    last block. A snapshot holds no value that depends on a later token, and nothing is dropped.
+    """
+    spec = config.topology.groups[group].spec
+    if length == 0 or group not in config.eagle_group_ids or spec.snapshot:
+        return True
+    unit = min(config.block_size(group), hit_alignment(config))
+    return holds(config, has_entry, group, range(length, length + unit))
+
+
+def holds(config: VllmConfig, has_entry: HasEntry, group: int, positions: range) -> bool:
+    """Whether, block by block, one entry covers all of `positions` that lie in the block."""
+    size = config.block_size(group)
+    for block in sorted({position // size for position in positions}):
+        last = min((block + 1) * size, positions.stop)
+        if not any(has_entry(group, end) for end in range(last, (block + 1) * size + 1)):
+            return False
+    return True
