@@ -1,0 +1,250 @@
+"""Write, gather, scatter, copy and zero, on a pool of any layout. Jitted; the pool is donated and changed in place.
+
+A pool is a flat buffer of bytes or wider unsigned words, and its `Layout`, a static value. Block ids and states that do
+not exist move nothing and are counted; -1 is no id at all: it moves nothing and is not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv.content import Part
+from hkv.errors import LayoutError
+from hkv.layout import Layout
+from hkv.paged.implementations import choose
+from hkv.paged.runs import from_words, runs_of, to_words
+from hkv.strided import StridedView
+from hkv.views.numpy import numpy_dtype
+
+Values = Mapping[str, jax.Array]
+"""Parts of a layout's content by name (`key`, `value`, `key_scale`, ...)."""
+
+
+def kernel_blocks(layout: Layout) -> Layout:
+    """The same bytes with every kernel block a block of its own: ids are then those of kernel tables."""
+    return dataclasses.replace(layout, num_blocks=layout.shape[1], split=1, kernel_step=1)
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "implementation"), donate_argnames="buffer")
+def write(
+    buffer: jax.Array,
+    layout: Layout,
+    layer: jax.Array,
+    blocks: jax.Array,
+    states: jax.Array,
+    values: Values,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """New keys and values, one state a token, at their slots.
+
+    Args:
+      buffer: unsigned words `[size]`: the pool, donated.
+      layout: how it is laid out (static).
+      layer: int32 scalar, index among the layout's layers.
+      blocks: int32 `[tokens]`, block of each token's slot; -1 for padding, which writes nothing. No slot twice.
+      states: int32 `[tokens]`, state within the block.
+      values: per part, `[tokens, heads, *part.shape]` of the part's dtype. Parts that are not given stay as they are.
+      implementation: which code moves the bytes (static); None for the best on this device.
+
+    Returns:
+      The buffer, and how many slots did not exist (int32).
+
+    Raises:
+      LayoutError: a part that the layout has not, or values of another shape or dtype.
+    """
+    pieces, within = states // layout.shape[3], states % layout.shape[3]
+    for name, view, content in _parts_to_write(layout, values, lead=1):
+        runs = runs_of(buffer, _with_states_third(view), 4)
+        starts, _ = runs.start_rows(layer, blocks, pieces, within)
+        rows = buffer.reshape(-1, runs.row)
+        del name
+        buffer = choose(implementation).scatter_runs(rows, starts, to_words(content, runs, buffer.dtype)).reshape(-1)
+    exists = _inside(layer, layout.shape[0]) & _inside(blocks, layout.num_blocks)
+    exists &= _inside(states, layout.states_per_block)
+    return buffer, _count((blocks != -1) & ~exists)
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "parts", "null_block", "implementation"))
+def gather(
+    buffer: jax.Array,
+    layout: Layout,
+    layer: jax.Array,
+    table: jax.Array,
+    parts: tuple[str, ...] | None = None,
+    null_block: int = 0,
+    implementation: str | None = None,
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """The states of the blocks that a block table names, one after the other.
+
+    Args:
+      buffer: unsigned words `[size]`: the pool.
+      layout: how it is laid out (static).
+      layer: int32 scalar.
+      table: int32 `[blocks]`, block ids in order. The null block, -1 and ids that do not exist read as zeros.
+      parts: names of the parts wanted (static); None for all.
+      null_block: the id that stands for no block (static); -1 where block 0 is a real one.
+      implementation: as in `write`.
+
+    Returns:
+      Per part `[blocks * states in a block, heads, *part.shape]`, and how many ids did not exist (int32).
+    """
+    found = {}
+    shown = jnp.where(table == null_block, -1, table)
+    for name in parts or tuple(part.name for part in layout.content):
+        part, view = layout.part(name), _block_view(layout, name)
+        runs = runs_of(buffer, view, 2)
+        starts, _ = runs.start_rows(layer, shown)
+        words = choose(implementation).gather_runs(buffer.reshape(-1, runs.row), starts, runs.rows_per_run)
+        shape = (layout.states_per_block, _heads(layout, part), *part.shape)
+        whole = from_words(words, shape, numpy_dtype(part.dtype))
+        found[name] = whole.reshape(-1, *shape[1:])
+    exists = _inside(layer, layout.shape[0]) & _inside(table, layout.num_blocks)
+    return found, _count((table != -1) & ~exists)
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "null_block", "implementation"), donate_argnames="buffer")
+def scatter(
+    buffer: jax.Array,
+    layout: Layout,
+    layer: jax.Array,
+    table: jax.Array,
+    values: Values,
+    null_block: int = 0,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The inverse of `gather`: whole blocks from contiguous states.
+
+    Args:
+      buffer: unsigned words `[size]`: the pool, donated.
+      layout: how it is laid out (static).
+      layer: int32 scalar.
+      table: int32 `[blocks]`; the null block, -1 and ids that do not exist are skipped. No id twice.
+      values: per part `[blocks * states in a block, heads, *part.shape]`.
+      null_block: as in `gather`.
+      implementation: as in `write`.
+
+    Returns:
+      The buffer, and how many ids did not exist (int32).
+    """
+    shown = jnp.where(table == null_block, -1, table)
+    for name, content in values.items():
+        part, view = layout.part(name), _block_view(layout, name)
+        shape = (layout.states_per_block, _heads(layout, part), *part.shape)
+        _check_values(name, content, (table.shape[0] * shape[0], *shape[1:]), part.dtype)
+        runs = runs_of(buffer, view, 2)
+        starts, _ = runs.start_rows(layer, shown)
+        words = to_words(content.reshape(table.shape[0], *shape), runs, buffer.dtype)
+        buffer = choose(implementation).scatter_runs(buffer.reshape(-1, runs.row), starts, words).reshape(-1)
+    exists = _inside(layer, layout.shape[0]) & _inside(table, layout.num_blocks)
+    return buffer, _count((table != -1) & ~exists)
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "implementation"), donate_argnames="buffer")
+def copy_blocks(
+    buffer: jax.Array,
+    layout: Layout,
+    sources: jax.Array,
+    targets: jax.Array,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Copies blocks, in every layer: all sources are read before anything is written, so lists may overlap.
+
+    Args:
+      buffer: unsigned words `[size]`: the pool, donated.
+      layout: how it is laid out (static).
+      sources: int32 `[copies]`.
+      targets: int32 `[copies]`; none twice. A pair with a -1 copies nothing.
+      implementation: as in `write`.
+
+    Returns:
+      The buffer, and how many pairs named a block that does not exist (int32).
+    """
+    padding = (sources == -1) | (targets == -1)
+    exist = _inside(sources, layout.num_blocks) & _inside(targets, layout.num_blocks)
+    runs = runs_of(buffer, layout.cells(), 2)
+    layers = jnp.arange(layout.shape[0], dtype=jnp.int32)[:, None]
+    read, _ = runs.start_rows(layers, jnp.where(exist, sources, -1)[None])
+    written, _ = runs.start_rows(layers, jnp.where(exist, targets, -1)[None])
+    rows = buffer.reshape(-1, runs.row)
+    code = choose(implementation)
+    words = code.gather_runs(rows, read.reshape(-1, len(runs.starts)), runs.rows_per_run)
+    rows = code.scatter_runs(rows, written.reshape(-1, len(runs.starts)), words)
+    return rows.reshape(-1), _count(~padding & ~exist)
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "implementation"), donate_argnames="buffer")
+def zero_blocks(
+    buffer: jax.Array, layout: Layout, blocks: jax.Array, implementation: str | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Zeros every byte of some blocks that carries data, in every layer; padding stays.
+
+    Args:
+      buffer: unsigned words `[size]`: the pool, donated.
+      layout: how it is laid out (static).
+      blocks: int32 `[blocks]`; -1 zeros nothing.
+      implementation: as in `write`.
+
+    Returns:
+      The buffer, and how many ids did not exist (int32).
+    """
+    runs = runs_of(buffer, layout.cells(), 2)
+    layers = jnp.arange(layout.shape[0], dtype=jnp.int32)[:, None]
+    starts, _ = runs.start_rows(layers, blocks[None])
+    starts = starts.reshape(-1, len(runs.starts))
+    zeros = jnp.zeros((*starts.shape, runs.rows_per_run, runs.row), buffer.dtype)
+    rows = choose(implementation).scatter_runs(buffer.reshape(-1, runs.row), starts, zeros)
+    return rows.reshape(-1), _count((blocks != -1) & ~_inside(blocks, layout.num_blocks))
+
+
+def _inside(index: jax.Array, extent: int) -> jax.Array:
+    return (index >= 0) & (index < extent)
+
+
+def _count(flags: jax.Array) -> jax.Array:
+    return jnp.sum(flags, dtype=jnp.int32)
+
+
+def _heads(layout: Layout, part: Part) -> int:
+    return layout.shape[2] if part.heads is None else part.heads
+
+
+def _with_states_third(view: StridedView) -> StridedView:
+    """`[layers, blocks, pieces, heads, states, ...]` with states before heads: one token is the last axes."""
+    order = (0, 1, 2, 4, 3, *range(5, len(view.shape)))
+    return StridedView(
+        tuple(view.shape[a] for a in order), tuple(view.strides[a] for a in order), view.offset, view.dtype
+    )
+
+
+def _block_view(layout: Layout, name: str) -> StridedView:
+    return _with_states_third(layout.part_cells(name))
+
+
+def _parts_to_write(layout: Layout, values: Values, lead: int) -> list[tuple[str, StridedView, jax.Array]]:
+    """What to write where: all parts of a cell at once where they are all given and fill it, else part by part."""
+    for name, content in values.items():
+        part = layout.part(name)
+        _check_values(name, content, (*content.shape[:lead], _heads(layout, part), *part.shape), part.dtype)
+    in_cells = [part for part in layout.content if part.strides is None and part.heads is None]
+    together = sorted(in_cells, key=lambda part: part.offset)
+    if len(together) == len(layout.content) == len(values) and sum(part.nbytes for part in together) == layout.shape[4]:
+        cells = [_as_bytes(values[part.name], lead + 1) for part in together]
+        return [("cell", layout.cells(), jnp.concatenate(cells, axis=-1))]
+    return [(name, layout.part_cells(name), content) for name, content in values.items()]
+
+
+def _as_bytes(values: jax.Array, lead: int) -> jax.Array:
+    """`[..., bytes]` of an array `[..., *shape]` whose first `lead` axes stay."""
+    flat = values.reshape(*values.shape[:lead], -1)
+    return jax.lax.bitcast_convert_type(flat, np.uint8).reshape(*flat.shape[:lead], -1)
+
+
+def _check_values(name: str, content: jax.Array, shape: tuple[int, ...], dtype: str) -> None:
+    if tuple(content.shape) != shape or content.dtype != numpy_dtype(dtype):
+        raise LayoutError(f"values[{name!r}]", f"{content.dtype}{list(content.shape)}", f"{dtype}{list(shape)}")

@@ -1,0 +1,59 @@
+"""Quantising keys and values on their way into pages: per tensor, or per token and head with the scale beside."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv.errors import LayoutError
+from hkv.views.numpy import numpy_dtype
+
+LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+"""Largest magnitude of each element type that values are quantised to."""
+
+
+def quantize_per_tensor(values: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
+    """`values / scale`, rounded to nearest even and saturated.
+
+    Args:
+      values: any float dtype, any shape.
+      scale: float32 scalar; the cache does not hold it.
+      dtype: one of `LARGEST`.
+
+    Raises:
+      LayoutError: values are not quantised to that dtype.
+    """
+    return _convert(values.astype(jnp.float32) / scale, dtype)
+
+
+def quantize_per_token_head(values: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
+    """Values scaled so that the largest magnitude of each (token, head) is the largest the dtype holds.
+
+    Args:
+      values: any float dtype, `[tokens, heads, elements]`.
+      dtype: one of `LARGEST`.
+
+    Returns:
+      The quantised values, and float32 `[tokens, heads]` such that `quantised * scale` is about `values`: the largest
+      magnitude times the float32 reciprocal of the dtype's largest. A row of zeros has scale 1.
+    """
+    wide = values.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(wide), axis=-1)
+    # Compilers turn a division by a constant into this multiplication; written out, every form does the same.
+    scale = jnp.where(largest > 0, largest * np.float32(1 / _largest(dtype)), 1.0).astype(jnp.float32)
+    return _convert(wide / scale[..., None], dtype), scale
+
+
+def _largest(dtype: str) -> float:
+    if dtype not in LARGEST:
+        raise LayoutError("dtype", dtype, f"one of {', '.join(LARGEST)}")
+    return LARGEST[dtype]
+
+
+def _convert(scaled: jax.Array, dtype: str) -> jax.Array:
+    largest = np.float32(_largest(dtype))
+    clipped = jnp.clip(scaled, -largest, largest)
+    if dtype == "int8":
+        clipped = jnp.round(clipped)
+    return clipped.astype(numpy_dtype(dtype))

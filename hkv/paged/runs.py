@@ -1,0 +1,145 @@
+"""Runs: the gapless stretches of a pool that make up one token or one block, as rows of the reshaped buffer.
+
+A pool is one flat buffer of unsigned words. Reshaped to `[rows, row]`, which is a bitcast, it is moved run by run: a
+run starts at a row and is a whole number of rows long. What a token or a block consists of is static; where it is, not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv.errors import LayoutError
+from hkv.strided import StridedView
+
+ROW_LIMIT = 2**31 - 1
+"""Rows that a 32-bit index can name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """How one unit (a token, or a block) lies in the pool. Static; counts are in words of the buffer, or in rows.
+
+    Attributes:
+      row: words in a row.
+      length: words in a run.
+      num_rows: rows of the buffer.
+      first: row of the unit whose every coordinate is 0.
+      steps: rows from one unit to the next, along each coordinate.
+      extents: how many units there are along each coordinate.
+      starts: row of each run within a unit, in the order of the unit's own axes.
+    """
+
+    row: int
+    length: int
+    num_rows: int
+    first: int
+    steps: tuple[int, ...]
+    extents: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def rows_per_run(self) -> int:
+        """Rows in a run."""
+        return self.length // self.row
+
+    @property
+    def words(self) -> int:
+        """Words of one unit."""
+        return self.length * len(self.starts)
+
+    def start_rows(self, *coordinates: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """Row of every run of some units.
+
+        Args:
+          *coordinates: int32, of shapes that broadcast to `[n]`, one for each of `steps`.
+
+        Returns:
+          int32 `[n, runs]`, past the buffer's end for units that do not exist, and bool `[n]`, whether they do.
+        """
+        inside = jnp.asarray(True)
+        row = jnp.asarray(self.first, jnp.int32)
+        for coordinate, step, extent in zip(coordinates, self.steps, self.extents, strict=True):
+            here = (coordinate >= 0) & (coordinate < extent)
+            row = row + jnp.where(here, coordinate, 0) * np.int32(step)
+            inside = inside & here
+        rows = row[..., None] + np.asarray(self.starts, np.int32)
+        return jnp.where(inside[..., None], rows, np.int32(self.num_rows)), inside
+
+
+def runs_of(buffer: jax.Array, view: StridedView, num_coordinates: int) -> Runs:
+    """The runs of the units that the first axes of a view count.
+
+    Args:
+      buffer: unsigned words `[size]`: the whole pool.
+      view: a strided view of the pool; its last axes are the unit.
+      num_coordinates: leading axes that say which unit.
+
+    Raises:
+      LayoutError: the buffer is not flat, of words that do not divide every stride, or of too many rows.
+    """
+    if buffer.ndim != 1 or not jnp.issubdtype(buffer.dtype, jnp.unsignedinteger):
+        raise LayoutError("buffer", f"{buffer.dtype}{list(buffer.shape)}", "one axis of unsigned words")
+    word = np.dtype(buffer.dtype).itemsize
+    size = buffer.size * word
+    view.check_fits(size)
+    inner = StridedView(view.shape[num_coordinates:], view.strides[num_coordinates:], 0, view.dtype)
+    gapless, length = _trailing_run(inner)
+    outer = [axis for axis in range(len(inner.shape)) if axis not in gapless and inner.shape[axis] > 1]
+    steps = view.strides[:num_coordinates]
+    used = [step for step, extent in zip(steps, view.shape, strict=False) if extent > 1]
+    row = math.gcd(size, view.offset, length, *used, *(inner.strides[axis] for axis in outer))
+    if row % word or size // max(row, 1) > ROW_LIMIT:
+        expected = f"words that divide rows of {row} bytes, and at most {ROW_LIMIT} rows"
+        raise LayoutError("buffer", f"{buffer.dtype}{list(buffer.shape)}", expected)
+    indices = itertools.product(*(range(inner.shape[axis]) for axis in outer))
+    starts = [sum(i * inner.strides[axis] for i, axis in zip(index, outer, strict=True)) for index in indices]
+    return Runs(
+        row=row // word,
+        length=length // word,
+        num_rows=size // row,
+        first=view.offset // row,
+        steps=tuple(step // row if extent > 1 else 0 for step, extent in zip(steps, view.shape, strict=False)),
+        extents=view.shape[:num_coordinates],
+        starts=tuple(start // row for start in starts),
+    )
+
+
+def _trailing_run(view: StridedView) -> tuple[set[int], int]:
+    """Axes, from the last, that lie gapless in their own order, and the bytes of such a run.
+
+    Unlike `StridedView.run_axes` it keeps the order of the axes, so that values need no transposition.
+    """
+    axes: set[int] = set()
+    length = view.itemsize
+    for axis in range(len(view.shape) - 1, -1, -1):
+        if view.shape[axis] > 1 and view.strides[axis] != length:
+            break
+        axes.add(axis)
+        length *= view.shape[axis]
+    return axes, length
+
+
+def to_words(values: jax.Array, runs: Runs, dtype: np.dtype) -> jax.Array:
+    """Values `[n, ...]` of any dtype as words `[n, runs, rows of a run, row]`, bits unchanged."""
+    flat = values.reshape(values.shape[0], -1)
+    item, word = flat.dtype.itemsize, np.dtype(dtype).itemsize
+    if item < word:
+        flat = flat.reshape(flat.shape[0], -1, word // item)
+    words = jax.lax.bitcast_convert_type(flat, dtype)
+    return words.reshape(flat.shape[0], len(runs.starts), runs.rows_per_run, runs.row)
+
+
+def from_words(words: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """The inverse of `to_words`: words of `n` units as `[n, *shape]` of `dtype`."""
+    count = words.shape[0]
+    item, word = np.dtype(dtype).itemsize, words.dtype.itemsize
+    flat = words.reshape(count, -1)
+    if item > word:
+        flat = flat.reshape(count, -1, item // word)
+    return jax.lax.bitcast_convert_type(flat, dtype).reshape(count, *shape)

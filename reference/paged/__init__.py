@@ -1,0 +1,1 @@
+"""Page movement by definition: element by element, through the layout's own addresses."""

@@ -1,0 +1,283 @@
+"""Jitted page movement against the loops over elements, bit for bit, over layouts, dtypes, splits and bad ids."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference.paged.operations as reference
+from hkv import paged
+from hkv.content import quantize
+from hkv.errors import ConfigError, LayoutError
+from hkv.layout import Layout, Order
+from hkv.paged.operations import kernel_blocks
+from hkv.spec import FullAttention, Mamba, MLAAttention
+from hkv.views.numpy import numpy_dtype
+
+
+def attention(**changes):
+    return FullAttention(**{"block_size": 4, "num_kv_heads": 3, "head_size": 5, "head_size_v": 2, **changes})
+
+
+LAYOUTS = {
+    **{
+        f"{order.value}, all sizes different": Layout.of_spec(attention(), order, num_blocks=7, num_layers=2)
+        for order in Order
+    },
+    "everything two": Layout.of_spec(
+        attention(block_size=2, num_kv_heads=2, head_size=2, head_size_v=2, dtype="uint8"),
+        "BLHNC",
+        num_blocks=2,
+        num_layers=2,
+    ),
+    "one head, float32": Layout.of_spec(attention(num_kv_heads=1, dtype="float32"), "LBNHC", num_blocks=5),
+    "padded pages": Layout.of_spec(attention(page_size_padded=256), "BLNHC", num_blocks=5, num_layers=2),
+    "offset and foreign bytes": Layout.of_spec(
+        attention(dtype="float16"), "BLHNC", num_blocks=4, num_layers=2, layer_stride=200, block_stride=504, offset=40
+    ),
+    "kernel split": Layout.of_spec(attention(), "LBHNC", num_blocks=5, num_layers=2, kernel_block_size=2),
+    "float8": Layout.of_spec(attention(dtype="float8_e4m3fn"), "LBNHC", num_blocks=5),
+    "int8 and scales": Layout.of_spec(
+        quantize(attention(head_size=4, head_size_v=4), "int8_per_token_head"), "LBNHC", num_blocks=5
+    ),
+    "latent of 576": Layout.of_spec(MLAAttention(block_size=2, head_size=576), "LBNHC", num_blocks=4),
+    "656 bytes": Layout.of_spec(
+        quantize(MLAAttention(block_size=2, head_size=576), "fp8_ds_mla"), "LBNHC", num_blocks=4
+    ),
+    "indexer": Layout.of_spec(
+        quantize(MLAAttention(block_size=3, head_size=128, dtype="uint8"), "fp8_indexer"),
+        "BLNHC",
+        num_blocks=4,
+        num_layers=2,
+    ),
+    "states": Layout.of_spec(
+        Mamba(block_size=4, shapes=((3, 4), (2, 5)), dtypes=("float32", "bfloat16"), page_size_padded=80),
+        "LBNHC",
+        num_blocks=5,
+    ),
+}
+PADDING = 24
+
+
+def pool_of(layout, seed):
+    """Random bytes, NaN payloads among them, and some more behind the cache, so that a stray write shows."""
+    size = -(-layout.end // 8) * 8 + PADDING
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def values_of(layout, count, seed, names=None):
+    generator = np.random.default_rng(seed)
+    found = {}
+    for part in layout.content:
+        if names is not None and part.name not in names:
+            continue
+        heads = layout.shape[2] if part.heads is None else part.heads
+        dtype = numpy_dtype(part.dtype)
+        raw = generator.integers(
+            0, 256, (count, heads, *part.shape[:-1], part.shape[-1] * dtype.itemsize), dtype=np.uint8
+        )
+        found[part.name] = raw.view(dtype)
+    return found
+
+
+def bits(array):
+    return np.asarray(array).tobytes()
+
+
+def on_device(values):
+    return {name: jnp.asarray(content) for name, content in values.items()}
+
+
+layouts = st.sampled_from(sorted(LAYOUTS)).map(LAYOUTS.get)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def ids_of(layout, count):
+    """Mostly real ids, some that are not; none twice among those that exist."""
+    wrong = st.sampled_from([-1, -2, layout.num_blocks, layout.num_blocks + 1, 2**31 - 1, -(2**31)])
+    real = st.permutations(range(layout.num_blocks))
+    flags = st.lists(st.integers(0, 9), min_size=count, max_size=count)
+    return st.tuples(real, flags, st.lists(wrong, min_size=count, max_size=count)).map(
+        lambda drawn: [drawn[0][i] if i < layout.num_blocks and drawn[1][i] < 7 else drawn[2][i] for i in range(count)]
+    )
+
+
+@given(st.data(), layouts, seeds)
+def test_write(data, layout, seed):
+    count = 5
+    slots = layout.num_blocks * layout.states_per_block
+    chosen = data.draw(st.permutations(range(slots)))[:count]
+    chosen += [0] * (count - len(chosen))
+    blocks = [slot // layout.states_per_block for slot in chosen]
+    states = [slot % layout.states_per_block for slot in chosen]
+    seen = set()
+    for token in range(count):
+        if chosen[token] in seen or data.draw(st.integers(0, 9)) >= 7:
+            blocks[token] = data.draw(st.sampled_from([-1, -2, layout.num_blocks, 2**31 - 1]))
+        elif data.draw(st.integers(0, 9)) == 9:
+            states[token] = data.draw(st.sampled_from([-1, layout.states_per_block, 2**31 - 1]))
+        seen.add(chosen[token])
+    layer = data.draw(st.sampled_from([*range(layout.num_layers), layout.num_layers, -1]))
+    values = values_of(layout, count, seed)
+    expected = pool_of(layout, seed)
+    got, dropped = paged.write(
+        jnp.asarray(expected), layout, np.int32(layer), np.int32(blocks), np.int32(states), on_device(values)
+    )
+    assert int(dropped) == reference.write(expected, layout, layer, blocks, states, values)
+    assert bits(got) == bits(expected)
+
+
+@given(st.data(), layouts, seeds)
+@settings(max_examples=40)
+def test_write_of_one_part_leaves_the_others(data, layout, seed):
+    name = data.draw(st.sampled_from([part.name for part in layout.content]))
+    values = values_of(layout, 1, seed, {name})
+    expected = pool_of(layout, seed)
+    got, _ = paged.write(jnp.asarray(expected), layout, np.int32(0), np.int32([1]), np.int32([0]), on_device(values))
+    reference.write(expected, layout, 0, [1], [0], values)
+    assert bits(got) == bits(expected)
+
+
+@given(st.data(), layouts, seeds, st.sampled_from([0, -1]))
+def test_gather(data, layout, seed, null_block):
+    table = data.draw(st.lists(st.integers(-2, layout.num_blocks), min_size=4, max_size=4))
+    pool = pool_of(layout, seed)
+    got, dropped = paged.gather(jnp.asarray(pool), layout, np.int32(0), np.int32(table), null_block=null_block)
+    dtypes = {part.name: numpy_dtype(part.dtype) for part in layout.content}
+    expected, missing = reference.gather(pool, layout, 0, table, dtypes, null_block)
+    assert {name: bits(content) for name, content in got.items()} == {name: bits(c) for name, c in expected.items()}
+    assert {name: content.shape for name, content in got.items()} == {name: c.shape for name, c in expected.items()}
+    assert int(dropped) == missing
+
+
+@given(st.data(), layouts, seeds, st.sampled_from([0, -1]))
+def test_scatter(data, layout, seed, null_block):
+    table = data.draw(ids_of(layout, 3))
+    values = values_of(layout, 3 * layout.states_per_block, seed)
+    expected = pool_of(layout, seed)
+    got, dropped = paged.scatter(
+        jnp.asarray(expected), layout, np.int32(0), np.int32(table), on_device(values), null_block=null_block
+    )
+    assert int(dropped) == reference.scatter(expected, layout, 0, table, values, null_block)
+    assert bits(got) == bits(expected)
+
+
+@given(st.data(), layouts, seeds)
+def test_copy_blocks(data, layout, seed):
+    sources = data.draw(st.lists(st.integers(-2, layout.num_blocks), min_size=3, max_size=3))
+    targets = data.draw(ids_of(layout, 3))
+    expected = pool_of(layout, seed)
+    got, dropped = paged.copy_blocks(jnp.asarray(expected), layout, np.int32(sources), np.int32(targets))
+    assert int(dropped) == reference.copy_blocks(expected, layout, sources, targets)
+    assert bits(got) == bits(expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_copies_that_swap_read_before_they_write(layout):
+    pool = pool_of(layout, 0)
+    got, _ = paged.copy_blocks(jnp.asarray(pool), layout, np.int32([0, 1, -1]), np.int32([1, 0, -1]))
+    for layer in range(layout.num_layers):
+        for one, other in ((0, 1), (1, 0)):
+            for (a, size), (b, _) in zip(layout.block_runs(layer, one), layout.block_runs(layer, other), strict=True):
+                assert bits(np.asarray(got)[b : b + size]) == bits(pool[a : a + size])
+
+
+@given(st.data(), layouts, seeds)
+def test_zero_blocks(data, layout, seed):
+    blocks = data.draw(st.lists(st.integers(-2, layout.num_blocks), min_size=3, max_size=3))
+    expected = pool_of(layout, seed)
+    got, dropped = paged.zero_blocks(jnp.asarray(expected), layout, np.int32(blocks))
+    assert int(dropped) == reference.zero_blocks(expected, layout, blocks)
+    assert bits(got) == bits(expected)
+
+
+@given(seeds)
+@settings(max_examples=10)
+def test_kernel_blocks_are_the_same_bytes(seed):
+    layout = LAYOUTS["kernel split"]
+    kernel = kernel_blocks(layout)
+    pool = jnp.asarray(pool_of(layout, seed))
+    table = np.int32([3, 1])
+    whole, _ = paged.gather(pool, layout, np.int32(1), table)
+    rows = np.int32([row for block in table for row in layout.kernel_rows(int(block))])
+    pieces, _ = paged.gather(pool, kernel, np.int32(1), rows, null_block=-1)
+    assert {name: bits(content) for name, content in whole.items()} == {name: bits(c) for name, c in pieces.items()}
+
+
+def test_wider_words_move_the_same_bytes():
+    layout = LAYOUTS["one head, float32"]
+    pool = pool_of(layout, 1)
+    values = on_device(values_of(layout, 2, 2))
+    slots = (np.int32([3, 1]), np.int32([0, 3]))
+    narrow, _ = paged.write(jnp.asarray(pool), layout, np.int32(0), *slots, values)
+    wide, _ = paged.write(jnp.asarray(pool.view(np.uint32)), layout, np.int32(0), *slots, values)
+    assert bits(narrow) == bits(wide)
+
+
+OPERATIONS = {
+    "write": lambda pool, layout: paged.write.lower(
+        pool, layout, np.int32(0), np.int32([1, 2]), np.int32([0, 1]), on_device(values_of(layout, 2, 0))
+    ),
+    "scatter": lambda pool, layout: paged.scatter.lower(
+        pool, layout, np.int32(0), np.int32([1, 2]), on_device(values_of(layout, 2 * layout.states_per_block, 0))
+    ),
+    "copy_blocks": lambda pool, layout: paged.copy_blocks.lower(pool, layout, np.int32([1, 2]), np.int32([2, 3])),
+    "zero_blocks": lambda pool, layout: paged.zero_blocks.lower(pool, layout, np.int32([1, 2])),
+}
+
+
+def copies_of(text, elements):
+    """Copy operations in optimised HLO whose result has that many elements."""
+    sizes = re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", text)
+    return [size for size in sizes if np.prod([int(n) for n in size.split(",") if n], initial=1) == elements]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("order", ["LBNHC", "LHBNC", "BLHNC"])
+def test_a_donated_pool_is_never_copied(operation, order):
+    layout = Layout.of_spec(attention(block_size=16, num_kv_heads=2, head_size=8), order, num_blocks=512, num_layers=2)
+    pool = jnp.zeros(layout.end, jnp.uint8)
+    text = OPERATIONS[operation](pool, layout).compile().as_text()
+    assert copies_of(text, layout.end) == []
+    assert "input_output_alias" in text
+
+
+def test_the_search_for_copies_finds_one():
+    """Without donation the pool has to be copied: the search must see it."""
+    layout = Layout.of_spec(attention(block_size=16), "LBNHC", num_blocks=512)
+    pool = jnp.zeros(layout.end, jnp.uint8)
+    undonated = jax.jit(lambda pool: paged.zero_blocks.__wrapped__(pool, layout, np.int32([1, 2])))
+    assert copies_of(undonated.lower(pool).compile().as_text(), layout.end) != []
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda values: {"latent": values["key"]}, "part = 'latent'"),
+        (lambda values: {"key": values["key"][:, :2]}, "values"),
+        (lambda values: {"key": values["key"].astype(np.float32)}, "values"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(change, match):
+    layout = LAYOUTS["LBNHC, all sizes different"]
+    values = change(values_of(layout, 1, 0))
+    with pytest.raises(LayoutError, match=match):
+        paged.write(jnp.zeros(layout.end, jnp.uint8), layout, np.int32(0), np.int32([0]), np.int32([0]), values)
+
+
+@pytest.mark.parametrize("pool", [np.zeros((4, 4), np.uint8), np.zeros(100_000, np.float32), np.zeros(16, np.uint8)])
+def test_a_pool_that_cannot_be_one_is_refused(pool):
+    with pytest.raises(LayoutError, match="buffer"):
+        paged.zero_blocks(jnp.asarray(pool), LAYOUTS["latent of 576"], np.int32([0]))
+
+
+def test_an_unknown_implementation_is_named():
+    layout = LAYOUTS["latent of 576"]
+    with pytest.raises(ConfigError, match="implementation = 'magic'"):
+        paged.zero_blocks(jnp.zeros(layout.end, jnp.uint8), layout, np.int32([0]), implementation="magic")
