@@ -14,7 +14,7 @@ LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 
 
 def quantize_per_tensor(values: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
-    """`values / scale`, rounded to nearest even and saturated.
+    """`values` times the reciprocal of `scale`, rounded to nearest even and saturated.
 
     Args:
       values: any float dtype, any shape.
@@ -24,7 +24,7 @@ def quantize_per_tensor(values: jax.Array, scale: jax.Array, dtype: str) -> jax.
     Raises:
       LayoutError: values are not quantised to that dtype.
     """
-    return _convert(values.astype(jnp.float32) / scale, dtype)
+    return _convert(values.astype(jnp.float32) * (np.float32(1) / scale), dtype)
 
 
 def quantize_per_token_head(values: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
@@ -42,7 +42,7 @@ def quantize_per_token_head(values: jax.Array, dtype: str) -> tuple[jax.Array, j
     largest = jnp.max(jnp.abs(wide), axis=-1)
     # Compilers turn a division by a constant into this multiplication; written out, every form does the same.
     scale = jnp.where(largest > 0, largest * np.float32(1 / _largest(dtype)), 1.0).astype(jnp.float32)
-    return _convert(wide / scale[..., None], dtype), scale
+    return _convert(wide * (np.float32(1) / scale)[..., None], dtype), scale
 
 
 def _largest(dtype: str) -> float:

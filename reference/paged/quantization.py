@@ -9,7 +9,7 @@ LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 
 def quantize_per_tensor(values: np.ndarray, scale: float, dtype: np.dtype) -> np.ndarray:
     """As `hkv.paged.quantize_per_tensor`; `dtype` is a NumPy or ml_dtypes dtype."""
-    return _convert(values.astype(np.float32) / np.float32(scale), dtype)
+    return _convert(values.astype(np.float32) * (np.float32(1) / np.float32(scale)), dtype)
 
 
 def quantize_per_token_head(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
@@ -21,7 +21,7 @@ def quantize_per_token_head(values: np.ndarray, dtype: np.dtype) -> tuple[np.nda
             row = values[token, head].astype(np.float32)
             if np.max(np.abs(row)) > 0:
                 scales[token, head] = np.max(np.abs(row)) * np.float32(1 / LARGEST[np.dtype(dtype).name])
-            quantised[token, head] = _convert(row / scales[token, head], dtype)
+            quantised[token, head] = _convert(row * (np.float32(1) / scales[token, head]), dtype)
     return quantised, scales
 
 
