@@ -1,0 +1,433 @@
+"""The verbs: what they change, what they refuse, and what they say of what is not there."""
+
+import copy
+import pickle
+import random
+
+import pytest
+
+from hkv.errors import ConfigError, EngineFailure, OperationError
+from hkv.keys.chained import PrefixIdentity
+from hkv.spec import FullAttention, Mamba
+from reference.dialects.vllm.dialect import VLLM
+from reference.dialects.vllm.manager import Manager
+from reference.state.events import Cleared, Removed, Stored
+from tests.reference.build import admit, cached, config, finish, manager
+
+
+def picture(cache: Manager) -> bytes:
+    """Everything but the pending lookup, comparable."""
+    return pickle.dumps(
+        (
+            list(cache.pool.free),
+            cache.pool.refs,
+            cache.pool.primary,
+            cache.pool.events,
+            {
+                id: (cache.rows(id), vars(request).get("num_computed"), request.running)
+                for id, request in cache.requests.items()
+            },
+        )
+    )
+
+
+def test_two_requests_that_compute_the_same_keep_both_blocks():
+    cache = manager("full:4", num_blocks=12)
+    for id in ("a", "b"):
+        cache.request(id, range(9))
+    for id in ("a", "b"):
+        cache.allocate(id, 9)
+    assert cached(cache) == {1: (0, 4), 2: (0, 8), 4: (0, 4), 5: (0, 8)}
+    for id in ("a", "b"):
+        cache.free(id)
+    cache.request("c", range(9))
+    assert cache.lookup("c").blocks == [[1, 2]]
+    cache.evict([1])
+    assert cache.lookup("c").blocks == [[4, 2]]
+
+
+def test_a_preempted_request_hits_its_own_blocks():
+    cache = manager("full:4", num_blocks=12)
+    admit(cache, "a", range(9))
+    cache.free("a")
+    assert cache.requests["a"].num_computed == 0
+    assert cache.lookup("a").hit == 8
+    assert cache.allocate("a", 1, hit=8) == [[3]]
+    assert cache.rows("a") == [[1, 2, 3]]
+
+
+def test_a_refusal_leaves_hits_alone():
+    cache = manager("full:4", num_blocks=4)
+    admit(cache, "a", range(9))
+    cache.request("b", range(13))
+    hit = cache.lookup("b").hit
+    before = picture(cache)
+    assert cache.allocate("b", 13 - hit, hit=hit) is None
+    assert picture(cache) == before
+    assert cache.rows("b") == [[]]
+
+
+def test_a_refused_step_has_retired_what_it_outgrew():
+    cache = manager("swa:4:5", num_blocks=5)
+    admit(cache, "a", range(16))
+    cache.append("a", range(64))
+    assert cache.allocate("a", 64) is None
+    assert cache.rows("a") == [[0, 0, 0, 4]]
+
+
+def test_reserved_blocks_and_the_watermark_stay_free():
+    cache = manager("full:4", num_blocks=10, watermark=0.3)
+    cache.request("a", range(4))
+    assert cache.allocate("a", 4, reserved=9) is None
+    assert cache.allocate("a", 4, reserved=8) == [[1]]
+    cache.advance("a", 4)
+    cache.request("b", range(24))
+    assert cache.allocate("b", 24) is None
+    assert cache.allocate("b", 20) == [[2, 3, 4, 5, 6]]
+    cache.append("a", range(12))
+    assert cache.allocate("a", 12) == [[7, 8, 9]]
+
+
+def test_the_watermark_does_not_hold_when_nothing_runs():
+    cache = manager("full:4", num_blocks=5, watermark=0.9)
+    cache.request("a", range(16))
+    assert cache.allocate("a", 16, must_fit=True) == [[1, 2, 3, 4]]
+
+
+def test_external_tokens_get_blocks_and_are_registered_on_commit():
+    cache = manager("full:4", num_blocks=12)
+    cache.request("a", range(13))
+    assert cache.allocate("a", 0, external=12, delay=True) == [[]]
+    assert cache.rows("a") == [[1, 2, 3]]
+    assert cached(cache) == {}
+    cache.advance("a", 12)
+    cache.commit("a", 12)
+    assert cached(cache) == {1: (0, 4), 2: (0, 8), 3: (0, 12)}
+
+
+def test_all_groups_adopt_before_any_takes_external_blocks():
+    cache = manager("full:4,full:4", num_blocks=9)
+    admit(cache, "a", range(9))
+    finish(cache, "a")
+    cache.request("b", range(17))
+    found = cache.lookup("b")
+    assert found.hit == 8
+    assert cache.allocate("b", 0, hit=8, external=8) == [[], []]
+    assert [row[:2] for row in cache.rows("b")] == found.blocks
+
+
+def test_drafts_get_slots_but_no_keys():
+    cache = manager("full:4", num_blocks=12)
+    cache.request("a", range(6))
+    assert cache.allocate("a", 9, lookahead=2) == [[1, 2, 3]]
+    assert cached(cache) == {1: (0, 4)}
+
+
+def test_a_partly_filled_block_is_copied_before_the_request_writes_on():
+    specs = [FullAttention(block_size=8), Mamba(block_size=8)]
+    fields = {"hash_block_size": 4, "scheduler_block_size": 8, "partial_hits": True}
+    cache = manager(specs, num_blocks=20, **fields)
+    cache.step()
+    cache.request("a", range(14))
+    cache.allocate("a", 12)
+    cache.advance("a", 12)
+    assert cached(cache)[2] == (0, 12)
+    cache.step()
+    cache.request("b", range(14))
+    assert cache.lookup("b").hit == 12
+    row, state = cache.lookup("b").blocks
+    answer = cache.allocate("b", 2, hit=12)
+    assert answer is not None
+    (target,), (state_target,) = answer
+    assert cache.copies() == [(row[1], target), (state[1], state_target)]
+    assert cache.rows("b") == [[row[0], target], [0, state_target]]
+    assert cache.pool.refs[target] == 1
+    assert cache.copies() == []
+
+
+def test_the_owner_of_a_cached_state_leaves_a_copy_to_the_cache():
+    specs = [FullAttention(block_size=8), Mamba(block_size=8)]
+    cache = manager(specs, num_blocks=20, hash_block_size=4, scheduler_block_size=8, partial_hits=True)
+    cache.request("a", range(14))
+    cache.allocate("a", 12)
+    cache.advance("a", 12)
+    old = cache.rows("a")[1][1]
+    cache.step()
+    assert cache.allocate("a", 2) == [[], []]
+    ((source, copied),) = cache.copies()
+    assert (source, cache.rows("a")[1][1]) == (old, old)
+    assert cached(cache)[copied] == (1, 12)
+    assert old not in cached(cache)
+
+
+def test_events_tell_of_every_span_and_every_key():
+    cache = manager("full:4", num_blocks=4)
+    admit(cache, "a", range(9))
+    first, second = cache.requests["a"].keys
+    (stored,) = cache.events()
+    assert stored == Stored(0, (first, second), 4, list(range(8)), None)
+    cache.append("a", [9, 10, 11])
+    cache.allocate("a", 3)
+    (stored,) = cache.events()
+    assert isinstance(stored, Stored)
+    assert (stored.parent, stored.tokens) == (second, [8, 9, 10, 11])
+    cache.free("a")
+    cache.request("b", [5])
+    cache.allocate("b", 1)
+    assert cache.events() == [Removed(0, stored.chains[0])]
+    cache.free("b")
+    assert cache.reset()
+    assert cache.events() == [Cleared()]
+
+
+def test_reset_waits_until_nothing_is_in_use():
+    cache = manager("full:4", num_blocks=6)
+    admit(cache, "a", range(9))
+    assert not cache.reset()
+    cache.free("a")
+    assert cache.reset()
+    assert cache.lookup("a").hit == 0
+
+
+def test_nothing_is_cached_without_caching():
+    cache = manager("full:4,swa:4:8", num_blocks=12, caching=False)
+    admit(cache, "a", range(9))
+    cache.commit("a", 9)
+    assert cached(cache) == {}
+    cache.request("b", range(9))
+    assert cache.lookup("b") == (0, [[], []], 0)
+
+
+def test_other_identities_do_not_hit():
+    cache = manager("full:4", num_blocks=12)
+    cache.request("a", range(9), PrefixIdentity(salt="mine"))
+    cache.allocate("a", 9)
+    cache.request("b", range(9))
+    cache.request("c", range(9), PrefixIdentity(salt="mine"))
+    assert cache.lookup("b").hit == 0
+    assert cache.lookup("c").hit == 8
+
+
+def test_why_a_key_is_absent():
+    cache = manager("full:4,swa:4:5", num_blocks=12)
+    cache.request("a", range(17))
+    cache.allocate("a", 16, delay=True)
+    cache.advance("a", 16)
+    cache.allocate("a", 1)
+    keys = list(cache.requests["a"].keys)
+    assert [cache.absence(1, key) for key in keys] == ["retired", "retired", "retired", "cached"]
+    assert cache.absence(0, keys[0]) == "cached"
+    cache.evict([1])
+    assert cache.absence(0, keys[0]) == "evicted"
+    assert cache.absence(0, b"other") == "never seen"
+
+
+def test_blocks_that_lose_keys_when_handed_out_are_counted():
+    cache = manager("full:4", num_blocks=4)
+    admit(cache, "a", range(12))
+    finish(cache, "a")
+    admit(cache, "b", range(100, 108))
+    assert cache.evictions == 2
+
+
+def test_keyed_requests_decide_as_those_with_tokens_do():
+    rng = random.Random(5)
+    by_tokens = manager("full:4,swa:4:9,mamba:8", num_blocks=40)
+    by_keys = manager("full:4,swa:4:9,mamba:8", num_blocks=40)
+    names: dict[bytes, int] = {}
+    for turn in range(60):
+        id, prompt = str(turn), [rng.randrange(2) for _ in range(rng.randrange(1, 40))]
+        by_tokens.request(id, prompt)
+        keys = [names.setdefault(key, len(names)) for key in by_tokens.requests[id].keys]
+        by_keys.request_keyed(id, len(prompt), keys)
+        found = by_tokens.lookup(id)
+        assert by_keys.lookup(id) == found
+        answers = []
+        for cache in (by_tokens, by_keys):
+            cache.step()
+            answers.append(cache.allocate(id, len(prompt) - found.hit, hit=found.hit))
+        assert answers[0] == answers[1]
+        for cache in (by_tokens, by_keys):
+            if answers[0] is not None:
+                cache.advance(id, len(prompt))
+                if cache is by_keys:
+                    cache.extend(id, 2)
+                else:
+                    cache.append(id, [7, 7])
+                if turn % 3:
+                    finish(cache, id)
+            else:
+                cache.drop(id)
+                for other in list(cache.requests):
+                    if cache.requests[other].running:
+                        finish(cache, other)
+    assert list(by_tokens.pool.free) == list(by_keys.pool.free)
+    assert by_keys.events() == []
+
+
+@pytest.mark.parametrize(
+    ("misuse", "named"),
+    [
+        (lambda cache: cache.request("run", [1]), "id"),
+        (lambda cache: cache.request("new", []), "tokens"),
+        (lambda cache: cache.request("new", range(99)), "tokens"),
+        (lambda cache: cache.request_keyed("run", 4, [1]), "id"),
+        (lambda cache: cache.lookup("run"), "id"),
+        (lambda cache: cache.lookup("nobody"), "id"),
+        (lambda cache: cache.drop("run"), "id"),
+        (lambda cache: cache.free("wait"), "id"),
+        (lambda cache: cache.free("nobody"), "id"),
+        (lambda cache: cache.advance("wait", 1), "id"),
+        (lambda cache: cache.advance("run", 1), "tokens"),
+        (lambda cache: cache.advance("run", -1), "tokens"),
+        (lambda cache: cache.append("run", range(60)), "tokens"),
+        (lambda cache: cache.extend("run", 1), "id"),
+        (lambda cache: cache.commit("run", -1), "tokens"),
+        (lambda cache: cache.commit("run", 10), "tokens"),
+        (lambda cache: cache.commit("wait", 0), "id"),
+        (lambda cache: cache.evict([1, 12]), "blocks"),
+        (lambda cache: cache.evict([-1]), "blocks"),
+        (lambda cache: cache.allocate("nobody", 1), "id"),
+        (lambda cache: cache.allocate("wait", 0), "new"),
+        (lambda cache: cache.allocate("wait", -1), "new"),
+        (lambda cache: cache.allocate("wait", 1, lookahead=-1), "lookahead"),
+        (lambda cache: cache.allocate("wait", 1, reserved=-1), "reserved"),
+        (lambda cache: cache.allocate("wait", 1, in_flight=-1), "in_flight"),
+        (lambda cache: cache.allocate("wait", 1, shared_prefix=-1), "shared_prefix"),
+        (lambda cache: cache.allocate("wait", 1, external=-1), "external"),
+        (lambda cache: cache.allocate("wait", 1, hit=-4), "hit"),
+        (lambda cache: cache.allocate("wait", 1, hit=4), "hit"),
+        (lambda cache: cache.allocate("run", 1, hit=4), "hit"),
+        (lambda cache: cache.allocate("run", 1, external=4), "external"),
+    ],
+)
+def test_misuse_is_named_and_changes_nothing(misuse, named):
+    cache = manager("full:4", num_blocks=12, max_model_len=64)
+    admit(cache, "run", range(9))
+    cache.request("wait", range(9))
+    before = picture(cache)
+    with pytest.raises(OperationError) as caught:
+        misuse(cache)
+    assert caught.value.argument == named
+    assert picture(cache) == before
+
+
+def test_a_keyed_request_takes_no_tokens():
+    cache = manager("full:4", num_blocks=12)
+    cache.request_keyed("a", 4, [1])
+    with pytest.raises(OperationError, match="tokens"):
+        cache.append("a", [1])
+    with pytest.raises(OperationError, match="tokens"):
+        cache.extend("a", -1)
+
+
+def test_a_lookup_can_be_adopted_only_at_once():
+    cache = manager("full:4", num_blocks=12)
+    admit(cache, "a", range(9))
+    cache.request("b", range(9))
+    cache.lookup("b")
+    cache.evict([2])
+    with pytest.raises(OperationError, match="hit"):
+        cache.allocate("b", 1, hit=8)
+    cache.lookup("b")
+    with pytest.raises(OperationError, match="hit"):
+        cache.allocate("b", 1, hit=8)
+    assert cache.allocate("b", 5, hit=4) == [[4, 5]]
+    assert cache.rows("b") == [[1, 4, 5]]
+
+
+def test_a_manager_can_be_copied():
+    cache = manager("full:4,swa:4:5", num_blocks=12)
+    admit(cache, "a", range(9))
+    other = copy.deepcopy(cache)
+    cache.free("a")
+    assert other.rows("a") == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_an_unknown_kind_or_defect_is_named():
+    with pytest.raises(ConfigError, match="bugs"):
+        manager("full:4", bugs=frozenset({"no-such-defect"}))
+    with pytest.raises(ConfigError, match="hash_block_size"):
+        config("full:4", hash_block_size=2)
+    assert VLLM.name == "vllm-0.33"
+
+
+# Defects, each only by name.
+
+
+def test_finders_do_not_look_beyond_the_last_key():
+    for bugs, fails in ((frozenset(), False), (frozenset({"finder-index-error"}), True)):
+        cache = manager("swa:4:8", num_blocks=12, hash_lookahead=2, bugs=bugs)
+        cache.request("a", range(9))
+        if fails:
+            with pytest.raises(EngineFailure, match="keys"):
+                cache.lookup("a")
+        else:
+            assert cache.lookup("a").hit == 0
+
+
+@pytest.mark.parametrize("groups", ["chunked:4:16", "mamba:4"])
+def test_other_finders_neither(groups):
+    for bugs in (frozenset(), frozenset({"finder-index-error"})):
+        cache = manager(groups, num_blocks=12, hash_lookahead=2, bugs=bugs)
+        cache.request("a", range(5))
+        if bugs:
+            with pytest.raises(EngineFailure):
+                cache.lookup("a")
+        else:
+            assert cache.lookup("a").hit == 0
+
+
+def test_a_state_for_external_tokens_is_counted():
+    for bugs in (frozenset(), frozenset({"external-state-not-counted"})):
+        cache = manager("mamba:4", num_blocks=2, bugs=bugs)
+        cache.request("a", range(16))
+        if bugs:
+            with pytest.raises(EngineFailure, match="free"):
+                cache.allocate("a", 12, external=4)
+        else:
+            assert cache.allocate("a", 12, external=4) is None
+            assert cache.num_free() == 1
+
+
+def test_rejected_drafts_give_nothing_back():
+    specs = [FullAttention(block_size=1), Mamba(block_size=2, num_speculative_blocks=1)]
+    for bugs in (frozenset(), frozenset({"negative-estimate"})):
+        cache = manager(specs, num_blocks=9, bugs=bugs)
+        cache.request("a", range(2))
+        assert cache.allocate("a", 2) == [[1, 2], [3, 4]]
+        cache.advance("a", 2)
+        cache.append("a", [1])
+        assert cache.allocate("a", 3) == [[5, 6, 7], [4, 8]]
+        cache.advance("a", 1)
+        cache.append("a", [1])
+        if bugs:
+            with pytest.raises(EngineFailure, match="free"):
+                cache.allocate("a", 1, lookahead=3)
+        else:
+            assert cache.allocate("a", 1, lookahead=3) is None
+
+
+def test_no_state_is_registered_at_unverified_tokens():
+    specs = [
+        FullAttention(block_size=2),
+        Mamba(block_size=2, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=2),
+    ]
+    for bugs in (frozenset(), frozenset({"checkpoint-beyond-keys"})):
+        cache = manager(specs, num_blocks=20, bugs=bugs)
+        cache.request("a", range(2))
+        if bugs:
+            with pytest.raises(EngineFailure, match="checkpoint"):
+                cache.allocate("a", 8)
+        else:
+            assert cache.allocate("a", 8) == [[1, 2, 3, 4], [0, 0, 5, 6]]
+            assert cached(cache) == {1: (0, 2)}
+
+
+def test_a_window_of_one_token_can_be_resumed_anywhere():
+    for bugs, hit in ((frozenset(), 16), (frozenset({"window-one-never-hits"}), 0)):
+        cache = manager("full:4,swa:4:1", num_blocks=20, bugs=bugs)
+        admit(cache, "a", range(17))
+        assert all(group == 0 for group, _ in cached(cache).values())
+        cache.request("b", range(17))
+        assert cache.lookup("b").hit == hit
