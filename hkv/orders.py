@@ -142,10 +142,10 @@ def check_split(spec: LayerSpec, order: Order, kernel_block_size: int, padded: i
     split = spec.block_size // kernel_block_size
     if spec.states_in(kernel_block_size) * split != spec.num_states or spec.snapshot:
         raise LayoutError("kernel_block_size", kernel_block_size, "as many states in the pieces as in the block")
-    if block_stride != spec.page_size_bytes:
+    if block_stride != spec.page_size_bytes or (not order.block_compact and spec.num_heads > 1):
         expected = (
             f"{spec.block_size}: {order.value} puts blocks {block_stride} bytes apart, but only dense pages "
-            f"({spec.page_size_bytes} bytes) can be split"
+            f"({spec.page_size_bytes} bytes in one run) can be split"
         )
         raise LayoutError("kernel_block_size", kernel_block_size, expected)
     return split

@@ -1,0 +1,93 @@
+"""Strides and views against vLLM 0.33: recorded answers, and its own functions where it is installed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import Any
+
+import pytest
+
+from hkv.errors import HKVError, MissingExtraError
+from hkv.layout import Layout
+from hkv.oracle.vllm_layouts import InstalledLayouts, random_cases, spec_of
+
+
+def our_answer(case: dict[str, Any]) -> dict[str, Any]:
+    places = {name: case[name] for name in ("num_blocks", "num_layers", "layer_stride", "block_stride", "offset")}
+    try:
+        spec = spec_of(case)
+        strides = Layout.of_spec(spec, case["order"], **places).strides
+        layout = Layout.of_spec(spec, case["order"], **places, kernel_block_size=case["kernel_block_size"])
+        views = [layout.layer_view(layer) for layer in range(layout.num_layers)]
+    except HKVError as error:
+        return {"refused": str(error)}
+    shown = [{"shape": list(v.shape), "strides": list(v.strides), "offset": v.offset} for v in views]
+    return {"strides": list(strides), "views": shown}
+
+
+def overlaps(case: dict[str, Any], strides: list[int]) -> bool:
+    spec = spec_of(case)
+    return repeats(
+        [case["num_layers"], case["num_blocks"], spec.num_heads, spec.num_states, spec.content_bytes], strides
+    )
+
+
+def view_overlaps(view: dict[str, list[int]]) -> bool:
+    return repeats(view["shape"], view["strides"])
+
+
+def loses_states(case: dict[str, Any], view: dict[str, list[int]]) -> bool:
+    spec = spec_of(case)
+    return math.prod(view["shape"][:3]) < case["num_blocks"] * spec.num_heads * spec.num_states
+
+
+def repeats(shape: list[int], strides: list[int]) -> bool:
+    indices = itertools.product(*map(range, shape))
+    addresses = {sum(i * s for i, s in zip(index, strides, strict=True)) for index in indices}
+    return len(addresses) < math.prod(shape)
+
+
+def compare(case: dict[str, Any], theirs: dict[str, Any]) -> str:
+    ours = our_answer(case)
+    if "refused" in theirs:
+        assert "refused" in ours, (case, theirs)
+        return "both refuse"
+    if "refused" in ours:
+        if loses_states(case, theirs["views"][0]):
+            return "a kernel block too small for its states"
+        assert overlaps(case, theirs["strides"]) or view_overlaps(theirs["views"][0]), (case, ours)
+        return "two elements share a byte"
+    assert ours == theirs, case
+    return "equal"
+
+
+def test_recorded_answers(data_dir):
+    """400 layouts recorded from vLLM 0.33; the only ones it grants and HKV refuses put two elements on one byte."""
+    records = json.loads((data_dir / "layouts" / "vllm-0.33.json").read_text())
+    assert [record["case"] for record in records] == random_cases(len(records)), "the file is of another generator"
+    outcomes = [compare(record["case"], record["answer"]) for record in records]
+    assert {name: outcomes.count(name) for name in set(outcomes)} == {
+        "equal": 308,
+        "both refuse": 90,
+        "two elements share a byte": 2,
+    }
+    orders = {record["case"]["order"] for record, outcome in zip(records, outcomes, strict=True) if outcome == "equal"}
+    assert len(orders) == 6
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_installed_answers():
+    try:
+        installed = InstalledLayouts()
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    outcomes = {}
+    for case in random_cases(2000, seed=7):
+        outcome = compare(case, installed.answer(case))
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    granted = {"equal", "both refuse", "two elements share a byte", "a kernel block too small for its states"}
+    assert set(outcomes) == granted
+    assert outcomes["equal"] > 1400
