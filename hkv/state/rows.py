@@ -1,9 +1,9 @@
 """Rows of block ids under two indices at once: the manager's blocks, and the kernels' smaller ones.
 
 Slot p of a row is column p of `blocks`, with a block v, and the columns `p * ratio + j` of `kernel_blocks`, with the
-kernel blocks `v * ratio + j`, j below `ratio` (RTP-LLM `BlockIds`). Every change goes through one scatter that writes both, so that
-the two cannot fall out of step. Each operation is jitted and donates its first argument; a refused one changes nothing
-and says why in a `RowStatus`.
+kernel blocks `v * ratio + j`, j below `ratio` (RTP-LLM `BlockIds`). Every change goes through one scatter that writes
+both, so that the two cannot fall out of step. Each operation is jitted and donates its first argument; a refused one
+changes nothing and says why in a `RowStatus`.
 """
 
 from __future__ import annotations
