@@ -16,7 +16,7 @@ COPY_WIDTHS = (16, 8, 4, 2, 1)
 
 @dataclasses.dataclass(frozen=True)
 class StridedView:
-    """Elements of one dtype in a flat byte buffer; no two of them share a byte.
+    """Elements of one dtype in a flat byte buffer; their axes nest, so that no two elements share a byte.
 
     This is the descriptor that NumPy, JAX, PyTorch, a copy engine or a transfer library is handed.
 
@@ -45,13 +45,14 @@ class StridedView:
                 raise LayoutError(
                     "strides", self.strides, f"positive multiples of {item}, the bytes of one {self.dtype}"
                 )
-        self._check_injective()
+        self._check_nested()
 
-    def _check_injective(self) -> None:
+    def _check_nested(self) -> None:
         reach = self.itemsize
         for stride, extent in sorted((s, n) for s, n in zip(self.strides, self.shape, strict=True) if n > 1):
             if stride < reach:
-                raise LayoutError("strides", self.strides, f"no two elements of shape {self.shape} to share a byte")
+                expected = f"to nest, each beyond the reach of the smaller ones, so that {self.shape} shares no byte"
+                raise LayoutError("strides", self.strides, expected)
             reach += (extent - 1) * stride
 
     @property

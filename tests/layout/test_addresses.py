@@ -249,7 +249,7 @@ def test_a_copy_is_as_wide_as_everything_allows(quantities, width):
         ({"kernel_block_size": 3}, "a divisor of block_size 4"),
         ({"order": "BLNHC", "kernel_block_size": 2}, "BLNHC puts blocks 288 bytes apart"),
         ({"order": "LHBNC", "kernel_block_size": 2}, "LHBNC puts blocks 48 bytes apart"),
-        ({"block_stride": 90}, "no two elements"),
+        ({"block_stride": 90}, "expected to nest"),
         ({"layer_stride": 0}, "L stride = 0"),
         ({"offset": -1}, "offset = -1"),
     ],
