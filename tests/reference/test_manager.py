@@ -431,3 +431,28 @@ def test_a_window_of_one_token_can_be_resumed_anywhere():
         assert all(group == 0 for group, _ in cached(cache).values())
         cache.request("b", range(17))
         assert cache.lookup("b").hit == hit
+
+
+def test_a_state_at_a_junction_off_the_grid_is_kept_when_asked_for():
+    specs = [FullAttention(block_size=8), Mamba(block_size=8)]
+    fields = {"hash_block_size": 2, "scheduler_block_size": 8, "partial_hits": True}
+    for junctions, states in ((False, []), (True, [10])):
+        cache = manager(specs, num_blocks=20, eagle=[0], shared_prefix_checkpoint=junctions, **fields)
+        cache.request("a", range(30))
+        cache.allocate("a", 10, shared_prefix=10)
+        assert [tokens for group, tokens in cached(cache).values() if group == 1] == states
+
+
+def test_a_registered_tail_is_not_registered_twice():
+    cache = manager("full:8,full:4", num_blocks=20)
+    cache.request("a", range(14))
+    cache.allocate("a", 14)
+    cache.advance("a", 14)
+    cache.append("a", [14, 15, 16])
+    cache.allocate("a", 3)
+    cache.advance("a", 3)
+    tails = [event for event in cache.events() if isinstance(event, Stored) and event.block_size == 4]
+    assert [event.tokens for event in tails if event.group == 0] == [[8, 9, 10, 11]]
+    assert cached(cache)[2] == (0, 16)
+    cache.commit("a", 17)
+    assert cache.events() == []

@@ -31,13 +31,11 @@ class MambaRow(Row):
 
     Attributes:
       grown: whether the request was given blocks of its own, so that its row ends in a running state and scratch.
-      last_state: column of the running state before the last growth, or None.
       retired: leading columns already given back.
       checkpoint: a length in tokens and the column in which the state at that length will be exported, or None.
     """
 
     grown: bool = False
-    last_state: int | None = None
     retired: int = 0
     checkpoint: tuple[int, int] | None = None
 
@@ -202,10 +200,6 @@ class MambaKind(Kind):
             row.grown = True
             return []
         old_end = len(blocks)
-        if row.grown:
-            row.last_state = old_end - 1 - self.scratch
-        elif old_end:
-            row.last_state = old_end - 1
         self._pass_over_columns(row, wanted - self.scratch - 1)
         new = self.pool.take(max(wanted - len(blocks), 0) + (0 if row.partial is None else 1))
         answer = blocks[old_end:]
@@ -312,7 +306,10 @@ class MambaKind(Kind):
     # The end.
 
     def retire(self, id: str, processed: int) -> None:
-        """Also walks through null columns, from where it last stopped, and gives back the state before the last."""
+        """Gives back every state before the one that token `processed` continues from, through null columns.
+
+        vLLM 0.33 also remembers the column of the last running state; it always lies within what is walked here.
+        """
         if not self.aligned:
             super().retire(id, processed)
             return
@@ -326,10 +323,6 @@ class MambaKind(Kind):
             blocks[row.retired : end] = [NULL] * (end - row.retired)
             self.pool.release(freed)
             row.retired = end
-        column = row.last_state
-        if column is not None and column < ceil_div(processed, self.block_size) - 1 and blocks[column] != NULL:
-            self.pool.release([blocks[column]])
-            blocks[column] = NULL
 
     def new_step(self) -> None:
         self.new_keys.clear()
