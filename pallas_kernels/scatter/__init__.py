@@ -1,0 +1,1 @@
+"""Scattering runs into a pool, in place: the inverse of gathering them."""
