@@ -115,7 +115,7 @@ def _first(path: str, want: Any, got: Any) -> Mismatch | None:
                     return mismatch
             return None
         want, got = list(want), list(got)
-    return None if want == got else Mismatch(path, want, got)
+    return None if want == got else Mismatch(path or "answer", want, got)
 
 
 def _is_list(value: Any) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hkv.dialects.vllm import config as vllm
 from hkv.errors import ConfigError
 from hkv.oracle.oplog import Header
-from hkv.spec import spec_from_log
+from hkv.spec import LayerSpec, spec_from_log
 from hkv.topology import Topology
 
 VERSIONS = (1, 2)
@@ -53,7 +55,7 @@ def to_header(config: vllm.VllmConfig, feature: str, version: int = 2) -> Header
         dialect=vllm.NAME,
         feature=feature,
         num_blocks=config.num_blocks,
-        groups=[spec.to_log() for spec in config.topology.specs],
+        groups=[_entry(spec, version) for spec in config.topology.specs],
         hash=config.hash,
         hash_block_size=config.hash_block_size,
         scheduler_block_size=config.scheduler_block_size,
@@ -71,6 +73,13 @@ def to_header(config: vllm.VllmConfig, feature: str, version: int = 2) -> Header
         shared_prefix_checkpoint=config.shared_prefix_checkpoint,
         bugs=sorted(config.bugs),
     )
+
+
+def _entry(spec: LayerSpec, version: int) -> dict[str, Any]:
+    entry = spec.to_log()
+    if version == 1 and entry.get("cache_mode") == "align":
+        del entry["cache_mode"]
+    return entry
 
 
 def _check_version_1(header: Header) -> None:

@@ -179,8 +179,8 @@ def _parse_header(line: bytes, path: str) -> Header:
 
 
 def _check_group_field(field: str, name: str, value: object, path: str) -> None:
-    if name == "kind":
-        good, expected = isinstance(value, str), "the name of a kind"
+    if name in ("kind", "cache_mode"):
+        good, expected = isinstance(value, str), f"the name of a {'kind' if name == 'kind' else 'mode'}"
     elif name == "cp_sharded":
         good, expected = isinstance(value, bool), "true or false"
     else:

@@ -29,6 +29,15 @@ SIZES = ((2, 4, 8, 16), (2, 4, 8), (1, 2, 4), (3, 6, 12), (4, 8, 16))
 FINE_GRAINED = ("full_attention", "mla", "mamba")
 """Kinds whose finder can look inside a block (vLLM 0.33 `supports_fine_grained_hash_lookup`)."""
 
+MANAGER_BUGS = (
+    "checkpoint-beyond-keys",
+    "external-state-not-counted",
+    "finder-index-error",
+    "negative-estimate",
+    "window-one-never-hits",
+)
+"""Defects (`hkv.bugs`) of vLLM 0.33's cache manager: with all of them named, a reference must agree with it exactly."""
+
 Entry = dict[str, Any]
 
 
@@ -76,12 +85,14 @@ def _draw(choices: Choices, feature: str, version: int) -> Header:
     divisors = [size for size in range(1, common + 1) if common % size == 0 and size >= min(2, common)]
     hash_size = common if len(groups) == 1 or choices.chance(60) else choices.pick(divisors)
     caching = feature not in ("core", "external") or not choices.chance(12)
+    if version > 1 and not caching and choices.chance(50):
+        groups = [{**group, "cache_mode": "none"} if group["kind"] == "mamba" else group for group in groups]
     partial = derive_partial_hits(specs, hash_size, ranks, caching)
     junctions = version > 1 and partial and choices.chance(50)
     eagle = feature == "eagle" or (feature == "retention" and choices.chance(40)) or junctions
     sparse = any(spec.kind in ("sliding_window", "mamba") for spec in specs)
     longest = choices.pick((400, 400, 64, 40))
-    bugs = _bugs(groups, feature) if version > 1 else []
+    bugs = _draw_bugs(choices, groups, feature) if version > 1 else []
     return Header(
         oplog=version,
         dialect=vllm.NAME,
@@ -107,11 +118,16 @@ def _draw(choices: Choices, feature: str, version: int) -> Header:
     )
 
 
-def _bugs(groups: list[Entry], feature: str) -> list[str]:
-    """Defects that traffic of this configuration would run into all the time; version 1 cannot name them."""
-    bugs = ["window-one-never-hits"] if any(group.get("window") == 1 for group in groups) else []
+def _draw_bugs(choices: Choices, groups: list[Entry], feature: str) -> list[str]:
+    """Defects to name: version 1 cannot, and its traffic keeps clear of them."""
+    if choices.chance(30):
+        return list(MANAGER_BUGS)
+    # These two, traffic of such a configuration would run into all the time.
+    bugs = []
     if feature == "external" and any(group["kind"] == "mamba" for group in groups):
-        bugs.insert(0, "external-state-not-counted")
+        bugs.append("external-state-not-counted")
+    if any(group.get("window") == 1 for group in groups):
+        bugs.append("window-one-never-hits")
     return bugs
 
 

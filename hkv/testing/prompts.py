@@ -43,7 +43,7 @@ class Prompts:
         spans = [entry[name] for entry in header.groups for name in ("window", "chunk") if name in entry]
         self._moduli = sorted({header.hash_block_size, header.scheduler_block_size, *sizes, *spans})
         room = header.num_blocks * max(sizes) // max(1, len(sizes))
-        self._longest = max(2, min(header.max_model_len - 8, 80, max(24, room)))
+        self._longest = max(2, min(header.max_model_len - 2, 80, max(24, room)))
 
     def length(self) -> int:
         """A length of one to a few dozen tokens, often one beside a multiple of a modulus."""

@@ -107,7 +107,7 @@ class Traffic:
 
     def _continue(self, request: _Request) -> None:
         choices = self._choices
-        full = len(request.tokens) >= self._header.max_model_len - 8
+        full = len(request.tokens) >= self._header.max_model_len - 1
         if full or (len(request.tokens) > request.prompt and choices.chance(12)):
             self._finish(request)
             return
@@ -202,7 +202,7 @@ class Traffic:
             end = (start // unit + choices.integer(1, 3)) * unit + (choices.integer(-1, 1) if choices.chance(35) else 0)
             if 0 < end - start < left:
                 return end - start
-        room = self._header.max_model_len - len(request.tokens)
+        room = self._header.max_model_len - 1 - len(request.tokens)
         extra = min(self._drafts, room) if drafts and self._drafts and choices.chance(40) else 0
         return left + (extra if self._may_draft(start, len(request.tokens) + extra) else 0)
 

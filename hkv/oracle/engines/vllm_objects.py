@@ -19,8 +19,8 @@ KEY_BYTES = 8
 
 
 def manager(config: VllmConfig) -> Any:
-    """An empty `KVCacheManager` of that configuration, events on; Mamba groups are in `align` mode, caching or not."""
-    logging.getLogger("vllm.v1.core.block_pool").setLevel(logging.ERROR)  # a refused reset is an answer, not a warning
+    """An empty `KVCacheManager` of that configuration, events on."""
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # a refused reset is an answer, not a warning
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 

@@ -1,0 +1,107 @@
+"""Checking a log: the first line that differs is the one reported, with what led to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from hkv.errors import ConfigError, FileError
+from hkv.oracle.check import HISTORY, check_log
+from hkv.oracle.engine import apply
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.oracle.log_file import parse_log
+from hkv.oracle.oplog import Answer, Header, Operation, StateOp
+from tests.oracle.sample import ALLOCATE, HEADER, OPERATIONS, encode, sample
+
+
+class Batched(NumpyEngine):
+    """The reference, taking everything at once."""
+
+    def run(self, operations: Sequence[Operation]) -> list[Answer]:
+        return [apply(self, operation) for operation in operations]
+
+
+@pytest.mark.parametrize("factory", [NumpyEngine, Batched])
+def test_agreement(factory: type[NumpyEngine]) -> None:
+    assert check_log(parse_log(sample(), "a"), factory) is None
+
+
+@pytest.mark.parametrize("factory", [NumpyEngine, Batched])
+def test_first_difference(factory: type[NumpyEngine]) -> None:
+    spoiled = [*OPERATIONS[:3], {**ALLOCATE, "want": {"blocks": [[1, 3]]}}, *OPERATIONS[4:]]
+    spoiled[-1] = {"op": "state", "want": {"free": [], "refs": {}, "rows": {}, "cached": {}}}
+    difference = check_log(parse_log(encode([HEADER, *spoiled]), "a.jsonl"), factory)
+    assert difference is not None
+    assert (difference.path, difference.line, difference.operation, difference.id) == ("a.jsonl", 5, "allocate", "r1")
+    assert (difference.field, difference.want, difference.got) == ("blocks[0]", [1, 3], [1, 2])
+    assert [line for line, _ in difference.history] == [3, 4, 5]
+    report = difference.describe()
+    for part in ("a.jsonl:5: allocate r1: blocks[0]", "wanted [1, 3]", "got    [1, 2]", "request id=r1 tokens=[5,6,7]"):
+        assert part in report
+
+
+def test_history_keeps_to_the_request() -> None:
+    others = [{"op": "request", "id": f"x{i}", "tokens": [1]} for i in range(9)]
+    spoiled = [*OPERATIONS[:3], *others, OPERATIONS[2], {**ALLOCATE, "want": {"blocks": None}}]
+    difference = check_log(parse_log(encode([HEADER, *spoiled]), "a"), NumpyEngine)
+    assert difference is not None
+    assert all("x" not in text.split()[1] for _, text in difference.history)
+    assert len(difference.history) <= HISTORY
+
+
+def test_engine_that_cannot_represent_the_header() -> None:
+    def refuse(header: Header) -> NumpyEngine:
+        raise ConfigError("num_blocks", header.num_blocks, "fewer")
+
+    with pytest.raises(FileError, match=r"a:1: num_blocks = 8: expected fewer"):
+        check_log(parse_log(sample(), "a"), refuse)
+
+
+class Raising(NumpyEngine):
+    """Fails at the first state."""
+
+    def state(self):  # type: ignore[no-untyped-def]
+        raise ConfigError("state", 1, "nothing")
+
+
+def test_error_of_an_engine_is_a_difference() -> None:
+    log = parse_log(sample(), "a")
+    difference = check_log(log, Raising)
+    assert difference is not None
+    assert isinstance(log.operations[difference.line - 2], StateOp)
+    assert (difference.field, difference.want) == ("error", "no error")
+
+
+def test_bugs_are_handed_to_the_engine() -> None:
+    seen: list[Header] = []
+
+    def factory(header: Header) -> NumpyEngine:
+        seen.append(header)
+        return NumpyEngine(header)
+
+    log = parse_log(sample(), "a")
+    assert check_log(log, factory, ["window-one-never-hits"]) is None
+    assert check_log(log, factory) is None
+    assert [header.bugs for header in seen] == [["window-one-never-hits"], []]
+    assert msgspec.structs.replace(seen[0], oplog=1, bugs=[]) == seen[1]
+
+
+def test_a_bug_makes_a_difference() -> None:
+    groups = [{"kind": "sliding_window", "block_size": 2, "window": 1}]
+    lines = [
+        {"op": "request", "id": "a", "tokens": [1, 2, 3, 4, 5]},
+        {"op": "lookup", "id": "a", "want": {"hit": 0, "blocks": [[]], "shared_prefix": 0}},
+    ]
+    log = parse_log(encode([{**HEADER, "groups": groups}, *lines]), "a")
+    assert check_log(log, NumpyEngine, ["window-one-never-hits"]) is None
+    difference = check_log(log, NumpyEngine)
+    assert difference is not None
+    assert (difference.field, difference.want, difference.got) == ("hit", 0, 4)
+
+
+def test_unknown_engine() -> None:
+    with pytest.raises(ConfigError, match="one of numpy"):
+        engine_factory("torch")

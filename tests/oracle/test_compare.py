@@ -1,0 +1,82 @@
+"""Comparison of answers: exact, except for the order of removed events."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+
+from hkv.oracle.compare import Failure, compare
+from hkv.oracle.oplog import Allocation, CacheEvent, CacheState, Hit, Reset
+
+STATE = CacheState(free=[2, 1], refs={"3": 1}, rows={"r1": [[3], [0, 4]]}, cached={"3": (0, 4, "00ff")})
+STORED = CacheEvent(type="stored", group=0, num_blocks=1, block_size=2, tokens=[1, 2], keys=["aa"], parent="")
+OTHER = CacheEvent(type="stored", group=1, num_blocks=1, block_size=2, tokens=[1, 2], keys=["aa"], parent="")
+REMOVED = [CacheEvent(type="removed", group=0, num_blocks=1, keys=[key]) for key in ("aa", "bb")]
+
+SAME: list[Any] = [None, [], Hit(2, [[1]], 0), Allocation(None), Reset(True), STATE, [STORED, OTHER], [(1, 2)], REMOVED]
+
+
+@pytest.mark.parametrize("answer", SAME)
+def test_equal_answers_agree(answer: Any) -> None:
+    assert compare(answer, answer) is None
+
+
+DIFFERENT = [
+    (Hit(2, [[1]], 0), Hit(4, [[1]], 0), "hit", 2, 4),
+    (Hit(2, [[1], [2]], 0), Hit(2, [[1], [3]], 0), "blocks[1]", [2], [3]),
+    (Hit(2, [[1]], 0), Hit(2, [[1]], 4), "shared_prefix", 0, 4),
+    (Allocation([[1]]), Allocation(None), "blocks", [[1]], None),
+    (Reset(True), Reset(False), "ok", True, False),
+    ([(1, 2)], [], "answer", [(1, 2)], []),
+    (STATE, msgspec.structs.replace(STATE, free=[1, 2]), "free", [2, 1], [1, 2]),
+    (STATE, msgspec.structs.replace(STATE, refs={}), "refs.3", 1, "absent"),
+    (STATE, msgspec.structs.replace(STATE, rows={"r1": [[3], [4]]}), "rows.r1[1]", [0, 4], [4]),
+    (STATE, msgspec.structs.replace(STATE, cached={"3": (0, 2, "00ff")}), "cached.3", [0, 4, "00ff"], [0, 2, "00ff"]),
+    (Failure("no"), Reset(True), "error", "no", "no error"),
+]
+
+
+@pytest.mark.parametrize(("want", "got", "field", "wanted", "found"), DIFFERENT)
+def test_first_difference_is_named(want: Any, got: Any, field: str, wanted: Any, found: Any) -> None:
+    mismatch = compare(want, got)
+    assert mismatch is not None
+    assert dataclasses.astuple(mismatch) == (field, wanted, found)
+
+
+def test_two_failures_agree() -> None:
+    assert compare(Failure("assertion"), Failure("refused")) is None
+
+
+def test_stored_events_are_ordered() -> None:
+    mismatch = compare([STORED, OTHER], [OTHER, STORED])
+    assert mismatch is not None
+    assert mismatch.field == "stored[0].group"
+    mismatch = compare([STORED, OTHER], [STORED])
+    assert mismatch is not None
+    assert mismatch.field == "number of stored events"
+
+
+def test_removed_events_are_a_multiset() -> None:
+    assert compare([STORED, *REMOVED], [REMOVED[1], STORED, REMOVED[0]]) is None
+    mismatch = compare(REMOVED, [REMOVED[0], REMOVED[0]])
+    assert mismatch is not None
+    assert (mismatch.field, mismatch.want, mismatch.got) == ("removed", [(0, 1, ("bb",))], [(0, 1, ("aa",))])
+    assert compare(REMOVED, []) is not None
+    assert compare([], REMOVED) is not None
+
+
+def test_keys_are_compared_where_wanted() -> None:
+    bare = msgspec.structs.replace(STORED, keys=None, parent=None)
+    assert compare([bare], [STORED]) is None
+    assert compare([STORED], [bare]) is not None
+    assert compare([STORED], [msgspec.structs.replace(STORED, parent="cc")]) is not None
+    assert compare([msgspec.structs.replace(REMOVED[0], keys=None)], [REMOVED[0]]) is None
+
+
+def test_version_1_knows_no_cleared_event() -> None:
+    cleared = CacheEvent(type="cleared")
+    assert compare([], [cleared], version=1) is None
+    assert compare([], [cleared], version=2) is not None
