@@ -1,0 +1,110 @@
+"""The installed vLLM as an engine. Skipped where it is absent, except for the message that says so."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from hkv.errors import ConfigError, OperationError
+from hkv.oracle import oplog
+from hkv.oracle.check import check_log
+from hkv.oracle.engine import Engine, KeyedEngine
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import find_logs, read_log
+from hkv.oracle.record import differ, record
+from hkv.testing.traffic import FEATURES, RandomChoices, draw_header
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+INSTALLED = importlib.util.find_spec("vllm") is not None
+
+needs_vllm = pytest.mark.skipif(not INSTALLED, reason="vLLM is not installed: benchmarks/make_vllm_environment.py")
+
+
+@pytest.mark.skipif(INSTALLED, reason="vLLM is installed, so nothing says that it is absent")
+def test_absence_is_said() -> None:
+    header = draw_header(RandomChoices(0), "core")
+    with pytest.raises(ConfigError, match=r"vLLM 0\.33 to be installed.*make_vllm_environment"):
+        engine_factory("vllm")(header)
+
+
+def test_absence_is_said_on_the_command_line(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "vllm.py").write_text("")
+    script = (
+        "import importlib.metadata as m, sys\n"
+        "real = m.version\n"
+        "def version(name):\n"
+        "    if name == 'vllm': raise m.PackageNotFoundError(name)\n"
+        "    return real(name)\n"
+        "m.version = version\n"
+        "import hkv.cli\n"
+        f"sys.argv = ['hkv', 'record', '--feature', 'core', '--seed', '1', '-o', {str(tmp_path / 'a')!r}]\n"
+        "hkv.cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hkv: engine = 'vllm': expected vLLM 0.33 to be installed")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "a").exists()
+
+
+def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.34.0")
+    with pytest.raises(ConfigError, match=r"vllm = '0\.34\.0': expected release 0\.33\."):
+        engine_factory("vllm")(draw_header(RandomChoices(0), "core"))
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.parametrize("feature", FEATURES)
+def test_reference_and_vllm_agree(feature: str) -> None:
+    for seed in range(1000, 1004):
+        _, parted = differ(engine_factory("numpy"), engine_factory("vllm"), feature, seed, 1 + seed % 2, 12)
+        assert parted is None, (seed, parted.mismatch, parted.recording.operations[-1:])
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_recorded_logs_are_vllms() -> None:
+    for path in find_logs([ROOT / "tests" / "data" / "oplogs"]):
+        difference = check_log(read_log(path), engine_factory("vllm"))
+        assert difference is None, difference.describe()
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_recording_is_repeatable() -> None:
+    assert record(engine_factory("vllm"), "partial", 3, 2, 6) == record(engine_factory("vllm"), "partial", 3, 2, 6)
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_keyed_requests() -> None:
+    engine = engine_factory("vllm")(draw_header(RandomChoices(4), "core"))
+    assert isinstance(engine, Engine)
+    assert isinstance(engine, KeyedEngine)
+    engine.request_keyed("a", 3, [7, 8])
+    engine.extend("a", 2)
+    assert engine.lookup("a").hit == 0
+    assert engine.num_free() > 0
+    with pytest.raises(OperationError):
+        engine.request_keyed("a", 3, [7])
+    with pytest.raises(OperationError):
+        engine.free("b")
+    with pytest.raises(OperationError):
+        engine.allocate(
+            oplog.AllocateOp(
+                id="a",
+                new=1,
+                hit=2,
+                lookahead=0,
+                external=0,
+                delay=False,
+                must_fit=False,
+                reserved=0,
+                in_flight=0,
+            )
+        )
