@@ -1,0 +1,278 @@
+"""Slots, kernel tables and forward tables: the engines' own examples, and the twin over drawn configurations."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv import slots as jitted
+from hkv.errors import OperationError
+from hkv.slots import PAD, Slots, require_none, slot_geometry
+from reference import slots as plain
+
+ROWS, WIDTH, TOKENS, REQUESTS, SPAN = 3, 5, 24, 4, 4
+INT32_MAX = 2**31 - 1
+EDGES = [-1, -2, INT32_MAX, INT32_MAX - 1, INT32_MAX // 2, INT32_MAX // 4, -INT32_MAX - 1]
+
+
+def i32(values) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def counts(dropped) -> tuple[int, ...]:
+    return tuple(int(getattr(dropped, name)) for name in ("rows", "positions", "blocks"))
+
+
+def pairs(slots: Slots) -> list[tuple[int, int]]:
+    return list(zip(slots.blocks.tolist(), slots.offsets.tolist(), strict=True))
+
+
+def as_slots(values) -> Slots:
+    return Slots(i32([block for block, _ in values]), i32([offset for _, offset in values]))
+
+
+def test_a_dense_kernel_table():
+    table, dropped = jitted.kernel_table(i32([[0, 2]]), i32(4), i32(4), i32(3), span=4)
+    assert table.tolist() == [[0, 1, 2, 3, 8, 9, 10, 11]]
+    assert counts(dropped) == (0, 0, 0)
+
+
+def test_a_packed_kernel_table():
+    table, _ = jitted.kernel_table(i32([[0, 2]]), i32(4), i32(5), i32(3), span=4)
+    assert table.tolist() == [[0, 1, 2, 3, 10, 11, 12, 13]]
+
+
+def test_block_7_of_two_kernel_blocks():
+    table, _ = jitted.kernel_table(i32([[7]]), i32(2), i32(2), i32(8), span=2)
+    assert table.tolist() == [[14, 15]]
+
+
+def test_block_528_by_16():
+    table, _ = jitted.kernel_table(i32([[1]]), i32(33), i32(33), i32(2), span=33)
+    assert table.tolist() == [list(range(33, 66))]
+
+
+def test_ids_beyond_int32_are_dropped_and_counted():
+    last = (INT32_MAX - 3) // 4
+    table, dropped = jitted.kernel_table(i32([[last, last + 1, PAD]]), i32(4), i32(4), i32(INT32_MAX), span=4)
+    assert table.tolist() == [[last * 4 + j for j in range(4)] + [0] * 4 + [PAD] * 4]
+    assert counts(dropped) == (0, 0, 1)
+    with pytest.raises(OperationError, match="blocks = 1"):
+        require_none(dropped)
+
+
+def test_slots_beyond_int32_are_pairs():
+    geometry = slot_geometry(1 << 20)
+    slots, dropped = jitted.slot_mapping(
+        geometry, i32([[INT32_MAX - 1]]), i32([1]), i32(INT32_MAX), i32([0]), i32([(1 << 20) - 1])
+    )
+    assert pairs(slots) == [(INT32_MAX - 1, (1 << 20) - 1)]
+    require_none(dropped)
+    number, dropped = jitted.linear_slots(slots, geometry.block_size)
+    assert number.tolist() == [PAD]
+    assert counts(dropped) == (0, 0, 1)
+
+
+def test_the_last_position_and_the_last_number_of_int32():
+    slots, _ = jitted.slot_mapping(slot_geometry(1 << 30), i32([[5, 1]]), i32([2]), i32(6), i32([0]), i32([INT32_MAX]))
+    assert pairs(slots) == [(1, (1 << 30) - 1)]
+    number, dropped = jitted.linear_slots(slots, i32(1 << 30))
+    assert number.tolist() == [INT32_MAX]
+    require_none(dropped)
+
+
+def test_a_stale_id_is_not_clamped_to_the_pool():
+    slots, dropped = jitted.slot_mapping(
+        slot_geometry(4), i32([[3, 9, PAD]]), i32([3]), i32(9), i32([0] * 4), i32([0, 4, 8, 12])
+    )
+    assert pairs(slots) == [(3, 0), (PAD, PAD), (PAD, PAD), (PAD, PAD)]
+    assert counts(dropped) == (0, 1, 2)
+
+
+def test_a_group_without_a_mapping_is_all_padding():
+    slots, dropped = jitted.slot_mapping(
+        slot_geometry(4, mapped=False), i32([[3]]), i32([1]), i32(9), i32([0, 7]), i32([1, 0])
+    )
+    assert pairs(slots) == [(PAD, PAD)] * 2
+    require_none(dropped)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument"),
+    [
+        ({"block_size": 0}, "block_size"),
+        ({"block_size": 4, "ranks": 0}, "ranks"),
+        ({"block_size": 0, "ranks": 2, "rank": 0}, "block_size"),
+        ({"block_size": 32, "ranks": 2, "rank": -1}, "rank"),
+        ({"block_size": 32, "ranks": 2, "rank": 2}, "rank"),
+        ({"block_size": 4, "interleave": 3}, "interleave"),
+        ({"block_size": 4, "interleave": 8}, "interleave"),
+        ({"block_size": 1 << 30, "ranks": 2}, "block_size"),
+        ({"block_size": 4.0}, "block_size"),
+    ],
+    ids=str,
+)
+def test_j4_bad_geometry_is_refused(arguments, argument):
+    with pytest.raises(OperationError) as error:
+        slot_geometry(**arguments)
+    assert error.value.argument == argument
+
+
+geometries = st.builds(
+    lambda interleave, per_block, ranks, rank, mapped: plain.Geometry(
+        interleave * per_block, ranks, rank % ranks, interleave, mapped
+    ),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.sampled_from([True, True, True, False]),
+)
+
+
+def of_twin(geometry: plain.Geometry):
+    return slot_geometry(**dataclasses.asdict(geometry))
+
+
+block_ids = st.one_of(st.integers(0, 30), st.sampled_from(EDGES))
+tables = st.lists(st.lists(block_ids, min_size=WIDTH, max_size=WIDTH), min_size=ROWS, max_size=ROWS)
+some_rows = st.one_of(st.integers(-1, ROWS - 1), st.sampled_from([-2, ROWS, INT32_MAX]))
+some_positions = st.one_of(st.integers(-1, 100), st.sampled_from(EDGES))
+some_blocks = st.sampled_from([1, 20, 31, INT32_MAX])
+
+
+def list_of(values, size):
+    return st.lists(values, min_size=size, max_size=size)
+
+
+@given(tables, st.integers(1, SPAN), st.integers(0, 3), some_blocks)
+@settings(max_examples=200)
+def test_kernel_table_and_twin(table, ratio, gap, num_blocks):
+    got, dropped = jitted.kernel_table(i32(table), i32(ratio), i32(ratio + gap), i32(num_blocks), span=SPAN)
+    want, want_dropped = plain.kernel_table(table, ratio, ratio + gap, num_blocks, SPAN)
+    assert got.tolist() == want
+    assert counts(dropped) == dataclasses.astuple(want_dropped)
+
+
+@given(
+    geometries,
+    tables,
+    list_of(some_rows, REQUESTS),
+    list_of(some_positions, REQUESTS),
+    st.sampled_from([-1, 0, 1, 7, 30, INT32_MAX]),
+)
+@settings(max_examples=200)
+def test_forward_tables_and_twin(geometry, table, rows, starts, retained):
+    got, dropped = jitted.forward_tables(of_twin(geometry), i32(table), i32(rows), i32(starts), i32(retained))
+    want, want_dropped = plain.forward_tables(geometry, table, rows, starts, retained)
+    assert got.tolist() == want
+    assert counts(dropped) == dataclasses.astuple(want_dropped)
+
+
+@given(
+    list_of(some_rows, REQUESTS),
+    list_of(some_positions, REQUESTS),
+    list_of(st.one_of(st.integers(-1, 12), st.sampled_from([TOKENS + 1, *EDGES])), REQUESTS),
+)
+@settings(max_examples=200)
+def test_batch_tokens_and_twin(rows, starts, wanted):
+    *got, dropped = jitted.batch_tokens(i32(rows), i32(starts), i32(wanted), size=TOKENS)
+    *want, want_dropped = plain.batch_tokens(rows, starts, wanted, TOKENS)
+    assert [array.tolist() for array in got] == want
+    assert counts(dropped) == dataclasses.astuple(want_dropped)
+
+
+@given(
+    geometries,
+    tables,
+    list_of(st.integers(0, WIDTH + 1), ROWS),
+    some_blocks,
+    list_of(some_rows, TOKENS),
+    list_of(some_positions, TOKENS),
+)
+@settings(max_examples=300)
+def test_slot_mapping_and_twin(geometry, table, lengths, num_blocks, rows, positions):
+    got, dropped = jitted.slot_mapping(
+        of_twin(geometry), i32(table), i32(lengths), i32(num_blocks), i32(rows), i32(positions)
+    )
+    want, want_dropped = plain.slot_mapping(geometry, table, lengths, num_blocks, rows, positions)
+    assert pairs(got) == want
+    assert counts(dropped) == dataclasses.astuple(want_dropped)
+
+
+some_columns = st.one_of(
+    st.integers(-1, 9), st.sampled_from([-2, *(INT32_MAX // d + e for d in (1, 2, 3, 4, 8, 16, 64) for e in (-1, 0))])
+)
+
+
+@given(geometries, list_of(some_columns, TOKENS), list_of(st.integers(-1, 17), TOKENS))
+@settings(max_examples=200)
+def test_inverse_and_twin(geometry, columns, offsets):
+    got, dropped = jitted.positions_of(of_twin(geometry), i32(columns), i32(offsets))
+    want, want_dropped = plain.positions_of(geometry, columns, offsets)
+    assert got.tolist() == want
+    assert counts(dropped) == dataclasses.astuple(want_dropped)
+
+
+@given(
+    list_of(st.tuples(block_ids, st.integers(0, 63)), TOKENS),
+    st.sampled_from([1, 2, 16, 64]),
+    st.integers(1, 9),
+    st.sampled_from([1, 64, 1 << 20]),
+)
+@settings(max_examples=200)
+def test_kernel_and_linear_slots_and_twin(values, kernel_block_size, stride, block_size):
+    values = [(PAD, PAD) if block == PAD else (block, offset) for block, offset in values]
+    kernel, dropped = jitted.kernel_slots(as_slots(values), i32(kernel_block_size), i32(stride))
+    want_kernel, want_dropped = plain.kernel_slots(values, kernel_block_size, stride)
+    assert pairs(kernel) == want_kernel
+    assert counts(dropped) == dataclasses.astuple(want_dropped)
+    numbers, dropped = jitted.linear_slots(as_slots(values), i32(block_size))
+    want_numbers, want_dropped = plain.linear_slots(values, block_size)
+    assert numbers.tolist() == want_numbers
+    assert counts(dropped) == dataclasses.astuple(want_dropped)
+
+
+@given(geometries, list_of(st.integers(0, 300), 8))
+@settings(max_examples=100)
+def test_holdings_and_twin(geometry, lengths):
+    assert jitted.held_tokens(of_twin(geometry), i32(lengths)).tolist() == [
+        plain.held_tokens(geometry, length) for length in lengths
+    ]
+    assert jitted.row_columns(of_twin(geometry), i32(lengths)).tolist() == [
+        plain.row_columns(geometry, length) for length in lengths
+    ]
+
+
+def test_geometry_is_data_and_costs_no_compilation():
+    def use(geometry):
+        table, lengths, tokens = np.ones((2, 3), np.int32), i32([3, 3]), i32([0, 1])
+        jitted.slot_mapping(geometry, table, lengths, i32(9), tokens, tokens)
+        jitted.forward_tables(geometry, table, tokens, tokens, i32(4))
+        jitted.held_tokens(geometry, lengths)
+
+    use(slot_geometry(4))
+    functions = (jitted.slot_mapping, jitted.forward_tables, jitted.held_tokens)
+    before = [function._cache_size() for function in functions]
+    for ranks in (1, 2, 3):
+        for interleave in (1, 2, 8):
+            use(slot_geometry(8, ranks=ranks, rank=ranks - 1, interleave=interleave, mapped=ranks != 2))
+    assert [function._cache_size() for function in functions] == before
+
+
+@given(list_of(geometries, 3), list_of(tables, 3), list_of(some_positions, TOKENS))
+@settings(max_examples=50)
+def test_several_groups_in_one_call(geometries, tables, positions):
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(of_twin, geometries))
+    mapping = jax.vmap(jitted.slot_mapping, in_axes=(0, 0, None, None, None, None))
+    rows = [i % ROWS for i in range(TOKENS)]
+    got, dropped = mapping(stacked, i32(tables), i32([WIDTH] * ROWS), i32(31), i32(rows), i32(positions))
+    for group, (geometry, table) in enumerate(zip(geometries, tables, strict=True)):
+        want, want_dropped = plain.slot_mapping(geometry, table, [WIDTH] * ROWS, 31, rows, positions)
+        assert pairs(Slots(got.blocks[group], got.offsets[group])) == want
+        assert [int(getattr(dropped, f)[group]) for f in ("rows", "positions", "blocks")] == list(
+            dataclasses.astuple(want_dropped)
+        )
