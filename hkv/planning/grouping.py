@@ -55,7 +55,7 @@ def _default_groups(layers: dict[str, LayerSpec], order: Order, options: PlanOpt
     hidden = {name: spec for name, spec in layers.items() if isinstance(spec, HiddenState)}
     rest = {name: spec for name, spec in layers.items() if name not in hidden}
     if not rest:
-        raise PlanError("layers", sorted(hidden), "an attention or state layer beside hidden states of several block sizes")
+        raise PlanError("layers", sorted(hidden), "attention or state layers beside hidden states")
     if packed := packed_groups(rest, order, bugs):
         return [*packed, *(PlannedGroup.merged([name], spec) for name, spec in hidden.items())]
     try:

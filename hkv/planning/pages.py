@@ -79,7 +79,7 @@ def align_states(
       max_model_len: tokens that one state stands for in mode `none`.
     """
     states = [spec for spec in layers.values() if isinstance(spec, Mamba)]
-    tokens = [spec for spec in layers.values() if isinstance(spec, AttentionSpec)]
+    tokens = [spec for spec in layers.values() if isinstance(spec, AttentionSpec) and not spec.is_draft]
     if not states:
         return dict(layers)
     if not tokens:
@@ -94,7 +94,7 @@ def align_states(
     resized = {
         name: spec.with_block_size(block) if isinstance(spec, AttentionSpec) else spec for name, spec in layers.items()
     }
-    page = max(spec.page_size_bytes for spec in resized.values() if isinstance(spec, AttentionSpec))
+    page = max(spec.with_block_size(block).page_size_bytes for spec in tokens)
     span = block if mamba_mode == "align" else max_model_len
     return {
         name: dataclasses.replace(

@@ -125,7 +125,9 @@ def group_record(group: PlannedGroup) -> dict[str, Any]:
         "block_size": group.spec.block_size,
         "page_bytes": group.spec.page_size_bytes if not group.mixed else [s.page_size_bytes for s in group.specs],
         "payload_bytes": (
-            group.spec.unpadded_page_size_bytes if not group.mixed else [s.unpadded_page_size_bytes for s in group.specs]
+            group.spec.unpadded_page_size_bytes
+            if not group.mixed
+            else [s.unpadded_page_size_bytes for s in group.specs]
         ),
     }
 

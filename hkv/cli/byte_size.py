@@ -1,0 +1,37 @@
+"""Sizes on the command line: `80GiB`, `512MB`, or plain bytes."""
+
+from __future__ import annotations
+
+import re
+
+from hkv.errors import ConfigError
+
+UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    UNITS[f"{_letter}B"], UNITS[f"{_letter}IB"], UNITS[_letter] = 1000**_power, 1024**_power, 1024**_power
+
+
+def parse_bytes(text: str, name: str = "memory") -> int:
+    """Bytes of a size: a number and a unit, `GiB` of 1024 MiB, `GB` of 1000 MB, a bare `G` like `GiB`.
+
+    Args:
+      text: as typed.
+      name: option it belongs to.
+
+    Raises:
+      ConfigError: no such number or unit, or not even one byte.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    scale = UNITS.get(match.group(2).upper()) if match else None
+    if match is None or scale is None or float(match.group(1)) * scale < 1:
+        raise ConfigError(name, text, "a size such as 80GiB, 512MB or 1000000")
+    number = match.group(1)
+    return int(number) * scale if number.isdigit() else int(float(number) * scale)
+
+
+def show_bytes(count: int) -> str:
+    """A size for people: `1.50 GiB`, exact below a KiB."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.2f} {unit}"
+    return f"{count} B"

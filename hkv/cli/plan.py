@@ -1,0 +1,130 @@
+"""`hkv plan`: groups, pages, block counts and tensors of a model."""
+
+from __future__ import annotations
+
+import click
+
+from hkv.bugs import check_bugs
+from hkv.cli.byte_size import parse_bytes
+from hkv.cli.json_output import json_option, write_json
+from hkv.cli.plan_tables import print_pools, print_served
+from hkv.errors import ConfigError, PlanError
+from hkv.huggingface import KV_DTYPES, Model, ReadOptions, load_config, read_model
+from hkv.planning.report import pool_report, served_report
+from hkv.planning.rtp_llm import RtpOptions, plan_rtp_llm
+from hkv.planning.served import Serving, serve
+
+DIALECTS = ("vllm-0.33", "rtp-llm")
+
+
+@click.command("plan")
+@click.argument("config", type=click.Path())
+@click.option("--memory", required=True, metavar="SIZE", help="Memory for the cache on each GPU, such as 80GiB.")
+@click.option("--tp", default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--pp", default=1, show_default=True, help="Pipeline stages.")
+@click.option("--dcp", default=1, show_default=True, help="Context-parallel ranks.")
+@click.option("--block-size", type=int, help="Tokens per block; left out, what the model's kernels want.")
+@click.option("--kernel-block-size", type=int, default=0, help="Tokens per kernel block; left out, the whole block.")
+@click.option("--layout", metavar="ORDER", help="LBHNC, LBNHC, LHBNC, BLHNC, BLNHC or BHLNC; left out, the first fit.")
+@click.option("--dtype", metavar="TYPE", help="The model's element type; left out, its config's.")
+@click.option("--kv-dtype", default="auto", show_default=True, help=f"One of {', '.join(KV_DTYPES)}.")
+@click.option("--state-dtype", metavar="TYPE", help="Element type of recurrent states; left out, the model's.")
+@click.option("--max-model-len", metavar="N", help="Tokens of the longest request; `auto` for the longest that fits.")
+@click.option("--max-in-flight", default=8192, show_default=True, help="Tokens scheduled at once.")
+@click.option("--draft", "draft_path", metavar="CONFIG", help="Config of a draft (EAGLE or MTP) module.")
+@click.option("--speculative-tokens", default=0, show_default=True, help="Draft tokens verified in one step.")
+@click.option("--no-prefix-caching", is_flag=True, help="Keep one recurrent state a request, none at boundaries.")
+@click.option("--no-hybrid", is_flag=True, help="Cache every layer like full attention.")
+@click.option("--pools", type=click.Choice(["shared", "independent"]), default="shared", show_default=True)
+@click.option("--dialect", type=click.Choice(DIALECTS), default=DIALECTS[0], show_default=True)
+@click.option("--bugs", default="", metavar="NAMES", help="Upstream defects to reproduce, by name, comma-separated.")
+@json_option
+def command(
+    config: str,
+    memory: str,
+    tp: int,
+    pp: int,
+    dcp: int,
+    block_size: int | None,
+    kernel_block_size: int,
+    layout: str | None,
+    dtype: str | None,
+    kv_dtype: str,
+    state_dtype: str | None,
+    max_model_len: str | None,
+    max_in_flight: int,
+    draft_path: str | None,
+    speculative_tokens: int,
+    no_prefix_caching: bool,
+    no_hybrid: bool,
+    pools: str,
+    dialect: str,
+    bugs: str,
+    json_path: str | None,
+) -> None:
+    """Say what a model's cache looks like: which layers share blocks, how many blocks fit, and where every layer lies.
+
+    CONFIG is a model's config.json, or the folder it is in. Sizes are those of one tensor-parallel rank. How many of
+    the longest requests fit at once is found by letting them run through the pool.
+
+    Example: hkv plan Qwen3-Next-80B/config.json --memory 80GiB --tp 2 --max-model-len 131072
+    """
+    names = frozenset(name.strip() for name in bugs.split(",") if name.strip())
+    check_bugs(names)
+    budget = parse_bytes(memory)
+    reading = {"tensor_parallel": tp, "context_parallel": dcp, "dtype": dtype, "kv_dtype": kv_dtype}
+    options = ReadOptions(
+        block_size=block_size, state_dtype=state_dtype, speculative_tokens=speculative_tokens, **reading
+    )
+    model = read_model(load_config(config), options)
+    if dialect == "rtp-llm":
+        for option, used in (("--pp", pp > 1), ("--dcp", dcp > 1), ("--layout", layout), ("--draft", draft_path)):
+            if used:
+                raise ConfigError(option, used, "nothing with --dialect rtp-llm")
+        _plan_pools(model, budget, block_size or 64, kernel_block_size, pools, speculative_tokens, json_path)
+        return
+    if pools != "shared":
+        raise PlanError("pools", pools, "shared: vllm-0.33 has one pool; --dialect rtp-llm has others")
+    draft = None
+    if draft_path is not None:
+        size = next((spec.block_size for spec in model.specs.values()), None)
+        draft = read_model(load_config(draft_path), ReadOptions(block_size=size, draft=True, **reading))
+    serving = Serving(
+        memory=budget,
+        pipeline_parallel=pp,
+        context_parallel=dcp,
+        kernel_block_size=kernel_block_size,
+        layout=layout,
+        max_model_len=_length(max_model_len),
+        max_in_flight_tokens=max_in_flight,
+        caching=not no_prefix_caching,
+        hybrid=not no_hybrid,
+        bugs=names,
+    )
+    served = serve(model, serving, draft)
+    report = served_report(model, served, kernel_block_size)
+    if json_path != "-":
+        print_served(report, served)
+    write_json(json_path, report)
+
+
+def _plan_pools(
+    model: Model, memory: int, block_size: int, kernel: int, pools: str, drafts: int, json_path: str | None
+) -> None:
+    options = RtpOptions(block_size=block_size, kernel_block_size=kernel, pools=pools, drafts=drafts)
+    plan = plan_rtp_llm(model, memory, options)
+    report = pool_report(model, plan)
+    if json_path != "-":
+        print_pools(report)
+    write_json(json_path, report)
+
+
+def _length(text: str | None) -> int | None:
+    """Tokens of the longest request: None for the model's own, 0 for the longest that fits."""
+    if text is None:
+        return None
+    if text == "auto":
+        return 0
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ConfigError("max_model_len", text, "a positive number of tokens, or auto")
+    return int(text)

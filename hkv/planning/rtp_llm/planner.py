@@ -1,0 +1,170 @@
+"""The plan that RTP-LLM makes of a model: its groups, its pools, its blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hkv.errors import PlanError
+from hkv.group_policy import GroupPolicy, GroupType, default_policy
+from hkv.huggingface import Model
+from hkv.planning.rtp_llm import dsv4
+from hkv.planning.rtp_llm.budget import blocks_for_budget
+from hkv.planning.rtp_llm.opaque import OpaqueContext, opaque
+from hkv.planning.rtp_llm.pools import (
+    PoolGroup,
+    PoolPlan,
+    budget_shares,
+    finalize,
+    hybrid_tags,
+    independent_pools,
+    shared_pool,
+)
+from hkv.planning.rtp_llm.sizes import BlockBytes, indexer_scale_bytes, mha, mla
+from hkv.spec import AttentionSpec, LayerSpec, Mamba, MLAAttention, SlidingWindow
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RtpOptions:
+    """What RTP-LLM is told beside the model.
+
+    Attributes:
+      block_size: tokens per block.
+      kernel_block_size: tokens per kernel block, 0 for the block's own.
+      pools: `shared` or `independent`.
+      step: blocks between two kept states.
+      drafts: draft tokens of a cycle.
+      pinned: fixed pools lie in pinned host memory.
+    """
+
+    block_size: int = 64
+    kernel_block_size: int = 0
+    pools: str = "shared"
+    step: int = 1
+    drafts: int = 0
+    pinned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pools not in ("shared", "independent"):
+            raise PlanError("pools", self.pools, "shared or independent")
+
+
+def plan_rtp_llm(model: Model, memory: int, options: RtpOptions) -> PoolPlan:
+    """RTP-LLM's plan for a model read from its config.
+
+    Args:
+      model: the model, read with the block size of `options`.
+      memory: bytes for the cache.
+      options: pools, kernel blocks, step.
+
+    Raises:
+      PlanError: RTP-LLM has no group for a layer, or not one block fits.
+    """
+    if model.model_type == "deepseek_v4":
+        groups, shared = _dsv4_groups(model, options), False
+    else:
+        groups, shared = _groups(model, options)
+    reserve, paged, swa = budget_shares(groups, shared=shared)
+    count = blocks_for_budget(memory, reserve=reserve, paged=paged, swa=swa, step=options.step)
+    if count < 2:
+        raise PlanError("memory", memory, f"at least {reserve + 2 * (paged + swa)} bytes: block 0 is reserved")
+    groups = finalize(groups, count, shared=shared, step=options.step)
+    return PoolPlan(tuple(groups), shared, count, paged, swa, reserve, memory)
+
+
+def _groups(model: Model, options: RtpOptions) -> tuple[tuple[PoolGroup, ...], bool]:
+    layers = _one_cache_each(model)
+    kinds = [_group_type(spec) for spec, _ in layers]
+    blocks = [_block(spec, indexer, options) for spec, indexer in layers]
+    kernel = options.kernel_block_size
+    if options.pools == "independent":
+        names = {GroupType.FULL: "full", GroupType.LINEAR: "linear", GroupType.SWA: "swa"}
+        tags = _distinct([names[kind] for kind in kinds], blocks)
+        policies = dict(zip(tags, map(default_policy, kinds), strict=True))
+        by_tag = dict(zip(tags, blocks, strict=True))
+        return independent_pools([(tag,) for tag in tags], by_tag, policies, kernel=kernel), False
+    tags = ("default",) * len(kinds) if set(kinds) == {GroupType.FULL} else hybrid_tags(kinds)
+    by_tag: dict[str, BlockBytes] = {}
+    policies: dict[str, GroupPolicy] = {}
+    for tag, block, kind in zip(tags, blocks, kinds, strict=True):
+        if by_tag.setdefault(tag, block) != block:
+            raise PlanError("pools", "shared", f"independent, as the layers of group {tag} differ in size")
+        policies[tag] = default_policy(kind)
+    return shared_pool(tags, by_tag, policies, kernel=kernel), True
+
+
+def _distinct(names: Sequence[str], blocks: Sequence[BlockBytes]) -> list[str]:
+    """A tag for each layer: its type's name, numbered where blocks of that type differ."""
+    sizes: dict[str, list[BlockBytes]] = {}
+    for name, block in zip(names, blocks, strict=True):
+        if block not in sizes.setdefault(name, []):
+            sizes[name].append(block)
+    return [
+        name if len(sizes[name]) == 1 else f"{name}{sizes[name].index(block)}"
+        for name, block in zip(names, blocks, strict=True)
+    ]
+
+
+def _one_cache_each(model: Model) -> list[tuple[LayerSpec, MLAAttention | None]]:
+    """Each layer's cache and, beside a latent one, its indexer."""
+    layers: dict[int, list[LayerSpec]] = {}
+    for layer in model.layers:
+        if layer.spec is not None:
+            layers.setdefault(layer.index, []).append(layer.spec)
+    result = []
+    for index, specs in layers.items():
+        first, *rest = specs
+        indexers = [spec for spec in rest if isinstance(spec, MLAAttention) and spec.cache_role == "indexer"]
+        if len(rest) != len(indexers):
+            raise PlanError(f"layers.{index}", len(specs), "one cache, and an indexer at most, under RTP-LLM")
+        result.append((first, indexers[0] if indexers else None))
+    return result
+
+
+def _group_type(spec: LayerSpec) -> GroupType:
+    if isinstance(spec, Mamba):
+        return GroupType.LINEAR
+    return GroupType.SWA if isinstance(spec, SlidingWindow) else GroupType.FULL
+
+
+def _block(spec: LayerSpec, indexer: MLAAttention | None, options: RtpOptions) -> BlockBytes:
+    size = options.block_size
+    if isinstance(spec, Mamba):
+        first, *rest = spec.state_bytes
+        total = spec.unpadded_page_size_bytes
+        return BlockBytes(
+            kind="linear", seq_size=size, k_elems=first, v_elems=sum(rest), elems=total, bytes=total, payload=total
+        )
+    if not isinstance(spec, AttentionSpec):
+        raise PlanError("spec", spec, "attention or a recurrent state")
+    if isinstance(spec, MLAAttention):
+        rope = 64 if spec.head_size > 64 else 1
+        block = mla(lora=spec.head_size - rope, rope=rope, block_size=size, dtype=spec.dtype)
+        if indexer is None:
+            return block
+        dim = indexer.head_size * 128 // 132
+        return dataclasses.replace(block, scale=indexer_scale_bytes(dim, size))
+    if spec.value_size != spec.head_size:
+        raise PlanError("head_size_v", spec.value_size, f"{spec.head_size}: keys and values of one size under RTP-LLM")
+    return mha(heads=spec.num_kv_heads, head_dim=spec.head_size, block_size=size, dtype=spec.dtype)
+
+
+def _dsv4_groups(model: Model, options: RtpOptions) -> tuple[PoolGroup, ...]:
+    vector = next(spec for name, spec in model.specs.items() if name.endswith(".window"))
+    assert isinstance(vector, SlidingWindow)
+    float8 = vector.dtype == "uint8"
+    descs = dsv4.descriptions(head_dim=vector.head_size, indexer_dim=128, float8=float8)
+    size = 256 if options.block_size == 64 else options.block_size
+    kernel = options.kernel_block_size or size
+    if kernel % 128:
+        raise PlanError("kernel_block_size", kernel, "a multiple of 128 tokens for compressed caches")
+    context = OpaqueContext(seq_size=size, kernel_tokens=kernel, drafts=options.drafts)
+    blocks = {tag: opaque(desc, context) for tag, desc in descs.items()}
+    policies = {tag: dsv4.policy(tag, pinned=options.pinned) for tag in descs}
+    ratios: dict[int, int] = {}
+    for layer in model.layers:
+        compressed = layer.name.endswith(".compressed")
+        tokens = getattr(layer.spec, "tokens_per_state", 1) if compressed else 1
+        ratios[layer.index] = max(ratios.get(layer.index, 1), tokens)
+    tags = [dsv4.layer_tags(ratios[index]) for index in sorted(ratios)]
+    return independent_pools(tags, blocks, policies, kernel=kernel)

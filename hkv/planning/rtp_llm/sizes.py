@@ -1,0 +1,135 @@
+"""Bytes of one block of one layer under RTP-LLM, kind by kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from hkv.errors import SpecError
+from hkv.spec.dtypes import item_bytes
+
+SCALED = ("int8", "float8_e4m3fn")
+"""Element types whose keys and values carry a float32 scale for each token and head."""
+
+FLOAT8 = ("float8_e4m3fn", "float8_e8m0fnu")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockBytes:
+    """What one layer stores in one block (RTP-LLM `KVCacheSpec`). Sizes are in bytes unless they say elements.
+
+    Attributes:
+      kind: `mha`, `mla`, `linear`, `opaque_kv` or `opaque_state`.
+      seq_size: tokens that the block stands for.
+      k_elems: elements of the first part: keys, latent, recurrent state, or all entries of an opaque block.
+      v_elems: elements of the second part: values, rotary keys, convolution state; 0 for opaque blocks.
+      elems: elements of the block; under float8 a latent block has more than its two parts, for scales.
+      bytes: distance from one block to the next.
+      payload: bytes that carry data; fewer than `bytes` where the block is padded.
+      scale: bytes of scales, which lie in a region of their own.
+      local_heads: key/value heads (for linear layers value heads) on this rank.
+      entries: entries of an opaque block, else 0.
+    """
+
+    kind: str
+    seq_size: int
+    k_elems: int
+    v_elems: int
+    elems: int
+    bytes: int
+    payload: int
+    scale: int = 0
+    local_heads: int = 1
+    entries: int = 0
+
+
+def mha(*, heads: int, head_dim: int, block_size: int, dtype: str, tensor_parallel: int = 1) -> BlockBytes:
+    """Keys and values (RTP-LLM `MHAKVCacheSpec`). Ranks that do not divide the heads leave `heads / gcd` on each.
+
+    Raises:
+      SpecError: no heads, or empty ones.
+    """
+    _positive(heads=heads, head_dim=head_dim, block_size=block_size)
+    ranks = max(1, tensor_parallel)
+    local = heads // ranks if heads % ranks == 0 else heads // math.gcd(heads, ranks)
+    side = local * head_dim * block_size
+    scale = 2 * 4 * local * block_size if dtype in SCALED else 0
+    size = 2 * side * item_bytes(dtype)
+    return BlockBytes(
+        kind="mha",
+        seq_size=block_size,
+        k_elems=side,
+        v_elems=side,
+        elems=2 * side,
+        bytes=size,
+        payload=size,
+        scale=scale,
+        local_heads=local,
+    )
+
+
+def mla(*, lora: int, rope: int, block_size: int, dtype: str) -> BlockBytes:
+    """Latent and rotary key (RTP-LLM `MLAKVCacheSpec`); the same on every rank, scales among the elements of float8."""
+    _positive(lora=lora, rope=rope, block_size=block_size)
+    elems = lora + lora // 128 * 4 + rope * 2 if dtype in FLOAT8 else lora + rope
+    size = elems * block_size * item_bytes(dtype)
+    return BlockBytes(
+        kind="mla",
+        seq_size=block_size,
+        k_elems=lora * block_size,
+        v_elems=rope * block_size,
+        elems=elems * block_size,
+        bytes=size,
+        payload=size,
+    )
+
+
+def linear(
+    *,
+    key_heads: int,
+    value_heads: int,
+    head_dim: int,
+    conv_kernel: int,
+    block_size: int,
+    tensor_parallel: int = 1,
+    state_dtype: str = "bfloat16",
+    conv_dtype: str = "bfloat16",
+) -> BlockBytes:
+    """One state and one convolution state, whatever the block's tokens (RTP-LLM `LinearKVCacheSpec`).
+
+    Raises:
+      SpecError: ranks do not divide the heads, value heads are no multiple of key heads, or no convolution.
+    """
+    _positive(key_heads=key_heads, value_heads=value_heads, head_dim=head_dim, block_size=block_size)
+    if conv_kernel <= 1:
+        raise SpecError("conv_kernel", conv_kernel, "2 or more")
+    for name, heads in (("key_heads", key_heads), ("value_heads", value_heads)):
+        if heads % tensor_parallel:
+            raise SpecError(name, heads, f"a multiple of {tensor_parallel} tensor-parallel ranks")
+    if value_heads % key_heads:
+        raise SpecError("value_heads", value_heads, f"a multiple of {key_heads} key heads")
+    keys, values = key_heads // tensor_parallel, value_heads // tensor_parallel
+    state = values * head_dim * head_dim
+    conv = (conv_kernel - 1) * (2 * head_dim * keys + head_dim * values)
+    size = state * item_bytes(state_dtype) + conv * item_bytes(conv_dtype)
+    return BlockBytes(
+        kind="linear",
+        seq_size=block_size,
+        k_elems=state,
+        v_elems=conv,
+        elems=state + conv,
+        bytes=size,
+        payload=size,
+        local_heads=values,
+    )
+
+
+def indexer_scale_bytes(dim: int, block_size: int) -> int:
+    """Bytes of the sparse indexer's keys, which take the place of the scales of a block (RTP-LLM, `is_sparse`)."""
+    return (dim + dim // 128 * 4) * block_size
+
+
+def _positive(**values: int) -> None:
+    for name, value in values.items():
+        if type(value) is not int or value < 1:
+            raise SpecError(name, value, "a positive integer")
