@@ -1,4 +1,4 @@
-"""Gather by Pallas on Triton, for GPUs before Hopper. JAX 0.11 deprecates the backend; `hkv.paged` filters its warning."""
+"""Gather by Pallas on Triton, for GPUs before Hopper. JAX 0.11 deprecates the backend: its warning is filtered."""
 
 from __future__ import annotations
 
