@@ -16,6 +16,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
+settings.register_profile("thorough", settings.get_profile("hkv"), max_examples=2000)
 settings.load_profile(os.environ.get("HKV_HYPOTHESIS_PROFILE", "hkv"))
 
 

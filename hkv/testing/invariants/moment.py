@@ -26,7 +26,7 @@ class Snapshot:
         self.free = state.free
         self.refs = {int(block): count for block, count in state.refs.items()}
         self.rows: dict[str, Rows] = state.rows
-        self.cached = {int(block): tuple(entry) for block, entry in state.cached.items()}
+        self.cached = {int(block): _entry(*entry) for block, entry in state.cached.items()}
         self.owners: dict[int, list[tuple[str, int, int]]] = collections.defaultdict(list)
         for id, rows in state.rows.items():
             for group, row in enumerate(rows):
@@ -48,6 +48,10 @@ class Snapshot:
         counts = {block: self.refs.get(block, 0) - len(self.owners.get(block, ())) for block in self.refs}
         counts |= {block: -len(owners) for block, owners in self.owners.items() if block not in self.refs}
         return {block: count for block, count in counts.items() if count}
+
+
+def _entry(group: int, tokens: int, key: str) -> tuple[int, int, str]:
+    return group, tokens, key
 
 
 class KeyBook:

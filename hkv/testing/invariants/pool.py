@@ -73,8 +73,8 @@ def ownership(moment: Moment) -> Iterator[str]:
 def null_block(moment: Moment) -> Iterator[str]:
     """Block 0 is never queued, referenced, cached or copied, and stands only where a group has no use for a block.
 
-    Holds after every operation. Where it may stand: sliding-window and chunked rows before the window or chunk, Mamba
-    rows anywhere, in rows and in hits. A full-attention row never has it.
+    Holds after every operation, for rows and hits. Exceptions are kinds, not moments: sliding-window and chunked rows
+    have it before the window or chunk, Mamba rows anywhere; a full-attention row never.
     """
     after = moment.after
     if 0 in after.free or 0 in after.refs or 0 in after.cached:

@@ -64,31 +64,61 @@ def room(moment: Moment) -> Iterator[str]:
 
 @invariant("admission", after=(AllocateOp,))
 def admission(moment: Moment) -> Iterator[str]:
-    """A refusal takes nothing, and only what does not fit is refused.
+    """A refusal takes nothing, only what does not fit is refused, and a grant leaves free what was to stay free.
 
     Holds after `allocate`. Exceptions: a refused running request may have retired columns it outgrew: its row is the
-    same but for more nulls. A hit on a Mamba state of this very step waits for the next, however much is free.
+    same but for more nulls. A hit on a Mamba state of this very step waits for the next, however much is free. Where
+    the engine's estimate is a bound (Mamba rows; a hit, of which some blocks are in use and some are not; tokens from
+    elsewhere; a request that must fit whole) a refusal is judged by whole rows: two groups with blocks of 4 and 20 free
+    blocks take 20 tokens whatever the rest.
     """
     operation, answer = moment.operation, moment.answer
     assert isinstance(operation, AllocateOp)
     assert isinstance(answer, Allocation)
+    mamba = any(isinstance(spec, Mamba) for spec in moment.config.topology.specs)
+    spared = operation.reserved + _watermark(moment)
+    free = len(moment.after.free)
     if answer.blocks is not None:
+        if free < spared and not mamba:
+            yield f"granted, and {free} blocks are left free of {spared} set aside"
         return
+    yield from _changed(moment, operation.id)
+    simple = not (mamba or operation.hit or operation.external or operation.must_fit)
+    needs = _needed(moment) if simple else _most_needed(moment)
+    if free - spared >= needs and not (mamba and operation.hit):
+        yield f"refused with {free} blocks free, {spared} set aside, and {needs} needed"
+
+
+def _changed(moment: Moment, id: str) -> Iterator[str]:
     before, after = moment.before, moment.after
     if before.cached != after.cached:
         yield "a refusal changed keys"
-    if operation.id not in before.rows:
+    if id not in before.rows:
         if before != after:
             yield "the refusal of a waiting request changed the cache"
-    elif _without(before.rows, operation.id) != _without(after.rows, operation.id):
+    elif _without(before.rows, id) != _without(after.rows, id):
         yield "the refusal of a request changed others' rows"
-    elif not all(map(_only_nulled, before.rows[operation.id], after.rows[operation.id])):
-        yield f"the refusal changed {before.rows[operation.id]} to {after.rows[operation.id]}"
-    needs = _most_needed(moment)
-    mamba = any(isinstance(spec, Mamba) for spec in moment.config.topology.specs)
-    spared = operation.reserved + moment.config.watermark_blocks
-    if len(before.free) - spared >= needs and not (mamba and operation.hit):
-        yield f"refused with {len(before.free)} blocks free, {spared} set aside, and {needs} needed at the very most"
+    elif not all(map(_only_nulled, before.rows[id], after.rows[id])):
+        yield f"the refusal changed {before.rows[id]} to {after.rows[id]}"
+
+
+def _watermark(moment: Moment) -> int:
+    """Blocks that stay free when a waiting request is admitted while others run."""
+    operation = moment.operation
+    assert isinstance(operation, AllocateOp)
+    busy = any(moment.before.rows.get(id) for id in moment.before.rows if id != operation.id)
+    return moment.config.watermark_blocks if busy and operation.id not in moment.before.rows else 0
+
+
+def _needed(moment: Moment) -> int:
+    """Columns that the row is short of."""
+    operation, config = moment.operation, moment.config
+    assert isinstance(operation, AllocateOp)
+    rows = moment.before.rows.get(operation.id, [[] for _ in config.block_sizes])
+    wanted = [-(-moment.ledger.slots(operation) // size) for size in config.block_sizes]
+    opaque = [spec.kind == "opaque" for spec in config.topology.specs]
+    columns = [1 if fixed else count for fixed, count in zip(opaque, wanted, strict=True)]
+    return sum(max(0, count - len(row)) for count, row in zip(columns, rows, strict=True))
 
 
 def _without(rows: dict[str, list[list[int]]], id: str) -> dict[str, list[list[int]]]:

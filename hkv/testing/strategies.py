@@ -1,0 +1,97 @@
+"""Hypothesis strategies: configurations, traffic and cached sets that shrink to small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from hkv.errors import MissingExtraError
+from hkv.oracle.oplog import Header
+from hkv.spec import LayerSpec, spec_from_log
+from hkv.testing.headers import FEATURES, draw_header
+from hkv.testing.hit_comparison import Case, draw_case
+from hkv.topology import Topology
+
+try:
+    from hypothesis import strategies as st
+except ImportError:
+    raise MissingExtraError("hypothesis", "testing", "for random configurations that shrink") from None
+
+T = TypeVar("T")
+
+POOL = (3, 40)
+"""Fewest and most blocks of a pool that traffic is driven through: small, so that it evicts and refuses."""
+
+
+class Drawing(Protocol):
+    """What draws from strategies: the object that `hypothesis.strategies.data()` gives a test."""
+
+    def draw(self, strategy: st.SearchStrategy[T], label: Any = None) -> T:
+        """One value of a strategy."""
+        ...
+
+
+class HypothesisChoices:
+    """Decisions drawn by Hypothesis, so that a failure shrinks. See `hkv.testing.choices.Choices`.
+
+    Args:
+      data: where to draw from.
+    """
+
+    def __init__(self, data: Drawing) -> None:
+        self._data = data
+
+    def integer(self, low: int, high: int) -> int:
+        """An integer from `low` to `high`, both included; shrinks towards `low`."""
+        return self._data.draw(st.integers(low, high))
+
+    def chance(self, percent: int) -> bool:
+        """True in about `percent` of 100 cases; shrinks towards False."""
+        return self._data.draw(st.integers(0, 99)) >= 100 - percent
+
+    def pick(self, sequence: Sequence[T]) -> T:
+        """One element; shrinks towards the first."""
+        return self._data.draw(st.sampled_from(sequence))
+
+
+class _Composed:
+    def __init__(self, draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
+        self._draw = draw
+
+    def draw(self, strategy: st.SearchStrategy[T], label: Any = None) -> T:
+        return self._draw(strategy)
+
+
+@st.composite
+def headers(draw: Callable[..., Any], features: Sequence[str] = FEATURES, version: int = 2) -> Header:
+    """Configurations of one of these features, as a log's first line: 1 to 5 groups over a pool of 3 to 40 blocks.
+
+    Args:
+      draw: given by Hypothesis.
+      features: those to choose from, see `hkv.testing.headers.FEATURES`.
+      version: of the log format.
+    """
+    choices = HypothesisChoices(_Composed(draw))
+    header = draw_header(choices, choices.pick(features), version)
+    return msgspec.structs.replace(header, num_blocks=choices.integer(*POOL))
+
+
+@st.composite
+def topologies(draw: Callable[..., Any], features: Sequence[str] = FEATURES) -> Topology:
+    """Groups of any kinds, some of them EAGLE groups."""
+    header = draw(headers(features))
+    return Topology.of_specs([spec_from_log(group) for group in header.groups], header.eagle_groups)
+
+
+@st.composite
+def specs(draw: Callable[..., Any], features: Sequence[str] = FEATURES) -> LayerSpec:
+    """What one layer caches, of any kind."""
+    return draw(st.sampled_from(draw(topologies(features)).specs))
+
+
+@st.composite
+def hit_cases(draw: Callable[..., Any]) -> Case:
+    """A request and any set of cached prefixes of it, under a configuration of 1 to 5 groups."""
+    return draw_case(HypothesisChoices(_Composed(draw)))

@@ -1,0 +1,207 @@
+"""The definition of a hit, and where vLLM 0.33's iteration finds another one: the cases that `docs/hits.md` tells."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv.oracle import oplog
+from hkv.oracle.engine import apply
+from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
+from hkv.testing.choices import RandomChoices
+from hkv.testing.headers import FEATURES
+from hkv.testing.hit_causes import Cause, causes
+from hkv.testing.hit_comparison import Case, has_entry, make_config, small_cases
+from hkv.testing.strategies import headers, hit_cases
+from hkv.testing.traffic import drive
+from reference.dialects.vllm import hits
+from reference.dialects.vllm.kinds import sliding_window
+from reference.dialects.vllm.kinds.chunked_local import ChunkedLocalKind
+from reference.dialects.vllm.kinds.full_attention import FullAttentionKind
+from reference.dialects.vllm.kinds.mamba import MambaKind
+from reference.hits import can_read, longest_hit_by_definition
+from tests.properties.planting import planted
+
+
+def case(specs, eagle, num_tokens, entries, **settings):
+    held = frozenset((group, end) for group, ends in enumerate(entries) for end in ends)
+    return Case(make_config(specs, eagle, **settings), num_tokens, held)
+
+
+def full(size):
+    return FullAttention(block_size=size)
+
+
+def swa(size, window):
+    return SlidingWindow(block_size=size, window=window)
+
+
+def mamba(size):
+    return Mamba(block_size=size)
+
+
+# The definition, kind by kind.
+
+
+@pytest.mark.parametrize(
+    ("specs", "entries", "num_tokens", "hit"),
+    [
+        ([full(4)], [[4, 8, 16]], 17, 8),
+        ([full(4)], [[4, 8]], 8, 4),
+        ([swa(4, 5)], [[12]], 17, 12),
+        ([swa(4, 6)], [[12]], 17, 0),
+        ([swa(4, 6)], [[4, 16]], 17, 4),
+        ([swa(4, 6)], [[12, 16]], 17, 16),
+        ([ChunkedLocal(block_size=4, chunk=8)], [[12]], 17, 16),
+        ([ChunkedLocal(block_size=4, chunk=8)], [[12]], 16, 12),
+        ([mamba(4)], [[8]], 17, 8),
+        ([full(4), mamba(8)], [[4, 8, 12, 16], [8]], 17, 8),
+        ([full(8), mamba(8)], [[8, 12], [12]], 17, 12),
+        ([full(8), mamba(8)], [[8, 16], [12]], 17, 12),
+        ([full(8), mamba(8)], [[8], [12]], 17, 0),
+        ([full(4), OpaqueState(block_size=4)], [[4, 8], []], 17, 8),
+    ],
+)
+def test_the_definition(specs, entries, num_tokens, hit):
+    inside = 4 if any(spec.block_size == 8 for spec in specs) else None
+    assert case(specs, [], num_tokens, entries, hash_block_size=inside).by_definition() == hit
+
+
+def test_a_draft_module_needs_the_block_after_the_hit():
+    specs = [full(4), swa(4, 6)]
+    held = [[4, 8, 12, 16], [8, 12, 16]]
+    assert case(specs, [], 18, held).by_definition() == 16
+    assert case(specs, [0], 18, held).by_definition() == 12
+    assert case(specs, [1], 18, held).by_definition() == 12
+    assert case(specs, [1], 18, [[4, 8, 12, 16], [8, 12]]).by_definition() == 0
+
+
+def test_without_caching_nothing_is_hit():
+    config = make_config([full(4)], [])
+    off = type(config)(**{**vars(config), "caching": False})
+    assert longest_hit_by_definition(off, lambda group, end: True, 17) == 0
+
+
+# The iteration.
+
+
+@given(found=hit_cases())
+@settings(max_examples=settings.default.max_examples * 10)
+def test_the_iteration_finds_the_definition_unless_a_named_cause_applies(found):
+    check(found)
+
+
+def check(found: Case) -> None:
+    iteration, definition = found.by_iteration(), found.by_definition()
+    directions = {cause.direction for cause in causes(found.config, found.num_tokens)}
+    if iteration != definition:
+        assert ("less" if iteration < definition else "more") in directions, f"{found}: {iteration}, not {definition}"
+
+
+@given(found=hit_cases())
+@settings(max_examples=settings.default.max_examples * 3)
+def test_what_the_iteration_finds_can_be_read(found):
+    """Whatever it finds, every position the next query reads is there; off-grid chunks are the one exception."""
+    if Cause.CHUNK_OFF_GRID in causes(found.config, found.num_tokens):
+        return
+    hit = found.by_iteration()
+    for group, spec in enumerate(found.config.topology.specs):
+        assert not spec.prefix_cacheable or can_read(found.config, found.has_entry, group, hit), f"{found}: {hit}"
+
+
+def test_every_small_cache_agrees_unless_a_named_cause_applies():
+    sizes = [(1, tokens) for tokens in range(1, 5)] + [(2, 1), (2, 2)]
+    count = 0
+    for found in itertools.chain.from_iterable(small_cases(*size) for size in sizes):
+        check(found)
+        count += 1
+    assert count > 10_000
+
+
+SMALLEST = {
+    Cause.SHARED_DROP: (case([full(1), full(1)], [1], 2, [[1], [1, 2]]), 0, 1),
+    Cause.LONE_DROP: (case([full(1)], [0], 2, [[1, 2]]), 0, 1),
+    Cause.SHORT_PREFIX_DROP: (case([full(2), swa(1, 4)], [1], 3, [[2], [1, 2, 3]]), 0, 2),
+    Cause.LONGER_ENTRY: (case([full(2), mamba(2)], [], 2, [[2], [1]], hash_block_size=1), 0, 1),
+    Cause.UNREAD_WINDOW: (case([swa(1, 1)], [], 2, [[]], hash_lookahead=2), 0, 1),
+    Cause.DROP_NOT_REPEATED: (case([swa(1, 1), mamba(1)], [0, 1], 3, [[3], [1]]), 1, 0),
+    Cause.CHUNK_OFF_GRID: (case([ChunkedLocal(block_size=2, chunk=3)], [], 4, [[]]), 2, 0),
+}
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_each_cause_has_a_smallest_example(cause):
+    found, iteration, definition = SMALLEST[cause]
+    assert causes(found.config, found.num_tokens) == {cause}
+    assert (found.by_iteration(), found.by_definition()) == (iteration, definition)
+
+
+def test_filling_the_cache_can_shorten_a_hit_that_was_not_proven():
+    """With one entry more, the window is asked anew and finds its proof missing."""
+    specs, eagle = [swa(1, 1), mamba(1), full(1)], [0, 1]
+    hits_by_entries = [case(specs, eagle, 4, [[4], states, [1, 2, 3]]).by_iteration() for states in ([1], [1, 3])]
+    assert hits_by_entries == [1, 1]
+
+
+# Real traffic: what the pool really holds, keys beside the primary ones included.
+
+
+@given(data=st.data())
+@settings(max_examples=settings.default.max_examples)
+def test_hits_under_traffic_are_the_definition_unless_a_named_cause_applies(data):
+    header, steps = data.draw(headers(FEATURES)), data.draw(st.integers(1, 16))
+    engine = NumpyEngine(header)
+    config = engine.manager.config
+
+    def perform(operation):
+        answer = apply(engine, operation)
+        if isinstance(operation, oplog.LookupOp):
+            num_tokens = engine.manager.requests[operation.id].num_tokens
+            best = longest_hit_by_definition(config, has_entry(engine.manager, operation.id), num_tokens)
+            directions = {cause.direction for cause in causes(config, num_tokens)}
+            assert answer.hit == best or ("less" if answer.hit < best else "more") in directions
+        return answer
+
+    drive(header, RandomChoices(data.draw(st.integers(0, 1 << 32))), perform, steps)
+
+
+# The comparison finds defects of one line.
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "defect"),
+    [
+        (hits.find_together, "dropped.clear()", "pass"),
+        (hits.find_together, "if candidate >= hit", "if True"),
+        (hits.find_together, "min(candidate, found[index][1])", "found[index][1]"),
+        (hits._reach, "candidate + margin", "candidate"),
+        (FullAttentionKind.find, "hit -= hit % alignment", "pass"),
+        (FullAttentionKind._look_inside, "(part + 1) * alignment", "part * alignment"),
+        (sliding_window.window_blocks, "(1 if drop else 0)", "0"),
+        (sliding_window.SlidingWindowKind._last_run, "run = 0\n            ", "run = run\n            "),
+        (MambaKind.find, "(last + 1) * unit % alignment", "False"),
+        (ChunkedLocalKind.find, "break", "pass"),
+    ],
+)
+def test_a_planted_defect_is_found(function, text, defect):
+    source_is_fine = [found for number in range(2500) if (found := drawn(number)) is not None]
+    with planted(function, text, defect):
+        assert any(differs(found) for found in source_is_fine)
+
+
+def drawn(number: int) -> Case | None:
+    from hkv.testing.hit_comparison import draw_case
+
+    found = draw_case(RandomChoices(number))
+    return None if causes(found.config, found.num_tokens) else found
+
+
+def differs(found: Case) -> bool:
+    try:
+        return found.by_iteration() != found.by_definition()
+    except (IndexError, ValueError):
+        return True

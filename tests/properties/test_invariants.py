@@ -1,0 +1,137 @@
+"""Every invariant, under random traffic on the reference; and how much that traffic meets."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
+from hkv.oracle import oplog
+from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.oracle.oplog import Answer, Operation
+from hkv.testing.choices import RandomChoices
+from hkv.testing.headers import FEATURES
+from hkv.testing.invariants import INVARIANTS, Watch
+from hkv.testing.strategies import HypothesisChoices, headers
+from hkv.testing.traffic import drive
+
+COUNTED = ("hit", "eviction", "refusal", "preemption")
+EXAMPLES = settings.default.max_examples
+
+
+def seeds():
+    """Where the decisions of long traffic come from: cheap, but it shrinks only as a whole."""
+    return st.integers(0, 1 << 32).map(RandomChoices)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@given(data=st.data())
+@settings(max_examples=EXAMPLES * 3 // 5)
+def test_invariants_hold_under_long_traffic(feature, data):
+    header, steps = data.draw(headers([feature])), data.draw(st.integers(1, 16))
+    watch = Watch(NumpyEngine(header), header)
+    drive(header, data.draw(seeds()), watch.perform, steps)
+
+
+@given(data=st.data())
+def test_invariants_hold_under_short_traffic_that_shrinks(data):
+    header, steps = data.draw(headers()), data.draw(st.integers(1, 6))
+    watch = Watch(NumpyEngine(header), header)
+    drive(header, HypothesisChoices(data), watch.perform, steps)
+
+
+class Meter:
+    """Counts what one example meets."""
+
+    def __init__(self, header):
+        self.engine = NumpyEngine(header)
+        self.watch = Watch(self.engine, header, ())
+        self.met: collections.Counter[str] = collections.Counter()
+        self.freed: set[str] = set()
+
+    def perform(self, operation: Operation) -> Answer:
+        answer = self.watch.perform(operation)
+        match operation:
+            case oplog.LookupOp():
+                self.met["preemption"] += operation.id in self.freed
+            case oplog.AllocateOp() if answer.blocks is None:
+                self.met["refusal"] += 1
+            case oplog.AllocateOp():
+                self.met["hit"] += operation.hit > 0
+            case oplog.FreeOp():
+                self.freed.add(operation.id)
+            case _:
+                pass
+        self.met["eviction"] = self.engine.evictions
+        return answer
+
+
+def test_random_traffic_meets_hits_evictions_refusals_and_preemptions():
+    met: collections.Counter[str] = collections.Counter()
+    examples = 0
+
+    @seed(2024)
+    @settings(database=None, max_examples=100)
+    @given(data=st.data())
+    def count(data):
+        nonlocal examples
+        header, steps = data.draw(headers()), data.draw(st.integers(1, 16))
+        meter = Meter(header)
+        drive(header, data.draw(seeds()), meter.perform, steps)
+        examples += 1
+        met.update(name for name in COUNTED if meter.met[name])
+
+    count()
+    shares = {name: met[name] / examples for name in COUNTED}
+    assert all(share >= 0.10 for share in shares.values()), shares
+
+
+@given(data=st.data())
+@settings(max_examples=30)
+def test_an_emptied_cache_is_like_a_new_one(data):
+    header, steps = data.draw(headers()), data.draw(st.integers(1, 16))
+    engine = NumpyEngine(header)
+    watch = Watch(engine, header, ())
+    drive(header, data.draw(seeds()), watch.perform, steps)
+    for id, record in list(watch.ledger.requests.items()):
+        if record.running:
+            watch.perform(oplog.FreeOp(id=id))
+    watch.perform(oplog.CopiesOp())
+    assert watch.perform(oplog.ResetOp()) == oplog.Reset(True)
+    emptied, new = engine.state(), NumpyEngine(header).state()
+    assert (sorted(emptied.free), emptied.refs, emptied.rows, emptied.cached) == (new.free, {}, {}, {})
+
+
+@given(data=st.data())
+@settings(max_examples=30)
+def test_a_request_that_fits_alone_finishes_alone(data):
+    """What `must_fit` admits into an empty pool is never refused on its way to its last token, chunk by chunk."""
+    header = data.draw(headers([feature for feature in FEATURES if feature != "external"]))
+    choices = HypothesisChoices(data)
+    engine = NumpyEngine(header)
+    prompt = [choices.integer(0, 4) for _ in range(choices.integer(1, min(64, header.max_model_len)))]
+    engine.request("alone", prompt, None)
+    unit, limit = header.scheduler_block_size, header.max_in_flight_tokens or header.max_model_len
+    computed, admitted = 0, False
+    while computed < len(prompt):
+        chunk = min(choices.integer(1, 3) * unit, limit, len(prompt) - computed)
+        operation = oplog.AllocateOp(
+            id="alone", new=chunk, hit=0, lookahead=0, external=0, delay=False, must_fit=True, reserved=0, in_flight=0
+        )
+        granted = engine.allocate(operation).blocks is not None
+        assert granted or not admitted, f"admitted, and refused after {computed} of {len(prompt)} tokens"
+        if not granted:
+            return
+        admitted = True
+        engine.advance("alone", chunk)
+        computed += chunk
+
+
+def test_every_invariant_says_what_it_promises():
+    for invariant in INVARIANTS.values():
+        text = invariant.check.__doc__ or ""
+        assert "Holds after" in text, invariant.name
+        assert "exception" in text.lower(), invariant.name
+        assert invariant.dialect == "vllm-0.33"
