@@ -89,6 +89,13 @@ _BUGS: tuple[Bug, ...] = (
         "and registering it fails",
     ),
     Bug(
+        name="tail-key-outlives-state",
+        engine="vLLM 0.33 MambaManager._cache_partial_tail_block",
+        contract="the copy that a request owes to the cache, of a state it registered, is dropped with that state",
+        behaviour="with a prefill lookahead of three or more a state may be registered when the request has gone on to "
+        "the next column; it is given back, and the request's next allocation fails for want of it",
+    ),
+    Bug(
         name="window-one-never-hits",
         engine="vLLM 0.33 SlidingWindowManager",
         contract="a window of one token reads no earlier token: it can be resumed from any length",

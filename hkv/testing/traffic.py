@@ -207,7 +207,7 @@ class Traffic:
         return left + (extra if self._may_draft(start, len(request.tokens) + extra) else 0)
 
     def _may_draft(self, start: int, end: int) -> bool:
-        # A prefill checkpoint would lie among unverified drafts, beyond the hashes: vLLM asserts (`hkv.bugs`).
+        # A prefill checkpoint would lie among unverified drafts, beyond the keys (`checkpoint-beyond-keys`).
         for group in self._mamba:
             last = -(-end // group["block_size"]) - 2
             if group["num_prefill_checkpoint_blocks"] and last > (start - 1) // group["block_size"]:

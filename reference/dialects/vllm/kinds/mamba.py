@@ -229,7 +229,9 @@ class MambaKind(Kind):
     def _leave_copy_to_cache(self, row: MambaRow, copy: int) -> None:
         """The owner writes on in its block; the copy takes over the block's keys, and is filled before that."""
         assert row.partial is not None
-        source = row.partial[1]
+        column, source = row.partial
+        if row.blocks[column] != source:
+            raise EngineFailure("partial", source, f"the state of column {column}, which was given back")
         row.partial = None
         self.pool.move_keys(source, copy)
         self.copies.append((source, copy))
@@ -323,6 +325,9 @@ class MambaKind(Kind):
             blocks[row.retired : end] = [NULL] * (end - row.retired)
             self.pool.release(freed)
             row.retired = end
+        gone = row.partial is not None and blocks[row.partial[0]] == NULL
+        if gone and "tail-key-outlives-state" not in self.config.bugs:
+            row.partial = None
 
     def new_step(self) -> None:
         self.new_keys.clear()
