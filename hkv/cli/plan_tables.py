@@ -26,8 +26,8 @@ def print_served(report: dict[str, Any], served: ServedPlan) -> None:
         f"by simulation; {fits['reserved_concurrency'] or 0:.2f} by reservation",
         f"limited by {fits['limited_by']}",
     ]
-    if report["tp_replicas"] > 1:
-        lines.append(f"{report['tp_replicas']} tensor-parallel ranks in a row hold the same bytes")
+    if (replicas := max(report["tp_replicas"])) > 1:
+        lines.append(f"{replicas} tensor-parallel ranks in a row hold the same bytes")
     console.print("\n".join(lines), highlight=False)
     for stage, tensors in enumerate(report["tensors"]):
         console.print(_tensors(f"stage {stage}" if len(report["tensors"]) > 1 else "tensors", tensors))

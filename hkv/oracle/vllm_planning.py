@@ -66,7 +66,9 @@ class InstalledPlanner:
         except (AssertionError, ValueError, TypeError, NotImplementedError, StopIteration) as error:
             return {"refused": f"{type(error).__name__}: {error}"}
 
-    def _plan(self, config: Any, specs: list[dict[str, Any]], memory: list[int], options: PlanOptions) -> dict[str, Any]:
+    def _plan(
+        self, config: Any, specs: list[dict[str, Any]], memory: list[int], options: PlanOptions
+    ) -> dict[str, Any]:
         groups = self._planning.get_global_kv_cache_groups(config, specs)
         configs = self._planning.get_kv_cache_configs(config, specs, memory, groups)
         scheduler = self._sizes.generate_scheduler_kv_cache_config(configs)
@@ -83,7 +85,7 @@ class InstalledPlanner:
             "hash_block_size": block_sizes[1],
             "max_model_len": config.model_config.max_model_len,
             "request_blocks": round(configs[0].num_blocks / concurrency),
-            "tp_replicas": configs[0].kv_tp_replicas,
+            "tp_replicas": [each.kv_tp_replicas for each in configs],
             "needs_zeroing": dataclasses.replace(configs[0], kv_cache_groups=groups).needs_kv_cache_zeroing,
             "groups": [self._group(group) for group in groups],
             "tensors": [[self._tensor(tensor) for tensor in each.kv_cache_tensors] for each in configs],
@@ -117,7 +119,7 @@ class InstalledPlanner:
         }
 
     def spec(self, spec: LayerSpec, mamba_mode: str = "align") -> Any:
-        """vLLM's own spec of a layer."""
+        """The spec that vLLM itself has for a layer."""
         if isinstance(spec, Mamba):
             return self._interface.MambaSpec(
                 block_size=spec.block_size,
@@ -179,7 +181,9 @@ class InstalledPlanner:
         if not isinstance(spec, MLAAttention):
             return self._interface.FullAttentionSpec(**fields)
         role = self._interface.SparseCacheRole
-        cls = self._interface.HiddenStateCacheSpec if isinstance(spec, HiddenState) else self._interface.MLAAttentionSpec
+        cls = (
+            self._interface.HiddenStateCacheSpec if isinstance(spec, HiddenState) else self._interface.MLAAttentionSpec
+        )
         return cls(
             **fields,
             cache_dtype_str=spec.cache_dtype,

@@ -99,6 +99,7 @@ class WorkerPlan:
       tensors: where the layers lie.
       memory: bytes the worker had for its cache.
       fitting_blocks: blocks that would have fitted on this worker alone.
+      tp_replicas: consecutive tensor-parallel ranks that hold the same bytes.
     """
 
     groups: tuple[PlannedGroup, ...]
@@ -107,6 +108,7 @@ class WorkerPlan:
     tensors: tuple[CacheTensor, ...]
     memory: int
     fitting_blocks: int
+    tp_replicas: int = 1
 
     @property
     def size(self) -> int:
@@ -144,7 +146,6 @@ class Plan:
       max_model_len: tokens of the longest request that the plan was made for.
       request_blocks: blocks reserved for one request of that length, all groups together.
       limited_by: index of the worker that limits the number of blocks.
-      tp_replicas: consecutive tensor-parallel ranks that hold the same bytes.
       needs_zeroing: new blocks must be zeroed: recurrent states, or element types that differ between layers.
     """
 
@@ -157,7 +158,6 @@ class Plan:
     max_model_len: int
     request_blocks: int
     limited_by: int = 0
-    tp_replicas: int = 1
     needs_zeroing: bool = False
 
     @property

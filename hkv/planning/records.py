@@ -109,7 +109,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "hash_block_size": plan.hash_block_size,
         "max_model_len": plan.max_model_len,
         "request_blocks": plan.request_blocks,
-        "tp_replicas": plan.tp_replicas,
+        "tp_replicas": [worker.tp_replicas for worker in plan.workers],
         "needs_zeroing": plan.needs_zeroing,
         "groups": [group_record(group) for group in plan.groups],
         "tensors": [[tensor_record(tensor) for tensor in worker.tensors] for worker in plan.workers],

@@ -32,7 +32,7 @@ def simulate(groups: Sequence[PlannedGroup], usable_blocks: int, limits: Request
 
     Prompts of all tokens but the last are computed in order of arrival, `max_in_flight_tokens` a step, so that a step
     may hold the end of one prompt and the beginning of the next. What a window or chunk no longer reads is given back
-    in the step after. A request whose prompt is done stays, at its last token. Nothing is shared and nothing swapped out.
+    in the step after. A request whose prompt is done stays, at its last token. Nothing is shared or swapped out.
 
     Args:
       groups: the model's groups.

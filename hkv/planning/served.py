@@ -53,12 +53,14 @@ class ServedPlan:
       limits: the longest request that the plan is for.
       residency: what a simulation of such requests found.
       stages: each pipeline stage's layers.
+      options: what the plan was made with.
     """
 
     plan: Plan
     limits: RequestLimits
     residency: Residency
     stages: tuple[dict[str, LayerSpec], ...]
+    options: PlanOptions
 
     @property
     def limited_by(self) -> str:
@@ -110,7 +112,7 @@ def serve(model: Model, serving: Serving, draft: Model | None = None) -> ServedP
     )
     plan = plan_vllm(stages, [serving.memory] * len(stages), options)
     limits = limits.with_max_model_len(plan.max_model_len)
-    return ServedPlan(plan, limits, simulate(plan.groups, plan.usable_blocks, limits), tuple(stages))
+    return ServedPlan(plan, limits, simulate(plan.groups, plan.usable_blocks, limits), tuple(stages), options)
 
 
 def _stages(model: Model, draft: Model | None, serving: Serving, limits: RequestLimits) -> list[dict[str, LayerSpec]]:

@@ -52,7 +52,15 @@ def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int],
     count = fitting[limiting]
     shown = _placed(groups, shares, options)
     plans = tuple(
-        WorkerPlan(tuple(share), count, block, cache_tensors(placed, order, count, block) if block else (), bytes_, own)
+        WorkerPlan(
+            groups=tuple(share),
+            num_blocks=count,
+            bytes_per_block=block,
+            tensors=cache_tensors(placed, order, count, block) if block else (),
+            memory=bytes_,
+            fitting_blocks=own,
+            tp_replicas=_replicas(placed, options),
+        )
         for share, placed, block, bytes_, own in zip(shares, shown, blocks, memory, fitting, strict=True)
     )
     options = dataclasses.replace(options, limits=limits)
@@ -67,7 +75,6 @@ def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int],
         max_model_len=limits.max_model_len,
         request_blocks=request_blocks(groups, limits),
         limited_by=limiting,
-        tp_replicas=_replicas(groups, options),
         needs_zeroing=_needs_zeroing(groups),
     )
 

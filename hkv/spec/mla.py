@@ -20,7 +20,7 @@ class MLAAttention(FullAttention):
     Attributes:
       cache_dtype: the packing's name as the engine knows it, e.g. `fp8_ds_mla`, or None.
       cache_role: `sparse`, `indexer`, or None for the ordinary latent.
-      alignment: bytes to which the page, padded or not, is rounded up, or None.
+      alignment: bytes to which the page is rounded up, or None; larger padding stands.
       model_version: variant of the packing, e.g. `deepseek_v4`, or None.
       topk_buffer_width: width of the model's buffer of sparse indices, or None; layers of one group share it.
       is_index_group_leader: the layer computes the sparse indices that others reuse.
@@ -77,9 +77,9 @@ class MLAAttention(FullAttention):
 
 
 def aligned_page(spec: LayerSpec, alignment: int | None, padded: int | None) -> int | None:
-    """`page_size_padded` of a page rounded up to `alignment` bytes; None where the page needs no padding."""
+    """`page_size_padded` of a page rounded up to `alignment` bytes; larger padding stands, None where none is needed."""
     if alignment is None or alignment < 1:
         return padded
-    page = max(spec.unpadded_page_size_bytes, padded or 0)
+    page = spec.unpadded_page_size_bytes
     rounded = -(-page // alignment) * alignment
-    return rounded if rounded != spec.unpadded_page_size_bytes else padded
+    return max(rounded, padded or 0) if rounded != page else padded

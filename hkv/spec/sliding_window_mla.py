@@ -20,7 +20,7 @@ class SlidingWindowMLA(SlidingWindow):
 
     Attributes:
       cache_dtype: the packing's name as the engine knows it, or None.
-      alignment: bytes to which the page, padded or not, is rounded up, or None.
+      alignment: bytes to which the page is rounded up, or None; larger padding stands.
       model_version: variant of the packing, e.g. `deepseek_v4`, or None.
     """
 
