@@ -1,0 +1,308 @@
+"""`hkv layout`: where a block's bytes lie, and which byte is which element."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from fractions import Fraction
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hkv.cli.json_output import json_option, write_json
+from hkv.cli.layout_drawing import figure, show
+from hkv.content import QUANTIZATIONS, quantize
+from hkv.errors import HKVError, LayoutError
+from hkv.layout import Layout, Place, copy_width
+from hkv.layout_picture import levels
+from hkv.layout_resolution import resolve
+from hkv.spec import AttentionSpec, LayerSpec, Mamba, OpaqueState, spec_from_text
+from hkv.spec.dtypes import item_bytes
+
+ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
+
+
+@click.command("layout")
+@click.option(
+    "--spec", "spec_text", required=True, metavar="KIND:BLOCK[:N]", help="The layer, e.g. full:16, swa:16:1024."
+)
+@click.option("--kv-heads", type=int, default=1, show_default=True, help="Key/value heads on this rank.")
+@click.option("--head-size", type=int, default=128, show_default=True, help="Elements of a key, or of a latent.")
+@click.option("--head-size-v", type=int, help="Elements of a value, if not as many.")
+@click.option("--dtype", default="bfloat16", show_default=True, help="Element type.")
+@click.option("--quantization", metavar="NAME", help=f"Packing: {', '.join(QUANTIZATIONS)}.")
+@click.option(
+    "--tokens-per-state", metavar="N", default="1", show_default=True, help="Tokens that share a state; or 1/K."
+)
+@click.option("--state", "states", multiple=True, metavar="AxBxC:DTYPE", help="A Mamba layer's state; repeatable.")
+@click.option("--entry-bytes", type=int, default=1, show_default=True, help="Bytes of an opaque ring's entry.")
+@click.option("--page-size", type=int, metavar="BYTES", help="Bytes of a padded page.")
+@click.option("--alignment", type=int, metavar="BYTES", help="Bytes to which blocks are aligned.")
+@click.option(
+    "--layout", "order", metavar="ORDER", help=f"LBHNC and its kin, NHD or HND; else {ENVIRONMENT}, else NHD."
+)
+@click.option("--num-blocks", type=int, default=4, show_default=True, help="Blocks in the pool.")
+@click.option("--num-layers", type=int, default=2, show_default=True, help="Layers of this kind.")
+@click.option(
+    "--layer-stride", type=int, metavar="BYTES", help="From one layer to the next, if not as close as can be."
+)
+@click.option(
+    "--block-stride", type=int, metavar="BYTES", help="From one block to the next, if not as close as can be."
+)
+@click.option("--offset", type=int, default=0, show_default=True, metavar="BYTES", help="Where the first layer starts.")
+@click.option("--kernel-block-size", type=int, metavar="TOKENS", help="Tokens of a kernel's block.")
+@click.option(
+    "--address", "addresses", multiple=True, metavar="L,B,H,T,C", help="Layer, block, head, token, channel: which byte?"
+)
+@click.option("--byte", "offsets", multiple=True, type=int, metavar="OFFSET", help="What is at this byte?")
+@click.option("--image", metavar="FILE", help="Draw into FILE, which ends in .svg or .png.")
+@json_option
+def command(
+    spec_text: str,
+    order: str | None,
+    addresses: tuple[str, ...],
+    offsets: tuple[int, ...],
+    image: str | None,
+    json_path: str | None,
+    num_blocks: int,
+    num_layers: int,
+    layer_stride: int | None,
+    block_stride: int | None,
+    offset: int,
+    kernel_block_size: int | None,
+    **geometry: Any,
+) -> None:
+    """Draw where the bytes of a block lie, and answer for addresses.
+
+    The drawing zooms from the buffer into one cell: the one that --address or --byte names, else the first. A channel
+    counts the elements of a (head, token) in memory order, K before V; PART:INDEX, as in value_scale:0, counts those of
+    one part. Where a block is a snapshot of a state, the token is 0.
+
+    Example: hkv layout --spec full:16 --kv-heads 8 --layout BLHNC --num-layers 32 --address 1,3,2,5,130
+    """
+    spec = _spec(spec_text, **geometry)
+    resolution = resolve([spec], explicit=order, environment=os.environ.get(ENVIRONMENT))
+    layout = Layout.of_spec(
+        spec,
+        resolution.order,
+        num_blocks=num_blocks,
+        num_layers=num_layers,
+        layer_stride=layer_stride,
+        block_stride=block_stride,
+        offset=offset,
+        kernel_block_size=kernel_block_size,
+    )
+    found = [_address(layout, text) for text in addresses]
+    held = [_held(layout, byte) for byte in offsets]
+    if image:
+        place = _place([*found, *held])
+        figure(levels(layout, place), _names(layout), _title(layout, spec_text), image)
+    if json_path != "-":
+        _print(layout, spec_text, found, held)
+    write_json(json_path, {"layout": _description(layout), "addresses": found, "bytes": held})
+
+
+def _spec(text: str, **given: Any) -> LayerSpec:
+    spec = spec_from_text(text)
+    padded = given["page_size"]
+    if isinstance(spec, Mamba):
+        shapes = [_state(state) for state in given["states"]] or list(zip(spec.shapes, spec.dtypes, strict=True))
+        shape, dtype = zip(*shapes, strict=True)
+        return dataclasses.replace(spec, shapes=shape, dtypes=dtype, page_size_padded=padded)
+    if isinstance(spec, OpaqueState):
+        return dataclasses.replace(spec, entry_bytes=given["entry_bytes"], page_size_padded=padded)
+    assert isinstance(spec, AttentionSpec)
+    changes: dict[str, Any] = {
+        "num_kv_heads": given["kv_heads"],
+        "head_size": given["head_size"],
+        "dtype": given["dtype"],
+        "tokens_per_state": _tokens_per_state(given["tokens_per_state"]),
+        "block_stride_alignment": given["alignment"],
+    }
+    if given["head_size_v"] is not None:
+        changes["head_size_v"] = given["head_size_v"]
+    spec = dataclasses.replace(spec, **changes)
+    if given["quantization"] is not None:
+        spec = quantize(spec, given["quantization"])
+    return spec if padded is None else dataclasses.replace(spec, page_size_padded=padded)
+
+
+def _state(text: str) -> tuple[tuple[int, ...], str]:
+    shape, _, dtype = text.partition(":")
+    if not re.fullmatch(r"\d+(x\d+)*", shape) or not dtype:
+        raise LayoutError("--state", text, "a shape and a dtype, as in 64x128:float32")
+    return tuple(int(extent) for extent in shape.split("x")), dtype
+
+
+def _tokens_per_state(text: str) -> int | Fraction:
+    try:
+        share = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise LayoutError("--tokens-per-state", text, "a number of tokens, or a fraction 1/K") from None
+    return int(share) if share.denominator == 1 else share
+
+
+def _address(layout: Layout, text: str) -> dict[str, Any]:
+    """Where an element lies, from `layer,block,head,token,channel` or `...,PART:INDEX`."""
+    fields = text.split(",")
+    if len(fields) != 5 or not all(re.fullmatch(r"-?\d+", field.strip()) for field in fields[:4]):
+        raise LayoutError("--address", text, "layer,block,head,token,channel, the channel a number or PART:INDEX")
+    layer, block, head, token = (int(field) for field in fields[:4])
+    part, index = _channel(layout, fields[4].strip())
+    state = layout.states_of(token).start if layout.tokens_per_state is not None else token
+    address = layout.element_address(part, layer, block, head, state, *index)
+    return _element(layout, address)
+
+
+def _channel(layout: Layout, text: str) -> tuple[str, tuple[int, ...]]:
+    name, colon, number = text.rpartition(":")
+    if not re.fullmatch(r"\d+", number):
+        raise LayoutError("--address", text, "a channel: a number or PART:INDEX")
+    rest = int(number)
+    for part in [layout.part(name)] if colon else layout.content:
+        elements = part.nbytes // item_bytes(part.dtype)
+        if rest < elements or colon:
+            return part.name, _unravel(rest, part.shape, text)
+        rest -= elements
+    total = sum(part.nbytes // item_bytes(part.dtype) for part in layout.content)
+    raise LayoutError("channel", int(number), f"a number from 0 to {total - 1}")
+
+
+def _unravel(number: int, shape: tuple[int, ...], text: str) -> tuple[int, ...]:
+    index: list[int] = []
+    for extent in reversed(shape):
+        number, inside = divmod(number, extent)
+        index.append(inside)
+    if number:
+        raise LayoutError("channel", text, f"an element of shape {shape}")
+    return tuple(reversed(index))
+
+
+def _held(layout: Layout, byte: int) -> dict[str, Any]:
+    if byte < 0:
+        raise LayoutError("--byte", byte, "0 or more")
+    return _element(layout, byte)
+
+
+def _element(layout: Layout, byte: int) -> dict[str, Any]:
+    """What lies at a byte, as the tables and the JSON show it."""
+    found = layout.locate_element(byte)
+    if found is None:
+        return {"byte": byte, "part": None}
+    part = layout.part(found.part)
+    row = layout.kernel_rows(found.block)[found.state // layout.shape[3]]
+    tokens = layout.tokens_per_state
+    return {
+        "byte": byte,
+        "part": found.part,
+        "dtype": part.dtype,
+        "layer": found.layer,
+        "block": found.block,
+        "kernel_block": row,
+        "head": found.head,
+        "state": found.state,
+        "token": None if tokens is None else int(found.state * Fraction(tokens)),
+        "index": list(found.index),
+        "byte_of_element": found.byte,
+    }
+
+
+def _place(answers: list[dict[str, Any]]) -> Place:
+    """The cell to zoom into: that of the first answer that is one, else the first of all."""
+    for answer in answers:
+        if answer["part"] is not None:
+            return Place(answer["layer"], answer["block"], answer["head"], answer["state"], 0)
+    return Place(0, 0, 0, 0, 0)
+
+
+def _names(layout: Layout) -> list[str]:
+    return [part.name for part in layout.content]
+
+
+def _title(layout: Layout, spec_text: str) -> str:
+    alias = f" ({layout.order.alias})" if layout.order.alias else ""
+    return f"{spec_text} in {layout.order.value}{alias}: pages of {layout.page_size:,} bytes"
+
+
+def _description(layout: Layout) -> dict[str, Any]:
+    return {
+        "order": layout.order.value,
+        "shape": list(layout.shape),
+        "strides": list(layout.strides),
+        "offset": layout.offset,
+        "end": layout.end,
+        "page_bytes": layout.page_size,
+        "kernel_blocks_per_block": layout.split,
+        "block_runs": [list(run) for run in layout.block_runs(0, 0)],
+        "copy_width": copy_width(layout.offset, *layout.strides[:2], *layout.block_runs(0, 0)[0]),
+        "parts": [_part(layout, name) for name in _names(layout)],
+    }
+
+
+def _part(layout: Layout, name: str) -> dict[str, Any]:
+    part = layout.part(name)
+    entry: dict[str, Any] = {"name": name, "dtype": part.dtype, "elements": list(part.shape)}
+    try:
+        view = layout.part_view(name, 0)
+    except HKVError as error:
+        return {**entry, "refused": str(error)}
+    return {**entry, "shape": list(view.shape), "strides": list(view.strides), "offset": view.offset}
+
+
+def _print(layout: Layout, spec_text: str, found: list[dict[str, Any]], held: list[dict[str, Any]]) -> None:
+    console = Console(highlight=False)
+    console.print(f"[bold]{_title(layout, spec_text)}[/bold], {layout.end:,} bytes in all\n")
+    show(console, levels(layout, _place([*found, *held])), _names(layout))
+    console.print(_axes_table(layout))
+    console.print(_parts_table(layout))
+    if found or held:
+        console.print(_answers_table(layout, [*found, *held]))
+
+
+def _axes_table(layout: Layout) -> Table:
+    table = Table("axis", title="Axes, outermost first", title_justify="left")
+    table.add_column("extent", justify="right")
+    table.add_column("stride in bytes", justify="right")
+    names = {"L": "layers", "B": "blocks", "H": "heads", "N": "states", "C": "content bytes"}
+    for axis in layout.order.axes:
+        name = "kernel blocks" if axis == 1 and layout.split > 1 else names["LBHNC"[axis]]
+        table.add_row(f"{'LBHNC'[axis]}  {name}", f"{layout.shape[axis]:,}", f"{layout.strides[axis]:,}")
+    return table
+
+
+def _parts_table(layout: Layout) -> Table:
+    table = Table("part", "dtype", title="Views of layer 0, strides in bytes", title_justify="left")
+    for column in ("shape", "strides", "offset"):
+        table.add_column(column, justify="right")
+    for name in _names(layout):
+        entry = _part(layout, name)
+        if "refused" in entry:
+            table.add_row(name, entry["dtype"], "refused", entry["refused"], "")
+            continue
+        shape, strides = (", ".join(f"{n:,}" for n in entry[key]) for key in ("shape", "strides"))
+        table.add_row(name, entry["dtype"], shape, strides, f"{entry['offset']:,}")
+    return table
+
+
+def _answers_table(layout: Layout, answers: list[dict[str, Any]]) -> Table:
+    columns = ["layer", "block", "head", "token", "state"]
+    if layout.split > 1:
+        columns.insert(2, "kernel_block")
+    if layout.tokens_per_state in (None, 1):
+        columns.remove("token" if layout.tokens_per_state is None else "state")
+    table = Table(title="Bytes", title_justify="left")
+    table.add_column("byte", justify="right")
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="right")
+    table.add_column("holds")
+    for answer in answers:
+        if answer["part"] is None:
+            table.add_row(f"{answer['byte']:,}", *[""] * len(columns), "padding, or another tensor")
+            continue
+        index = ", ".join(map(str, answer["index"]))
+        holds = f"{answer['part']}[{index}] {answer['dtype']}, byte {answer['byte_of_element']}"
+        table.add_row(f"{answer['byte']:,}", *(f"{answer[key]:,}" for key in columns), holds)
+    return table

@@ -1,0 +1,160 @@
+"""`hkv layout`: answers, drawings and refusals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv import cli
+from hkv.cli.layout_drawing import terminal
+from hkv.layout_picture import levels, shown
+from tests.layout.geometries import cases
+
+FULL = ["layout", "--spec", "full:16", "--kv-heads", "8", "--layout", "BLHNC", "--num-layers", "32"]
+
+
+def run(capsys, monkeypatch, arguments: list[str]) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["hkv", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    out, err = capsys.readouterr()
+    return int(stopped.value.code or 0), out, err
+
+
+@pytest.fixture
+def hkv(capsys, monkeypatch):
+    monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
+    return lambda *arguments: run(capsys, monkeypatch, list(arguments))
+
+
+def test_addresses_and_their_inverse(hkv):
+    status, out, _ = hkv(*FULL, "--address", "1,3,2,5,130", "--byte", "6376197", "--byte", "99999999", "--json", "-")
+    assert status == 0
+    answer = json.loads(out)
+    element = answer["addresses"][0]
+    assert element["byte"] == 3 * 2_097_152 + 65_536 + 2 * 8_192 + 5 * 512 + 2 * 130 == 6_376_196
+    assert (element["part"], element["index"], element["byte_of_element"]) == ("value", [2], 0)
+    assert (element["layer"], element["block"], element["head"], element["token"]) == (1, 3, 2, 5)
+    assert answer["bytes"][0] == {**element, "byte": 6_376_197, "byte_of_element": 1}
+    assert answer["bytes"][1] == {"byte": 99_999_999, "part": None}
+    assert answer["layout"]["strides"] == [65_536, 2_097_152, 8_192, 512, 1]
+    assert answer["layout"]["copy_width"] == 16
+    assert [part["strides"] for part in answer["layout"]["parts"]] == [[2_097_152, 8_192, 512, 2]] * 2
+
+
+def test_parts_by_name(hkv):
+    packed = ["layout", "--spec", "full:16", "--kv-heads", "2", "--quantization", "int8_per_token_head"]
+    status, out, _ = hkv(*packed, "--address", "0,3,1,13,value_scale:0", "--address", "0,3,1,13,257", "--json", "-")
+    assert status == 0
+    scale, last = json.loads(out)["addresses"]
+    assert scale["byte"] == 3 * 8_448 + 13 * 528 + 264 + 260
+    assert scale == last
+
+
+def test_states_and_splits(hkv):
+    _, out, _ = hkv("layout", "--spec", "mamba:16", "--state", "4x8:float32", "--state", "6:bfloat16", "--page-size",
+                    "256", "--address", "1,2,0,0,state1:5", "--json", "-")  # fmt: skip
+    state = json.loads(out)["addresses"][0]
+    assert (state["byte"], state["index"], state["token"]) == (4 * 256 + 2 * 256 + 128 + 10, [5], None)
+    _, out, _ = hkv("layout", "--spec", "full:16", "--kernel-block-size", "4", "--address", "0,2,0,13,0", "--json", "-")
+    piece = json.loads(out)["addresses"][0]
+    assert (piece["block"], piece["kernel_block"], piece["state"]) == (2, 11, 13)
+    _, out, _ = hkv("layout", "--spec", "mla:16", "--tokens-per-state", "4", "--address", "0,0,0,7,0", "--json", "-")
+    assert (json.loads(out)["addresses"][0]["state"], json.loads(out)["layout"]["shape"][3]) == (1, 4)
+    _, out, _ = hkv("layout", "--spec", "opaque:8", "--entry-bytes", "12", "--byte", "25", "--json", "-")
+    assert json.loads(out)["bytes"][0]["token"] == 2
+
+
+def test_the_environment_decides_unless_the_option_does(hkv, monkeypatch, capsys):
+    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "HND")
+    _, out, _ = run(capsys, monkeypatch, ["layout", "--spec", "full:16", "--json", "-"])
+    assert json.loads(out)["layout"]["order"] == "LBHNC"
+    _, out, _ = run(capsys, monkeypatch, ["layout", "--spec", "full:16", "--layout", "BLNHC", "--json", "-"])
+    assert json.loads(out)["layout"]["order"] == "BLNHC"
+
+
+def test_the_drawing_in_the_terminal(hkv):
+    status, out, _ = hkv(*FULL, "--address", "1,3,2,5,130")
+    assert status == 0
+    assert "32 layers, 65,536 bytes apart" in out
+    assert "▶ block 3" in out
+    assert "▶ token 5" in out
+    assert "value[2] bfloat16" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("ending", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_the_drawing_in_a_file(hkv, tmp_path, ending, start):
+    path = tmp_path / f"block.{ending}"
+    status, _, err = hkv(*FULL, "--image", str(path))
+    assert (status, err) == (0, "")
+    assert path.read_bytes().startswith(start)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--spec", "full"], "hkv: group = 'full'"),
+        (["--spec", "full:16", "--layout", "XYZ"], "hkv: layout = 'XYZ': expected one of LBHNC"),
+        (["--spec", "full:16", "--num-blocks", "0"], "hkv: num_blocks = 0: expected a positive integer"),
+        (["--spec", "full:16", "--address", "1,2,3"], "hkv: --address = '1,2,3': expected layer,block,head,token"),
+        (["--spec", "full:16", "--address", "0,0,0,16,0"], "hkv: token = 16: expected a number from 0 to 15"),
+        (["--spec", "full:16", "--address", "0,0,0,-1,0"], "hkv: token = -1"),
+        (["--spec", "full:16", "--address", "0,0,0,0,256"], "hkv: channel = 256: expected a number from 0 to 255"),
+        (["--spec", "full:16", "--address", "0,0,0,0,key:128"], "hkv: channel = 'key:128'"),
+        (["--spec", "full:16", "--address", "0,0,0,0,rope:1"], "hkv: part = 'rope': expected one of key, value"),
+        (["--spec", "full:16", "--address", "0,0,0,0,x"], "hkv: --address = 'x'"),
+        (["--spec", "full:16", "--byte", "-1"], "hkv: --byte = -1"),
+        (["--spec", "full:16", "--tokens-per-state", "1/0"], "hkv: --tokens-per-state = '1/0'"),
+        (["--spec", "mamba:16", "--state", "4,8"], "hkv: --state = '4,8'"),
+        (["--spec", "full:16", "--image", "block.pdf"], "hkv: --image = 'block.pdf'"),
+        (["--spec", "full:16", "--quantization", "fp7"], "hkv: quantization = 'fp7'"),
+        (["--spec", "full:16", "--kernel-block-size", "5"], "hkv: kernel_block_size = 5: expected a divisor"),
+    ],
+)
+def test_unusable_input_is_one_line_and_status_two(hkv, arguments, message):
+    status, out, err = hkv("layout", *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+@given(cases(), st.data())
+@settings(max_examples=60)
+def test_each_level_is_the_inside_of_the_chosen_piece_above(case, data):
+    layout = case.layout()
+    places = [layout.locate(byte) for byte in range(layout.end)]
+    place = data.draw(st.sampled_from([place for place in places if place is not None]))
+    zoom = levels(layout, place)
+    for above, below in itertools.pairwise(zoom):
+        (chosen,) = [piece for piece in above.pieces if piece.chosen]
+        assert chosen.start == below.start
+        assert below.pieces[0].start == below.start
+        assert all(
+            piece.start + piece.length <= chosen.start + chosen.length
+            for piece in below.pieces
+            if piece.kind != "padding"
+        )
+    for level in zoom:
+        ends = [piece.start + piece.length for piece in level.pieces]
+        assert all(end <= piece.start for end, piece in zip(ends, level.pieces[1:], strict=False))
+        assert ends[-1] == level.start + level.length
+    if not any(part.strides for part in layout.content):
+        assert zoom[-1].start == layout.address(place.layer, place.block, place.head, place.state)
+    names = [part.name for part in layout.content]
+    terminal(zoom, names, 80)
+    kept = shown(zoom[0], 6)
+    assert [piece for piece in zoom[0].pieces if piece.chosen] == [piece for piece in kept if piece and piece.chosen]
+
+
+def test_neither_jax_nor_numpy_is_imported():
+    code = "import sys; from hkv.cli.layout import command; print(sorted({'jax', 'numpy', 'chex'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
