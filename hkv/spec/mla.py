@@ -77,7 +77,7 @@ class MLAAttention(FullAttention):
 
 
 def aligned_page(spec: LayerSpec, alignment: int | None, padded: int | None) -> int | None:
-    """`page_size_padded` of a page rounded up to `alignment` bytes; larger padding stands, None where none is needed."""
+    """`page_size_padded` of a page rounded up to `alignment` bytes; larger padding stands, None where none is due."""
     if alignment is None or alignment < 1:
         return padded
     page = spec.unpadded_page_size_bytes
