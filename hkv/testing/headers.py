@@ -26,14 +26,12 @@ FEATURES = (
 SIZES = ((2, 4, 8, 16), (2, 4, 8), (1, 2, 4), (3, 6, 12), (4, 8, 16))
 """Families of block sizes with small common multiples."""
 
-FINE_GRAINED = ("full_attention", "mla", "mamba")
-"""Kinds whose finder can look inside a block (vLLM 0.33 `supports_fine_grained_hash_lookup`)."""
-
 MANAGER_BUGS = (
     "checkpoint-beyond-keys",
     "external-state-not-counted",
     "finder-index-error",
     "negative-estimate",
+    "tail-key-outlives-state",
     "window-one-never-hits",
 )
 """Defects (`hkv.bugs`) of vLLM 0.33's cache manager: with all of them named, a reference must agree with it exactly."""
@@ -57,16 +55,7 @@ def draw_header(choices: Choices, feature: str, version: int = 1) -> Header:
 
 def derive_partial_hits(specs: list[LayerSpec], hash_block_size: int, context_parallel: int, caching: bool) -> bool:
     """Whether sub-block hits are on (vLLM 0.33 `partial_hash_hits_enabled`, several groups, managers known)."""
-    if not caching or len(specs) < 2:
-        return False
-    least = hash_block_size + (context_parallel == 1)
-    if not any(isinstance(spec, Mamba) and spec.block_size >= least for spec in specs):
-        return False
-    return all(
-        spec.kind in FINE_GRAINED or effective_size(spec, context_parallel) == hash_block_size
-        for spec in specs
-        if spec.prefix_cacheable
-    )
+    return vllm.default_partial_hits(specs, hash_block_size, context_parallel, caching)
 
 
 def effective_size(spec: LayerSpec, context_parallel: int) -> int:
@@ -146,13 +135,13 @@ def _draw_retention(choices: Choices, feature: str, scheduler: int, sparse: bool
 
 
 def _draw_prefill_lookahead(choices: Choices, specs: list[LayerSpec], scheduler: int) -> int:
-    # Three tokens or more: vLLM may key a state two tokens late, in a column it has given back (`hkv.bugs`).
+    # Three tokens or more: vLLM fails over a state that it has given back (`tail-key-outlives-state`).
     recurrent = any(isinstance(spec, Mamba) for spec in specs)
     return min(scheduler, choices.integer(0, 2 if recurrent else 3))
 
 
 def _draw_lookahead(choices: Choices, specs: list[LayerSpec]) -> int:
-    # Two tokens or more without a full-attention group: vLLM's finders index past the hashes (`hkv.bugs`).
+    # Two tokens or more without a full-attention group: vLLM's finders index past the hashes (`finder-index-error`).
     full = any(spec.kind in vllm.FULL_FAMILY for spec in specs)
     return choices.integer(1, 3) if full else 1
 

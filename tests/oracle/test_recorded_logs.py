@@ -43,10 +43,11 @@ def test_every_rule_is_exercised() -> None:
 def test_logs_reach_the_branches_of_the_reference(tmp_path: pathlib.Path) -> None:
     report = tmp_path / "coverage.json"
     sources = ",".join(str(ROOT / "reference" / part) for part in MANAGER)
+    omitted = "--omit=*/reference/state/rows.py"  # tables on the worker's side, which no operation names
     coverage = [sys.executable, "-m", "coverage"]
     data = f"--data-file={tmp_path / 'data'}"
     check = ["-m", "hkv", "check", str(LOGS[0].parent), "--engine", "numpy"]
-    subprocess.run([*coverage, "run", data, "--branch", f"--source={sources}", *check], cwd=ROOT, check=True)
+    subprocess.run([*coverage, "run", data, "--branch", f"--source={sources}", omitted, *check], cwd=ROOT, check=True)
     subprocess.run([*coverage, "json", data, "-q", "-o", str(report)], cwd=ROOT, check=True)
     totals = json.loads(report.read_text())["totals"]
     # What is left refuses operations that no log may hold, or belongs to keyed requests and to diagnosis.
