@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from hkv.errors import ConfigError
 from hkv.spec import AttentionSpec, LayerSpec, Mamba
@@ -124,9 +125,7 @@ class VllmConfig:
 
     def block_size(self, group: int) -> int:
         """Tokens in one manager block of a group: its spec's, times the ranks that share it (vLLM 0.33)."""
-        spec = self.topology.groups[group].spec
-        sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded
-        return spec.block_size * (self.context_parallel if sharded else 1)
+        return _manager_block(self.topology.groups[group].spec, self.context_parallel)
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
@@ -151,12 +150,34 @@ def default_block_sizes(topology: Topology, context_parallel: int = 1) -> tuple[
       topology: the groups; Mamba groups count as being in `align` mode.
       context_parallel: ranks over which `cp_sharded` groups split their tokens.
     """
-    sizes = [
-        spec.block_size * (context_parallel if isinstance(spec, AttentionSpec) and spec.cp_sharded else 1)
-        for spec in topology.specs
-    ]
+    sizes = [_manager_block(spec, context_parallel) for spec in topology.specs]
     cacheable = [size for size, spec in zip(sizes, topology.specs, strict=True) if spec.prefix_cacheable]
     return math.lcm(*sizes), math.gcd(*(cacheable or sizes))
+
+
+def default_partial_hits(
+    specs: Sequence[LayerSpec], hash_block_size: int, context_parallel: int = 1, caching: bool = True
+) -> bool:
+    """Whether sub-block hits are on (vLLM 0.33 `partial_hash_hits_enabled`, the managers known).
+
+    They are when recurrent states may stand inside blocks and every cacheable group can look for blocks that are
+    partly filled; the full family and Mamba can, others need blocks of `hash_block_size`.
+    """
+    if not caching or len(specs) < 2:
+        return False
+    least = hash_block_size + (context_parallel == 1)
+    if not any(spec.snapshot and spec.block_size >= least for spec in specs):
+        return False
+    return all(
+        spec.kind in FULL_FAMILY or spec.snapshot or _manager_block(spec, context_parallel) == hash_block_size
+        for spec in specs
+        if spec.prefix_cacheable
+    )
+
+
+def _manager_block(spec: LayerSpec, context_parallel: int) -> int:
+    sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded
+    return spec.block_size * (context_parallel if sharded else 1)
 
 
 def _check_int(name: str, value: object, least: int) -> None:

@@ -34,18 +34,21 @@ class Chunking:
       step_tokens: most tokens of one step.
       block_size: tokens between two states that recurrent groups can keep, or 0 when there are none to keep.
       eagle: whether the EAGLE drop rule is on: the last block after a hit cannot be trusted.
+      hash_block_size: with sub-block hits, tokens between two boundaries where a prompt's last state is kept; else 0.
     """
 
     step_tokens: int
     block_size: int = 0
     eagle: bool = False
+    hash_block_size: int = 0
 
     @classmethod
     def of(cls, config: VllmConfig, step_tokens: int) -> Chunking:
         """The chunking that a configuration asks for."""
         recurrent = [spec.block_size for spec in config.topology.specs if spec.snapshot]
         keep = math.lcm(*recurrent) if recurrent and config.caching else 0
-        return cls(step_tokens, keep, config.uses_eagle)
+        fine = config.hash_block_size if config.partial_hits else 0
+        return cls(step_tokens, keep, config.uses_eagle, fine)
 
     def tokens(self, request: Progress, start: int, budget: int) -> int:
         """Tokens to compute next, from `start` on, at most `budget`. 0 when the budget does not reach the next stop."""
@@ -61,14 +64,18 @@ class Chunking:
             aligned = end // size * size
             if aligned > start or size <= self.step_tokens:
                 end = aligned
-        stops = [self._last_kept(request.tokens)]
+        last = self._last_kept(request.tokens, size)
+        stops = [last]
         if start % size:
             stops.append((start // size + 1) * size)
         if start < request.junction < end:
             stops.append(start + (request.junction - start) // size * size)
+        if self.hash_block_size:
+            tail = self._last_kept(request.arrival.prompt, self.hash_block_size)
+            if last < tail < request.arrival.prompt:
+                stops.append(tail)
         return min((stop for stop in stops if start < stop < end), default=end)
 
-    def _last_kept(self, tokens: int) -> int:
-        """The last boundary whose state a later request can resume from."""
-        size = self.block_size
-        return tokens // size * size - size if self.eagle else (tokens - 1) // size * size
+    def _last_kept(self, tokens: int, size: int) -> int:
+        """The last multiple of `size` whose state a later request with these tokens can resume from."""
+        return max(0, tokens // size * size - size if self.eagle else (tokens - 1) // size * size)

@@ -65,6 +65,8 @@ class Diagnosis:
         self._caching = config.caching
         groups = range(len(config.topology.groups))
         self._alignment = config.scheduler_block_size if len(groups) > 1 else config.block_size(0)
+        if config.partial_hits:
+            self._alignment = config.hash_block_size
         self._groups = [_GroupView(config, group, engine, self._alignment) for group in groups]
 
     def reasons(self, keys: Sequence[int], tokens: int, hit: int) -> list[str]:
@@ -107,51 +109,39 @@ class _GroupView:
         self._group = group
         self._engine = engine
         self._block = config.block_size(group)
-        self._keys_per_block = self._block // config.hash_block_size if self._spec.prefix_cacheable else 1
         self._hash_block = config.hash_block_size
-        self._proof = int(group in config.eagle_group_ids and not self._spec.snapshot)
+        self._proof = 0
+        if group in config.eagle_group_ids and not self._spec.snapshot:
+            self._proof = min(alignment, self._block) if config.partial_hits else self._block
         self.shared = self._spec.prefix_cacheable
         every = range(alignment, config.max_model_len + 1, alignment) if self.shared else range(0)
-        self._unneeding = [boundary for boundary in every if not self.needed(boundary)]
+        self._unneeding = [boundary for boundary in every if not self._needs_anything(boundary)]
 
     def furthest(self, tokens: int) -> int:
-        """The furthest token to resume at: the last token is always computed; a draft's proof block must be whole."""
-        whole = tokens // self._hash_block * self._hash_block
-        return min(tokens - 1, whole - self._proof * self._block)
-
-    def needed(self, boundary: int) -> range:
-        """Indices of the blocks that must be cached for a request to resume at `boundary`."""
-        readable = self._spec.readable(boundary)
-        return range(readable.start // self._block, -(-readable.stop // self._block) + self._proof)
+        """The furthest token to resume at: the last token is always computed; a draft's proof must be whole."""
+        return min(tokens - 1, tokens // self._hash_block * self._hash_block - self._proof)
 
     def resumes_at(self, keys: Sequence[int], hit: int, boundary: int) -> bool:
         """Whether a request could resume at `boundary`, beyond its `hit`, were this the only group."""
-        return self._last_lacking(keys, hit, boundary) is None
+        return self._last_lacking(keys, hit, boundary) is None and self._tail(keys, boundary) == CACHED
 
     def resumes_somewhere(self, keys: Sequence[int], hit: int, boundaries: range) -> bool:
         """Whether a request could resume at any of the `boundaries` beyond its `hit`, were this the only group."""
-        if self._reads_all(boundaries[0]) and self.resumes_at(keys, hit, boundaries[0]):
-            return True
-        if self._reads_all(boundaries[-1]):
-            return False
         unneeding = bisect.bisect_left(self._unneeding, boundaries[0])
         if unneeding < len(self._unneeding) and self._unneeding[unneeding] <= boundaries[-1]:
             return True
-        seen = self._first_never_seen(keys, hit // self._block, self.needed(boundaries[-1]).stop)
-        end = bisect.bisect_right(boundaries, seen, key=lambda boundary: self.needed(boundary).stop)
+        seen = self._first_never_seen(keys, hit // self._block, self._whole(boundaries[-1]).stop)
+        end = bisect.bisect_right(boundaries, seen, key=lambda boundary: self._whole(boundary).stop)
         place = 0
         while place < end:
             lacking = self._last_lacking(keys, hit, boundaries[place])
-            if lacking is None:
+            if lacking is not None:
+                place = bisect.bisect_right(boundaries, lacking, place, end, key=lambda n: self._whole(n).start)
+            elif self._tail(keys, boundaries[place]) == CACHED:
                 return True
-            place = bisect.bisect_right(boundaries, lacking, place, end, key=lambda n: self.needed(n).start)
+            else:
+                place += 1
         return False
-
-    def _last_lacking(self, keys: Sequence[int], hit: int, boundary: int) -> int | None:
-        """Index of the last block that is needed at `boundary` and not cached; None when there is none."""
-        blocks = self.needed(boundary)
-        first = max(blocks.start, hit // self._block) if self._reads_all(boundary) else blocks.start
-        return next((i for i in range(blocks.stop - 1, first - 1, -1) if self._absence(keys, i) != CACHED), None)
 
     def missing(self, keys: Sequence[int], hit: int, boundary: int) -> str:
         """What became of the block that keeps this group from resuming at `boundary`, the first one after `hit`.
@@ -159,10 +149,40 @@ class _GroupView:
         The first block it lacks for groups whose queries read everything; else the last, where the search for a
         window or a state begins.
         """
-        blocks = self.needed(boundary)
-        order = range(hit // self._block, blocks.stop) if self._reads_all(boundary) else reversed(blocks)
-        absences = (self._absence(keys, index) for index in order)
-        return next(_REASON_OF_ABSENCE[absence] for absence in absences if absence != CACHED)
+        blocks = [self._absence(keys, index) for index in self._still_open(hit, boundary)]
+        absences = [*blocks, self._tail_missing(keys, boundary)]
+        order = absences if self._reads_all(boundary) else reversed(absences)
+        return next(_REASON_OF_ABSENCE[absence] for absence in order if absence != CACHED)
+
+    def _whole(self, boundary: int) -> range:
+        """Indices of the whole blocks that must be cached for a request to resume at `boundary`."""
+        return range(self._spec.readable(boundary).start // self._block, (boundary + self._proof) // self._block)
+
+    def _needs_anything(self, boundary: int) -> bool:
+        return bool(self._whole(boundary)) or (boundary + self._proof) % self._block != 0
+
+    def _tail(self, keys: Sequence[int], boundary: int) -> str:
+        """What became of the partly filled block at the end of what is needed; `cached` if none is needed."""
+        end = boundary + self._proof
+        return self._engine.absence(self._group, keys[end // self._hash_block - 1]) if end % self._block else CACHED
+
+    def _tail_missing(self, keys: Sequence[int], boundary: int) -> str:
+        """As `_tail`; where a block that reaches further is known, the boundary within it was not worth keeping."""
+        absence, index = self._tail(keys, boundary), (boundary + self._proof) // self._block
+        known = (index + 1) * self._block // self._hash_block <= len(keys)
+        if absence == "never seen" and known and self._absence(keys, index) != "never seen":
+            return "not retained"
+        return absence
+
+    def _still_open(self, hit: int, boundary: int) -> range:
+        """The needed blocks that the hit itself does not show to be cached."""
+        blocks = self._whole(boundary)
+        return range(max(blocks.start, hit // self._block), blocks.stop) if self._reads_all(boundary) else blocks
+
+    def _last_lacking(self, keys: Sequence[int], hit: int, boundary: int) -> int | None:
+        """Index of the last whole block that is needed at `boundary` and not cached; None when there is none."""
+        blocks = self._still_open(hit, boundary)
+        return next((index for index in reversed(blocks) if self._absence(keys, index) != CACHED), None)
 
     def _reads_all(self, boundary: int) -> bool:
         return not self._spec.snapshot and self._spec.readable(boundary).start == 0
@@ -178,4 +198,4 @@ class _GroupView:
         return stop
 
     def _absence(self, keys: Sequence[int], index: int) -> str:
-        return self._engine.absence(self._group, keys[(index + 1) * self._keys_per_block - 1])
+        return self._engine.absence(self._group, keys[(index + 1) * self._block // self._hash_block - 1])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
-from hkv.dialects.vllm.config import VllmConfig, default_block_sizes
+from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
 from hkv.errors import ConfigError
 from hkv.oracle.configuration import to_header
 from hkv.oracle.engine import Engine, KeyedEngine
@@ -113,6 +113,7 @@ def cache_config(
         caching=caching,
         eagle=eagle is not None,
         retention_interval=retention_interval,
+        partial_hits=default_partial_hits(specs, hash_block, caching=caching),
         max_model_len=schedule.max_model_len,
         max_in_flight_tokens=min(schedule.step_tokens, schedule.max_model_len),
     )

@@ -184,6 +184,8 @@ class Replay:
         budget, refused = self._continue_running(step, scheduled)
         if not refused:
             self._admit_waiting(step, budget, scheduled)
+        if self._chunking.hash_block_size:
+            self._engine.copies()
         self._observer.scheduled(step, len(self._running), len(self._waiting), self._engine.num_free())
         for live, tokens in scheduled:
             self._compute(step, live, tokens)
