@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import math
 from typing import Any
 
 import pytest
 
+from hkv.content import quantize
 from hkv.errors import HKVError, MissingExtraError
 from hkv.layout import Layout
 from hkv.oracle.vllm_layouts import InstalledLayouts, random_cases, spec_of
+from hkv.spec import FullAttention
 
 
 def our_answer(case: dict[str, Any]) -> dict[str, Any]:
@@ -89,3 +93,34 @@ def test_installed_answers():
     granted = {"equal", "both refuse", "axes that do not nest", "a kernel block too small for its states"}
     assert set(outcomes) == granted
     assert outcomes["equal"] > 1400
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_nvfp4_planes_lie_where_vllm_splits_them():
+    """In HND its data and scales lie as HKV says; in NHD, which HKV refuses, they share bytes."""
+    try:
+        InstalledLayouts()
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    split = importlib.import_module("vllm.utils.torch_utils").nvfp4_split_data_scale
+    torch = importlib.import_module("torch")
+    spec = quantize(FullAttention(block_size=4, num_kv_heads=3, head_size=32, dtype="bfloat16"), "nvfp4")
+    layout = Layout.of_spec(spec, "LBHNC", num_blocks=2)
+    hnd = torch.zeros((2, 6, 4, 18), dtype=torch.uint8)
+    for side, name in enumerate(("key", "value")):
+        for tensor, part in zip(split(hnd[:, 3 * side : 3 * side + 3]), (name, f"{name}_scale"), strict=True):
+            view = layout.part_view(part, 0)
+            assert (tuple(tensor.shape), tensor.stride(), tensor.storage_offset()) == (
+                view.shape,
+                view.strides,
+                view.offset,
+            )
+    nhd = torch.zeros((2, 4, 6, 18), dtype=torch.uint8).transpose(1, 2)
+    data, scale = (touched(tensor) for tensor in split(nhd[:, :3]))
+    assert data & scale
+
+
+def touched(tensor: Any) -> set[int]:
+    indices = itertools.product(*map(range, tensor.shape))
+    return {tensor.storage_offset() + sum(i * s for i, s in zip(at, tensor.stride(), strict=True)) for at in indices}
