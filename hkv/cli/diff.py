@@ -14,7 +14,7 @@ from hkv.errors import ConfigError
 from hkv.oracle.check import describe
 from hkv.oracle.engines import ENGINES, engine_factory
 from hkv.oracle.log_file import write_log
-from hkv.oracle.record import Disagreement, differ
+from hkv.oracle.record import Disagreement, differ, draw
 from hkv.testing.traffic import FEATURES
 
 
@@ -53,6 +53,8 @@ def command(
     Example: hkv diff --engines numpy,vllm --seeds 500 --feature eagle --save differences
     """
     tested, right = _engines(engines)
+    for name in {tested: None, right: None}:
+        engine_factory(name)(draw("core", 0, 1)[0])  # one that is not installed is no difference
     chosen = features or FEATURES
     operations, found = 0, {}
     with progress_bar("comparing", len(chosen) * seeds) as advance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pathlib
 
@@ -85,3 +86,11 @@ def test_engines_must_be_two() -> None:
         done = CliRunner().invoke(diff.command, ["--engines", text])
         assert isinstance(done.exception, ConfigError)
         assert done.exception.argument == "engines"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed, so nothing is missing")
+def test_engine_that_is_missing_is_no_difference() -> None:
+    done = CliRunner().invoke(diff.command, ["--engines", "numpy,vllm"])
+    assert isinstance(done.exception, ConfigError)
+    assert "vLLM 0.33 to be installed" in str(done.exception)
+    assert done.output == ""
