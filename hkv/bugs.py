@@ -59,8 +59,8 @@ _BUGS: tuple[Bug, ...] = (
     Bug(
         name="stale-page-padding",
         engine="vLLM 0.33 unify_kv_cache_spec_page_size",
-        contract="a padded page that is scaled to a multiple keeps its tokens and grows with its block",
-        behaviour="the padding of the smaller page stays, the page misses the common size, and planning aborts",
+        contract="a padded page that is scaled keeps its padding in proportion; an aligned page stays aligned",
+        behaviour="the old padding stays, or the alignment is overridden: planning aborts, or pages are misaligned",
     ),
     Bug(
         name="finder-index-error",

@@ -41,8 +41,17 @@ def _resized(name: str, spec: LayerSpec, page: int, bugs: frozenset[str]) -> Lay
     if page % own == 0:
         return _scaled(name, spec, page, page // own, bugs)
     if isinstance(spec, AttentionSpec | OpaqueState) and not isinstance(spec, MLAAttention):
+        _check_alignment(name, spec, page, bugs)
         return dataclasses.replace(spec, page_size_padded=page)
     raise PagesDiffer(name, own, f"a divisor of the largest page of {page} bytes, as latent pages are not padded")
+
+
+def _check_alignment(name: str, spec: LayerSpec, page: int, bugs: frozenset[str]) -> None:
+    """Raise unless a page may be padded to `page` bytes; vLLM looks at the page's own size instead."""
+    alignment = getattr(spec, "alignment", None) or 1
+    looked_at = spec.unpadded_page_size_bytes if "stale-page-padding" in bugs else page
+    if looked_at % alignment:
+        raise PlanError(name, looked_at, f"a multiple of its alignment of {alignment} bytes, to be padded to {page}")
 
 
 def _scaled(name: str, spec: LayerSpec, page: int, ratio: int, bugs: frozenset[str]) -> LayerSpec:

@@ -16,7 +16,7 @@ from hkv.spec import FullAttention, Mamba, MLAAttention, SlidingWindow, SlidingW
 from tests.arithmetic import evaluate
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
-DERIVATIONS = json.loads((FOLDER / "derivations.json").read_text())
+DERIVATIONS = json.loads((FOLDER.parent / "model_totals.json").read_text())
 CONFIGS = {name: load_config(FOLDER / f"{name}.json") for name in DERIVATIONS}
 
 
@@ -28,7 +28,7 @@ def test_totals_are_those_derived_by_hand(name: str) -> None:
 
 
 def test_every_recorded_config_has_a_derivation() -> None:
-    assert {path.stem for path in FOLDER.glob("*.json")} == {*DERIVATIONS, "derivations"}
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(DERIVATIONS)
 
 
 @pytest.mark.parametrize("name", DERIVATIONS)
@@ -178,7 +178,12 @@ def test_unknown_architecture_is_refused_with_the_fields_not_understood() -> Non
         ("gpt_oss", "layer_types[3]", "spiral_attention", r"layer_types\[3\] = 'spiral_attention'"),
         ("llama", "num_key_value_heads", -1, "num_key_value_heads = -1"),
         ("llama", "num_hidden_layers", "many", "num_hidden_layers = 'many'"),
-        ("deepseek_v4", "compress_rates.heavily_compressed_attention", 7, "compress_rates.heavily_compressed_attention"),
+        (
+            "deepseek_v4",
+            "compress_rates.heavily_compressed_attention",
+            7,
+            "compress_rates.heavily_compressed_attention",
+        ),
         ("gpt_oss", "num_hidden_layers", 35, "layer_types = 36"),
     ],
 )
@@ -200,9 +205,7 @@ def test_files_that_are_no_config(tmp_path: pathlib.Path) -> None:
 
 def test_other_spellings_of_the_same_model() -> None:
     nemotron = {k: v for k, v in CONFIGS["nemotron_h"].items() if k != "layers_block_type"}
-    assert (
-        read_model(nemotron | {"hybrid_override_pattern": "ME*-"}).specs == read_model(CONFIGS["nemotron_h"]).specs
-    )
+    assert read_model(nemotron | {"hybrid_override_pattern": "ME*-"}).specs == read_model(CONFIGS["nemotron_h"]).specs
     gemma = {k: v for k, v in CONFIGS["gemma3_text"].items() if k != "layer_types"}
     assert read_model(gemma | {"sliding_window_pattern": 6}).specs == read_model(CONFIGS["gemma3_text"]).specs
     kimi = {k: v for k, v in CONFIGS["kimi_linear"].items() if not k.startswith(("layer_types", "linear_"))}

@@ -41,7 +41,10 @@ LIMITS = RequestLimits(max_model_len=1000, max_in_flight_tokens=100)
         (dataclasses.replace(FULL, page_size_padded=10000), 10000),
         (LATENT, 16 * 576 * 2),
         (dataclasses.replace(LATENT, tokens_per_state=4), 4 * 576 * 2),
-        (MLAAttention(block_size=256, head_size=512, state_content_bytes=584, tokens_per_state=4, alignment=576), 37440),
+        (
+            MLAAttention(block_size=256, head_size=512, state_content_bytes=584, tokens_per_state=4, alignment=576),
+            37440,
+        ),
         (SlidingWindowMLA(block_size=4, head_size=2048, dtype="float32", window=8, alignment=576), 32832),
         (Mamba(block_size=999, shapes=((3, 8192), (32, 128, 128)), dtypes=("bfloat16", "bfloat16")), 1097728),
         (OpaqueState(block_size=8, entry_bytes=100), 800),
@@ -81,7 +84,12 @@ def test_full_attention_merges_with_its_equals_only(other: LayerSpec) -> None:
 def test_latent_layers_merge_by_packing_and_role() -> None:
     other = dataclasses.replace(LATENT, non_causal_multi_token_decode=True)
     assert MLAAttention.merge([LATENT, other]) == other
-    for change in ({"cache_dtype": "fp8_ds_mla"}, {"cache_role": "indexer"}, {"tokens_per_state": 4}, {"head_size": 512}):
+    for change in (
+        {"cache_dtype": "fp8_ds_mla"},
+        {"cache_role": "indexer"},
+        {"tokens_per_state": 4},
+        {"head_size": 512},
+    ):
         with pytest.raises(MergeError):
             MLAAttention.merge([LATENT, dataclasses.replace(LATENT, **change)])
 

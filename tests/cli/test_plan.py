@@ -1,0 +1,145 @@
+"""`hkv plan`: what it prints and writes, what it refuses, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from hkv.cli.byte_size import parse_bytes, show_bytes
+from hkv.cli.plan import command
+from hkv.errors import ConfigError, HKVError
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+MODELS = ROOT / "tests" / "data" / "models"
+
+
+def plan(name: str, *arguments: str, memory: str = "80GiB") -> dict:
+    line = [str(MODELS / f"{name}.json"), "--memory", memory, *arguments, "--json", "-"]
+    result = CliRunner().invoke(command, line, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_groups_blocks_and_tensors_of_a_hybrid_model() -> None:
+    report = plan("qwen3_next")
+    assert [group["class"] for group in report["groups"]] == ["Mamba", "Mamba", "Mamba", "FullAttention"]
+    assert {group["block_size"] for group in report["groups"]} == {544}
+    assert {group["bytes_per_block"] for group in report["groups"]} == {12 * 544 * 2048}
+    assert [group["padding_bytes"] for group in report["groups"]] == [12 * (544 * 2048 - 1097728)] * 3 + [0]
+    assert report["num_blocks"] == (80 << 30) // (12 * 544 * 2048)
+    per_request = 3 * 2 + -(-32768 // 544)
+    assert report["fits"]["requests"] == (report["num_blocks"] - 1) // per_request
+    (tensors,) = report["tensors"]
+    assert len(tensors) == 4
+    assert tensors[3]["shape"] == [12, report["num_blocks"], 2, 544, 1024]
+    assert tensors[3]["strides"][:2] == [544 * 2048 * report["num_blocks"], 544 * 2048]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
+def test_every_model_has_a_plan_that_prints(name: str) -> None:
+    line = [str(MODELS / f"{name}.json"), "--memory", "80GiB", "--tp", "2"]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(command, line, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "fits" in result.output
+    assert "limited by memory" in result.output
+
+
+def test_parallel_shapes() -> None:
+    whole, halves = plan("llama"), plan("llama", "--tp", "2")
+    assert halves["num_blocks"] == 2 * whole["num_blocks"]
+    staged = plan("llama", "--pp", "3")
+    assert [len(tensor["layers"]) for stage in staged["tensors"] for tensor in stage] == [11, 11, 10]
+    context = plan("deepseek_v3", "--dcp", "4")
+    assert context["scheduler_block_size"] == 256
+
+
+def test_kernel_blocks_split_dense_pages() -> None:
+    (tensors,) = plan("llama", "--block-size", "64", "--kernel-block-size", "16")["tensors"]
+    blocks = plan("llama", "--block-size", "64")["num_blocks"]
+    assert tensors[0]["shape"] == [32, 4 * blocks, 32, 16, 512]
+
+
+def test_a_draft_joins_the_target(tmp_path: pathlib.Path) -> None:
+    draft = json.loads((MODELS / "llama.json").read_text()) | {"num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(draft))
+    report = plan("llama", "--draft", str(tmp_path))
+    assert report["groups"][0]["layers"][-1] == "draft.layers.0"
+    assert report["groups"][0]["eagle"]
+
+
+def test_the_longest_request_that_fits() -> None:
+    report = plan("llama", "--max-model-len", "auto", memory="100MiB")
+    assert report["max_model_len"] == (100 // 8 - 1) * 16
+
+
+def test_rtp_llm() -> None:
+    report = plan("qwen3_next", "--dialect", "rtp-llm", "--block-size", "1024")
+    assert [group["tag"] for group in report["groups"]] == ["full", "linear0", "linear1", "linear2"]
+    pools = plan("deepseek_v4", "--dialect", "rtp-llm", "--pools", "independent")
+    assert {group["tag"]: group["num_blocks"] for group in pools["groups"]}["hca_state"] == 256
+
+
+def test_rtp_llm_prints() -> None:
+    line = [str(MODELS / "llama.json"), "--memory", "80GiB", "--dialect", "rtp-llm"]
+    result = CliRunner().invoke(command, line, catch_exceptions=False)
+    assert "block 0 reserved" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--layout", "XYZ"], "layout = 'XYZ'"),
+        (["--memory", "lots"], "memory = 'lots'"),
+        (["--max-model-len", "soon"], "max_model_len = 'soon'"),
+        (["--tp", "3"], "num_key_value_heads = 32"),
+        (["--memory", "1MiB"], "at least"),
+        (["--pools", "independent"], "pools = 'independent'"),
+        (["--kernel-block-size", "7"], "kernel_block_size = 7"),
+        (["--dialect", "rtp-llm", "--pp", "2"], "--pp"),
+        (["--bugs", "nothing-known"], "nothing-known"),
+        (["--kv-dtype", "fp3"], "kv_dtype = 'fp3'"),
+    ],
+)
+def test_bad_options_are_refused_by_name(arguments: list[str], says: str) -> None:
+    line = [str(MODELS / "llama.json"), "--memory", "80GiB", *arguments]
+    with pytest.raises(HKVError) as error:
+        CliRunner().invoke(command, line, catch_exceptions=False)
+    assert says in str(error.value)
+
+
+def test_planning_imports_no_arrays() -> None:
+    script = (
+        "import sys; from hkv.cli import cli; "
+        f"cli.main(['plan', {str(MODELS / 'deepseek_v4.json')!r}, '--memory', '80GiB'], standalone_mode=False); "
+        "print(sorted({'jax', 'jaxlib', 'chex', 'numpy', 'torch'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+def test_an_error_is_one_line_and_status_2() -> None:
+    line = [sys.executable, "-m", "hkv", "plan", "absent.json", "--memory", "1GiB"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GiB", 80 << 30), ("1.5 MiB", 3 << 19), ("2GB", 2 * 10**9), ("7", 7), ("4G", 4 << 30)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1 parsec", "0", "1e9"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_bytes(text)
+
+
+def test_sizes_for_people() -> None:
+    assert [show_bytes(size) for size in (5, 2048, 80 << 30, 3 << 40)] == ["5 B", "2.00 KiB", "80.00 GiB", "3.00 TiB"]

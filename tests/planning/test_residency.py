@@ -1,0 +1,70 @@
+"""How many of the longest requests fit: the fast simulation against one that walks step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hkv.planning.plan import PlannedGroup
+from hkv.planning.residency import simulate
+from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, RequestLimits, SlidingWindow
+
+KINDS: tuple[LayerSpec, ...] = (
+    FullAttention(block_size=4),
+    SlidingWindow(block_size=4, window=10),
+    ChunkedLocal(block_size=2, chunk=12),
+    Mamba(block_size=8, num_speculative_blocks=1),
+)
+
+
+def usage_by_walking(groups: list[PlannedGroup], limits: RequestLimits, requests: int) -> int:
+    """Most blocks in use while `requests` prompts are computed in order of arrival, a budget of tokens a step."""
+    prompt, done, peak = max(limits.max_model_len - 1, 1), [0] * requests, 0
+
+    def held(start: int, end: int) -> int:
+        return sum(group.spec.held_blocks(start, end, limits) for group in groups)
+
+    while any(tokens < prompt for tokens in done):
+        left, used = limits.max_in_flight_tokens, 0
+        for index, tokens in enumerate(done):
+            step = min(left, prompt - tokens)
+            if step:
+                used += held(tokens, tokens + step)
+                left -= step
+                done[index] = tokens + step
+            elif tokens == prompt:
+                used += held(limits.max_model_len - 1, limits.max_model_len)
+        peak = max(peak, used)
+    return max(peak, requests * held(limits.max_model_len - 1, limits.max_model_len))
+
+
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
+    length=st.integers(2, 60),
+    budget=st.integers(1, 90),
+    pool=st.integers(0, 150),
+)
+def test_as_many_fit_as_walking_finds(kinds: list[LayerSpec], length: int, budget: int, pool: int) -> None:
+    groups = [PlannedGroup.merged([f"layer{i}"], spec) for i, spec in enumerate(kinds)]
+    limits = RequestLimits(max_model_len=length, max_in_flight_tokens=budget)
+    found = simulate(groups, pool, limits)
+    assert found.peak_usage == (usage_by_walking(groups, limits, found.requests) if found.requests else 0) <= pool
+    assert usage_by_walking(groups, limits, found.requests + 1) > pool
+
+
+@pytest.mark.parametrize(("spec", "full_length"), [(KINDS[0], 25), (KINDS[1], 3), (KINDS[2], 2), (KINDS[3], 3)])
+def test_blocks_of_a_request_at_its_last_token(spec: LayerSpec, full_length: int) -> None:
+    limits = RequestLimits(max_model_len=100, max_in_flight_tokens=32)
+    found = simulate([PlannedGroup.merged(["layer"], spec)], 1000, limits)
+    assert found.full_length_blocks == (full_length,)
+    assert found.peak_blocks[0] <= spec.max_request_blocks(limits)
+
+
+def test_a_mixed_group_takes_what_its_neediest_layer_needs() -> None:
+    wide = dataclasses.replace(KINDS[0], head_size=8)  # type: ignore[call-arg]
+    group = PlannedGroup.of_type({"a": KINDS[0], "b": wide})
+    assert simulate([group], 25, RequestLimits(max_model_len=100)).requests == 1
+    assert simulate([group], 24, RequestLimits(max_model_len=100)).requests == 0

@@ -1,0 +1,289 @@
+"""RTP-LLM's sizes, pools and budgets: vectors that its own tests or formulas fix."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hkv.errors import PlanError, SpecError
+from hkv.group_policy import GroupType, MemoryPlacement, default_policy
+from hkv.huggingface import ReadOptions, load_config, read_model
+from hkv.planning.rtp_llm import RtpOptions, blocks_for_budget, cache_memory, dsv4, plan_rtp_llm
+from hkv.planning.rtp_llm.budget import MIB, runtime_reserve
+from hkv.planning.rtp_llm.opaque import OpaqueContext, OpaqueDesc, opaque
+from hkv.planning.rtp_llm.pools import (
+    budget_shares,
+    finalize,
+    group_layer_count,
+    hybrid_tags,
+    independent_pools,
+    kernel_blocks,
+    shared_pool,
+)
+from hkv.planning.rtp_llm.sizes import indexer_scale_bytes, linear, mha, mla
+
+MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
+FULL, LINEAR, SWA = GroupType.FULL, GroupType.LINEAR, GroupType.SWA
+
+
+def test_latent_blocks() -> None:
+    block = mla(lora=512, rope=64, block_size=16, dtype="bfloat16")
+    assert (block.k_elems, block.v_elems, block.elems, block.bytes) == (8192, 1024, 9216, 18432)
+    float8 = mla(lora=512, rope=64, block_size=1, dtype="float8_e4m3fn")
+    assert (float8.elems, float8.bytes, float8.k_elems + float8.v_elems) == (656, 656, 576)
+
+
+def test_heads_that_ranks_do_not_divide() -> None:
+    assert mha(heads=12, head_dim=64, block_size=1, dtype="bfloat16", tensor_parallel=8).local_heads == 3
+    assert mha(heads=8, head_dim=64, block_size=1, dtype="bfloat16", tensor_parallel=2).local_heads == 4
+
+
+def test_scales_of_one_byte_elements() -> None:
+    block = mha(heads=4, head_dim=64, block_size=16, dtype="int8", tensor_parallel=2)
+    assert (block.bytes, block.scale) == (2 * 2 * 64 * 16, 2 * 4 * 2 * 16)
+    assert indexer_scale_bytes(256, 4) == 1056
+
+
+def test_linear_states() -> None:
+    block = linear(key_heads=16, value_heads=16, head_dim=128, conv_kernel=4, block_size=64, tensor_parallel=8)
+    assert (block.k_elems, block.v_elems) == (32768, 2304)
+
+
+@pytest.mark.parametrize(("keys", "values", "ranks"), [(6, 8, 4), (8, 4, 4), (4, 6, 2)])
+def test_linear_heads_that_do_not_fit(keys: int, values: int, ranks: int) -> None:
+    with pytest.raises(SpecError):
+        linear(key_heads=keys, value_heads=values, head_dim=128, conv_kernel=4, block_size=1, tensor_parallel=ranks)
+
+
+def test_compressed_block_of_a_prefill_rank() -> None:
+    desc = OpaqueDesc(state=False, entry_elems=16, entry_dtype="uint8", count="compressed", ratio=4, cp_scale_seq=True)
+    block = opaque(desc, OpaqueContext(seq_size=128, kernel_tokens=128, ranks=2, prefill=True))
+    assert (block.entries, block.seq_size) == (32, 256)
+
+
+def test_ring_of_a_prefill_and_of_a_decode_rank() -> None:
+    desc = OpaqueDesc(
+        state=True,
+        entry_elems=32,
+        entry_dtype="float32",
+        count="ring",
+        ratio=4,
+        overlap=1,
+        alignment=64,
+        cp_align_payload=True,
+        cp_scale_seq=True,
+        cp_slice="payload",
+    )
+    context = OpaqueContext(seq_size=128, kernel_tokens=128, drafts=3, ranks=2, prefill=True)
+    prefill, decode = opaque(desc, context), opaque(desc, dataclasses.replace(context, prefill=False))
+    assert (prefill.entries, prefill.bytes, prefill.seq_size) == (6, 768, 256)
+    assert (decode.entries, decode.seq_size) == (12, 256)
+
+
+CONTEXT = OpaqueContext(seq_size=128, kernel_tokens=128)
+
+
+def test_deepseek_v4_in_bfloat16() -> None:
+    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False)
+    sizes = {tag: opaque(desc, CONTEXT).payload for tag, desc in descs.items()}
+    assert sizes == {
+        "csa_kv": 32768,
+        "hca_kv": 1024,
+        "indexer_kv": 8192,
+        "indexer_state": 16384,
+        "csa_state": 65536,
+        "hca_state": 524288,
+        "swa_kv": 131072,
+    }
+
+
+def test_deepseek_v4_in_float8() -> None:
+    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=True)
+    strides = {tag: opaque(descs[tag], CONTEXT).bytes for tag in ("csa_kv", "hca_kv", "indexer_kv", "swa_kv")}
+    assert strides == {"csa_kv": 19008, "hca_kv": 1152, "indexer_kv": 4224, "swa_kv": 74880}
+
+
+@pytest.mark.parametrize(("entries", "payload", "stride"), [(64, 37376, 37440), (2, 1168, 1728), (132, 77088, 77184)])
+def test_alignment_of_packed_entries(entries: int, payload: int, stride: int) -> None:
+    desc = OpaqueDesc(
+        state=False,
+        entry_elems=584,
+        entry_dtype="uint8",
+        count="explicit",
+        explicit_entries=entries,
+        alignment=576,
+    )
+    block = opaque(desc, CONTEXT)
+    assert (block.payload, block.bytes) == (payload, stride)
+
+
+def test_order_and_layers_of_deepseek_v4s_groups() -> None:
+    pro = [128, 128, *([4, 128] * 29), 4]
+    flash = [0, 0, *([4, 128] * 20), 4]
+    assert dsv4.tag_order(pro) == (
+        "hca_kv",
+        "hca_state",
+        "swa_kv",
+        "csa_kv",
+        "indexer_kv",
+        "indexer_state",
+        "csa_state",
+    )
+    assert dsv4.tag_order(flash) == (
+        "swa_kv",
+        "csa_kv",
+        "indexer_kv",
+        "indexer_state",
+        "csa_state",
+        "hca_kv",
+        "hca_state",
+    )
+    counts = {tag: sum(tag in dsv4.layer_tags(ratio) for ratio in pro) for tag in ("hca_kv", "csa_kv", "swa_kv")}
+    assert counts == {"hca_kv": 31, "csa_kv": 30, "swa_kv": 61}
+    counts = {tag: sum(tag in dsv4.layer_tags(ratio) for ratio in flash) for tag in ("hca_kv", "csa_kv", "swa_kv")}
+    assert counts == {"hca_kv": 20, "csa_kv": 21, "swa_kv": 43}
+
+
+def test_explicit_pools() -> None:
+    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False)
+    blocks = {tag: opaque(desc, CONTEXT) for tag, desc in descs.items()}
+    policies = {tag: dsv4.policy(tag) for tag in descs}
+    policies["hca_state"] = dataclasses.replace(policies["hca_state"], explicit_block_num=50)
+    layers = [dsv4.layer_tags(ratio) for ratio in (128, 128, 4, 128, 4)]
+    groups = independent_pools(layers, blocks, policies, kernel=128)
+    sized = {group.tag: group.num_blocks for group in finalize(groups, 200, shared=False)}
+    assert sized == {tag: 50 if tag == "hca_state" else 200 for tag in sized}
+    assert budget_shares(groups, shared=False)[0] == 50 * 3 * 524288
+    pinned = {
+        tag: dsv4.policy(tag, pinned=True) if policy.group_type is SWA else policy for tag, policy in policies.items()
+    }
+    assert pinned["hca_state"].memory_placement is MemoryPlacement.HOST_PINNED
+    assert budget_shares(independent_pools(layers, blocks, pinned, kernel=128), shared=False)[0] == 0
+
+
+@pytest.mark.parametrize(("total", "blocks"), [(17, 0), (18, 1), (27, 4), (34, 4), (35, 5), (44, 8), (51, 8), (52, 9)])
+def test_blocks_of_a_budget(total: int, blocks: int) -> None:
+    assert blocks_for_budget(total, reserve=10, paged=3, swa=5, step=4) == blocks
+
+
+@given(
+    total=st.integers(0, 3000),
+    reserve=st.integers(0, 50),
+    paged=st.integers(0, 20),
+    swa=st.integers(0, 60),
+    step=st.integers(0, 7),
+)
+def test_blocks_of_a_budget_are_the_most_that_fit(total: int, reserve: int, paged: int, swa: int, step: int) -> None:
+    def cost(count: int) -> int:
+        return reserve + count * paged + -(-count // max(1, step)) * swa
+
+    if paged + swa == 0:
+        with pytest.raises(PlanError, match="bytes that a block costs"):
+            blocks_for_budget(total, reserve=reserve, paged=paged, swa=swa, step=step)
+        return
+    count = blocks_for_budget(total, reserve=reserve, paged=paged, swa=swa, step=step)
+    assert count == 0 or cost(count) <= total
+    assert cost(count + 1) > total or total < reserve
+
+
+def test_split_of_the_gpu() -> None:
+    assert runtime_reserve(80 << 30) == (80 << 30) // 20
+    assert runtime_reserve(8 << 30) == 2048 * MIB
+    assert cache_memory(10 << 30, total=80 << 30, configured=5) == 5
+    assert cache_memory(10 << 30, total=80 << 30) == 6 << 30
+    assert cache_memory(10 << 30, total=8 << 30, vocab_size=1 << 20, batch=128, runtime=0) == 6 << 30
+
+
+@pytest.mark.parametrize(("linears", "fulls", "size"), [(30, 10, 10), (4, 6, 6), (3, 0, 3), (0, 3, 3)])
+def test_layers_of_a_group(linears: int, fulls: int, size: int) -> None:
+    assert group_layer_count(linears, fulls) == size
+
+
+def test_groups_of_a_shared_pool() -> None:
+    tags = ["l0", "l0", "l1", "f", "l1", "l2", "l2", "f"]
+    blocks = dict.fromkeys(tags, linear(key_heads=1, value_heads=1, head_dim=8, conv_kernel=2, block_size=4))
+    blocks["f"] = mha(heads=1, head_dim=64, block_size=4, dtype="bfloat16")
+    policies = {tag: default_policy(FULL if tag == "f" else LINEAR) for tag in tags}
+    groups = shared_pool(tags, blocks, policies, kernel=2)
+    assert [(group.tag, group.layers) for group in groups] == [
+        ("f", (3, 7)),
+        ("l0", (0, 1)),
+        ("l1", (2, 4)),
+        ("l2", (5, 6)),
+    ]
+    assert {group.stride for group in groups} == {blocks["f"].bytes}
+    assert all(group.block.bytes < group.stride for group in groups[1:])
+    assert [group.kernel_blocks for group in groups] == [2, 1, 1, 1]
+    with pytest.raises(PlanError, match="not padded"):
+        shared_pool(tags, blocks | {"f": mha(heads=1, head_dim=1, block_size=1, dtype="int8")}, policies)
+    with pytest.raises(PlanError, match="exactly one group"):
+        shared_pool(tags[:3], blocks, policies)
+
+
+def test_tags_of_a_hybrid_model() -> None:
+    kinds = [FULL if index % 4 == 3 else LINEAR for index in range(40)]
+    tags = hybrid_tags(kinds)
+    assert {tag: tags.count(tag) for tag in tags} == {"full": 10, "linear0": 10, "linear1": 10, "linear2": 10}
+    assert hybrid_tags([LINEAR, LINEAR]) == ("linear", "linear")
+    with pytest.raises(PlanError, match="independent"):
+        hybrid_tags([FULL, SWA])
+
+
+def test_kernel_blocks() -> None:
+    assert (kernel_blocks(8, 2), kernel_blocks(1, 0), kernel_blocks(512, 64)) == (4, 1, 8)
+    with pytest.raises(PlanError, match="kernel_block_size"):
+        kernel_blocks(8, 3)
+
+
+def test_keys_and_values_are_not_counted_once_for_each_kernel_block() -> None:
+    block = mha(heads=1, head_dim=8, block_size=8, dtype="bfloat16")
+    with pytest.raises(PlanError, match="sized whole"):
+        independent_pools([("full",)], {"full": block}, {"full": default_policy(FULL)}, kernel=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "pools", "block_size", "groups"),
+    [
+        ("llama", "shared", 64, {"default": 32}),
+        ("qwen3_next", "shared", 1024, {"full": 12, "linear0": 12, "linear1": 12, "linear2": 12}),
+        ("gemma3_text", "independent", 64, {"swa": 22, "full": 4}),
+        ("gemma4_text", "independent", 64, {"swa": 25, "full": 5}),
+        ("deepseek_v32", "shared", 64, {"default": 61}),
+        (
+            "deepseek_v4",
+            "independent",
+            256,
+            {
+                "hca_kv": 23,
+                "hca_state": 23,
+                "swa_kv": 43,
+                "csa_kv": 20,
+                "indexer_kv": 20,
+                "indexer_state": 20,
+                "csa_state": 20,
+            },
+        ),
+    ],
+)
+def test_models(name: str, pools: str, block_size: int, groups: dict[str, int]) -> None:
+    model = read_model(load_config(MODELS / f"{name}.json"), ReadOptions(block_size=block_size))
+    plan = plan_rtp_llm(model, 20 << 30, RtpOptions(block_size=block_size, pools=pools))
+    assert {group.tag: len(group.layers) for group in plan.groups} == groups
+    used = plan.reserve_bytes + plan.num_blocks * (plan.bytes_per_block + plan.tail_bytes_per_block)
+    assert used <= plan.memory < used + plan.bytes_per_block + plan.tail_bytes_per_block
+
+
+def test_a_state_larger_than_a_block_is_refused_in_a_shared_pool() -> None:
+    model = read_model(load_config(MODELS / "qwen3_next.json"), ReadOptions(block_size=64))
+    with pytest.raises(PlanError, match="full attention is not padded"):
+        plan_rtp_llm(model, 20 << 30, RtpOptions())
+
+
+def test_a_budget_without_room_is_refused() -> None:
+    model = read_model(load_config(MODELS / "llama.json"))
+    with pytest.raises(PlanError, match="block 0 is reserved"):
+        plan_rtp_llm(model, 1 << 20, RtpOptions())
