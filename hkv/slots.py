@@ -1,15 +1,14 @@
-"""Addresses from block tables: widths, the tables handed to kernels, slots of tokens, who holds what.
+"""Addresses from block tables: the tables handed to kernels, slots of tokens, who holds what.
 
 A slot is the pair (block, offset in tokens), never one number, so that no cache outgrows int32. Ids and positions that
 do not exist are dropped, counted and reported in `Dropped`, never wrapped or clamped. Rules: vLLM 0.33 `BlockTables`,
-`get_block_table_width`, `get_dcp_local_seq_lens`; RTP-LLM `CPSlotMapper`, which is the same formula with an interleave
+`get_dcp_local_seq_lens`; RTP-LLM `CPSlotMapper`, which is the same formula with an interleave
 of one block. `vmap` every function over stacked arguments for several groups.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from hkv.errors import OperationError
 
 if TYPE_CHECKING:
     from hkv.spec import LayerSpec
-    from hkv.spec.limits import RequestLimits
 
 INT32_MAX = 2**31 - 1
 
@@ -133,22 +131,6 @@ def geometry_of_spec(spec: LayerSpec, *, ranks: int = 1, rank: int = 0, interlea
     if not getattr(spec, "cp_sharded", False):
         ranks, rank, interleave = 1, 0, 1
     return slot_geometry(spec.block_size, ranks=ranks, rank=rank, interleave=interleave, mapped=spec.uses_slot_mapping)
-
-
-def table_width(spec: LayerSpec, limits: RequestLimits) -> int:
-    """Columns of a group's block table (vLLM 0.33 `get_block_table_width`).
-
-    As many as one request can use, rounded up so that a row covers a multiple of the kind's alignment in tokens.
-
-    Args:
-      spec: what the group's layers cache.
-      limits: the longest request, encoder included; context parallelism and Mamba mode.
-    """
-    columns = spec.row_blocks(limits)
-    if spec.table_alignment_tokens is None:
-        return columns
-    multiple = spec.table_alignment_tokens // math.gcd(spec.table_alignment_tokens, spec.block_size)
-    return -(-columns // multiple) * multiple
 
 
 def retained_tokens(spec: LayerSpec, context_parallel: int = 1) -> int:

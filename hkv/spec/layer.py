@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -150,6 +151,20 @@ class LayerSpec:
           limits: the longest request, context parallelism and Mamba mode.
         """
         return -(-limits.max_model_len // self.block_size)
+
+    def table_width(self, limits: RequestLimits) -> int:
+        """Columns of a group's block table (vLLM 0.33 `get_block_table_width`).
+
+        As many as one request can use, rounded up so that a row covers a multiple of the kind's alignment in tokens.
+
+        Args:
+          limits: the longest request, an encoder's input included; context parallelism and Mamba mode.
+        """
+        columns, tokens = self.row_blocks(limits), self.table_alignment_tokens
+        if tokens is None:
+            return columns
+        multiple = tokens // math.gcd(tokens, self.block_size)
+        return -(-columns // multiple) * multiple
 
     @classmethod
     def merge(cls, specs: Sequence[LayerSpec], bugs: frozenset[str] = frozenset()) -> LayerSpec:

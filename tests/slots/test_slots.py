@@ -64,6 +64,18 @@ def test_ids_beyond_int32_are_dropped_and_counted():
         require_none(dropped)
 
 
+@pytest.mark.parametrize(("ratio", "stride"), [(1, 1), (3, 3), (4, 4), (3, 5), (4, 7)])
+def test_the_last_block_whose_kernel_blocks_an_int32_can_name(ratio, stride):
+    last = (INT32_MAX - ratio + 1) // stride
+    for block, fits in ((last, True), (last + 1, False)):
+        if block <= INT32_MAX:
+            table, dropped = jitted.kernel_table(i32([[block]]), i32(ratio), i32(stride), i32(INT32_MAX), span=4)
+            want, want_dropped = plain.kernel_table([[block]], ratio, stride, INT32_MAX, 4)
+            assert table.tolist() == want
+            assert counts(dropped) == dataclasses.astuple(want_dropped)
+            assert (want_dropped.blocks == 0) == (fits and block < INT32_MAX)
+
+
 def test_slots_beyond_int32_are_pairs():
     geometry = slot_geometry(1 << 20)
     slots, dropped = jitted.slot_mapping(
