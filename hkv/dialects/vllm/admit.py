@@ -1,0 +1,175 @@
+"""The admission rule: whether a request's next tokens fit, before anything is taken.
+
+vLLM 0.33 `KVCacheManager.allocate_slots`, steps 2 and 5, over `SingleTypeKVCacheManager.get_num_blocks_to_allocate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm import hit, kinds
+from hkv.dialects.vllm.parameters import CacheField, GroupField, View
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek
+from hkv.state.state import Row
+from hkv.state.workspace import Workspace
+
+WRITES = ("requests", "rows", "blocks")
+"""What the rule writes: only spare elements."""
+
+MAMBA = kinds.all_kinds()["mamba"].NUMBER
+OPAQUE = kinds.all_kinds()["opaque"].NUMBER
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """What an allocation wants. Lengths are in tokens.
+
+    Attributes:
+      slot: the request.
+      slots: tokens that must have a place, drafts and lookahead included.
+      main: the same without lookahead.
+      total: tokens computed before: the request's, the hit's and external ones.
+      hit: tokens of a lookup's hit that are to be adopted.
+      external: tokens that come from elsewhere.
+      capped: whether a group counts no more than it can hold at once.
+    """
+
+    slot: Scalar
+    slots: Scalar
+    main: Scalar
+    total: Scalar
+    hit: Scalar
+    external: Scalar
+    capped: Scalar
+
+
+def skipped_tokens(view: View, group: Scalar, n: Scalar) -> Scalar:
+    """Leading tokens of a group that the query at `n` does not need."""
+    kind = view.group(group, GroupField.KIND)
+    reach = view.group(group, GroupField.REACH)
+    skipped = jnp.int32(0)
+    for number, module in hit.MODULES.items():
+        skipped = jnp.where(kind == number, module.skipped_tokens(n, reach), skipped)
+    return skipped
+
+
+def skipped_blocks(view: View, group: Scalar, n: Scalar) -> Scalar:
+    """Manager blocks of a group that the query at `n` does not need, whole ones only."""
+    return divide(skipped_tokens(view, group, n), view.group(group, GroupField.BLOCK))
+
+
+def arrives(view: View, group: Scalar, demand: Demand) -> Scalar:
+    """Whether a group needs any of the external tokens: none if the next query reads none of them."""
+    skipped = skipped_tokens(view, group, demand.total)
+    return (demand.external > 0) & ((skipped == 0) | (demand.total > skipped))
+
+
+def hit_blocks(view: View, group: Scalar, tokens: Scalar) -> Scalar:
+    """Entries of a group's row that a hit of `tokens` tokens covers."""
+    return ceil_divide(tokens, view.group(group, GroupField.BLOCK)) * view.group(group, GroupField.CACHEABLE)
+
+
+class Verdict(NamedTuple):
+    """Whether a demand fits; whether it would run out of blocks halfway; and whether any row grows."""
+
+    fits: Scalar
+    fails: Scalar
+    grows: Scalar
+
+
+class _Sum(NamedTuple):
+    group: Scalar
+    estimate: Scalar
+    checked: Scalar
+    really: Scalar
+    adopted: Scalar
+    grows: Scalar
+
+
+def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Scalar) -> tuple[Workspace, Verdict]:
+    """Whether the blocks that a demand takes out of the queue are at most `limit`, and what it really takes is there.
+
+    The blocks of a hit count only if they are in the queue. They are first counted as if all were; only if that does not
+    fit are they looked at. The dialect's own estimate may be too small for recurrent groups; it is checked as well, unless
+    an upstream defect is asked for by name.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      demand: what is wanted.
+      limit: blocks that may be taken, as the dialect estimates them.
+      enabled: whether to do it; fits where not.
+    """
+
+    def attempt(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        exact = local[0]
+        w, sums = loop(
+            lambda c: c[0] < view.num_groups,
+            lambda v, c: _count(v, view, demand, exact, _Sum(*c)),
+            w,
+            (0, 0, 0, 0, 0, False),
+            writes=WRITES,
+        )
+        total = _Sum(*sums)
+        ok = (total.estimate <= limit) & (demand.capped | (total.checked <= w.free))
+        return w, (True, ok, ~demand.capped & (total.really > w.free), total.grows, ~ok & ~exact & (total.adopted > 0))
+
+    start = (False, True, False, False, enabled)
+    work, (_, ok, fails, grows, _) = loop(lambda c: c[-1], attempt, work, start, writes=WRITES)
+    return work, Verdict(ok, ok & fails, grows)
+
+
+def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) -> tuple[Workspace, tuple[Scalar, ...]]:
+    slot, group = demand.slot, sums.group
+    w, (have, hit_first) = peek(
+        group >= 0,
+        lambda v: (v.row(slot, group, Row.LENGTH), v.row(slot, group, Row.HIT_FIRST)),
+        w,
+        reads=("requests",),
+        default=(0, 0),
+    )
+    block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
+    adopting = demand.hit > 0
+    computed = jnp.where(adopting, hit_blocks(view, group, demand.hit), 0)
+    skip = jnp.where(have == 0, skipped_blocks(view, group, demand.total), 0)
+    recurrent = kind == MAMBA
+    wanted = ceil_divide(demand.slots, block)
+    target = jnp.where(demand.capped, jnp.minimum(wanted, view.group(group, GroupField.CAP)), wanted)
+    estimate = jnp.maximum(target - jnp.maximum(skip, computed + have), 0)
+    estimate = jnp.where(kind == OPAQUE, (have == 0).astype(jnp.int32), estimate)
+    columns = ceil_divide(demand.main, block)
+    estimate = jnp.where(recurrent, jnp.minimum(columns - computed - have, 1), estimate)
+    before = jnp.where(demand.external > 0, jnp.maximum(skip, computed), computed + have)
+    arriving = jnp.where(arrives(view, group, demand), jnp.maximum(ceil_divide(demand.total, block) - before, 0), 0)
+    really = jnp.where(recurrent, arriving + (columns > before + arriving), estimate)
+    first = jnp.maximum(hit_first, jnp.where(recurrent & (demand.external == 0), 0, skip))
+    kept = jnp.where(adopting, jnp.maximum(computed - first, 0), 0)
+    left = jnp.where(adopting & recurrent, jnp.maximum(computed - hit_first, 0), kept)
+
+    def one(v: Workspace, local: tuple[Scalar, Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        i, queued, skipped = local
+        free = v.read("blocks", v.read("rows", slot, group, i)) > 0
+        return v, (i + 1, queued + free, skipped + (free & (i < first)))
+
+    begin = jnp.where(recurrent, hit_first, first)
+    end = jnp.where(exact & (left > 0), computed, begin)
+    w, (_, queued, skipped) = loop(lambda c: c[0] < end, one, w, (begin, 0, 0), reads=("rows", "blocks"))
+    counted = jnp.where(exact, queued, left)
+    taken = jnp.where(exact, queued - skipped, kept)
+    bug = jnp.where(
+        demand.external > 0,
+        view.whole(CacheField.EXTERNAL_NOT_COUNTED),
+        view.whole(CacheField.NEGATIVE_ESTIMATE),
+    )
+    excused = recurrent & (bug != 0)
+    return w, _Sum(
+        group=group + 1,
+        estimate=sums.estimate + estimate + counted,
+        checked=sums.checked + jnp.where(excused, estimate + counted, really + taken),
+        really=sums.really + really + taken,
+        adopted=sums.adopted + left,
+        grows=sums.grows | (jnp.where(recurrent, columns, jnp.where(kind == OPAQUE, 1, wanted)) > have),
+    )

@@ -1,0 +1,104 @@
+"""The allocation rule: adopts a hit's blocks, then gives every group the blocks its next tokens need.
+
+vLLM 0.33 `KVCacheManager.allocate_slots`, steps 3 to 7. All groups adopt their hits before any group takes a fresh block,
+so that one group's fresh block cannot evict what another group is about to adopt.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.admit import MAMBA, OPAQUE, Demand, arrives, hit_blocks, skipped_blocks
+from hkv.dialects.vllm.parameters import GroupField, View
+from hkv.state import free_queue
+from hkv.state.events import report
+from hkv.state.loops import Scalar, ceil_divide, loop, peek
+from hkv.state.state import Row
+from hkv.state.workspace import Workspace
+
+ADOPT_WRITES = ("rows", "requests", *free_queue.ADOPT_WRITES)
+"""What `adopt_hit` writes."""
+
+GROW_WRITES = ("queue", "requests", *free_queue.TAKE_WRITES)
+"""What `grow` writes."""
+
+
+def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> Workspace:
+    """Every group's row takes over the blocks that the lookup found and that its next query can still read."""
+    slot = demand.slot
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (group,) = local
+        w, (hit_first,) = peek(
+            group >= 0, lambda v: (v.row(slot, group, Row.HIT_FIRST),), w, reads=("requests",), default=(0,)
+        )
+        skip = skipped_blocks(view, group, demand.total)
+        found = jnp.where(demand.hit > 0, hit_blocks(view, group, demand.hit), 0)
+        length = jnp.where(view.group(group, GroupField.KIND) == OPAQUE, 0, jnp.maximum(skip, found))
+        first = jnp.minimum(jnp.maximum(hit_first * (found > 0), skip), length)
+        w = free_queue.adopt(w, slot, group, first, jnp.where(found > first, found, first))
+        w = w.set_row(slot, group, Row.LENGTH, length)
+        w = w.set_row(slot, group, Row.FIRST, first)
+        return w.set_row(slot, group, Row.CACHED, length), (group + 1,)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    return loop(lambda c: c[0] < groups, body, work, (0,), writes=ADOPT_WRITES)[0]
+
+
+def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> Workspace:
+    """Every group's row gets blocks for external tokens first, then every group's for the tokens to come.
+
+    A recurrent group gets one block, at the column of its next state; the columns it jumps over are null.
+    """
+    slot = demand.slot
+    groups = view.num_groups
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (turn,) = local
+        arriving = turn < groups
+        group = jnp.where(arriving, turn, turn - groups)
+        w, (have,) = peek(turn >= 0, lambda v: (v.row(slot, group, Row.LENGTH),), w, reads=("requests",), default=(0,))
+        block = view.group(group, GroupField.BLOCK)
+        kind = view.group(group, GroupField.KIND)
+        recurrent = kind == MAMBA
+        target = ceil_divide(jnp.where(arriving, demand.total, jnp.where(recurrent, demand.main, demand.slots)), block)
+        target = jnp.where(arriving & ~arrives(view, group, demand), 0, target)
+        target = jnp.maximum(jnp.where(kind == OPAQUE, 1, target), have)
+        gap_end = jnp.where(recurrent & ~arriving, jnp.maximum(target - 1, have), have)
+        w = _skip_columns(w, slot, group, have, gap_end)
+        w = free_queue.take(w, slot, group, gap_end, target - gap_end)
+        w = w.set_row(slot, group, Row.LENGTH, target)
+        return w.set_row(slot, group, Row.NEW_FIRST, have), (turn + 1,)
+
+    start = jnp.where(demand.external > 0, 0, groups)
+    end = jnp.where(enabled, 2 * groups, start)
+    return loop(lambda c: c[0] < end, body, work, (start,), writes=GROW_WRITES)[0]
+
+
+def _skip_columns(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        return w.write("rows", 0, slot, group, local[0]), (local[0] + 1,)
+
+    return loop(lambda c: c[0] < end, body, work, (start,), writes=("rows",))[0]
+
+
+def report_row(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, first: Scalar, end: Scalar) -> Workspace:
+    """Reports entries `[start, end)` of a row; those before `first` are null.
+
+    Args:
+      work: needs `rows` to read and `ids`, `num_ids` to write.
+      slot: the request.
+      group: the group of its row.
+      start: first entry to report.
+      first: first entry that is written in the row.
+      end: entry after the last.
+    """
+    if work.array("ids").shape[1] == 1:
+        return work
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (i,) = local
+        block = jnp.where(i < first, 0, w.read("rows", slot, group, i))
+        return report(w, i >= 0, block), (i + 1,)
+
+    return loop(lambda c: c[0] < end, body, work, (start,), reads=("rows",), writes=("ids", "num_ids"))[0]

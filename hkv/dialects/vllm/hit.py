@@ -1,0 +1,149 @@
+"""The hit rule: the longest prefix that every group can resume from, by repeated narrowing.
+
+vLLM 0.33 `HybridKVCacheCoordinator.find_longest_cache_hit`, and `UnitaryKVCacheCoordinator` for a single group.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.parameters import CacheField, GroupField, View
+from hkv.dialects.vllm.probe import Query
+from hkv.state.loops import Scalar, divide, loop, peek
+from hkv.state.state import Request, Row
+from hkv.state.workspace import Workspace
+
+WRITES = ("table", "chains", "rows", "requests")
+"""What the rule writes; `table` and `chains` only to their spare elements."""
+
+MODULES = {module.NUMBER: module for module in kinds.all_kinds().values()}
+MODULES[kinds.all_kinds()["mamba"].PLAIN] = kinds.all_kinds()["mamba"]
+"""One module for each number; kinds that share a number share their rules."""
+
+FINDERS = {module.NUMBER: module for module in MODULES.values() if hasattr(module, "find")}
+ONCE = tuple(number for number, module in MODULES.items() if module.LOOKED_UP_ONCE)
+SNAPSHOT = kinds.all_kinds()["mamba"].NUMBER
+
+
+class Hit(NamedTuple):
+    """What a lookup found, in tokens: the hit, and the longest hit of a single group if that is longer, else 0."""
+
+    tokens: Scalar
+    shared_prefix: Scalar
+
+
+class _Progress(NamedTuple):
+    finder: Scalar
+    current: Scalar
+    hit: Scalar
+    longest: Scalar
+    verified: Scalar
+    seen: Scalar
+    active: Scalar
+
+
+def hashed_keys(view: View, tokens: Scalar, keys: Scalar) -> Scalar:
+    """Prefix keys that a request of `tokens` tokens may use, of the `keys` it has."""
+    hashed = jnp.maximum(tokens - view.whole(CacheField.LOOKAHEAD), 0)
+    return jnp.minimum(keys, divide(hashed, view.whole(CacheField.HASH_BLOCK)))
+
+
+def is_any(kind: Scalar, numbers: tuple[int, ...]) -> Scalar:
+    """Whether a kind's number is one of those."""
+    found = kind == numbers[0]
+    for number in numbers[1:]:
+        found = found | (kind == number)
+    return found
+
+
+def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> tuple[Workspace, Hit]:
+    """Looks a waiting request up. Its rows take the blocks found, its `Row.HIT_FIRST` where they begin.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      slot: the request.
+      enabled: whether to do it; no hit where not.
+    """
+    work, (tokens, keys) = peek(
+        enabled,
+        lambda w: (w.request(slot, Request.TOKENS), w.request(slot, Request.KEYS)),
+        work,
+        reads=("requests",),
+        default=(1, 0),
+    )
+    keys = hashed_keys(view, tokens, keys)
+    finders = view.whole(CacheField.FINDERS)
+    unitary = view.whole(CacheField.UNITARY) != 0
+    single_pass = view.whole(CacheField.SINGLE_PASS) != 0
+    hash_block = view.whole(CacheField.HASH_BLOCK)
+
+    def visit(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        at = _Progress(*local)
+        first, count = view.group(at.finder, GroupField.FINDER_FIRST), view.group(at.finder, GroupField.FINDER_COUNT)
+        group = view.group(first, GroupField.MEMBER)
+        kind = view.group(group, GroupField.KIND)
+        block = view.group(group, GroupField.BLOCK)
+        scale = view.group(group, GroupField.SCALE)
+        bit = jnp.left_shift(jnp.int32(1), at.finder)
+        again = ((at.seen & bit) != 0) & is_any(kind, ONCE)
+        w, (known,) = peek(again, lambda v: (v.row(slot, group, Row.HIT_LENGTH),), w, reads=("requests",), default=(0,))
+        drop = (view.group(group, GroupField.EAGLE) != 0) & ((at.verified & bit) == 0)
+        proof = drop & (kind != SNAPSHOT) & ~unitary
+        length = jnp.where(proof, jnp.minimum(at.current + block, keys * hash_block), at.current)
+        query = Query(
+            slot=slot,
+            first=first,
+            count=count,
+            block=block,
+            scale=scale,
+            reach=view.group(group, GroupField.REACH),
+            need=view.group(group, GroupField.NEED),
+            steps=view.group(group, GroupField.STEPS),
+            length=length,
+            drop=drop,
+            limit=jnp.minimum(divide(length, block), divide(keys, scale)),
+        )
+        found, start = jnp.int32(0), jnp.int32(0)
+        for number, module in FINDERS.items():
+            chosen = (kind == number) & ~again
+            w, tokens_found, first_entry = module.find(w, view, query, chosen)
+            found = jnp.where(chosen, tokens_found, found)
+            start = jnp.where(chosen, first_entry, start)
+        w = _note(w, view, query, ~again, found, start)
+        new = jnp.where(again, jnp.minimum(at.current, known), found)
+        forget = ~again & ~drop & (new < at.current)
+        verified = jnp.where(~again & drop, at.verified | bit, jnp.where(forget, 0, at.verified))
+        end = at.finder + 1 == finders
+        done = end & ((new >= at.hit) | single_pass)
+        return w, _Progress(
+            finder=jnp.where(end, 0, at.finder + 1),
+            current=new,
+            hit=jnp.where(end, jnp.minimum(at.hit, new), at.hit),
+            longest=jnp.where(again, at.longest, jnp.maximum(at.longest, new)),
+            verified=verified,
+            seen=at.seen | bit,
+            active=~done,
+        )
+
+    tokens = jnp.maximum(tokens - 1, 0)
+    start = _Progress(jnp.int32(0), tokens, tokens, jnp.int32(0), jnp.int32(0), jnp.int32(0), enabled & (finders > 0))
+    work, local = loop(lambda c: c[-1], visit, work, start, writes=WRITES)
+    end = _Progress(*local)
+    hit = jnp.where(enabled & (finders > 0), end.hit, 0)
+    shared = jnp.where((end.longest > hit) & ~unitary & enabled, end.longest, 0)
+    return work, Hit(hit, shared)
+
+
+def _note(work: Workspace, view: View, query: Query, enabled: Scalar, tokens: Scalar, first: Scalar) -> Workspace:
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (member,) = local
+        group = view.group(query.first + member, GroupField.MEMBER)
+        w = w.set_row(query.slot, group, Row.HIT_FIRST, first)
+        return w.set_row(query.slot, group, Row.HIT_LENGTH, tokens), (member + 1,)
+
+    count = jnp.where(enabled, query.count, 0)
+    return loop(lambda c: c[0] < count, body, work, (0,), writes=("requests",))[0]

@@ -1,0 +1,10 @@
+"""Multi-head latent attention under vLLM 0.33: managed as full attention (`FullAttentionManager`)."""
+
+from __future__ import annotations
+
+from hkv.dialects.vllm.kinds.full_attention import find, parameters, skipped_tokens
+
+NUMBER = 0
+LOOKED_UP_ONCE = True
+
+__all__ = ["LOOKED_UP_ONCE", "NUMBER", "find", "parameters", "skipped_tokens"]

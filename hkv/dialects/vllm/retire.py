@@ -1,0 +1,80 @@
+"""The retirement and release rules: gives back blocks that no later query can read, or all of them.
+
+vLLM 0.33 `SingleTypeKVCacheManager.remove_skipped_blocks`, `MambaManager.remove_skipped_blocks` and `free`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.admit import skipped_blocks
+from hkv.dialects.vllm.parameters import View
+from hkv.state import free_queue
+from hkv.state.loops import Scalar, loop, peek
+from hkv.state.state import GROUP_WORDS, Row
+from hkv.state.workspace import Workspace
+
+WRITES = ("rows", "keys", "requests", *free_queue.RELEASE_WRITES)
+"""What both rules write; `keys` only to its spare element."""
+
+
+def retire(work: Workspace, view: View, slot: Scalar, processed: Scalar, enabled: Scalar) -> Workspace:
+    """Every group gives back the blocks that the query at `processed` does not need, the last first.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      slot: the request.
+      processed: tokens whose processing is over, in-flight ones not counted.
+      enabled: whether to do it.
+    """
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (group,) = local
+        w, (length, first) = peek(
+            group >= 0,
+            lambda v: (v.row(slot, group, Row.LENGTH), v.row(slot, group, Row.FIRST)),
+            w,
+            reads=("requests",),
+            default=(0, 0),
+        )
+        end = jnp.maximum(jnp.minimum(skipped_blocks(view, group, processed), length), first)
+        w = free_queue.release(w, slot, group, first, end)
+        return w.set_row(slot, group, Row.FIRST, end), (group + 1,)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    return loop(lambda c: c[0] < groups, body, work, (0,), writes=WRITES)[0]
+
+
+def free(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
+    """Every group gives back all of its row, the last block first, group by group; the row is empty then.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      slot: the request.
+      enabled: whether to do it.
+    """
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (group,) = local
+        w, (length, first) = peek(
+            group >= 0,
+            lambda v: (v.row(slot, group, Row.LENGTH), v.row(slot, group, Row.FIRST)),
+            w,
+            reads=("requests",),
+            default=(0, 0),
+        )
+        w = free_queue.release(w, slot, group, first, length)
+        return clear_row(w, slot, group), (group + 1,)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    return loop(lambda c: c[0] < groups, body, work, (0,), writes=WRITES)[0]
+
+
+def clear_row(work: Workspace, slot: Scalar, group: Scalar) -> Workspace:
+    """A request's row in a group as it is before the first allocation."""
+    for field in Row:
+        work = work.set_row(slot, group, field, 0)
+    assert len(Row) <= GROUP_WORDS
+    return work

@@ -1,0 +1,397 @@
+"""What each operation does to a cache: its checks, its rules in order, its answer.
+
+A refused operation takes nothing and says why. The one exception is vLLM 0.33's: an allocation that is refused for want of
+room has already given back what the request cannot read any more (`retire_before_refusal`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hkv.dialects.vllm import admit, hit
+from hkv.dialects.vllm import allocate as allocation
+from hkv.dialects.vllm import evict as eviction
+from hkv.dialects.vllm import retire as retirement
+from hkv.dialects.vllm.admit import Demand
+from hkv.dialects.vllm.parameters import CacheField, View
+from hkv.operations import RESULT_FRONT, Argument, Code
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, read, when
+from hkv.state.state import Request, Row
+from hkv.state.status import Status
+from hkv.state.workspace import Workspace
+
+EMPTY, WAITING, RUNNING = 0, 1, 2
+"""Values of `Request.LIVE`."""
+
+
+class Op(NamedTuple):
+    """The operation at hand, and what its request knew of itself before. Fields beyond `row` are as in `Request`."""
+
+    code: Scalar
+    slot: Scalar
+    exists: Scalar
+    row: tuple[Scalar, ...]
+    live: Scalar
+    computed: Scalar
+    tokens: Scalar
+    in_flight: Scalar
+    keys: Scalar
+    hit: Scalar
+    hit_clock: Scalar
+    granted: Scalar
+
+    def argument(self, argument: Argument) -> Scalar:
+        """One of its arguments."""
+        return self.row[argument]
+
+
+class Answer(NamedTuple):
+    """What will stand in the results; `reported`: whether rows are to be reported too."""
+
+    status: Scalar
+    value: Scalar
+    shared_prefix: Scalar
+    reported: Scalar
+
+    def refuse(self, condition: Scalar, status: Status) -> Answer:
+        """The answer with another status where the condition holds and nothing was refused before."""
+        return self._replace(status=jnp.where(condition & (self.status == int(Status.OK)), int(status), self.status))
+
+    @property
+    def ok(self) -> Scalar:
+        """Whether nothing was refused so far."""
+        return self.status == int(Status.OK)
+
+
+_FETCHED = (
+    Request.LIVE,
+    Request.COMPUTED,
+    Request.TOKENS,
+    Request.IN_FLIGHT,
+    Request.KEYS,
+    Request.HIT,
+    Request.HIT_CLOCK,
+    Request.GRANTED,
+)
+
+
+def fetch(work: Workspace, table: jax.Array, place: Scalar, code: Scalar) -> tuple[Workspace, Op]:
+    """Reads an operation and its request. A slot that does not exist becomes the spare one."""
+    row = tuple(read(table, work.lane, place, column) for column in range(len(Argument)))
+    asked = row[Argument.SLOT]
+    slots = work.requests.shape[1] - 1
+    exists = (asked >= 0) & (asked < slots)
+    slot = jnp.where(exists, asked, slots)
+    work, fields = peek(
+        code != int(Code.END),
+        lambda w: tuple(w.request(slot, field) for field in _FETCHED),
+        work,
+        reads=("requests",),
+        default=(0,) * len(_FETCHED),
+    )
+    return work, Op(code, slot, exists, row, *fields)
+
+
+_HARMLESS = {Code.END, Code.REQUEST, Code.APPEND, Code.LOOKUP, Code.ADVANCE, Code.RETIRE, Code.STEP}
+
+
+def needs_slot(code: Scalar) -> Scalar:
+    """Whether an operation is about one request."""
+    return (code != int(Code.EVICT)) & (code != int(Code.RESET)) & (code != int(Code.STEP))
+
+
+def may_change_hits(code: Scalar) -> Scalar:
+    """Whether a lookup before the operation may find something else after it."""
+    return hit.is_any(code, tuple(map(int, tuple(set(Code) - _HARMLESS))))
+
+
+def arrive(work: Workspace, view: View, op: Op, answer: Answer, payload: jax.Array) -> tuple[Workspace, Answer]:
+    """REQUEST and APPEND: a request's tokens and prefix keys."""
+    new = op.code == int(Code.REQUEST)
+    mine = answer.ok & (new | (op.code == int(Code.APPEND)))
+    answer = answer.refuse(mine & new & (op.live != EMPTY), Status.NOT_WAITING)
+    answer = answer.refuse(mine & ~new & (op.live == EMPTY), Status.NO_SUCH_SLOT)
+    count, start = op.argument(Argument.KEYS), op.argument(Argument.KEY_START)
+    before = jnp.where(new, 0, op.keys)
+    outside = (count < 0) | (start < 0) | (start + count > payload.shape[1]) | (op.argument(Argument.TOKENS) < 0)
+    answer = answer.refuse(mine & outside, Status.OUT_OF_RANGE)
+    answer = answer.refuse(mine & (before + count > work.chains.shape[2]), Status.KEYS_FULL)
+    mine = mine & answer.ok
+    limit = work.table.shape[1] - 1
+
+    def copy(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        i, unknown = local
+        key = read(payload, w.lane, start + i)
+        w = w.write("chains", key, op.slot, before + i)
+        return w, (i + 1, unknown + ((key < 0) | (key >= limit)))
+
+    end = jnp.where(mine, count, 0)
+    work, (_, unknown) = loop(lambda c: c[0] < end, copy, work, (0, 0), writes=("chains",))
+    answer = answer.refuse(mine & (unknown > 0), Status.KEYS_FULL)
+    done = mine & (unknown == 0)
+
+    def note(w: Workspace) -> Workspace:
+        for field in Request:
+            fresh = {Request.LIVE: WAITING, Request.HIT: -1}.get(field, 0)
+            if field == Request.TOKENS:
+                value = jnp.where(new, 0, op.tokens) + op.argument(Argument.TOKENS)
+            elif field == Request.KEYS:
+                value = before + count
+            elif field == Request.PROMPT:
+                value = op.argument(Argument.TOKENS)
+            else:
+                value = jnp.int32(fresh)
+            place = op.slot if field in (Request.TOKENS, Request.KEYS) else jnp.where(new, op.slot, spare)
+            w = w.set_request(place, field, value)
+        return _clear_rows(w, view, op.slot, new)
+
+    spare = work.requests.shape[1] - 1
+    return when(done, note, work, writes=("requests",)), answer
+
+
+def _clear_rows(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        return retirement.clear_row(w, slot, local[0]), (local[0] + 1,)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    return loop(lambda c: c[0] < groups, body, work, (0,), writes=("requests",))[0]
+
+
+def lookup(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
+    """LOOKUP: the hit rule."""
+    mine = answer.ok & (op.code == int(Code.LOOKUP))
+    answer = answer.refuse(mine & (op.live == EMPTY), Status.NO_SUCH_SLOT)
+    answer = answer.refuse(mine & (op.live == RUNNING), Status.NOT_WAITING)
+    mine = mine & answer.ok
+
+    def search(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        w, found = hit.longest_hit(w, view, op.slot, local[0])
+        w = w.set_request(op.slot, Request.HIT, found.tokens)
+        w = w.set_request(op.slot, Request.HIT_CLOCK, w.clock)
+        return w, (False, found.tokens, found.shared_prefix)
+
+    work, (_, tokens, shared) = loop(lambda c: c[0], search, work, (mine, 0, 0), writes=hit.WRITES)
+    return work, answer._replace(
+        value=jnp.where(mine, tokens, answer.value),
+        shared_prefix=jnp.where(mine, shared, answer.shared_prefix),
+        reported=answer.reported | (mine & (tokens > 0)),
+    )
+
+
+ALLOCATE_WRITES = tuple(
+    dict.fromkeys(
+        (
+            *admit.WRITES,
+            *retirement.WRITES,
+            *allocation.ADOPT_WRITES,
+            *allocation.GROW_WRITES,
+            "chains",
+            "evictions",
+            "free",
+            "running",
+        )
+    )
+)
+"""What an allocation may write, registration not counted."""
+
+
+def allocate(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer, Scalar]:
+    """ALLOCATE without its registration.
+
+    Returns:
+      The workspace, the answer, and the number of tokens to register, -1 for no registration.
+    """
+    mine = answer.ok & (op.code == int(Code.ALLOCATE))
+
+    def perform(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        w, status, adopted, certain, grows = _granted(w, view, op, local[0])
+        return w, (False, status, adopted, certain, grows)
+
+    start = (mine, int(Status.OK), 0, -1, False)
+    work, (_, status, adopted, certain, grows) = loop(lambda c: c[0], perform, work, start, writes=ALLOCATE_WRITES)
+    return (
+        work,
+        answer._replace(
+            status=jnp.where(mine, status, answer.status),
+            value=jnp.where(mine, adopted, answer.value),
+            reported=answer.reported | (mine & grows),
+        ),
+        certain,
+    )
+
+
+def _granted(w: Workspace, view: View, op: Op, mine: Scalar) -> tuple[Workspace, Scalar, Scalar, Scalar, Scalar]:
+    answer = Answer(jnp.int32(int(Status.OK)), jnp.int32(0), jnp.int32(0), jnp.bool_(False))
+    waiting = op.live == WAITING
+    fresh = op.hit_clock == w.clock
+    asked, external = op.argument(Argument.HIT), op.argument(Argument.EXTERNAL)
+    adopted = jnp.where(asked < 0, jnp.where(fresh & waiting, jnp.maximum(op.hit, 0), 0), asked)
+    new = op.argument(Argument.NEW)
+    new = jnp.where(new < 0, jnp.maximum(op.tokens - op.computed - adopted - external, 0), new)
+    longest = view.whole(CacheField.MAX_MODEL_LEN)
+    arrived = op.computed + adopted + external
+    total = jnp.minimum(arrived, longest)
+    main = total + new
+    slots = jnp.minimum(main + op.argument(Argument.LOOKAHEAD), longest)
+    answer = answer.refuse(op.live == EMPTY, Status.NO_SUCH_SLOT)
+    answer = answer.refuse((adopted == 0) & (external == 0) & (new == 0), Status.NOTHING_TO_ALLOCATE)
+    answer = answer.refuse((adopted > 0) & ~(waiting & fresh & (adopted == op.hit)), Status.STALE_HIT)
+    answer = answer.refuse((external > 0) & ~waiting, Status.NOT_WAITING)
+    blocks = ceil_divide(jnp.maximum(jnp.maximum(slots, main), arrived), view.whole(CacheField.LEAST_BLOCK))
+    answer = answer.refuse(blocks > w.rows.shape[3], Status.ROW_FULL)
+    w, unwritten = _unwritten(w, view, op, adopted, mine & answer.ok)
+    answer = answer.refuse(unwritten, Status.NOT_YET_WRITTEN)
+    live = mine & (op.live != EMPTY)
+    shared, spare = op.argument(Argument.SHARED_PREFIX), w.requests.shape[1] - 1
+    w = w.set_request(jnp.where(live, op.slot, spare), Request.IN_FLIGHT, op.argument(Argument.IN_FLIGHT))
+    w = w.set_request(jnp.where(live & (shared >= 0), op.slot, spare), Request.SHARED_PREFIX, shared)
+    watermark = jnp.where(waiting & (w.running > 0), view.whole(CacheField.WATERMARK), 0)
+    whole = jnp.minimum(op.tokens, longest)
+    must_fit = op.argument(Argument.MUST_FIT) != 0
+    demand = Demand(op.slot, whole, whole, total, adopted, external, jnp.bool_(True))
+    w, verdict = admit.fits(w, view, demand, w.free - watermark, mine & answer.ok & must_fit)
+    answer = answer.refuse(~verdict.fits, Status.NO_ROOM_FOR_SEQUENCE)
+    w = retire_before_refusal(w, view, op, total, mine & answer.ok & ~waiting)
+    demand = Demand(op.slot, slots, main, arrived, adopted, external, jnp.bool_(False))
+    limit = w.free - op.argument(Argument.RESERVED) - watermark
+    w, verdict = admit.fits(w, view, demand, limit, mine & answer.ok)
+    answer = answer.refuse(~verdict.fits, Status.NO_ROOM).refuse(verdict.fails, Status.ENGINE_FAILURE)
+    go = mine & answer.ok
+    adopting = go & ((adopted > 0) | (external > 0))
+    w = allocation.adopt_hit(w, view, demand, adopting)
+    w = allocation.grow(w, view, demand, go & verdict.grows)
+    w = w.set_request(jnp.where(adopting, op.slot, spare), Request.KNOWN, 1)
+    done = jnp.where(go, op.slot, spare)
+    w = w.set_request(done, Request.LIVE, RUNNING)
+    w = w.set_request(done, Request.HIT, -1)
+    w = w.set_request(done, Request.GRANTED, main)
+    w = w.replace(running=w.running + (go & waiting))
+    ahead = go & (op.argument(Argument.ADVANCE) != 0)
+    w = w.set_request(jnp.where(ahead, op.slot, spare), Request.COMPUTED, arrived + new)
+    certain = jnp.where(op.argument(Argument.DELAY) != 0, -1, jnp.minimum(main, op.tokens))
+    return w, answer.status, jnp.where(go, adopted, 0), jnp.where(go, certain, -1), go & verdict.grows
+
+
+def _unwritten(work: Workspace, view: View, op: Op, adopted: Scalar, enabled: Scalar) -> tuple[Workspace, Scalar]:
+    """Whether a hit ends in a recurrent state that was registered in this very step: nothing has written it yet."""
+    ending = enabled & (adopted > 0) & (view.whole(CacheField.SNAPSHOTS) != 0)
+
+    def noted(w: Workspace) -> tuple[Scalar]:
+        last = divide(adopted, view.whole(CacheField.HASH_BLOCK)) - 1
+        key = w.read("chains", op.slot, jnp.maximum(last, 0))
+        return (w.read("table", key, w.table.shape[2] - 1),)
+
+    work, (step,) = peek(ending, noted, work, reads=("chains", "table"), default=(0,))
+    return work, ending & (step == work.steps)
+
+
+def step(work: Workspace, op: Op, answer: Answer) -> Workspace:
+    """STEP: a new scheduling step begins."""
+    return work.replace(steps=work.steps + (answer.ok & (op.code == int(Code.STEP))))
+
+
+def retire_before_refusal(work: Workspace, view: View, op: Op, total: Scalar, enabled: Scalar) -> Workspace:
+    """A running request gives back what it cannot read any more before it is known whether its next tokens fit.
+
+    vLLM 0.33 `KVCacheManager.allocate_slots` frees the skipped blocks first; if the allocation is refused then, they stay
+    freed.
+    """
+    processed = jnp.maximum(total - op.argument(Argument.IN_FLIGHT), 0)
+    return retirement.retire(work, view, op.slot, processed, enabled)
+
+
+def commit(op: Op, answer: Answer, certain: Scalar) -> tuple[Answer, Scalar]:
+    """COMMIT: how many tokens to register; -1 for no registration."""
+    mine = answer.ok & (op.code == int(Code.COMMIT))
+    answer = answer.refuse(mine & (op.live != RUNNING), Status.NOT_RUNNING)
+    tokens = op.argument(Argument.TOKENS)
+    answer = answer.refuse(mine & ((tokens < 0) | (tokens > jnp.minimum(op.tokens, op.computed))), Status.NOT_COMPUTED)
+    return answer, jnp.where(mine & answer.ok, tokens, certain)
+
+
+def advance(work: Workspace, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
+    """ADVANCE: more tokens are computed."""
+    mine = answer.ok & (op.code == int(Code.ADVANCE))
+    answer = answer.refuse(mine & (op.live != RUNNING), Status.NOT_RUNNING)
+    tokens = op.argument(Argument.TOKENS)
+    answer = answer.refuse(mine & ((tokens < 0) | (op.computed + tokens > op.granted)), Status.NOT_COMPUTED)
+    place = jnp.where(mine & answer.ok, op.slot, work.requests.shape[1] - 1)
+    return work.set_request(place, Request.COMPUTED, op.computed + tokens), answer
+
+
+def retire(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
+    """RETIRE: the retirement rule by itself."""
+    mine = answer.ok & (op.code == int(Code.RETIRE))
+    answer = answer.refuse(mine & (op.live != RUNNING), Status.NOT_RUNNING)
+    processed = jnp.maximum(op.argument(Argument.TOKENS), 0)
+    return retirement.retire(work, view, op.slot, processed, mine & answer.ok), answer
+
+
+def leave(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
+    """FREE: the release rule, and the request waits again. DROP: its slot is empty."""
+    freeing, dropping = op.code == int(Code.FREE), op.code == int(Code.DROP)
+    mine = answer.ok & (freeing | dropping)
+    answer = answer.refuse(mine & (op.live == EMPTY), Status.NO_SUCH_SLOT)
+    answer = answer.refuse(mine & freeing & (op.live != RUNNING), Status.NOT_RUNNING)
+    answer = answer.refuse(mine & dropping & (op.live != WAITING), Status.NOT_WAITING)
+    mine = mine & answer.ok
+
+    def gone(w: Workspace) -> Workspace:
+        w = retirement.free(w, view, op.slot, freeing)
+        w = w.replace(running=w.running - freeing)
+        for field in (Request.COMPUTED, Request.IN_FLIGHT, Request.KNOWN, Request.GRANTED):
+            w = w.set_request(op.slot, field, 0)
+        w = w.set_request(op.slot, Request.HIT, -1)
+        return w.set_request(op.slot, Request.LIVE, jnp.where(freeing, WAITING, EMPTY))
+
+    return when(mine, gone, work, writes=(*retirement.WRITES, "running")), answer
+
+
+def evict(work: Workspace, view: View, op: Op, answer: Answer, payload: jax.Array) -> tuple[Workspace, Answer]:
+    """EVICT: the eviction rule."""
+    mine = answer.ok & (op.code == int(Code.EVICT))
+    start, count = op.argument(Argument.KEY_START), op.argument(Argument.KEYS)
+    outside = (count < 0) | (start < 0) | (start + count > payload.shape[1])
+    inside = mine & ~outside
+    work, unknown = eviction.evict(work, view, payload, start, jnp.where(inside, count, 0), inside)
+    answer = answer.refuse(mine & (outside | (unknown > 0)), Status.OUT_OF_RANGE)
+    return work, answer._replace(value=jnp.where(mine, unknown, answer.value))
+
+
+def reset(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
+    """RESET: the prefix cache forgets everything, unless a block is in use."""
+    mine = answer.ok & (op.code == int(Code.RESET))
+    work, done = eviction.reset(work, view, mine)
+    answer = answer.refuse(mine & ~done, Status.IN_USE)
+    return work, answer._replace(value=jnp.where(mine, done.astype(jnp.int32), answer.value))
+
+
+def report(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -> Workspace:
+    """Writes which entries of its rows an operation was about to the results, and their ids where there is room."""
+    looked_up = op.code == int(Code.LOOKUP)
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (group,) = local
+        w, (length, first, hit_first, new_first) = peek(
+            group >= 0,
+            lambda v: tuple(
+                v.row(op.slot, group, field) for field in (Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.NEW_FIRST)
+            ),
+            w,
+            reads=("requests",),
+            default=(0, 0, 0, 0),
+        )
+        found = admit.hit_blocks(view, group, answer.value)
+        start = jnp.where(looked_up, jnp.minimum(hit_first, found), jnp.minimum(new_first, length))
+        end = jnp.where(looked_up, found, length)
+        column = RESULT_FRONT + 2 * group
+        w = w.write("results", start, place, column)
+        w = w.write("results", end, place, column + 1)
+        w = allocation.report_row(w, op.slot, group, start, jnp.where(looked_up, start, first), end)
+        return w, (group + 1,)
+
+    groups = jnp.where(answer.reported, view.num_groups, 0)
+    return loop(lambda c: c[0] < groups, body, work, (0,), writes=("rows", "requests", "results", "ids", "num_ids"))[0]

@@ -1,0 +1,50 @@
+"""What happened to keys, as operations report it: rows of four integers, and how to read them on the host."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import jax.numpy as jnp
+
+from hkv.state.loops import Scalar
+from hkv.state.workspace import Workspace
+
+WIDTH = 4
+"""Integers in one row: a code, plus 8 times the request's slot where there is one, and three values."""
+
+
+class Event(enum.IntEnum):
+    """The code of a row, and what its values are."""
+
+    REMOVED = 1
+    """A block lost a key: the entry; 0; 0."""
+    KEY = 2
+    """A block got a key: the entry; 0; 0. The span it belongs to follows."""
+    STORED = 3
+    """A span of blocks was looked at for registration: the group; its first block; the block after its last."""
+    STORED_PART = 4
+    """A key that ends inside a block was registered: the group; its first token; the token after its last."""
+    CLEARED = 5
+    """The prefix cache was reset."""
+
+
+def emit(work: Workspace, condition: Scalar, code: Any, *values: Any) -> Workspace:
+    """The workspace with an event added if the condition holds. Without room for events nothing is compiled."""
+    capacity = work.array("events").shape[1] - 1
+    if capacity == 0:
+        return work
+    place = jnp.where(condition & (work.num_events < capacity), work.num_events, capacity)
+    for i, value in enumerate((code, *values, *(0,) * (WIDTH - 1 - len(values)))):
+        work = work.write("events", value, place, i)
+    return work.replace(num_events=work.num_events + condition.astype(jnp.int32))
+
+
+def report(work: Workspace, condition: Scalar, block: Scalar) -> Workspace:
+    """The workspace with a block id added to what operations report. Without room for ids nothing is compiled."""
+    capacity = work.array("ids").shape[1] - 1
+    if capacity == 0:
+        return work
+    place = jnp.where(condition & (work.num_ids < capacity), work.num_ids, capacity)
+    work = work.write("ids", block, place)
+    return work.replace(num_ids=work.num_ids + condition.astype(jnp.int32))

@@ -1,0 +1,153 @@
+"""Loops over large arrays that XLA compiles to native code, in place.
+
+A loop here is scalar: each trip reads and writes single elements, and its trip count is data. XLA:CPU turns such a loop
+into machine code of a few nanoseconds a trip, as long as no array is copied inside it. An array is copied when XLA cannot
+order every read of it before the write that follows. Three rules avoid that, and the functions of this module keep them:
+
+1. In a loop's body, writes come first, of scalars that the trip before has carried over; reads come after them. What is
+   read feeds only the next trip.
+2. An array that a loop reads is also written in it, to a spare element. An array that passes through a loop untouched
+   would become a constant of that loop, kept alive beside the array that a later loop writes.
+3. Between loops, what was read leaves its loop as a carried scalar (`peek`), so that no later write can overtake the read.
+
+Every array has a leading axis of lanes, one for each state that `vmap` stacked, and ends in a spare element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Scalar = jax.Array
+"""A traced int32 or bool of shape ()."""
+
+W = TypeVar("W")
+"""A workspace: a frozen dataclass of arrays, counters and a lane (`hkv.state.workspace.Workspace`)."""
+
+Local = Any
+"""A tuple of scalars that a loop carries."""
+
+ZERO = np.int32(0)
+
+
+def read(array: jax.Array, *index: Any) -> Scalar:
+    """The element at an index that is in range; nothing is wrapped.
+
+    Args:
+      array: any array.
+      index: one integer for each axis, non-negative and in range.
+    """
+    start = tuple(jnp.asarray(i, jnp.int32) for i in index)
+    ones = (1,) * array.ndim
+    return lax.dynamic_slice(array, start, ones, allow_negative_indices=False).reshape(())
+
+
+def write(array: jax.Array, value: Any, *index: Any) -> jax.Array:
+    """The array with one element replaced; the index is in range, nothing is wrapped."""
+    start = tuple(jnp.asarray(i, jnp.int32) for i in index)
+    update = jnp.asarray(value).astype(array.dtype).reshape((1,) * array.ndim)
+    return lax.dynamic_update_slice(array, update, start, allow_negative_indices=False)
+
+
+def touch(array: jax.Array, lane: Scalar) -> jax.Array:
+    """The array with its spare element, the last one, written."""
+    return write(array, ZERO, lane, *(size - 1 for size in array.shape[1:]))
+
+
+def loop(
+    condition: Callable[[Local], Scalar],
+    body: Callable[[W, Local], tuple[W, Local]],
+    work: W,
+    local: Sequence[Any],
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+) -> tuple[W, Local]:
+    """A `while_loop` that carries exactly the named arrays and counters.
+
+    Args:
+      condition: of the carried scalars, whether to make another trip.
+      body: one trip; it sees a workspace whose unnamed arrays are gone, so that forgetting a name is an error.
+      work: the workspace.
+      local: initial scalars; Python and NumPy integers become int32, booleans bool.
+      reads: arrays the body reads but does not write; each is touched first.
+      writes: arrays and counters the body writes first and then may read.
+    """
+    names = (*reads, *writes)
+
+    def step(carry: tuple[tuple[jax.Array, ...], Local]) -> tuple[tuple[jax.Array, ...], Local]:
+        inner = work.only(names, carry[0])  # type: ignore[attr-defined]
+        for name in reads:
+            inner = inner.replace(**{name: touch(getattr(inner, name), inner.lane)})
+        inner, new = body(inner, carry[1])
+        return tuple(getattr(inner, name) for name in names), scalars(new)
+
+    values = tuple(getattr(work, name) for name in names)
+    values, local = lax.while_loop(lambda carry: condition(carry[1]), step, (values, scalars(local)))
+    return work.replace(**dict(zip(names, values, strict=True))), local  # type: ignore[attr-defined]
+
+
+def when(
+    predicate: Scalar,
+    body: Callable[[W], W],
+    work: W,
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+) -> W:
+    """Runs `body` if `predicate` holds: a loop of at most one trip, since branches would copy what they pass on."""
+
+    def once(inner: W, _: Local) -> tuple[W, Local]:
+        return body(inner), (False,)
+
+    return loop(lambda local: local[0], once, work, (predicate,), reads, writes)[0]
+
+
+def peek(
+    predicate: Scalar,
+    body: Callable[[W], Sequence[Scalar]],
+    work: W,
+    reads: Sequence[str],
+    default: Sequence[int],
+) -> tuple[W, tuple[Scalar, ...]]:
+    """Reads scalars in a loop of at most one trip, so that they may be used after the arrays change.
+
+    Returns:
+      The workspace, and what `body` returned, or `default` where the predicate does not hold.
+    """
+
+    def once(inner: W, local: Local) -> tuple[W, Local]:
+        return inner, (jnp.zeros_like(local[0]), *body(inner))
+
+    work, local = loop(lambda local: local[0], once, work, (predicate, *default), reads)
+    return work, tuple(local[1:])
+
+
+def scalars(values: Sequence[Any]) -> tuple[Scalar, ...]:
+    """Int32 and bool scalars of what a body returned."""
+    return tuple(
+        jnp.asarray(value, jnp.bool_ if jnp.result_type(value) == jnp.bool_ else jnp.int32) for value in values
+    )
+
+
+def divide(a: Scalar, b: Scalar) -> Scalar:
+    """`a // b` of a non-negative `a` and a positive `b`."""
+    return lax.div(*_int32(a, b))
+
+
+def remainder(a: Scalar, b: Scalar) -> Scalar:
+    """`a % b` of a non-negative `a` and a positive `b`."""
+    return lax.rem(*_int32(a, b))
+
+
+def ceil_divide(a: Scalar, b: Scalar) -> Scalar:
+    """`a / b`, rounded up, of a non-negative `a` and a positive `b`."""
+    a, b = _int32(a, b)
+    return lax.div(a + b - 1, b)
+
+
+def _int32(*values: Any) -> tuple[Scalar, ...]:
+    return tuple(jnp.asarray(value, jnp.int32) for value in values)

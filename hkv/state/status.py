@@ -1,0 +1,44 @@
+"""The one table of status codes: what a compiled operation answers when it does not raise."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Status(enum.IntEnum):
+    """Why an operation did, or did not, take effect. Any code other than `OK` and `OUT_OF_RANGE` took nothing."""
+
+    OK = 0
+    """It took effect."""
+    NO_ROOM_FOR_SEQUENCE = 1
+    """Refused: the pool cannot hold the whole sequence that must fit."""
+    NO_ROOM = 2
+    """Refused: too few free blocks for the next tokens. The dialect may have retired blocks before."""
+    ROW_FULL = 3
+    """Refused: the request would need more blocks than its row has room for."""
+    NO_SUCH_SLOT = 4
+    """Refused: the request slot does not exist, or holds no request."""
+    NOT_WAITING = 5
+    """Refused: the operation is for a request that holds no blocks, and this one does."""
+    NOT_RUNNING = 6
+    """Refused: the operation is for a request that holds blocks, and this one does not."""
+    STALE_HIT = 7
+    """Refused: there is no lookup of that many tokens right before to adopt."""
+    IN_USE = 8
+    """Refused: some block is referenced."""
+    NOTHING_TO_ALLOCATE = 9
+    """Refused: no new, no cached and no external tokens."""
+    OUT_OF_RANGE = 10
+    """Some ids do not exist; they were dropped and counted, the others took effect."""
+    KEYS_FULL = 11
+    """Refused: more prefix keys than the request's chain, or the key table, has room for."""
+    BLOCK_MISSING = 12
+    """Refused: a block that would have to be shared or copied is not there."""
+    UNKNOWN_OPERATION = 13
+    """Refused: no such operation in this program."""
+    ENGINE_FAILURE = 15
+    """Refused: with the upstream defects that were asked for by name, the engine would run out of blocks halfway."""
+    NOT_YET_WRITTEN = 16
+    """Refused: the hit ends in a recurrent state that is written only when this very step has run."""
+    NOT_COMPUTED = 14
+    """Refused: more tokens than the request has computed, or than it has."""
