@@ -92,9 +92,10 @@ class MambaKind(Kind):
         if "finder-index-error" not in self.config.bugs or unit != size:
             limit = min(limit, len(candidates))
         for last in range(limit - 1, -1, -1):
+            chain = candidates[last]
             if (last + 1) * unit % alignment:
                 continue
-            found = self.pool.find(candidates[last], groups)
+            found = self.pool.find(chain, groups)
             if found is not None:
                 column = last * unit // size
                 return [[NULL] * column + [block] for block in found], (last + 1) * unit
