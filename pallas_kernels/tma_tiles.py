@@ -1,4 +1,4 @@
-"""How a row is cut into tiles that the Tensor Memory Accelerator (Hopper and later) moves in one copy."""
+"""How a run is cut into tiles that the Tensor Memory Accelerator (Hopper and later) moves in one copy each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+
+LINE_MULTIPLE_BYTES = 16
+"""Strides of a bulk copy are multiples of this."""
 
 TILE_MULTIPLE_BYTES = 128
 """A tile is a multiple of this: JAX 0.10 copies no less than one byte a thread of a warpgroup at once."""
@@ -17,7 +20,7 @@ STAGE_BYTES = 32 * 1024
 """Most bytes of one stage of the ring in shared memory."""
 
 NUM_STAGES = 4
-"""Stages of the ring: so many loads are under way at once."""
+"""Stages of the ring: one less than so many loads are under way at once."""
 
 TASKS_PER_PROGRAM = 16
 """Tiles that one program moves through its ring, at most."""
@@ -25,45 +28,34 @@ TASKS_PER_PROGRAM = 16
 
 @dataclasses.dataclass(frozen=True)
 class TmaTiles:
-    """A row as equal tiles `[lines, words]`.
+    """A run as equal tiles of a few lines; a line never crosses the end of a row, so runs start at lines.
 
     Attributes:
-      lines: outer extent of a tile.
-      words: inner extent, in words of `dtype`.
-      count: tiles in a row.
-      dtype: the word that moves; bits only, so any dtype of that size will do.
+      words: words of a line.
+      lines: lines of a tile.
+      count: tiles of a run.
+      lines_per_row: lines of a row.
     """
 
-    lines: int
     words: int
+    lines: int
     count: int
-    dtype: jnp.dtype
+    lines_per_row: int
 
-    def view(self, rows: jax.Array) -> jax.Array:
-        """Rows `[n, row]` of words of any dtype as tiles `[n * count, lines, words]`, without a copy."""
-        flat = rows.reshape(rows.shape[0], -1)
-        ratio = self.dtype.itemsize // flat.dtype.itemsize
-        if ratio > 1:
-            flat = flat.reshape(flat.shape[0], -1, ratio)
-        wide = jax.lax.bitcast_convert_type(flat, self.dtype)
-        return wide.reshape(rows.shape[0] * self.count, self.lines, self.words)
-
-    def unview(self, tiles: jax.Array, dtype: jnp.dtype, row: int) -> jax.Array:
-        """The inverse of `view`: `[n, row]` of `dtype`."""
-        count = tiles.shape[0] // self.count
-        narrow = jax.lax.bitcast_convert_type(tiles.reshape(count, -1), dtype)
-        return narrow.reshape(count, row)
+    def first_lines(self, starts: jax.Array, inside: jax.Array, missing: int) -> jax.Array:
+        """First line of every tile of runs `[...]`, int32 `[..., count]`; `missing` for runs that are not inside."""
+        tiles = jnp.arange(self.count, dtype=jnp.int32) * self.lines
+        lines = jnp.where(inside, starts, 0)[..., None] * self.lines_per_row + tiles
+        return jnp.where(inside[..., None], lines, missing)
 
 
-def tma_tiles(row_bytes: int, word_bytes: int) -> TmaTiles | None:
-    """Tiles for rows of so many bytes, given as words of `word_bytes`; None where no bulk copy can move such a row."""
-    if row_bytes % TILE_MULTIPLE_BYTES or word_bytes > 4:
+def tma_tiles(row: int, rows_per_run: int, word_bytes: int) -> TmaTiles | None:
+    """Tiles of runs of `rows_per_run` rows of `row` words of `word_bytes`; None where no bulk copy can move them."""
+    fitting = [w for w in range(1, MAX_EXTENT + 1) if row % w == 0 and w * word_bytes % LINE_MULTIPLE_BYTES == 0]
+    if not fitting or word_bytes > 4:
         return None
-    dtype = jnp.dtype(jnp.uint32)
-    words = row_bytes // dtype.itemsize
-    inner = max(w for w in range(4, MAX_EXTENT + 1, 4) if words % w == 0)
-    lines = words // inner
-    limit = min(MAX_EXTENT, STAGE_BYTES // (inner * dtype.itemsize))
-    line_bytes = inner * dtype.itemsize
+    words = max(fitting)
+    lines, line_bytes = row * rows_per_run // words, words * word_bytes
+    limit = min(MAX_EXTENT, STAGE_BYTES // line_bytes)
     whole = [n for n in range(1, limit + 1) if lines % n == 0 and n * line_bytes % TILE_MULTIPLE_BYTES == 0]
-    return TmaTiles(max(whole), inner, lines // max(whole), dtype) if whole else None
+    return TmaTiles(words, max(whole), lines // max(whole), row // words) if whole else None

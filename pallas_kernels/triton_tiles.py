@@ -1,31 +1,46 @@
-"""How a row is cut into the power-of-two tiles that Triton's array operations need."""
+"""How a run is cut into the power-of-two tiles that Triton's array operations need."""
 
 from __future__ import annotations
 
 import dataclasses
+
+import jax
 
 TILE_BYTES = 2048
 """Bytes that one program moves: 16 for each of 128 threads."""
 
 NUM_WARPS = 4
 
+MAX_TILES = 65535
+"""CUDA's limit on the grid's second and third axis."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """A row as tiles: the last one may hang over, and is masked.
+    """A run as tiles: the last one may hang over, and is masked.
 
     Attributes:
       width: words in a tile, a power of two.
-      count: tiles in a row.
+      count: tiles in a run.
     """
 
     width: int
     count: int
 
 
-def tiles_of(row_words: int, word_bytes: int) -> Tiles:
-    """Tiles for rows of that many words of that many bytes."""
-    width = max(TILE_BYTES // word_bytes, 1)
-    smallest = 1 << (row_words - 1).bit_length()
-    width = min(width, smallest)
-    return Tiles(width, -(-row_words // width))
+def tiles_of(run_words: int, word_bytes: int) -> Tiles:
+    """Tiles for runs of that many words of that many bytes."""
+    smallest = 1 << (run_words - 1).bit_length()
+    width = min(max(TILE_BYTES // word_bytes, 1), smallest)
+    return Tiles(width, -(-run_words // width))
+
+
+def check_addressable(*arrays: jax.Array | jax.ShapeDtypeStruct) -> None:
+    """Refuses what Pallas on Triton addresses wrongly: it counts words in 32 bits below 4 GiB, whatever their size.
+
+    Raises:
+      ValueError: an array of more than 2**31 words and at most 4 GiB, which is one of bytes.
+    """
+    for array in arrays:
+        if array.size > 2**31 and array.size * array.dtype.itemsize <= 2**32:
+            raise ValueError(f"{array.dtype}{list(array.shape)}: expected words of 2 or 4 bytes from 2 GiB to 4 GiB")

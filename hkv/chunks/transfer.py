@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -18,13 +19,15 @@ from hkv.chunks.formats import (
     SCALE_BYTES,
     TRAITS,
     EngineKVFormat,
+    Structure,
     num_tensors,
     page_index,
-    tensor_index,
 )
 from hkv.chunks.kernel_groups import PageGeometry
 from hkv.chunks.objects import Region
 from hkv.errors import LayoutError, OperationError
+from hkv.paged.implementations import choose
+from hkv.paged.runs import ROW_LIMIT
 
 assert INDEXER_ROW_BYTES > SCALE_BYTES
 
@@ -32,6 +35,7 @@ MAX_OBJECTS = 4
 MAX_HEADS = 32
 
 Tensors = tuple[jax.Array, ...]
+"""One kernel group's tensors, uint8 `[pages, page stride]` each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,13 @@ class Transfer:
         if self.region.slots % geometry.slots:
             raise LayoutError("slots", self.region.slots, f"whole pages of {geometry.slots} slots")
         assert geometry.vector_bytes in (16, 4, 2)
+        if geometry.pages_per_tensor * geometry.page_stride_bytes // self.row_bytes > ROW_LIMIT:
+            raise LayoutError("block_stride", geometry.block_stride, f"tensors of at most {ROW_LIMIT} rows")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row such that pages are whole rows and start at rows, whatever their stride."""
+        return math.gcd(self.geometry.page_bytes, self.geometry.page_stride_bytes)
 
     @property
     def blocks_per_object(self) -> int:
@@ -84,74 +95,105 @@ class Transfer:
             raise OperationError("skip", skip, "at least 0")
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def pack(
-    transfer: Transfer, tensors: Tensors, objects: jax.Array, block_ids: jax.Array, skip: jax.Array
+@functools.partial(jax.jit, static_argnames=("transfers", "implementation"), donate_argnames="objects")
+def pack_groups(
+    transfers: tuple[Transfer, ...],
+    tensors: tuple[Tensors, ...],
+    objects: jax.Array,
+    block_ids: tuple[jax.Array, ...],
+    skips: tuple[jax.Array, ...],
+    implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Copies blocks into their objects' region; every other byte of the objects stays.
+    """Copies blocks of several kernel groups into their objects' regions; every other byte of the objects stays.
+
+    Groups whose tensors have one shape, pages one size and block ids one number are gathered in one launch.
 
     Args:
-      transfer: the kernel group and its region (static).
-      tensors: uint8 `[pages, page stride]` each.
+      transfers: the kernel groups and their regions (static).
+      tensors: per group, uint8 `[pages, page stride]` each.
       objects: uint8 `[objects, object bytes]`, donated.
-      block_ids: int32 `[objects * blocks_per_object]`, object by object. Ids outside the tensor move nothing.
-      skip: int32 scalar; leading blocks that are not moved.
+      block_ids: per group, int32 `[objects * blocks_per_object]`, object by object. Ids outside the tensor move
+        nothing.
+      skips: per group, int32 scalar; leading blocks that are not moved.
+      implementation: which code moves the bytes (static), as `hkv.paged.write` has it.
 
     Returns:
-      The objects, and how many block ids, after the skip, were outside the tensor (int32).
+      The objects, and how many block ids, after the skips, were outside their tensor (int32).
     """
-    geometry, region = transfer.geometry, transfer.region
-    moved, dropped = _selected(geometry, block_ids, skip)
-    rows = jnp.stack(
-        [
-            jnp.stack([_rows_of(geometry, tensors, block_ids, moved, k, layer) for layer in range(geometry.num_layers)])
-            for k in range(geometry.kv_size)
-        ]
-    )  # [planes, layers, ids, slots of a page * row]
-    shape = (geometry.kv_size, geometry.num_layers, objects.shape[0], transfer.blocks_per_object, -1)
-    fresh = rows.reshape(shape).transpose(2, 0, 1, 3, 4)
-    old = objects[:, region.offset : region.offset + region.nbytes].reshape(fresh.shape)
-    chosen = moved.reshape(objects.shape[0], 1, 1, transfer.blocks_per_object, 1)
-    merged = jnp.where(chosen, fresh, old).reshape(objects.shape[0], region.nbytes)
-    return jax.lax.dynamic_update_slice(objects, merged, (0, region.offset)), dropped
+    chosen = [_selected(t.geometry, ids, skip) for t, ids, skip in zip(transfers, block_ids, skips, strict=True)]
+    code = choose(implementation)
+    for bucket in _launches(transfers, tensors, block_ids):
+        pools, starts = _operands(bucket, transfers, tensors, block_ids, chosen)
+        found = code.gather_runs(pools, starts, transfers[bucket[0]].geometry.page_bytes // pools[0].shape[1])
+        for group, words in zip(bucket, jnp.split(found, len(bucket)), strict=True):
+            pages = _by_plane_and_layer(transfers[group], words.reshape(len(tensors[group]), -1))
+            objects = _into_region(transfers[group], objects, pages, chosen[group][0])
+    return objects, jnp.sum(jnp.stack([dropped for _, dropped in chosen]), dtype=jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def unpack(
-    transfer: Transfer, tensors: Tensors, objects: jax.Array, block_ids: jax.Array, skip: jax.Array
-) -> tuple[Tensors, jax.Array]:
-    """Copies objects' regions into blocks; every other byte of the tensors stays, padding of the blocks included.
+@functools.partial(jax.jit, static_argnames=("transfers", "implementation"), donate_argnames="tensors")
+def unpack_groups(
+    transfers: tuple[Transfer, ...],
+    tensors: tuple[Tensors, ...],
+    objects: jax.Array,
+    block_ids: tuple[jax.Array, ...],
+    skips: tuple[jax.Array, ...],
+    implementation: str | None = None,
+) -> tuple[tuple[Tensors, ...], jax.Array]:
+    """Copies objects' regions into blocks of several kernel groups; padding and every other block stay.
 
     Args:
-      transfer: the kernel group and its region (static).
-      tensors: uint8 `[pages, page stride]` each, donated.
+      transfers: the kernel groups and their regions (static).
+      tensors: per group, uint8 `[pages, page stride]` each, donated.
       objects: uint8 `[objects, object bytes]`.
-      block_ids: int32 `[objects * blocks_per_object]`. Ids outside the tensor move nothing; which object a repeated id
-        ends up with is undefined.
-      skip: int32 scalar; leading blocks that are not moved.
+      block_ids: per group, int32 `[objects * blocks_per_object]`. Ids outside the tensor move nothing; the bytes of a
+        block that is named twice are undefined.
+      skips: per group, int32 scalar; leading blocks that are not moved.
+      implementation: as in `pack_groups`.
 
     Returns:
-      The tensors, and how many block ids, after the skip, were outside the tensor (int32).
+      The tensors, and how many block ids, after the skips, were outside their tensor (int32).
     """
-    geometry, region = transfer.geometry, transfer.region
-    moved, dropped = _selected(geometry, block_ids, skip)
-    data = objects[:, region.offset : region.offset + region.nbytes]
-    shape = (objects.shape[0], geometry.kv_size, geometry.num_layers, transfer.blocks_per_object, -1)
-    data = data.reshape(shape).transpose(1, 2, 0, 3, 4)
-    pages = _pages_of(geometry, data.reshape(geometry.kv_size, geometry.num_layers, block_ids.shape[0], -1))
+    chosen = [_selected(t.geometry, ids, skip) for t, ids, skip in zip(transfers, block_ids, skips, strict=True)]
+    code = choose(implementation)
     result = list(tensors)
-    for tensor in range(len(result)):
-        parts = [
-            (_page_indices(geometry, block_ids, moved, k, layer), pages[k, layer])
-            for k in range(geometry.kv_size)
-            for layer in range(geometry.num_layers)
-            if tensor_index(TRAITS[geometry.format].structure, k, layer, geometry.num_layers) == tensor
-        ]
-        indices = jnp.concatenate([part[0] for part in parts])
-        values = jnp.concatenate([part[1] for part in parts])
-        target = result[tensor].at[indices, : geometry.page_bytes]
-        result[tensor] = target.set(values, mode="drop", wrap_negative_indices=False)
-    return tuple(result), dropped
+    for bucket in _launches(transfers, tensors, block_ids):
+        pools, starts = _operands(bucket, transfers, tensors, block_ids, chosen)
+        shape = (*starts.shape, -1, pools[0].shape[1])
+        values = [_by_tensor(transfers[g], _from_region(transfers[g], objects), len(tensors[g])) for g in bucket]
+        written = code.scatter_runs(pools, starts, jnp.concatenate(values).reshape(shape))
+        for position, group in enumerate(bucket):
+            count = len(tensors[group])
+            mine = written[position * count : (position + 1) * count]
+            result[group] = tuple(pool.reshape(tensors[group][0].shape) for pool in mine)
+    return tuple(result), jnp.sum(jnp.stack([dropped for _, dropped in chosen]), dtype=jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnames=("transfer", "implementation"), donate_argnames="objects")
+def pack(
+    transfer: Transfer,
+    tensors: Tensors,
+    objects: jax.Array,
+    block_ids: jax.Array,
+    skip: jax.Array,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`pack_groups` of one kernel group."""
+    return pack_groups((transfer,), (tensors,), objects, (block_ids,), (skip,), implementation)
+
+
+@functools.partial(jax.jit, static_argnames=("transfer", "implementation"), donate_argnames="tensors")
+def unpack(
+    transfer: Transfer,
+    tensors: Tensors,
+    objects: jax.Array,
+    block_ids: jax.Array,
+    skip: jax.Array,
+    implementation: str | None = None,
+) -> tuple[Tensors, jax.Array]:
+    """`unpack_groups` of one kernel group."""
+    written, dropped = unpack_groups((transfer,), (tensors,), objects, (block_ids,), (skip,), implementation)
+    return written[0], dropped
 
 
 def _tensors_of(geometry: PageGeometry) -> int:
@@ -164,33 +206,96 @@ def _selected(geometry: PageGeometry, block_ids: jax.Array, skip: jax.Array) -> 
     return wanted & inside, jnp.sum(wanted & ~inside, dtype=jnp.int32)
 
 
-def _page_indices(geometry: PageGeometry, block_ids: jax.Array, moved: jax.Array, plane: int, layer: int) -> jax.Array:
-    """Page of each block within its tensor; blocks that are not moved get an index past the end."""
+def _launches(
+    transfers: tuple[Transfer, ...], tensors: tuple[Tensors, ...], block_ids: tuple[jax.Array, ...]
+) -> list[list[int]]:
+    """Kernel groups by what one launch can move: tensors, pages and numbers of pages all alike."""
+    buckets: dict[tuple[object, ...], list[int]] = {}
+    for index, (transfer, group, ids) in enumerate(zip(transfers, tensors, block_ids, strict=True)):
+        geometry = transfer.geometry
+        pages = ids.shape[0] * geometry.kv_size * geometry.num_layers
+        key = (group[0].shape, geometry.page_bytes, transfer.row_bytes, len(group), pages)
+        buckets.setdefault(key, []).append(index)
+    return list(buckets.values())
+
+
+def _operands(
+    bucket: list[int],
+    transfers: tuple[Transfer, ...],
+    tensors: tuple[Tensors, ...],
+    block_ids: tuple[jax.Array, ...],
+    chosen: list[tuple[jax.Array, jax.Array]],
+) -> tuple[Tensors, jax.Array]:
+    """The tensors of a launch as rows, and int32 `[tensors, pages, 1]`, where their pages start."""
+    pools = tuple(tensor.reshape(-1, transfers[g].row_bytes) for g in bucket for tensor in tensors[g])
+    starts = [_start_rows(transfers[g], block_ids[g], chosen[g][0]) for g in bucket]
+    return pools, jnp.concatenate(starts)[..., None]
+
+
+def _start_rows(transfer: Transfer, block_ids: jax.Array, moved: jax.Array) -> jax.Array:
+    """Int32 `[tensors, pages]`: first row of each page, past the end for blocks that are not moved."""
+    geometry = transfer.geometry
     order = TRAITS[geometry.format].page_order
     sizes = (geometry.kv_size, geometry.num_layers, geometry.num_blocks)
+    blocks = jnp.where(moved, block_ids, 0)
     # page_index is plain arithmetic, so an array of block ids gives an array of pages.
-    index = page_index(order, plane, layer, jnp.where(moved, block_ids, 0), *sizes)  # pyright: ignore[reportArgumentType]
-    return jnp.where(moved, index, geometry.pages_per_tensor)
+    pages = jnp.stack(
+        [
+            jnp.stack([page_index(order, k, layer, blocks, *sizes) for layer in range(geometry.num_layers)])  # pyright: ignore[reportArgumentType]
+            for k in range(geometry.kv_size)
+        ]
+    )
+    rows_per_page = geometry.page_stride_bytes // transfer.row_bytes
+    rows = jnp.where(moved, pages * rows_per_page, geometry.pages_per_tensor * rows_per_page)
+    return _by_tensor(transfer, rows, _tensors_of(geometry))
 
 
-def _rows_of(
-    geometry: PageGeometry, tensors: Tensors, block_ids: jax.Array, moved: jax.Array, plane: int, layer: int
-) -> jax.Array:
-    """Uint8 `[ids, slots * row bytes]`, tokens first."""
-    tensor = tensors[tensor_index(TRAITS[geometry.format].structure, plane, layer, geometry.num_layers)]
-    indices = _page_indices(geometry, block_ids, moved, plane, layer)
-    pages = tensor.at[indices].get(mode="fill", fill_value=0)[:, : geometry.page_bytes]
-    count = block_ids.shape[0]
+def _by_tensor(transfer: Transfer, pages: jax.Array, count: int) -> jax.Array:
+    """`[planes, layers, ids, ...]` as `[tensors, everything else of a tensor]`."""
+    if TRAITS[transfer.geometry.format].structure is Structure.LAYER_LIST:
+        pages = jnp.swapaxes(pages, 0, 1)
+    return pages.reshape(count, -1)
+
+
+def _by_plane_and_layer(transfer: Transfer, pages: jax.Array) -> jax.Array:
+    """The inverse, for whole pages: uint8 `[planes, layers, ids, page bytes]`."""
+    geometry = transfer.geometry
+    if TRAITS[geometry.format].structure is Structure.LAYER_LIST:
+        shape = (geometry.num_layers, geometry.kv_size, -1, geometry.page_bytes)
+        return jnp.swapaxes(pages.reshape(shape), 0, 1)
+    return pages.reshape(geometry.kv_size, geometry.num_layers, -1, geometry.page_bytes)
+
+
+def _into_region(transfer: Transfer, objects: jax.Array, pages: jax.Array, moved: jax.Array) -> jax.Array:
+    geometry, region, count = transfer.geometry, transfer.region, objects.shape[0]
+    shape = (geometry.kv_size, geometry.num_layers, count, transfer.blocks_per_object, geometry.page_bytes)
+    fresh = _rows_of(geometry, pages).reshape(shape).transpose(2, 0, 1, 3, 4)
+    old = objects[:, region.offset : region.offset + region.nbytes].reshape(fresh.shape)
+    merged = jnp.where(moved.reshape(count, 1, 1, transfer.blocks_per_object, 1), fresh, old)
+    return jax.lax.dynamic_update_slice(objects, merged.reshape(count, region.nbytes), (0, region.offset))
+
+
+def _from_region(transfer: Transfer, objects: jax.Array) -> jax.Array:
+    """Uint8 `[planes, layers, ids, page bytes]`: the region's rows as pages."""
+    geometry, region, count = transfer.geometry, transfer.region, objects.shape[0]
+    shape = (count, geometry.kv_size, geometry.num_layers, transfer.blocks_per_object, geometry.page_bytes)
+    data = objects[:, region.offset : region.offset + region.nbytes].reshape(shape).transpose(1, 2, 0, 3, 4)
+    return _pages_of(geometry, data.reshape(geometry.kv_size, geometry.num_layers, -1, geometry.page_bytes))
+
+
+def _rows_of(geometry: PageGeometry, pages: jax.Array) -> jax.Array:
+    """Uint8 `[..., page bytes]` with tokens first, heads and scales after."""
+    lead = pages.shape[:-1]
     if geometry.format is EngineKVFormat.NL_X_NB_BSV_BSS:
         values = geometry.slots * (geometry.row_bytes - SCALE_BYTES)
         split = (
-            pages[:, :values].reshape(count, geometry.slots, -1),
-            pages[:, values:].reshape(count, geometry.slots, -1),
+            pages[..., :values].reshape(*lead, geometry.slots, -1),
+            pages[..., values:].reshape(*lead, geometry.slots, -1),
         )
-        return jnp.concatenate(split, axis=-1).reshape(count, -1)
+        return jnp.concatenate(split, axis=-1).reshape(*lead, -1)
     if TRAITS[geometry.format].heads_first:
-        heads = pages.reshape(count, geometry.num_heads, geometry.slots, geometry.head_bytes)
-        return heads.transpose(0, 2, 1, 3).reshape(count, -1)
+        heads = pages.reshape(*lead, geometry.num_heads, geometry.slots, geometry.head_bytes)
+        return jnp.swapaxes(heads, -3, -2).reshape(*lead, -1)
     return pages
 
 

@@ -64,7 +64,7 @@ def write(
         starts, _ = runs.start_rows(layer, blocks, pieces, within)
         rows = buffer.reshape(-1, runs.row)
         del name
-        buffer = choose(implementation).scatter_runs(rows, starts, to_words(content, runs, buffer.dtype)).reshape(-1)
+        buffer = choose(implementation).scatter(rows, starts, to_words(content, runs, buffer.dtype)).reshape(-1)
     exists = _inside(layer, layout.shape[0]) & _inside(blocks, layout.num_blocks)
     exists &= _inside(states, layout.states_per_block)
     return buffer, _count((blocks != -1) & ~exists)
@@ -100,7 +100,7 @@ def gather(
         part, view = layout.part(name), _block_view(layout, name)
         runs = runs_of(buffer, view, 2)
         starts, _ = runs.start_rows(layer, shown)
-        words = choose(implementation).gather_runs(buffer.reshape(-1, runs.row), starts, runs.rows_per_run)
+        words = choose(implementation).gather(buffer.reshape(-1, runs.row), starts, runs.rows_per_run)
         shape = (layout.states_per_block, _heads(layout, part), *part.shape)
         whole = from_words(words, shape, numpy_dtype(part.dtype))
         found[name] = whole.reshape(-1, *shape[1:])
@@ -140,7 +140,7 @@ def scatter(
         runs = runs_of(buffer, view, 2)
         starts, _ = runs.start_rows(layer, shown)
         words = to_words(content.reshape(table.shape[0], *shape), runs, buffer.dtype)
-        buffer = choose(implementation).scatter_runs(buffer.reshape(-1, runs.row), starts, words).reshape(-1)
+        buffer = choose(implementation).scatter(buffer.reshape(-1, runs.row), starts, words).reshape(-1)
     exists = _inside(layer, layout.shape[0]) & _inside(table, layout.num_blocks)
     return buffer, _count((table != -1) & ~exists)
 
@@ -173,8 +173,8 @@ def copy_blocks(
     written, _ = runs.start_rows(layers, jnp.where(exist, targets, -1)[None])
     rows = buffer.reshape(-1, runs.row)
     code = choose(implementation)
-    words = code.gather_runs(rows, read.reshape(-1, len(runs.starts)), runs.rows_per_run)
-    rows = code.scatter_runs(rows, written.reshape(-1, len(runs.starts)), words)
+    words = code.gather(rows, read.reshape(-1, len(runs.starts)), runs.rows_per_run)
+    rows = code.scatter(rows, written.reshape(-1, len(runs.starts)), words)
     return rows.reshape(-1), _count(~padding & ~exist)
 
 
@@ -198,7 +198,7 @@ def zero_blocks(
     starts, _ = runs.start_rows(layers, blocks[None])
     starts = starts.reshape(-1, len(runs.starts))
     zeros = jnp.zeros((*starts.shape, runs.rows_per_run, runs.row), buffer.dtype)
-    rows = choose(implementation).scatter_runs(buffer.reshape(-1, runs.row), starts, zeros)
+    rows = choose(implementation).scatter(buffer.reshape(-1, runs.row), starts, zeros)
     return rows.reshape(-1), _count((blocks != -1) & ~_inside(blocks, layout.num_blocks))
 
 

@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 
-def gather_runs(rows: jax.Array, starts: jax.Array, rows_per_run: int) -> jax.Array:
-    """Runs of a pool; zeros for those that start past its end.
+def gather_runs(pools: Sequence[jax.Array], starts: jax.Array, rows_per_run: int) -> jax.Array:
+    """Runs of several pools of one shape; zeros for those that start outside.
 
     Args:
-      rows: unsigned words `[rows, row]`.
-      starts: int32 `[n, runs]`, first row of each run.
+      pools: words of any dtype `[rows, row]` each.
+      starts: int32 `[pools, n, runs]`, first row of each run.
       rows_per_run: static.
 
     Returns:
-      `[n, runs, rows_per_run, row]`.
+      `[pools, n, runs, rows_per_run, row]`.
     """
-    return lax.gather(
-        rows,
-        starts[..., None],
-        lax.GatherDimensionNumbers(offset_dims=(2, 3), collapsed_slice_dims=(), start_index_map=(0,)),
-        slice_sizes=(rows_per_run, rows.shape[1]),
-        mode=lax.GatherScatterMode.FILL_OR_DROP,
-        fill_value=0,
-    )
+    dimensions = lax.GatherDimensionNumbers(offset_dims=(2, 3), collapsed_slice_dims=(), start_index_map=(0,))
+    found = [
+        lax.gather(
+            pool,
+            starts[index][..., None],
+            dimensions,
+            slice_sizes=(rows_per_run, pool.shape[1]),
+            mode=lax.GatherScatterMode.FILL_OR_DROP,
+            fill_value=0,
+        )
+        for index, pool in enumerate(pools)
+    ]
+    return found[0][None] if len(found) == 1 else jnp.stack(found)
 
 
-def scatter_runs(rows: jax.Array, starts: jax.Array, values: jax.Array) -> jax.Array:
-    """The pool with some runs replaced, in place when it is donated; runs that start past its end are dropped.
+def scatter_runs(pools: Sequence[jax.Array], starts: jax.Array, values: jax.Array) -> tuple[jax.Array, ...]:
+    """Several pools of one shape with some runs replaced, in place where donated.
 
     Args:
-      rows: unsigned words `[rows, row]`.
-      starts: int32 `[n, runs]`, first row of each run; no two runs inside the pool overlap.
-      values: `[n, runs, rows_per_run, row]`.
+      pools: words of any dtype `[rows, row]` each.
+      starts: int32 `[pools, n, runs]`, first row of each run; runs that start outside are dropped, and no two inside
+        one pool overlap.
+      values: `[pools, n, runs, rows_per_run, row]` of the same dtype.
     """
-    return lax.scatter(
-        rows,
-        starts[..., None],
-        values,
-        lax.ScatterDimensionNumbers((2, 3), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,)),
-        mode=lax.GatherScatterMode.FILL_OR_DROP,
+    dimensions = lax.ScatterDimensionNumbers((2, 3), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,))
+    mode = lax.GatherScatterMode.FILL_OR_DROP
+    return tuple(
+        lax.scatter(pool, starts[index][..., None], values[index], dimensions, mode=mode)
+        for index, pool in enumerate(pools)
     )

@@ -1,12 +1,13 @@
 """Gather by Pallas on Mosaic GPU: bulk copies through a ring of stages in shared memory, Hopper and later.
 
-No byte passes through registers. Rows that are no multiple of 128 bytes cannot be moved so; they take the register path
-of `pallas_kernels.gather.pallas_triton`.
+No byte passes through registers. Rows that no bulk copy can move take the register path of
+`pallas_kernels.gather.pallas_triton`.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,86 +17,115 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gather import pallas_triton
-from pallas_kernels.tma_tiles import NUM_STAGES, TASKS_PER_PROGRAM, tma_tiles
+from pallas_kernels.tma_tiles import NUM_STAGES, TASKS_PER_PROGRAM, TmaTiles, tma_tiles
 
 AXIS = "program"
 
 
-def _ring(
-    sources_ref: Any, pool_ref: Any, out_ref: Any, smem: Any, barriers: Any, *, tasks: int, num_tiles: int
-) -> None:
-    """Moves up to TASKS_PER_PROGRAM tiles: load k + NUM_STAGES is under way while tile k is stored."""
-    first = lax.axis_index(AXIS) * TASKS_PER_PROGRAM
+def ring(load: Callable[[Any, Any], None], store: Callable[[Any, Any], None], wait: Callable[[Any], None]) -> None:
+    """Moves TASKS_PER_PROGRAM tiles through NUM_STAGES stages: loads run ahead, one store may still be under way.
 
-    def exists(task: jax.Array) -> jax.Array:
-        # A tile that does not exist still goes round the ring: the first one is loaded in its place, and not kept.
-        return jnp.minimum(sources_ref[task], num_tiles - 1)
+    Args:
+      load: starts loading tile `k` of the program into a stage; nothing for tiles that are not there.
+      store: starts storing tile `k` from a stage, as part of the group that is open.
+      wait: waits until tile `k`'s stage is full.
+    """
+    ahead = NUM_STAGES - 1
+    for index in range(min(ahead, TASKS_PER_PROGRAM)):
+        load(index, index)
+
+    def step(index: jax.Array, carry: tuple[()]) -> tuple[()]:
+        wait(index)
+        store(index, lax.rem(index, NUM_STAGES))
+        # A group for every tile, stored or not: waiting counts groups.
+        plgpu.commit_smem_to_gmem_group()
+        # The store before this one has read its stage, which is the one that tile index + ahead goes to.
+        plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+
+        @pl.when(index + ahead < TASKS_PER_PROGRAM)
+        def _() -> None:
+            load(index + ahead, lax.rem(index + ahead, NUM_STAGES))
+
+        return carry
+
+    lax.fori_loop(0, TASKS_PER_PROGRAM, step, ())
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _body(
+    lines_ref: Any, zeros_ref: Any, *refs: Any, tiles: TmaTiles, num_lines: int, tasks: int, num_pools: int
+) -> None:
+    *pool_refs, out_ref, smem, barriers = refs
+    first = lax.axis_index(AXIS) * TASKS_PER_PROGRAM
+    total = tasks * num_pools
 
     def load(index: Any, stage: Any) -> None:
         task = first + index
 
-        @pl.when(task < tasks)
+        @pl.when(task < total)
         def _() -> None:
-            plgpu.copy_gmem_to_smem(pool_ref.at[exists(task)], smem.at[stage], barriers.at[stage])
+            line = lines_ref[task]
 
-    for stage in range(min(NUM_STAGES, TASKS_PER_PROGRAM)):
-        load(stage, stage)
-
-    def store(index: jax.Array, carry: tuple[()]) -> tuple[()]:
-        task, stage = first + index, lax.rem(index, NUM_STAGES)
-
-        @pl.when(task < tasks)
-        def _() -> None:
-            plgpu.barrier_wait(barriers.at[stage])
-            plgpu.copy_smem_to_gmem(smem.at[stage], out_ref.at[task])
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
-            @pl.when(index + NUM_STAGES < TASKS_PER_PROGRAM)
+            @pl.when(line >= num_lines)
             def _() -> None:
-                load(index + NUM_STAGES, stage)
+                plgpu.copy_gmem_to_smem(zeros_ref, smem.at[stage], barriers.at[stage])
 
-        return carry
+            for pool, pool_ref in enumerate(pool_refs):
 
-    lax.fori_loop(0, TASKS_PER_PROGRAM, store, ())
-    plgpu.wait_smem_to_gmem(0)
+                @pl.when((line < num_lines) & (task >= pool * tasks) & (task < (pool + 1) * tasks))
+                def _(pool_ref: Any = pool_ref) -> None:
+                    source = pool_ref.at[pl.ds(line, tiles.lines)]
+                    plgpu.copy_gmem_to_smem(source, smem.at[stage], barriers.at[stage])
+
+    def store(index: Any, stage: Any) -> None:
+        task = first + index
+
+        @pl.when(task < total)
+        def _() -> None:
+            target = out_ref.at[pl.ds(task * tiles.lines, tiles.lines)]
+            plgpu.copy_smem_to_gmem(smem.at[stage], target, commit_group=False)
+
+    def wait(index: Any) -> None:
+        @pl.when(first + index < total)
+        def _() -> None:
+            plgpu.barrier_wait(barriers.at[lax.rem(index, NUM_STAGES)])
+
+    ring(load, store, wait)
 
 
-def gather_runs(rows: jax.Array, starts: jax.Array, rows_per_run: int, *, interpret: Any = False) -> jax.Array:
-    """Runs of a pool; zeros for those that start outside of it.
+def gather_runs(
+    pools: Sequence[jax.Array], starts: jax.Array, rows_per_run: int, *, interpret: Any = False
+) -> jax.Array:
+    """Runs of several pools of one shape, in one launch; zeros for those that start outside.
 
     Args:
-      rows: words of any dtype `[rows, row]`.
-      starts: int32 `[n, runs]`, first row of each run.
+      pools: words of any dtype `[rows, row]` each.
+      starts: int32 `[pools, n, runs]`, first row of each run.
       rows_per_run: static.
       interpret: False, or the parameters of Mosaic GPU's interpreter (static).
 
     Returns:
-      `[n, runs, rows_per_run, row]`.
+      `[pools, n, runs, rows_per_run, row]`.
     """
-    num_rows, row = rows.shape
+    (num_rows, row), dtype = pools[0].shape, pools[0].dtype
     shape = (*starts.shape, rows_per_run, row)
-    tiles = tma_tiles(row * rows.dtype.itemsize, rows.dtype.itemsize)
+    tiles = tma_tiles(row, rows_per_run, dtype.itemsize)
     if tiles is None:
-        return pallas_triton.gather_runs(rows, starts, rows_per_run, interpret=bool(interpret))
+        return pallas_triton.gather_runs(pools, starts, rows_per_run, interpret=bool(interpret))
     if 0 in shape:
-        return jnp.zeros(shape, rows.dtype)
+        return jnp.zeros(shape, dtype)
+    num_lines = num_rows * tiles.lines_per_row
     inside = (starts >= 0) & (starts <= num_rows - rows_per_run)
-    lines = jnp.where(inside, starts, num_rows)[..., None] + jnp.arange(rows_per_run, dtype=jnp.int32)
-    sources = (lines[..., None] * tiles.count + jnp.arange(tiles.count, dtype=jnp.int32)).reshape(-1)
-    found = gather_tiles(tiles.view(rows), sources, interpret=interpret)
-    runs = tiles.unview(found, rows.dtype, row).reshape(shape)
-    return jnp.where(inside[..., None, None], runs, 0)
-
-
-def gather_tiles(pool: jax.Array, sources: jax.Array, *, interpret: Any = False) -> jax.Array:
-    """Tiles `[tiles, lines, words]` of a pool by their indices, int32 `[n]`; undefined for indices past the end."""
-    (tasks,), (num_tiles, *tile) = sources.shape, pool.shape
-    body = functools.partial(_ring, tasks=tasks, num_tiles=num_tiles)
+    lines = tiles.first_lines(starts, inside, num_lines).reshape(-1)
+    tasks = lines.size // len(pools)
+    body = functools.partial(_body, tiles=tiles, num_lines=num_lines, tasks=tasks, num_pools=len(pools))
 
     def kernel(*refs: Any) -> None:
-        smem = plgpu.SMEM((NUM_STAGES, *tile), pool.dtype)
+        smem = plgpu.SMEM((NUM_STAGES, tiles.lines, tiles.words), dtype)
         pl.run_scoped(functools.partial(body, *refs), smem, plgpu.Barrier(num_barriers=NUM_STAGES))
 
-    mesh = plgpu.Mesh(grid=(pl.cdiv(tasks, TASKS_PER_PROGRAM),), grid_names=(AXIS,))
-    out = jax.ShapeDtypeStruct((tasks, *tile), pool.dtype)
-    return pl.kernel(kernel, out_type=out, mesh=mesh, interpret=interpret, name="gather_tiles")(sources, pool)
+    mesh = plgpu.Mesh(grid=(pl.cdiv(lines.size, TASKS_PER_PROGRAM),), grid_names=(AXIS,))
+    out = jax.ShapeDtypeStruct((lines.size * tiles.lines, tiles.words), dtype)
+    call = pl.kernel(kernel, out_type=out, mesh=mesh, interpret=interpret, name="gather_runs")
+    views = [pool.reshape(num_lines, tiles.words) for pool in pools]
+    return call(lines, jnp.zeros((tiles.lines, tiles.words), dtype), *views).reshape(shape)

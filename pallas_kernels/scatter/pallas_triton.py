@@ -1,8 +1,9 @@
-"""Scatter by Pallas on Triton, in place, for GPUs before Hopper; see `pallas_kernels.gather.pallas_triton`."""
+"""Scatter by Pallas on Triton, in place; see `pallas_kernels.gather.pallas_triton`."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,44 +11,52 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.triton_tiles import NUM_WARPS, Tiles, tiles_of
+from pallas_kernels.gather.pallas_triton import place_in
+from pallas_kernels.triton_tiles import MAX_TILES, NUM_WARPS, Tiles, check_addressable, tiles_of
 
 
-def _kernel(
-    starts_ref: Any, values_ref: Any, pool_in_ref: Any, pool_ref: Any, *, tiles: Tiles, row: int, num_rows: int
-) -> None:
-    del pool_in_ref  # the same memory as pool_ref
-    run, line, tile = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-    start = starts_ref[run]
+def _kernel(starts_ref: Any, values_ref: Any, *refs: Any, tiles: Tiles, length: int, last: int) -> None:
+    pool_refs = refs[len(refs) // 2 :]  # the first half are the same memory, as inputs
+    run, tile, pool = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    start = starts_ref[pool, run]
     columns = tile * tiles.width + jnp.arange(tiles.width)
-    mask = columns < row
+    mask = columns < length
 
-    @pl.when((start >= 0) & (start < num_rows))
-    def _() -> None:
-        words = plt.load(values_ref.at[run, line, columns], mask=mask, other=0)
-        plt.store(pool_ref.at[start + line, columns], words, mask=mask)
+    def move(pool_ref: Any) -> None:
+        words = plt.load(values_ref.at[pool, run, columns], mask=mask, other=0)
+        plt.store(pool_ref.at[place_in(pool_ref.shape[1], length, start, columns)], words, mask=mask)
+
+    for index, pool_ref in enumerate(pool_refs):
+        pl.when((pool == index) & (start >= 0) & (start <= last))(functools.partial(move, pool_ref))
 
 
-def scatter_runs(rows: jax.Array, starts: jax.Array, values: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """The pool with some runs replaced, in place when it is donated; runs that start outside of it are dropped.
+def scatter_runs(
+    pools: Sequence[jax.Array], starts: jax.Array, values: jax.Array, *, interpret: bool = False
+) -> tuple[jax.Array, ...]:
+    """Several pools of one shape with some runs replaced, in one launch, in place where donated.
 
     Args:
-      rows: words of any dtype `[rows, row]`.
-      starts: int32 `[n, runs]`, first row of each run; no two runs inside the pool overlap.
-      values: `[n, runs, rows of a run, row]` of the same dtype.
+      pools: words of any dtype `[rows, row]` each.
+      starts: int32 `[pools, n, runs]`, first row of each run; runs that start outside are dropped, and no two inside
+        one pool overlap.
+      values: `[pools, n, runs, rows of a run, row]` of the same dtype.
       interpret: run on the CPU, slowly, as the kernel would (static).
     """
-    count, runs, rows_per_run, row = values.shape
     if 0 in values.shape:
-        return rows
-    tiles = tiles_of(row, rows.dtype.itemsize)
+        return tuple(pools)
+    num_rows, row = pools[0].shape
+    length, runs = values.shape[3] * row, starts.shape[1] * starts.shape[2]
+    tiles = tiles_of(length, pools[0].dtype.itemsize)
+    if tiles.count > MAX_TILES:
+        raise ValueError(f"runs of {length} words: expected at most {MAX_TILES * tiles.width}")
+    check_addressable(pools[0], values)
     call = pl.pallas_call(
-        functools.partial(_kernel, tiles=tiles, row=row, num_rows=rows.shape[0] - rows_per_run + 1),
-        out_shape=jax.ShapeDtypeStruct(rows.shape, rows.dtype),
-        grid=(count * runs, rows_per_run, tiles.count),
-        input_output_aliases={2: 0},
+        functools.partial(_kernel, tiles=tiles, length=length, last=num_rows - values.shape[3]),
+        out_shape=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pools],
+        grid=(runs, tiles.count, len(pools)),
+        input_output_aliases={2 + index: index for index in range(len(pools))},
         compiler_params=plt.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
         interpret=interpret,
         name="scatter_runs",
     )
-    return call(starts.reshape(-1), values.reshape(count * runs, rows_per_run, row), rows)
+    return tuple(call(starts.reshape(len(pools), runs), values.reshape(len(pools), runs, length), *pools))
