@@ -1,6 +1,7 @@
 """Topologies made from what a model says of each layer; the vectors are RTP-LLM's own."""
 
 import dataclasses
+import pathlib
 
 import pytest
 
@@ -180,3 +181,9 @@ def test_refused(layers, pools, words):
 def test_a_description_is_checked_at_once(fields):
     with pytest.raises(TopologyError):
         CacheDescription(**fields)
+
+
+def test_the_documented_example(capsys):
+    page = pathlib.Path(__file__).parents[2] / "docs" / "topology.md"
+    exec(page.read_text().split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out == "('full', 'linear') 2\n"
