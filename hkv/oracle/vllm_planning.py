@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,15 @@ from hkv.spec import (
     SlidingWindowMLA,
 )
 
+MODULES = (
+    "torch",
+    "vllm.v1.attention.backend",
+    "vllm.v1.core.kv_cache_planning",
+    "vllm.v1.core.kv_cache_utils",
+    "vllm.v1.kv_cache_interface",
+    "vllm.v1.kv_cache_layout",
+)
+
 
 class InstalledPlanner:
     """The planning functions of an installed vLLM. Importing it takes seconds: make one and keep it.
@@ -37,16 +48,13 @@ class InstalledPlanner:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         logging.getLogger("vllm").setLevel(logging.ERROR)
         try:
-            import torch
-            import vllm.v1.attention.backend as backend
-            import vllm.v1.core.kv_cache_planning as planning
-            import vllm.v1.core.kv_cache_utils as sizes
-            import vllm.v1.kv_cache_interface as interface
-            from vllm.v1.kv_cache_layout import KVCacheLayout
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch, backend, planning, sizes, interface, layouts = map(importlib.import_module, MODULES)
         except ImportError as error:
             raise MissingExtraError("vllm", "vllm", "to plan with it") from error
         self._torch, self._interface, self._planning, self._sizes = torch, interface, planning, sizes
-        self._multiple_of, self._layouts = backend.MultipleOf, KVCacheLayout
+        self._multiple_of, self._layouts = backend.MultipleOf, layouts.KVCacheLayout
 
     def plan(
         self, workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int], options: PlanOptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from typing import Any
 
 from hkv.orders import Order
 from hkv.planning.options import PlanOptions
@@ -100,8 +101,8 @@ def _near(draw: random.Random, spec: LayerSpec) -> LayerSpec:
     return draw.choice(changes)()
 
 
-def _geometry(draw: random.Random) -> dict:
-    fields = {
+def _geometry(draw: random.Random) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "block_size": draw.choice((4, 8, 16, 16, 32)),
         "num_kv_heads": draw.choice((1, 1, 2, 4)),
         "head_size": draw.choice((8, 16, 16, 24, 32)),
@@ -115,6 +116,11 @@ def _geometry(draw: random.Random) -> dict:
         fields["quantization"] = draw.choice(("fp8_per_tensor", "int8_per_token_head"))
     if draw.random() < 0.15:
         fields["state_content_bytes"] = draw.choice((36, 64, 72))
+    return fields
+
+
+def _replicated(fields: dict[str, Any]) -> dict[str, Any]:
+    fields["cp_sharded"] = False
     return fields
 
 
@@ -135,14 +141,14 @@ def _full(draw: random.Random) -> LayerSpec:
 
 
 def _window(draw: random.Random) -> LayerSpec:
-    return _padded(draw, SlidingWindow(**_geometry(draw) | {"cp_sharded": False}, window=draw.choice((1, 16, 40, 256))))
+    return _padded(draw, SlidingWindow(**_replicated(_geometry(draw)), window=draw.choice((1, 16, 40, 256))))
 
 
 def _chunked(draw: random.Random) -> LayerSpec:
-    return _padded(draw, ChunkedLocal(**_geometry(draw) | {"cp_sharded": False}, chunk=draw.choice((16, 64, 1024))))
+    return _padded(draw, ChunkedLocal(**_replicated(_geometry(draw)), chunk=draw.choice((16, 64, 1024))))
 
 
-def _latent(draw: random.Random) -> dict:
+def _latent(draw: random.Random) -> dict[str, Any]:
     fields = _geometry(draw) | {"num_kv_heads": 1}
     if draw.random() < 0.4:
         fields["alignment"] = draw.choice((64, 512, 576))
@@ -157,7 +163,7 @@ def _mla(draw: random.Random) -> LayerSpec:
 
 
 def _window_mla(draw: random.Random) -> LayerSpec:
-    return SlidingWindowMLA(**_latent(draw) | {"cp_sharded": False}, window=draw.choice((8, 16, 128)))
+    return SlidingWindowMLA(**_replicated(_latent(draw)), window=draw.choice((8, 16, 128)))
 
 
 def _mamba(draw: random.Random) -> LayerSpec:
