@@ -40,18 +40,33 @@ def test_every_rule_is_exercised() -> None:
     assert set(RULES) - seen == set()
 
 
+UNREACHABLE = r"""
+[report]
+exclude_also =
+    raise OperationError
+    raise ConfigError
+    raise EngineFailure
+    if (self|pool)\.records:
+    if need == 0 and self.contract_of_one
+    if position > len.request.keys
+"""
+"""What no log of vLLM's can hold: refused operations, failures that stop an engine, requests that come with keys only,
+and the two contracts that vLLM breaks without failing."""
+
+
 def test_logs_reach_the_branches_of_the_reference(tmp_path: pathlib.Path) -> None:
-    report = tmp_path / "coverage.json"
+    report, settings = tmp_path / "coverage.json", tmp_path / "coveragerc"
+    settings.write_text(UNREACHABLE)
     sources = ",".join(str(ROOT / "reference" / part) for part in MANAGER)
     omitted = "--omit=*/reference/state/rows.py"  # tables on the worker's side, which no operation names
     coverage = [sys.executable, "-m", "coverage"]
-    data = f"--data-file={tmp_path / 'data'}"
+    data, options = f"--data-file={tmp_path / 'data'}", f"--rcfile={settings}"
     check = ["-m", "hkv", "check", str(LOGS[0].parent), "--engine", "numpy"]
-    subprocess.run([*coverage, "run", data, "--branch", f"--source={sources}", omitted, *check], cwd=ROOT, check=True)
-    subprocess.run([*coverage, "json", data, "-q", "-o", str(report)], cwd=ROOT, check=True)
+    run = [*coverage, "run", data, options, "--branch", f"--source={sources}", omitted, *check]
+    subprocess.run(run, cwd=ROOT, check=True)
+    subprocess.run([*coverage, "json", data, options, "-q", "-o", str(report)], cwd=ROOT, check=True)
     totals = json.loads(report.read_text())["totals"]
-    # What is left refuses operations that no log may hold, or belongs to keyed requests and to diagnosis.
-    assert totals["covered_branches"] / totals["num_branches"] >= 0.85
+    assert totals["covered_branches"] / totals["num_branches"] >= 0.95
 
 
 def test_shared_recordings(shared_dir: pathlib.Path) -> None:
