@@ -1,0 +1,185 @@
+"""How often, and why, vLLM 0.33's iteration finds another hit than the definition: the figures of `docs/hits.md`.
+
+python benchmarks/compare_hits.py                 # smallest examples, random cached sets, random traffic
+python benchmarks/compare_hits.py --vllm          # and the same cached sets looked up by an installed vLLM
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from hkv.oracle import oplog
+from hkv.oracle.engine import apply
+from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.spec import Mamba, SlidingWindow
+from hkv.testing.choices import RandomChoices
+from hkv.testing.headers import FEATURES, draw_header
+from hkv.testing.hit_causes import Cause, causes
+from hkv.testing.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
+from hkv.testing.traffic import drive
+from reference.hits import longest_hit_by_definition
+
+OUT = Console()
+LOOKUP_BUGS = frozenset({"finder-index-error", "window-one-never-hits"})
+"""Defects of vLLM 0.33 that a lookup can meet; the reference shows them only when asked."""
+
+
+@click.command()
+@click.option("--cases", default=100_000, show_default=True, help="Random cached sets.")
+@click.option("--logs", default=2_000, show_default=True, help="Random traffic logs.")
+@click.option("--seed", default=0, show_default=True, help="First seed; each case and log has its own.")
+@click.option("--vllm", is_flag=True, help="Look the cached sets up in an installed vLLM too.")
+def main(cases: int, logs: int, seed: int, vllm: bool) -> None:
+    """Compares the iteration with the definition."""
+    show_smallest(vllm)
+    show_random(cases, seed)
+    show_traffic(logs, seed)
+    if vllm:
+        show_vllm(cases, seed)
+
+
+def show_smallest(vllm: bool) -> None:
+    """Every cache of one or two groups with blocks of 1 or 2 tokens and requests of up to 3: first example by cause."""
+    sizes = [(1, tokens) for tokens in range(1, 6)] + [(2, tokens) for tokens in range(1, 4)]
+    first: dict[Cause, Case] = {}
+    count = differ = 0
+    for found in track(itertools.chain.from_iterable(small_cases(*size) for size in sizes), "small caches"):
+        count += 1
+        if found.by_iteration() != found.by_definition():
+            differ += 1
+            named = explained(found)
+            if len(named) == 1:
+                first.setdefault(next(iter(named)), found)
+    table = Table("cause", "smallest example", "iteration", "definition", *(["vLLM"] if vllm else []))
+    for cause in Cause:
+        found = first[cause]
+        add_example(table, cause, found, vllm)
+    windows = [SlidingWindow(block_size=1, window=2), Mamba(block_size=1)]
+    found = Case(make_config(windows, [0, 1]), 4, frozenset({(0, 1), (0, 3), (0, 4), (1, 1)}))
+    add_example(table, Cause.DROP_NOT_REPEATED, found, vllm)
+    OUT.print(table)
+    OUT.print(f"{count:,} small caches, {differ:,} differ, each for a named cause")
+
+
+def add_example(table: Table, cause: Cause, found: Case, vllm: bool) -> None:
+    """One row."""
+    theirs = [str(outcome(lambda: by_vllm(found)))] if vllm else []
+    table.add_row(cause.name, str(found), str(found.by_iteration()), str(found.by_definition()), *theirs)
+
+
+def show_random(cases: int, seed: int) -> None:
+    """Random cached sets: 1 to 5 groups, unequal blocks, EAGLE subsets, 1 to 4 ranks."""
+    tally: collections.Counter[str] = collections.Counter()
+    lost: collections.Counter[str] = collections.Counter()
+    for number in track(range(seed, seed + cases), "random sets"):
+        found = draw_case(RandomChoices(number))
+        iteration, definition = found.by_iteration(), found.by_definition()
+        tally["no cause applies"] += not causes(found.config, found.num_tokens)
+        if iteration != definition:
+            tally["less" if iteration < definition else "more"] += 1
+            named = explained(found)
+            lost[" + ".join(sorted(cause.name for cause in named))] += 1
+    show_tally(f"{cases:,} random cached sets", tally, lost, cases)
+
+
+def show_traffic(logs: int, seed: int) -> None:
+    """Lookups of random traffic, where the cache holds what requests left behind."""
+    tally: collections.Counter[str] = collections.Counter()
+    lost: collections.Counter[str] = collections.Counter()
+    for number in track(range(seed, seed + logs), "traffic logs"):
+        choices = RandomChoices(number)
+        header = draw_header(choices, FEATURES[number % len(FEATURES)], version=2)
+        if header.bugs:
+            header.bugs = []
+        engine = NumpyEngine(header)
+
+        def perform(operation: oplog.Operation, engine: NumpyEngine = engine) -> Any:
+            answer = apply(engine, operation)
+            if isinstance(operation, oplog.LookupOp) and isinstance(answer, oplog.Hit):
+                note(engine, operation.id, answer.hit, tally, lost)
+            return answer
+
+        drive(header, choices, perform, steps=12)
+    show_tally(f"{tally['lookups']:,} lookups of {logs:,} traffic logs", tally, lost, tally["lookups"])
+
+
+def note(engine: NumpyEngine, id: str, hit: int, tally: collections.Counter, lost: collections.Counter) -> None:
+    """Counts one lookup."""
+    manager = engine.manager
+    num_tokens = manager.requests[id].num_tokens
+    best = longest_hit_by_definition(manager.config, has_entry(manager, id), num_tokens)
+    tally["lookups"] += 1
+    tally["hits"] += hit > 0
+    if hit != best:
+        tally["less" if hit < best else "more"] += 1
+        direction = "less" if hit < best else "more"
+        named = [cause.name for cause in causes(manager.config, num_tokens) if cause.direction == direction]
+        assert named, (manager.config, id, hit, best)
+        lost[" + ".join(sorted(named))] += 1
+
+
+def explained(found: Case) -> frozenset[Cause]:
+    """The causes that can make this difference; there must be one."""
+    direction = "less" if found.by_iteration() < found.by_definition() else "more"
+    named = frozenset(cause for cause in causes(found.config, found.num_tokens) if cause.direction == direction)
+    assert named, str(found)
+    return named
+
+
+def show_tally(title: str, tally: collections.Counter, lost: collections.Counter, total: int) -> None:
+    """Prints counts and shares."""
+    table = Table("", "count", "share", title=title, title_justify="left")
+    for name in sorted(set(tally) - {"lookups"}):
+        table.add_row(name, f"{tally[name]:,}", f"{tally[name] / total:.3%}")
+    for name, count in lost.most_common():
+        table.add_row(f"  {name}", f"{count:,}", f"{count / total:.3%}")
+    OUT.print(table)
+
+
+def show_vllm(cases: int, seed: int) -> None:
+    """The same cached sets in an installed vLLM's own coordinator."""
+    tally: collections.Counter[str] = collections.Counter()
+    for number in track(range(seed, seed + cases), "installed vLLM"):
+        found = draw_case(RandomChoices(number))
+        found = dataclasses.replace(found, config=dataclasses.replace(found.config, bugs=LOOKUP_BUGS))
+        ours, theirs = outcome(found.by_iteration), outcome(lambda found=found: by_vllm(found))
+        tally["same"] += ours == theirs
+        if ours != theirs:
+            OUT.print(f"{found}: vLLM {theirs}, iteration {ours}")
+    show_tally(f"{cases:,} cached sets, iteration against installed vLLM", tally, collections.Counter(), cases)
+
+
+def outcome(lookup: Any) -> int | str:
+    """What a lookup returns, or that it fails."""
+    try:
+        return lookup()
+    except Exception:
+        return "fails"
+
+
+def by_vllm(found: Case) -> int:
+    """The hit that vLLM's coordinator finds, in tokens."""
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id  # pyright: ignore[reportMissingImports]
+
+    from hkv.oracle.engines import vllm_objects
+
+    manager = vllm_objects.manager(found.config)
+    pool = manager.block_pool
+    for block, (group, end) in enumerate(sorted(found.entries), start=1):
+        key: Any = make_block_hash_with_group_id(end.to_bytes(32, "big"), group)  # type: ignore[arg-type]
+        pool._insert_block_hash(key, pool.blocks[block], end)
+    size = found.config.hash_block_size
+    keys = [end.to_bytes(32, "big") for end in range(size, found.keyed + 1, size)]
+    return manager.coordinator.find_longest_cache_hit(keys, found.num_tokens - 1)[1]
+
+
+if __name__ == "__main__":
+    main()
