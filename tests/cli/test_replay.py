@@ -1,0 +1,233 @@
+"""`hkv replay` and `hkv trace` from the outside: output, files, exit status, and one line for what is wrong."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import hkv.cli
+from hkv.cli import cli
+from hkv.cli import replay as replay_command
+from hkv.oracle.engines.numpy import NumpyEngine
+
+GOOD = {"timestamp": 0, "input_length": 600, "output_length": 8, "hash_ids": [0, 1]}
+GROUPS = ["--groups", "full:16,swa:16:64", "--num-blocks", "200"]
+
+
+def run(monkeypatch, capsys, *arguments):
+    """Exit status, stdout and stderr of the command."""
+    monkeypatch.setattr("sys.argv", ["hkv", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        hkv.cli.main()
+    told = capsys.readouterr()
+    return caught.value.code, told.out, told.err
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    lines = [{**GOOD, "timestamp": 1000 * i, "hash_ids": [0, 1 + i % 3]} for i in range(12)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_tables(monkeypatch, capsys, trace):
+    code, out, err = run(monkeypatch, capsys, "replay", trace, *GROUPS)
+    assert (code, err) == (0, "")
+    for text in (
+        "hit rate",
+        "7,200",
+        "Why hits ended",
+        "never seen",
+        "swa:16:64",
+        "Blocks in use over time",
+        "engine numpy",
+    ):
+        assert text in out
+
+
+def test_json_and_plots(monkeypatch, capsys, trace, tmp_path):
+    png, svg, made = tmp_path / "a.png", tmp_path / "b.SVG", tmp_path / "a.json"
+    code, out, _ = run(
+        monkeypatch, capsys, "replay", trace, *GROUPS, "--plot", str(png), "--json", str(made), "--eagle", "1",
+        "--retention", "0", "--speed", "1/2", "--limit", "5",
+    )  # fmt: skip
+    assert code == 0
+    assert "Replay" in out
+    assert png.read_bytes().startswith(b"\x89PNG")
+    document = json.loads(made.read_text())
+    assert document["options"]["groups"] == "full:16,swa:16:64"
+    assert (document["options"]["eagle"], document["options"]["retention"]) == ("1", 0)
+    assert document["options"]["speed"] == "1/2"
+    assert document["totals"]["requests"] == 5
+    assert [group["eagle"] for group in document["groups"]] == [False, True]
+    code, out, _ = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--plot", str(svg), "--json", "-")
+    assert code == 0
+    assert b"<svg" in svg.read_bytes()
+    document = json.loads(out)
+    assert document["totals"]["hit_tokens"] == sum(document["requests"]["hit"]) > 0
+    assert document["totals"]["hit_rate"] == document["totals"]["hit_tokens"] / 7200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--groups", "full", "--num-blocks", "9"], "full:block_size"),
+        (["--groups", "full:0", "--num-blocks", "9"], "positive integer"),
+        (["--groups", "full:16,swa:16", "--num-blocks", "9"], "swa:block_size:window"),
+        (["--groups", "fall:16", "--num-blocks", "9"], "a kind of"),
+        (["--groups", "full:16", "--num-blocks", "1"], "num-blocks"),
+        (["--groups", "full:16"], "num-blocks"),
+        ([*GROUPS, "--eagle", "2"], "eagle_groups"),
+        ([*GROUPS, "--eagle", "one"], "eagle"),
+        ([*GROUPS, "--retention", "17"], "retention_interval"),
+        ([*GROUPS, "--retention", "-1"], "retention"),
+        ([*GROUPS, "--speed", "0"], "speed"),
+        ([*GROUPS, "--speed", "1/0"], "speed"),
+        ([*GROUPS, "--decode-tokens", "9", "--step-tokens", "8"], "decode_tokens"),
+        ([*GROUPS, "--engine", "nobody"], "nobody"),
+        ([*GROUPS, "--engine", "numpy", "--check"], "other than numpy"),
+        ([*GROUPS, "--plot", "x.gif"], ".png or .svg"),
+        ([*GROUPS, "--tokens-per-id", "100"], "6 of them"),
+    ],
+)
+def test_unusable_options_take_one_line(monkeypatch, capsys, trace, arguments, told):
+    code, out, err = run(monkeypatch, capsys, "replay", trace, *arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert err.count("\n") == 1
+    assert err.startswith("hkv: ")
+
+
+@pytest.mark.parametrize(
+    "line", [b"{", b"[]", b'{"timestamp": 0}', b"\xff", json.dumps({**GOOD, "hash_ids": [1, 1]}).encode()]
+)
+def test_unusable_traces_take_one_line(monkeypatch, capsys, tmp_path, line):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
+    code, out, err = run(monkeypatch, capsys, "replay", str(path), *GROUPS)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"hkv: {path}:2")
+    assert "expected" in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_trace(monkeypatch, capsys, tmp_path):
+    code, _, err = run(monkeypatch, capsys, "replay", str(tmp_path / "absent"), *GROUPS)
+    assert code == 2
+    assert "does not exist" in err
+
+
+def test_a_difference_ends_with_1(monkeypatch, capsys, trace):
+    def disagree(*arguments, **options):
+        raise replay_command.Difference(7, "lookup", "3", "hit", {"jax": 16, "numpy": 32})
+
+    monkeypatch.setattr(replay_command, "replay", disagree)
+    code, _, err = run(monkeypatch, capsys, "replay", trace, *GROUPS)
+    assert code == 1
+    assert "operation 7, lookup of request 3: hit differs: jax: 16; numpy: 32" in err
+
+
+def test_an_engine_that_cannot_tell_why_says_so(monkeypatch, capsys, trace):
+    class Silent(NumpyEngine):
+        absence = None
+        evictions = None
+
+    monkeypatch.setattr("hkv.oracle.replay.run.engine_factory", lambda name: Silent)
+    code, out, _ = run(monkeypatch, capsys, "replay", trace, *GROUPS)
+    assert code == 0
+    assert out.count("not available from this engine: numpy") == 2
+
+
+@pytest.mark.parametrize("workload", ["chat", "shared-prefix", "agentic"])
+@pytest.mark.parametrize("format", ["mooncake", "tokens"])
+def test_generated_traces_replay(monkeypatch, capsys, tmp_path, workload, format):
+    path = tmp_path / "made.jsonl"
+    small = [
+        "--requests",
+        "25",
+        "--prefix-tokens",
+        "300",
+        "--prompt-tokens",
+        "40",
+        "--output-tokens",
+        "10",
+        "--seed",
+        "3",
+    ]
+    code, out, _ = run(
+        monkeypatch,
+        capsys,
+        "trace",
+        workload,
+        "-o",
+        str(path),
+        *small,
+        "--format",
+        format,
+        "--tokens-per-id",
+        "32",
+        "--json",
+        "-",
+    )
+    assert code == 0
+    told = json.loads(out)
+    assert told["totals"]["requests"] == 25
+    assert told["prefix_tokens"] == 300
+    code, out, _ = run(
+        monkeypatch,
+        capsys,
+        "replay",
+        str(path),
+        *GROUPS,
+        "--tokens-per-id",
+        "32",
+        "--json",
+        "-",
+        "--num-blocks",
+        "2000",
+    )
+    assert code == 0
+    replayed = json.loads(out)
+    assert replayed["totals"]["prompt_tokens"] == told["totals"]["prompt_tokens"]
+    assert replayed["totals"]["output_tokens"] == told["totals"]["output_tokens"]
+    assert replayed["totals"]["hit_tokens"] > 0
+
+
+def test_the_same_seed_makes_the_same_file(monkeypatch, capsys, tmp_path):
+    made = []
+    for seed in ("1", "1", "2"):
+        path = tmp_path / "made.jsonl"
+        code, out, _ = run(monkeypatch, capsys, "trace", "chat", "-o", str(path), "--requests", "20", "--seed", seed)
+        assert code == 0
+        assert "prompt tokens" in out
+        made.append(path.read_bytes())
+    assert made[0] == made[1] != made[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["poems", "-o", "x"], "poems"),
+        (["chat"], "output"),
+        (["chat", "-o", "x", "--rate", "0"], "rate"),
+        (["chat", "-o", "x", "--turns", "nan"], "turns"),
+        (["chat", "-o", "x", "--requests", "0"], "requests"),
+        (["chat", "-o", "x", "--seed", "-1"], "seed"),
+    ],
+)
+def test_unusable_workloads_take_one_line(monkeypatch, capsys, tmp_path, arguments, told):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(monkeypatch, capsys, "trace", *arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["replay", "trace"])
+def test_help_has_an_example(command):
+    result = CliRunner().invoke(cli, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"hkv {command} " in result.output
+    assert "Example:" in result.output

@@ -1,0 +1,90 @@
+"""Two engines side by side: agreement passes through, the first difference is named."""
+
+import pytest
+
+from hkv.oracle.engine import KeyedEngine
+from hkv.oracle.oplog import AllocateOp
+from hkv.oracle.replay.lockstep import Difference, LockstepEngine
+from hkv.oracle.replay.run import cache_config, keyed_engine
+from hkv.oracle.replay.schedule import Schedule
+from hkv.spec import spec_from_text
+
+
+def engines():
+    specs = [spec_from_text("full:4"), spec_from_text("swa:4:8")]
+    config = cache_config(specs, 20, Schedule(step_tokens=64, max_model_len=256))
+    return keyed_engine("numpy", config), keyed_engine("numpy", config)
+
+
+def grow(id, new, hit=0, must_fit=True):
+    return AllocateOp(
+        id=id, new=new, hit=hit, lookahead=0, external=0, delay=False, must_fit=must_fit, reserved=0, in_flight=0
+    )
+
+
+class Altered:
+    """An engine that changes one kind of answer."""
+
+    def __init__(self, engine, method, change):
+        self._engine, self._method, self._change = engine, method, change
+
+    def __getattr__(self, name):
+        made = getattr(self._engine, name)
+        if name != self._method:
+            return made
+        return lambda *arguments: self._change(made(*arguments))
+
+
+def serve(engine):
+    engine.step()
+    engine.request_keyed("0", 9, [1, 2, 3])
+    engine.lookup("0")
+    engine.allocate(grow("0", 9))
+    engine.num_free()
+    engine.advance("0", 9)
+    engine.free("0")
+    engine.drop("0")
+    return engine.state()
+
+
+def test_equal_engines_pass_and_the_first_ones_attributes_show():
+    first, second = engines()
+    both = LockstepEngine(first, second, ("one", "two"))
+    assert isinstance(both, KeyedEngine)
+    assert serve(both) == second.state()
+    assert both.evictions == first.evictions
+    assert both.copies() == []
+    assert both.reset() is True
+
+
+def shorter(hit):
+    hit.hit -= 4
+    return hit
+
+
+def other_block(allocation):
+    allocation.blocks[1][0] += 1
+    return allocation
+
+
+def refused(allocation):
+    allocation.blocks = None
+    return allocation
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "number", "field"),
+    [
+        ("lookup", shorter, 3, "hit"),
+        ("allocate", other_block, 4, "blocks"),
+        ("allocate", refused, 4, "refused"),
+        ("num_free", lambda free: free + 1, 5, "free blocks"),
+    ],
+)
+def test_the_first_difference_is_named(method, change, number, field):
+    first, second = engines()
+    both = LockstepEngine(Altered(first, method, change), second, ("one", "two"))
+    with pytest.raises(Difference, match=f"operation {number}, {method}.*{field} differs: one: .*; two: ") as caught:
+        serve(both)
+    assert (caught.value.number, caught.value.operation, caught.value.field) == (number, method, field)
+    assert caught.value.answers["one"] != caught.value.answers["two"]
