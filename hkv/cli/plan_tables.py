@@ -37,7 +37,7 @@ def _heading(report: dict[str, Any]) -> str:
     model = report["model"]
     return (
         f"{model['model_type']}: {model['num_layers']} layers; {model['token_bytes']:,.0f} bytes a token and "
-        f"{model['sequence_bytes']:,} a sequence; {model['token_bytes_if_all_full']:,} a token were all full attention"
+        f"{model['sequence_bytes']:,} a sequence; with full attention throughout {model['token_bytes_if_all_full']:,}"
     )
 
 

@@ -232,7 +232,14 @@ class Decoder:
             max_model_len=self.fields.max_model_len,
             layouts=layouts,
             tensor_parallel=self.options.tensor_parallel,
+            latent_sizes=self._latent_sizes(),
+            indexer_size=self.fields.integer("index_head_dim").value if self.fields.has("index_head_dim") else None,
         )
+
+    def _latent_sizes(self) -> tuple[int, int] | None:
+        if not self.fields.has("kv_lora_rank"):
+            return None
+        return self.fields.integer("kv_lora_rank").value, self.fields.integer("qk_rope_head_dim").value
 
 
 def _cell_bytes(quantization: str, dtype: str, key: int, value: int) -> int:

@@ -13,6 +13,9 @@ from hkv.errors import ConfigError, FileError
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where multimodal models keep the fields of their decoder."""
 
+MOST_LAYERS = 10_000
+"""More layers than that are a slip of the pen."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Field:
@@ -97,6 +100,19 @@ class Fields:
             raise ConfigError(self.path + names[0], None, "a positive integer: the layers' bytes depend on it")
         return Field(default, ())
 
+    def count(self, name: str) -> int:
+        """A field that may be 0, and is where nothing says.
+
+        Raises:
+          ConfigError: it is not a non-negative integer.
+        """
+        value = self.values.get(name)
+        if value is None:
+            return 0
+        if type(value) is not int or value < 0:
+            raise ConfigError(self.path + name, value, "a non-negative integer")
+        return value
+
     def dtype(self) -> tuple[str, tuple[str, ...]]:
         """The model's element type by name, and the field it came from; bfloat16 where none says."""
         for fields, path in ((self.values, self.path), (self.outer, "")):
@@ -136,6 +152,18 @@ class Fields:
     def kv_heads(self) -> Field:
         """Key/value heads; as many as query heads where nothing says."""
         return self.integer("num_key_value_heads", "num_attention_heads")
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers.
+
+        Raises:
+          ConfigError: no such number, or one beyond `MOST_LAYERS`.
+        """
+        count = self.integer("num_hidden_layers").value
+        if count > MOST_LAYERS:
+            raise ConfigError(self.path + "num_hidden_layers", count, f"at most {MOST_LAYERS}")
+        return count
 
     @property
     def max_model_len(self) -> int:

@@ -68,6 +68,8 @@ class Model:
       max_model_len: tokens of the longest request.
       layouts: physical orders that the model's kernels accept, best first, or None for all.
       tensor_parallel: ranks that split the heads.
+      latent_sizes: elements of a latent and of its rotary key where there are any, or None.
+      indexer_size: elements of a sparse indexer's key, scales not counted, or None.
     """
 
     model_type: str
@@ -76,6 +78,8 @@ class Model:
     max_model_len: int
     layouts: tuple[str, ...] | None = None
     tensor_parallel: int = 1
+    latent_sizes: tuple[int, int] | None = None
+    indexer_size: int | None = None
 
     @property
     def specs(self) -> dict[str, LayerSpec]:

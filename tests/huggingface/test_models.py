@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import pathlib
@@ -211,3 +212,15 @@ def test_other_spellings_of_the_same_model() -> None:
     kimi = {k: v for k, v in CONFIGS["kimi_linear"].items() if not k.startswith(("layer_types", "linear_"))}
     linear = {"full_attn_layers": [5, 9, 13, 17, 21, 25], "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4}
     assert read_model(kimi | {"linear_attn_config": linear}).specs == read_model(CONFIGS["kimi_linear"]).specs
+
+
+@given(
+    data=st.data(),
+    name=st.sampled_from(sorted(DERIVATIONS)),
+    value=st.sampled_from((None, -1, 0, 1.5, "many", [], {}, [1], {"a": 1}, True, [None] * 3, 10**9)),
+)
+def test_strange_values_are_read_or_refused_never_a_crash(data: st.DataObject, name: str, value: object) -> None:
+    config = copy.deepcopy(CONFIGS[name])
+    config[data.draw(st.sampled_from(sorted(config)))] = value
+    with contextlib.suppress(HKVError):
+        read_model(config)

@@ -287,3 +287,15 @@ def test_a_budget_without_room_is_refused() -> None:
     model = read_model(load_config(MODELS / "llama.json"))
     with pytest.raises(PlanError, match="block 0 is reserved"):
         plan_rtp_llm(model, 1 << 20, RtpOptions())
+
+
+def test_deepseek_v4_has_no_shared_pool() -> None:
+    model = read_model(load_config(MODELS / "deepseek_v4.json"))
+    with pytest.raises(PlanError, match="independent for deepseek_v4"):
+        plan_rtp_llm(model, 20 << 30, RtpOptions())
+
+
+def test_a_float8_latent_keeps_its_scales_among_its_elements() -> None:
+    model = read_model(load_config(MODELS / "deepseek_v32.json"), ReadOptions(kv_dtype="fp8", block_size=64))
+    (group,) = plan_rtp_llm(model, 20 << 30, RtpOptions()).groups
+    assert (group.stride, group.scale_stride) == (64 * 656, 64 * 132)

@@ -15,7 +15,7 @@ SCALED = 128
 def read(decoder: Decoder) -> Model:
     """The caches of a DeepSeek-V3.2 decoder: a latent and an indexer's key for each layer."""
     decoder.default_block_size = 64
-    count = decoder.fields.integer("num_hidden_layers").value
+    count = decoder.fields.num_layers
     for index in range(count):
         decoder.latent(index)
         add_indexer(decoder, index, tokens_per_state=1, alignment=None, kind_fields=())

@@ -94,6 +94,8 @@ def _alone(decoder: Decoder) -> bool:
 def _ratio(fields: Fields, kind: str, name: str) -> Field:
     """Tokens that the layer's cache compresses into one; 1 for a window alone."""
     rates = fields.raw("compress_rates", {})
+    if not isinstance(rates, dict):
+        raise ConfigError(fields.path + "compress_rates", rates, "a rate for each type of layer")
     if kind not in rates:
         if kind != "sliding_attention":
             raise ConfigError(name, kind, f"sliding_attention or one of compress_rates: {', '.join(sorted(rates))}")

@@ -24,7 +24,7 @@ def read(decoder: Decoder) -> Model:
     if fields.has("layer_types"):
         layers = layer_kinds(fields, known=KINDS)
     else:
-        layers = [("mamba", ())] * fields.integer("num_hidden_layers").value
+        layers = [("mamba", ())] * fields.num_layers
     for index, (kind, names) in enumerate(layers):
         if kind == "full_attention":
             decoder.attention(index, kind, names)

@@ -12,8 +12,8 @@ MODEL_TYPES = ("jamba",)
 def read(decoder: Decoder) -> Model:
     """The caches of a Jamba decoder."""
     fields = decoder.fields
-    count = fields.integer("num_hidden_layers").value
-    period, offset = fields.integer("attn_layer_period"), fields.raw("attn_layer_offset", 0)
+    count = fields.num_layers
+    period, offset = fields.integer("attn_layer_period"), fields.count("attn_layer_offset")
     names = (*period.names, fields.path + "attn_layer_offset")
     for index in range(count):
         if index % period.value == offset:

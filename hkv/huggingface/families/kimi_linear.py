@@ -33,12 +33,12 @@ def _kinds(fields: Fields) -> list[tuple[str, tuple[str, ...]]]:
         full = nested["full_attn_layers"]
         if not isinstance(full, list) or not all(type(layer) is int for layer in full):
             raise ConfigError(name, full, "a list of layers, counted from 1")
-        count = fields.integer("num_hidden_layers").value
+        count = fields.num_layers
         kinds = ("linear_attention", "full_attention")
         return [(kinds[i + 1 in full], (name,)) for i in range(count)]
     if fields.has("layer_types"):
         return layer_kinds(fields, known=KINDS)
-    count = fields.integer("num_hidden_layers").value
+    count = fields.num_layers
     return [("full_attention" if i and i % 4 == 0 else "linear_attention", ()) for i in range(count)]
 
 

@@ -33,7 +33,7 @@ def _kinds(fields: Fields) -> list[tuple[str, tuple[str, ...]]]:
     if fields.has("layer_types"):
         return layer_kinds(fields, known={"full_attention": "full_attention", "linear_attention": "linear_attention"})
     interval = fields.integer("full_attention_interval", default=4)
-    count = fields.integer("num_hidden_layers").value
+    count = fields.num_layers
     kinds = ("linear_attention", "full_attention")
     return [(kinds[(i + 1) % interval.value == 0], interval.names) for i in range(count)]
 

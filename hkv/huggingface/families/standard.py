@@ -96,7 +96,7 @@ def layer_kinds(fields: Fields, *, known: dict[str, str] | None = None) -> list[
 
 def _patterned(fields: Fields) -> list[tuple[str, tuple[str, ...]]]:
     """Layer kinds of a config without a list of them."""
-    count, path = fields.integer("num_hidden_layers").value, fields.path
+    count, path = fields.num_layers, fields.path
     no_rope = fields.raw("no_rope_layers")
     if fields.has("attention_chunk_size"):
         return [_chunked(fields, no_rope, i) for i in range(count)]
@@ -111,7 +111,7 @@ def _patterned(fields: Fields) -> list[tuple[str, tuple[str, ...]]]:
         period, names = PATTERNS.get(fields.model_type, 0), (window,)
     if period:
         return [("sliding_attention" if (i + 1) % period else "full_attention", names) for i in range(count)]
-    first = fields.raw("max_window_layers", 0) if fields.raw("use_sliding_window") else 0
+    first = fields.count("max_window_layers") if fields.raw("use_sliding_window") else 0
     names = (window, path + "max_window_layers") if first else (window,)
     return [("sliding_attention" if i >= first else "full_attention", names) for i in range(count)]
 
@@ -119,6 +119,8 @@ def _patterned(fields: Fields) -> list[tuple[str, tuple[str, ...]]]:
 def _chunked(fields: Fields, no_rope: object, index: int) -> tuple[str, tuple[str, ...]]:
     """Llama 4: layers with rotary positions are chunked, the others full."""
     if isinstance(no_rope, list) and no_rope:
+        if index >= len(no_rope):
+            raise ConfigError(fields.path + "no_rope_layers", len(no_rope), "one entry for each layer")
         return ("chunked_attention" if no_rope[index] else "full_attention", (f"{fields.path}no_rope_layers[{index}]",))
     interval = fields.integer("no_rope_layer_interval", default=4)
     return ("chunked_attention" if (index + 1) % interval.value else "full_attention", interval.names)
@@ -130,7 +132,7 @@ def shared_layer(fields: Fields, kinds: list[str], index: int) -> int | None:
     Raises:
       ConfigError: no layer before the shared ones is of that kind.
     """
-    count = fields.raw("num_kv_shared_layers", 0)
+    count = fields.count("num_kv_shared_layers")
     first = len(kinds) - count
     if not count or index < first or first <= 0:
         return None

@@ -61,6 +61,8 @@ def plan_rtp_llm(model: Model, memory: int, options: RtpOptions) -> PoolPlan:
       PlanError: RTP-LLM has no group for a layer, or not one block fits.
     """
     if model.model_type == "deepseek_v4":
+        if options.pools == "shared":
+            raise PlanError("pools", "shared", "independent for deepseek_v4, whose groups differ in size")
         groups, shared = _dsv4_groups(model, options), False
     else:
         groups, shared = _groups(model, options)
@@ -75,7 +77,7 @@ def plan_rtp_llm(model: Model, memory: int, options: RtpOptions) -> PoolPlan:
 def _groups(model: Model, options: RtpOptions) -> tuple[tuple[PoolGroup, ...], bool]:
     layers = _one_cache_each(model)
     kinds = [_group_type(spec) for spec, _ in layers]
-    blocks = [_block(spec, indexer, options) for spec, indexer in layers]
+    blocks = [_block(model, spec, indexer is not None, options) for spec, indexer in layers]
     kernel = options.kernel_block_size
     if options.pools == "independent":
         names = {GroupType.FULL: "full", GroupType.LINEAR: "linear", GroupType.SWA: "swa"}
@@ -127,7 +129,7 @@ def _group_type(spec: LayerSpec) -> GroupType:
     return GroupType.SWA if isinstance(spec, SlidingWindow) else GroupType.FULL
 
 
-def _block(spec: LayerSpec, indexer: MLAAttention | None, options: RtpOptions) -> BlockBytes:
+def _block(model: Model, spec: LayerSpec, indexed: bool, options: RtpOptions) -> BlockBytes:
     size = options.block_size
     if isinstance(spec, Mamba):
         first, *rest = spec.state_bytes
@@ -138,12 +140,13 @@ def _block(spec: LayerSpec, indexer: MLAAttention | None, options: RtpOptions) -
     if not isinstance(spec, AttentionSpec):
         raise PlanError("spec", spec, "attention or a recurrent state")
     if isinstance(spec, MLAAttention):
-        rope = 64 if spec.head_size > 64 else 1
-        block = mla(lora=spec.head_size - rope, rope=rope, block_size=size, dtype=spec.dtype)
-        if indexer is None:
+        assert model.latent_sizes is not None
+        lora, rope = model.latent_sizes
+        block = mla(lora=lora, rope=rope, block_size=size, dtype=spec.dtype)
+        if not indexed:
             return block
-        dim = indexer.head_size * 128 // 132
-        return dataclasses.replace(block, scale=indexer_scale_bytes(dim, size))
+        assert model.indexer_size is not None
+        return dataclasses.replace(block, scale=indexer_scale_bytes(model.indexer_size, size))
     if spec.value_size != spec.head_size:
         raise PlanError("head_size_v", spec.value_size, f"{spec.head_size}: keys and values of one size under RTP-LLM")
     return mha(heads=spec.num_kv_heads, head_dim=spec.head_size, block_size=size, dtype=spec.dtype)
@@ -153,7 +156,7 @@ def _dsv4_groups(model: Model, options: RtpOptions) -> tuple[PoolGroup, ...]:
     vector = next(spec for name, spec in model.specs.items() if name.endswith(".window"))
     assert isinstance(vector, SlidingWindow)
     float8 = vector.dtype == "uint8"
-    descs = dsv4.descriptions(head_dim=vector.head_size, indexer_dim=128, float8=float8)
+    descs = dsv4.descriptions(head_dim=vector.head_size, indexer_dim=model.indexer_size or 1, float8=float8)
     size = 256 if options.block_size == 64 else options.block_size
     kernel = options.kernel_block_size or size
     if kernel % 128:
