@@ -18,8 +18,8 @@ def soundness(moment: Moment) -> Iterator[str]:
 
     Holds after `lookup`. Full attention: every block before h. Sliding window: those that meet the window. Chunked:
     those that meet the chunk. Recurrent: one state, after exactly h tokens. Exception: chunks that do not start at
-    blocks (`CHUNK_OFF_GRID`): with chunks of 5 in blocks of 2, a request of 16 tokens asks up to token 15, where a chunk
-    starts; the last block before it ends at 14, inside the chunk before, and vLLM 0.33 reports 14 without a look.
+    blocks (`CHUNK_OFF_GRID`): with chunks of 5 in blocks of 2, a request of 16 tokens asks up to token 15, where a
+    chunk starts; the last block before it ends at 14, in another chunk, and vLLM 0.33 reports 14 without a look.
     """
     config, answer = moment.config, moment.answer
     assert isinstance(answer, Hit)
