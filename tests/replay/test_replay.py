@@ -222,6 +222,7 @@ def test_blocks_larger_than_a_step_and_states_inside_blocks():
 
 
 @pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when it is imported
 @pytest.mark.parametrize(("text", "num_blocks"), TIGHT.items())
 @pytest.mark.parametrize("options", [{}, {"eagle": ()}, {"retention_interval": 0}, {"caching": False}])
 def test_lock_step_with_vllm(text, num_blocks, options, tmp_path):

@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from hkv.errors import ConfigError
 from hkv.oracle.traces.reader import read_trace
-from hkv.oracle.traces.workloads import DEFAULTS, Workload, generate
+from hkv.oracle.traces.workloads import DEFAULTS, GeneratedRequest, Workload, generate
 from hkv.oracle.traces.writer import FORMATS, trace_lines
 
 KINDS = list(DEFAULTS)
@@ -126,3 +127,11 @@ def test_unknown_kinds_formats_and_seeds_are_refused():
         generate("chat", Workload(), -1)
     with pytest.raises(ConfigError, match="format"):
         list(trace_lines([], "csv", 16))
+
+
+def test_equal_blocks_after_different_prefixes_have_different_ids():
+    def request(*tokens):
+        return GeneratedRequest(0, np.array(tokens, np.uint32), np.zeros(1, np.uint32))
+
+    lines = trace_lines([request(1, 2, 5, 6, 7), request(3, 4, 5, 6), request(1, 2, 5, 6, 7)], "mooncake", 2)
+    assert [line["hash_ids"] for line in lines] == [[0, 1, 2], [3, 4], [0, 1, 2]]

@@ -1,0 +1,94 @@
+"""Reasons against their definition: every boundary tried, with what `readable` says a query there needs."""
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from hkv.oracle.replay.diagnosis import FELL_SHORT, RETIRED, WAITING, WHOLE_PROMPT, Diagnosis
+from hkv.oracle.replay.run import cache_config
+from hkv.oracle.replay.schedule import Schedule
+from hkv.spec import spec_from_text
+
+NAMES = {"never seen": "never seen", "evicted": "evicted", "retired": RETIRED, "not retained": "not retained"}
+
+
+class RandomCache:
+    """Blocks by group and index; beyond its list a group has never seen anything."""
+
+    def __init__(self, config, states):
+        self.config, self.states = config, states
+
+    def block(self, group, index):
+        return self.states[group][index] if index < len(self.states[group]) else "never seen"
+
+    def absence(self, group, key):
+        whole, rest = divmod((key + 1) * self.config.hash_block_size, self.config.block_size(group))
+        assert not rest
+        return self.block(group, whole - 1)
+
+
+def needed(config, group, boundary):
+    """Indices of the blocks that hold what the query at `boundary` reads, and of a draft's proof."""
+    spec, size = config.topology.specs[group], config.block_size(group)
+    indices = sorted({position // size for position in spec.readable(boundary)})
+    if group in config.eagle_group_ids and not spec.snapshot:
+        indices.append(boundary // size)
+    return indices
+
+
+def by_definition(config, cache, tokens, hit):
+    groups = range(len(config.topology.groups))
+    grid = config.scheduler_block_size if len(groups) > 1 else config.block_size(0)
+    whole = tokens // config.hash_block_size * config.hash_block_size
+    proofs = [config.block_size(g) * (g in config.eagle_group_ids) for g in groups]
+    further = [n for n in range(hit + 1, tokens) if n % grid == 0 and all(n + proof <= whole for proof in proofs)]
+    if not further:
+        return [WHOLE_PROMPT for _ in groups]
+    can = [{n for n in further if all(cache.block(g, i) == "cached" for i in needed(config, g, n))} for g in groups]
+    if set.intersection(*can):
+        return [FELL_SHORT for _ in groups]
+    told = []
+    for g in groups:
+        lacking = [cache.block(g, i) for i in needed(config, g, further[0]) if cache.block(g, i) != "cached"]
+        reads_all = config.topology.specs[g].readable(further[0]).start == 0
+        told.append(WAITING if can[g] else NAMES[lacking[0 if reads_all else -1]])
+    return told
+
+
+STATE = st.sampled_from(["cached"] * 6 + ["evicted", "retired", "not retained"])
+
+
+@settings(max_examples=500)
+@given(data=st.data())
+def test_reasons_are_what_they_say(data):
+    text, eagle = data.draw(
+        st.sampled_from(
+            [
+                ("full:2", None),
+                ("full:2,swa:2:3", None),
+                ("full:2,swa:2:6,swa:2:12", None),
+                ("full:4,swa:2:5", None),
+                ("full:2,chunked:2:8", None),
+                ("swa:2:4,swa:2:9", None),
+                ("full:2,swa:2:6", ()),
+                ("full:2,swa:2:6", (1,)),
+                ("full:4,swa:2:5", (0,)),
+            ]
+        )
+    )
+    specs = [spec_from_text(part) for part in text.split(",")]
+    config = cache_config(specs, 100, Schedule(max_model_len=64, step_tokens=16), eagle=eagle)
+    tokens = data.draw(st.integers(2, 48), label="tokens")
+    states = [data.draw(st.lists(STATE, max_size=48 // size), label="states") for size in config.block_sizes]
+    cache = RandomCache(config, states)
+    grid = config.scheduler_block_size if len(specs) > 1 else config.block_size(0)
+    boundaries = [0, *range(grid, tokens, grid)]
+    possible = [
+        n
+        for n in boundaries
+        if not n or all(cache.block(g, i) == "cached" for g in range(len(specs)) for i in needed(config, g, n))
+    ]
+    hit = data.draw(st.sampled_from(possible), label="hit")
+    told = Diagnosis(config, cache).reasons(list(range(64)), tokens, hit)
+    assert told == by_definition(config, cache, tokens, hit)
+    for reason in set(told):
+        event(reason)
