@@ -25,6 +25,9 @@ NUM_STAGES = 4
 TASKS_PER_PROGRAM = 16
 """Tiles that one program moves through its ring, at most."""
 
+MAX_POOLS = 16
+"""Most pools of one launch: each has its own branch in the kernel, and compile time grows with them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TmaTiles:

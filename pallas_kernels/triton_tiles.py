@@ -11,6 +11,9 @@ TILE_BYTES = 2048
 
 NUM_WARPS = 4
 
+MAX_POOLS = 32
+"""Most pools of one launch: each has its own branch in the kernel, and compile time grows with them."""
+
 MAX_TILES = 65535
 """CUDA's limit on the grid's second and third axis."""
 

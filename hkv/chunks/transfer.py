@@ -269,10 +269,12 @@ def _by_plane_and_layer(transfer: Transfer, pages: jax.Array) -> jax.Array:
 def _into_region(transfer: Transfer, objects: jax.Array, pages: jax.Array, moved: jax.Array) -> jax.Array:
     geometry, region, count = transfer.geometry, transfer.region, objects.shape[0]
     shape = (geometry.kv_size, geometry.num_layers, count, transfer.blocks_per_object, geometry.page_bytes)
-    fresh = _rows_of(geometry, pages).reshape(shape).transpose(2, 0, 1, 3, 4)
-    old = objects[:, region.offset : region.offset + region.nbytes].reshape(fresh.shape)
-    merged = jnp.where(moved.reshape(count, 1, 1, transfer.blocks_per_object, 1), fresh, old)
-    return jax.lax.dynamic_update_slice(objects, merged.reshape(count, region.nbytes), (0, region.offset))
+    fresh = _rows_of(geometry, pages).reshape(shape).transpose(2, 0, 1, 3, 4).reshape(count, region.nbytes)
+    chosen = jnp.broadcast_to(moved.reshape(count, 1, 1, -1, 1), (count, *shape[:2], *shape[3:]))
+    # The selection is element by element in the objects' own shape, so that XLA can do it in place.
+    old = objects[:, region.offset : region.offset + region.nbytes]
+    merged = jnp.where(chosen.reshape(count, region.nbytes), fresh, old)
+    return jax.lax.dynamic_update_slice(objects, merged, (0, region.offset))
 
 
 def _from_region(transfer: Transfer, objects: jax.Array) -> jax.Array:

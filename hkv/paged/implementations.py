@@ -56,10 +56,9 @@ def _kernels(name: str, interpret: Any = False) -> Implementation:
 
 
 def _mosaic_interpreter() -> Any:
-    from jax.experimental.pallas import mosaic_gpu
-
-    if hasattr(mosaic_gpu, "InterpretGPUParams"):
-        return mosaic_gpu.InterpretGPUParams()
+    public = importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+    if hasattr(public, "InterpretGPUParams"):
+        return public.InterpretGPUParams()
     # JAX 0.10 has it, but not yet under its public name.
     return importlib.import_module("jax._src.pallas.mosaic_gpu.interpret.params").InterpretGPUParams()
 

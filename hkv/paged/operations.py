@@ -174,6 +174,8 @@ def copy_blocks(
     rows = buffer.reshape(-1, runs.row)
     code = choose(implementation)
     words = code.gather(rows, read.reshape(-1, len(runs.starts)), runs.rows_per_run)
+    # Fused into the scatter, the gather would read the pool while it is written, and XLA would copy all of it first.
+    words, rows = jax.lax.optimization_barrier((words, rows))
     rows = code.scatter(rows, written.reshape(-1, len(runs.starts)), words)
     return rows.reshape(-1), _count(~padding & ~exist)
 

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gather import pallas_triton
-from pallas_kernels.tma_tiles import NUM_STAGES, TASKS_PER_PROGRAM, TmaTiles, tma_tiles
+from pallas_kernels.tma_tiles import MAX_POOLS, NUM_STAGES, TASKS_PER_PROGRAM, TmaTiles, tma_tiles
 
 AXIS = "program"
 
@@ -31,8 +31,12 @@ def ring(load: Callable[[Any, Any], None], store: Callable[[Any, Any], None], wa
       wait: waits until tile `k`'s stage is full.
     """
     ahead = NUM_STAGES - 1
-    for index in range(min(ahead, TASKS_PER_PROGRAM)):
+
+    def fill(index: jax.Array, carry: tuple[()]) -> tuple[()]:
         load(index, index)
+        return carry
+
+    lax.fori_loop(0, min(ahead, TASKS_PER_PROGRAM), fill, ())
 
     def step(index: jax.Array, carry: tuple[()]) -> tuple[()]:
         wait(index)
@@ -96,7 +100,7 @@ def _body(
 def gather_runs(
     pools: Sequence[jax.Array], starts: jax.Array, rows_per_run: int, *, interpret: Any = False
 ) -> jax.Array:
-    """Runs of several pools of one shape, in one launch; zeros for those that start outside.
+    """Runs of several pools of one shape, MAX_POOLS in a launch; zeros for those that start outside.
 
     Args:
       pools: words of any dtype `[rows, row]` each.
@@ -114,6 +118,10 @@ def gather_runs(
         return pallas_triton.gather_runs(pools, starts, rows_per_run, interpret=bool(interpret))
     if 0 in shape:
         return jnp.zeros(shape, dtype)
+    if len(pools) > MAX_POOLS:
+        parts = [slice(first, first + MAX_POOLS) for first in range(0, len(pools), MAX_POOLS)]
+        found = [gather_runs(pools[part], starts[part], rows_per_run, interpret=interpret) for part in parts]
+        return jnp.concatenate(found)
     num_lines = num_rows * tiles.lines_per_row
     inside = (starts >= 0) & (starts <= num_rows - rows_per_run)
     lines = tiles.first_lines(starts, inside, num_lines).reshape(-1)
@@ -126,6 +134,6 @@ def gather_runs(
 
     mesh = plgpu.Mesh(grid=(pl.cdiv(lines.size, TASKS_PER_PROGRAM),), grid_names=(AXIS,))
     out = jax.ShapeDtypeStruct((lines.size * tiles.lines, tiles.words), dtype)
-    call = pl.kernel(kernel, out_type=out, mesh=mesh, interpret=interpret, name="gather_runs")
+    call: Any = pl.kernel(kernel, out_type=out, mesh=mesh, interpret=interpret, name="gather_runs")
     views = [pool.reshape(num_lines, tiles.words) for pool in pools]
     return call(lines, jnp.zeros((tiles.lines, tiles.words), dtype), *views).reshape(shape)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.triton_tiles import MAX_TILES, NUM_WARPS, Tiles, check_addressable, tiles_of
+from pallas_kernels.triton_tiles import MAX_POOLS, MAX_TILES, NUM_WARPS, Tiles, check_addressable, tiles_of
 
 
 def _kernel(starts_ref: Any, *refs: Any, tiles: Tiles, length: int, last: int) -> None:
@@ -44,7 +44,7 @@ def place_in(row: int, length: int, start: jax.Array, columns: jax.Array) -> tup
 def gather_runs(
     pools: Sequence[jax.Array], starts: jax.Array, rows_per_run: int, *, interpret: bool = False
 ) -> jax.Array:
-    """Runs of several pools of one shape, in one launch; zeros for those that start outside.
+    """Runs of several pools of one shape, MAX_POOLS in a launch; zeros for those that start outside.
 
     Args:
       pools: words of any dtype `[rows, row]` each.
@@ -59,6 +59,10 @@ def gather_runs(
     shape = (*starts.shape, rows_per_run, row)
     if 0 in shape:
         return jnp.zeros(shape, dtype)
+    if len(pools) > MAX_POOLS:
+        parts = [slice(first, first + MAX_POOLS) for first in range(0, len(pools), MAX_POOLS)]
+        found = [gather_runs(pools[part], starts[part], rows_per_run, interpret=interpret) for part in parts]
+        return jnp.concatenate(found)
     length, runs = rows_per_run * row, starts.shape[1] * starts.shape[2]
     tiles = tiles_of(length, dtype.itemsize)
     if tiles.count > MAX_TILES:

@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gather.mosaic import AXIS, ring
 from pallas_kernels.scatter import pallas_triton
-from pallas_kernels.tma_tiles import NUM_STAGES, TASKS_PER_PROGRAM, TmaTiles, tma_tiles
+from pallas_kernels.tma_tiles import MAX_POOLS, NUM_STAGES, TASKS_PER_PROGRAM, TmaTiles, tma_tiles
 
 
 def _body(lines_ref: Any, values_ref: Any, *refs: Any, tiles: TmaTiles, num_lines: int, tasks: int) -> None:
@@ -53,7 +53,7 @@ def _body(lines_ref: Any, values_ref: Any, *refs: Any, tiles: TmaTiles, num_line
 def scatter_runs(
     pools: Sequence[jax.Array], starts: jax.Array, values: jax.Array, *, interpret: Any = False
 ) -> tuple[jax.Array, ...]:
-    """Several pools of one shape with some runs replaced, in one launch, in place where donated.
+    """Several pools of one shape with some runs replaced, MAX_POOLS in a launch, in place where donated.
 
     Args:
       pools: words of any dtype `[rows, row]` each.
@@ -69,6 +69,10 @@ def scatter_runs(
         return pallas_triton.scatter_runs(pools, starts, values, interpret=bool(interpret))
     if 0 in values.shape:
         return tuple(pools)
+    if len(pools) > MAX_POOLS:
+        parts = [slice(first, first + MAX_POOLS) for first in range(0, len(pools), MAX_POOLS)]
+        written = [scatter_runs(pools[part], starts[part], values[part], interpret=interpret) for part in parts]
+        return tuple(pool for some in written for pool in some)
     num_lines = num_rows * tiles.lines_per_row
     inside = (starts >= 0) & (starts <= num_rows - rows_per_run)
     lines = tiles.first_lines(starts, inside, num_lines).reshape(-1)
@@ -80,6 +84,6 @@ def scatter_runs(
 
     mesh = plgpu.Mesh(grid=(pl.cdiv(lines.size, TASKS_PER_PROGRAM),), grid_names=(AXIS,))
     views = [jax.new_ref(pool.reshape(num_lines, tiles.words)) for pool in pools]
-    call = pl.kernel(kernel, out_type=(), mesh=mesh, interpret=interpret, name="scatter_runs")
+    call: Any = pl.kernel(kernel, out_type=(), mesh=mesh, interpret=interpret, name="scatter_runs")
     call(lines, values.reshape(-1, tiles.words), *views)
     return tuple(jax.freeze(view).reshape(num_rows, row) for view in views)

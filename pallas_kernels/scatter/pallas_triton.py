@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.gather.pallas_triton import place_in
-from pallas_kernels.triton_tiles import MAX_TILES, NUM_WARPS, Tiles, check_addressable, tiles_of
+from pallas_kernels.triton_tiles import MAX_POOLS, MAX_TILES, NUM_WARPS, Tiles, check_addressable, tiles_of
 
 
 def _kernel(starts_ref: Any, values_ref: Any, *refs: Any, tiles: Tiles, length: int, last: int) -> None:
@@ -33,7 +33,7 @@ def _kernel(starts_ref: Any, values_ref: Any, *refs: Any, tiles: Tiles, length: 
 def scatter_runs(
     pools: Sequence[jax.Array], starts: jax.Array, values: jax.Array, *, interpret: bool = False
 ) -> tuple[jax.Array, ...]:
-    """Several pools of one shape with some runs replaced, in one launch, in place where donated.
+    """Several pools of one shape with some runs replaced, MAX_POOLS in a launch, in place where donated.
 
     Args:
       pools: words of any dtype `[rows, row]` each.
@@ -44,6 +44,10 @@ def scatter_runs(
     """
     if 0 in values.shape:
         return tuple(pools)
+    if len(pools) > MAX_POOLS:
+        parts = [slice(first, first + MAX_POOLS) for first in range(0, len(pools), MAX_POOLS)]
+        written = [scatter_runs(pools[part], starts[part], values[part], interpret=interpret) for part in parts]
+        return tuple(pool for some in written for pool in some)
     num_rows, row = pools[0].shape
     length, runs = values.shape[3] * row, starts.shape[1] * starts.shape[2]
     tiles = tiles_of(length, pools[0].dtype.itemsize)

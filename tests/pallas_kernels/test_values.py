@@ -1,0 +1,121 @@
+"""Every implementation of gather and scatter against loops, bit for bit, the GPU kernels interpreted on the CPU."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv.paged.implementations import choose
+from tests.pallas_kernels import cases
+
+pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
+
+OLD_JAX = jax.__version_info__ < (0, 11)
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+# Words a row and dtype; pools, units, runs a unit, rows a run. Bulk copies move the marked ones.
+SHAPES = {
+    "indexer row of 132 bytes": (132, np.uint8, 1, 3, 2, 1),
+    "latent of 576 in words of 2 bytes (bulk)": (576, np.uint16, 1, 3, 1, 1),
+    "656 bytes, runs of two rows": (656, np.uint8, 1, 2, 2, 2),
+    "256 bytes, two pools (bulk)": (256, np.uint8, 2, 2, 2, 1),
+    "64 words of 4 bytes, runs of two rows (bulk)": (64, np.uint32, 1, 2, 1, 2),
+    "two bytes, four rows, three pools": (2, np.uint8, 3, 2, 1, 4),
+    "float32 itself (bulk)": (32, np.float32, 2, 2, 1, 2),
+}
+BULK = {name: shape for name, shape in SHAPES.items() if "bulk" in name}
+
+GATHERS = {
+    **{f"xla, {name}": ("xla", shape) for name, shape in SHAPES.items()},
+    **{f"pallas_triton, {name}": ("pallas_triton:interpret", shape) for name, shape in SHAPES.items()},
+    **{f"mosaic, {name}": ("mosaic:interpret", shape) for name, shape in SHAPES.items()},
+}
+JITTED = {name: jax.jit(choose(name).gather_runs, static_argnums=2) for name, _ in GATHERS.values()}
+JITTED_SCATTER = {name: jax.jit(choose(name).scatter_runs) for name, _ in GATHERS.values()}
+
+
+def examples_of(implementation):
+    """Mosaic's interpreter takes a tenth of a second a call, the others next to nothing."""
+    return 4 if implementation.startswith("mosaic") else 15
+
+
+@pytest.mark.parametrize(("implementation", "shape"), GATHERS.values(), ids=GATHERS)
+def test_gather(implementation, shape):
+    row, dtype, pools, n, runs, rows_per_run = shape
+
+    @given(cases.gather_starts(pools, n, runs, rows_per_run), st.integers(0, 2**32 - 1))
+    @settings(max_examples=examples_of(implementation))
+    def check(starts, seed):
+        arrays = [cases.random_words((cases.NUM_ROWS, row), dtype, seed + index) for index in range(pools)]
+        found = JITTED[implementation](tuple(map(jnp.asarray, arrays)), starts, rows_per_run)
+        assert cases.bits(found) == cases.bits(cases.gather_by_loops(arrays, starts, rows_per_run))
+
+    check()
+
+
+@pytest.mark.parametrize(("implementation", "shape"), GATHERS.values(), ids=GATHERS)
+def test_scatter(implementation, shape):
+    if OLD_JAX and implementation.startswith("mosaic") and shape in BULK.values():
+        pytest.skip("JAX 0.10 cannot interpret a Mosaic GPU kernel that writes through a reference (KeyError: None)")
+    row, dtype, pools, n, runs, rows_per_run = shape
+
+    @given(cases.scatter_starts(pools, n, runs, rows_per_run), st.integers(0, 2**32 - 1))
+    @settings(max_examples=examples_of(implementation))
+    def check(starts, seed):
+        arrays = [cases.random_words((cases.NUM_ROWS, row), dtype, seed + index) for index in range(pools)]
+        values = cases.random_words((pools, n, runs, rows_per_run, row), dtype, seed + 99)
+        found = JITTED_SCATTER[implementation](tuple(map(jnp.asarray, arrays)), starts, jnp.asarray(values))
+        expected = cases.scatter_by_loops(arrays, starts, values)
+        assert [cases.bits(pool) for pool in found] == [cases.bits(pool) for pool in expected]
+
+    check()
+
+
+@pytest.mark.parametrize("implementation", JITTED)
+@pytest.mark.parametrize("row", [132, 256])
+def test_nothing_to_move(implementation, row):
+    pool = jnp.asarray(cases.random_words((cases.NUM_ROWS, row), np.uint8, 0))
+    starts = np.zeros((1, 0, 2), np.int32)
+    found = choose(implementation).gather_runs((pool,), starts, 2)
+    assert found.shape == (1, 0, 2, 2, row)
+    (kept,) = choose(implementation).scatter_runs((pool,), starts, jnp.zeros((1, 0, 2, 2, row), np.uint8))
+    assert cases.bits(kept) == cases.bits(pool)
+
+
+@pytest.mark.parametrize("implementation", ["mosaic:interpret", "xla"])
+def test_more_tiles_than_a_ring_has_stages(implementation):
+    """Twenty tiles a program's ring of four stages goes round with; every one is another row."""
+    pool = cases.random_words((40, 128), np.uint8, 3)
+    starts = np.random.default_rng(0).permutation(40)[:20].astype(np.int32).reshape(1, 20, 1)
+    found = JITTED[implementation]((jnp.asarray(pool),), starts, 1)
+    assert cases.bits(found) == cases.bits(pool[starts[0, :, 0]])
+    if OLD_JAX and implementation.startswith("mosaic"):
+        return
+    values = cases.random_words((1, 20, 1, 1, 128), np.uint8, 4)
+    starts[0, 5, 0] = starts[0, 11, 0] = -1
+    (written,) = JITTED_SCATTER[implementation]((jnp.asarray(pool),), starts, jnp.asarray(values))
+    assert cases.bits(written) == cases.bits(cases.scatter_by_loops([pool], starts, values)[0])
+
+
+@pytest.mark.skipif(not OLD_JAX, reason="this JAX interprets Mosaic scatter itself")
+def test_mosaic_scatter_under_a_newer_python():
+    """The scatters that this JAX cannot interpret, in an interpreter of JAX 0.11 or later."""
+    python = os.environ.get("HKV_PYTHON312") or shutil.which("python3.12")
+    probe = "import hypothesis, jax, pytest; assert jax.__version_info__ >= (0, 11)"
+    if python is None or subprocess.run([python, "-c", probe], capture_output=True).returncode:
+        pytest.skip("no Python 3.12 with JAX 0.11, pytest and hypothesis: set HKV_PYTHON312 to one")
+    chosen = "test_scatter and mosaic and bulk or test_more_tiles and mosaic"
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    assert f"{len(BULK) + 1} passed" in ran.stdout
