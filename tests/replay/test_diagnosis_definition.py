@@ -67,6 +67,8 @@ def test_reasons_are_what_they_say(data):
                 ("full:2,swa:2:3", None),
                 ("full:2,swa:2:6,swa:2:12", None),
                 ("full:4,swa:2:5", None),
+                ("full:8,swa:2:5", None),
+                ("full:8,swa:2:3,swa:4:9", None),
                 ("full:2,chunked:2:8", None),
                 ("swa:2:4,swa:2:9", None),
                 ("full:2,swa:2:6", ()),
