@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -42,18 +43,19 @@ def _heading(report: dict[str, Any]) -> str:
 
 
 def _groups(report: dict[str, Any], served: ServedPlan) -> Table:
-    table = Table("group", "layers", "kind", title="groups")
-    for name in ("block size", "bytes a block", "padding", "unused", "blocks a request", "at peak"):
-        table.add_column(name, justify="right")
+    table = Table(title="groups", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("group")
+    table.add_column("layers")
+    table.add_column("kind", no_wrap=True)
+    for name in ("tokens a block", "KiB a block", "unused", "blocks a request", "at peak"):
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
     for index, (group, planned) in enumerate(zip(report["groups"], served.plan.groups, strict=True)):
-        padding = group["padding_bytes"]
         table.add_row(
             f"g{index}" + (" draft" if group["eagle"] else ""),
             runs(group["layers"]),
-            group["class"] + (" +" if group["mixed"] else ""),
+            group["kind"] + (" +" if group["mixed"] else ""),
             f"{group['block_size']:,}",
-            f"{group['bytes_per_block']:,}",
-            f"{padding:,}",
+            f"{group['bytes_per_block'] / 1024:,.1f}",
             f"{waste(planned, report['bytes_per_block']):.1%}",
             f"{group['full_length_blocks']:,}",
             f"{group['peak_blocks']:,}",
@@ -62,7 +64,8 @@ def _groups(report: dict[str, Any], served: ServedPlan) -> Table:
 
 
 def _tensors(title: str, tensors: list[dict[str, Any]]) -> Table:
-    table = Table("layers", title=title)
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("layers")
     for name in ("offset", "shape L,B,H,N,C", "strides in bytes", "size"):
         table.add_column(name, justify="right")
     for tensor in tensors:

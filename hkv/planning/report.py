@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from hkv.errors import LayoutError
@@ -132,10 +133,18 @@ def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
     }
 
 
-def runs(names: tuple[str, ...] | list[str], limit: int = 3) -> str:
-    """Names of layers, shortened: `layers.0, layers.2, ... 10 in all`."""
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown}, ... ({len(names)})"
+def runs(names: tuple[str, ...] | list[str]) -> str:
+    """Names of layers, shortened: `0,4..44 (12)` for evenly spaced numbers, `3.state,.. (20)` for anything else."""
+    short = [name.removeprefix("layers.") for name in names]
+    numbers, suffixes = zip(*(name.partition(".")[::2] for name in short), strict=True) if short else ((), ())
+    if len(names) < 3:
+        return ",".join(short)
+    if len(set(suffixes)) > 1 or not all(number.isdigit() for number in numbers):
+        return f"{short[0]},.. ({len(names)})"
+    steps = {int(after) - int(before) for before, after in itertools.pairwise(numbers)}
+    middle = ".." if steps == {1} else f",{numbers[1]}.." if len(steps) == 1 else f",{numbers[1]},..,"
+    suffix = f" {suffixes[0]}" if suffixes[0] else ""
+    return f"{numbers[0]}{middle}{numbers[-1]}{suffix} ({len(names)})"
 
 
 def waste(group: PlannedGroup, bytes_per_block: int) -> float:
