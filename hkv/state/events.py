@@ -1,4 +1,4 @@
-"""What happened to keys, as operations report it: rows of four integers, and how to read them on the host."""
+"""What happened to keys, as operations report it: rows of four integers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from hkv.state.loops import Scalar
-from hkv.state.workspace import Workspace
-
-WIDTH = 4
-"""Integers in one row: a code, plus 8 times the request's slot where there is one, and three values."""
+from hkv.state.workspace import EVENT_WORDS, Workspace
 
 
 class Event(enum.IntEnum):
-    """The code of a row, and what its values are."""
+    """The code of a row, and what its values are. The first integer is the code, plus 8 times the request's slot."""
 
     REMOVED = 1
     """A block lost a key: the entry; 0; 0."""
@@ -31,20 +28,20 @@ class Event(enum.IntEnum):
 
 def emit(work: Workspace, condition: Scalar, code: Any, *values: Any) -> Workspace:
     """The workspace with an event added if the condition holds. Without room for events nothing is compiled."""
-    capacity = work.array("events").shape[1] - 1
-    if capacity == 0:
+    room = work.sizes.events
+    if room == 0:
         return work
-    place = jnp.where(condition & (work.num_events < capacity), work.num_events, capacity)
-    for i, value in enumerate((code, *values, *(0,) * (WIDTH - 1 - len(values)))):
-        work = work.write("events", value, place, i)
-    return work.replace(num_events=work.num_events + condition.astype(jnp.int32))
+    place = jnp.where(condition & (work.num_events < room), work.num_events, room)
+    for i, value in enumerate((code, *values, *(0,) * (EVENT_WORDS - 1 - len(values)))):
+        work = work.write("events", value, work.output("events", place) + i)
+    return work.replace(num_events=work.num_events + condition)
 
 
 def report(work: Workspace, condition: Scalar, block: Scalar) -> Workspace:
     """The workspace with a block id added to what operations report. Without room for ids nothing is compiled."""
-    capacity = work.array("ids").shape[1] - 1
-    if capacity == 0:
+    room = work.sizes.ids
+    if room == 0:
         return work
-    place = jnp.where(condition & (work.num_ids < capacity), work.num_ids, capacity)
-    work = work.write("ids", block, place)
-    return work.replace(num_ids=work.num_ids + condition.astype(jnp.int32))
+    place = jnp.where(condition & (work.num_ids < room), work.num_ids, room)
+    work = work.write("ids", block, work.output("ids", place))
+    return work.replace(num_ids=work.num_ids + condition)

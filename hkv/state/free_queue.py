@@ -1,8 +1,9 @@
 """The free queue and the reference counts: which block is handed out next, and which may be at all.
 
-The queue is a ring of places, four times as many as it may hold. Blocks are handed out and put back at its head, and
+The queue is a ring of places, at least twice as many as it may hold. Blocks are handed out and put back at its head, and
 appended at its tail; a block that is taken out of the middle leaves an empty place, which is skipped when the head comes
-by. When the tail might run into the head, empty places are squeezed out. All of this costs a constant a block, amortised.
+by. When the tail might run into the head, empty places are squeezed out. All of this costs a constant a block, in the
+long run.
 
 A block in the queue keeps its keys until it is handed out; handing out drops them.
 """
@@ -13,51 +14,55 @@ import jax.numpy as jnp
 
 from hkv.state import key_table
 from hkv.state.events import Event, emit
-from hkv.state.loops import Scalar, loop, when
+from hkv.state.loops import Scalar, loop, peek, when
+from hkv.state.state import EVICTED
 from hkv.state.workspace import Workspace
 
-TAKE_WRITES = ("rows", "blocks", *key_table.WRITES, "head", "free", "evictions")
-"""What `take` writes."""
+TAKE_WRITES = ("queue", "rows", "blocks", *key_table.WRITES, "head", "free", "evictions")
+"""What `take` writes; `queue` only to its spare element."""
 
 
-def take(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, count: Scalar) -> Workspace:
+def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
     """Hands out the next `count` free blocks: one reference each, keys dropped, ids written to a row.
 
     Args:
-      work: needs `queue` to read and `TAKE_WRITES` to write.
-      slot: the request that gets them.
-      group: in this group.
-      start: at this entry of its row.
+      work: needs `TAKE_WRITES` to write.
+      start: index into `State.rows` of the entry that gets the first.
       count: how many; at most `work.free`.
     """
-    mask = work.queue.shape[1] - 2
-    groups = work.table.shape[2]
-    spare = work.table.shape[1] - 1
 
-    def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        taken, block, held, value = local
-        given = block != 0
-        w = w.write("rows", block, slot, group, start + taken)
-        w = w.write("blocks", -given.astype(jnp.int32), block)
-        entry = (held >> 1) - 1
-        key, column = key_table.split(jnp.where(entry >= 0, entry, spare * groups), groups)
-        slow = (((value & 1) == 1) & (entry >= 0)) | ((held & 1) == 1)
-        w = w.write("table", key_table.absent(value), jnp.where(slow, spare, key), column)
-        w = emit(w, (entry >= 0) & ~slow, Event.REMOVED, entry)
-        w = key_table.drop_keys(w, slow, block)
-        w = w.write("keys", 0, block, 0)
-        w = w.replace(evictions=w.evictions + (held != 0))
-        taken = taken + given
-        more = taken < count
-        block = jnp.where(more, w.read("queue", w.head & mask), 0)
-        held = w.read("keys", block, 0)
-        entry = (held >> 1) - 1
-        key, column = key_table.split(jnp.where(entry >= 0, entry, spare * groups), groups)
-        value = w.read("table", key, column)
-        return w.replace(head=w.head + more), (taken, block, held, value)
+    def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        taken, before, _ = local
+        w = w.write("keys", 0, w.key(before))
+        block = w.read("queue", w.place(w.head))
+        word = w.read("keys", w.key(block))
+        fast = (word & 3) == 0
+        given = (block != 0) & fast
+        entry = key_table.entry_of(word)
+        named = fast & (entry >= 0)
+        w = w.write("table", EVICTED, w.entry(jnp.where(named, entry, w.spare_entry)))
+        w = w.write("rows", block, start + taken)
+        w = w.write("blocks", -given.astype(jnp.int32), w.block(jnp.where(fast, block, 0)))
+        w = emit(w, named, Event.REMOVED, entry)
+        w = w.replace(head=w.head + fast, evictions=w.evictions + named)
+        return w, (taken + given, jnp.where(fast, block, 0), ~fast)
+
+    def stretch(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        w, (taken, before, stopped) = loop(
+            lambda c: (c[0] < count) & ~c[2],
+            plain,
+            w,
+            (local[0], 0, False),
+            reads=("queue",),
+            writes=("rows", "blocks", "keys", "table", "head", "evictions", "events", "num_events"),
+        )
+        w = w.write("keys", 0, w.key(before))
+        w, (block,) = peek(stopped, lambda v: (v.read("queue", v.place(v.head)),), w, ("queue",), (0,))
+        w = key_table.drop_keys(w, stopped, block)
+        return w.replace(evictions=w.evictions + stopped), (taken,)
 
     writes = tuple(name for name in TAKE_WRITES if name != "free")
-    work, _ = loop(lambda c: c[0] < count, body, work, (0, 0, 0, 0), reads=("queue",), writes=writes)
+    work, _ = loop(lambda c: c[0] < count, stretch, work, (0,), writes=writes)
     return work.replace(free=work.free - jnp.maximum(count, 0))
 
 
@@ -65,90 +70,80 @@ ADOPT_WRITES = ("queue", "blocks", "free")
 """What `adopt` writes."""
 
 
-def adopt(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
-    """Adds a reference to every block of entries `[start, end)` of a row, taking those without one out of the queue.
+def adopt(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
+    """Adds a reference to blocks of a row, taking those without one out of the queue.
 
     Args:
       work: needs `rows` to read and `ADOPT_WRITES` to write.
-      slot: the request.
-      group: the group of its row.
-      start: first entry; no entry of the range is null, and no block is there twice.
-      end: entry after the last.
+      start: index into `State.rows` of the first entry; no entry is null, and no block is there twice.
+      count: how many entries.
     """
-    mask = work.queue.shape[1] - 2
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        i, block, place = local
+        i, before, references = local
+        w = w.write("blocks", references, w.block(before))
+        block = w.read("rows", start + i)
+        place = w.read("blocks", w.block(block))
         queued = place > 0
-        w = w.write("queue", 0, jnp.where(queued, place - 1, mask + 1))
-        w = w.write("blocks", jnp.where(queued, -1, jnp.where(block != 0, place - 1, 0)), block)
-        w = w.replace(free=w.free - queued)
-        more = i < end
-        block = jnp.where(more, w.read("rows", slot, group, jnp.where(more, i, start)), 0)
-        return w, (i + 1, block, w.read("blocks", block))
+        w = w.write("queue", 0, jnp.where(queued, w.place(place - 1), w.queue.shape[0] - 1))
+        return w.replace(free=w.free - queued), (i + 1, block, jnp.where(queued, -1, place - 1))
 
-    return loop(
-        lambda c: c[0] <= end,
-        body,
-        work,
-        (jnp.where(start < end, start, end + 1), 0, 0),
-        reads=("rows",),
-        writes=ADOPT_WRITES,
-    )[0]
+    work, (_, block, references) = loop(
+        lambda c: c[0] < count, body, work, (0, 0, 0), reads=("rows",), writes=ADOPT_WRITES
+    )
+    return work.write("blocks", references, work.block(block))
 
 
 RELEASE_WRITES = ("queue", "blocks", "head", "tail", "free")
 """What `release` writes."""
 
 
-def release(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
-    """Takes a reference from every block of entries `[start, end)` of a row, the last entry first.
+def release(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
+    """Takes a reference from blocks of a row, the last entry first.
 
     Blocks left without reference return to the queue: those without keys to its head, all of them before the blocks that
-    were there and in the order given back; those with keys to its tail, in that order.
+    were there and in the order given back; those with keys to its tail, in that order. Since the order is known, the row
+    is walked from its first entry on, and places at the tail are left empty for blocks that do not go there.
 
     Args:
-      work: needs `rows` and `keys` to read and `RELEASE_WRITES` to write.
-      slot: the request.
-      group: the group of its row.
-      start: first entry; null entries of the range are skipped.
-      end: entry after the last.
+      work: needs `rows` and `keys` to read and `RELEASE_WRITES` to write, and room in the ring (`make_room`).
+      start: index into `State.rows` of the first entry; null entries are skipped.
+      count: how many entries.
     """
-    work = make_room(work, end - start)
-    mask = work.queue.shape[1] - 2
-    base = work.tail + end
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        i, block, place, held = local
-        last = (place == -1) & (block != 0)
-        appended = last & (held != 0)
-        prepended = last & (held == 0)
-        back = (base - i) & mask
+        left, most, before, value = local
+        w = w.write("blocks", value, w.block(before))
+        block = w.read("rows", start + (count - left))
+        references = w.read("blocks", w.block(block))
+        known = w.read("keys", w.key(block)) != 0
+        last = (references == -1) & (block != 0)
+        appended, prepended = last & known, last & ~known
+        back = w.tail + (left - 1)
         w = w.replace(head=w.head - prepended, free=w.free + last)
-        front = w.head & mask
-        w = w.write("queue", jnp.where(appended, block, 0), jnp.where(i > start, back, mask + 1))
-        w = w.write("queue", block, jnp.where(prepended, front, mask + 1))
-        new = jnp.where(appended, back + 1, jnp.where(prepended, front + 1, place + 1))
-        w = w.write("blocks", jnp.where(block != 0, new, 0), block)
-        more = i < end
-        block = jnp.where(more, w.read("rows", slot, group, jnp.where(more, i, start)), 0)
-        return w, (i + 1, block, w.read("blocks", block), w.read("keys", block, 0))
+        w = w.write("queue", jnp.where(appended, block, 0), w.place(back))
+        w = w.write("queue", block, jnp.where(prepended, w.place(w.head), w.queue.shape[0] - 1))
+        placed = (jnp.where(appended, back, w.head) & w.mask) + 1
+        value = jnp.where(last, placed, jnp.where(block != 0, references + 1, 0))
+        most = jnp.where(appended & (most == 0), left, most)
+        return w, (left - 1, most, block, value)
 
-    work, _ = loop(
-        lambda c: c[0] <= end,
+    work, (_, most, block, value) = loop(
+        lambda c: c[0] > 0,
         body,
         work,
-        (jnp.where(start < end, start, end + 1), 0, 0, 0),
+        (jnp.maximum(count, 0), 0, 0, 0),
         reads=("rows", "keys"),
-        writes=RELEASE_WRITES,
+        writes=("queue", "blocks", "head", "free"),
     )
-    return work.replace(tail=work.tail + jnp.maximum(end - start, 0))
+    work = work.write("blocks", value, work.block(block))
+    return work.replace(tail=work.tail + most)
 
 
-def make_room(work: Workspace, count: Scalar) -> Workspace:
-    """Squeezes empty places out of the queue if `count` more at both ends might not fit its ring."""
-    ring = work.queue.shape[1] - 1
-    full = work.tail - work.head + 2 * jnp.maximum(count, 0) > ring
+def make_room(work: Workspace) -> Workspace:
+    """Squeezes empty places out of the queue if its ring might be too small for all that one request can give back."""
+    buckets = work.sizes.buckets
+    full = work.tail - work.head + 2 * buckets.groups * buckets.row > buckets.queue
     return when(full, squeeze, work, writes=("queue", "blocks", "tail"))
 
 
@@ -158,20 +153,17 @@ def squeeze(work: Workspace) -> Workspace:
     Args:
       work: needs `queue`, `blocks` and `tail` to write.
     """
-    mask = work.queue.shape[1] - 2
-    tail = work.tail
+    tail, spare = work.tail, work.queue.shape[0] - 1
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         source, target, block = local
         moved = block != 0
-        w = w.write("queue", 0, jnp.where(moved, (source - 1) & mask, mask + 1))
-        w = w.write("queue", block, jnp.where(moved, target & mask, mask + 1))
-        w = w.write("blocks", jnp.where(moved, (target & mask) + 1, 0), block)
-        more = source - tail < 0
-        block = jnp.where(more, w.read("queue", source & mask), 0)
+        w = w.write("queue", 0, jnp.where(moved, w.place(source - 1), spare))
+        w = w.write("queue", block, jnp.where(moved, w.place(target), spare))
+        w = w.write("blocks", jnp.where(moved, (target & w.mask) + 1, 0), w.block(block))
+        block = jnp.where(source - tail < 0, w.read("queue", w.place(source)), 0)
         return w, (source + 1, target + moved, block)
 
-    work, (_, target, _) = loop(
-        lambda c: c[0] - tail <= 0, body, work, (work.head, work.head, 0), writes=("queue", "blocks")
-    )
+    start = (work.head, work.head, 0)
+    work, (_, target, _) = loop(lambda c: c[0] - tail <= 0, body, work, start, writes=("queue", "blocks"))
     return work.replace(tail=target)

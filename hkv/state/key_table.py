@@ -1,9 +1,12 @@
 """The key table: from a prefix key and a group to the blocks that hold it, in the order in which they came.
 
-Most keys have one block, which the table names itself. Where several blocks have the same key, a flag says so and the
-rest hang in a ring of links, first registered first; only flagged keys ever touch the links. A block may have several
-keys: one for its whole span (part 0), and some that end inside it (part p ends p hash blocks into it). Since all of them
-lie on one chain, a key's part is known from the key.
+Most keys have one block, which the table names itself. Where several blocks have the same key, a flag says so and they
+hang in a ring of links, first registered first; only flagged keys ever touch the links. A block may have several keys:
+one for its whole span (part 0), and some that end inside it (part p ends p hash blocks into it). Since all of them lie
+on one chain, a key's part is known from the key.
+
+A block whose keys can be dropped by one write, for its key is whole, its only one, and its alone, is *plain*: the low
+bits of its word in `State.keys` are 0. Handing out plain blocks is what must be fast.
 """
 
 from __future__ import annotations
@@ -17,6 +20,12 @@ from hkv.state.workspace import Workspace
 WRITES = ("keys", "table", "links", "events", "num_events")
 """What changing the table may write."""
 
+SHARED = 1
+"""In a word of `State.keys`: its entry's value in the table says more than where the block is."""
+
+PARTS = 2
+"""In a word of `State.keys`: the block has keys that end inside it."""
+
 
 def first_block(value: Scalar) -> Scalar:
     """The block that a positive value of the table names."""
@@ -28,9 +37,14 @@ def absent(value: Scalar) -> Scalar:
     return -1 - ((value >> 1) & 3)
 
 
-def split(entry: Scalar, groups: int) -> tuple[Scalar, Scalar]:
-    """The key and the column of an entry. `groups` is a power of two."""
-    return entry >> (groups.bit_length() - 1), entry & (groups - 1)
+def word_of(entry: Scalar) -> Scalar:
+    """The word of a plain block that is registered under an entry."""
+    return (entry + 1) * 4
+
+
+def entry_of(word: Scalar) -> Scalar:
+    """The entry of a block's whole key, -1 for none."""
+    return (word >> 2) - 1
 
 
 def remove(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry: Scalar) -> Workspace:
@@ -43,14 +57,12 @@ def remove(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry:
       part: which of the block's keys.
       entry: the key's place in the table.
     """
-    groups = work.table.shape[2]
-    key, column = split(entry, groups)
     work, (value, after, before) = peek(
         present,
         lambda w: (
-            w.read("table", key, column),
-            w.read("links", block, 2 * part),
-            w.read("links", block, 2 * part + 1),
+            w.read("table", w.entry(entry)),
+            w.read("links", w.link(block, part, 0)),
+            w.read("links", w.link(block, part, 1)),
         ),
         work,
         reads=("table", "links"),
@@ -61,9 +73,9 @@ def remove(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry:
         first = jnp.where(first_block(value) == block, after, first_block(value))
         shared = (value & 1) == 1
         remaining = first * 8 + (value & 6) + (after != before)
-        w = w.write("table", jnp.where(shared, remaining, absent(value)), key, column)
-        w = w.write_if(shared, "links", after, before, 2 * part)
-        w = w.write_if(shared, "links", before, after, 2 * part + 1)
+        w = w.write("table", jnp.where(shared, remaining, absent(value)), w.entry(entry))
+        w = w.write_if(shared, "links", after, w.link(before, part, 0))
+        w = w.write_if(shared, "links", before, w.link(after, part, 1))
         return emit(w, present, Event.REMOVED, entry)
 
     return when(present, unlink, work, writes=("table", "links", "events", "num_events"))
@@ -73,32 +85,35 @@ def insert(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry:
     """Enters a block under a key, after those that have it already; `State.keys` of the block is not changed.
 
     Args:
-      work: needs `table` and `links` to write.
+      work: needs `WRITES` to write.
       present: whether to do it.
       block: id of a block that is not registered under the entry.
       part: which of the block's keys it is.
       entry: the key's place in the table.
     """
-    key, column = split(entry, work.table.shape[2])
-    work, (value,) = peek(present, lambda w: (w.read("table", key, column),), work, reads=("table",), default=(0,))
+    work, (value,) = peek(present, lambda w: (w.read("table", w.entry(entry)),), work, reads=("table",), default=(0,))
     first = first_block(value)
-    work, (last,) = peek(
-        present & (value > 0),
-        lambda w: (jnp.where((value & 1) == 1, w.read("links", first, 2 * part + 1), first),),
+    shared = present & (value > 0)
+    work, (last, word) = peek(
+        shared,
+        lambda w: (
+            jnp.where((value & 1) == 1, w.read("links", w.link(first, part, 1)), first),
+            w.read("keys", w.key(first)),
+        ),
         work,
-        reads=("links",),
-        default=(0,),
+        reads=("links", "keys"),
+        default=(0, 0),
     )
 
     def link(w: Workspace) -> Workspace:
-        shared = value > 0
-        w = w.write("table", jnp.where(shared, first * 8 + 1, block * 8), key, column)
-        w = w.write_if(shared, "links", block, last, 2 * part)
-        w = w.write_if(shared, "links", last, block, 2 * part + 1)
-        w = w.write_if(shared, "links", first, block, 2 * part)
-        return w.write_if(shared, "links", block, first, 2 * part + 1)
+        w = w.write("table", jnp.where(shared, first * 8 + 1, block * 8), w.entry(entry))
+        w = w.write_if(shared, "links", block, w.link(last, part, 0))
+        w = w.write_if(shared, "links", last, w.link(block, part, 1))
+        w = w.write_if(shared, "links", first, w.link(block, part, 0))
+        w = w.write_if(shared, "links", block, w.link(first, part, 1))
+        return w.write_if(shared, "keys", word | SHARED, w.key(first))
 
-    return when(present, link, work, writes=("table", "links"))
+    return when(present, link, work, writes=("table", "links", "keys"))
 
 
 def drop_keys(work: Workspace, present: Scalar, block: Scalar) -> Workspace:
@@ -109,14 +124,16 @@ def drop_keys(work: Workspace, present: Scalar, block: Scalar) -> Workspace:
       present: whether to do it.
       block: id of a block, with keys or without.
     """
-    parts = work.keys.shape[2]
+    parts = 1 + work.sizes.buckets.parts
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (part,) = local
-        w, (value,) = peek(part < parts, lambda v: (v.read("keys", block, part),), w, reads=("keys",), default=(0,))
-        entry = jnp.where(part == 0, value >> 1, value) - 1
+        w, (value,) = peek(
+            part < parts, lambda v: (v.read("keys", v.key(block, part)),), w, reads=("keys",), default=(0,)
+        )
+        entry = jnp.where(part == 0, entry_of(value), value - 1)
         w = remove(w, entry >= 0, block, part, jnp.maximum(entry, 0))
-        return w.write("keys", 0, block, part), (part + 1,)
+        return w.write("keys", 0, w.key(block, part)), (part + 1,)
 
     return loop(lambda c: c[0] < parts, body, work, (jnp.where(present, 0, parts),), writes=WRITES)[0]
 
@@ -132,12 +149,35 @@ def add_key(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry
       entry: the key's place in the table.
     """
     work = insert(work, present, block, part, entry)
-    if work.keys.shape[2] == 1:
-        return work.write_if(present, "keys", (entry + 1) * 2, block, 0)
-    work, (value,) = peek(present, lambda w: (w.read("keys", block, 0),), work, reads=("keys",), default=(0,))
+    if work.sizes.buckets.parts == 0:
+        return work.write_if(present, "keys", word_of(entry) | SHARED, work.key(block))
+    work, (word,) = peek(present, lambda w: (w.read("keys", w.key(block)),), work, reads=("keys",), default=(0,))
     whole = part == 0
-    work = work.write_if(present, "keys", jnp.where(whole, (entry + 1) * 2, value | 1), block, 0)
-    return work.write_if(present & ~whole, "keys", entry + 1, block, part)
+    word = jnp.where(whole, word_of(entry) | SHARED | (word & PARTS), word | PARTS)
+    work = work.write_if(present, "keys", word, work.key(block))
+    return work.write_if(present & ~whole, "keys", entry + 1, work.key(block, part))
+
+
+def note_absence(work: Workspace, present: Scalar, entry: Scalar, reason: Scalar) -> Workspace:
+    """Notes what to say of a key once its last block is gone, if `present`: `RETIRED` or `NOT_RETAINED`.
+
+    Args:
+      work: needs `WRITES` to write.
+      present: whether to do it.
+      entry: the key's place in the table.
+      reason: what to say.
+    """
+    work, (value,) = peek(present, lambda w: (w.read("table", w.entry(entry)),), work, reads=("table",), default=(0,))
+    cached = present & (value > 0)
+    first = first_block(value)
+    work, (word,) = peek(cached, lambda w: (w.read("keys", w.key(first)),), work, reads=("keys",), default=(0,))
+
+    def note(w: Workspace) -> Workspace:
+        later = (value & ~6) - 2 * (reason + 1)
+        w = w.write("table", jnp.where(cached, later, reason), w.entry(entry))
+        return w.write_if(cached, "keys", word | SHARED, w.key(first))
+
+    return when(present, note, work, writes=("table", "keys"))
 
 
 def highest_part(work: Workspace, present: Scalar, block: Scalar) -> tuple[Workspace, Scalar]:
@@ -148,19 +188,14 @@ def highest_part(work: Workspace, present: Scalar, block: Scalar) -> tuple[Works
       present: whether to look; -1 where not.
       block: id of a block.
     """
-    parts = work.keys.shape[2]
-    work, (value,) = peek(present, lambda w: (w.read("keys", block, 0),), work, reads=("keys",), default=(0,))
+    parts = 1 + work.sizes.buckets.parts
+    work, (word,) = peek(present, lambda w: (w.read("keys", w.key(block)),), work, reads=("keys",), default=(0,))
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         part, _ = local
-        found = w.read("keys", block, part) != 0
+        found = w.read("keys", w.key(block, part)) != 0
         return w, (jnp.where(found, part, part - 1), found)
 
-    work, (part, _) = loop(
-        lambda c: (c[0] > 0) & ~c[1],
-        body,
-        work,
-        (jnp.where((value != 0) & (value >> 1 == 0), parts - 1, 0), False),
-        reads=("keys",),
-    )
-    return work, jnp.where(value == 0, -1, part)
+    start = (jnp.where((word != 0) & (entry_of(word) < 0), parts - 1, 0), False)
+    work, (part, _) = loop(lambda c: (c[0] > 0) & ~c[1], body, work, start, reads=("keys",))
+    return work, jnp.where(word == 0, -1, part)

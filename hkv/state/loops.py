@@ -2,15 +2,16 @@
 
 A loop here is scalar: each trip reads and writes single elements, and its trip count is data. XLA:CPU turns such a loop
 into machine code of a few nanoseconds a trip, as long as no array is copied inside it. An array is copied when XLA cannot
-order every read of it before the write that follows. Three rules avoid that, and the functions of this module keep them:
+order every read of it before the write that follows. Four rules avoid that; the functions of this module keep the last two:
 
-1. In a loop's body, writes come first, of scalars that the trip before has carried over; reads come after them. What is
-   read feeds only the next trip.
-2. An array that a loop reads is also written in it, to a spare element. An array that passes through a loop untouched
+1. Within one trip, an array is written before it is read: what a trip reads of an array, the next trip writes back. What
+   the next trip needs for that, it is handed as a carried scalar.
+2. An array that is only written, or only read, in a trip needs no such care.
+3. An array that a loop reads is also written in it, to a spare element. An array that passes through a loop untouched
    would become a constant of that loop, kept alive beside the array that a later loop writes.
-3. Between loops, what was read leaves its loop as a carried scalar (`peek`), so that no later write can overtake the read.
+4. Between loops, what was read leaves its loop as a carried scalar (`peek`), so that no later write can overtake the read.
 
-Every array has a leading axis of lanes, one for each state that `vmap` stacked, and ends in a spare element.
+Every array is flat and ends in a spare element. Indices are unsigned, in range and never wrapped.
 """
 
 from __future__ import annotations
@@ -35,28 +36,27 @@ Local = Any
 ZERO = np.int32(0)
 
 
-def read(array: jax.Array, *index: Any) -> Scalar:
+def read(array: jax.Array, index: Any) -> Scalar:
     """The element at an index that is in range; nothing is wrapped.
 
     Args:
-      array: any array.
-      index: one integer for each axis, non-negative and in range.
+      array: of one axis.
+      index: a non-negative integer below its size.
     """
-    start = tuple(jnp.asarray(i, jnp.int32) for i in index)
-    ones = (1,) * array.ndim
-    return lax.dynamic_slice(array, start, ones, allow_negative_indices=False).reshape(())
+    start = (jnp.asarray(index).astype(jnp.uint32),)
+    return lax.dynamic_slice(array, start, (1,), allow_negative_indices=False).reshape(())
 
 
-def write(array: jax.Array, value: Any, *index: Any) -> jax.Array:
+def write(array: jax.Array, value: Any, index: Any) -> jax.Array:
     """The array with one element replaced; the index is in range, nothing is wrapped."""
-    start = tuple(jnp.asarray(i, jnp.int32) for i in index)
-    update = jnp.asarray(value).astype(array.dtype).reshape((1,) * array.ndim)
+    start = (jnp.asarray(index).astype(jnp.uint32),)
+    update = jnp.asarray(value).astype(array.dtype).reshape((1,))
     return lax.dynamic_update_slice(array, update, start, allow_negative_indices=False)
 
 
-def touch(array: jax.Array, lane: Scalar) -> jax.Array:
+def touch(array: jax.Array) -> jax.Array:
     """The array with its spare element, the last one, written."""
-    return write(array, ZERO, lane, *(size - 1 for size in array.shape[1:]))
+    return write(array, ZERO, array.shape[0] - 1)
 
 
 def loop(
@@ -77,12 +77,13 @@ def loop(
       reads: arrays the body reads but does not write; each is touched first.
       writes: arrays and counters the body writes first and then may read.
     """
-    names = (*reads, *writes)
+    reads = work.present(reads)  # type: ignore[attr-defined]
+    names = (*reads, *work.present(writes))  # type: ignore[attr-defined]
 
     def step(carry: tuple[tuple[jax.Array, ...], Local]) -> tuple[tuple[jax.Array, ...], Local]:
         inner = work.only(names, carry[0])  # type: ignore[attr-defined]
         for name in reads:
-            inner = inner.replace(**{name: touch(getattr(inner, name), inner.lane)})
+            inner = inner.replace(**{name: touch(getattr(inner, name))})
         inner, new = body(inner, carry[1])
         return tuple(getattr(inner, name) for name in names), scalars(new)
 

@@ -122,15 +122,17 @@ class Buckets:
             raise ConfigError("parts", self.parts, "a non-negative integer")
         if self.groups & (self.groups - 1):
             raise ConfigError("groups", self.groups, "a power of two")
-        if (self.keys + 1) * self.groups >= 1 << 29:
-            raise ConfigError("keys", self.keys, f"fewer than {(1 << 29) // self.groups} keys for {self.groups} groups")
-        if 4 * max(self.blocks, self.row) >= 1 << 30:
-            raise ConfigError("blocks", self.blocks, "fewer than 2**28 blocks")
+        if (self.keys + 1) * self.groups >= 1 << 28:
+            raise ConfigError("keys", self.keys, f"fewer than {(1 << 28) // self.groups} keys for {self.groups} groups")
+        if 2 * self.blocks + 4 * self.groups * self.row >= 1 << 28:
+            raise ConfigError(
+                "blocks", self.blocks, "fewer than 2**27 blocks, less twice the entries of a request's rows"
+            )
 
     @property
     def queue(self) -> int:
-        """Places in the queue's ring: a power of two, at least four times what it may hold."""
-        return 1 << (4 * max(self.blocks, self.row) - 1).bit_length()
+        """Places in the queue's ring: a power of two, at least twice what it may hold, a whole request given back too."""
+        return 1 << (2 * self.blocks + 4 * self.groups * self.row - 1).bit_length()
 
 
 @jax.tree_util.register_dataclass
@@ -146,9 +148,10 @@ class State:
         next to be handed out first, with 0 where a block was taken out of the middle.
       blocks: int32[blocks + 1], each block's whereabouts: above 0, its place in the ring plus 1; below 0, minus its
         reference count; 0, neither (the null block, and blocks beyond the pool).
-      keys: int32[blocks + 1, 1 + parts], the keys of each block. Column 0: `(entry + 1) * 2` of the key of the whole
-        block or 0, plus 1 if there are keys that end inside it; column p: `entry + 1` of the one that ends p hash blocks
-        into it, or 0. An entry is `key * groups + column`, a place in `table`.
+      keys: int32[blocks + 1, 1 + parts], the keys of each block. Column 0: `(entry + 1) * 4` of the key of the whole
+        block or 0, plus 2 if there are keys that end inside it, plus 1 if its entry says more than where the block is;
+        column p: `entry + 1` of the one that ends p hash blocks into it, or 0. An entry is `key * groups + column`, a
+        place in `table`.
       table: int32[keys + 1, groups], by key and group. Above 0: 8 times the block that was registered first, plus 2 times
         what to say when it is gone (0: `EVICTED`, 1: `RETIRED`, 2: `NOT_RETAINED`), plus 1 if others have the same key.
         Otherwise why there is none: `NEVER_SEEN`, `EVICTED`, `RETIRED`, `NOT_RETAINED`. The last column belongs to no

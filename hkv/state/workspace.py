@@ -1,4 +1,4 @@
-"""What a compiled operation works on: the arrays of one or more states, one lane of them, and its counters as scalars."""
+"""What a compiled operation works on: the arrays of one or more states, flat, one lane of them, and its counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from hkv.state import loops
 from hkv.state.loops import Scalar
-from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Counter, Request, Row, State
+from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Buckets, Counter, Request, Row, State
 
 ARRAYS = tuple(field.name for field in dataclasses.fields(State) if field.name != "counters")
 """Names of the arrays that loops carry."""
@@ -31,21 +31,47 @@ COUNTERS = {
 }
 """Names of the counters that are scalars while operations run."""
 
+EVENT_WORDS = 4
+"""Integers of one event."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What is static beside the buckets.
+
+    Attributes:
+      buckets: sizes of one state.
+      lanes: states.
+      operations: operations a lane.
+      width: integers of one operation's result.
+      ids: room for block ids a lane; 0: none are reported.
+      events: room for events a lane; 0: none are reported.
+    """
+
+    buckets: Buckets
+    lanes: int
+    operations: int
+    width: int
+    ids: int
+    events: int
+
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:
-    """Arrays of `State`, each with a leading axis of lanes, and what belongs to one lane of them.
+    """The arrays of `State`, lanes one after the other and flat, and what belongs to one lane of them.
 
     Attributes:
-      queue, blocks, keys, table, links, rows, chains, requests: as in `State`, int32[lanes, ...].
-      ids: int32[lanes, capacity + 1], block ids that operations report, one after the other; capacity 0 for none.
-      events: int32[lanes, capacity + 1, 4], what happened to keys, as `hkv.state.events` writes it; capacity 0 for none.
-      results: int32[lanes, operations + 1, width], one row an operation.
+      sizes: what is static.
+      queue, blocks, keys, table, links, rows, chains, requests: as in `State`.
+      ids: int32[lanes * (ids + 1)], block ids that operations report, one after the other.
+      events: int32[lanes * (events + 1) * 4], what happened to keys, as `hkv.state.events` writes it.
+      results: int32[lanes * (operations + 1) * width], one row an operation.
       lane: the lane that is worked on.
       head, tail, free, evictions, dropped, clock, running, steps: its counters (`Counter`).
       num_ids, num_events: what has been written to `ids` and `events`; beyond capacity it is counted, not written.
     """
 
+    sizes: Sizes
     queue: jax.Array
     blocks: jax.Array
     keys: jax.Array
@@ -73,44 +99,132 @@ class Workspace:
         """The workspace with some fields replaced."""
         return dataclasses.replace(self, **changes)
 
+    def present(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the names that a loop must carry: outputs without room are left out, and repetitions."""
+        absent = set()
+        if self.sizes.ids == 0:
+            absent |= {"ids", "num_ids"}
+        if self.sizes.events == 0:
+            absent |= {"events", "num_events"}
+        return tuple(name for name in dict.fromkeys(names) if name not in absent)
+
     def only(self, names: Sequence[str], values: Sequence[jax.Array]) -> Self:
         """The workspace as a loop's body sees it: arrays that are not named are absent."""
         absent = dict.fromkeys((*ARRAYS, *OUTPUTS))
         return dataclasses.replace(self, **{**absent, **dict(zip(names, values, strict=True))})
 
-    def read(self, name: str, *index: Any) -> Scalar:
-        """An element of the lane's array of that name."""
-        return loops.read(self.array(name), self.lane, *index)
+    # Reading and writing: indices come from the functions below.
 
-    def write(self, name: str, value: Any, *index: Any) -> Self:
-        """The workspace with one element of the lane's array of that name replaced."""
-        return self.replace(**{name: loops.write(self.array(name), value, self.lane, *index)})
+    def read(self, name: str, index: Any) -> Scalar:
+        """An element of the array of that name."""
+        return loops.read(self._array(name), index)
 
-    def write_if(self, condition: Scalar, name: str, value: Any, *index: Any) -> Self:
+    def write(self, name: str, value: Any, index: Any) -> Self:
+        """The workspace with one element of the array of that name replaced."""
+        return self.replace(**{name: loops.write(self._array(name), value, index)})
+
+    def write_if(self, condition: Scalar, name: str, value: Any, index: Any) -> Self:
         """`write` where the condition holds; a write to the array's spare element where not."""
-        spare = [size - 1 for size in self.array(name).shape[1:]]
-        place = [jnp.where(condition, i, s) for i, s in zip(index, spare, strict=True)]
-        return self.write(name, value, *place)
+        spare = self._array(name).shape[0] - 1
+        return self.write(name, value, jnp.where(condition, index, spare))
 
-    def array(self, name: str) -> jax.Array:
-        """The array of that name, which a loop's body must have asked for."""
+    def _array(self, name: str) -> jax.Array:
         array = getattr(self, name)
         if array is None:
             raise LookupError(f"a loop uses {name}, which it does not name among its reads or writes")
         return array
 
+    # Where things are.
+
+    def _base(self, size: int) -> Any:
+        return 0 if self.sizes.lanes == 1 else self.lane * size
+
+    @property
+    def mask(self) -> int:
+        """The ring's size less 1."""
+        return self.sizes.buckets.queue - 1
+
+    def place(self, position: Scalar) -> Scalar:
+        """Index into `queue` of a position in the ring, which may be any integer."""
+        return self._base(self.sizes.buckets.queue + 1) + (position & self.mask)
+
+    def block(self, block: Any) -> Scalar:
+        """Index into `blocks`."""
+        return self._base(self.sizes.buckets.blocks + 1) + block
+
+    def key(self, block: Any, part: Any = 0) -> Scalar:
+        """Index into `keys` of one of a block's keys."""
+        width = 1 + self.sizes.buckets.parts
+        return self._base((self.sizes.buckets.blocks + 1) * width) + block * width + part
+
+    def link(self, block: Scalar, part: Scalar, side: int) -> Scalar:
+        """Index into `links` of the next (0) or previous (1) block with the same key."""
+        width = 2 + 2 * self.sizes.buckets.parts
+        return self._base((self.sizes.buckets.blocks + 1) * width) + block * width + 2 * part + side
+
+    def entry(self, entry: Any) -> Scalar:
+        """Index into `table` of an entry."""
+        buckets = self.sizes.buckets
+        return self._base((buckets.keys + 1) * buckets.groups) + entry
+
+    @property
+    def spare_entry(self) -> int:
+        """An entry that belongs to no key."""
+        return self.sizes.buckets.keys * self.sizes.buckets.groups
+
+    def row(self, slot: Scalar, group: Scalar) -> Scalar:
+        """Index into `rows` of a row's first entry."""
+        buckets = self.sizes.buckets
+        size = (buckets.requests + 1) * buckets.groups * buckets.row
+        return self._base(size) + (slot * buckets.groups + group) * buckets.row
+
+    def chain(self, slot: Scalar) -> Scalar:
+        """Index into `chains` of a request's first key."""
+        buckets = self.sizes.buckets
+        return self._base((buckets.requests + 1) * buckets.chain) + slot * buckets.chain
+
     def request(self, slot: Scalar, field: Request) -> Scalar:
-        """A field of a request."""
-        return self.read("requests", slot, int(field))
+        """Index into `requests` of a field of a request."""
+        return self._record(slot) + int(field)
 
-    def set_request(self, slot: Scalar, field: Request, value: Any) -> Self:
+    def row_field(self, slot: Scalar, group: Scalar, field: Row) -> Scalar:
+        """Index into `requests` of a field of a request's row in a group."""
+        return self._record(slot) + REQUEST_WORDS + group * GROUP_WORDS + int(field)
+
+    def _record(self, slot: Scalar) -> Scalar:
+        width = REQUEST_WORDS + GROUP_WORDS * self.sizes.buckets.groups
+        return self._base((self.sizes.buckets.requests + 1) * width) + slot * width
+
+    @property
+    def spare_slot(self) -> int:
+        """A slot that no request has."""
+        return self.sizes.buckets.requests
+
+    def result(self, place: Scalar, column: Any) -> Scalar:
+        """Index into `results` of a column of an operation's result."""
+        width = self.sizes.width
+        return self._base((self.sizes.operations + 1) * width) + place * width + column
+
+    def output(self, name: str, place: Scalar) -> Scalar:
+        """Index into `ids` or `events` of their place-th item."""
+        words = EVENT_WORDS if name == "events" else 1
+        room = getattr(self.sizes, name) + 1
+        return self._base(room * words) + place * words
+
+    # Fields of requests.
+
+    def get(self, slot: Scalar, *fields: Request) -> tuple[Scalar, ...]:
+        """Fields of a request."""
+        return tuple(self.read("requests", self.request(slot, field)) for field in fields)
+
+    def set(self, slot: Scalar, field: Request, value: Any) -> Self:
         """The workspace with a field of a request replaced."""
-        return self.write("requests", value, slot, int(field))
+        return self.write("requests", value, self.request(slot, field))
 
-    def row(self, slot: Scalar, group: Scalar, field: Row) -> Scalar:
-        """A field of a request's row in a group."""
-        return self.read("requests", slot, REQUEST_WORDS + group * GROUP_WORDS + int(field))
+    def get_row(self, slot: Scalar, group: Scalar, *fields: Row) -> tuple[Scalar, ...]:
+        """Fields of a request's row in a group."""
+        return tuple(self.read("requests", self.row_field(slot, group, field)) for field in fields)
 
     def set_row(self, slot: Scalar, group: Scalar, field: Row, value: Any) -> Self:
         """The workspace with a field of a request's row in a group replaced."""
-        return self.write("requests", value, slot, REQUEST_WORDS + group * GROUP_WORDS + int(field))
+        return self.write("requests", value, self.row_field(slot, group, field))

@@ -126,7 +126,7 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     slot, group = demand.slot, sums.group
     w, (have, hit_first) = peek(
         group >= 0,
-        lambda v: (v.row(slot, group, Row.LENGTH), v.row(slot, group, Row.HIT_FIRST)),
+        lambda v: v.get_row(slot, group, Row.LENGTH, Row.HIT_FIRST),
         w,
         reads=("requests",),
         default=(0, 0),
@@ -149,9 +149,11 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     kept = jnp.where(adopting, jnp.maximum(computed - first, 0), 0)
     left = jnp.where(adopting & recurrent, jnp.maximum(computed - hit_first, 0), kept)
 
+    row = w.row(slot, group)
+
     def one(v: Workspace, local: tuple[Scalar, Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, ...]]:
         i, queued, skipped = local
-        free = v.read("blocks", v.read("rows", slot, group, i)) > 0
+        free = v.read("blocks", v.block(v.read("rows", row + i))) > 0
         return v, (i + 1, queued + free, skipped + (free & (i < first)))
 
     begin = jnp.where(recurrent, hit_first, first)

@@ -30,13 +30,13 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
         w, (hit_first,) = peek(
-            group >= 0, lambda v: (v.row(slot, group, Row.HIT_FIRST),), w, reads=("requests",), default=(0,)
+            group >= 0, lambda v: v.get_row(slot, group, Row.HIT_FIRST), w, reads=("requests",), default=(0,)
         )
         skip = skipped_blocks(view, group, demand.total)
         found = jnp.where(demand.hit > 0, hit_blocks(view, group, demand.hit), 0)
         length = jnp.where(view.group(group, GroupField.KIND) == OPAQUE, 0, jnp.maximum(skip, found))
         first = jnp.minimum(jnp.maximum(hit_first * (found > 0), skip), length)
-        w = free_queue.adopt(w, slot, group, first, jnp.where(found > first, found, first))
+        w = free_queue.adopt(w, w.row(slot, group) + first, found - first)
         w = w.set_row(slot, group, Row.LENGTH, length)
         w = w.set_row(slot, group, Row.FIRST, first)
         return w.set_row(slot, group, Row.CACHED, length), (group + 1,)
@@ -57,7 +57,7 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> Worksp
         (turn,) = local
         arriving = turn < groups
         group = jnp.where(arriving, turn, turn - groups)
-        w, (have,) = peek(turn >= 0, lambda v: (v.row(slot, group, Row.LENGTH),), w, reads=("requests",), default=(0,))
+        w, (have,) = peek(turn >= 0, lambda v: v.get_row(slot, group, Row.LENGTH), w, reads=("requests",), default=(0,))
         block = view.group(group, GroupField.BLOCK)
         kind = view.group(group, GroupField.KIND)
         recurrent = kind == MAMBA
@@ -66,7 +66,7 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> Worksp
         target = jnp.maximum(jnp.where(kind == OPAQUE, 1, target), have)
         gap_end = jnp.where(recurrent & ~arriving, jnp.maximum(target - 1, have), have)
         w = _skip_columns(w, slot, group, have, gap_end)
-        w = free_queue.take(w, slot, group, gap_end, target - gap_end)
+        w = free_queue.take(w, w.row(slot, group) + gap_end, target - gap_end)
         w = w.set_row(slot, group, Row.LENGTH, target)
         return w.set_row(slot, group, Row.NEW_FIRST, have), (turn + 1,)
 
@@ -76,8 +76,10 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> Worksp
 
 
 def _skip_columns(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
+    row = work.row(slot, group)
+
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return w.write("rows", 0, slot, group, local[0]), (local[0] + 1,)
+        return w.write("rows", 0, row + local[0]), (local[0] + 1,)
 
     return loop(lambda c: c[0] < end, body, work, (start,), writes=("rows",))[0]
 
@@ -93,12 +95,13 @@ def report_row(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, firs
       first: first entry that is written in the row.
       end: entry after the last.
     """
-    if work.array("ids").shape[1] == 1:
+    if work.sizes.ids == 0:
         return work
+    row = work.row(slot, group)
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (i,) = local
-        block = jnp.where(i < first, 0, w.read("rows", slot, group, i))
+        block = jnp.where(i < first, 0, w.read("rows", row + i))
         return report(w, i >= 0, block), (i + 1,)
 
     return loop(lambda c: c[0] < end, body, work, (start,), reads=("rows",), writes=("ids", "num_ids"))[0]

@@ -29,7 +29,7 @@ def evict(
     Args:
       work: needs `EVICT_WRITES` to write.
       view: the configuration.
-      ids: int32[lanes, n], block ids.
+      ids: int32[n], block ids.
       start: place of the first one.
       count: how many.
       enabled: whether to do it.
@@ -41,7 +41,7 @@ def evict(
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         i, outside = local
-        block = loops.read(ids, w.lane, i)
+        block = loops.read(ids, i)
         exists = (block >= 0) & (block < blocks)
         w = key_table.drop_keys(w, exists & (block > 0), jnp.where(exists, block, 0))
         return w, (i + 1, outside + ~exists)
@@ -63,22 +63,18 @@ def reset(work: Workspace, view: View, enabled: Scalar) -> tuple[Workspace, Scal
       The workspace, and whether it was done.
     """
     done = enabled & (work.free == view.whole(CacheField.NUM_BLOCKS) - 1)
-    parts, groups = work.keys.shape[2], work.table.shape[2]
+    buckets = work.sizes.buckets
 
     def clear_keys(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        for part in range(parts):
-            w = w.write("keys", 0, local[0], part)
-        return w, (local[0] + 1,)
+        return w.write("keys", 0, w.key(0) + local[0]), (local[0] + 1,)
 
     def clear_table(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         entry, value = local
-        key, column = key_table.split(jnp.maximum(entry - 1, 0), groups)
-        w = w.write_if(value > 0, "table", key_table.absent(value), key, column)
-        key, column = key_table.split(entry, groups)
-        return w, (entry + 1, w.read("table", key, column))
+        w = w.write_if(value > 0, "table", key_table.absent(value), w.entry(entry - 1))
+        return w, (entry + 1, w.read("table", w.entry(entry)))
 
-    end = jnp.where(done, work.keys.shape[1] - 1, 0)
+    end = jnp.where(done, buckets.blocks * (1 + buckets.parts), 0)
     work, _ = loop(lambda c: c[0] < end, clear_keys, work, (0,), writes=("keys",))
-    end = jnp.where(done, (work.table.shape[1] - 1) * groups, -1)
+    end = jnp.where(done, work.spare_entry, -1)
     work, _ = loop(lambda c: c[0] <= end, clear_table, work, (0, 0), writes=("table",))
     return emit(work, done, Event.CLEARED), done

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from hkv.dialects.vllm import register, transitions
 from hkv.dialects.vllm.parameters import Parameters, View
-from hkv.dialects.vllm.transitions import Answer
+from hkv.dialects.vllm.transitions import Answer, Payload
 from hkv.operations import RESULT_FRONT, Argument, Code, Column, Operations, Results
-from hkv.state.events import WIDTH as EVENT_WIDTH
+from hkv.operations import WIDTH as OPERATION_WIDTH
+from hkv.state import free_queue
 from hkv.state.loops import Scalar, loop, read, when
 from hkv.state.state import State
 from hkv.state.status import Status
-from hkv.state.workspace import ARRAYS, COUNTERS, OUTPUTS, Workspace
+from hkv.state.workspace import ARRAYS, COUNTERS, EVENT_WORDS, OUTPUTS, Sizes, Workspace
 
 EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events")
 """What an operation may write."""
@@ -33,25 +36,29 @@ def execute(
     Returns:
       New states and results, with a leading axis of lanes.
     """
-    lanes = state.queue.shape[0]
-    groups = state.table.shape[2]
-    width = RESULT_FRONT + 2 * groups
-    arrays = {name: getattr(state, name) for name in ARRAYS}
+    lanes, places = operations.table.shape[:2]
+    buckets = State(*(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in jax.tree.leaves(state))).buckets
+    width = RESULT_FRONT + 2 * buckets.groups
+    sizes = Sizes(buckets, lanes, places, width, ids, events)
+    arrays = {name: getattr(state, name).reshape(-1) for name in ARRAYS}
     outputs = {
-        "ids": jnp.zeros((lanes, ids + 1), jnp.int32),
-        "events": jnp.zeros((lanes, events + 1, EVENT_WIDTH), jnp.int32),
-        "results": jnp.zeros((lanes, operations.table.shape[1] + 1, width), jnp.int32),
+        "ids": jnp.zeros(lanes * (ids + 1), jnp.int32),
+        "events": jnp.zeros(lanes * (events + 1) * EVENT_WORDS, jnp.int32),
+        "results": jnp.zeros(lanes * (places + 1) * width, jnp.int32),
     }
     zero = jnp.int32(0)
-    work = Workspace(**arrays, **outputs, lane=zero, num_ids=zero, num_events=zero, **dict.fromkeys(COUNTERS, zero))
-    names = (*ARRAYS, *OUTPUTS)
+    scalars = dict.fromkeys(("lane", *COUNTERS, "num_ids", "num_events"), zero)
+    work = Workspace(sizes, **arrays, **outputs, **scalars)
+    names = work.present((*ARRAYS, *OUTPUTS))
+    flat = jax.tree.map(lambda x: x.reshape(-1), (parameters, operations))
 
-    def one_lane(carry: tuple[Scalar, tuple[jax.Array, ...], jax.Array, jax.Array]) -> tuple[object, ...]:
+    def one_lane(carry: tuple[Scalar, tuple[jax.Array, ...], jax.Array, jax.Array]) -> tuple[Any, ...]:
         lane, values, counters, counts = carry
-        start = {name: read(counters, lane, int(place)) for name, place in COUNTERS.items()}
+        line = jax.lax.dynamic_index_in_dim(counters, lane, keepdims=False)
+        start = {name: line[int(place)] for name, place in COUNTERS.items()}
         w = work.replace(**dict(zip(names, values, strict=True)), **start, lane=lane)
-        w = _perform(w, View(parameters.cache, parameters.groups, lane), operations, only)
-        line = jnp.zeros(counters.shape[1:], jnp.int32)
+        view = View(flat[0].cache, flat[0].groups, None if lanes == 1 else lane, buckets.groups)
+        w = _perform(w, view, flat[1], only)
         for name, place in COUNTERS.items():
             line = line.at[int(place)].set(getattr(w, name))
         counters = jax.lax.dynamic_update_slice(counters, line[None], (lane, zero))
@@ -64,22 +71,40 @@ def execute(
     else:
         carry = jax.lax.while_loop(lambda c: c[0] < lanes, one_lane, carry)
     _, values, counters, counts = carry
-    out = dict(zip(names, values, strict=True))
-    results = Results(table=out["results"][:, :-1], ids=out["ids"][:, :-1], events=out["events"][:, :-1], counts=counts)
-    return State(**{name: out[name] for name in ARRAYS}, counters=counters), results
+    out = {**outputs, **dict(zip(names, values, strict=True))}
+    new = State(**{name: out[name].reshape(getattr(state, name).shape) for name in ARRAYS}, counters=counters)
+    results = Results(
+        table=out["results"].reshape(lanes, places + 1, width)[:, :-1],
+        ids=out["ids"].reshape(lanes, ids + 1)[:, :-1],
+        events=out["events"].reshape(lanes, events + 1, EVENT_WORDS)[:, :-1],
+        counts=counts,
+    )
+    return new, results
+
+
+_GIVING = {Code.ALLOCATE, Code.RETIRE, Code.FREE}
+"""Operations that may put blocks back into the queue."""
 
 
 def _perform(work: Workspace, view: View, operations: Operations, only: tuple[Code, ...]) -> Workspace:
-    size = operations.table.shape[1]
+    size = work.sizes.operations
+    alone = work.sizes.lanes == 1
+    base = 0 if alone else work.lane * (size * OPERATION_WIDTH)
+    room = operations.payload.shape[0] // work.sizes.lanes
+    payload = Payload(operations.payload, jnp.int32(0) if alone else work.lane * room, room)
 
     def code_at(place: Scalar) -> Scalar:
         inside = place < size
-        code = read(operations.table, work.lane, jnp.where(inside, place, 0), int(Argument.CODE))
+        at = jnp.where(inside, place, 0) * OPERATION_WIDTH
+        code = read(operations.table, base + at + int(Argument.CODE))
         return jnp.where(inside, code, int(Code.END))
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         place, code = local
-        w = _one(w, view, operations, place, code, only)
+        if _GIVING.intersection(only):
+            w = free_queue.make_room(w)
+        w, op = transitions.fetch(w, operations.table, base + place * OPERATION_WIDTH, code)
+        w = _one(w, view, op, payload, place, only)
         return w, (place + 1, code_at(place + 1))
 
     start = (jnp.int32(0), code_at(jnp.int32(0)))
@@ -87,9 +112,9 @@ def _perform(work: Workspace, view: View, operations: Operations, only: tuple[Co
 
 
 def _one(
-    w: Workspace, view: View, operations: Operations, place: Scalar, code: Scalar, only: tuple[Code, ...]
+    w: Workspace, view: View, op: transitions.Op, payload: Payload, place: Scalar, only: tuple[Code, ...]
 ) -> Workspace:
-    w, op = transitions.fetch(w, operations.table, place, code)
+    code = op.code
     known = jnp.bool_(False)
     for each in only:
         known = known | (code == int(each))
@@ -105,11 +130,13 @@ def _one(
     first_id = w.num_ids
     certain = jnp.int32(-1)
     if Code.REQUEST in only or Code.APPEND in only:
-        w, answer = transitions.arrive(w, view, op, answer, operations.payload)
+        w, answer = transitions.arrive(w, view, op, answer, payload)
     if Code.LOOKUP in only:
         w, answer = transitions.lookup(w, view, op, answer)
+    if _GIVING.intersection(only):
+        w, answer, plan = transitions.admit_or_give_back(w, view, op, answer)
     if Code.ALLOCATE in only:
-        w, answer, certain = transitions.allocate(w, view, op, answer)
+        w, answer, certain = transitions.allocate(w, view, op, answer, plan)
     if Code.COMMIT in only:
         answer, certain = transitions.commit(op, answer, certain)
     if Code.ALLOCATE in only or Code.COMMIT in only:
@@ -121,18 +148,16 @@ def _one(
         )
     if Code.ADVANCE in only:
         w, answer = transitions.advance(w, op, answer)
-    if Code.RETIRE in only:
-        w, answer = transitions.retire(w, view, op, answer)
     if Code.FREE in only or Code.DROP in only:
-        w, answer = transitions.leave(w, view, op, answer)
+        w, answer = transitions.leave(w, op, answer)
     if Code.EVICT in only:
-        w, answer = transitions.evict(w, view, op, answer, operations.payload)
+        w, answer = transitions.evict(w, view, op, answer, payload)
     if Code.STEP in only:
         w = transitions.step(w, op, answer)
     if Code.RESET in only:
         w, answer = transitions.reset(w, view, op, answer)
     for column, value in zip(Column, (answer.status, answer.value, answer.shared_prefix, first_id), strict=True):
-        w = w.write("results", value, place, int(column))
+        w = w.write("results", value, w.result(place, int(column)))
     w = w.replace(clock=w.clock + transitions.may_change_hits(code))
     if Code.LOOKUP in only or Code.ALLOCATE in only:
         w = transitions.report(w, view, op, answer, place)

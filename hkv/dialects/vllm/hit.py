@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm import finders, kinds
+from hkv.dialects.vllm.finders import Query, Search
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
-from hkv.dialects.vllm.probe import Query
 from hkv.state.loops import Scalar, divide, loop, peek
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
@@ -23,7 +23,7 @@ MODULES = {module.NUMBER: module for module in kinds.all_kinds().values()}
 MODULES[kinds.all_kinds()["mamba"].PLAIN] = kinds.all_kinds()["mamba"]
 """One module for each number; kinds that share a number share their rules."""
 
-FINDERS = {module.NUMBER: module for module in MODULES.values() if hasattr(module, "find")}
+SEARCHED = {module.NUMBER: module for module in MODULES.values() if hasattr(module, "search")}
 ONCE = tuple(number for number, module in MODULES.items() if module.LOOKED_UP_ONCE)
 SNAPSHOT = kinds.all_kinds()["mamba"].NUMBER
 
@@ -70,13 +70,13 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
     """
     work, (tokens, keys) = peek(
         enabled,
-        lambda w: (w.request(slot, Request.TOKENS), w.request(slot, Request.KEYS)),
+        lambda w: w.get(slot, Request.TOKENS, Request.KEYS),
         work,
         reads=("requests",),
         default=(1, 0),
     )
     keys = hashed_keys(view, tokens, keys)
-    finders = view.whole(CacheField.FINDERS)
+    searches = view.whole(CacheField.FINDERS)
     unitary = view.whole(CacheField.UNITARY) != 0
     single_pass = view.whole(CacheField.SINGLE_PASS) != 0
     hash_block = view.whole(CacheField.HASH_BLOCK)
@@ -90,7 +90,9 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
         scale = view.group(group, GroupField.SCALE)
         bit = jnp.left_shift(jnp.int32(1), at.finder)
         again = ((at.seen & bit) != 0) & is_any(kind, ONCE)
-        w, (known,) = peek(again, lambda v: (v.row(slot, group, Row.HIT_LENGTH),), w, reads=("requests",), default=(0,))
+        w, (known,) = peek(
+            again, lambda v: v.get_row(slot, group, Row.HIT_LENGTH), w, reads=("requests",), default=(0,)
+        )
         drop = (view.group(group, GroupField.EAGLE) != 0) & ((at.verified & bit) == 0)
         proof = drop & (kind != SNAPSHOT) & ~unitary
         length = jnp.where(proof, jnp.minimum(at.current + block, keys * hash_block), at.current)
@@ -107,17 +109,16 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
             drop=drop,
             limit=jnp.minimum(divide(length, block), divide(keys, scale)),
         )
-        found, start = jnp.int32(0), jnp.int32(0)
-        for number, module in FINDERS.items():
-            chosen = (kind == number) & ~again
-            w, tokens_found, first_entry = module.find(w, view, query, chosen)
-            found = jnp.where(chosen, tokens_found, found)
-            start = jnp.where(chosen, first_entry, start)
+        search = _search(kind, query)
+        w, right, right_first = finders.forward(w, view, query, search, ~again & ~search.backward)
+        w, left, left_first = finders.backward(w, view, query, search, ~again & search.backward)
+        found = jnp.where(search.backward, left, right) * block
+        start = jnp.where(search.backward, left_first, right_first)
         w = _note(w, view, query, ~again, found, start)
         new = jnp.where(again, jnp.minimum(at.current, known), found)
         forget = ~again & ~drop & (new < at.current)
         verified = jnp.where(~again & drop, at.verified | bit, jnp.where(forget, 0, at.verified))
-        end = at.finder + 1 == finders
+        end = at.finder + 1 == searches
         done = end & ((new >= at.hit) | single_pass)
         return w, _Progress(
             finder=jnp.where(end, 0, at.finder + 1),
@@ -130,12 +131,21 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
         )
 
     tokens = jnp.maximum(tokens - 1, 0)
-    start = _Progress(jnp.int32(0), tokens, tokens, jnp.int32(0), jnp.int32(0), jnp.int32(0), enabled & (finders > 0))
+    start = _Progress(jnp.int32(0), tokens, tokens, jnp.int32(0), jnp.int32(0), jnp.int32(0), enabled & (searches > 0))
     work, local = loop(lambda c: c[-1], visit, work, start, writes=WRITES)
     end = _Progress(*local)
-    hit = jnp.where(enabled & (finders > 0), end.hit, 0)
+    hit = jnp.where(enabled & (searches > 0), end.hit, 0)
     shared = jnp.where((end.longest > hit) & ~unitary & enabled, end.longest, 0)
     return work, Hit(hit, shared)
+
+
+def _search(kind: Scalar, query: Query) -> Search:
+    first, *rest = SEARCHED.items()
+    chosen = first[1].search(query)
+    for number, module in rest:
+        own = module.search(query)
+        chosen = Search(*(jnp.where(kind == number, a, b) for a, b in zip(own, chosen, strict=True)))
+    return chosen
 
 
 def _note(work: Workspace, view: View, query: Query, enabled: Scalar, tokens: Scalar, first: Scalar) -> Workspace:

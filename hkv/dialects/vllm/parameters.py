@@ -72,6 +72,9 @@ The last three do not belong to the group of that row. Row j, FINDER_FIRST and F
 the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column is c.
 """
 
+FIELDS = 16
+"""Columns of both arrays."""
+
 UNLIMITED = (1 << 30) - 1
 """A cap that never binds, in blocks."""
 
@@ -92,19 +95,28 @@ class Parameters:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """A lane of parameters that were given a leading axis, read field by field."""
+    """A lane of parameters that were given a leading axis, read field by field.
+
+    Attributes:
+      cache, groups: as in `Parameters`, lanes one after the other and flat.
+      lane: the lane to read; None if there is only one.
+      width: rows of `Parameters.groups`.
+    """
 
     cache: jax.Array
     groups: jax.Array
-    lane: Scalar
+    lane: Scalar | None
+    width: int
 
     def whole(self, field: CacheField) -> Scalar:
         """A field of the whole cache."""
-        return read(self.cache, self.lane, int(field))
+        base = 0 if self.lane is None else self.lane * FIELDS
+        return read(self.cache, base + int(field))
 
     def group(self, group: Any, field: GroupField) -> Scalar:
         """A field of a group."""
-        return read(self.groups, self.lane, group, int(field))
+        base = 0 if self.lane is None else self.lane * (self.width * FIELDS)
+        return read(self.groups, base + group * FIELDS + int(field))
 
     @property
     def num_groups(self) -> Scalar:
@@ -136,7 +148,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
     specs = config.topology.specs
     if len(specs) >= groups:
         raise ConfigError("groups", len(specs), f"fewer than the bucket's {groups}")
-    table = np.zeros((groups, 16), np.int32)
+    table = np.zeros((groups, FIELDS), np.int32)
     finders = finder_groups(config)
     order = [group for members in finders for group in members]
     order += [group for group in range(len(specs)) if group not in order]
@@ -164,7 +176,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
     for j, members in enumerate(finders):
         table[j, GroupField.FINDER_FIRST], table[j, GroupField.FINDER_COUNT] = first, len(members)
         first += len(members)
-    cache = np.zeros(16, np.int32)
+    cache = np.zeros(FIELDS, np.int32)
     full_first = bool(finders) and kinds.module(specs[finders[0][0]]).LOOKED_UP_ONCE
     for name, value in {
         "GROUPS": len(specs),

@@ -49,7 +49,7 @@ def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, enabled:
     enabled = enabled & (view.whole(CacheField.CACHING) != 0)
     work, (length, prompt, keys) = peek(
         enabled,
-        lambda w: tuple(w.request(slot, field) for field in (Request.TOKENS, Request.PROMPT, Request.KEYS)),
+        lambda w: w.get(slot, Request.TOKENS, Request.PROMPT, Request.KEYS),
         work,
         reads=("requests",),
         default=(0, 0, 0),
@@ -60,7 +60,7 @@ def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, enabled:
         (group,) = local
         w, (done, first, rows) = peek(
             group >= 0,
-            lambda v: tuple(v.row(slot, group, field) for field in (Row.CACHED, Row.FIRST, Row.LENGTH)),
+            lambda v: v.get_row(slot, group, Row.CACHED, Row.FIRST, Row.LENGTH),
             w,
             reads=("requests",),
             default=(0, 0, 0),
@@ -75,7 +75,7 @@ def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, enabled:
             writes=WRITES,
         )
         tail = (view.group(group, GroupField.TAIL) != 0) & (cacheable > 0)
-        if w.keys.shape[2] > 1:
+        if w.sizes.buckets.parts > 0:
             w = when(
                 tail,
                 lambda v: _prompt_tail(v, view, slot, group, cacheable, prompt, keys, rows),
@@ -92,51 +92,64 @@ def _whole_blocks(
     work: Workspace, view: View, slot: Scalar, group: Scalar, done: Scalar, full: Scalar, first: Scalar
 ) -> Workspace:
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
-    groups = work.table.shape[2]
-    spare = work.table.shape[1] - 1
+    groups, spare = work.sizes.buckets.groups, work.spare_entry
+    row, chain = work.row(slot, group), work.chain(slot) + (scale - 1)
     period, keep = view.group(group, GroupField.PERIOD), view.group(group, GroupField.KEEP)
     shift = view.group(group, GroupField.EAGLE)
     all_kept = period == 0
-    recurrent = view.group(group, GroupField.KIND) == SNAPSHOT
     period = jnp.maximum(period, 1)
 
-    def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        i, block, key, value, held, why = local
-        entry = key * groups + column
-        slow = (block != 0) & ((value > 0) | (held != 0))
-        fast = (block != 0) & ~slow
-        reason = jnp.where(value > 0, (value & ~6) - 2 * (why + 1), why)
-        w = w.write("table", jnp.where(fast, block * 8, reason), jnp.where(fast | (why < 0), key, spare), column)
-        w = w.write("table", w.steps, jnp.where(recurrent & (block != 0), key, spare), groups - 1)
-        w = w.write("keys", jnp.where(fast, (entry + 1) * 2, 0), jnp.where(fast, block, 0), 0)
-        w = when(
-            slow,
-            lambda v: key_table.add_key(key_table.drop_keys(v, held != 0, block), slow, block, jnp.int32(0), entry),
-            w,
-            writes=key_table.WRITES,
-        )
-        w = emit(w, block != 0, Event.KEY, entry)
-        more = i < full
-        j = jnp.where(more, i, done)
-        phase = remainder(jnp.maximum(j - shift, 0), period)
-        kept = all_kept | ((j >= shift) & (phase >= period - keep))
-        block = jnp.where(j >= first, w.read("rows", slot, group, j), 0)
-        why = jnp.where(more, jnp.where(block == 0, RETIRED, jnp.where(kept, 0, NOT_RETAINED)), 0)
-        block = jnp.where(more & (why == 0), block, 0)
-        key = w.read("chains", slot, (j + 1) * scale - 1)
-        return w, (i + 1, block, key, w.read("table", key, column), w.read("keys", block, 0), why)
+    def look(w: Workspace, i: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        phase = remainder(jnp.maximum(i - shift, 0), period)
+        kept = all_kept | ((i >= shift) & (phase >= period - keep))
+        block = jnp.where(i >= first, w.read("rows", row + i), 0)
+        why = jnp.where(block == 0, RETIRED, jnp.where(kept, 0, NOT_RETAINED))
+        return block, why, w.read("chains", chain + i * scale) * groups + column
 
-    work, _ = loop(
-        lambda c: c[0] <= full,
-        body,
-        work,
-        (done, 0, spare, 0, 0, 0),
-        reads=("rows", "chains"),
-        writes=key_table.WRITES,
-    )
+    def settle(w: Workspace, entry: Scalar, value: Scalar) -> Workspace:
+        w = w.write("table", value, w.entry(entry))
+        block = jnp.maximum(value, 0) >> 3
+        w = w.write("keys", jnp.where(value > 0, key_table.word_of(entry), 0), w.key(block))
+        return emit(w, value > 0, Event.KEY, entry)
+
+    def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        i, entry, value, _ = local
+        w = settle(w, entry, value)
+        block, why, entry = look(w, i)
+        new = (w.read("table", w.entry(entry)) <= 0) & ((why != 0) | (w.read("keys", w.key(block)) == 0))
+        value = jnp.where(why != 0, why, block * 8)
+        return w, (i + new, jnp.where(new, entry, spare), jnp.where(new, value, 0), ~new)
+
+    def stretch(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        w, (i, entry, value, stopped) = loop(
+            lambda c: (c[0] < full) & ~c[3],
+            plain,
+            w,
+            (local[0], spare, 0, False),
+            reads=("rows", "chains"),
+            writes=("table", "keys", "events", "num_events"),
+        )
+        w = settle(w, entry, value)
+        w, (block, why, entry) = peek(stopped, lambda v: look(v, i), w, ("rows", "chains"), (0, 0, 0))
+        kept = stopped & (why == 0)
+        w = key_table.note_absence(w, stopped & ~kept, entry, why)
+        w = key_table.drop_keys(w, kept, block)
+        w = key_table.add_key(w, kept, block, jnp.int32(0), entry)
+        return emit(w, kept, Event.KEY, entry), (i + stopped,)
+
+    work, _ = loop(lambda c: c[0] < full, stretch, work, (done,), writes=WRITES)
     work = emit(work, full > done, Event.STORED + 8 * slot, group, done, full)
+    recurrent = view.group(group, GroupField.KIND) == SNAPSHOT
+
+    def stamp(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        block, why, entry = look(w, local[0])
+        last = w.entry(entry - column + groups - 1)
+        return w.write_if((block != 0) & (why == 0), "table", w.steps, last), (local[0] + 1,)
+
+    start = (jnp.where(recurrent, done, full),)
+    work, _ = loop(lambda c: c[0] < full, stamp, work, start, reads=("rows", "chains"), writes=("table",))
     work = work.set_row(slot, group, Row.CACHED, full)
-    return work.set_request(slot, Request.KNOWN, 1)
+    return work.set(slot, Request.KNOWN, 1)
 
 
 def _prompt_tail(
@@ -152,21 +165,21 @@ def _prompt_tail(
     """Registers the last hash block of the prompt that ends inside a manager block, where it does not yet."""
     hash_block = view.whole(CacheField.HASH_BLOCK)
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
-    groups = work.table.shape[2]
+    groups = work.sizes.buckets.groups
     last = jnp.where(view.group(group, GroupField.EAGLE) != 0, prompt, jnp.maximum(prompt - 1, 0))
     units = jnp.minimum(divide(last, hash_block), keys)
     index, part = divide(units, scale), remainder(units, scale)
     wanted = (units > 0) & (units * hash_block <= cacheable) & (part != 0) & (index < rows)
     work, (block, key) = peek(
         wanted,
-        lambda w: (w.read("rows", slot, group, index), w.read("chains", slot, units - 1)),
+        lambda w: (w.read("rows", w.row(slot, group) + index), w.read("chains", w.chain(slot) + units - 1)),
         work,
         reads=("rows", "chains"),
         default=(0, 0),
     )
     wanted = wanted & (block != 0)
     entry = key * groups + column
-    work, (held,) = peek(wanted, lambda w: (w.read("keys", block, part),), work, reads=("keys",), default=(0,))
+    work, (held,) = peek(wanted, lambda w: (w.read("keys", w.key(block, part)),), work, reads=("keys",), default=(0,))
     wanted = wanted & (held != entry + 1)
     work, highest = key_table.highest_part(work, wanted, block)
     work = key_table.drop_keys(work, wanted & (highest > 0) & (highest < part), block)

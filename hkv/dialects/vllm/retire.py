@@ -11,11 +11,11 @@ from hkv.dialects.vllm.admit import skipped_blocks
 from hkv.dialects.vllm.parameters import View
 from hkv.state import free_queue
 from hkv.state.loops import Scalar, loop, peek
-from hkv.state.state import GROUP_WORDS, Row
+from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
 WRITES = ("rows", "keys", "requests", *free_queue.RELEASE_WRITES)
-"""What both rules write; `keys` only to its spare element."""
+"""What the rules write; `rows` and `keys` only to their spare elements."""
 
 
 def retire(work: Workspace, view: View, slot: Scalar, processed: Scalar, enabled: Scalar) -> Workspace:
@@ -28,22 +28,7 @@ def retire(work: Workspace, view: View, slot: Scalar, processed: Scalar, enabled
       processed: tokens whose processing is over, in-flight ones not counted.
       enabled: whether to do it.
     """
-
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (group,) = local
-        w, (length, first) = peek(
-            group >= 0,
-            lambda v: (v.row(slot, group, Row.LENGTH), v.row(slot, group, Row.FIRST)),
-            w,
-            reads=("requests",),
-            default=(0, 0),
-        )
-        end = jnp.maximum(jnp.minimum(skipped_blocks(view, group, processed), length), first)
-        w = free_queue.release(w, slot, group, first, end)
-        return w.set_row(slot, group, Row.FIRST, end), (group + 1,)
-
-    groups = jnp.where(enabled, view.num_groups, 0)
-    return loop(lambda c: c[0] < groups, body, work, (0,), writes=WRITES)[0]
+    return give_back(work, view, slot, processed, jnp.bool_(False), enabled)
 
 
 def free(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
@@ -55,18 +40,29 @@ def free(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
       slot: the request.
       enabled: whether to do it.
     """
+    return give_back(work, view, slot, jnp.int32(0), jnp.bool_(True), enabled)
+
+
+def give_back(
+    work: Workspace, view: View, slot: Scalar, processed: Scalar, everything: Scalar, enabled: Scalar
+) -> Workspace:
+    """`free` if `everything` is given back, else `retire`: one loop serves both."""
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
         w, (length, first) = peek(
             group >= 0,
-            lambda v: (v.row(slot, group, Row.LENGTH), v.row(slot, group, Row.FIRST)),
+            lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST),
             w,
             reads=("requests",),
             default=(0, 0),
         )
-        w = free_queue.release(w, slot, group, first, length)
-        return clear_row(w, slot, group), (group + 1,)
+        retired = jnp.maximum(jnp.minimum(skipped_blocks(view, group, processed), length), first)
+        w = free_queue.release(w, w.row(slot, group) + first, jnp.where(everything, length, retired) - first)
+        w = w.set_row(slot, group, Row.FIRST, jnp.where(everything, 0, retired))
+        w = w.set_row(slot, group, Row.LENGTH, jnp.where(everything, 0, length))
+        kept = jnp.where(everything, slot, w.spare_slot)
+        return w.set_row(kept, group, Row.CACHED, 0), (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
     return loop(lambda c: c[0] < groups, body, work, (0,), writes=WRITES)[0]
@@ -74,7 +70,6 @@ def free(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
 
 def clear_row(work: Workspace, slot: Scalar, group: Scalar) -> Workspace:
     """A request's row in a group as it is before the first allocation."""
-    for field in Row:
+    for field in (Row.LENGTH, Row.FIRST, Row.CACHED):
         work = work.set_row(slot, group, field, 0)
-    assert len(Row) <= GROUP_WORDS
     return work

@@ -1,7 +1,7 @@
 """What each operation does to a cache: its checks, its rules in order, its answer.
 
 A refused operation takes nothing and says why. The one exception is vLLM 0.33's: an allocation that is refused for want of
-room has already given back what the request cannot read any more (`retire_before_refusal`).
+room has already given back what the request cannot read any more (`admit_or_give_back`).
 """
 
 from __future__ import annotations
@@ -48,6 +48,14 @@ class Op(NamedTuple):
         return self.row[argument]
 
 
+class Payload(NamedTuple):
+    """A lane's payload: integers, lanes one after the other; where the lane's begin; how many it has."""
+
+    numbers: jax.Array
+    base: Scalar
+    size: int
+
+
 class Answer(NamedTuple):
     """What will stand in the results; `reported`: whether rows are to be reported too."""
 
@@ -78,16 +86,15 @@ _FETCHED = (
 )
 
 
-def fetch(work: Workspace, table: jax.Array, place: Scalar, code: Scalar) -> tuple[Workspace, Op]:
+def fetch(work: Workspace, table: jax.Array, base: Scalar, code: Scalar) -> tuple[Workspace, Op]:
     """Reads an operation and its request. A slot that does not exist becomes the spare one."""
-    row = tuple(read(table, work.lane, place, column) for column in range(len(Argument)))
+    row = tuple(read(table, base + column) for column in range(len(Argument)))
     asked = row[Argument.SLOT]
-    slots = work.requests.shape[1] - 1
-    exists = (asked >= 0) & (asked < slots)
-    slot = jnp.where(exists, asked, slots)
+    exists = (asked >= 0) & (asked < work.spare_slot)
+    slot = jnp.where(exists, asked, work.spare_slot)
     work, fields = peek(
         code != int(Code.END),
-        lambda w: tuple(w.request(slot, field) for field in _FETCHED),
+        lambda w: w.get(slot, *_FETCHED),
         work,
         reads=("requests",),
         default=(0,) * len(_FETCHED),
@@ -108,7 +115,7 @@ def may_change_hits(code: Scalar) -> Scalar:
     return hit.is_any(code, tuple(map(int, tuple(set(Code) - _HARMLESS))))
 
 
-def arrive(work: Workspace, view: View, op: Op, answer: Answer, payload: jax.Array) -> tuple[Workspace, Answer]:
+def arrive(work: Workspace, view: View, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:
     """REQUEST and APPEND: a request's tokens and prefix keys."""
     new = op.code == int(Code.REQUEST)
     mine = answer.ok & (new | (op.code == int(Code.APPEND)))
@@ -116,16 +123,16 @@ def arrive(work: Workspace, view: View, op: Op, answer: Answer, payload: jax.Arr
     answer = answer.refuse(mine & ~new & (op.live == EMPTY), Status.NO_SUCH_SLOT)
     count, start = op.argument(Argument.KEYS), op.argument(Argument.KEY_START)
     before = jnp.where(new, 0, op.keys)
-    outside = (count < 0) | (start < 0) | (start + count > payload.shape[1]) | (op.argument(Argument.TOKENS) < 0)
+    outside = (count < 0) | (start < 0) | (start + count > payload.size) | (op.argument(Argument.TOKENS) < 0)
     answer = answer.refuse(mine & outside, Status.OUT_OF_RANGE)
-    answer = answer.refuse(mine & (before + count > work.chains.shape[2]), Status.KEYS_FULL)
+    answer = answer.refuse(mine & (before + count > work.sizes.buckets.chain), Status.KEYS_FULL)
     mine = mine & answer.ok
-    limit = work.table.shape[1] - 1
+    limit = work.sizes.buckets.keys
 
     def copy(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         i, unknown = local
-        key = read(payload, w.lane, start + i)
-        w = w.write("chains", key, op.slot, before + i)
+        key = read(payload.numbers, payload.base + start + i)
+        w = w.write("chains", key, w.chain(op.slot) + before + i)
         return w, (i + 1, unknown + ((key < 0) | (key >= limit)))
 
     end = jnp.where(mine, count, 0)
@@ -145,10 +152,10 @@ def arrive(work: Workspace, view: View, op: Op, answer: Answer, payload: jax.Arr
             else:
                 value = jnp.int32(fresh)
             place = op.slot if field in (Request.TOKENS, Request.KEYS) else jnp.where(new, op.slot, spare)
-            w = w.set_request(place, field, value)
+            w = w.set(place, field, value)
         return _clear_rows(w, view, op.slot, new)
 
-    spare = work.requests.shape[1] - 1
+    spare = work.spare_slot
     return when(done, note, work, writes=("requests",)), answer
 
 
@@ -169,8 +176,8 @@ def lookup(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspa
 
     def search(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         w, found = hit.longest_hit(w, view, op.slot, local[0])
-        w = w.set_request(op.slot, Request.HIT, found.tokens)
-        w = w.set_request(op.slot, Request.HIT_CLOCK, w.clock)
+        w = w.set(op.slot, Request.HIT, found.tokens)
+        w = w.set(op.slot, Request.HIT_CLOCK, w.clock)
         return w, (False, found.tokens, found.shared_prefix)
 
     work, (_, tokens, shared) = loop(lambda c: c[0], search, work, (mine, 0, 0), writes=hit.WRITES)
@@ -181,98 +188,141 @@ def lookup(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspa
     )
 
 
-ALLOCATE_WRITES = tuple(
-    dict.fromkeys(
-        (
-            *admit.WRITES,
-            *retirement.WRITES,
-            *allocation.ADOPT_WRITES,
-            *allocation.GROW_WRITES,
-            "chains",
-            "evictions",
-            "free",
-            "running",
+class Plan(NamedTuple):
+    """What an ALLOCATE wants, once it is known to be legal. Lengths are in tokens."""
+
+    adopted: Scalar
+    external: Scalar
+    new: Scalar
+    arrived: Scalar
+    total: Scalar
+    main: Scalar
+    slots: Scalar
+    granted: Scalar
+    grows: Scalar
+
+
+def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tuple[Workspace, Answer, Plan]:
+    waiting = op.live == WAITING
+    fresh = waiting & (op.hit_clock == w.clock)
+    asked, external = op.argument(Argument.HIT), op.argument(Argument.EXTERNAL)
+    adopted = jnp.where(asked < 0, jnp.where(fresh, jnp.maximum(op.hit, 0), 0), asked)
+    arrived = op.computed + adopted + external
+    new = op.argument(Argument.NEW)
+    new = jnp.where(new < 0, jnp.maximum(op.tokens - arrived, 0), new)
+    longest = view.whole(CacheField.MAX_MODEL_LEN)
+    total = jnp.minimum(arrived, longest)
+    main = total + new
+    slots = jnp.minimum(main + op.argument(Argument.LOOKAHEAD), longest)
+    answer = answer.refuse(mine & (op.live == EMPTY), Status.NO_SUCH_SLOT)
+    answer = answer.refuse(mine & (adopted == 0) & (external == 0) & (new == 0), Status.NOTHING_TO_ALLOCATE)
+    answer = answer.refuse(mine & (adopted > 0) & ~(fresh & (adopted == op.hit)), Status.STALE_HIT)
+    answer = answer.refuse(mine & (external > 0) & ~waiting, Status.NOT_WAITING)
+    blocks = ceil_divide(jnp.maximum(jnp.maximum(slots, main), arrived), view.whole(CacheField.LEAST_BLOCK))
+    answer = answer.refuse(mine & (blocks > w.sizes.buckets.row), Status.ROW_FULL)
+    w, unwritten = _unwritten(w, view, op, adopted, mine & answer.ok)
+    answer = answer.refuse(unwritten, Status.NOT_YET_WRITTEN)
+    plan = Plan(adopted, external, new, arrived, total, main, slots, mine & answer.ok, jnp.bool_(False))
+    return w, answer, plan
+
+
+GIVE_BACK_WRITES = (*retirement.WRITES, *(name for name in ("chains", "table") if name not in retirement.WRITES))
+"""What `admit_or_give_back` writes; `chains` and `table` only to their spare elements."""
+
+
+def admit_or_give_back(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer, Plan]:
+    """ALLOCATE: the admission rule, twice; a running request retires in between. RETIRE and FREE: only that middle.
+
+    vLLM 0.33 `KVCacheManager.allocate_slots` frees the skipped blocks before it knows whether the next tokens fit; if the
+    allocation is refused then, they stay freed. First it asks, where the whole request must fit, whether it does.
+    """
+    allocating, freeing, retiring = (op.code == int(code) for code in (Code.ALLOCATE, Code.FREE, Code.RETIRE))
+    mine = answer.ok & allocating
+    ending = answer.ok & (freeing | retiring)
+    answer = answer.refuse(ending & (op.live != RUNNING), Status.NOT_RUNNING)
+    ending = ending & answer.ok
+    work, answer, plan = _plan(work, view, op, mine, answer)
+    work = _note_arguments(work, op, mine)
+    waiting = op.live == WAITING
+    longest = view.whole(CacheField.MAX_MODEL_LEN)
+    watermark = jnp.where(waiting & (work.running > 0), view.whole(CacheField.WATERMARK), 0)
+    whole = jnp.minimum(op.tokens, longest)
+    processed = jnp.where(retiring, op.argument(Argument.TOKENS), plan.total - op.argument(Argument.IN_FLIGHT))
+    given_back = ending | (plan.granted & ~waiting)
+
+    def gate(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        first = local[0] == 0
+        w = retirement.give_back(w, view, op.slot, jnp.maximum(processed, 0), freeing, given_back & ~first)
+        demand = Demand(
+            slot=op.slot,
+            slots=jnp.where(first, whole, plan.slots),
+            main=jnp.where(first, whole, plan.main),
+            total=jnp.where(first, plan.total, plan.arrived),
+            hit=plan.adopted,
+            external=plan.external,
+            capped=first,
         )
+        limit = w.free - watermark - jnp.where(first, 0, op.argument(Argument.RESERVED))
+        w, verdict = admit.fits(w, view, demand, limit, plan.granted)
+        return w, (local[0] + 1, verdict.fits, verdict.fails, verdict.grows)
+
+    start = jnp.where(plan.granted | ending, jnp.where(plan.granted & _must_fit(op), 0, 1), 2)
+    work, (gates, ok, fails, grows) = loop(
+        lambda c: (c[0] < 2) & c[1], gate, work, (start, True, False, False), writes=retirement.WRITES
     )
-)
-"""What an allocation may write, registration not counted."""
+    answer = answer.refuse(~ok & (gates == 1), Status.NO_ROOM_FOR_SEQUENCE).refuse(~ok, Status.NO_ROOM)
+    answer = answer.refuse(fails, Status.ENGINE_FAILURE)
+    granted = plan.granted & answer.ok
+    return work, answer, plan._replace(granted=granted, grows=granted & grows)
 
 
-def allocate(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer, Scalar]:
-    """ALLOCATE without its registration.
+def _must_fit(op: Op) -> Scalar:
+    return op.argument(Argument.MUST_FIT) != 0
+
+
+def _note_arguments(work: Workspace, op: Op, mine: Scalar) -> Workspace:
+    """What an ALLOCATE says of its request holds whether it is granted or not."""
+    live = mine & (op.live != EMPTY)
+    shared, spare = op.argument(Argument.SHARED_PREFIX), work.spare_slot
+    work = work.set(jnp.where(live, op.slot, spare), Request.IN_FLIGHT, op.argument(Argument.IN_FLIGHT))
+    return work.set(jnp.where(live & (shared >= 0), op.slot, spare), Request.SHARED_PREFIX, shared)
+
+
+ALLOCATE_WRITES = tuple(dict.fromkeys((*allocation.ADOPT_WRITES, *allocation.GROW_WRITES)))
+"""What taking the blocks writes."""
+
+
+def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) -> tuple[Workspace, Answer, Scalar]:
+    """ALLOCATE once it is granted, without its registration.
 
     Returns:
       The workspace, the answer, and the number of tokens to register, -1 for no registration.
     """
-    mine = answer.ok & (op.code == int(Code.ALLOCATE))
+    demand = Demand(op.slot, plan.slots, plan.main, plan.arrived, plan.adopted, plan.external, jnp.bool_(False))
+    adopting = plan.granted & ((plan.adopted > 0) | (plan.external > 0))
 
-    def perform(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        w, status, adopted, certain, grows = _granted(w, view, op, local[0])
-        return w, (False, status, adopted, certain, grows)
+    def take(w: Workspace) -> Workspace:
+        w = allocation.adopt_hit(w, view, demand, adopting)
+        return allocation.grow(w, view, demand, plan.grows)
 
-    start = (mine, int(Status.OK), 0, -1, False)
-    work, (_, status, adopted, certain, grows) = loop(lambda c: c[0], perform, work, start, writes=ALLOCATE_WRITES)
-    return (
-        work,
-        answer._replace(
-            status=jnp.where(mine, status, answer.status),
-            value=jnp.where(mine, adopted, answer.value),
-            reported=answer.reported | (mine & grows),
-        ),
-        certain,
+    work = when(adopting | plan.grows, take, work, writes=ALLOCATE_WRITES)
+    spare = work.spare_slot
+    done = jnp.where(plan.granted, op.slot, spare)
+    ahead = plan.granted & (op.argument(Argument.ADVANCE) != 0)
+    for place, field, value in (
+        (jnp.where(adopting, op.slot, spare), Request.KNOWN, 1),
+        (done, Request.LIVE, RUNNING),
+        (done, Request.HIT, -1),
+        (done, Request.GRANTED, plan.main),
+        (jnp.where(ahead, op.slot, spare), Request.COMPUTED, plan.main),
+    ):
+        work = work.set(place, field, value)
+    work = work.replace(running=work.running + (plan.granted & (op.live == WAITING)))
+    certain = jnp.where(op.argument(Argument.DELAY) != 0, -1, jnp.minimum(plan.main, op.tokens))
+    answer = answer._replace(
+        value=jnp.where(plan.granted, plan.adopted, answer.value), reported=answer.reported | plan.grows
     )
-
-
-def _granted(w: Workspace, view: View, op: Op, mine: Scalar) -> tuple[Workspace, Scalar, Scalar, Scalar, Scalar]:
-    answer = Answer(jnp.int32(int(Status.OK)), jnp.int32(0), jnp.int32(0), jnp.bool_(False))
-    waiting = op.live == WAITING
-    fresh = op.hit_clock == w.clock
-    asked, external = op.argument(Argument.HIT), op.argument(Argument.EXTERNAL)
-    adopted = jnp.where(asked < 0, jnp.where(fresh & waiting, jnp.maximum(op.hit, 0), 0), asked)
-    new = op.argument(Argument.NEW)
-    new = jnp.where(new < 0, jnp.maximum(op.tokens - op.computed - adopted - external, 0), new)
-    longest = view.whole(CacheField.MAX_MODEL_LEN)
-    arrived = op.computed + adopted + external
-    total = jnp.minimum(arrived, longest)
-    main = total + new
-    slots = jnp.minimum(main + op.argument(Argument.LOOKAHEAD), longest)
-    answer = answer.refuse(op.live == EMPTY, Status.NO_SUCH_SLOT)
-    answer = answer.refuse((adopted == 0) & (external == 0) & (new == 0), Status.NOTHING_TO_ALLOCATE)
-    answer = answer.refuse((adopted > 0) & ~(waiting & fresh & (adopted == op.hit)), Status.STALE_HIT)
-    answer = answer.refuse((external > 0) & ~waiting, Status.NOT_WAITING)
-    blocks = ceil_divide(jnp.maximum(jnp.maximum(slots, main), arrived), view.whole(CacheField.LEAST_BLOCK))
-    answer = answer.refuse(blocks > w.rows.shape[3], Status.ROW_FULL)
-    w, unwritten = _unwritten(w, view, op, adopted, mine & answer.ok)
-    answer = answer.refuse(unwritten, Status.NOT_YET_WRITTEN)
-    live = mine & (op.live != EMPTY)
-    shared, spare = op.argument(Argument.SHARED_PREFIX), w.requests.shape[1] - 1
-    w = w.set_request(jnp.where(live, op.slot, spare), Request.IN_FLIGHT, op.argument(Argument.IN_FLIGHT))
-    w = w.set_request(jnp.where(live & (shared >= 0), op.slot, spare), Request.SHARED_PREFIX, shared)
-    watermark = jnp.where(waiting & (w.running > 0), view.whole(CacheField.WATERMARK), 0)
-    whole = jnp.minimum(op.tokens, longest)
-    must_fit = op.argument(Argument.MUST_FIT) != 0
-    demand = Demand(op.slot, whole, whole, total, adopted, external, jnp.bool_(True))
-    w, verdict = admit.fits(w, view, demand, w.free - watermark, mine & answer.ok & must_fit)
-    answer = answer.refuse(~verdict.fits, Status.NO_ROOM_FOR_SEQUENCE)
-    w = retire_before_refusal(w, view, op, total, mine & answer.ok & ~waiting)
-    demand = Demand(op.slot, slots, main, arrived, adopted, external, jnp.bool_(False))
-    limit = w.free - op.argument(Argument.RESERVED) - watermark
-    w, verdict = admit.fits(w, view, demand, limit, mine & answer.ok)
-    answer = answer.refuse(~verdict.fits, Status.NO_ROOM).refuse(verdict.fails, Status.ENGINE_FAILURE)
-    go = mine & answer.ok
-    adopting = go & ((adopted > 0) | (external > 0))
-    w = allocation.adopt_hit(w, view, demand, adopting)
-    w = allocation.grow(w, view, demand, go & verdict.grows)
-    w = w.set_request(jnp.where(adopting, op.slot, spare), Request.KNOWN, 1)
-    done = jnp.where(go, op.slot, spare)
-    w = w.set_request(done, Request.LIVE, RUNNING)
-    w = w.set_request(done, Request.HIT, -1)
-    w = w.set_request(done, Request.GRANTED, main)
-    w = w.replace(running=w.running + (go & waiting))
-    ahead = go & (op.argument(Argument.ADVANCE) != 0)
-    w = w.set_request(jnp.where(ahead, op.slot, spare), Request.COMPUTED, arrived + new)
-    certain = jnp.where(op.argument(Argument.DELAY) != 0, -1, jnp.minimum(main, op.tokens))
-    return w, answer.status, jnp.where(go, adopted, 0), jnp.where(go, certain, -1), go & verdict.grows
+    return work, answer, jnp.where(plan.granted, certain, -1)
 
 
 def _unwritten(work: Workspace, view: View, op: Op, adopted: Scalar, enabled: Scalar) -> tuple[Workspace, Scalar]:
@@ -281,8 +331,9 @@ def _unwritten(work: Workspace, view: View, op: Op, adopted: Scalar, enabled: Sc
 
     def noted(w: Workspace) -> tuple[Scalar]:
         last = divide(adopted, view.whole(CacheField.HASH_BLOCK)) - 1
-        key = w.read("chains", op.slot, jnp.maximum(last, 0))
-        return (w.read("table", key, w.table.shape[2] - 1),)
+        key = w.read("chains", w.chain(op.slot) + jnp.maximum(last, 0))
+        groups = w.sizes.buckets.groups
+        return (w.read("table", w.entry(key * groups + groups - 1)),)
 
     work, (step,) = peek(ending, noted, work, reads=("chains", "table"), default=(0,))
     return work, ending & (step == work.steps)
@@ -291,16 +342,6 @@ def _unwritten(work: Workspace, view: View, op: Op, adopted: Scalar, enabled: Sc
 def step(work: Workspace, op: Op, answer: Answer) -> Workspace:
     """STEP: a new scheduling step begins."""
     return work.replace(steps=work.steps + (answer.ok & (op.code == int(Code.STEP))))
-
-
-def retire_before_refusal(work: Workspace, view: View, op: Op, total: Scalar, enabled: Scalar) -> Workspace:
-    """A running request gives back what it cannot read any more before it is known whether its next tokens fit.
-
-    vLLM 0.33 `KVCacheManager.allocate_slots` frees the skipped blocks first; if the allocation is refused then, they stay
-    freed.
-    """
-    processed = jnp.maximum(total - op.argument(Argument.IN_FLIGHT), 0)
-    return retirement.retire(work, view, op.slot, processed, enabled)
 
 
 def commit(op: Op, answer: Answer, certain: Scalar) -> tuple[Answer, Scalar]:
@@ -318,45 +359,37 @@ def advance(work: Workspace, op: Op, answer: Answer) -> tuple[Workspace, Answer]
     answer = answer.refuse(mine & (op.live != RUNNING), Status.NOT_RUNNING)
     tokens = op.argument(Argument.TOKENS)
     answer = answer.refuse(mine & ((tokens < 0) | (op.computed + tokens > op.granted)), Status.NOT_COMPUTED)
-    place = jnp.where(mine & answer.ok, op.slot, work.requests.shape[1] - 1)
-    return work.set_request(place, Request.COMPUTED, op.computed + tokens), answer
+    place = jnp.where(mine & answer.ok, op.slot, work.spare_slot)
+    return work.set(place, Request.COMPUTED, op.computed + tokens), answer
 
 
-def retire(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
-    """RETIRE: the retirement rule by itself."""
-    mine = answer.ok & (op.code == int(Code.RETIRE))
-    answer = answer.refuse(mine & (op.live != RUNNING), Status.NOT_RUNNING)
-    processed = jnp.maximum(op.argument(Argument.TOKENS), 0)
-    return retirement.retire(work, view, op.slot, processed, mine & answer.ok), answer
-
-
-def leave(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
-    """FREE: the release rule, and the request waits again. DROP: its slot is empty."""
+def leave(work: Workspace, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
+    """FREE, once its blocks are given back: the request waits again. DROP: its slot is empty."""
     freeing, dropping = op.code == int(Code.FREE), op.code == int(Code.DROP)
     mine = answer.ok & (freeing | dropping)
     answer = answer.refuse(mine & (op.live == EMPTY), Status.NO_SUCH_SLOT)
-    answer = answer.refuse(mine & freeing & (op.live != RUNNING), Status.NOT_RUNNING)
     answer = answer.refuse(mine & dropping & (op.live != WAITING), Status.NOT_WAITING)
     mine = mine & answer.ok
 
     def gone(w: Workspace) -> Workspace:
-        w = retirement.free(w, view, op.slot, freeing)
-        w = w.replace(running=w.running - freeing)
         for field in (Request.COMPUTED, Request.IN_FLIGHT, Request.KNOWN, Request.GRANTED):
-            w = w.set_request(op.slot, field, 0)
-        w = w.set_request(op.slot, Request.HIT, -1)
-        return w.set_request(op.slot, Request.LIVE, jnp.where(freeing, WAITING, EMPTY))
+            w = w.set(op.slot, field, 0)
+        w = w.set(op.slot, Request.HIT, -1)
+        w = w.replace(running=w.running - freeing)
+        return w.set(op.slot, Request.LIVE, jnp.where(freeing, WAITING, EMPTY))
 
-    return when(mine, gone, work, writes=(*retirement.WRITES, "running")), answer
+    return when(mine, gone, work, writes=("requests", "running")), answer
 
 
-def evict(work: Workspace, view: View, op: Op, answer: Answer, payload: jax.Array) -> tuple[Workspace, Answer]:
+def evict(work: Workspace, view: View, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:
     """EVICT: the eviction rule."""
     mine = answer.ok & (op.code == int(Code.EVICT))
     start, count = op.argument(Argument.KEY_START), op.argument(Argument.KEYS)
-    outside = (count < 0) | (start < 0) | (start + count > payload.shape[1])
+    outside = (count < 0) | (start < 0) | (start + count > payload.size)
     inside = mine & ~outside
-    work, unknown = eviction.evict(work, view, payload, start, jnp.where(inside, count, 0), inside)
+    work, unknown = eviction.evict(
+        work, view, payload.numbers, payload.base + start, jnp.where(inside, count, 0), inside
+    )
     answer = answer.refuse(mine & (outside | (unknown > 0)), Status.OUT_OF_RANGE)
     return work, answer._replace(value=jnp.where(mine, unknown, answer.value))
 
@@ -377,9 +410,7 @@ def report(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -
         (group,) = local
         w, (length, first, hit_first, new_first) = peek(
             group >= 0,
-            lambda v: tuple(
-                v.row(op.slot, group, field) for field in (Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.NEW_FIRST)
-            ),
+            lambda v: v.get_row(op.slot, group, Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.NEW_FIRST),
             w,
             reads=("requests",),
             default=(0, 0, 0, 0),
@@ -388,8 +419,8 @@ def report(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -
         start = jnp.where(looked_up, jnp.minimum(hit_first, found), jnp.minimum(new_first, length))
         end = jnp.where(looked_up, found, length)
         column = RESULT_FRONT + 2 * group
-        w = w.write("results", start, place, column)
-        w = w.write("results", end, place, column + 1)
+        w = w.write("results", start, w.result(place, column))
+        w = w.write("results", end, w.result(place, column + 1))
         w = allocation.report_row(w, op.slot, group, start, jnp.where(looked_up, start, first), end)
         return w, (group + 1,)
 

@@ -80,7 +80,7 @@ class Reader:
     def _cached(self, keys: np.ndarray) -> dict[str, tuple[int, int, str]]:
         cached = {}
         for block in np.flatnonzero(keys[:-1, 0]):
-            entry = (int(keys[block, 0]) >> 1) - 1
+            entry = (int(keys[block, 0]) >> 2) - 1
             if entry < 0:
                 entry = int(keys[block, np.flatnonzero(keys[block, 1:])[-1] + 1]) - 1
             number, column = divmod(entry, self._width)

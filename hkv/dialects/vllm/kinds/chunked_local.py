@@ -6,12 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import probe
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.finders import Query, Search
 from hkv.errors import ConfigError
 from hkv.spec import ChunkedLocal
-from hkv.state.loops import Scalar, divide, loop, remainder
-from hkv.state.workspace import Workspace
+from hkv.state.loops import Scalar, divide, remainder
 
 NUMBER = 2
 LOOKED_UP_ONCE = False
@@ -41,22 +40,7 @@ def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:
     return n - remainder(n, jnp.maximum(reach, 1))
 
 
-def find(work: Workspace, view: Any, query: probe.Query, enabled: Scalar) -> tuple[Workspace, Scalar, Scalar]:
-    """The blocks of the current chunk, from its start on; those of earlier chunks count as hit without a look.
-
-    Returns:
-      The workspace, the hit in tokens, and the first entry of the row that is not null.
-    """
+def search(query: Query) -> Search:
+    """From the start of the current chunk on; earlier chunks count as hit without a look."""
     start = divide(skipped_tokens(query.length, query.reach), query.block)
-    start = jnp.minimum(start, query.limit)
-
-    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
-        i, _ = local
-        w, found = probe.cached(w, view, query, i)
-        return w, (i + found, found)
-
-    limit = jnp.where(enabled, query.limit, 0)
-    work, (length, _) = loop(
-        lambda c: (c[0] < limit) & c[1], body, work, (start, True), reads=probe.READS, writes=probe.WRITES
-    )
-    return work, length * query.block, start
+    return Search(jnp.bool_(False), start=start, need=jnp.zeros_like(start), drop=jnp.bool_(False))

@@ -6,12 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import probe
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.finders import Query, Search
 from hkv.errors import ConfigError
 from hkv.spec import Mamba
-from hkv.state.loops import Scalar, loop, remainder
-from hkv.state.workspace import Workspace
+from hkv.state.loops import Scalar
 
 NUMBER = 3
 PLAIN = 5
@@ -42,24 +41,10 @@ def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:
     return jnp.maximum(n - 1, 0)
 
 
-def find(work: Workspace, view: Any, query: probe.Query, enabled: Scalar) -> tuple[Workspace, Scalar, Scalar]:
-    """The last snapshot that stands where a hit may end.
-
-    Returns:
-      The workspace, the hit in tokens, and the first entry of the row that is not null.
-    """
-
-    def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        i, _ = local
-        w, found = probe.cached(w, view, query, i)
-        return w, (i - jnp.where(found, 0, query.steps), found)
-
-    limit = jnp.where(enabled, query.limit, 0)
-    last = limit - remainder(limit, query.steps) - 1
-    work, (i, found) = loop(
-        lambda c: (c[0] >= 0) & ~c[1], body, work, (last, False), reads=probe.READS, writes=probe.WRITES
-    )
-    return work, jnp.where(found, (i + 1) * query.block, 0), jnp.where(found, i, 0)
+def search(query: Query) -> Search:
+    """The last snapshot; a hit drops none."""
+    one = jnp.ones_like(query.need)
+    return Search(backward=jnp.bool_(True), start=one * 0, need=one, drop=jnp.bool_(False))
 
 
 def number(spec: Mamba) -> int:

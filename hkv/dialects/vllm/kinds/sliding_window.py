@@ -6,11 +6,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import probe
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.finders import Query, Search
 from hkv.spec import SlidingWindow
-from hkv.state.loops import Scalar, loop, remainder
-from hkv.state.workspace import Workspace
+from hkv.state.loops import Scalar
 
 NUMBER = 1
 LOOKED_UP_ONCE = False
@@ -40,32 +39,8 @@ def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:
     return jnp.maximum(n - reach, 0)
 
 
-def find(work: Workspace, view: Any, query: probe.Query, enabled: Scalar) -> tuple[Workspace, Scalar, Scalar]:
-    """The last run of blocks that fills the window and ends where a hit may end, or a run from the first block on.
-
-    Returns:
-      The workspace, the hit in tokens, and the first entry of the row that is not null.
-    """
+def search(query: Query) -> Search:
+    """The last run that fills the window, one block longer if a hit drops a block."""
     anywhere = (query.need < 0) & ~query.drop
-    need = jnp.maximum(query.need, 0) + query.drop
-
-    def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        i, run, _, phase = local
-        w, found = probe.cached(w, view, query, i)
-        starts = (run > 0) | (phase == 0)
-        run = jnp.where(found & starts, run + 1, 0)
-        phase = jnp.where(phase == 0, query.steps - 1, phase - 1)
-        return w, (i - 1, run, (run > 0) & (run >= need), phase)
-
-    last = jnp.where(enabled & ~anywhere, query.limit, 0) - 1
-    phase = remainder(jnp.maximum(last + 1 - query.drop, 0), query.steps)
-    work, (i, run, filled, _) = loop(
-        lambda c: (c[0] >= 0) & ~c[2], body, work, (last, 0, False, phase), reads=probe.READS, writes=probe.WRITES
-    )
-    first = jnp.where(filled, i + 1, 0)
-    length = jnp.where(anywhere, query.limit, first + run)
-    first = jnp.where(anywhere, length, first)
-    length -= jnp.where(filled, 0, length % query.steps)
-    length -= query.drop & (length > 0)
-    length -= jnp.where(query.drop, length % query.steps, 0)
-    return work, length * query.block, jnp.minimum(first, length)
+    need = jnp.where(anywhere, 0, jnp.maximum(jnp.maximum(query.need, 0) + query.drop, 1))
+    return Search(backward=jnp.bool_(True), start=jnp.zeros_like(need), need=need, drop=query.drop)
