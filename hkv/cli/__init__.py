@@ -14,9 +14,11 @@ COMMANDS = {
     "check": "Check recorded logs against an engine's rules.",
     "diff": "Drive two engines through the same random traffic and compare them.",
     "layout": "Draw where a block's bytes lie, and answer for addresses.",
+    "mutants": "Plant published bugs one at a time and see which invariant catches each.",
     "plan": "Groups, pages, block counts and tensors of a model.",
     "record": "Record a log of random traffic from an engine.",
     "replay": "Replay a request trace through a hybrid cache.",
+    "shrink": "Make a failing log as small as can be.",
     "trace": "Generate a request trace.",
 }
 """Subcommands and their one-line descriptions. `name` lives in the module `hkv.cli.name`, its `-` read as `_`."""

@@ -1,0 +1,175 @@
+"""`hkv mutants`: does the suite catch the bugs that shipped?"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hkv.cli.json_output import json_option, write_json
+from hkv.cli.progress import progress_bar
+from hkv.errors import ConfigError
+from hkv.oracle.atomic import write_atomically
+from hkv.testing.mutants import MUTANTS, SECTIONS, Mutant, Verdict, judge
+from hkv.testing.mutants.judge import SEEDS
+
+EPILOG = "Example: hkv mutants --only eviction --markdown kills.md"
+
+
+@click.command(epilog=EPILOG)
+@click.option("--only", metavar="NAME", multiple=True, help="A section, or a mutant's name; may be given again.")
+@click.option("--seeds", type=click.IntRange(1), default=SEEDS, show_default=True, help="Examples before it survives.")
+@click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="Number of the first example.")
+@click.option("--sample", metavar="N", type=click.IntRange(1), help="Judge N of them, drawn at random.")
+@click.option("--seed", type=int, default=0, show_default=True, help="For --sample.")
+@click.option("--cases", is_flag=True, help="Print the shrunk case of each kill as well.")
+@click.option("--markdown", metavar="F", help="Write the table as Markdown to the file F.")
+@json_option
+def command(
+    only: tuple[str, ...],
+    seeds: int,
+    first_seed: int,
+    sample: int | None,
+    seed: int,
+    cases: bool,
+    markdown: str | None,
+    json_path: str | None,
+) -> int:
+    """Plant published bugs one at a time and see which invariant catches each.
+
+    A bug counts as caught when an invariant breaks with the bug alone: nothing is compared with the code without it.
+    Exit status 1 if any survives.
+    """
+    chosen = choose(only, sample, seed)
+    verdicts = []
+    with progress_bar("mutants", len(chosen)) as done:
+        for mutant in chosen:
+            verdicts.append(judge(mutant, seeds, first_seed))
+            done()
+    if json_path != "-":
+        show(verdicts, cases)
+    if markdown is not None:
+        write_atomically(markdown, markdown_table(verdicts).encode())
+    write_json(json_path, {"summary": summary(verdicts), "mutants": [record(verdict) for verdict in verdicts]})
+    return 0 if all(verdict.killed for verdict in verdicts) else 1
+
+
+def choose(only: Sequence[str], sample: int | None, seed: int) -> list[Mutant]:
+    """The mutants of those sections and names, or all; a sample of them if asked for.
+
+    Raises:
+      ConfigError: a name that is neither.
+    """
+    for name in only:
+        if name not in SECTIONS and name not in MUTANTS:
+            raise ConfigError("--only", name, f"a mutant's name or one of {', '.join(SECTIONS)}")
+    chosen = [m for m in MUTANTS.values() if not only or m.section in only or m.name in only]
+    if sample is not None and sample < len(chosen):
+        picked = set(random.Random(seed).sample(range(len(chosen)), sample))
+        chosen = [mutant for index, mutant in enumerate(chosen) if index in picked]
+    return chosen
+
+
+def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Figures over all verdicts; seconds and sizes of kills only."""
+    killed = [verdict for verdict in verdicts if verdict.killed]
+    return {
+        "mutants": len(verdicts),
+        "killed": len(killed),
+        "survivors": [verdict.mutant.name for verdict in verdicts if not verdict.killed],
+        "median_seconds": statistics.median(verdict.seconds for verdict in killed) if killed else None,
+        "median_size": statistics.median(verdict.size for verdict in killed) if killed else None,
+        "largest_size": max((verdict.size for verdict in killed), default=None),
+    }
+
+
+def record(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as plain values."""
+    mutant = verdict.mutant
+    return {
+        "name": mutant.name,
+        "section": mutant.section,
+        "upstream": list(mutant.upstream),
+        "wrong": mutant.wrong,
+        "suite": mutant.suite,
+        "expected": list(mutant.expected),
+        "invariant": verdict.invariant,
+        "problem": verdict.problem,
+        "examples": verdict.examples,
+        "seconds": round(verdict.seconds, 3),
+        "size": verdict.size,
+        "case": list(verdict.lines),
+    }
+
+
+def show(verdicts: Sequence[Verdict], cases: bool) -> None:
+    """Prints the kill table."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    table = Table(box=None, pad_edge=False)
+    for title in ("mutant", "upstream", "caught by"):
+        table.add_column(title, overflow="fold")
+    for title in ("examples", "seconds", "size"):
+        table.add_column(title, justify="right")
+    for verdict in verdicts:
+        shown = verdict.invariant or "SURVIVES"
+        numbers = (str(verdict.examples), f"{verdict.seconds:.2f}", str(verdict.size) if verdict.killed else "-")
+        table.add_row(verdict.mutant.name, " ".join(verdict.mutant.upstream), shown, *numbers)
+    console.print(table)
+    if cases:
+        for verdict in verdicts:
+            console.print(f"\n{verdict.mutant.name}: {verdict.problem}", markup=False)
+            for line in verdict.lines:
+                console.print(f"  {line}", markup=False, soft_wrap=True)
+    console.print(f"\n{in_words(verdicts)}", markup=False, soft_wrap=True)
+
+
+def in_words(verdicts: Sequence[Verdict]) -> str:
+    """The figures in one sentence or two."""
+    figures = summary(verdicts)
+    text = f"{figures['killed']} of {figures['mutants']} mutants killed"
+    if figures["killed"]:
+        text += (
+            f", in {figures['median_seconds']:.2f} s (median); shrunk to {figures['median_size']:g} operations"
+            f" (median), {figures['largest_size']} at most"
+        )
+    survivors = figures["survivors"]
+    return text + (f". Survivors: {', '.join(survivors)}" if survivors else ".")
+
+
+def markdown_table(verdicts: Sequence[Verdict]) -> str:
+    """The kill table as a Markdown document, one table a section."""
+    lines = [HEAD, "", in_words(verdicts), ""]
+    for section in dict.fromkeys(verdict.mutant.section for verdict in verdicts):
+        lines += [f"## {section.replace('-', ' ').capitalize()}", "", TITLES, RULE]
+        for verdict in verdicts:
+            if verdict.mutant.section == section:
+                lines.append(_row(verdict))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _row(verdict: Verdict) -> str:
+    mutant = verdict.mutant
+    upstream = ", ".join(mutant.upstream)
+    numbers = f"{verdict.examples} | {verdict.seconds:.2f} | {verdict.size if verdict.killed else '-'}"
+    caught = f"{verdict.invariant}" if verdict.killed else "**survives**"
+    return f"| `{mutant.name}` | {upstream} | {mutant.wrong} | {mutant.suite} | {caught} | {numbers} |"
+
+
+TITLES = "| mutant | upstream | what goes wrong | suite | caught by | examples | seconds | size |"
+RULE = "|---|---|---|---|---|--:|--:|--:|"
+
+HEAD = """# Mutants
+
+Each row is a bug that shipped in an engine, or was proposed and caught in review, planted in this code as an edit of
+one function. A suite runs with the bug alone until an invariant breaks; nothing is compared with the code without it.
+*Examples* and *seconds* say how long that took, *size* how many operations the shrunk case has (1 for suites whose
+cases are no histories).
+
+This page is written by `hkv mutants --markdown docs/mutants.md`. `hkv mutants --only NAME --cases` prints a case."""

@@ -1,0 +1,173 @@
+"""What a suite is: seeded examples, each judged by named invariants, and a way to make a failing one smaller."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from hkv.testing.choices import RandomChoices
+from hkv.testing.invariants import InvariantError
+
+Case = TypeVar("Case")
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """What one example showed.
+
+    Attributes:
+      invariant: which one does not hold.
+      problem: what is wrong.
+      size: operations of the case.
+      lines: the case in words, one operation a line.
+    """
+
+    invariant: str
+    problem: str
+    size: int
+    lines: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseCheck(Generic[Case]):
+    """An invariant of one drawn case, for suites that have no history of operations.
+
+    Attributes:
+      name: in one to three words.
+      promises: the invariants of the published catalogue that it stands for, `B-I18` and the like.
+      check: yields a sentence for each thing that is wrong. Its docstring says what is promised.
+    """
+
+    name: str
+    promises: tuple[str, ...]
+    check: Callable[[Case], Iterator[str]]
+
+
+def case_check(name: str, *promises: str) -> Callable[[Callable[[Case], Iterator[str]]], CaseCheck[Case]]:
+    """Makes a named check of a generator of problems."""
+    return lambda check: CaseCheck(name, promises, check)
+
+
+class Suite(Protocol):
+    """Examples that code which is right always passes.
+
+    Attributes:
+      name: of the suite.
+      about: what it judges, in one line.
+      topics: what its examples can be about; may be empty.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the suite."""
+        ...
+
+    @property
+    def about(self) -> str:
+        """What it judges, in one line."""
+        ...
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What its examples can be about; empty for one topic only."""
+        ...
+
+    def run(self, seed: int, topics: Sequence[str] = ()) -> Failure | None:
+        """Runs one example; None when every invariant holds.
+
+        Raises:
+          Exception: the code under test failed by itself before any invariant could be asked.
+        """
+        ...
+
+    def shrink(self, seed: int, failure: Failure, topics: Sequence[str] = ()) -> Failure:
+        """The smallest example found in which the same invariant breaks."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseSuite(Generic[Case]):
+    """A suite of independent cases.
+
+    Attributes:
+      name: of the suite.
+      about: what it judges.
+      draw: makes a case of decisions.
+      checks: what holds of every case.
+      topics: always empty.
+    """
+
+    name: str
+    about: str
+    draw: Callable[[Any], Case]
+    checks: tuple[CaseCheck[Case], ...]
+    topics: tuple[str, ...] = ()
+
+    def run(self, seed: int, topics: Sequence[str] = ()) -> Failure | None:
+        """Runs one example; None when every invariant holds."""
+        return self._judge(Recorded(RandomChoices(seed)), self.checks)
+
+    def _judge(self, choices: Recorded, checks: Sequence[CaseCheck[Case]]) -> Failure | None:
+        case = self.draw(choices)
+        for check in checks:
+            for problem in check.check(case):
+                return Failure(check.name, problem, 1, (str(case),))
+        return None
+
+    def shrink(self, seed: int, failure: Failure, topics: Sequence[str] = ()) -> Failure:
+        """Lowers the decisions that made the case, one after the other, for as long as the same check fails."""
+        first = Recorded(RandomChoices(seed))
+        checks = [check for check in self.checks if check.name == failure.invariant]
+        best = self._judge(first, checks) or failure
+        made = list(first.made)
+        for _ in range(2):
+            for position in range(len(made)):
+                for value in (0, made[position] // 2):
+                    if position < len(made) and value < made[position]:
+                        trial = Recorded(None, [*made[:position], value, *made[position + 1 :]])
+                        try:
+                            found = self._judge(trial, checks)
+                        except Exception:
+                            continue
+                        if found is not None:
+                            best, made = found, list(trial.made)
+        return best
+
+
+class Recorded:
+    """Decisions that are remembered as numbers, and can be made again from them.
+
+    Args:
+      source: where fresh decisions come from; None for none, and then whatever is not given is 0.
+      given: decisions to make again.
+    """
+
+    def __init__(self, source: RandomChoices | None, given: Sequence[int] = ()) -> None:
+        self._source = source
+        self._given = given
+        self.made: list[int] = []
+
+    def integer(self, low: int, high: int) -> int:
+        """An integer from `low` to `high`, both included."""
+        position = len(self.made)
+        if self._source is not None:
+            value = self._source.integer(low, high) - low
+        else:
+            value = self._given[position] if position < len(self._given) else 0
+        value = max(0, min(value, high - low))
+        self.made.append(value)
+        return low + value
+
+    def chance(self, percent: int) -> bool:
+        """True in about `percent` of 100 cases."""
+        return self.integer(0, 99) >= 100 - percent
+
+    def pick(self, sequence: Sequence[Any]) -> Any:
+        """One element of a sequence."""
+        return sequence[self.integer(0, len(sequence) - 1)]
+
+
+def failure_of(error: InvariantError, size: int, lines: Sequence[str]) -> Failure:
+    """What an invariant's error says, as a `Failure`."""
+    return Failure(error.name, error.problem, size, tuple(lines))
