@@ -47,6 +47,14 @@ class EngineFailure(HKVError):  # noqa: N818
     """A defect that was asked for by name ends as it does upstream: the engine fails halfway, its state is lost."""
 
 
+class UnsupportedConfigError(ConfigError):
+    """An engine does not implement a configuration, and says so: no difference, and nothing was checked."""
+
+
+class EngineProcessError(HKVError):
+    """An engine in a process of its own cannot start, died, hung, or did not keep to the process protocol."""
+
+
 class MissingExtraError(HKVError):
     """An optional package is not installed.
 

@@ -11,30 +11,38 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.bugs import check_bugs
+from hkv.cli.engine_options import timeout_option
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
+from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.check import Difference, check_log
 from hkv.oracle.coverage import RULES, exercised
-from hkv.oracle.engines import ENGINES, engine_factory
+from hkv.oracle.engines import FORMS, engine_factory
 from hkv.oracle.log_file import find_logs, read_log
 
 
 @click.command("check")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path())
-@click.option(
-    "--engine", default="numpy", show_default=True, help=f"Which engine to hold against: {', '.join(ENGINES)}."
-)
+@click.option("--engine", default="numpy", show_default=True, help=f"Which engine to hold against, one of: {FORMS}.")
 @click.option("--bugs", default="", metavar="NAMES", help="Upstream defects to reproduce, by name, comma-separated.")
 @click.option("--coverage", is_flag=True, help="Print which rules the logs exercised, and how often.")
+@timeout_option
 @json_option
 @click.pass_context
 def command(
-    context: click.Context, logs: Sequence[str], engine: str, bugs: str, coverage: bool, json_path: str | None
+    context: click.Context,
+    logs: Sequence[str],
+    engine: str,
+    bugs: str,
+    coverage: bool,
+    timeout: float,
+    json_path: str | None,
 ) -> None:
     """Check that an engine answers every operation of recorded LOGs as the recorded engine did.
 
     A LOG is a file in the format of docs/oplog.md, or a folder of *.jsonl files. For each log that differs, the first
-    differing line is printed: file, line, operation, field, wanted, got, and the last operations on the request.
+    differing line is printed: file, line, operation, field, wanted, got, and the last operations on the request. Logs
+    whose configuration the engine says it does not implement are counted and left out.
 
     Exit status: 0 all agree, 1 some differ, 2 unusable input.
 
@@ -42,23 +50,37 @@ def command(
     """
     names = [name.strip() for name in bugs.split(",") if name.strip()]
     check_bugs(frozenset(names))
-    factory = engine_factory(engine)
+    factory = engine_factory(engine, timeout)
     paths = find_logs(logs)
     differences: list[Difference] = []
     counts: dict[str, dict[str, int]] = {}
     operations = 0
+    unsupported: dict[str, str] = {}
     with progress_bar("checking", len(paths)) as advance:
         for path in paths:
             log = read_log(path)
+            try:
+                difference = check_log(log, factory, names)
+            except UnsupportedConfigError as error:
+                unsupported[path] = str(error.value)
+                continue
+            finally:
+                advance()
             operations += len(log.operations)
-            if difference := check_log(log, factory, names):
+            if difference is not None:
                 differences.append(difference)
             if coverage:
                 counts[path] = exercised(log)
-            advance()
+    if len(unsupported) == len(paths):
+        raise ConfigError("engine", engine, f"one that implements one of these logs ({unsupported[paths[0]]})")
+    checked = [path for path in paths if path not in unsupported]
     if json_path != "-":
-        _print(differences, counts if coverage else None, len(paths), operations, engine)
-    write_json(json_path, _result(differences, counts if coverage else None, paths, operations, engine))
+        _print(differences, counts if coverage else None, len(checked), operations, engine)
+        if unsupported:
+            reason = next(iter(unsupported.values()))
+            click.echo(f"{len(unsupported)} more logs left out, which the engine does not implement ({reason})")
+    result = _result(differences, counts if coverage else None, checked, operations, engine)
+    write_json(json_path, {**result, "not_implemented": unsupported})
     context.exit(1 if differences else 0)
 
 

@@ -8,105 +8,197 @@ from typing import Any
 
 import click
 
+from hkv.cli.engine_options import ids_option, only_of, only_options, timeout_option
+from hkv.cli.failing_case import print_case
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
-from hkv.errors import ConfigError
+from hkv.cli.shrink import shrink_with_bar
+from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.check import describe
-from hkv.oracle.engines import ENGINES, engine_factory
+from hkv.oracle.engine import EngineFactory
+from hkv.oracle.engines import ENGINES, FORMS, engine_factory
+from hkv.oracle.engines.process import PREFIX
 from hkv.oracle.log_file import write_log
-from hkv.oracle.record import Disagreement, differ, draw
+from hkv.oracle.record import Disagreement, Only, differ, draw
+from hkv.oracle.shrink import Case, Shrinker
 from hkv.testing.traffic import FEATURES
 
 
 @click.command("diff")
 @click.option(
-    "--engines", default="numpy,vllm", show_default=True, help="The engine in doubt, then the one that counts."
+    "--engines",
+    default="numpy,vllm",
+    show_default=True,
+    help=f"The engine in doubt, then the one that counts, each one of: {FORMS}.",
 )
 @click.option("--seeds", default=50, show_default=True, type=click.IntRange(1), help="How many seeds a feature.")
 @click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0), help="The first of them.")
 @click.option(
     "--feature", "features", multiple=True, type=click.Choice(FEATURES), help="Only this feature; repeatable."
 )
+@only_options
 @click.option("--version", type=click.IntRange(1, 2), help="Version of the log format. [default: both in turn]")
 @click.option("--steps", default=16, show_default=True, type=click.IntRange(1), help="Scheduling steps a seed.")
+@ids_option
+@click.option("--shrink/--no-shrink", default=True, show_default=True, help="Make the failing case small.")
 @click.option("--save", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the log of a difference.")
+@timeout_option
 @json_option
 @click.pass_context
-def command(
-    context: click.Context,
-    engines: str,
-    seeds: int,
-    first_seed: int,
-    features: Sequence[str],
-    version: int | None,
-    steps: int,
-    save: str | None,
-    json_path: str | None,
-) -> None:
+def command(context: click.Context, engines: str, timeout: float, json_path: str | None, **options: Any) -> None:
     """Drive two engines through the same random traffic and compare every answer, the whole state after each step.
 
-    Stops at the first difference of each feature, prints it, and saves the log up to it, with the answers of the second
-    engine, for `hkv check`.
+    Stops at the first difference of each feature, makes the case small, names the first invariant that the engine in
+    doubt breaks on it, and saves the log up to it, with the answers of the second engine, for `hkv check`. Seeds whose
+    configuration an engine says it does not implement are counted and left out.
 
     Exit status: 0 no difference, 1 some, 2 unusable input.
 
-    Example: hkv diff --engines numpy,vllm --seeds 500 --feature eagle --save differences
+    Example: hkv diff --engines 'cmd:./my-engine --fast,numpy' --seeds 500 --feature eagle --save differences
     """
     tested, right = _engines(engines)
-    for name in {tested: None, right: None}:
-        engine_factory(name)(draw("core", 0, 1)[0])  # one that is not installed is no difference
-    chosen = features or FEATURES
-    operations, found = 0, {}
+    factories = engine_factory(tested, timeout), engine_factory(right, timeout)
+    only = only_of(options["kinds"], options["max_groups"])
+    for factory in factories:
+        _check_installed(factory, only, options["features"] or FEATURES, options["version"] or 1)
+    run = _Run(factories, only, options, json_path != "-")
+    chosen, seeds = options["features"] or FEATURES, options["seeds"]
     with progress_bar("comparing", len(chosen) * seeds) as advance:
         for feature in chosen:
-            for seed in range(first_seed, first_seed + seeds):
-                used = version or 1 + seed % 2
-                recording, parted = differ(engine_factory(tested), engine_factory(right), feature, seed, used, steps)
-                operations += len(recording.operations)
+            for seed in range(options["first_seed"], options["first_seed"] + seeds):
+                parted = run.seed(feature, seed)
                 advance()
                 if parted is not None:
-                    found[feature] = _report(parted, feature, seed, used, save, json_path != "-")
                     break
+    for feature, (seed, parted) in run.parted.items():
+        run.report(parted, feature, seed)
+    _finish(context, (tested, right), run, chosen, seeds, json_path)
+
+
+def _finish(
+    context: click.Context,
+    names: tuple[str, str],
+    run: _Run,
+    chosen: Sequence[str],
+    seeds: int,
+    json_path: str | None,
+) -> None:
+    if run.unsupported and not run.compared:
+        raise ConfigError("engines", run.reason, "one configuration at least that both engines implement")
     if json_path != "-":
+        left_out = f", {run.unsupported} of them not implemented ({run.reason})" if run.unsupported else ""
+        found = len(run.found)
         click.echo(
-            f"{tested} and {right}: {len(found) or 'no'} difference{'s' * (len(found) > 1)} "
-            f"in {len(chosen)} features, {seeds} seeds each, {operations:,} operations"
+            f"{names[0]} and {names[1]}: {found or 'no'} difference{'s' * (found > 1)} "
+            f"in {len(chosen)} features, {seeds} seeds each{left_out}, {run.operations:,} operations"
         )
-    write_json(json_path, {"engines": [tested, right], "operations": operations, "differences": found})
-    context.exit(1 if found else 0)
+    result = {"engines": list(names), "operations": run.operations, "not_implemented": run.unsupported}
+    write_json(json_path, {**result, "differences": run.found})
+    context.exit(1 if run.found else 0)
+
+
+class _Run:
+    """What happens to the seeds."""
+
+    def __init__(
+        self, factories: tuple[EngineFactory, EngineFactory], only: Only, options: dict[str, Any], talk: bool
+    ) -> None:
+        self._tested, self._right = factories
+        self._only, self._options, self._talk = only, options, talk
+        self.operations = self.unsupported = self.compared = 0
+        self.reason = ""
+        self.parted: dict[str, tuple[int, Disagreement]] = {}
+        self.found: dict[str, Any] = {}
+
+    def version(self, seed: int) -> int:
+        """Of the log format."""
+        return self._options["version"] or 1 + seed % 2
+
+    def seed(self, feature: str, seed: int) -> Disagreement | None:
+        """Compares the engines on one seed."""
+        try:
+            recording, parted = differ(
+                self._tested,
+                self._right,
+                feature,
+                seed,
+                self.version(seed),
+                self._options["steps"],
+                self._options["ids"],
+                self._only,
+            )
+        except UnsupportedConfigError as error:
+            self.unsupported += 1
+            self.reason = self.reason or str(error.value)
+            return None
+        self.compared += 1
+        self.operations += len(recording.operations)
+        if parted is not None:
+            self.parted[feature] = seed, parted
+        return parted
+
+    def report(self, parted: Disagreement, feature: str, seed: int) -> None:
+        """Prints a difference, small, and saves it."""
+        recording, mismatch = parted.recording, parted.mismatch
+        case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), mismatch)
+        whole = len(case.operations)
+        if whole and self._options["shrink"]:
+            shrinker = Shrinker(self._tested, self._right, self._options["ids"])
+            case = shrink_with_bar(shrinker, case)
+        broken = self._broken(case, recording)
+        path = None
+        if self._options["save"] is not None:
+            path = pathlib.Path(self._options["save"]) / f"{feature}-{seed}-v{self.version(seed)}.jsonl"
+            write_log(path, case.header, case.operations, case.answers)
+        if self._talk:
+            click.echo(f"{feature} seed {seed} version {self.version(seed)}: {_where(case)}")
+            print_case(case, whole, broken, path)
+        self.found[feature] = {
+            "seed": seed,
+            "version": self.version(seed),
+            "line": len(case.operations) + 1,
+            "operation": describe(case.operations[-1]) if case.operations else "header",
+            "field": case.mismatch.field,
+            "want": case.mismatch.want,
+            "got": case.mismatch.got,
+            "operations": len(case.operations),
+            "operations_before_shrinking": whole,
+            "invariant": broken.name if isinstance(broken, Broken) else None,
+            "invariant_problem": broken.problem if isinstance(broken, Broken) else broken,
+            **({} if path is None else {"log": str(path)}),
+        }
+
+    def _broken(self, case: Case, parted: Any) -> Broken | str:
+        if not case.operations:
+            return "the engines disagree about the configuration itself"
+        broken = first_broken(self._tested, case.header, case.operations)
+        if isinstance(broken, Broken) or len(case.operations) == len(parted.operations):
+            return broken
+        whole = first_broken(self._tested, parted.header, parted.operations)
+        return broken if isinstance(whole, str) else f"none on the small case; on the whole one: {whole.name}"
+
+
+def _where(case: Case) -> str:
+    return f"line {len(case.operations) + 1}: " + (describe(case.operations[-1]) if case.operations else "header")
+
+
+def _check_installed(factory: EngineFactory, only: Only, features: Sequence[str], version: int) -> None:
+    """An engine that is not there is no difference; one that does not implement the first configuration may be."""
+    try:
+        factory(draw(features[0], 0, version, only)[0])
+    except UnsupportedConfigError:
+        return
 
 
 def _engines(text: str) -> tuple[str, str]:
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in ENGINES:
-            raise ConfigError("engines", name, f"two of {', '.join(ENGINES)}")
-    if len(names) != 2:
-        raise ConfigError("engines", text, "two names, comma-separated")
-    return names[0], names[1]
+    """The two names. A comma may also stand inside a command line."""
+    for cut in (index for index, character in enumerate(text) if character == ","):
+        names = text[:cut].strip(), text[cut + 1 :].strip()
+        if all(_may_be_engine(name) for name in names):
+            return names
+    raise ConfigError("engines", text, f"two names, comma-separated, each one of {FORMS}")
 
 
-def _report(
-    parted: Disagreement, feature: str, seed: int, version: int, save: str | None, talk: bool
-) -> dict[str, Any]:
-    recording, mismatch = parted.recording, parted.mismatch
-    operation = describe(recording.operations[-1]) if recording.operations else "header"
-    result = {
-        "seed": seed,
-        "version": version,
-        "line": len(recording.operations) + 1,
-        "operation": operation,
-        "field": mismatch.field,
-        "want": mismatch.want,
-        "got": mismatch.got,
-    }
-    if talk:
-        click.echo(f"{feature} seed {seed} version {version}: line {result['line']}: {operation}")
-        click.echo(f"  {mismatch.field}\n  wanted {mismatch.want}\n  got    {mismatch.got}")
-    if save is not None:
-        path = pathlib.Path(save) / f"{feature}-{seed}-v{version}.jsonl"
-        write_log(path, recording.header, recording.operations, recording.answers)
-        result["log"] = str(path)
-        if talk:
-            click.echo(f"  log     {path}")
-    return result
+def _may_be_engine(name: str) -> bool:
+    return name in ENGINES or name.startswith(PREFIX) or (":" in name and "," not in name)

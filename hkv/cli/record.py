@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import click
 
+from hkv.cli.engine_options import only_of, only_options, timeout_option
 from hkv.cli.json_output import json_option, write_json
 from hkv.oracle.coverage import exercised
-from hkv.oracle.engines import ENGINES, engine_factory
+from hkv.oracle.engines import FORMS, engine_factory
 from hkv.oracle.log_file import read_log, write_log
 from hkv.oracle.record import record
 from hkv.testing.traffic import FEATURES
 
 
 @click.command("record")
-@click.option("--engine", default="vllm", show_default=True, help=f"Which engine to record: {', '.join(ENGINES)}.")
+@click.option("--engine", default="vllm", show_default=True, help=f"Which engine to record, one of: {FORMS}.")
 @click.option("--feature", required=True, type=click.Choice(FEATURES), help="What the traffic is about.")
 @click.option("--seed", required=True, type=click.IntRange(0), help="Seed of the traffic; the same seed, the same log.")
+@only_options
 @click.option("--version", default=2, show_default=True, type=click.IntRange(1, 2), help="Version of the log format.")
 @click.option("--steps", default=16, show_default=True, type=click.IntRange(1), help="Scheduling steps.")
 @click.option("-o", "--output", required=True, metavar="LOG", type=click.Path(dir_okay=False), help="File to write.")
+@timeout_option
 @json_option
-def command(engine: str, feature: str, seed: int, version: int, steps: int, output: str, json_path: str | None) -> None:
+def command(
+    engine: str,
+    feature: str,
+    seed: int,
+    kinds: str | None,
+    max_groups: int | None,
+    version: int,
+    steps: int,
+    output: str,
+    timeout: float,
+    json_path: str | None,
+) -> None:
     """Record a log of random traffic from an engine, to check other engines against.
 
     Example: hkv record --engine vllm --feature partial --seed 7 -o partial-7.jsonl
     """
-    recording = record(engine_factory(engine), feature, seed, version, steps)
+    factory = engine_factory(engine, timeout)
+    recording = record(factory, feature, seed, version, steps, only_of(kinds, max_groups))
     write_log(output, recording.header, recording.operations, recording.answers)
     rules = exercised(read_log(output))
     if json_path != "-":

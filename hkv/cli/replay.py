@@ -13,7 +13,7 @@ from rich.console import Console
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.errors import ConfigError
-from hkv.oracle.engines import ENGINES
+from hkv.oracle.engines import FORMS
 from hkv.oracle.replay import plot, summary
 from hkv.oracle.replay.lockstep import Difference
 from hkv.oracle.replay.run import DEFAULT_ENGINE, Outcome, Timing, cache_config, replay
@@ -88,9 +88,7 @@ class Positive(click.ParamType):
 @click.option(
     "--num-blocks", required=True, type=click.IntRange(min=2), help="Blocks in the pool, the null block included."
 )
-@click.option(
-    "--engine", default=DEFAULT_ENGINE, show_default=True, type=click.Choice(list(ENGINES)), help="Whose cache."
-)
+@click.option("--engine", default=DEFAULT_ENGINE, show_default=True, help=f"Whose cache, one of: {FORMS}.")
 @click.option("--check", is_flag=True, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
 @click.option("--caching/--no-caching", default=True, show_default=True, help="Prefix caching.")
 @click.option("--eagle", type=EagleGroups(), help="EAGLE drop rule, for these groups.")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from hkv.errors import FileError, HKVError
-from hkv.oracle.compare import Failure, compare
-from hkv.oracle.engine import BatchEngine, Engine, EngineFactory, apply
+from hkv.errors import EngineProcessError, FileError, HKVError, UnsupportedConfigError
+from hkv.oracle.compare import compare
+from hkv.oracle.engine import BatchEngine, Engine, EngineFactory, Failure, attempt, failure_of
 from hkv.oracle.log_file import Log, encode
 from hkv.oracle.oplog import Answer, Header, Operation
 
@@ -58,11 +58,17 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
 
     Raises:
       FileError: the engine cannot represent the log's configuration.
+      UnsupportedConfigError: it does not implement that configuration, and says so.
+      EngineProcessError: it cannot start.
     """
     try:
         engine = factory(with_bugs(log.header, bugs))
+    except (UnsupportedConfigError, EngineProcessError):
+        raise
     except HKVError as error:
         raise FileError(log.path, 1, error.argument, error.value, error.expected) from error
+    except Exception as error:
+        raise FileError(log.path, 1, "engine", failure_of(error).message, "an engine that takes this header") from error
     for index, got in enumerate(answers(engine, log.operations)):
         operation = log.operations[index]
         want = getattr(operation, "want", None)
@@ -84,24 +90,23 @@ def answers(engine: Engine, operations: Sequence[Operation]) -> Iterator[Answer 
     An error of the engine stands as a Failure in its place, and ends the run.
     """
     if isinstance(engine, BatchEngine):
-        got, failure = _attempt(lambda: engine.run(operations))
-        yield from got or ()
-    else:
-        failure = None
-        for operation in operations:
-            answer, failure = _attempt(lambda operation=operation: apply(engine, operation))
-            if failure is not None:
-                break
-            yield answer
-    if failure is not None:
-        yield failure
+        got, failure = _run(engine, operations)
+        yield from got
+        if failure is not None:
+            yield failure
+        return
+    for operation in operations:
+        answer = attempt(engine, operation)
+        yield answer
+        if isinstance(answer, Failure):
+            return
 
 
-def _attempt(call: Callable[[], Any]) -> tuple[Any, Failure | None]:
+def _run(engine: BatchEngine, operations: Sequence[Operation]) -> tuple[Sequence[Answer], Failure | None]:
     try:
-        return call(), None
+        return engine.run(operations), None
     except HKVError as error:
-        return None, Failure(str(error))
+        return (), failure_of(error)
 
 
 def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Difference:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hkv.oracle.engine import Failure
 from hkv.oracle.oplog import Answer, CacheEvent
 
 
@@ -24,13 +25,6 @@ class Mismatch:
     field: str
     want: Any
     got: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """What stands for an answer when an engine raised an error instead."""
-
-    message: str
 
 
 def compare(want: Answer | Failure, got: Answer | Failure, version: int = 2) -> Mismatch | None:

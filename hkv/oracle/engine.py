@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+from hkv.errors import HKVError
 from hkv.oracle import oplog
 from hkv.oracle.oplog import Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Header, Hit, Operation
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """What stands for an answer when an engine raised an error instead."""
+
+    message: str
 
 
 @runtime_checkable
@@ -105,3 +115,34 @@ def apply(engine: Engine, operation: Operation) -> Answer:
             return engine.events()
         case oplog.StateOp():
             return engine.state()
+
+
+_ANSWERS: dict[type, type | None] = {
+    oplog.LookupOp: Hit,
+    oplog.AllocateOp: Allocation,
+    oplog.CopiesOp: list,
+    oplog.ResetOp: oplog.Reset,
+    oplog.EventsOp: list,
+    oplog.StateOp: CacheState,
+}
+
+
+def attempt(engine: Engine, operation: Operation) -> Answer | Failure:
+    """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
+    try:
+        answer = apply(engine, operation)
+    except Exception as error:
+        return failure_of(error)
+    wanted = _ANSWERS.get(type(operation))
+    if (answer is not None) if wanted is None else not isinstance(answer, wanted):
+        return Failure(f"answered {answer!r}, where {wanted.__name__ if wanted else None} was to come")
+    return answer
+
+
+def failure_of(error: Exception) -> Failure:
+    """What stands for the answer of an engine that raised: an error of HKV's in its words, any other with its place."""
+    if isinstance(error, HKVError):
+        return Failure(str(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return Failure(f"{type(error).__name__}: {error}{place}")

@@ -37,11 +37,13 @@ class Lifecycle:
       header: the log's configuration.
 
     Attributes:
+      num_blocks: blocks in the pool, the null block included.
       requests: every request that has arrived and was not dropped, by id.
     """
 
     def __init__(self, header: Header) -> None:
         self._header = header
+        self.num_blocks = header.num_blocks
         self._found: tuple[str, int] | None = None
         self.requests: dict[str, RequestState] = {}
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from hkv.errors import ConfigError, HKVError
-from hkv.oracle.compare import Failure, Mismatch, compare
-from hkv.oracle.engine import Engine, EngineFactory, apply
+from hkv.errors import ConfigError
+from hkv.oracle.compare import Mismatch
+from hkv.oracle.engine import EngineFactory, Failure, apply
 from hkv.oracle.oplog import Answer, Header, Operation
+from hkv.oracle.pair import make_pair
 from hkv.testing.traffic import FEATURES, RandomChoices, draw_header, drive
 
 VERSIONS = (1, 2)
+
+KINDS = ("full_attention", "mla", "sliding_window", "chunked_local", "mamba", "opaque")
+"""Kinds of groups that configurations may have."""
+
+DRAWS = 20_000
+"""Configurations of one seed that are looked at for one that is wanted."""
 
 
 @dataclasses.dataclass
@@ -48,27 +54,63 @@ class _Parted(Exception):  # noqa: N818
         self.mismatch = mismatch
 
 
-def draw(feature: str, seed: int, version: int) -> tuple[Header, RandomChoices]:
+@dataclasses.dataclass(frozen=True)
+class Only:
+    """Which of the configurations of a feature are drawn.
+
+    Attributes:
+      kinds: kinds of groups that they may have; empty for all.
+      max_groups: most groups that they may have; None for any number.
+
+    Raises:
+      ConfigError: there is no such kind.
+    """
+
+    kinds: frozenset[str] = frozenset()
+    max_groups: int | None = None
+
+    def __post_init__(self) -> None:
+        for kind in sorted(self.kinds - set(KINDS)):
+            raise ConfigError("kinds", kind, f"one of {', '.join(KINDS)}")
+
+    def __contains__(self, header: object) -> bool:
+        if not isinstance(header, Header):
+            return False
+        few = self.max_groups is None or len(header.groups) <= self.max_groups
+        return few and (not self.kinds or {group["kind"] for group in header.groups} <= self.kinds)
+
+
+ALL = Only()
+"""No restriction."""
+
+
+def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Header, RandomChoices]:
     """The configuration of a seed, and the choices that its traffic goes on with.
 
     Raises:
-      ConfigError: unknown feature or version.
+      ConfigError: unknown feature or version, or a feature that has no configuration of the wanted sort.
     """
     if feature not in FEATURES:
         raise ConfigError("feature", feature, f"one of {', '.join(FEATURES)}")
     if version not in VERSIONS:
         raise ConfigError("version", version, f"one of {VERSIONS}")
     choices = RandomChoices(seed)
-    return draw_header(choices, feature, version), choices
+    for _ in range(DRAWS):
+        header = draw_header(choices, feature, version)
+        if header in only:
+            return header, choices
+    kinds = ", ".join(sorted(only.kinds)) or "any"
+    groups = "" if only.max_groups is None else f", at most {only.max_groups} groups"
+    raise ConfigError("feature", feature, f"a feature that has configurations of these kinds: {kinds}{groups}")
 
 
-def record(factory: EngineFactory, feature: str, seed: int, version: int, steps: int) -> Recording:
+def record(factory: EngineFactory, feature: str, seed: int, version: int, steps: int, only: Only = ALL) -> Recording:
     """Drives an engine through the traffic of a seed.
 
     Raises:
       HKVError: the engine cannot represent the configuration, or refused an operation that is legal.
     """
-    header, choices = draw(feature, seed, version)
+    header, choices = draw(feature, seed, version, only)
     engine = factory(header)
     recording = Recording(header)
 
@@ -83,7 +125,14 @@ def record(factory: EngineFactory, feature: str, seed: int, version: int, steps:
 
 
 def differ(
-    tested: EngineFactory, right: EngineFactory, feature: str, seed: int, version: int, steps: int
+    tested: EngineFactory,
+    right: EngineFactory,
+    feature: str,
+    seed: int,
+    version: int,
+    steps: int,
+    ids: str = "exact",
+    only: Only = ALL,
 ) -> tuple[Recording, Disagreement | None]:
     """Drives two engines through the traffic of a seed and compares every answer.
 
@@ -94,21 +143,27 @@ def differ(
       seed: of the configuration and the traffic.
       version: of the log format.
       steps: scheduling steps.
+      ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
+      only: which configurations are drawn.
 
     Returns:
       What happened, and where they parted, or None if they agreed to the end.
+
+    Raises:
+      UnsupportedConfigError: one of them does not implement the configuration, and says so.
+      EngineProcessError, MissingExtraError: one of them cannot start.
     """
-    header, choices = draw(feature, seed, version)
+    header, choices = draw(feature, seed, version, only)
     recording = Recording(header)
-    engines = _make(tested, right, header)
-    if isinstance(engines, Mismatch):
-        return recording, Disagreement(recording, engines)
+    pair = make_pair(tested, right, header, ids)
+    if isinstance(pair, Mismatch):
+        return recording, Disagreement(recording, pair)
 
     def perform(operation: Operation) -> Answer:
-        got, want = (_answer(engine, operation) for engine in engines)
+        want, mismatch = pair.perform(operation)
         recording.operations.append(operation)
         recording.answers.append(None if isinstance(want, Failure) else want)
-        if mismatch := compare(want, got, header.oplog):
+        if mismatch is not None:
             raise _Parted(mismatch)
         if isinstance(want, Failure):
             raise _Parted(Mismatch("error", want.message, "the same"))
@@ -119,23 +174,3 @@ def differ(
     except _Parted as parted:
         return recording, Disagreement(recording, parted.mismatch)
     return recording, None
-
-
-def _make(tested: EngineFactory, right: EngineFactory, header: Header) -> tuple[Engine, Engine] | Mismatch:
-    made: list[Any] = []
-    for factory in (tested, right):
-        try:
-            made.append(factory(header))
-        except HKVError as error:
-            made.append(Failure(str(error)))
-    if any(isinstance(engine, Failure) for engine in made):
-        got, want = ((engine.message if isinstance(engine, Failure) else "accepted") for engine in made)
-        return Mismatch("header", want, got)
-    return made[0], made[1]
-
-
-def _answer(engine: Engine, operation: Operation) -> Answer | Failure:
-    try:
-        return apply(engine, operation)
-    except HKVError as error:
-        return Failure(str(error))

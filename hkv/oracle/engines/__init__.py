@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import pathlib
+import sys
+from types import ModuleType
+from typing import Any
 
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, HKVError
 from hkv.oracle.engine import EngineFactory
 
 ENGINES = {
@@ -14,16 +19,72 @@ ENGINES = {
 }
 """Engine names and where their factories live, as `module:attribute`."""
 
+FORMS = f"{', '.join(ENGINES)}, 'cmd:PROGRAM ARGS' (docs/oplog.md), or FILE.py:CLASS or MODULE:CLASS (an Engine)"
+"""How an engine may be named, for help texts and errors."""
 
-def engine_factory(name: str) -> EngineFactory:
+
+def engine_factory(name: str, timeout: float | None = None) -> EngineFactory:
     """The factory of the engine of that name.
+
+    Args:
+      name: a key of `ENGINES`; `cmd:` and a command line, for an engine in a process of its own; or `FILE.py:NAME` or
+        `MODULE:NAME`, for a class or function of the user's that takes a header.
+      timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
 
     Raises:
       ConfigError: there is no such engine.
       MissingExtraError: the engine needs a package that is not installed.
     """
+    from hkv.oracle.engines import process
+
+    if name.startswith(process.PREFIX):
+        command = name.removeprefix(process.PREFIX).strip()
+        if not command:
+            raise ConfigError("engine", name, "a command line after cmd:")
+        return process.process_factory(command, process.TIMEOUT if timeout is None else timeout)
+    module, separator, attribute = ENGINES.get(name, name).rpartition(":")
+    if not separator or not module or not attribute:
+        raise ConfigError("engine", name, f"one of {FORMS}")
+    return _attribute(name, _module(name, module), attribute)
+
+
+def _module(name: str, module: str) -> ModuleType:
     try:
-        module, attribute = ENGINES[name].split(":")
-    except KeyError:
-        raise ConfigError("engine", name, f"one of {', '.join(ENGINES)}") from None
-    return getattr(importlib.import_module(module), attribute)
+        if module.endswith(".py"):
+            return _load(pathlib.Path(module))
+        return importlib.import_module(module)
+    except HKVError:
+        raise
+    except Exception as error:
+        if name in ENGINES:
+            raise
+        raise ConfigError("engine", name, f"a module that can be imported ({type(error).__name__}: {error})") from error
+
+
+def _load(path: pathlib.Path) -> ModuleType:
+    """The module that a file is; its neighbours can be imported, as when it is run."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    path = path.resolve()
+    name = f"hkv_engine:{path}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _attribute(name: str, module: ModuleType, attribute: str) -> Any:
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ConfigError("engine", name, f"a class or function {attribute} in {module.__name__}, taking a header")
+    return found

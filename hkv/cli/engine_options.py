@@ -1,0 +1,43 @@
+"""Options of the commands that drive engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from hkv.oracle.engines.process import TIMEOUT
+from hkv.oracle.record import KINDS, Only
+
+timeout_option = click.option(
+    "--timeout",
+    default=TIMEOUT,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that an engine of the form cmd:... may take for one answer.",
+)
+
+ids_option = click.option(
+    "--ids",
+    default="exact",
+    show_default=True,
+    type=click.Choice(("exact", "isomorphic")),
+    help="Whether block ids must be equal, or equal up to a renaming of blocks.",
+)
+
+
+def only_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `--kinds` and `--max-groups`, which `only_of` reads."""
+    kinds = click.option("--kinds", metavar="KINDS", help=f"Only groups of these kinds: {', '.join(KINDS)}.")
+    groups = click.option("--max-groups", type=click.IntRange(1), help="At most so many groups.")
+    return kinds(groups(function))
+
+
+def only_of(kinds: str | None, max_groups: int | None) -> Only:
+    """The restriction that `--kinds` and `--max-groups` ask for.
+
+    Raises:
+      ConfigError: there is no such kind.
+    """
+    return Only(frozenset(kind.strip() for kind in (kinds or "").split(",") if kind.strip()), max_groups)

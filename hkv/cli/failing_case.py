@@ -1,0 +1,50 @@
+"""How a failing case is printed."""
+
+from __future__ import annotations
+
+import pathlib
+
+import click
+
+from hkv.oracle.broken_invariant import Broken
+from hkv.oracle.check import describe
+from hkv.oracle.shrink import Case
+
+MOST = 20
+"""Operations of a case that are printed; of a longer one, the last."""
+
+
+def print_case(case: Case, whole: int, broken: Broken | str, path: pathlib.Path | str | None) -> None:
+    """Prints where the engines differ, which invariant is broken, and the operations that lead there.
+
+    Args:
+      case: the case, shrunk or not.
+      whole: operations it had before.
+      broken: what `first_broken` said.
+      path: where it was saved, or None.
+    """
+    mismatch = case.mismatch
+    click.echo(f"  {mismatch.field}\n    wanted {mismatch.want}\n    got    {mismatch.got}")
+    if isinstance(broken, Broken):
+        click.echo(f"  broken invariant: {broken.name}")
+        click.echo(f"    line {broken.line}, {broken.problem}")
+        click.echo(f"    promised: {broken.promise}")
+    else:
+        click.echo(f"  broken invariant: {broken}")
+    if case.operations:
+        shrunk = f", shrunk from {whole}" if whole > len(case.operations) else ""
+        groups = ", ".join(f"{group['kind']}:{group['block_size']}" for group in case.header.groups)
+        click.echo(f"  {len(case.operations)} operations{shrunk}, on {case.header.num_blocks} blocks, groups {groups}:")
+        first = max(0, len(case.operations) - MOST)
+        if first:
+            click.echo(f"    ... {first} more before these")
+        for index in range(first, len(case.operations)):
+            click.echo(f"    {index + 2:>4}: {_plain(describe(case.operations[index]))}")
+    if path is not None:
+        click.echo(f"  log     {path}")
+
+
+def _plain(text: str) -> str:
+    """Without the fields of an `allocate` that are at their plainest."""
+    words = "hit=0 lookahead=0 external=0 delay=false must_fit=false reserved=0 in_flight=0 shared_prefix=0"
+    return " ".join(word for word in text.split(" ") if word not in words.split())

@@ -1,0 +1,72 @@
+"""`hkv shrink`: a failing log made small."""
+
+from __future__ import annotations
+
+import pathlib
+
+import click
+
+from hkv.cli.engine_options import ids_option, timeout_option
+from hkv.cli.failing_case import print_case
+from hkv.cli.json_output import json_option, write_json
+from hkv.cli.progress import counting_bar
+from hkv.errors import ConfigError
+from hkv.oracle.broken_invariant import Broken, first_broken
+from hkv.oracle.engines import FORMS, engine_factory
+from hkv.oracle.log_file import read_log, write_log
+from hkv.oracle.shrink import Case, Shrinker
+
+
+def shrink_with_bar(shrinker: Shrinker, case: Case) -> Case:
+    """Shrinks, and shows how many operations are left."""
+    with counting_bar("shrinking", len(case.operations), "operations left") as left:
+        shrinker.progress = left
+        return shrinker.shrink(case)
+
+
+@click.command("shrink")
+@click.argument("log", metavar="LOG", type=click.Path())
+@click.option("--engine", default="jax", show_default=True, help=f"The engine in doubt, one of: {FORMS}.")
+@click.option("--against", default="numpy", show_default=True, help="The engine that counts; its answers are written.")
+@ids_option
+@click.option("-o", "--output", metavar="FILE", help="Where to write the small log. [default: LOG with -small added]")
+@timeout_option
+@json_option
+def command(
+    log: str, engine: str, against: str, ids: str, output: str | None, timeout: float, json_path: str | None
+) -> None:
+    """Make a LOG on which an engine answers wrongly as small as can be: few operations, tokens, blocks and groups.
+
+    The LOG's own answers are not used: both engines perform its operations, and the small log, on which they still
+    disagree at the last line, holds the answers of the one that counts. `hkv check` shows the difference again.
+
+    Exit status: 0 a small log was written, 2 the engines agree on the LOG, or unusable input.
+
+    Example: hkv shrink differences/core-2-v1.jsonl --engine 'cmd:./my-engine'
+    """
+    read = read_log(log)
+    tested, right = engine_factory(engine, timeout), engine_factory(against, timeout)
+    tested(read.header), right(read.header)  # an engine that cannot start says why
+    shrinker = Shrinker(tested, right, ids)
+    case = shrinker.failing(read.header, read.operations)
+    if case is None:
+        raise ConfigError("log", log, f"operations on which {engine} and {against} disagree")
+    small = shrink_with_bar(shrinker, case)
+    broken = first_broken(tested, small.header, small.operations)
+    path = pathlib.Path(output) if output else pathlib.Path(log).with_name(f"{pathlib.Path(log).stem}-small.jsonl")
+    write_log(path, small.header, small.operations, small.answers)
+    if json_path != "-":
+        click.echo(f"{log}: {engine} differs from {against}")
+        print_case(small, len(read.operations), broken, path)
+    result = {
+        "log": log,
+        "small": str(path),
+        "operations": len(small.operations),
+        "operations_before_shrinking": len(read.operations),
+        "attempts": shrinker.attempts,
+        "field": small.mismatch.field,
+        "want": small.mismatch.want,
+        "got": small.mismatch.got,
+        "invariant": broken.name if isinstance(broken, Broken) else None,
+    }
+    write_json(json_path, result)

@@ -1,0 +1,56 @@
+"""Which invariant an engine breaks on its own, no other engine beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hkv.oracle.check import describe
+from hkv.oracle.engine import EngineFactory, failure_of
+from hkv.oracle.oplog import Header, Operation
+from hkv.testing.invariants import INVARIANTS, InvariantError, Watch
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """The first invariant that does not hold.
+
+    Attributes:
+      name: of `hkv.testing.invariants.INVARIANTS`.
+      line: of the operation after which it does not hold, 1-based in the log that the operations would be.
+      operation: that operation, in words.
+      problem: what is wrong.
+      promise: what the invariant says.
+    """
+
+    name: str
+    line: int
+    operation: str
+    problem: str
+    promise: str
+
+
+def first_broken(factory: EngineFactory, header: Header, operations: Sequence[Operation]) -> Broken | str:
+    """Performs operations on a fresh engine, asks every invariant after each, and stops at the first that is broken.
+
+    Args:
+      factory: makes the engine.
+      header: its configuration.
+      operations: what to perform.
+
+    Returns:
+      What is broken, or why there is nothing to say.
+    """
+    try:
+        watch = Watch(factory(header), header)
+    except Exception as error:
+        return f"the engine cannot be watched: {failure_of(error).message}"
+    for index, operation in enumerate(operations):
+        try:
+            watch.perform(operation)
+        except InvariantError as error:
+            promise = (INVARIANTS[error.name].check.__doc__ or "").strip().splitlines()[0]
+            return Broken(error.name, index + 2, describe(operation), error.problem, promise)
+        except Exception as error:
+            return f"the engine fails at line {index + 2} ({describe(operation, 60)}): {failure_of(error).message}"
+    return "no invariant is broken: the engine is consistent, and another one"

@@ -1,0 +1,157 @@
+"""An engine in a process of its own, in any language: `docs/oplog.md`, "The process protocol"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
+from hkv.oracle import oplog
+from hkv.oracle.engine import EngineFactory
+from hkv.oracle.engines.line_process import LineProcess
+from hkv.oracle.oplog import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit, Operation
+
+PREFIX = "cmd:"
+"""What the name of such an engine begins with; its command line follows."""
+
+TIMEOUT = 10.0
+"""Seconds that an engine may take for one answer unless told otherwise."""
+
+
+def process_factory(command: str, timeout: float = TIMEOUT) -> EngineFactory:
+    """A factory that starts `command` afresh for every header.
+
+    Args:
+      command: a command line, split as a shell would; no shell runs.
+      timeout: seconds that one answer may take.
+    """
+    return lambda header: ProcessEngine(header, command, timeout)
+
+
+class ProcessEngine:
+    """A process that speaks the process protocol. Implements `hkv.oracle.engine.KeyedEngine`.
+
+    Args:
+      header: the configuration, sent as the first line.
+      command: how to start it.
+      timeout: seconds that one answer may take.
+
+    Raises:
+      UnsupportedConfigError: it does not implement this configuration.
+      ConfigError: it says that the configuration is wrong.
+      EngineProcessError: from here on any method: it died, hung or broke the protocol.
+      OperationError: any method: it answered that it cannot perform the operation.
+    """
+
+    def __init__(self, header: Header, command: str, timeout: float = TIMEOUT) -> None:
+        self._process = LineProcess(command, timeout)
+        answer = self._say(msgspec.json.encode(header), "the header")
+        if isinstance(answer, dict) and set(answer) == {"unsupported"}:
+            self._process.close()
+            raise UnsupportedConfigError("header", answer["unsupported"], "a configuration that the engine implements")
+        if isinstance(answer, dict) and set(answer) == {"error"}:
+            self._process.close()
+            raise ConfigError("header", answer["error"], "a configuration that the engine accepts")
+        if answer is not None:
+            self._babble(answer, 'null, {"unsupported": "why"} or {"error": "why"} to the header')
+
+    def step(self) -> None:
+        """A new scheduling step begins."""
+        self._perform(oplog.StepOp(), None)
+
+    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
+        """A request arrives with this prompt."""
+        self._perform(oplog.RequestOp(id=id, tokens=list(tokens), extra=extra), None)
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
+        """A request arrives of which only length and prefix keys are known."""
+        fields = {"op": "request_keyed", "id": id, "num_tokens": num_tokens, "keys": list(keys)}
+        self._exchange(fields, "request_keyed", None)
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens are appended to a keyed request."""
+        self._exchange({"op": "extend", "id": id, "tokens": tokens}, "extend", None)
+
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        return self._exchange({"op": "num_free"}, "num_free", int)
+
+    def lookup(self, id: str) -> Hit:
+        """The longest common cache hit of a waiting request."""
+        return self._perform(oplog.LookupOp(id=id), Hit)
+
+    def allocate(self, operation: AllocateOp) -> Allocation:
+        """A request gets blocks for its next tokens, or is refused."""
+        return self._perform(operation, Allocation)
+
+    def advance(self, id: str, tokens: int) -> None:
+        """`tokens` more tokens are computed."""
+        self._perform(oplog.AdvanceOp(id=id, tokens=tokens), None)
+
+    def append(self, id: str, tokens: Sequence[int]) -> None:
+        """Generated tokens are appended."""
+        self._perform(oplog.AppendOp(id=id, tokens=list(tokens)), None)
+
+    def commit(self, id: str, tokens: int) -> None:
+        """The first `tokens` tokens may be registered in the prefix cache."""
+        self._perform(oplog.CommitOp(id=id, tokens=tokens), None)
+
+    def free(self, id: str) -> None:
+        """The request finished or is preempted."""
+        self._perform(oplog.FreeOp(id=id), None)
+
+    def drop(self, id: str) -> None:
+        """A waiting request is forgotten."""
+        self._perform(oplog.DropOp(id=id), None)
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """These blocks lose their keys."""
+        self._perform(oplog.EvictOp(blocks=list(blocks)), None)
+
+    def copies(self) -> list[tuple[int, int]]:
+        """Drains pending copies and gives back the references they held."""
+        return self._perform(oplog.CopiesOp(), list[tuple[int, int]])
+
+    def reset(self) -> bool:
+        """Resets the prefix cache."""
+        return self._perform(oplog.ResetOp(), oplog.Reset).ok
+
+    def events(self) -> list[CacheEvent]:
+        """Drains KV events."""
+        return self._perform(oplog.EventsOp(), list[CacheEvent])
+
+    def state(self) -> CacheState:
+        """Everything that can be compared."""
+        return self._perform(oplog.StateOp(), CacheState)
+
+    def close(self) -> None:
+        """Ends the process; it ends with this object in any case."""
+        self._process.close()
+
+    def _perform(self, operation: Operation, answer_type: Any) -> Any:
+        fields = msgspec.to_builtins(operation)
+        fields.pop("want", None)
+        return self._exchange(fields, fields["op"], answer_type)
+
+    def _exchange(self, fields: dict[str, Any], name: str, answer_type: Any) -> Any:
+        what = f"{name} {fields['id']}" if "id" in fields else name
+        answer = self._say(msgspec.json.encode(fields), what)
+        if isinstance(answer, dict) and set(answer) == {"error"}:
+            raise OperationError(what, answer["error"], "an operation that the engine performs")
+        try:
+            return msgspec.convert(answer, answer_type)
+        except msgspec.ValidationError as error:
+            self._babble(answer, f"the answer to {what}: {str(error).replace('`', '')}")
+
+    def _say(self, line: bytes, what: str) -> Any:
+        answer = self._process.ask(line, what)
+        try:
+            return msgspec.json.decode(answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            self._babble(answer.decode("utf-8", "replace"), f"one line of JSON in answer to {what} ({error})")
+
+    def _babble(self, answer: Any, expected: str) -> NoReturn:
+        self._process.close()
+        raise EngineProcessError("engine wrote", answer, expected)

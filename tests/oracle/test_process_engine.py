@@ -1,0 +1,219 @@
+"""Engines in processes of their own: those that work, and all the ways in which they do not."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pathlib
+import select
+import shlex
+import sys
+import textwrap
+
+import pytest
+from click.testing import CliRunner
+
+from hkv.cli.check import command as check
+from hkv.cli.diff import command as diff
+from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
+from hkv.oracle.engine import KeyedEngine, attempt
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.oracle.engines.process import ProcessEngine
+from hkv.oracle.log_file import write_log
+from hkv.oracle.oplog import LookupOp
+from hkv.oracle.record import differ, draw, record
+
+SERVE = """
+import sys
+import msgspec
+from hkv.errors import HKVError
+from hkv.oracle.engine import apply
+from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.oracle.log_file import OPERATIONS, encode_answer
+from hkv.oracle.oplog import Header
+
+def say(value):
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\\n")
+    sys.stdout.buffer.flush()
+
+engine = NumpyEngine(msgspec.json.decode(sys.stdin.buffer.readline(), type=Header))
+say(None)
+for line in sys.stdin.buffer:
+    fields = msgspec.json.decode(line)
+    name = fields["op"]
+    try:
+        if name in OPERATIONS:
+            say(encode_answer(apply(engine, msgspec.convert(fields, OPERATIONS[name]))))
+        elif name == "request_keyed":
+            say(engine.request_keyed(fields["id"], fields["num_tokens"], fields["keys"]))
+        elif name == "extend":
+            say(engine.extend(fields["id"], fields["tokens"]))
+        else:
+            say(engine.num_free())
+    except HKVError as error:
+        say({"error": str(error)})
+"""
+
+ROOT = str(pathlib.Path(__file__).resolve().parent.parent.parent)
+
+
+@pytest.fixture
+def program(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """Makes the command line of a Python program."""
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+
+    def make(text: str) -> str:
+        path = tmp_path / f"engine{len(list(tmp_path.iterdir()))}.py"
+        path.write_text(textwrap.dedent(text))
+        return f"{shlex.quote(sys.executable)} {shlex.quote(str(path))}"
+
+    return make
+
+
+HEADER = draw("core", 0, 2)[0]
+
+
+def test_it_agrees_with_itself(program) -> None:
+    command = program(SERVE)
+    for feature, version in (("core", 1), ("partial", 2)):
+        recording, parted = differ(engine_factory(f"cmd:{command}"), NumpyEngine, feature, 3, version, 8)
+        assert parted is None
+        assert len(recording.operations) > 50
+
+
+def test_keyed_requests(program) -> None:
+    engine = ProcessEngine(HEADER, program(SERVE))
+    assert isinstance(engine, KeyedEngine)
+    free = engine.num_free()
+    assert free == HEADER.num_blocks - 1
+    engine.request_keyed("a", 5, list(range(5)))
+    engine.extend("a", 1)
+    assert engine.lookup("a").hit == 0
+
+
+def test_an_error_of_the_engine_is_an_error(program) -> None:
+    engine = ProcessEngine(HEADER, program(SERVE))
+    with pytest.raises(OperationError, match="lookup nobody"):
+        engine.lookup("nobody")
+    assert engine.num_free() == HEADER.num_blocks - 1
+
+
+ACCEPT = "import sys, time, os, signal\nsys.stdin.readline()\nprint('null', flush=True)\n"
+
+FAILURES = [
+    ("sys.stdin.readline(); sys.exit(3)", "ended with exit status 3"),
+    ("sys.stdin.readline(); os.kill(os.getpid(), signal.SIGKILL)", "ended with signal SIGKILL"),
+    ("sys.stdin.readline(); print('{\"hit\": ', end='', flush=True)", 'exit status 0 after {"hit":'),
+    ("time.sleep(60)", "silent for 0.3 seconds"),
+    ("sys.stdin.readline(); print('{', end='', flush=True); time.sleep(60)", "silent for 0.3 seconds"),
+    ("sys.stdin.readline(); print('Traceback: it broke', flush=True); sys.stdin.readline()", "Traceback: it broke"),
+    ("sys.stdin.readline(); print('null', flush=True); sys.stdin.readline()", "None"),
+    ('sys.stdin.readline(); print(\'{"hit": "x"}\', flush=True); sys.stdin.readline()', "Expected"),
+    ("print('hello', flush=True); time.sleep(60)", "hello"),
+    ("sys.stdin.close(); os.close(0); time.sleep(60)", "engine"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), FAILURES)
+def test_failures_are_named_in_one_line(program, text: str, message: str) -> None:
+    engine = ProcessEngine(HEADER, program(ACCEPT + text), timeout=0.3 if "0.3" in message else 5)
+    if "hello" in text:
+        select.select([engine._process._output], [], [], 5)
+    process = engine._process._process
+    with pytest.raises(EngineProcessError) as caught:
+        engine.lookup("r1")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert process.returncode is not None
+    with pytest.raises(EngineProcessError, match="still runs"):
+        engine.step()
+
+
+def test_an_engine_that_does_not_read_is_noticed(program) -> None:
+    engine = ProcessEngine(HEADER, program(ACCEPT + "time.sleep(60)"), timeout=0.3)
+    with pytest.raises(EngineProcessError, match="silent"):
+        engine.request("r1", list(range(1_000_000)), None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ('{"unsupported": "windows"}', UnsupportedConfigError),
+        ('{"error": "no blocks"}', ConfigError),
+        ("17", EngineProcessError),
+        ("ready", EngineProcessError),
+    ],
+)
+def test_answers_to_the_header(program, answer: str, error: type) -> None:
+    with pytest.raises(error) as caught:
+        ProcessEngine(HEADER, program(f"input()\nprint({answer!r}, flush=True)\ninput()"))
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("name", ["cmd:", "cmd:/no/such/program", "cmd:'", "cmd:/"])
+def test_programs_that_cannot_start(name: str) -> None:
+    with pytest.raises((ConfigError, EngineProcessError), match="cmd:"):
+        engine_factory(name)(HEADER)
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="no /proc to look for zombies in")
+def test_no_process_is_left(program) -> None:
+    command = program(ACCEPT + "sys.stdin.read()")
+    stubborn = program(ACCEPT + "time.sleep(60)")
+    engines = [ProcessEngine(HEADER, command) for _ in range(3)] + [ProcessEngine(HEADER, stubborn)]
+    pids = [engine._process._process.pid for engine in engines]
+    assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
+    del engines
+    gc.collect()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_check_and_diff_report_a_death_as_the_difference(program, tmp_path: pathlib.Path) -> None:
+    command = program(
+        SERVE.replace("    name = fields", "    if fields['op'] == 'lookup': sys.exit(7)\n    name = fields")
+    )
+    recording = record(NumpyEngine, "core", 0, 2, 4)
+    log = tmp_path / "a.jsonl"
+    write_log(log, recording.header, recording.operations, recording.answers)
+    done = CliRunner().invoke(check, [str(log), "--engine", f"cmd:{command}"])
+    assert done.exit_code == 1
+    assert "ended with exit status 7" in done.output
+    arguments = [
+        "--engines",
+        f"cmd:{command},numpy",
+        "--seeds",
+        "1",
+        "--feature",
+        "core",
+        "--steps",
+        "3",
+        "--no-shrink",
+    ]
+    done = CliRunner().invoke(diff, arguments)
+    assert done.exit_code == 1
+    assert "ended with exit status 7" in done.output
+    assert "lookup" in done.output
+
+
+def test_seeds_that_are_not_implemented_are_counted(program) -> None:
+    text = 'import sys\nif \'"oplog":1\' in input():\n    print(\'{"unsupported": "version 1"}\', flush=True)\n'
+    command = program(text + "else:\n    print('null', flush=True)\ninput()")
+    arguments = ["--engines", f"cmd:{command},numpy", "--seeds", "1", "--feature", "core"]
+    done = CliRunner().invoke(diff, [*arguments, "--version", "1"])
+    assert isinstance(done.exception, ConfigError)
+    assert "version 1" in str(done.exception)
+
+
+def test_python_engines_by_file_and_by_module(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from hkv.oracle.engines.numpy import NumpyEngine as Mine\n"
+        "class Bad(Mine):\n    def lookup(self, id): return 5\n"
+    )
+    assert attempt(engine_factory(f"{path}:Mine")(HEADER), LookupOp(id="x")).message.startswith("id = 'x'")
+    assert "answered 5" in attempt(engine_factory(f"{path}:Bad")(HEADER), LookupOp(id="x")).message
+    assert engine_factory("hkv.oracle.engines.numpy:NumpyEngine") is NumpyEngine
+    for name in ("torch", f"{path}:Nothing", f"{tmp_path}/none.py:Mine", "no.such.module:Mine", "hkv:"):
+        with pytest.raises(ConfigError, match="engine"):
+            engine_factory(name)
