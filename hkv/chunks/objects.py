@@ -35,13 +35,14 @@ def object_groups(
     Args:
       groups: all kernel groups.
       chunk: tokens per chunk.
-      separate: False puts everything into one object; True one object per window, recurrent flag and auxiliary tag.
+      separate: False puts everything into one object, which counts as attention whatever is in it; True one object per
+        window, recurrent flag and auxiliary tag.
       full_window: keep whole chunks of windowed groups; recurrent groups keep their window.
     """
     if not groups:
         return ()
     if not separate:
-        return (ObjectGroup(tuple(range(len(groups))), FULL_WINDOW, _kind(groups)),)
+        return (ObjectGroup(tuple(range(len(groups))), FULL_WINDOW, "attention"),)
     buckets: dict[Any, list[int]] = {}
     for index, group in enumerate(groups):
         window = FULL_WINDOW if group.info.window == -1 else -(-group.info.window // chunk)

@@ -1,0 +1,192 @@
+"""HKV against an installed LMCache 0.5.6: keys, formats, kernel groups, object groups, block ids, skips and lookup."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hkv.chunks import plans
+from hkv.chunks.detection import VLLM_HINTS, Hints, discover_per_layer_formats
+from hkv.chunks.kernel_groups import EngineGroupInfo, expand_block_ids, group_layers, slice_block_ids
+from hkv.chunks.lookup import Row, longest_prefix
+from hkv.chunks.objects import object_groups, object_layout
+from hkv.chunks.tensor_view import TensorView, contiguous_strides
+from hkv.errors import ConfigError, HKVError
+from hkv.keys.blake3 import chunk_keys, kv_rank, none_hash
+from hkv.oracle.engines import installed_lmcache as lmcache
+
+INSTALLED = importlib.util.find_spec("lmcache") is not None
+KNOWN = frozenset({"lmcache-group-key"})
+"""LMCache leaves blocks and strides out of a group's key; everything else is compared without defects."""
+
+CHUNK = 12
+"""Tokens per chunk where it does not matter: LMCache wants whole blocks of 2, 3 or 4."""
+
+peer = pytest.mark.skipif(not INSTALLED, reason="LMCache 0.5.6 is not installed: docs/chunks.md says how")
+foreign_warnings = pytest.mark.filterwarnings("ignore")  # what torch, numba and LMCache say when they are imported
+
+pytestmark = foreign_warnings
+
+
+@pytest.mark.skipif(INSTALLED, reason="LMCache is installed, so nothing says that it is absent")
+def test_absence_is_said():
+    with pytest.raises(ConfigError, match=r"lmcache = not installed: expected LMCache 0\.5\.6"):
+        lmcache.none_hash()
+
+
+@peer
+def test_the_root_of_all_keys():
+    assert none_hash() == lmcache.none_hash()
+
+
+@peer
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 17))
+def test_chunk_keys(tokens, chunk):
+    assert chunk_keys(tokens, chunk) == lmcache.chunk_keys(tokens, chunk)
+
+
+@peer
+@given(st.lists(st.integers(0, 255), min_size=4, max_size=4))
+def test_ranks(numbers):
+    world, rank, local_world, local_rank = numbers
+    assume(rank < world and local_rank < local_world)
+    assert kv_rank(*numbers) == lmcache.kv_rank(*numbers)
+
+
+@peer
+@given(st.data(), st.integers(1, 12))
+@settings(max_examples=300)
+def test_lookup_across_groups(data, num_chunks):
+    chunks = st.frozensets(st.integers(0, num_chunks - 1))
+    rows = data.draw(st.lists(st.tuples(chunks, st.integers(-1, num_chunks + 2)), min_size=1, max_size=4))
+    found = longest_prefix([Row.of(present, window) for present, window in rows], num_chunks)
+    assert found == lmcache.longest_prefix(rows, num_chunks)
+
+
+@peer
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(0, 200))
+def test_skips_within_windows(per_chunk, per_window, blocks):
+    per_window = min(per_window, per_chunk)
+    assert plans.skip_in_window(per_chunk, per_window, blocks) == lmcache.skip_in_window(per_chunk, per_window, blocks)
+
+
+@peer
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.data())
+def test_block_ids_of_kernel_groups(groups, data):
+    infos = [EngineGroupInfo(group, (layer,)) for layer, group in enumerate(groups)]
+    ids = data.draw(st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=3, max_size=3))
+    assert expand_block_ids(infos, ids) == lmcache.expand_block_ids(infos, ids)
+
+
+@peer
+@given(st.lists(st.sampled_from([0, 16, 32, 64]), min_size=1, max_size=3), st.integers(0, 6), st.integers(0, 6))
+def test_block_ids_of_a_range(per_block, start, length):
+    ids = {group: list(range(100 * group, 100 * group + 30)) for group in range(len(per_block))}
+    bounds = (16 * start, 16 * (start + length))
+    ours, theirs = (outcome(f, ids, per_block, *bounds) for f in (slice_block_ids, lmcache.slice_block_ids))
+    assert ours == theirs
+
+
+def outcome(function, *arguments):
+    """What a call returns, or that it refuses."""
+    try:
+        return function(*arguments)
+    except (ValueError, NotImplementedError, AssertionError):
+        return "refused"
+
+
+@st.composite
+def layer_views(draw):
+    """Tensors of a few layers as vLLM has them: ranks, dtypes, permutations, padded blocks, sizes that coincide."""
+    kinds = draw(st.lists(st.sampled_from(["kv", "fused", "latent", "indexer"]), min_size=1, max_size=3, unique=True))
+    blocks, slots, heads = draw(st.sampled_from([7, 2])), draw(st.sampled_from([4, 2])), draw(st.sampled_from([3, 2]))
+    shapes = {
+        "kv": draw(st.sampled_from([(2, blocks, slots, heads, 8), (blocks, 2, slots, heads, 8)])),
+        "fused": (blocks, slots, heads, 16),
+        "latent": (blocks, slots, 576),
+        "indexer": (blocks, slots, 132),
+    }
+    views = []
+    for _ in range(draw(st.integers(1, 5))):
+        kind = draw(st.sampled_from(kinds))
+        dtype = "uint8" if kind == "indexer" else draw(st.sampled_from(["bfloat16", "bfloat16", "float16"]))
+        views.append(permuted(draw, TensorView(shapes[kind], dtype), kind))
+    return views
+
+
+def permuted(draw, view, kind):
+    """The view with two axes swapped in memory, or with blocks further apart; now and then both tight."""
+    change = draw(st.sampled_from(["none", "none", "swap", "pad"]))
+    strides = list(contiguous_strides(view.shape))
+    if change == "swap" and view.rank >= 4:
+        physical = [*view.shape[:-3], view.shape[-2], view.shape[-3], view.shape[-1]]
+        strides = list(contiguous_strides(tuple(physical)))
+        strides[-3], strides[-2] = strides[-2], strides[-3]
+    if change == "pad" and kind != "kv":
+        strides[0] += 64
+    return TensorView(view.shape, view.dtype, tuple(strides))
+
+
+hints = st.sampled_from([None, *VLLM_HINTS]).map(lambda name: Hints(name, on_cpu=True))
+
+
+def ours(views, hint, infos=(), members=None):
+    formats, seen = discover_per_layer_formats(views, "vllm", hint, members)
+    return formats, group_layers(formats, seen, infos, KNOWN)
+
+
+def theirs(views, hint, infos=(), members=None):
+    found = lmcache.LayerGroups(views, hint, infos, members, CHUNK)
+    return found.formats, found.kernel_groups
+
+
+@peer
+@given(layer_views(), hints)
+@settings(max_examples=300)
+def test_formats_and_kernel_groups(views, hint):
+    assert outcome(ours, views, hint) == outcome(theirs, views, hint)
+
+
+@st.composite
+def grouped_layers(draw):
+    """Layers of one geometry each, in engine groups with windows, tags and recurrent flags."""
+    infos, views = [], []
+    for group in range(draw(st.integers(1, 4))):
+        shape = draw(st.sampled_from([(2, 9, 16, 2, 8), (9, 16, 576), (9, 16, 2, 16)]))
+        layers = tuple(range(len(views), len(views) + draw(st.integers(1, 2))))
+        views += [TensorView(shape)] * len(layers)
+        per_block = draw(st.sampled_from([0, 16, 32]))
+        window = draw(st.sampled_from([-1, -1, 16, 32, 64, 128, 256, 40]))
+        tag = draw(st.sampled_from([0, 0, 0, 1, 2]))
+        infos.append(EngineGroupInfo(group, layers, per_block, window, tag, draw(st.booleans())))
+    return views, infos
+
+
+def our_objects(views, infos, chunk, separate):
+    groups = ours(views, Hints("NHD"), infos, [info.layer_indices for info in infos])[1]
+    found = object_groups(groups, chunk, separate)
+    regions = [region for entry in found for region in object_layout(groups, entry, chunk).regions]
+    slots = [region.slots for region in sorted(regions, key=lambda region: region.group)]
+    return found, slots, [group.num_blocks(chunk) for group in groups]
+
+
+def their_objects(views, infos, chunk, separate):
+    members = [info.layer_indices for info in infos]
+    found = lmcache.LayerGroups(views, Hints("NHD"), infos, members, chunk, separate)
+    return found.object_groups, found.slots_per_object(), found.blocks(chunk)
+
+
+@peer
+@given(grouped_layers(), st.sampled_from([32, 64, 128, 100]), st.booleans())
+@settings(max_examples=200)
+def test_object_groups_and_their_slots(layers, chunk, separate):
+    views, infos = layers
+    assert outcome(our_objects, views, infos, chunk, separate) == outcome(their_objects, views, infos, chunk, separate)
+
+
+def test_what_cannot_be_grouped_is_refused_by_name():
+    with pytest.raises(HKVError, match="rank|tensors"):
+        ours([TensorView((3, 4))], Hints("NHD"))
