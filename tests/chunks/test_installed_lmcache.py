@@ -33,7 +33,7 @@ pytestmark = foreign_warnings
 
 @pytest.mark.skipif(INSTALLED, reason="LMCache is installed, so nothing says that it is absent")
 def test_absence_is_said():
-    with pytest.raises(ConfigError, match=r"lmcache = not installed: expected LMCache 0\.5\.6"):
+    with pytest.raises(ConfigError, match=r"lmcache = 'not installed': expected LMCache 0\.5\.6"):
         lmcache.none_hash()
 
 
@@ -188,5 +188,5 @@ def test_object_groups_and_their_slots(layers, chunk, separate):
 
 
 def test_what_cannot_be_grouped_is_refused_by_name():
-    with pytest.raises(HKVError, match="rank|tensors"):
+    with pytest.raises(HKVError, match="tensors"):
         ours([TensorView((3, 4))], Hints("NHD"))

@@ -178,8 +178,7 @@ class LayerGroups:
 
 
 def _torch_tensor(view: TensorView) -> Any:
-    import torch
-
+    torch = importlib.import_module("torch")
     extent = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.element_strides, strict=True))
     storage = torch.empty(view.offset + extent, dtype=getattr(torch, view.dtype))
     return storage.as_strided(view.shape, view.element_strides, view.offset)
