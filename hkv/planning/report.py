@@ -136,9 +136,10 @@ def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
 def runs(names: tuple[str, ...] | list[str]) -> str:
     """Names of layers, shortened: `0,4..44 (12)` for evenly spaced numbers, `3.state,.. (20)` for anything else."""
     short = [name.removeprefix("layers.") for name in names]
-    numbers, suffixes = zip(*(name.partition(".")[::2] for name in short), strict=True) if short else ((), ())
     if len(names) < 3:
         return ",".join(short)
+    numbers = [name.partition(".")[0] for name in short]
+    suffixes = [name.partition(".")[2] for name in short]
     if len(set(suffixes)) > 1 or not all(number.isdigit() for number in numbers):
         return f"{short[0]},.. ({len(names)})"
     steps = {int(after) - int(before) for before, after in itertools.pairwise(numbers)}
