@@ -13,6 +13,7 @@ from hkv.errors import HKVError
 COMMANDS = {
     "check": "Check recorded logs against an engine's rules.",
     "diff": "Drive two engines through the same random traffic and compare them.",
+    "explain": "What happened to a request up to a line, and why its hit is not longer.",
     "layout": "Draw where a block's bytes lie, and answer for addresses.",
     "mutants": "Plant published bugs one at a time and see which invariant catches each.",
     "plan": "Groups, pages, block counts and tensors of a model.",

@@ -1,0 +1,95 @@
+"""`hkv explain`: what happened to a request up to a line of a log, and why its hit is not longer."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hkv.cli.json_output import json_option, write_json
+from hkv.oracle.explain import Explanation, explain
+from hkv.oracle.log_file import read_log
+from hkv.oracle.resumption import Resumption
+
+MOST_BLOCKS = 24
+"""Blocks whose history is printed; `--json` has all."""
+
+MOST_LACKS = 3
+"""Lacking entries of a group that are printed; `--json` has all."""
+
+
+@click.command("explain")
+@click.argument("log", metavar="LOG", type=click.Path())
+@click.option("--line", required=True, type=click.IntRange(1), help="Line of the LOG, the header being line 1.")
+@click.option("--request", metavar="ID", help="The request to tell about. [default: the one that the line names]")
+@json_option
+def command(log: str, line: int, request: str | None, json_path: str | None) -> None:
+    """Tell what happened to a request and its blocks up to a line of a LOG, and why its hit is not longer.
+
+    The reference performs the LOG up to that line. For each group it says the largest boundary at which that group
+    alone could resume the request just before the line, by the definition of a hit, and what the group lacks for one
+    boundary more than all groups can.
+
+    Example: hkv explain differences/core-2-v1.jsonl --line 8
+    """
+    found = explain(read_log(log), line, request)
+    if json_path != "-":
+        _print(found)
+    write_json(json_path, dataclasses.asdict(found))
+
+
+def _print(found: Explanation) -> None:
+    click.echo(f"line {found.line}: {found.operation}")
+    if found.answer:
+        click.echo(f"  the reference{found.answer}")
+    if found.departed is not None:
+        place = "this line" if found.departed == found.line else f"line {found.departed}"
+        click.echo(f"  the log's own answers are others from {place} on; what follows is the reference's account")
+    click.echo(f"\nrequest {found.request}, before this line: {found.situation}")
+    for number, text in found.events:
+        click.echo(f"  {number:>5}  {text}")
+    if found.blocks:
+        click.echo(f"\nblocks: {len(found.blocks)}, its own and those that lost what it would need")
+    for block, events in list(found.blocks.items())[:MOST_BLOCKS]:
+        click.echo(f"  block {block}")
+        for number, text in events:
+            click.echo(f"  {number:>5}  {text}")
+    if len(found.blocks) > MOST_BLOCKS:
+        click.echo(f"  and {len(found.blocks) - MOST_BLOCKS} more blocks")
+    _print_groups(found)
+
+
+def _print_groups(found: Explanation) -> None:
+    click.echo(
+        f"\nlongest hit by definition: {found.hit} tokens; every hit is a multiple of {found.alignment} "
+        "and leaves one token to compute"
+    )
+    if found.found is not None and found.found != found.hit:
+        click.echo(f"the lookup found {found.found}: vLLM 0.33's way of looking differs from the definition here")
+        for cause in found.causes:
+            click.echo(f"  {cause}")
+    table = Table(title_justify="left", box=None, pad_edge=False)
+    table.add_column("group", justify="right")
+    table.add_column("kind", no_wrap=True)
+    table.add_column("alone", justify="right")
+    boundaries = {group.next for group in found.groups}
+    beyond = next(iter(boundaries), None)
+    table.add_column(
+        "lacks nothing more: no longer hit is possible" if beyond is None else f"lacks for {beyond} tokens"
+    )
+    for group in found.groups:
+        table.add_row(str(group.group), f"{group.kind}:{group.block_size}", str(group.largest), _lacks(group))
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
+
+
+def _lacks(group: Resumption) -> str:
+    if group.next is None:
+        return ""
+    if not group.lacks:
+        return "nothing"
+    lines = [f"tokens {lack.first} to {lack.last}: {lack.why}" for lack in group.lacks[:MOST_LACKS]]
+    more = len(group.lacks) - MOST_LACKS
+    return "\n".join(lines + ([f"and {more} more"] if more > 0 else []))

@@ -1,0 +1,125 @@
+"""Explanations tell what the operations and the definition of a hit say."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from click.testing import CliRunner
+
+from hkv.cli.explain import command
+from hkv.errors import ConfigError, FileError
+from hkv.oracle.configuration import to_config
+from hkv.oracle.explain import explain
+from hkv.oracle.log_file import Log, parse_log, read_log
+from hkv.oracle.oplog import LookupOp
+from tests.oracle.sample import ALLOCATE, HEADER, encode
+
+LINES = [
+    {"op": "step"},
+    {"op": "request", "id": "r1", "tokens": [5, 6, 7]},
+    ALLOCATE,
+    {"op": "advance", "id": "r1", "tokens": 3},
+    {"op": "free", "id": "r1"},
+    {"op": "request", "id": "r2", "tokens": [5, 6, 9]},
+    {"op": "lookup", "id": "r2", "want": {"hit": 2, "blocks": [[1]], "shared_prefix": 0}},
+    {"op": "evict", "blocks": [1]},
+    {"op": "lookup", "id": "r2", "want": {"hit": 0, "blocks": [[]], "shared_prefix": 0}},
+    {"op": "drop", "id": "r2"},
+]
+
+
+def log(*changed: dict, header: dict | None = None) -> Log:
+    return parse_log(encode([{**HEADER, **(header or {})}, *LINES, *changed]), "a.jsonl")
+
+
+def test_a_hit() -> None:
+    found = explain(log(), 8)
+    assert (found.request, found.hit, found.found, found.alignment, found.departed) == ("r2", 2, 2, 2, None)
+    assert found.situation == "waiting, 3 tokens, 3 of them prompt"
+    assert found.events == ((7, "request 3 tokens"), (8, "lookup: hit 2, blocks [[1]]"))
+    (group,) = found.groups
+    assert (group.largest, group.next, group.lacks) == (2, None, ())
+
+
+def test_what_was_lost_and_where() -> None:
+    found = explain(log(), 10)
+    (group,) = found.groups
+    assert (found.hit, group.largest, group.next) == (0, 0, 2)
+    (lack,) = group.lacks
+    assert (lack.first, lack.last, lack.block) == (0, 1, 1)
+    assert lack.why == "lost on line 9, from block 1 (evict)"
+    assert found.blocks == {
+        1: (
+            (4, "handed out to r1, group 0, column 0"),
+            (4, "cached as the first 2 tokens of r1, group 0"),
+            (6, "given back by r1, free, cached"),
+            (9, "lost its key, of 2 tokens in group 0"),
+        )
+    }
+
+
+def test_another_request_and_running_ones() -> None:
+    found = explain(log(), 5, "r1")
+    assert found.situation == "running, 0 computed, 3 tokens, 3 of them prompt"
+    assert set(found.blocks) == {1, 2}
+    assert explain(log(), 3).situation == "waiting, 3 tokens, 3 of them prompt"
+    assert explain(log(), 11).request == "r2"
+
+
+def test_a_log_that_departs() -> None:
+    lines = [*LINES[:6], {**LINES[6], "want": {"hit": 0, "blocks": [[]], "shared_prefix": 0}}]
+    departing = parse_log(encode([HEADER, *lines]), "a.jsonl")
+    assert explain(departing, 8).departed == 8
+    assert explain(departing, 7).departed is None
+
+
+@pytest.mark.parametrize(
+    ("line", "request_id", "error"),
+    [
+        (1, None, FileError),
+        (13, None, FileError),
+        (2, None, ConfigError),
+        (4, "r2", ConfigError),
+        (9, None, ConfigError),
+    ],
+)
+def test_lines_without_a_story(line: int, request_id: str | None, error: type) -> None:
+    with pytest.raises(error):
+        explain(log(), line, request_id)
+
+
+def test_recorded_logs_are_explained_by_the_definition(data_dir: pathlib.Path) -> None:
+    explained = longer = 0
+    for path in sorted((data_dir / "oplogs").rglob("*.jsonl"))[::7]:
+        recorded = read_log(path)
+        lookups = [index + 2 for index, operation in enumerate(recorded.operations) if isinstance(operation, LookupOp)]
+        for line in lookups[-2:]:
+            found = explain(recorded, line)
+            assert found.departed is None
+            config = to_config(recorded.header)
+            operation = recorded.operations[line - 2]
+            assert isinstance(operation, LookupOp)
+            if not found.causes:
+                assert found.hit == found.found
+            assert found.hit <= min((group.largest for group in found.groups), default=0)
+            if all(group.next is not None for group in found.groups) and found.groups:
+                assert any(group.lacks for group in found.groups)
+                longer += 1
+            explained += 1
+            assert config.caching or found.hit == 0
+    assert explained > 15
+    assert longer > 3
+
+
+def test_command(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(encode([HEADER, *LINES]))
+    done = CliRunner().invoke(command, [str(path), "--line", "10"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("line 10: lookup id=r2\n  the reference: hit 0")
+    assert "longest hit by definition: 0 tokens" in done.output
+    assert "lost on line 9, from block 1 (evict)" in done.output
+    done = CliRunner().invoke(command, [str(path), "--line", "8", "--json", "-"])
+    assert json.loads(done.stdout)["hit"] == 2
