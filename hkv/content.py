@@ -218,7 +218,7 @@ def _nvfp4_parts(spec: AttentionSpec, states: int) -> tuple[Part, ...]:
     """For each of K and V: the data of all its heads, then their scales (vLLM 0.33 `nvfp4_split_data_scale`)."""
     data, scale = spec.head_size // 2, spec.head_size // 16
     heads = spec.num_kv_heads
-    parts = []
+    parts: list[Part] = []
     for side, name in enumerate(("key", "value")):
         start = side * heads * states * (data + scale)
         for suffix, dtype, row, before in (("", "uint8", data, 0), ("_scale", "float8_e4m3fn", scale, data)):
