@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hkv.chunks.formats import (
     INDEXER_ROW_BYTES,
@@ -26,7 +27,7 @@ from hkv.chunks.formats import (
 from hkv.chunks.kernel_groups import PageGeometry
 from hkv.chunks.objects import Region
 from hkv.errors import LayoutError, OperationError
-from hkv.paged.implementations import choose
+from hkv.paged.implementations import Implementation, choose
 from hkv.paged.runs import ROW_LIMIT
 
 assert INDEXER_ROW_BYTES > SCALE_BYTES
@@ -127,7 +128,10 @@ def pack_groups(
         found = code.gather_runs(pools, starts, transfers[bucket[0]].geometry.page_bytes // pools[0].shape[1])
         for group, words in zip(bucket, jnp.split(found, len(bucket)), strict=True):
             pages = _by_plane_and_layer(transfers[group], words.reshape(len(tensors[group]), -1))
-            objects = _into_region(transfers[group], objects, pages, chosen[group][0])
+            if _pages_are_rows(transfers[group], objects):
+                objects = _scatter_pages(transfers[group], objects, pages, chosen[group][0], code)
+            else:
+                objects = _select_rows(transfers[group], objects, pages, chosen[group][0])
     return objects, jnp.sum(jnp.stack([dropped for _, dropped in chosen]), dtype=jnp.int32)
 
 
@@ -266,7 +270,35 @@ def _by_plane_and_layer(transfer: Transfer, pages: jax.Array) -> jax.Array:
     return pages.reshape(geometry.kv_size, geometry.num_layers, -1, geometry.page_bytes)
 
 
-def _into_region(transfer: Transfer, objects: jax.Array, pages: jax.Array, moved: jax.Array) -> jax.Array:
+def _pages_are_rows(transfer: Transfer, objects: jax.Array) -> bool:
+    """Whether a page has its tokens in the object's order, so that it moves as it is."""
+    fmt = transfer.geometry.format
+    reordered = TRAITS[fmt].heads_first or fmt is EngineKVFormat.NL_X_NB_BSV_BSS
+    return not reordered and objects.size // _object_row(transfer, objects) <= ROW_LIMIT
+
+
+def _object_row(transfer: Transfer, objects: jax.Array) -> int:
+    return math.gcd(objects.shape[1], transfer.region.offset, transfer.geometry.page_bytes)
+
+
+def _scatter_pages(
+    transfer: Transfer, objects: jax.Array, pages: jax.Array, moved: jax.Array, code: Implementation
+) -> jax.Array:
+    """Writes whole pages where they belong: to page `(plane * layers + layer) * blocks + block` of the region."""
+    geometry, row = transfer.geometry, _object_row(transfer, objects)
+    page = geometry.page_bytes // row
+    index = np.arange(moved.shape[0], dtype=np.int32)
+    which, block = np.divmod(index, np.int32(transfer.blocks_per_object))
+    first = which * np.int32(objects.shape[1] // row) + block * np.int32(page) + transfer.region.offset // row
+    planes = np.arange(geometry.kv_size * geometry.num_layers, dtype=np.int32)[:, None]
+    starts = planes * np.int32(transfer.blocks_per_object * page) + first.astype(np.int32)
+    starts = jnp.where(moved, starts, objects.size // row).reshape(-1, 1)
+    values = pages.reshape(-1, 1, page, row)
+    return code.scatter(objects.reshape(-1, row), starts, values).reshape(objects.shape)
+
+
+def _select_rows(transfer: Transfer, objects: jax.Array, pages: jax.Array, moved: jax.Array) -> jax.Array:
+    """Reorders pages to tokens first and selects, byte by byte, between them and what the objects hold."""
     geometry, region, count = transfer.geometry, transfer.region, objects.shape[0]
     shape = (geometry.kv_size, geometry.num_layers, count, transfer.blocks_per_object, geometry.page_bytes)
     fresh = _rows_of(geometry, pages).reshape(shape).transpose(2, 0, 1, 3, 4).reshape(count, region.nbytes)

@@ -34,7 +34,9 @@ def test_paged_operations(layout, kernel):
 
 @pytest.mark.parametrize("kernel", programs.KERNELS)
 @pytest.mark.parametrize("direction", ["pack", "unpack"])
-@pytest.mark.parametrize(("geometries", "launches"), programs.GROUPS.values(), ids=programs.GROUPS)
-def test_chunk_transfers(geometries, launches, direction, kernel):
+@pytest.mark.parametrize(("geometries", "launches", "writes"), programs.GROUPS.values(), ids=programs.GROUPS)
+def test_chunk_transfers(geometries, launches, writes, direction, kernel):
     found = calls(programs.chunk_program(geometries, kernel, direction))
-    assert found == [{"mosaic": "mosaic_gpu", "pallas_triton": "__gpu$xla.gpu.triton"}[kernel]] * launches
+    assert found == [{"mosaic": "mosaic_gpu", "pallas_triton": "__gpu$xla.gpu.triton"}[kernel]] * (
+        launches + (writes if direction == "pack" else 0)
+    )

@@ -1,0 +1,163 @@
+"""How fast pages move, beside this device's own copy: `python benchmarks/data_plane.py --json F --plot F.png`.
+
+Runs anywhere: on a GPU over every implementation and a gigabyte, on a CPU over XLA alone and little enough to wait for.
+For every operation, layout, dtype and page size it prints the bytes moved (read and written), GB/s, and the fraction of
+the bandwidth of a plain copy of as many bytes, measured in the same run. `jnp.take`, `.at[].set` and, where PyTorch is
+installed for the device, `index_select` and `index_copy_` move the same pages for comparison.
+
+Pages are in random order, values random, outputs poisoned first, and every result is verified before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import data_plane_cases as cases
+import jax
+import numpy as np
+
+from hkv.errors import HKVError
+
+MIB = 1 << 20
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    on_gpu = jax.default_backend() == "gpu"
+    parser.add_argument("--mib", type=int, default=1024 if on_gpu else 32, help="MiB that one operation moves out")
+    parser.add_argument("--repeats", type=int, default=15 if on_gpu else 5, help="timings of which the median counts")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--json", type=pathlib.Path, help="write every figure there")
+    parser.add_argument("--plot", type=pathlib.Path, help="write a roofline plot there (PNG)")
+    options = parser.parse_args(arguments)
+    report = measure(options.mib * MIB, options.repeats, options.only)
+    show(report)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.plot:
+        from data_plane_plot import draw
+
+        draw(report, options.plot)
+    return 0
+
+
+def measure(nbytes: int, repeats: int, only: str) -> dict[str, Any]:
+    """Everything as one JSON value."""
+    copy = [copy_bandwidth(nbytes, repeats)]
+    rows: list[dict[str, Any]] = []
+    failures: list[dict[str, str]] = []
+    for case in cases.all_cases(nbytes):
+        if only not in case.name:
+            continue
+        for implementation, make in case.candidates():
+            progress(f"{case.name}: {implementation}")
+            try:
+                rows.append(one(case, implementation, make(), repeats))
+            except (HKVError, AssertionError, jax.errors.JaxRuntimeError) as error:
+                failures.append({"case": case.name, "implementation": implementation, "error": str(error)[:300]})
+    copy.append(copy_bandwidth(nbytes, repeats))
+    bandwidth = max(copy)
+    for row in rows:
+        row["fraction_of_copy"] = row["gb_per_s"] / bandwidth
+    progress("")
+    described = {**device(), "copy_gb_per_s": bandwidth, "copy_gb_per_s_before_and_after": copy}
+    return {"device": described, "bytes_per_operation": nbytes, "repeats": repeats, "rows": rows, "failures": failures}
+
+
+def one(case: cases.Case, implementation: str, subject: cases.Measurable, repeats: int) -> dict[str, Any]:
+    """Verifies, then times: the median of `repeats` timings, each of a few calls, after a warm-up."""
+    subject.verify()
+    seconds = timed(subject.run, subject.wait, repeats)
+    return {
+        "operation": case.operation,
+        "layout": case.layout,
+        "dtype": case.dtype,
+        "page_bytes": case.page_bytes,
+        "run_bytes": case.run_bytes,
+        "implementation": implementation,
+        "bytes_moved": case.bytes_moved,
+        "seconds": seconds,
+        "gb_per_s": case.bytes_moved / seconds / 1e9,
+    }
+
+
+def timed(run: Callable[[], Any], wait: Callable[[Any], None], repeats: int) -> float:
+    """Median seconds of a call, of calls queued a few at a time so that dispatch does not count."""
+    calls = 4 if jax.default_backend() == "gpu" else 1
+    wait(run())
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(calls):
+            result = run()
+        wait(result)
+        found.append((time.perf_counter() - start) / calls)
+    return statistics.median(found)
+
+
+def copy_bandwidth(nbytes: int, repeats: int) -> float:
+    """GB/s, read and written, of the faster of XLA's copy and an elementwise kernel."""
+    words = jax.random.bits(jax.random.key(0), (nbytes // 4,), np.uint32)
+    flip = jax.jit(lambda x: x ^ np.uint32(1))
+    copy = jax.jit(lambda x: x.copy())
+    best = min(timed(lambda f=f: f(words), jax.block_until_ready, repeats) for f in (flip, copy))
+    return 2 * nbytes / best / 1e9
+
+
+def device() -> dict[str, Any]:
+    """What was measured, and with what."""
+    found = jax.devices()[0]
+    versions = {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__}
+    torch = cases.torch_for(found.platform)
+    if torch is not None:
+        versions["torch"] = torch.__version__
+    described = {"platform": found.platform, "kind": found.device_kind, "versions": versions}
+    if found.platform == "gpu":
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        described["driver"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    else:
+        described["note"] = "a CPU: these figures say nothing of a GPU"
+    return described
+
+
+def show(report: dict[str, Any]) -> None:
+    found = report["device"]
+    print(f"{found['platform']} ({found['kind']}), copy {found['copy_gb_per_s']:.1f} GB/s, {found['versions']}")
+    if "note" in found:
+        print(found["note"])
+    header = (
+        "operation",
+        "layout",
+        "dtype",
+        "page bytes",
+        "run bytes",
+        "implementation",
+        "MB moved",
+        "GB/s",
+        "of copy",
+    )
+    print(*(f"{title:>14}" for title in header))
+    for row in report["rows"]:
+        names = (row["operation"], row["layout"], row["dtype"], row["page_bytes"], row["run_bytes"])
+        figures = (f"{row['bytes_moved'] / 1e6:.1f}", f"{row['gb_per_s']:.2f}", f"{row['fraction_of_copy']:.0%}")
+        print(*(f"{entry!s:>14}" for entry in (*names, row["implementation"], *figures)))
+    for failure in report["failures"]:
+        print(f"FAILED {failure['case']} by {failure['implementation']}: {failure['error']}")
+
+
+def progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,362 @@
+"""The operations that `data_plane.py` times: what each moves, with which code, and how its result is verified."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv import paged
+from hkv.chunks.formats import TRAITS, EngineKVFormat
+from hkv.chunks.kernel_groups import PageGeometry
+from hkv.chunks.objects import Region
+from hkv.chunks.transfer import Transfer, pack, unpack
+from hkv.content import quantize
+from hkv.layout import Layout
+from hkv.paged.implementations import choose
+from hkv.spec import FullAttention, LayerSpec, MLAAttention
+
+POISON = 0xA5
+GPU_IMPLEMENTATIONS = ("xla", "mosaic", "pallas_triton", "triton")
+SAMPLE = 64
+"""Pages of a result that are compared with the host's."""
+
+
+class Measurable(Protocol):
+    """Something that can be verified once and then run again and again."""
+
+    def verify(self) -> None: ...
+    def run(self) -> Any: ...
+    def wait(self, result: Any) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One operation on one layout.
+
+    Attributes:
+      operation: gather, scatter, write, copy, pack or unpack.
+      layout: physical order, or LMCache's format.
+      dtype: what the elements are.
+      page_bytes: bytes of one page of one layer.
+      run_bytes: bytes of each gapless piece that moves.
+      bytes_moved: bytes read and bytes written by one call.
+      makers: implementation name -> what makes the thing to measure.
+    """
+
+    operation: str
+    layout: str
+    dtype: str
+    page_bytes: int
+    run_bytes: int
+    bytes_moved: int
+    makers: dict[str, Callable[[], Measurable]]
+
+    @property
+    def name(self) -> str:
+        """The case in words, for `--only`."""
+        return f"{self.operation} {self.layout} {self.dtype} {self.page_bytes}"
+
+    def candidates(self) -> Iterator[tuple[str, Callable[[], Measurable]]]:
+        """Implementations and makers."""
+        yield from self.makers.items()
+
+
+def all_cases(nbytes: int) -> Iterator[Case]:
+    """Every case; each moves about `nbytes` out of a pool of twice as many."""
+    for label, spec, order in LAYOUTS:
+        one_page = Layout.of_spec(spec, order, num_blocks=1, num_layers=NUM_LAYERS)
+        page = sum(size for _, size in one_page.block_runs(0, 0))
+        count = max(nbytes // page // NUM_LAYERS, 2)
+        layout = Layout.of_spec(spec, order, num_blocks=2 * count, num_layers=NUM_LAYERS)
+        for operation in ("gather", "scatter", "write", "copy"):
+            yield _paged_case(operation, label, order, layout, page, count)
+    for page in (4096, 32768, 262144):
+        yield from _plain_cases(page, max(nbytes // page, 2))
+    for geometry in GEOMETRIES:
+        yield from _chunk_cases(geometry, nbytes)
+
+
+NUM_LAYERS = 2
+
+
+def _attention(block_size: int, dtype: str = "bfloat16") -> FullAttention:
+    return FullAttention(block_size=block_size, num_kv_heads=8, head_size=128, dtype=dtype)
+
+
+LAYOUTS: list[tuple[str, LayerSpec, str]] = [
+    ("bfloat16", _attention(8), "LBNHC"),
+    ("bfloat16", _attention(16), "LBNHC"),
+    ("bfloat16", _attention(64), "LBNHC"),
+    ("bfloat16", _attention(16), "BLNHC"),
+    ("bfloat16", _attention(16), "LHBNC"),
+    ("float8_e4m3fn", _attention(16, "float8_e4m3fn"), "LBNHC"),
+    ("bfloat16 576", MLAAttention(block_size=64, head_size=576), "LBNHC"),
+    ("fp8 656 bytes", quantize(MLAAttention(block_size=64, head_size=576), "fp8_ds_mla"), "LBNHC"),
+    (
+        "fp8 132 bytes",
+        quantize(MLAAttention(block_size=64, head_size=128, dtype="uint8"), "fp8_indexer"),
+        "LBNHC",
+    ),
+]
+"""Content, spec and physical order. Tokens of the first four are rows of 4 KiB."""
+
+GEOMETRIES = [
+    PageGeometry(EngineKVFormat(1), 2, 4, 0, 16, 8, 128, "bfloat16"),
+    PageGeometry(EngineKVFormat(3), 1, 4, 0, 64, 1, 576, "bfloat16"),
+    PageGeometry(EngineKVFormat(14), 1, 4, 0, 64, 1, 132, "uint8"),
+    PageGeometry(EngineKVFormat(12), 1, 4, 0, 16, 8, 256, "bfloat16"),
+]
+"""Chunk transfers: planes, latents, indexers, heads first. Blocks are filled in."""
+
+
+def implementations() -> tuple[str, ...]:
+    """Names that this device can run."""
+    if jax.default_backend() != "gpu":
+        return ("xla",)
+    return GPU_IMPLEMENTATIONS
+
+
+def torch_for(backend: str) -> Any:
+    """PyTorch, if it is installed for the device that JAX uses; else None."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return None
+    return torch if backend == "cpu" or torch.cuda.is_available() else None
+
+
+def random_words(count: int, seed: int) -> jax.Array:
+    return jax.random.bits(jax.random.key(seed), (count,), np.uint32)
+
+
+@dataclasses.dataclass
+class PagedOperation:
+    """An operation of `hkv.paged`; the pool is handed from call to call."""
+
+    operation: str
+    layout: Layout
+    count: int
+    implementation: str
+
+    def __post_init__(self) -> None:
+        generator = np.random.default_rng(0)
+        layout = self.layout
+        words = -(-layout.end // 128) * 32
+        self.pool = random_words(words, 1)
+        ids = generator.permutation(layout.num_blocks).astype(np.int32)
+        self.table, self.other = jnp.asarray(ids[: self.count]), jnp.asarray(ids[self.count : 2 * self.count])
+        tokens = generator.permutation(self.count * layout.states_per_block).astype(np.int32)
+        self.blocks = self.table[tokens // layout.states_per_block]
+        self.states = jnp.asarray(tokens % layout.states_per_block)
+        self.values = None
+        if self.operation in ("scatter", "write"):
+            found, _ = paged.gather(random_words(words, 2), layout, jnp.int32(0), self.table, null_block=-1)
+            self.values = found
+
+    def run(self) -> Any:
+        chosen = {"implementation": self.implementation}
+        layer = jnp.int32(0)
+        if self.operation == "gather":
+            return paged.gather(self.pool, self.layout, layer, self.table, null_block=-1, **chosen)[0]
+        if self.operation == "scatter":
+            assert self.values is not None
+            made = paged.scatter(self.pool, self.layout, layer, self.table, self.values, null_block=-1, **chosen)
+        elif self.operation == "write":
+            assert self.values is not None
+            made = paged.write(self.pool, self.layout, layer, self.blocks, self.states, self.values, **chosen)
+        else:
+            made = paged.copy_blocks(self.pool, self.layout, self.table, self.other, **chosen)
+        self.pool = made[0]
+        return self.pool
+
+    def wait(self, result: Any) -> None:
+        jax.block_until_ready(result)
+
+    def verify(self) -> None:
+        """Against XLA on the same words, which the tests hold to loops, and poison where nothing may be written."""
+        if self.operation != "gather":
+            self.pool = jnp.full_like(self.pool, POISON * 0x01010101) ^ (self.pool & 1)
+        before = np.asarray(self.pool)
+        plain = dataclasses.replace(self, implementation="xla")
+        plain.pool = jnp.asarray(before)
+        expected, found = jax.tree.map(np.asarray, plain.run()), jax.tree.map(np.asarray, self.run())
+        same = jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), expected, found)
+        assert all(jax.tree.leaves(same)), f"{self.implementation} moved other bytes than xla"
+        if self.operation != "gather":
+            changed = int(np.count_nonzero(found != before)) * 4
+            assert 0 < changed <= self.count * self.page_bytes * (NUM_LAYERS if self.operation == "copy" else 1)
+        self.pool = jnp.asarray(before)
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(size for _, size in self.layout.block_runs(0, 0))
+
+
+def _paged_case(operation: str, dtype: str, order: str, layout: Layout, page: int, count: int) -> Case:
+    runs = layout.block_runs(0, 0)
+    run = max(size for _, size in runs)
+    if operation == "write":
+        run //= layout.states_per_block
+    layers = NUM_LAYERS if operation == "copy" else 1
+    makers = {name: (lambda name=name: PagedOperation(operation, layout, count, name)) for name in implementations()}
+    return Case(operation, order, dtype, page, run, 2 * page * count * layers, makers)
+
+
+@dataclasses.dataclass
+class PlainPages:
+    """Pages of one contiguous array, `[pages, words]`: what JAX's indexing, PyTorch's, and the kernels alone do."""
+
+    operation: str
+    implementation: str
+    page: int
+    count: int
+
+    def __post_init__(self) -> None:
+        words = self.page // 4
+        self.pool = random_words(2 * self.count * words, 1).reshape(2 * self.count, words)
+        ids = np.random.default_rng(0).permutation(2 * self.count)[: self.count].astype(np.int32)
+        self.ids, self.values = jnp.asarray(ids), None
+        if self.operation == "scatter":
+            self.values = random_words(self.count * words, 2).reshape(self.count, words)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        take = jax.jit(lambda pool, ids: jnp.take(pool, ids, axis=0, mode="fill"))
+        put = jax.jit(lambda pool, ids, values: pool.at[ids].set(values, mode="drop"), donate_argnums=0)
+        self.take, self.put = take, put
+        if self.implementation != "jnp":
+            code = choose(self.implementation)
+            self.take = jax.jit(lambda pool, ids: code.gather(pool, ids[:, None], 1)[:, 0, 0])
+            self.put = jax.jit(
+                lambda pool, ids, values: code.scatter(pool, ids[:, None], values[:, None, None]), donate_argnums=0
+            )
+
+    def run(self) -> Any:
+        if self.operation == "gather":
+            return self.take(self.pool, self.ids)
+        self.pool = self.put(self.pool, self.ids, self.values)
+        return self.pool
+
+    def wait(self, result: Any) -> None:
+        jax.block_until_ready(result)
+
+    def verify(self) -> None:
+        before, ids = np.asarray(self.pool), np.asarray(self.ids)
+        found = np.asarray(self.run())
+        sample = np.random.default_rng(1).integers(0, self.count, SAMPLE)
+        if self.operation == "gather":
+            assert np.array_equal(found[sample], before[ids[sample]])
+            return
+        assert np.array_equal(found[ids[sample]], np.asarray(self.values)[sample])
+        others = np.setdiff1d(np.arange(2 * self.count), ids)[:SAMPLE]
+        assert np.array_equal(found[others], before[others])
+
+
+@dataclasses.dataclass
+class TorchPages:
+    """The same pages by PyTorch."""
+
+    operation: str
+    page: int
+    count: int
+
+    def __post_init__(self) -> None:
+        self.torch = torch_for(jax.default_backend())
+        where = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        words = self.page // 4
+        generator = np.random.default_rng(0)
+
+        def random(rows: int) -> Any:
+            return self.torch.from_numpy(generator.integers(0, 2**31, (rows, words), dtype=np.int32)).to(where)
+
+        self.pool, self.values = random(2 * self.count), random(self.count)
+        self.ids = self.torch.from_numpy(generator.permutation(2 * self.count)[: self.count].copy()).to(where)
+
+    def run(self) -> Any:
+        if self.operation == "gather":
+            return self.torch.index_select(self.pool, 0, self.ids)
+        return self.pool.index_copy_(0, self.ids, self.values)
+
+    def wait(self, result: Any) -> None:
+        if result.is_cuda:
+            self.torch.cuda.synchronize()
+
+    def verify(self) -> None:
+        found = self.run()
+        expected = self.pool[self.ids] if self.operation == "gather" else self.values
+        assert bool((expected == (found if self.operation == "gather" else found[self.ids])).all())
+
+
+def _plain_cases(page: int, count: int) -> Iterator[Case]:
+    for operation in ("gather", "scatter"):
+        makers: dict[str, Callable[[], Measurable]] = {
+            name: (lambda name=name, operation=operation: PlainPages(operation, name, page, count))
+            for name in ("jnp", *implementations())
+        }
+        if torch_for(jax.default_backend()) is not None:
+            makers["torch"] = lambda operation=operation: TorchPages(operation, page, count)
+        yield Case(operation, "[pages, words]", "uint32", page, page, 2 * page * count, makers)
+
+
+@dataclasses.dataclass
+class ChunkTransfer:
+    """A pack or unpack of one kernel group; four objects."""
+
+    operation: str
+    transfer: Transfer
+    implementation: str
+
+    def __post_init__(self) -> None:
+        geometry, region = self.transfer.geometry, self.transfer.region
+        shape = (geometry.pages_per_tensor, geometry.page_stride_bytes)
+        keys = jax.random.split(jax.random.key(0), geometry.num_layers)
+        self.tensors = tuple(jax.random.bits(key, shape, np.uint8) for key in keys)
+        self.objects = jax.random.bits(jax.random.key(1), (4, region.nbytes), np.uint8)
+        ids = np.random.default_rng(0).permutation(geometry.num_blocks)[: 4 * self.transfer.blocks_per_object]
+        self.ids, self.skip = jnp.asarray(ids.astype(np.int32)), jnp.int32(0)
+
+    def run(self) -> Any:
+        arguments = (self.transfer, self.tensors, self.objects, self.ids, self.skip, self.implementation)
+        if self.operation == "pack":
+            self.objects, _ = pack(*arguments)
+            return self.objects
+        self.tensors, _ = unpack(*arguments)
+        return self.tensors
+
+    def wait(self, result: Any) -> None:
+        jax.block_until_ready(result)
+
+    def verify(self) -> None:
+        self.objects = jnp.full_like(self.objects, POISON) if self.operation == "pack" else self.objects
+        tensors, objects = [np.asarray(t) for t in self.tensors], np.asarray(self.objects)
+        plain = dataclasses.replace(self, implementation="xla")
+        plain.tensors, plain.objects = tuple(map(jnp.asarray, tensors)), jnp.asarray(objects)
+        expected, found = jax.tree.leaves(plain.run()), jax.tree.leaves(self.run())
+        assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+        assert any(not np.array_equal(a, b) for a, b in zip(found, jax.tree.leaves([objects, *tensors]), strict=False))
+
+
+def _chunk_cases(geometry: PageGeometry, nbytes: int) -> Iterator[Case]:
+    per_block = geometry.kv_size * geometry.num_layers * geometry.page_bytes
+    per_object = max(nbytes // per_block // 4, 1)
+    geometry = dataclasses.replace(geometry, num_blocks=8 * per_object)
+    rows = per_object * geometry.slots
+    shape = (geometry.kv_size, geometry.num_layers, rows, geometry.num_heads * geometry.head_size)
+    size = math.prod(shape) * geometry.item_bytes
+    transfer = Transfer(geometry, Region(0, 0, rows, shape, geometry.dtype, size))
+    for operation in ("pack", "unpack"):
+        makers = {
+            name: (lambda name=name, operation=operation: ChunkTransfer(operation, transfer, name))
+            for name in implementations()
+        }
+        label = f"format {int(geometry.format)}"
+        moved = 2 * 4 * per_object * per_block
+        assert TRAITS[geometry.format].kernel
+        yield Case(operation, label, geometry.dtype, geometry.page_bytes, geometry.page_bytes, moved, makers)
