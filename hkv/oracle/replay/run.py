@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from typing import cast
+
+import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
 from hkv.errors import ConfigError
@@ -14,6 +17,7 @@ from hkv.oracle.configuration import to_header
 from hkv.oracle.engine import Engine, KeyedEngine
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.oplog import Header
+from hkv.oracle.replay.agreement import ComparedEngine, compare, compare_queues, compare_records
 from hkv.oracle.replay.chunking import Chunking
 from hkv.oracle.replay.diagnosis import Diagnosis, MissDiagnosis
 from hkv.oracle.replay.lockstep import LockstepEngine
@@ -25,9 +29,13 @@ from hkv.spec import LayerSpec
 from hkv.topology import Topology
 
 REFERENCE = "numpy"
-"""The engine that `check` puts beside the chosen one, and the only one that knows why a hit ended."""
+"""The engine that `check` holds the chosen one against."""
 
-DEFAULT_ENGINE = "numpy"
+COMPILED = "jax"
+"""The engine whose replays are compiled whole, schedule included."""
+
+DEFAULT_ENGINE = COMPILED
+"""The command's engine, for caches that it can represent."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,7 +168,7 @@ def replay(
     schedule: Schedule,
     timing: Timing,
     *,
-    engine: str = DEFAULT_ENGINE,
+    engine: str = REFERENCE,
     check: bool = False,
     tokens_per_id: int = TOKENS_PER_ID,
     limit: int | None = None,
@@ -174,7 +182,7 @@ def replay(
       schedule: the numbers that steer the replay.
       timing: how time stamps become steps.
       engine: name of the engine.
-      check: whether the NumPy engine runs beside it.
+      check: whether the NumPy engine runs beside it; where the replay is compiled whole, after it, and all is compared.
       tokens_per_id: tokens that one of the trace's `hash_ids` stands for.
       limit: most requests to replay, or None for all.
       progress: called each time a request has finished or is refused for good.
@@ -183,19 +191,69 @@ def replay(
       HKVError: the trace, the configuration or the engine cannot be used.
       Difference: the engines disagree.
     """
+    if check and engine == REFERENCE:
+        raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
+    keys = PrefixKeys(config.hash_block_size, tokens_per_id)
+    coming = arrivals(read_trace(trace, tokens_per_id, limit), keys, timing)
+    if engine == COMPILED:
+        return _compiled(config, schedule, list(coming), check, progress)
     driven = keyed_engine(engine, config)
     oracle: object = driven
     if check:
-        if engine == REFERENCE:
-            raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
         reference = keyed_engine(REFERENCE, config)
         driven, oracle = LockstepEngine(driven, reference, (engine, REFERENCE)), reference
+    return _plain(config, schedule, coming, driven, oracle, progress)
+
+
+def _plain(
+    config: VllmConfig,
+    schedule: Schedule,
+    coming: Iterable[Arrival],
+    driven: KeyedEngine,
+    oracle: object,
+    progress: Callable[[], None],
+) -> Outcome:
+    """The schedule in Python, over any engine; `oracle` is asked why hits ended, if it can tell."""
     diagnosis = Diagnosis(config, oracle) if isinstance(oracle, MissDiagnosis) else None
     recorder = Recorder(config.num_blocks, len(config.topology.groups), diagnosis, progress)
-    incoming = arrivals(
-        read_trace(trace, tokens_per_id, limit), PrefixKeys(config.hash_block_size, tokens_per_id), timing
-    )
     started = time.perf_counter()
-    steps = Replay(driven, schedule, Chunking.of(config, schedule.step_tokens), incoming, recorder).run()
+    steps = Replay(driven, schedule, Chunking.of(config, schedule.step_tokens), coming, recorder).run()
     seconds = time.perf_counter() - started
     return Outcome(config, recorder, steps, getattr(driven, "evictions", None), seconds)
+
+
+def _compiled(
+    config: VllmConfig, schedule: Schedule, coming: Sequence[Arrival], check: bool, progress: Callable[[], None]
+) -> Outcome:
+    """The compiled schedule over the compiled cache; checked, afterwards, by the plain one over the NumPy engine."""
+    from hkv.oracle.replay import compiled
+
+    prepared = compiled.incoming(coming, schedule.max_model_len)
+    sizes = compiled.Sizes.of(config, schedule, prepared)
+    room = sizes.ids_of_a_step(config, schedule) * 2 if check else 0
+    running = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes, ids=room)
+    started = time.perf_counter()
+    steps = running.run((lambda: None) if check else progress)
+    seconds = time.perf_counter() - started
+    outcome = Outcome(config, running.recorder(), steps, running.evictions, seconds)
+    if check:
+        names = (COMPILED, REFERENCE)
+        reference = keyed_engine(REFERENCE, config)
+        compared = ComparedEngine(reference, np.concatenate(running.ids), names)
+        again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
+        other = _plain(config, schedule, again, cast(KeyedEngine, compared), reference, progress)
+        compared.check_all_compared()
+        compare_outcomes(outcome, other, names)
+        compare_queues(running.free_queue(), reference.state().free, names)
+    return outcome
+
+
+def compare_outcomes(mine: Outcome, other: Outcome, names: tuple[str, str]) -> None:
+    """Compares two replays of one trace.
+
+    Raises:
+      Difference: names the first one.
+    """
+    compare_records(mine.recorder, other.recorder, names)
+    compare("number of steps", mine.steps, other.steps, names)
+    compare("evictions", mine.evictions, other.evictions, names)

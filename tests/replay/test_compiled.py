@@ -1,0 +1,263 @@
+"""The compiled schedule against the plain one over NumPy: every block, record, reason, and the queue left."""
+
+import dataclasses
+import json
+import random
+import re
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv.errors import ConfigError
+from hkv.oracle.replay import agreement, compiled, program, run
+from hkv.oracle.replay.chunking import Chunking
+from hkv.oracle.replay.compiled_state import Number
+from hkv.oracle.replay.diagnosis import REASONS
+from hkv.oracle.replay.lockstep import Difference
+from hkv.oracle.replay.schedule import Arrival, Schedule
+from hkv.oracle.traces.workloads import Workload, generate
+from hkv.oracle.traces.writer import trace_lines
+from hkv.spec import spec_from_text
+from hkv.state.state import Buckets
+
+ROOM = 1 << 14
+STEPS = 64
+SIZES = {
+    parts: compiled.Sizes(Buckets(blocks=256, requests=9, groups=4, row=64, chain=64, keys=4096, parts=parts), 64, 4096)
+    for parts in (0, 7)
+}
+"""Two sets of sizes: with and without keys that end inside a block. All examples share their executables."""
+
+GROUPS = (
+    ("full:4", 20, 60),
+    ("full:4,swa:4:32,swa:4:8", 40, 130),
+    ("full:8,swa:4:20", 40, 100),
+    ("full:4,chunked:4:32", 40, 130),
+    ("swa:4:12,swa:4:30", 20, 60),
+    ("full:12,swa:4:20", 40, 100),
+    ("mla:8,swa:8:1", 30, 80),
+    ("swa:4:1", 20, 60),
+    ("full:4,mamba:4", 30, 90),
+    ("mamba:4", 20, 60),
+)
+"""Groups without sub-block hits, and pools from one in which little fits to one in which most does."""
+
+NAMES = ("jax", "numpy")
+
+
+def cache(text, num_blocks, schedule, **options):
+    return run.cache_config([spec_from_text(part) for part in text.split(",")], num_blocks, schedule, **options)
+
+
+def random_arrivals(seed, config, schedule):
+    """Forty requests that share prefixes, some too long, in bursts."""
+    source = random.Random(seed)
+    size, step, arrivals, prompts, fresh = config.hash_block_size, 0, [], [[]], 0
+    for index in range(source.randint(1, 40)):
+        step += source.choice((0, 0, 0, 1, 5, 40))
+        old = source.choice(prompts)
+        prompt = old[: source.randint(0, len(old))]
+        while len(prompt) < source.randint(0, 200 // size):
+            prompt.append(fresh)
+            fresh += 1
+        tokens = max(1, len(prompt) * size + source.randint(0, size - 1))
+        output = source.choice((0, 1, 3, 20, 60))
+        keys = list(prompt)
+        while len(keys) < (tokens + output) // size:
+            keys.append(fresh)
+            fresh += 1
+        keys = keys[: (tokens + output) // size]
+        prompts.append(keys)
+        arrivals.append(Arrival(index, step, tokens, output, lambda keys=keys: keys))
+    return arrivals
+
+
+def sizes_for(config):
+    return SIZES[
+        7 if any(config.block_size(g) > config.hash_block_size for g in range(len(config.topology.groups))) else 0
+    ]
+
+
+def both(config, schedule, arrivals):
+    """Replays on both, compares everything but reasons as it goes, and returns both outcomes."""
+    prepared = compiled.incoming(arrivals, schedule.max_model_len)
+    mine = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS)
+    steps = mine.run()
+    outcome = run.Outcome(config, mine.recorder(), steps, mine.evictions, 0.0)
+    reference = run.keyed_engine("numpy", config)
+    compared = agreement.ComparedEngine(reference, np.concatenate(mine.ids), NAMES)
+    other = run._plain(config, schedule, arrivals, compared, reference, lambda: None)
+    compared.check_all_compared()
+    run.compare_outcomes(outcome, other, NAMES)
+    agreement.compare_queues(mine.free_queue(), reference.state().free, NAMES)
+    return outcome
+
+
+@st.composite
+def replays(draw):
+    text, least, most = draw(st.sampled_from(GROUPS))
+    schedule = Schedule(
+        step_tokens=draw(st.sampled_from((4, 7, 24, 64, 300))),
+        decode_tokens=draw(st.integers(1, 4)),
+        max_running=draw(st.integers(1, 8)),
+        lookahead=draw(st.sampled_from((0, 0, 1, 5))),
+        max_model_len=draw(st.sampled_from((100, 200, 240))),
+        closed_loop=draw(st.sampled_from((0, 0, 1, 3, 12))),
+    )
+    groups = range(text.count(",") + 1)
+    chunked = "chunked" in text
+    eagle = None if chunked else draw(st.sampled_from([None, None, (), *((group,) for group in groups)]))
+    config = cache(text, draw(st.integers(least, most)), schedule, caching=draw(st.integers(0, 5)) > 0, eagle=eagle)
+    return config, schedule, random_arrivals(draw(st.integers(0, 1 << 30)), config, schedule)
+
+
+@given(replays())
+@settings(max_examples=150)
+def test_decides_as_the_plain_schedule_does(example):
+    both(*example)
+    assert program.compiled(ROOM)._cache_size() <= len(SIZES), "an example was compiled for itself"
+
+
+def test_the_traffic_meets_every_outcome():
+    """Preemptions, postponements, both refusals, evictions, hits, and six of the reasons."""
+    seen, reasons = {"preemptions": 0, "put_off": 0, "evictions": 0, "hits": 0}, set()
+    outcomes = set()
+    for seed in range(24):
+        text, least, most = GROUPS[seed % 7]
+        schedule = Schedule(step_tokens=64, decode_tokens=1 + seed % 2, max_running=8, max_model_len=110)
+        config = cache(text, least if seed % 3 else most, schedule)
+        outcome = both(config, schedule, random_arrivals(seed, config, schedule))
+        records = outcome.recorder.requests.values()
+        outcomes |= {record.outcome for record in records}
+        seen["preemptions"] += sum(record.preemptions for record in records)
+        seen["hits"] += sum(record.hit for record in records)
+        seen["put_off"] += sum(outcome.recorder.steps.put_off)
+        seen["evictions"] += outcome.evictions
+        reasons |= {reason for counter in outcome.recorder.reasons for reason in counter}
+    assert all(seen.values()), seen
+    assert outcomes == {"finished", "never fits", "too long"}
+    assert reasons >= set(REASONS) - {"lookup fell short", "never shared", "caching is off", "not retained"}, reasons
+
+
+def test_a_wrong_block_is_named():
+    schedule = Schedule(step_tokens=64, max_running=8, max_model_len=200)
+    config = cache("full:4", 60, schedule)
+    arrivals = random_arrivals(3, config, schedule)
+    prepared = compiled.incoming(arrivals, schedule.max_model_len)
+    mine = compiled.CompiledReplay(config, schedule, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
+    mine.run()
+    ids = np.concatenate(mine.ids)
+    ids[len(ids) // 2] += 1
+    reference = run.keyed_engine("numpy", config)
+    compared = agreement.ComparedEngine(reference, ids, NAMES)
+    with pytest.raises(Difference, match="blocks differs"):
+        run._plain(config, schedule, arrivals, compared, reference, lambda: None)
+
+
+@pytest.mark.parametrize("field", ["step_tokens", "decode_tokens", "max_running"])
+def test_a_wrong_number_is_noticed(field):
+    """The comparison fails when the compiled side follows another schedule."""
+    schedule = Schedule(step_tokens=64, decode_tokens=2, max_running=3, max_model_len=200)
+    config = cache("full:4,swa:4:32,swa:4:8", 130, schedule)
+    arrivals = random_arrivals(5, config, schedule)
+    prepared = compiled.incoming(arrivals, schedule.max_model_len)
+    other = dataclasses.replace(schedule, **{field: getattr(schedule, field) - 1})
+    mine = compiled.CompiledReplay(config, other, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
+    mine.run()
+    plain = run._plain(config, schedule, arrivals, *(run.keyed_engine("numpy", config),) * 2, lambda: None)
+    with pytest.raises(Difference):
+        agreement.compare_records(mine.recorder(), plain.recorder, NAMES)
+
+
+def test_progress_is_told_between_dispatches():
+    schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
+    config = cache("full:4", 60, schedule)
+    arrivals = random_arrivals(1, config, schedule)
+    prepared = compiled.incoming(arrivals, schedule.max_model_len)
+    mine = compiled.CompiledReplay(config, schedule, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
+    told = []
+    mine.run(lambda: told.append(None))
+    assert len(told) == len(arrivals)
+    assert len(mine.ids) > 1, "one dispatch only"
+
+
+def test_nothing_of_a_pools_size_is_copied_in_a_step():
+    buckets = Buckets(blocks=4096, requests=9, groups=4, row=64, chain=64, keys=8192)
+    schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
+    config = cache("full:4,swa:4:32", 4000, schedule)
+    prepared = compiled.incoming(random_arrivals(1, config, schedule), schedule.max_model_len)
+    mine = compiled.CompiledReplay(config, schedule, prepared, sizes=compiled.Sizes(buckets, 64, 4096), steps=STEPS)
+    lowered = program.compiled(0).lower(mine._parameters, mine._inputs, mine.resident)
+    assert large_copies(lowered.compile().as_text(), 1024) == []
+
+
+def large_copies(text, size):
+    """Instructions of optimised HLO that copy at least so many integers."""
+    found = []
+    for line in text.splitlines():
+        match = re.search(r"= \w+\[([\d,]*)\][^=]* copy(?:-start)?\(", line)
+        if match and np.prod([int(n) for n in match[1].split(",") if n] or [1]) >= size:
+            found.append(line.strip())
+    return found
+
+
+def test_a_copy_would_be_found():
+    def doubled(x):
+        return jax.lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1][::-1] + c[1].at[3].set(c[0])), (0, x))
+
+    text = jax.jit(doubled).lower(jax.ShapeDtypeStruct((5000,), "int32")).compile().as_text()
+    assert large_copies(text, 1024)
+
+
+def test_arrivals_that_cannot_be_counted_are_refused():
+    late = Arrival(0, compiled.LATEST, 4, 1, lambda: [])
+    with pytest.raises(ConfigError, match="step-ms"):
+        compiled.incoming([late], 100)
+
+
+def test_what_the_compiled_cache_has_not_is_refused():
+    schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
+    config = cache("full:4,mamba:16", 100, schedule)
+    with pytest.raises(ConfigError, match="partial_hits"):
+        compiled.CompiledReplay(config, schedule, compiled.incoming([], 240))
+
+
+def test_chunking_is_the_plain_schedules():
+    """Where recurrent states are kept, chunks end as `Chunking` says, whatever the request."""
+    source = random.Random(0)
+    numbers = np.zeros(len(Number), np.int32)
+
+    @dataclasses.dataclass
+    class Request:
+        arrival: Arrival
+        tokens: int
+        junction: int
+
+    chunk = jax.jit(program.chunk)
+    for _ in range(300):
+        prompt = source.randint(1, 100)
+        tokens = prompt + source.randint(0, 20)
+        start, budget = source.randint(0, tokens - 1), source.randint(1, 80)
+        chunking = Chunking(source.randint(8, 80), source.choice((0, 4, 12, 96)), source.random() < 0.5)
+        request = Request(Arrival(0, 0, prompt, 40, list), tokens, source.randint(0, tokens))
+        numbers[Number.STEP_TOKENS] = chunking.step_tokens
+        numbers[Number.KEPT_BLOCK] = chunking.block_size
+        numbers[Number.KEPT_EAGLE] = chunking.eagle
+        trace = compiled.Trace(np.array([[0, prompt, 40, 0]] * 2, np.int32), np.zeros(1, np.int32), numbers, None)
+        scalars = (np.int32(x) for x in (0, tokens, request.junction, start, budget))
+        assert int(chunk(trace, *scalars)) == chunking.tokens(request, start, budget)
+
+
+def test_a_checked_replay_of_a_generated_trace_agrees(tmp_path):
+    workload = Workload(requests=20, rate=20.0, prompt_tokens=20, output_tokens=12, turns=3.0, max_tokens=220)
+    path = tmp_path / "trace.jsonl"
+    lines = trace_lines(generate("agentic", workload, 1), "tokens", 16)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    schedule = Schedule(step_tokens=64, decode_tokens=1, max_running=8, max_model_len=240)
+    config = cache("full:4,swa:4:32", 70, schedule)
+    outcome = run.replay(str(path), config, schedule, run.Timing(), engine="jax", check=True)
+    plain = run.replay(str(path), config, schedule, run.Timing(), engine="numpy")
+    run.compare_outcomes(outcome, plain, NAMES)
