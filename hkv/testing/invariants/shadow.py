@@ -56,6 +56,7 @@ class Shadow:
         self._progress: dict[str, int] = {}
         self._fresh: set[str] = set()
         self._pending: list[Computation] = []
+        self._young: set[int] = set()
 
     def invariant(self) -> Invariant:
         """The check, for a `Watch`."""
@@ -65,7 +66,7 @@ class Shadow:
         """A warm read returns what a cold run stores: nothing stale, nothing of others, no poison.
 
         Holds after every operation. Tokens that `advance` counts are computed: each reads the cached values of
-        `LayerSpec.readable`, in the row's blocks, and writes its own slot. What a block held is gone when it is handed
+        `LayerSpec.readable`, in the row's blocks, and writes its own slot. Nobody resumes from a state of the same step. What a block held is gone when it is handed
         out, or free without a key. Exceptions: rows of `opaque` groups, which are never shared; Mamba rows without
         caching (`none`); a state among rejected drafts, whose column the engine leaves null; a chunk that starts inside
         a Mamba block and goes beyond it, where a scheduler would have ended it: the state at the block's end counts as
@@ -77,6 +78,8 @@ class Shadow:
             yield from self._flush(moment, list(copies or ()))  # type: ignore[arg-type]
         self._poison(moment.before, moment.after)
         match operation:
+            case oplog.StepOp():
+                self._young.clear()
             case oplog.RequestOp():
                 self._prefixes[operation.id] = []
             case oplog.AllocateOp() if isinstance(moment.answer, oplog.Allocation) and moment.answer.blocks is not None:
@@ -147,10 +150,15 @@ class Shadow:
             held = {block for row in rows for block in row}
             for copy in [copy for copy in copies if held & set(copy)]:
                 copies.remove(copy)
-                self._blocks[copy[1]] = dict(self._blocks.get(copy[0], {}))
+                self._copy(*copy)
             yield from self._compute(moment, computation, rows)
-        for source, target in copies:
-            self._blocks[target] = dict(self._blocks.get(source, {}))
+        for copy in copies:
+            self._copy(*copy)
+
+    def _copy(self, source: int, target: int) -> None:
+        self._blocks[target] = dict(self._blocks.get(source, {}))
+        if source in self._young:
+            self._young.add(target)
 
     def _compute(self, moment: Moment, work: Computation, rows: list[list[int]]) -> Iterator[str]:
         record = moment.ledger.requests[work.id]
@@ -189,6 +197,8 @@ class Shadow:
         block = row[column] if 0 <= column < len(row) else 0
         if work.start and (block or work.resumed):
             found = self._blocks.get(block, {}).get(STATE) if block else None
+            if work.resumed and block in self._young:
+                yield f"{work.id} resumes from the state in block {block}, which this very step computes"
             if found != names[work.start - 1]:
                 what = self._what(found, block)
                 yield f"{work.id} goes on from the state after {work.start} tokens in block {block}, {what}"
@@ -200,6 +210,7 @@ class Shadow:
         block = row[column] if column < len(row) else 0
         if block and end > work.start:
             self._slots(block)[STATE] = names[end - 1]
+            self._young.add(block)
 
     def _export(self, moment: Moment, work: Computation, group: int, row: list[int], names: list[int]) -> None:
         """A state inside the chunk, where the engine planned one: it stands in the column before the last."""

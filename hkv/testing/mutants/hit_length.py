@@ -1,12 +1,12 @@
 """Hits that are too long, too short or out of step between groups."""
 
-from hkv.testing.mutants.mutant import mutant
+from hkv.testing.mutants.mutant import edits, mutant
 
 COORDINATOR = "reference.dialects.vllm.coordinator:"
 HITS = "reference.dialects.vllm.hits:"
 WINDOW = "reference.dialects.vllm.kinds.sliding_window:"
 FULL = "reference.dialects.vllm.kinds.full_attention:"
-MAMBA = "reference.dialects.vllm.kinds.mamba:"
+MAMBA = "reference.dialects.vllm.kinds.mamba:MambaKind."
 
 MUTANTS = (
     mutant(
@@ -26,7 +26,7 @@ MUTANTS = (
         "the finder of recurrent states returns a state beyond the length it was asked for",
         "soundness|consistency|shadow tags",
         "traffic",
-        MAMBA + "MambaKind.find",
+        MAMBA + "find",
         "limit = max_length // unit",
         "limit = len(candidates)",
     ),
@@ -150,20 +150,23 @@ MUTANTS = (
         "a state is found under the key of the boundary before it",
         "soundness|shadow tags",
         "traffic",
-        MAMBA + "MambaKind.find",
+        MAMBA + "find",
         "chain = candidates[last]",
         "chain = candidates[max(0, last - 1)]",
     ),
-    mutant(
+    edits(
         "off-grid-stop-publishes-a-state",
         "vllm#51763 vllm#55178",
         "a state between two hash blocks is filed under the key of the shorter prefix",
         "index|shadow tags|soundness|identity",
         "traffic",
-        MAMBA + "MambaKind._register_tail",
-        "tokens <= 0 or tokens % self.hash_block_size",
-        "tokens <= 0",
-        ("partial",),
+        (MAMBA + "_register_tail", "tokens <= 0 or tokens % self.hash_block_size", "tokens < self.hash_block_size"),
+        (
+            MAMBA + "_register_tail",
+            "at_prompt_end = tokens ==",
+            "at_prompt_end = tokens // self.hash_block_size * self.hash_block_size ==",
+        ),
+        topics=("partial",),
     ),
     mutant(
         "lookup-asks-one-group-for-all",

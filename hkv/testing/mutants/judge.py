@@ -12,7 +12,7 @@ from hkv.testing.suites.suite import Failure
 from hkv.testing.suites.traffic import TOTALITY
 
 SEEDS = 300
-"""Examples that a mutant may survive before it counts as a survivor."""
+"""Examples of traffic that a mutant may survive before it counts as a survivor; of other suites, `pace` times as many."""
 
 PATIENCE = 40
 """Further examples after one in which a legal operation failed, to find an invariant that says more."""
@@ -61,9 +61,9 @@ def judge(mutant: Mutant, seeds: int = SEEDS, first_seed: int = 0, shrink: bool 
     suite = SUITES[mutant.suite]
     start = time.perf_counter()
     found: tuple[int, Failure] | None = None
-    examples, patience, seconds = 0, seeds, 0.0
+    examples, patience, seconds = 0, seeds * suite.pace, 0.0
     with applied(*mutant.patches):
-        for seed in range(first_seed, first_seed + seeds):
+        for seed in range(first_seed, first_seed + seeds * suite.pace):
             examples += 1
             try:
                 failure = suite.run(seed, mutant.topics)

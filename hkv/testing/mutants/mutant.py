@@ -32,6 +32,20 @@ class Mutant:
     section: str = ""
 
 
+def edits(
+    name: str,
+    upstream: str,
+    wrong: str,
+    expected: str,
+    suite: str,
+    *patches: tuple[str, str, str],
+    topics: tuple[str, ...] = (),
+) -> Mutant:
+    """A mutant of several edits, each `(target, old, new)`; else as `mutant`."""
+    made = tuple(Patch(*patch) for patch in patches)
+    return Mutant(name, tuple(upstream.split()), wrong, tuple(expected.split("|")), suite, made, topics)
+
+
 def mutant(
     name: str,
     upstream: str,

@@ -27,7 +27,7 @@ def lookup(case: Case) -> Found:
 
 @case_check("hit alignment", "B-I10")
 def alignment(case: Case) -> Iterator[str]:
-    """A hit is a multiple of the declared alignment, leaves a token to compute, and comes with the columns it covers."""
+    """A hit is aligned as declared, leaves a token to compute, and comes with exactly the columns that it covers."""
     found = lookup(case)
     if found.hit % hit_alignment(case.config) or not 0 <= found.hit < max(1, case.num_tokens):
         yield f"a hit of {found.hit} of {case.num_tokens} tokens, where hits are {hit_alignment(case.config)} apart"

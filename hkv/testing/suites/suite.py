@@ -56,6 +56,7 @@ class Suite(Protocol):
       name: of the suite.
       about: what it judges, in one line.
       topics: what its examples can be about; may be empty.
+      pace: examples that take about as long as one of traffic.
     """
 
     @property
@@ -66,6 +67,11 @@ class Suite(Protocol):
     @property
     def about(self) -> str:
         """What it judges, in one line."""
+        ...
+
+    @property
+    def pace(self) -> int:
+        """Examples that take about as long as one of traffic."""
         ...
 
     @property
@@ -96,6 +102,7 @@ class CaseSuite(Generic[Case]):
       draw: makes a case of decisions.
       checks: what holds of every case.
       topics: always empty.
+      pace: examples that take about as long as one of traffic.
     """
 
     name: str
@@ -103,6 +110,7 @@ class CaseSuite(Generic[Case]):
     draw: Callable[[Any], Case]
     checks: tuple[CaseCheck[Case], ...]
     topics: tuple[str, ...] = ()
+    pace: int = 10
 
     def run(self, seed: int, topics: Sequence[str] = ()) -> Failure | None:
         """Runs one example; None when every invariant holds."""
@@ -112,7 +120,7 @@ class CaseSuite(Generic[Case]):
         case = self.draw(choices)
         for check in checks:
             for problem in check.check(case):
-                return Failure(check.name, problem, 1, (str(case),))
+                return Failure(check.name, problem, getattr(case, "operations", 1), (str(case),))
         return None
 
     def shrink(self, seed: int, failure: Failure, topics: Sequence[str] = ()) -> Failure:
@@ -123,16 +131,23 @@ class CaseSuite(Generic[Case]):
         made = list(first.made)
         for _ in range(2):
             for position in range(len(made)):
-                for value in (0, made[position] // 2):
-                    if position < len(made) and value < made[position]:
-                        trial = Recorded(None, [*made[:position], value, *made[position + 1 :]])
-                        try:
-                            found = self._judge(trial, checks)
-                        except Exception:
-                            continue
-                        if found is not None:
-                            best, made = found, list(trial.made)
+                for value in _lower(made, position):
+                    trial = Recorded(None, [*made[:position], value, *made[position + 1 :]])
+                    try:
+                        found = self._judge(trial, checks)
+                    except Exception:
+                        continue
+                    if found is not None and found.size <= best.size:
+                        best, made = found, list(trial.made)
+                        break
         return best
+
+
+def _lower(made: Sequence[int], position: int) -> Sequence[int]:
+    """Smaller values to try for a decision, the smallest first."""
+    if position >= len(made) or made[position] == 0:
+        return ()
+    return sorted({0, made[position] // 2, made[position] - 1})
 
 
 class Recorded:

@@ -17,6 +17,7 @@ from hkv.testing.choices import RandomChoices
 from hkv.testing.headers import FEATURES, draw_header
 from hkv.testing.invariants import INVARIANTS, InvariantError, Watch
 from hkv.testing.invariants.event_index import EventIndex
+from hkv.testing.invariants.hit_admission import HitAdmission
 from hkv.testing.invariants.invariant import Invariant
 from hkv.testing.invariants.shadow import Shadow
 from hkv.testing.suites.suite import Failure, failure_of
@@ -26,6 +27,10 @@ TOTALITY = "totality"
 """No legal operation fails: a refusal is an answer, an exception is not."""
 
 STEPS = 10
+"""Scheduling steps of one example."""
+
+TRIALS = 1000
+"""Smaller cases that a search for the smallest may try."""
 
 
 class Run:
@@ -41,7 +46,8 @@ class Run:
         self, header: Header, only: str | None = None, make_engine: Callable[[Header], Engine] = NumpyEngine
     ) -> None:
         config = to_config(header)
-        every = {**INVARIANTS, "shadow tags": Shadow(config).invariant(), "event index": EventIndex(config).invariant()}
+        stateful = (Shadow(config).invariant(), EventIndex(config).invariant(), HitAdmission(config).invariant())
+        every = {**INVARIANTS, **{invariant.name: invariant for invariant in stateful}}
         self.header = header
         self.operations: list[Operation] = []
         self.watch = Watch(make_engine(header), header, _chosen(every, only))
@@ -76,6 +82,7 @@ class TrafficSuite:
     name: str = "traffic"
     about: str = "the reference manager under random traffic, A then B then A again, over tiny pools"
     topics: tuple[str, ...] = FEATURES
+    pace: int = 1
 
     def run(self, seed: int, topics: Sequence[str] = ()) -> Failure | None:
         """Runs one example; None when every invariant holds."""
@@ -111,38 +118,51 @@ def shrink(header: Header, operations: Sequence[Operation], failure: Failure) ->
       operations: those that break it, the last one included.
       failure: what they broke.
     """
-    best = list(operations)
-    budget = 400
-
-    def fails(trial: list[Operation]) -> list[Operation] | None:
-        nonlocal budget, failure
-        if budget <= 0:
-            return None
-        budget -= 1
-        found = replay(header, trial, failure.invariant)
-        if found is None:
-            return None
-        failure = found[1]
-        return found[0]
-
-    best = fails(best) or best
+    search = _Search(header, failure)
+    best = search.fails(list(operations)) or list(operations)
     size = max(1, len(best) // 2)
     while size:
+        before = len(best)
         position = len(best)
         while position > 0:
             start = max(0, position - size)
-            trial = best[:start] + best[position:]
-            made = fails(trial) if trial else None
+            made = search.fails(best[:start] + best[position:])
             if made is not None and len(made) < len(best):
                 best = made
             position = min(start, len(best))
-        size //= 2
-    for position, operation in enumerate(best):
-        for simpler in _simpler(operation):
-            made = fails([*best[:position], simpler, *best[position + 1 :]]) if position < len(best) else None
+        if size > 1 or len(best) == before:
+            size //= 2
+    for position in range(len(best)):
+        for simpler in _simpler(best[position]) if position < len(best) else ():
+            made = search.fails([*best[:position], simpler, *best[position + 1 :]])
             if made is not None and len(made) <= len(best):
                 best = made
-    return Failure(failure.invariant, failure.problem, len(best), tuple(describe_all(best)))
+    return Failure(failure.invariant, search.failure.problem, len(best), tuple(describe_all(best)))
+
+
+class _Search:
+    """Tries operations, a limited number of times.
+
+    Args:
+      header: the configuration.
+      failure: what must break.
+    """
+
+    def __init__(self, header: Header, failure: Failure) -> None:
+        self._header = header
+        self._left = TRIALS
+        self.failure = failure
+
+    def fails(self, trial: list[Operation]) -> list[Operation] | None:
+        """The operations up to the one that breaks the invariant; None when none does."""
+        if not trial or self._left <= 0:
+            return None
+        self._left -= 1
+        found = replay(self._header, trial, self.failure.invariant)
+        if found is None:
+            return None
+        self.failure = found[1]
+        return found[0]
 
 
 def _simpler(operation: Operation) -> Iterable[Operation]:
@@ -248,13 +268,11 @@ class Legal:
         """Takes note of an answer."""
         if isinstance(operation, oplog.LookupOp) and isinstance(answer, Hit):
             self._found = (operation.id, answer.hit)
-        elif (
-            isinstance(operation, oplog.AllocateOp)
-            and isinstance(answer, oplog.Allocation)
-            and answer.blocks is not None
-        ):
-            record = self._ledger.requests[operation.id]
-            self._owed = (operation.id, min(record.main, len(record.tokens)))
+        elif isinstance(operation, oplog.AllocateOp):
+            if isinstance(answer, oplog.Allocation) and answer.blocks is not None:
+                record = self._ledger.requests[operation.id]
+                self._owed = (operation.id, min(record.main, len(record.tokens)))
+            self._found = None
         elif isinstance(operation, oplog.AdvanceOp):
             self._owed = None
         elif not isinstance(operation, oplog.StepOp | oplog.RequestOp | oplog.AdvanceOp | oplog.AppendOp):

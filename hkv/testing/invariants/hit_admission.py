@@ -1,0 +1,84 @@
+"""Who is admitted: by counting, block by block, what a grant would take out of the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hkv.dialects.vllm.config import NAME, VllmConfig
+from hkv.oracle import oplog
+from hkv.spec import Mamba, SlidingWindow
+from hkv.testing.invariants.invariant import EVERY, Invariant
+from hkv.testing.invariants.moment import Moment, Snapshot
+
+
+class HitAdmission:
+    """Remembers the last hit and the keys of this step, and counts. One for each run.
+
+    Args:
+      config: the cache's configuration.
+    """
+
+    def __init__(self, config: VllmConfig) -> None:
+        self._config = config
+        self._recurrent = any(isinstance(spec, Mamba) for spec in config.topology.specs)
+        self._found: oplog.Hit | None = None
+        self._young: set[tuple[int, str]] = set()
+
+    def invariant(self) -> Invariant:
+        """The check, for a `Watch`."""
+        return Invariant("hit admission", NAME, EVERY, self.check)
+
+    def check(self, moment: Moment) -> Iterator[str]:
+        """A waiting request is granted blocks if and only if those it needs are free beside those set aside.
+
+        It needs a block for each column from the first one that is still read, less the columns of its hit that
+        somebody uses already, and one for a hit that ends inside a block. Holds after `allocate` of a waiting request.
+        Exceptions: requests that must fit whole; with Mamba groups only refusals are judged, by a bound that no rule
+        can exceed, and not those of a hit on a state of this very step.
+        """
+        operation, answer = moment.operation, moment.answer
+        if isinstance(operation, oplog.StepOp):
+            self._young.clear()
+        elif isinstance(operation, oplog.LookupOp) and isinstance(answer, oplog.Hit):
+            self._found = answer
+        elif isinstance(operation, oplog.AllocateOp) and isinstance(answer, oplog.Allocation):
+            if operation.id not in moment.before.rows and not operation.must_fit:
+                yield from self._judge(moment, operation, answer.blocks is not None)
+        self._young |= moment.after.entries - moment.before.entries
+
+    def _judge(self, moment: Moment, operation: oplog.AllocateOp, granted: bool) -> Iterator[str]:
+        before = moment.before
+        hit = (
+            self._found.blocks if operation.hit and self._found is not None else [[] for _ in self._config.block_sizes]
+        )
+        others = any(before.rows.get(id) for id in before.rows)
+        free = len(before.free) - operation.reserved - (self._config.watermark_blocks if others else 0)
+        if self._recurrent:
+            newest = {before.cached[row[-1]][::2] for row in hit if row and row[-1] in before.cached}
+            if not granted and not newest & self._young and free >= self._bound(moment, operation):
+                yield f"refused with {free} blocks free, and less than {self._bound(moment, operation)} needed"
+            return
+        needed = sum(self._cost(moment, operation, group, row) for group, row in enumerate(hit))
+        if granted != (needed <= free):
+            yield f"{'granted' if granted else 'refused'} with {free} blocks free and {needed} needed"
+
+    def _cost(self, moment: Moment, operation: oplog.AllocateOp, group: int, hit: list[int]) -> int:
+        spec, size = self._config.topology.groups[group].spec, self._config.block_size(group)
+        if spec.kind == "opaque":
+            return 1
+        first = spec.readable(moment.ledger.requests[operation.id].computed + operation.hit + operation.external).start
+        if isinstance(spec, SlidingWindow):
+            first -= spec.extra_retained_tokens
+        skipped = max(0, first) // size
+        columns = -(-moment.ledger.slots(operation) // size)
+        adopted = sum(_is_free(moment.before, block) for block in hit[skipped:])
+        copied = 1 if hit and operation.hit % size else 0
+        return max(0, columns - max(skipped, len(hit))) + adopted + copied
+
+    def _bound(self, moment: Moment, operation: oplog.AllocateOp) -> int:
+        scratch = sum(spec.num_speculative_blocks for spec in self._config.topology.specs if isinstance(spec, Mamba))
+        return scratch + sum(-(-moment.ledger.slots(operation) // size) + 4 for size in self._config.block_sizes)
+
+
+def _is_free(before: Snapshot, block: int) -> bool:
+    return block != 0 and block not in before.refs

@@ -1,0 +1,76 @@
+"""The null block: block 0 stands for no block, is never handed out, counted, read or written."""
+
+from hkv.testing.mutants.mutant import edits, mutant
+from hkv.testing.mutants.targets import KIND, MAMBA, POOL, REGISTRATION
+
+MUTANTS = (
+    mutant(
+        "null-block-is-in-the-pool",
+        "kvcached#398 rtp-llm@8757b219f",
+        "the null block is a block of the pool like any other, and one day somebody's",
+        "null block|conservation",
+        "traffic",
+        POOL + "__init__",
+        "range(1, num_blocks)",
+        "range(num_blocks)",
+    ),
+    edits(
+        "null-counts-as-evictable",
+        "vllm#19031",
+        "null columns of a hit are counted as blocks that will leave the queue, and the request is refused",
+        "hit admission|admission",
+        "traffic",
+        (KIND + "evictable", "if block != NULL and refs[block] == 0", "if refs[block] == 0"),
+        (KIND + "estimate", "self.evictable(hit[max(0, skipped - have) :])", "self.evictable(hit)"),
+    ),
+    mutant(
+        "null-is-released",
+        "sglang#38519",
+        "null columns are given back with the row: block 0 is queued, once for every hole",
+        "null block|conservation|references",
+        "traffic",
+        POOL + "release",
+        "if block != NULL:",
+        "if True:",
+    ),
+    mutant(
+        "null-is-registered",
+        "vllm#19031",
+        "a null column is entered into the index under its span's key",
+        "null block|index",
+        "traffic",
+        REGISTRATION + "register_full",
+        "if block == NULL:",
+        "if block == -1:",
+    ),
+    mutant(
+        "lookahead-slots-alias-null",
+        "vllm#50531",
+        "no blocks are reserved for look-ahead tokens, so their slots fall on no block",
+        "room",
+        "traffic",
+        KIND + "allocate",
+        "ceil_div(slots, self.block_size)",
+        "ceil_div(main, self.block_size)",
+    ),
+    mutant(
+        "holes-keep-their-old-block",
+        "sglang#30845",
+        "a window's finder leaves found blocks left of the run in place of null columns, uncounted",
+        "consistency|references|admission|soundness|hit alignment|retirement|null block",
+        "traffic",
+        KIND + "adopt",
+        "[NULL] * skipped + kept",
+        "list(hit[:skipped]) + kept",
+    ),
+    mutant(
+        "state-hit-without-null-columns",
+        "vllm#57605",
+        "the running state's column is displaced, because the null columns before a found state are left out",
+        "consistency|soundness|shadow tags",
+        "traffic",
+        MAMBA + "find",
+        "[[NULL] * column + [block] for block in found]",
+        "[[block] for block in found]",
+    ),
+)

@@ -1,0 +1,128 @@
+"""A, then B, then A again, in a pool that hardly holds both: short histories, every invariant."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import msgspec
+
+from hkv.errors import EngineFailure
+from hkv.oracle import oplog
+from hkv.oracle.oplog import Allocation, Header, Hit
+from hkv.spec import spec_from_log
+from hkv.testing.choices import Choices, RandomChoices
+from hkv.testing.headers import FEATURES, draw_header, effective_size
+from hkv.testing.invariants import InvariantError
+from hkv.testing.suites.suite import Failure, failure_of
+from hkv.testing.suites.traffic import Run, describe_all, shrink
+
+
+@dataclasses.dataclass(frozen=True)
+class ComebackSuite:
+    """Two prompts take turns in a pool of about the size of one and a half of them."""
+
+    name: str = "comeback"
+    about: str = "the reference manager when two prompts take turns in a pool that hardly holds both"
+    topics: tuple[str, ...] = FEATURES
+    pace: int = 3
+
+    def run(self, seed: int, topics: Sequence[str] = ()) -> Failure | None:
+        """Runs one example; None when every invariant holds."""
+        found = self._play(seed, topics)
+        return None if found is None else found[1]
+
+    def _play(self, seed: int, topics: Sequence[str]) -> tuple[Run, Failure] | None:
+        topics = topics or self.topics
+        choices = RandomChoices(seed)
+        header = draw_header(choices, topics[seed % len(topics)], version=2)
+        longest = max(2, min(48, header.max_model_len - 2))
+        prompts = [[choices.integer(0, 1) for _ in range(choices.integer(longest // 3, longest))] for _ in range(2)]
+        header = msgspec.structs.replace(header, num_blocks=_pool(choices, header, max(map(len, prompts))))
+        run = Run(header)
+        try:
+            turns = Turns(run, choices)
+            for number in range(6):
+                turns.take(f"r{number}", prompts[0 if number % 2 == 0 else 1])
+        except InvariantError as error:
+            return run, failure_of(error, len(run.operations), describe_all(run.operations))
+        except EngineFailure:
+            return None
+        return None
+
+    def shrink(self, seed: int, failure: Failure, topics: Sequence[str] = ()) -> Failure:
+        """Leaves out operations and shortens prompts for as long as the same invariant breaks."""
+        played = self._play(seed, topics)
+        return failure if played is None else shrink(played[0].header, played[0].operations, played[1])
+
+
+def _pool(choices: Choices, header: Header, tokens: int) -> int:
+    """Blocks for one prompt, and for none, half or all of another."""
+    sizes = [effective_size(spec_from_log(group), header.context_parallel) for group in header.groups]
+    one = sum(-(-tokens // size) for size in sizes)
+    return 1 + one + choices.integer(0, one) + choices.integer(0, len(sizes))
+
+
+class Turns:
+    """One request at a time, now and then two.
+
+    Args:
+      run: performs the operations.
+      choices: where decisions come from.
+    """
+
+    def __init__(self, run: Run, choices: Choices) -> None:
+        self._run = run
+        self._choices = choices
+        self._kept: str | None = None
+        self._recurrent = any(group["kind"] == "mamba" for group in run.header.groups)
+
+    def take(self, id: str, prompt: Sequence[int]) -> None:
+        """One prompt, or a part of it, from its arrival to its end."""
+        choices, perform = self._choices, self._run.perform
+        length = len(prompt) if choices.chance(60) else choices.integer(1, len(prompt))
+        perform(oplog.StepOp())
+        perform(oplog.RequestOp(id=id, tokens=list(prompt[:length])))
+        found = perform(oplog.LookupOp(id=id))
+        assert isinstance(found, Hit)
+        external = self._external(found.hit, length)
+        start = found.hit + external
+        stop = length if choices.chance(60) else choices.integer(start + 1, length)
+        if not self._allocate(id, stop - start, found.hit, external):
+            perform(oplog.DropOp(id=id))
+            return
+        perform(oplog.AdvanceOp(id=id, tokens=stop))
+        self._settle()
+        while stop < length:
+            end = choices.integer(stop + 1, length)
+            perform(oplog.StepOp())
+            if not self._allocate(id, end - stop, 0, 0):
+                break
+            perform(oplog.AdvanceOp(id=id, tokens=end - stop))
+            self._settle()
+            stop = end
+        if self._kept is not None:
+            perform(oplog.FreeOp(id=self._kept))
+            self._kept = None
+        if choices.chance(30):
+            self._kept = id
+        else:
+            perform(oplog.FreeOp(id=id))
+
+    def _external(self, hit: int, length: int) -> int:
+        unit = self._run.header.scheduler_block_size
+        most = (length - 1) // unit * unit - hit
+        if self._run.header.feature != "external" or self._recurrent or most < unit or self._choices.chance(30):
+            return 0
+        return unit * self._choices.integer(1, most // unit)
+
+    def _allocate(self, id: str, new: int, hit: int, external: int) -> bool:
+        plain = {"lookahead": 0, "delay": False, "must_fit": False, "reserved": 0, "in_flight": 0}
+        answer = self._run.perform(oplog.AllocateOp(id=id, new=new, hit=hit, external=external, **plain))
+        assert isinstance(answer, Allocation)
+        return answer.blocks is not None
+
+    def _settle(self) -> None:
+        if self._run.header.partial_hits:
+            self._run.perform(oplog.CopiesOp())
+        self._run.perform(oplog.EventsOp())
