@@ -15,6 +15,8 @@ from tests.pallas_kernels import cases, programs
 
 pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
 
+KERNELS = (*programs.KERNELS, "xla", "triton")
+
 HOPPER = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
@@ -33,7 +35,8 @@ device_description_str: "NVIDIA H200"
 @pytest.fixture(scope="module")
 def sharding():
     """A GPU to compile for: one that is there, or the description of one."""
-    if not any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13)):
+    plugins = importlib.util.find_spec("jax_plugins") is not None
+    if not plugins or not any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13)):
         pytest.skip("no CUDA plugin of JAX is installed: pip install 'jax[cuda12]' compiles for a GPU without one")
     if jax.default_backend() == "gpu":
         return jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -41,6 +44,14 @@ def sharding():
     description = {"target_config": HOPPER, "topology": "1x1x1"}
     found = topologies.get_topology_desc(platform="cuda", topology_name="cuda", **description)
     return jax.sharding.SingleDeviceSharding(found.devices[0])
+
+
+@pytest.fixture(autouse=True)
+def _needs_jax_triton(request):
+    if "triton" in request.node.callspec.params.values() if hasattr(request.node, "callspec") else False:
+        for package in ("jax_triton", "triton"):
+            if importlib.util.find_spec(package) is None:
+                pytest.skip(f"{package} is not installed: pip install 'hkv[gpu]'")
 
 
 def check_in_place(text, pool_bytes, what):
@@ -51,7 +62,7 @@ def check_in_place(text, pool_bytes, what):
         assert nbytes < pool_bytes, f"{dtype}[{shape}] is copied by {what}"
 
 
-@pytest.mark.parametrize("kernel", [*programs.KERNELS, "xla"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("layout", programs.LAYOUTS.values(), ids=programs.LAYOUTS)
 def test_paged_operations(sharding, layout, kernel):
     for operation in programs.OPERATIONS:
@@ -59,14 +70,14 @@ def test_paged_operations(sharding, layout, kernel):
         check_in_place(programs.lowered(program, sharding).compile().as_text(), program.pool_bytes, operation)
 
 
-@pytest.mark.parametrize("kernel", [*programs.KERNELS, "xla"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("direction", ["pack", "unpack"])
 @pytest.mark.parametrize(("geometries", "launches", "writes"), programs.GROUPS.values(), ids=programs.GROUPS)
 def test_chunk_transfers(sharding, geometries, launches, writes, direction, kernel):
     program = programs.chunk_program(geometries, kernel, direction)
     text = programs.lowered(program, sharding).compile().as_text()
     check_in_place(text, program.pool_bytes, direction)
-    assert kernel == "xla" or len(re.findall(r" custom-call\(", text)) == launches + (
+    assert kernel in ("xla", "triton") or len(re.findall(r" custom-call\(", text)) == launches + (
         writes if direction == "pack" else 0
     )
 
