@@ -12,6 +12,7 @@ from hkv.errors import HKVError
 
 COMMANDS = {
     "check": "Check recorded logs against an engine's rules.",
+    "check-events": "Check KV events as routers read them, live or recorded.",
     "diff": "Drive two engines through the same random traffic and compare them.",
     "explain": "What happened to a request up to a line, and why its hit is not longer.",
     "layout": "Draw where a block's bytes lie, and answer for addresses.",

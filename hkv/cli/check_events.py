@@ -1,0 +1,171 @@
+"""`hkv check-events`: what routers are told about a cache, checked as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hkv.cli.json_output import json_option, write_json
+from hkv.errors import ConfigError, FileError
+from hkv.event_stream import Gap, Item, Message, Restart, Subscription, read_recording, recorded_line
+from hkv.events import EventError, KeyIndex, Problem, decode_batch
+
+SHOWN = 20
+"""Problems that are printed; `--json` has all."""
+
+
+@click.command("check-events")
+@click.argument("recording", required=False, metavar="[FILE]", type=click.Path())
+@click.option("--endpoint", metavar="URL", help="Follow this publisher, such as tcp://127.0.0.1:5557.")
+@click.option("--replay-endpoint", metavar="URL", help="Where batches that were missed can be asked for.")
+@click.option("--topic", default="", help="Only messages whose topic begins so.")
+@click.option("--seconds", type=click.FloatRange(min=0), help="Follow for so long. [default: until Ctrl-C]")
+@click.option("--batches", type=click.IntRange(1), help="Stop after so many batches.")
+@click.option("--record", metavar="FILE", type=click.Path(dir_okay=False), help="Write what comes to this file.")
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    recording: str | None,
+    endpoint: str | None,
+    replay_endpoint: str | None,
+    topic: str,
+    seconds: float | None,
+    batches: int | None,
+    record: str | None,
+    json_path: str | None,
+) -> None:
+    """Check KV events as vLLM publishes them, from a publisher or from a FILE that --record wrote.
+
+    Rebuilds for each group and medium the index of keys that a router would have, and reports what breaks a promise:
+    keys removed that are not there, parents that nobody was told of, a key for two prefixes, tokens missing, batches
+    lost for good. Batches that were missed are asked for again, where --replay-endpoint says whom to ask.
+
+    Exit status: 0 nothing wrong, 1 something is, 2 unusable input.
+
+    Example: hkv check-events --endpoint tcp://127.0.0.1:5557 --replay-endpoint tcp://127.0.0.1:5558 --seconds 60
+    """
+    if (recording is None) == (endpoint is None):
+        raise ConfigError("endpoint", endpoint, "either --endpoint or a recorded FILE")
+    checked = _Checked()
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_output(record)) if record else None
+        items: Iterable[Item]
+        if endpoint is not None:
+            items = stack.enter_context(Subscription(endpoint, replay_endpoint, topic, seconds))
+        else:
+            assert recording is not None
+            items = read_recording(recording)
+        with contextlib.suppress(KeyboardInterrupt):
+            for item in items:
+                checked.take(item)
+                if file is not None and isinstance(item, Message):
+                    file.write(recorded_line(item))
+                if checked.batches == batches:
+                    break
+    if not checked.batches and not checked.problems:
+        raise ConfigError("events", recording or endpoint, "a batch at least; none came")
+    if json_path != "-":
+        checked.print()
+    write_json(json_path, checked.result())
+    context.exit(1 if checked.problems else 0)
+
+
+@contextlib.contextmanager
+def _output(path: str) -> Iterator[IO[bytes]]:
+    try:
+        file = open(path, "wb")  # noqa: SIM115
+    except OSError as error:
+        raise FileError(path, None, "", error.strerror or str(error), "a file that can be written") from error
+    with file:
+        yield file
+
+
+class _Checked:
+    """What came so far."""
+
+    def __init__(self) -> None:
+        self.index = KeyIndex()
+        self.problems: list[Problem] = []
+        self.batches = self.events = self.replayed = self.restarts = 0
+
+    def take(self, item: Item) -> None:
+        """Takes note of a batch, a gap or a restart."""
+        match item:
+            case Gap():
+                lost = item.last - item.first + 1
+                text = f"batches {item.first} to {item.last} are lost ({lost})"
+                self.problems.append(Problem(item.last, "gap", text))
+                self.index.forget()
+            case Restart():
+                self.restarts += 1
+                self.index = KeyIndex()
+            case Message():
+                self.batches += 1
+                self.replayed += item.replayed
+                try:
+                    batch = decode_batch(item.payload)
+                except EventError as error:
+                    self.problems.append(Problem(item.seq, "no batch", str(error)))
+                    self.index.forget()
+                    return
+                self.events += len(batch.events)
+                self.problems += self.index.apply(item.seq, batch)
+
+    def print(self) -> None:
+        """The index and the problems."""
+        table = Table(box=None, pad_edge=False)
+        for name, side in (("group", "right"), ("medium", "left"), ("keys", "right"), ("blocks", "right")):
+            table.add_column(name, justify="right" if side == "right" else "left")
+        for name in ("stored", "removed", "stored twice"):
+            table.add_column(name, justify="right")
+        for row in self._rows():
+            table.add_row(*("-" if value is None else str(value) for value in row.values()))
+        Console(width=None if sys.stdout.isatty() else 110).print(table)
+        for problem in self.problems[:SHOWN]:
+            click.echo(f"batch {problem.seq}: {problem.name}: {problem.text}")
+        if len(self.problems) > SHOWN:
+            click.echo(f"and {len(self.problems) - SHOWN} more problems")
+        extras = f", {self.replayed} of them replayed" if self.replayed else ""
+        extras += f", publisher restarted {self.restarts} times" if self.restarts else ""
+        count = len(self.problems)
+        click.echo(
+            f"{self.batches:,} batches{extras}, {self.events:,} events: "
+            f"{count or 'no'} problem{'' if count == 1 else 's'}"
+        )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        index = self.index
+        places = {*index.places, *index.stored, *index.removed}
+        return [
+            {
+                "group": place.group,
+                "medium": place.medium,
+                "keys": len(index.places.get(place, ())),
+                "blocks": sum(entry.count for entry in index.places.get(place, {}).values()),
+                "stored": index.stored[place],
+                "removed": index.removed[place],
+                "duplicates": index.duplicates[place],
+            }
+            for place in sorted(
+                places, key=lambda place: (place.medium or "", -1 if place.group is None else place.group)
+            )
+        ]
+
+    def result(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "batches": self.batches,
+            "events": self.events,
+            "replayed": self.replayed,
+            "restarts": self.restarts,
+            "places": self._rows(),
+            "problems": [dataclasses.asdict(problem) for problem in self.problems],
+        }

@@ -1,0 +1,222 @@
+"""Batches of KV events in order: from a publisher over ZMQ, gaps replayed, or from a recording."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import importlib
+import os
+import pathlib
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from hkv.errors import ConfigError, FileError, MissingExtraError
+
+END = -1
+"""Sequence number of the message that ends a replay (vLLM 0.33 `ZmqEventPublisher.END_SEQ`)."""
+
+REPLAY_PATIENCE = 2.0
+"""Seconds that a publisher may be silent during a replay."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """A batch as it was sent.
+
+    Attributes:
+      seq: its sequence number.
+      payload: the batch, in msgpack.
+      replayed: whether it had been missed and was asked for again.
+    """
+
+    seq: int
+    payload: bytes
+    replayed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """Batches that are lost: `first` to `last`, sequence numbers, both included."""
+
+    first: int
+    last: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Restart:
+    """The publisher began anew: after the batch `last` came one with the number `seq`."""
+
+    last: int
+    seq: int
+
+
+Item = Message | Gap | Restart
+
+
+class Sequencer:
+    """Puts messages into order: finds gaps, asks for what was missed, leaves out what comes twice.
+
+    Args:
+      replay: returns the messages from a sequence number on that can still be had; None when nobody can be asked.
+    """
+
+    def __init__(self, replay: Any = None) -> None:
+        self._replay = replay
+        self._next = 0
+        self._replayed: dict[int, bytes] = {}
+
+    def take(self, seq: int, payload: bytes) -> Iterator[Item]:
+        """What a message that came in amounts to."""
+        if seq < self._next:
+            if self._replayed.pop(seq, None) == payload:
+                return
+            yield Restart(self._next - 1, seq)
+            self._next = 0
+            self._replayed.clear()
+        if seq > self._next:
+            yield from self._fill(seq)
+        if seq >= self._next:
+            self._next = seq + 1
+            yield Message(seq, payload)
+
+    def _fill(self, seq: int) -> Iterator[Item]:
+        """What was missed before `seq`: replayed where that is possible; a gap where not."""
+        for number, payload in self._replay(self._next) if self._replay is not None else ():
+            if number < self._next:
+                continue
+            if number > self._next and self._next < seq:
+                yield Gap(self._next, min(number, seq) - 1)
+            if number >= seq:
+                self._replayed[number] = payload
+            self._next = number + 1
+            yield Message(number, payload, replayed=True)
+        if self._next < seq:
+            yield Gap(self._next, seq - 1)
+            self._next = seq
+
+
+class Subscription:
+    """Follows a publisher. A context manager; iterating waits for messages.
+
+    Args:
+      endpoint: of the publisher, such as `tcp://127.0.0.1:5557`.
+      replay_endpoint: where missed batches can be asked for, or None.
+      topic: only messages whose topic begins so.
+      seconds: stop after so many; None for never.
+
+    Raises:
+      MissingExtraError: pyzmq is not installed.
+      ConfigError: an endpoint that ZMQ does not take.
+    """
+
+    def __init__(
+        self, endpoint: str, replay_endpoint: str | None = None, topic: str = "", seconds: float | None = None
+    ) -> None:
+        try:
+            self._zmq: Any = importlib.import_module("zmq")
+        except ImportError:
+            raise MissingExtraError("zmq", "events", "to follow a publisher of KV events") from None
+        self._context = self._zmq.Context()
+        self._seconds = seconds
+        self._sequencer = Sequencer(None if replay_endpoint is None else self._ask)
+        self._replay_endpoint = replay_endpoint
+        self._socket = self._context.socket(self._zmq.SUB)
+        try:
+            self._socket.setsockopt_string(self._zmq.SUBSCRIBE, topic)
+            self._connect(self._socket, "endpoint", endpoint)
+        except ConfigError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the subscription."""
+        self._context.destroy(linger=0)
+
+    def __iter__(self) -> Iterator[Item]:
+        deadline = None if self._seconds is None else time.monotonic() + self._seconds
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._socket.poll(None if left is None else int(left * 1000)):
+                return
+            frames = self._socket.recv_multipart()
+            if len(frames) != 3 or len(frames[1]) != 8:
+                raise ConfigError("message", [len(frame) for frame in frames], "topic, 8 bytes of number, batch")
+            yield from self._sequencer.take(int.from_bytes(frames[1], "big"), frames[2])
+
+    def _ask(self, start: int) -> Iterator[tuple[int, bytes]]:
+        """The publisher's answer to a request for everything from `start` on."""
+        socket = self._context.socket(self._zmq.DEALER)
+        try:
+            self._connect(socket, "replay_endpoint", self._replay_endpoint)
+            socket.send_multipart((b"", start.to_bytes(8, "big")))
+            while socket.poll(int(REPLAY_PATIENCE * 1000)):
+                *_, number, payload = socket.recv_multipart()
+                seq = int.from_bytes(number, "big", signed=True)
+                if seq == END:
+                    return
+                yield seq, payload
+        finally:
+            socket.close(linger=0)
+
+    def _connect(self, socket: Any, name: str, endpoint: str | None) -> None:
+        try:
+            socket.connect(endpoint)
+        except self._zmq.ZMQError as error:
+            raise ConfigError(name, endpoint, f"an endpoint such as tcp://127.0.0.1:5557 ({error})") from None
+
+
+def read_recording(path: str | os.PathLike[str]) -> Iterator[Item]:
+    """The messages of a recording: JSON lines of `seq` and `payload`, the batch in base64.
+
+    Raises:
+      FileError: the file cannot be read, or is none; names the line.
+    """
+    try:
+        lines = pathlib.Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise FileError(str(path), None, "", error.strerror or str(error), "a file that can be read") from error
+    sequencer = Sequencer()
+    for number, line in enumerate(lines, 1):
+        try:
+            found = msgspec.json.decode(line, type=_Line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            text = line[:60].decode("utf-8", "replace")
+            raise FileError(str(path), number, "", text, f"a line with seq and payload ({error})") from error
+        yield from sequencer.take(found.seq, found.payload)
+
+
+class _Line(msgspec.Struct):
+    seq: int
+    payload: bytes
+
+
+def recorded_line(message: Message) -> bytes:
+    """A message as a line of a recording, newline included."""
+    payload = base64.b64encode(message.payload).decode()
+    return msgspec.json.encode({"seq": message.seq, "payload": payload}) + b"\n"
+
+
+def write_recording(path: str | os.PathLike[str], messages: Iterable[Message]) -> None:
+    """Writes messages to a file, one a line, as they come.
+
+    Raises:
+      FileError: it cannot be written.
+    """
+    try:
+        with open(path, "wb") as file:
+            for message in messages:
+                file.write(recorded_line(message))
+    except OSError as error:
+        raise FileError(str(path), None, "", error.strerror or str(error), "a file that can be written") from error

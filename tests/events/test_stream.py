@@ -1,0 +1,154 @@
+"""Order, gaps, replays and restarts; over ZMQ, from a file, and on the command line."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hkv.cli.check_events import command
+from hkv.errors import ConfigError, FileError
+from hkv.event_stream import Gap, Message, Restart, Sequencer, Subscription, read_recording, write_recording
+from hkv.events import Batch, BlockRemoved, BlockStored, encode_batch
+
+zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'hkv[events]'")
+
+from tests.events.publisher import Publisher  # noqa: E402
+
+
+def payload(number: int) -> bytes:
+    if number % 3 == 2:
+        return encode_batch(Batch(float(number), (BlockRemoved([number - 1], "GPU", group_idx=0),)))
+    stored = BlockStored([number], None, [number, 1], 2, None, "GPU", None, group_idx=0)
+    return encode_batch(Batch(float(number), (stored,)))
+
+
+PAYLOADS = [payload(number) for number in range(12)]
+
+
+@given(sent=st.sets(st.integers(0, 11)), kept=st.sets(st.integers(0, 11)), can_ask=st.booleans())
+def test_everything_that_can_be_had_comes_once_and_in_order(sent: set[int], kept: set[int], can_ask: bool) -> None:
+    latest = 0
+
+    def replay(start: int):
+        return [(number, PAYLOADS[number]) for number in range(start, latest + 1) if number in kept | sent]
+
+    sequencer = Sequencer(replay if can_ask else None)
+    items = []
+    for latest in sorted(sent):
+        items += sequencer.take(latest, PAYLOADS[latest])
+    last = max(sent, default=-1)
+    expected = {number for number in range(last + 1) if number in sent or (can_ask and number in kept)}
+    assert [item.seq for item in items if isinstance(item, Message)] == sorted(expected)
+    lost = {number for item in items if isinstance(item, Gap) for number in range(item.first, item.last + 1)}
+    assert lost == set(range(last + 1)) - expected
+    assert all(item.payload == PAYLOADS[item.seq] for item in items if isinstance(item, Message))
+
+
+def test_a_replay_that_runs_ahead_is_not_taken_twice() -> None:
+    sequencer = Sequencer(lambda start: [(number, PAYLOADS[number]) for number in range(start, 6)])
+    items = [*sequencer.take(2, PAYLOADS[2])]
+    for number in range(3, 8):
+        items += sequencer.take(number, PAYLOADS[number])
+    assert [item.seq for item in items] == list(range(8))
+
+
+def test_a_restart_is_noticed() -> None:
+    sequencer = Sequencer()
+    items = [item for seq in (0, 1, 2, 0, 1) for item in sequencer.take(seq, PAYLOADS[seq])]
+    assert items[3] == Restart(2, 0)
+    assert [item.seq for item in items if isinstance(item, Message)] == [0, 1, 2, 0, 1]
+
+
+def follow(publisher: Publisher, count: int, replay: bool = True) -> list:
+    """What a follower gets of the payloads; the publisher starts when it is there."""
+    found = []
+    with Subscription(publisher.endpoint, publisher.replay_endpoint if replay else None, "kv", seconds=20) as items:
+        sender = threading.Thread(target=lambda: (publisher.wait_for_follower(), [publisher.send(p) for p in PAYLOADS]))
+        sender.start()
+        for item in items:
+            found.append(item)
+            if isinstance(item, Message) and item.seq == count - 1:
+                break
+        sender.join()
+    publisher.close()
+    return found
+
+
+def test_over_zmq() -> None:
+    assert follow(Publisher(), 12) == [Message(number, data) for number, data in enumerate(PAYLOADS)]
+
+
+def test_missed_batches_are_asked_for() -> None:
+    found = follow(Publisher(lost={0, 1, 5}), 12)
+    assert [item.seq for item in found] == list(range(12))
+    assert {item.seq for item in found if item.replayed} >= {0, 1, 5}
+
+
+def test_what_cannot_be_had_again_is_a_gap() -> None:
+    found = follow(Publisher(lost={4, 5, 6}, forgotten={5}), 12)
+    assert Gap(5, 5) in found
+    assert [item.seq for item in found if isinstance(item, Message)] == [n for n in range(12) if n != 5]
+    assert Gap(4, 6) in follow(Publisher(lost={4, 5, 6}), 12, replay=False)
+
+
+def test_endpoints_are_checked() -> None:
+    for arguments in (["--endpoint", "nonsense"], [], ["file", "--endpoint", "tcp://127.0.0.1:1"]):
+        done = CliRunner().invoke(command, arguments)
+        assert isinstance(done.exception, ConfigError)
+        assert "endpoint" in str(done.exception)
+
+
+def test_a_recording_checks(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "events.jsonl"
+    write_recording(path, [Message(number, data) for number, data in enumerate(PAYLOADS)])
+    assert [item.seq for item in read_recording(path)] == list(range(12))
+    done = CliRunner().invoke(command, [str(path)])
+    assert done.exit_code == 0, done.output
+    assert "12 batches, 12 events: no problems" in done.output
+    done = CliRunner().invoke(command, [str(path), "--json", "-"])
+    place = {"group": 0, "medium": "GPU", "keys": 4, "blocks": 4, "stored": 8, "removed": 4, "duplicates": 0}
+    assert json.loads(done.stdout)["places"] == [place]
+
+
+def test_problems_are_printed_and_counted(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "events.jsonl"
+    write_recording(path, [Message(0, PAYLOADS[2]), Message(1, b"\xc1"), Message(4, PAYLOADS[0])])
+    done = CliRunner().invoke(command, [str(path)])
+    assert done.exit_code == 1
+    assert (
+        "batch 0: removed unknown: key 0000000000000001 leaves group 0 on GPU, where it was never stored" in done.output
+    )
+    assert "batch 1: no batch" in done.output
+    assert "batch 3: gap: batches 2 to 3 are lost (2)" in done.output
+    assert "3 batches, 2 events: 3 problems" in done.output
+    path.write_text("")
+    assert "none came" in str(CliRunner().invoke(command, [str(path)]).exception)
+    path.write_text("{}\n")
+    assert isinstance(CliRunner().invoke(command, [str(path)]).exception, FileError)
+
+
+def test_live_with_a_recording_made(tmp_path: pathlib.Path) -> None:
+    publisher = Publisher(lost={3})
+
+    def send() -> None:
+        publisher.wait_for_follower()
+        for data in PAYLOADS:
+            publisher.send(data)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    path = tmp_path / "events.jsonl"
+    arguments = ["--endpoint", publisher.endpoint, "--replay-endpoint", publisher.replay_endpoint, "--topic", "kv"]
+    done = CliRunner().invoke(command, [*arguments, "--batches", "12", "--seconds", "20", "--record", str(path)])
+    sender.join()
+    publisher.close()
+    assert done.exit_code == 0, done.output
+    assert "12 batches, " in done.output
+    assert "replayed, 12 events: no problems" in done.output
+    assert [item.payload for item in read_recording(path)] == PAYLOADS

@@ -1,0 +1,171 @@
+"""The wire form of KV events, and the index that is rebuilt from them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from hkv.errors import ConfigError
+from hkv.events import (
+    AllBlocksCleared,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    EventError,
+    KeyIndex,
+    Place,
+    decode_batch,
+    encode_batch,
+)
+from hkv.oracle.engine import apply
+from hkv.oracle.engines.numpy import NumpyEngine, key_text
+from hkv.oracle.oplog import Answer, CacheEvent, EventsOp, Header, Operation
+from hkv.oracle.record import draw
+from hkv.oracle.wire_events import wire_events
+from hkv.testing.traffic import FEATURES, drive
+
+
+def stored(
+    hashes: list, parent=None, tokens=None, size: int = 2, group: int = 0, kind: str = "full_attention", **more
+) -> BlockStored:
+    tokens = list(range(size * len(hashes))) if tokens is None else tokens
+    return BlockStored(
+        hashes, parent, tokens, size, None, "GPU", None, group_idx=group, kv_cache_spec_kind=kind, **more
+    )
+
+
+def removed(*hashes, group: int = 0, medium: str = "GPU") -> BlockRemoved:
+    return BlockRemoved(list(hashes), medium, group_idx=group)
+
+
+def test_bytes_on_the_wire() -> None:
+    batch = Batch(1.5, (stored([b"a" * 32, 7], tokens=[1, 2, 3, 4]), removed(7), AllBlocksCleared()), 3)
+    found = msgspec.msgpack.decode(encode_batch(batch))
+    assert found == [
+        1.5,
+        [
+            {
+                "type": "BlockStored",
+                "block_hashes": [b"a" * 32, 7],
+                "parent_block_hash": None,
+                "token_ids": [1, 2, 3, 4],
+                "block_size": 2,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+                "group_idx": 0,
+                "kv_cache_spec_kind": "full_attention",
+            },
+            {"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU", "group_idx": 0},
+            {"type": "AllBlocksCleared"},
+        ],
+        3,
+    ]
+    assert decode_batch(encode_batch(batch)) == batch
+    assert msgspec.msgpack.decode(encode_batch(Batch(0.0, ()))) == [0.0, [], None]
+
+
+def test_arrays_of_earlier_releases() -> None:
+    events = [
+        ["BlockStored", [1, 2], None, [5, 6, 7, 8], 2, None, "GPU"],
+        ["BlockRemoved", [1], "GPU"],
+        ["AllBlocksCleared"],
+    ]
+    with pytest.raises(EventError, match="lora_name"):
+        decode_batch(msgspec.msgpack.encode([0.5, events]))
+    events[0].append(None)
+    batch = decode_batch(msgspec.msgpack.encode([0.5, events, 0]))
+    assert batch.events[0] == BlockStored([1, 2], None, [5, 6, 7, 8], 2, None, "GPU", None)
+    assert batch.events[1:] == (BlockRemoved([1], "GPU"), AllBlocksCleared())
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        b"\xc1",
+        msgspec.msgpack.encode({}),
+        msgspec.msgpack.encode([1.0]),
+        msgspec.msgpack.encode(["now", []]),
+        msgspec.msgpack.encode([1.0, [17]]),
+        msgspec.msgpack.encode([1.0, [{"type": "BlockMoved"}]]),
+        msgspec.msgpack.encode([1.0, [["BlockRemoved", "x", "GPU"]]]),
+        msgspec.msgpack.encode([1.0, [{"type": "BlockStored", "block_hashes": []}]]),
+    ],
+)
+def test_what_is_no_batch(found: bytes) -> None:
+    with pytest.raises(EventError):
+        decode_batch(found)
+
+
+def problems(*events) -> list[str]:
+    index = KeyIndex()
+    return [problem.name for seq, event in enumerate(events) for problem in index.apply(seq, Batch(0.0, (event,)))]
+
+
+def test_promises() -> None:
+    assert problems(stored([1, 2]), removed(1), removed(2), stored([1])) == []
+    assert problems(removed(1)) == ["removed unknown"]
+    assert problems(stored([1]), removed(1), removed(1)) == ["removed unknown"]
+    assert problems(stored([1]), removed(1, group=1)) == ["removed unknown"]
+    assert problems(stored([1]), removed(1, medium="CPU")) == ["removed unknown"]
+    assert problems(stored([1]), AllBlocksCleared(), removed(1)) == ["removed unknown"]
+    assert problems(stored([1]), stored([1]), removed(1), removed(1)) == []
+    assert problems(stored([2], parent=1)) == ["parent unknown"]
+    assert problems(stored([2], parent=1, kind="sliding_window")) == []
+    assert problems(stored([1]), stored([2], parent=1)) == []
+    assert problems(stored([1]), removed(1), stored([2], parent=1)) == []
+    assert problems(stored([1], group=1), stored([2], parent=1)) == ["parent unknown"]
+    assert problems(stored([1, 2, 3])) == []
+    assert problems(stored([1, 2, 3]), stored([3], parent=1, tokens=[4, 5])) == ["two contents"]
+    assert problems(stored([1]), stored([1], tokens=[8, 9])) == ["two contents"]
+    assert problems(stored([1, 2], tokens=[1, 2, 3])) == ["tokens missing"]
+    assert problems(stored([1], tokens=[], size=0)) == ["block size"]
+
+
+def test_after_a_gap_absence_proves_nothing() -> None:
+    index = KeyIndex()
+    index.forget()
+    assert index.apply(5, Batch(0.0, (removed(1), stored([2], parent=1)))) == []
+    assert index.apply(6, Batch(0.0, (AllBlocksCleared(), removed(2)))) != []
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_the_index_is_that_of_the_engine(feature: str) -> None:
+    entries = removals = 0
+    for seed in range(8):
+        header, choices = draw(feature, seed, 2)
+        engine, index, seen = NumpyEngine(header), KeyIndex(), []
+
+        def perform(operation: Operation, header: Header = header, engine=engine, index=index, seen=seen) -> Answer:
+            answer = apply(engine, operation)
+            if isinstance(operation, EventsOp):
+                assert isinstance(answer, list)
+                batch = Batch(0.0, tuple(wire_events(answer, header)))  # type: ignore[arg-type]
+                seen += [problem.name for problem in index.apply(len(seen), decode_batch(encode_batch(batch)))]
+                for group in range(len(header.groups)):
+                    known = {bytes.fromhex(key_text(key[1])) for key in keys_of(engine) if key[0] == group}
+                    assert index.keys(Place(group, "GPU")) == known
+                    counts = index.places.get(Place(group, "GPU"), {})
+                    blocks = sum(key[0] == group for key in keys_of(engine))
+                    assert sum(entry.count for entry in counts.values()) == blocks
+            return answer
+
+        drive(header, choices, perform, 10)
+        entries += sum(index.stored.values())
+        removals += sum(index.removed.values())
+        # A block that is known by a part of it follows a hash block that never was a block of its own.
+        assert set(seen) <= {"parent unknown"}
+        assert not seen or any(group["block_size"] > header.hash_block_size for group in header.groups)
+    assert entries > 60
+    assert removals > 0
+
+
+def keys_of(engine: NumpyEngine) -> list:
+    pool = engine.manager.pool
+    return [key for block in range(pool.num_blocks) for key in pool.keys_of(block)]
+
+
+def test_version_1_names_no_keys() -> None:
+    header = draw("core", 0, 1)[0]
+    with pytest.raises(ConfigError, match="version 2"):
+        wire_events([CacheEvent(type="removed", group=0, num_blocks=1)], header)
