@@ -1,0 +1,124 @@
+"""Configuration of a cache under RTP-LLM's rules, validated as that engine validates it. Host-only."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hkv.bugs import check_bugs
+from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
+from hkv.errors import ConfigError
+from hkv.group_policy import CpMapping, EvictPolicy, GroupPolicy, GroupType
+from hkv.spec import AttentionSpec
+from hkv.topology import Topology
+
+SINGLE, HYBRID, HYBRID_POOL = NAMES = ("rtp-llm/single", "rtp-llm/hybrid", "rtp-llm/hybrid-pool")
+"""The three allocators: one group; several groups over one pool; several groups with a pool each."""
+
+NULL = -1
+"""The id that stands for no block. Block 0 exists but is never handed out."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RtpConfig:
+    """A cache as RTP-LLM's `KVCacheManager` is configured. Lengths are in tokens unless they say blocks.
+
+    Attributes:
+      topology: the groups, in order, with their policies; its pools are `shared` or `independent`.
+      num_blocks: blocks of each pool, the reserved block 0 included; one number for a shared pool, else one a group.
+      block_size: tokens between two cache keys, and per block of groups that context parallelism deals out; 0 for the
+        first full group's block.
+      linear_step: distance, in blocks, between two states that are kept for reuse.
+      reserve_blocks: blocks that a first allocation leaves free (RTP-LLM `reserve_block_num`).
+      prefix_tree: eviction takes chains of the prefix tree, not single keys (RTP-LLM `enable_gpu_prefix_tree`).
+      independent_eviction: groups whose policy says INDEPENDENT may lose blocks alone, under the prefix tree.
+      cp_size: ranks that share the sequence, 1 for no sharding.
+      cp_rank: this rank.
+      bugs: names of upstream defects to reproduce (`hkv.bugs`); empty for the contract.
+    """
+
+    topology: Topology
+    num_blocks: tuple[int, ...]
+    block_size: int = 0
+    linear_step: int = 1
+    reserve_blocks: int = 0
+    prefix_tree: bool = False
+    independent_eviction: bool = False
+    cp_size: int = 1
+    cp_rank: int = 0
+    bugs: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_bugs(self.bugs)
+        pools = self.topology.num_pools
+        if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != pools:
+            raise ConfigError("num_blocks", self.num_blocks, f"a tuple of {pools}, one number a pool")
+        for index, count in enumerate(self.num_blocks):
+            _check_int(f"num_blocks[{index}]", count, 2)
+        if self.block_size == 0:
+            object.__setattr__(self, "block_size", self._default_block_size())
+        _check_int("block_size", self.block_size, 1)
+        _check_int("linear_step", self.linear_step, 0)
+        _check_int("reserve_blocks", self.reserve_blocks, 0)
+        CpSlotMapper(self.cp_rank, self.cp_size, self.block_size)
+        self._check_groups()
+
+    def _default_block_size(self) -> int:
+        full = self.full_groups
+        return self.topology.groups[full[0] if full else 0].spec.block_size
+
+    def _check_groups(self) -> None:
+        attention = [
+            group
+            for group in self.topology.groups
+            if group.policy.group_type is GroupType.FULL and isinstance(group.spec, AttentionSpec)
+        ]
+        if self.topology.pools == "shared" and not attention:
+            raise ConfigError("groups", self.topology.tags, "a full-attention group, or independent pools")
+        for group in self.topology.groups:
+            compact = self.mapper.mapping(group.policy) is CpMapping.COMPACT_LAST_RANK
+            wanted = self.block_size * (self.cp_size if compact else 1)
+            if group.spec.block_size != wanted:
+                expected = (
+                    f"{wanted}: a block for each cache key" if not compact else f"{wanted}: the tokens of all ranks"
+                )
+                raise ConfigError(f"block_size of group {group.tag}", group.spec.block_size, expected)
+
+    @property
+    def name(self) -> str:
+        """Name of the dialect, which is the allocator's."""
+        if self.topology.pools == "independent":
+            return HYBRID_POOL
+        return HYBRID if len(self.topology.groups) > 1 else SINGLE
+
+    @property
+    def policies(self) -> tuple[GroupPolicy, ...]:
+        """The groups' policies, in group order."""
+        return tuple(group.policy for group in self.topology.groups)
+
+    @property
+    def full_groups(self) -> tuple[int, ...]:
+        """Indices of the groups that keep every block."""
+        return tuple(i for i, policy in enumerate(self.policies) if policy.group_type is GroupType.FULL)
+
+    @property
+    def independent_groups(self) -> frozenset[int]:
+        """Indices of the groups that may lose blocks alone; none unless `independent_eviction` is on."""
+        if not self.independent_eviction:
+            return frozenset()
+        chosen = (i for i, policy in enumerate(self.policies) if policy.evict_policy is EvictPolicy.INDEPENDENT)
+        return frozenset(chosen)
+
+    @property
+    def mapper(self) -> CpSlotMapper:
+        """Where logical blocks lie under context parallelism."""
+        return CpSlotMapper(self.cp_rank, self.cp_size, self.block_size)
+
+
+def reserve_for_ratio(ratio: int, available: int) -> int:
+    """Blocks that stay free when `ratio` percent of `available` blocks are reserved, rounded down."""
+    return ratio * available // 100
+
+
+def _check_int(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise ConfigError(name, value, f"an integer of at least {least}")

@@ -1,0 +1,74 @@
+"""The longest prefix that every group has in the cache, found by scanning back from the full groups' hit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hkv.dialects.rtp_llm.config import NULL
+from hkv.group_policy import CpMapping, GroupType
+from reference.dialects.rtp_llm.allocator import Allocator
+from reference.dialects.rtp_llm.kinds.full import FullKind
+from reference.dialects.rtp_llm.kinds.linear import LinearKind
+
+
+class JointReuse(NamedTuple):
+    """What a new request takes over.
+
+    Attributes:
+      keys: how many keys, counted from the first.
+      lists: for each group, the blocks its list begins with, holes included.
+    """
+
+    keys: int
+    lists: list[list[int]]
+
+
+def joint_reuse(allocator: Allocator, keys: Sequence[int]) -> JointReuse:
+    """The longest prefix of `keys` from which every group can go on.
+
+    Full groups want a block under every key, and vote even if their policy forbids reuse. Of the others only the last
+    key counts: LINEAR groups always vote, SWA groups if their policy allows reuse. Looking counts as using.
+    """
+    hits = {kind.group: kind.match_prefix(keys) for kind in allocator.kinds if isinstance(kind, FullKind)}
+    longest = min([len(keys), *map(len, hits.values())])
+    voters = [kind for kind in allocator.kinds if votes(allocator, kind.group)]
+    if not voters:
+        return JointReuse(longest, _lists(allocator, longest, hits, {}))
+    for position in range(longest - 1, -1, -1):
+        last = {kind.group: kind.match(keys[position]) for kind in voters}
+        if NULL not in last.values():
+            return JointReuse(position + 1, _lists(allocator, position + 1, hits, last))
+    return JointReuse(0, [[] for _ in allocator.kinds])
+
+
+def votes(allocator: Allocator, group: int) -> bool:
+    """Whether a group without a block under the last key forbids to end there."""
+    kind = allocator.kinds[group]
+    if isinstance(kind, FullKind):
+        return False
+    return isinstance(kind, LinearKind) or kind.policy.enable_prefix_reuse
+
+
+def reused_tokens(allocator: Allocator, keys: int) -> int:
+    """Tokens that `keys` keys cover: whole virtual blocks under context parallelism."""
+    for kind in allocator.kinds:
+        if kind.policy.group_type is GroupType.FULL:
+            return keys * allocator.logical_block_size(kind.group)
+    return keys * allocator.config.block_size
+
+
+def _lists(allocator: Allocator, keys: int, hits: dict[int, list[int]], last: dict[int, int]) -> list[list[int]]:
+    """Full groups get their hits; the others holes, and at the end the block under the last key."""
+    lists: list[list[int]] = []
+    for kind in allocator.kinds:
+        if kind.group in hits:
+            lists.append(hits[kind.group][:keys])
+            continue
+        compact = allocator.mapper.mapping(kind.policy) is CpMapping.COMPACT_LAST_RANK
+        slots = keys * (1 if compact else allocator.mapper.size)
+        blocks = [NULL] * slots
+        if slots and kind.group in last:
+            blocks[-1] = last[kind.group]
+        lists.append(blocks)
+    return lists

@@ -1,0 +1,159 @@
+"""The verbs of a cache under RTP-LLM's rules: requests with tokens, their keys, and the allocator that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE, RtpConfig
+from hkv.errors import OperationError
+from hkv.keys.rolling import RollingKeys, first_keys, next_keys
+from reference.dialects.rtp_llm.allocator import Allocator
+from reference.dialects.rtp_llm.estimates import batch_peak
+from reference.dialects.rtp_llm.eviction import evict_and_free
+from reference.dialects.rtp_llm.hybrid import HybridAllocator
+from reference.dialects.rtp_llm.hybrid_pool import HybridPoolAllocator
+from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, Tokens
+from reference.dialects.rtp_llm.resource import BatchResource, Resource
+from reference.dialects.rtp_llm.single import SingleAllocator
+
+ALLOCATORS: dict[str, type[Allocator]] = {
+    SINGLE: SingleAllocator,
+    HYBRID: HybridAllocator,
+    HYBRID_POOL: HybridPoolAllocator,
+}
+"""The allocator of each dialect."""
+
+
+@dataclasses.dataclass
+class Request:
+    """A request: one or several sequences of equal length.
+
+    Attributes:
+      tokens: the tokens of each sequence.
+      lengths: what allocation counts.
+      resource: its blocks and keys.
+    """
+
+    tokens: list[list[int]]
+    lengths: Tokens
+    resource: BatchResource
+
+
+class Manager:
+    """RTP-LLM `KVCacheManager` in plain Python.
+
+    Args:
+      config: the cache's configuration; its name decides the allocator.
+
+    Attributes:
+      config: the same.
+      allocator: the groups, the pools and the cache.
+      requests: those that arrived and were not dropped, by name.
+    """
+
+    def __init__(self, config: RtpConfig) -> None:
+        self.config = config
+        self.allocator = ALLOCATORS[config.name](config)
+        self.requests: dict[str, Request] = {}
+
+    def request(self, id: str, tokens: Sequence[int], batch: int = 1, reserve: int = 0) -> None:
+        """A request arrives.
+
+        Args:
+          id: a name that no request has.
+          tokens: its prompt, int32 values.
+          batch: sequences that go on from it.
+          reserve: tokens to come in a step beyond the next one's.
+        """
+        if id in self.requests:
+            raise OperationError("id", id, "a name that no request has")
+        lengths = Tokens(len(tokens), batch, self.config.block_size, reserve)
+        self.requests[id] = Request([list(tokens) for _ in range(batch)], lengths, BatchResource(self.config, batch))
+
+    def malloc(self, id: str, *, reuse: bool = True, device_cache: bool = True) -> MallocResult:
+        """Blocks for all tokens that a request has now. A new one may take over cached blocks and prunes nothing.
+
+        Args:
+          id: the request.
+          reuse: its blocks may be reused by others.
+          device_cache: it may take over cached blocks.
+        """
+        request = self._request(id)
+        new = request.resource.current_blocks == 0
+        for row, tokens in zip(request.resource.rows, request.tokens, strict=True):
+            if not new:
+                _set_keys(row, next_keys(RollingKeys(tuple(row.keys), row.aligned), tokens, self.config.block_size))
+            elif not row.keys:
+                _set_keys(row, first_keys(tokens, self.config.block_size))
+        info = MallocInfo(request.resource, request.lengths, reuse, device_cache, cleanup=not new)
+        return self.allocator.malloc(info)
+
+    def append(self, id: str, tokens: Sequence[Sequence[int]]) -> None:
+        """Every sequence of a request gets more tokens, all equally many."""
+        request = self._request(id)
+        if len(tokens) != request.resource.batch or len({len(more) for more in tokens}) != 1:
+            raise OperationError("tokens", tokens, f"equally many for each of {request.resource.batch} sequences")
+        for known, more in zip(request.tokens, tokens, strict=True):
+            known += more
+        request.lengths.set_length(len(request.tokens[0]))
+
+    def insert(self, id: str, *, resident: bool = False) -> None:
+        """Enter a request's whole blocks into the cache; the key of a partly filled one is dropped."""
+        request = self._request(id)
+        if not request.resource.aligned:
+            for row in request.resource.rows:
+                _set_keys(row, RollingKeys(tuple(row.keys[:-1]), True))
+        self.allocator.insert(request.resource, request.lengths.seq, resident)
+
+    def fork(self, id: str, sources: list[int], *, copy_last: bool = True) -> list[CopyPair] | None:
+        """The sequences of a request become those that `sources` names; what to copy, or None when refused."""
+        request = self._request(id)
+        pairs = self.allocator.update(request.resource, sources, copy_last)
+        if pairs is not None and sources:
+            request.tokens = [list(request.tokens[source]) for source in sources]
+            request.lengths.batch = len(sources)
+        return pairs
+
+    def free(self, id: str) -> None:
+        """A request gives all its blocks back; it may come again."""
+        self.allocator.free(self._request(id).resource)
+
+    def drop(self, id: str) -> None:
+        """A request that holds nothing is forgotten."""
+        if self._request(id).resource.current_blocks:
+            raise OperationError("id", id, "a request without blocks")
+        del self.requests[id]
+
+    def evict(self, least: int) -> int:
+        """Evict at least that many cached blocks; how many left the cache."""
+        return evict_and_free(self.allocator.cache, least)
+
+    def peak(self, id: str, remaining: int, *, reuse: bool = False, target: int = 0) -> int:
+        """Blocks beyond those it has that a request holds at its peak, `remaining` tokens from now."""
+        request = self._request(id)
+        return batch_peak(
+            self.allocator,
+            request.resource,
+            seq=request.lengths.seq,
+            common=request.lengths.common,
+            remaining=remaining,
+            reserve=request.lengths.reserve,
+            reuse=reuse,
+            target=target,
+        )
+
+    def rows(self, id: str) -> list[list[list[int]]]:
+        """For each sequence of a request and each group, its blocks, holes included."""
+        return [[list(blocks.blocks) for blocks in row.groups] for row in self._request(id).resource.rows]
+
+    def _request(self, id: str) -> Request:
+        try:
+            return self.requests[id]
+        except KeyError:
+            raise OperationError("id", id, "a request that arrived and was not dropped") from None
+
+
+def _set_keys(row: Resource, keys: RollingKeys) -> None:
+    row.set_keys(keys.keys)
+    row.aligned = keys.aligned
