@@ -5,7 +5,18 @@ from __future__ import annotations
 import dataclasses
 from types import MappingProxyType
 
-from hkv.testing.mutants import eviction, hit_length, null_block, recurrent_state, windows
+from hkv.testing.mutants import (
+    events,
+    eviction,
+    hashing,
+    hit_length,
+    null_block,
+    partial_blocks,
+    preemption,
+    recurrent_state,
+    speculation,
+    windows,
+)
 from hkv.testing.mutants.mutant import Mutant
 
 SECTIONS = MappingProxyType(
@@ -15,6 +26,11 @@ SECTIONS = MappingProxyType(
         "null-block": null_block.MUTANTS,
         "windows": windows.MUTANTS,
         "recurrent-state": recurrent_state.MUTANTS,
+        "hashing": hashing.MUTANTS,
+        "partial-blocks": partial_blocks.MUTANTS,
+        "preemption": preemption.MUTANTS,
+        "speculation": speculation.MUTANTS,
+        "events": events.MUTANTS,
     }
 )
 """The kinds of bugs, and the mutants of each."""
