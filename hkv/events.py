@@ -2,8 +2,8 @@
 
 A batch is a msgpack array `[ts, events, data_parallel_rank]`, the rank null when it is none. In vLLM 0.33 every event
 in it is a map: `type` (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`) and the fields below by name, defaults left
-out. Earlier releases wrote an event as an array, its type first and the fields in the same order. Both are read; the map
-is written (vLLM 0.33 `vllm.distributed.kv_events`). A message has three frames: topic, sequence number (8 bytes,
+out. Earlier releases wrote an event as an array, its type first and the fields in the same order. Both are read; the
+map is written (vLLM 0.33 `vllm.distributed.kv_events`). A message has three frames: topic, sequence number (8 bytes,
 big-endian), batch. Host only; needs neither ZMQ nor JAX.
 """
 
