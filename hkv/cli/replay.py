@@ -8,15 +8,17 @@ from fractions import Fraction
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
+from hkv.cli.replay_cache import StudiedCache, groups_text, studied_cache
 from hkv.errors import ConfigError
 from hkv.oracle.engines import FORMS
 from hkv.oracle.replay import plot, summary
 from hkv.oracle.replay.lockstep import Difference
-from hkv.oracle.replay.run import DEFAULT_ENGINE, Outcome, Timing, cache_config, replay
+from hkv.oracle.replay.run import DEFAULT_ENGINE, Outcome, Timing, default_engine, replay
 from hkv.oracle.replay.schedule import Schedule
 from hkv.oracle.replay.tables import tables
 from hkv.oracle.traces.reader import TOKENS_PER_ID, read_trace
@@ -81,13 +83,16 @@ class Positive(click.ParamType):
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "--groups",
-    required=True,
     type=Groups(),
     help="kind:block_size[:window or chunk],...; kinds: full, mla, swa, chunked, mamba.",
 )
-@click.option(
-    "--num-blocks", required=True, type=click.IntRange(min=2), help="Blocks in the pool, the null block included."
-)
+@click.option("--num-blocks", type=click.IntRange(min=2), help="Blocks in the pool, the null block included.")
+@click.option("--model", metavar="CONFIG", help="Instead of --groups: a model's config.json, planned as by `hkv plan`.")
+@click.option("--memory", metavar="SIZE", help="With --model: memory for its cache on each GPU, such as 80GiB.")
+@click.option("--tp", type=click.IntRange(min=1), help="With --model: tensor-parallel ranks.  [default: 1]")
+@click.option("--block-size", type=click.IntRange(min=1), help="With --model: tokens per block, if not its kernels'.")
+@click.option("--kv-dtype", metavar="TYPE", help="With --model: element type of its cache.  [default: auto]")
+@click.option("--draft", metavar="CONFIG", help="With --model: config of a draft (EAGLE or MTP) module.")
 @click.option("--engine", default=DEFAULT_ENGINE, show_default=True, help=f"Whose cache, one of: {FORMS}.")
 @click.option("--check", is_flag=True, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
 @click.option("--caching/--no-caching", default=True, show_default=True, help="Prefix caching.")
@@ -130,10 +135,9 @@ class Positive(click.ParamType):
 )
 @click.option(
     "--max-model-len",
-    default=131072,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Most tokens of prompt and output; longer requests are refused.",
+    metavar="N",
+    help="Most tokens of prompt and output; longer requests are refused. With --model, `auto` is the most that fit.  "
+    f"[default: {Schedule.max_model_len}; with --model, the model's]",
 )
 @click.option(
     "--lookahead", default=0, show_default=True, type=click.IntRange(min=0), help="Slots allocated for draft tokens."
@@ -159,22 +163,14 @@ def command(ctx: click.Context, **options: Any) -> int:
     Example:
       hkv trace chat -o chat.jsonl --requests 500
       hkv replay chat.jsonl --groups full:16,swa:16:1024,swa:16:128 --num-blocks 20000 --plot chat.png
+      hkv replay chat.jsonl --model gemma-3-1b/config.json --memory 2GiB
     """
-    schedule = Schedule(
-        **{
-            name: options[name]
-            for name in ("step_tokens", "decode_tokens", "max_running", "lookahead", "max_model_len", "closed_loop")
-        }
-    )
-    config = cache_config(
-        options["groups"],
-        options["num_blocks"],
-        schedule,
-        caching=options["caching"],
-        eagle=options["eagle"],
-        retention_interval=options["retention"],
-    )
+    cache = studied_cache(options)
     timing = Timing(step_ms=options["step_ms"], speed=options["speed"])
+    if ctx.get_parameter_source("engine") is ParameterSource.DEFAULT:
+        options["engine"], reason = default_engine(cache.config)
+        if reason:
+            print(f"hkv: engine {options['engine']}: {reason}", file=sys.stderr)
     if options["plot_path"]:
         plot.check_plot_path(options["plot_path"])
     trace, per_id, limit = options["trace"], options["tokens_per_id"], options["limit"]
@@ -183,8 +179,8 @@ def command(ctx: click.Context, **options: Any) -> int:
         with progress_bar("replay", total) as advance:
             outcome = replay(
                 trace,
-                config,
-                schedule,
+                cache.config,
+                cache.schedule,
                 timing,
                 engine=options["engine"],
                 check=options["check"],
@@ -195,31 +191,29 @@ def command(ctx: click.Context, **options: Any) -> int:
     except Difference as difference:
         print(f"hkv: the engines disagree: {difference}", file=sys.stderr)
         return DIFFERENT
-    _report(outcome, options)
+    _report(outcome, cache, options)
     return 0
 
 
-def _report(outcome: Outcome, options: dict[str, Any]) -> None:
+def _report(outcome: Outcome, cache: StudiedCache, options: dict[str, Any]) -> None:
     if options["plot_path"]:
-        title = f"{pathlib.Path(options['trace']).name}: {_groups_text(options)}, engine {options['engine']}"
+        title = f"{pathlib.Path(options['trace']).name}: {cache.name}, engine {options['engine']}"
         plot.draw(outcome, options["plot_path"], options["step_ms"], title)
     if options["json_path"]:
         write_json(options["json_path"], summary.document(outcome, _plain(options)))
         if options["json_path"] == "-":
             return
     console = Console(width=None if sys.stdout.isatty() else 110)
+    if cache.remark:
+        console.print(cache.remark, highlight=False)
     for renderable in tables(outcome, options["engine"]):
         console.print(renderable)
-
-
-def _groups_text(options: dict[str, Any]) -> str:
-    return ",".join(summary.group_name(spec) for spec in options["groups"])
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """The options as the command line would take them; where results go is left out."""
     plain = {name: value for name, value in options.items() if name not in ("json_path", "plot_path")}
-    plain["groups"] = _groups_text(options)
+    plain["groups"] = None if options["groups"] is None else groups_text(options)
     plain["speed"] = str(options["speed"])
     if options["eagle"] is not None:
         plain["eagle"] = ",".join(map(str, options["eagle"])) or "all"

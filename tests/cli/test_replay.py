@@ -41,7 +41,7 @@ def test_tables(monkeypatch, capsys, trace):
         "never seen",
         "swa:16:64",
         "Blocks in use over time",
-        "engine numpy",
+        "engine jax",
     ):
         assert text in out
 
@@ -134,9 +134,27 @@ def test_an_engine_that_cannot_tell_why_says_so(monkeypatch, capsys, trace):
         evictions = None
 
     monkeypatch.setattr("hkv.oracle.replay.run.engine_factory", lambda name: Silent)
-    code, out, _ = run(monkeypatch, capsys, "replay", trace, *GROUPS)
+    code, out, _ = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--engine", "numpy")
     assert code == 0
     assert out.count("not available from this engine: numpy") == 2
+
+
+def test_a_cache_that_is_not_compiled_yet_is_replayed_by_numpy_and_said_so(monkeypatch, capsys, trace):
+    groups = ["--groups", "full:16,swa:16:64", "--num-blocks", "200", "--retention", "0"]
+    code, out, err = run(monkeypatch, capsys, "replay", trace, *groups)
+    assert code == 0
+    assert "engine numpy" in out
+    assert err.startswith("hkv: engine numpy: retention_interval")
+    assert err.count("\n") == 1
+    code, _, err = run(monkeypatch, capsys, "replay", trace, *groups, "--engine", "jax")
+    assert code == 2
+    assert "retention_interval" in err
+
+
+def test_a_checked_replay(monkeypatch, capsys, trace):
+    code, out, err = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--check", "--limit", "4")
+    assert (code, err) == (0, "")
+    assert "engine jax" in out
 
 
 @pytest.mark.parametrize("workload", ["chat", "shared-prefix", "agentic"])

@@ -314,7 +314,8 @@ def _operation(w: Any, view: View, trace: Trace, m: Machine) -> tuple[Any, Machi
 def _perform(w: Any, view: View, op: Op, payload: Payload) -> tuple[Any, Answer]:
     """The operation, as `hkv.dialects.vllm.execute` performs it."""
     w = free_queue.make_room(w)
-    answer = Answer(jnp.int32(int(Status.OK)), jnp.int32(0), jnp.int32(0), jnp.bool_(False))
+    nothing = dict.fromkeys(Answer._fields, jnp.int32(0))
+    answer = Answer(**{**nothing, "status": jnp.int32(int(Status.OK)), "reported": jnp.bool_(False)})
     w, answer = transitions.arrive(w, view, op, answer, payload)
     w, answer = transitions.lookup(w, view, op, answer)
     w, answer, plan = transitions.admit_or_give_back(w, view, op, answer)

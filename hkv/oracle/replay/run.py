@@ -157,6 +157,17 @@ def keyed_engine(name: str, config: VllmConfig) -> KeyedEngine:
     return engine
 
 
+def default_engine(config: VllmConfig) -> tuple[str, str]:
+    """The compiled engine; where it cannot represent the cache, the NumPy engine and the reason."""
+    from hkv.dialects.vllm.parameters import of_config
+
+    try:
+        of_config(config, len(config.topology.groups) + 1)
+    except ConfigError as error:
+        return REFERENCE, str(error)
+    return DEFAULT_ENGINE, ""
+
+
 def header(config: VllmConfig) -> Header:
     """The log header of a replay's cache."""
     return to_header(config, "eagle" if config.eagle else "core")

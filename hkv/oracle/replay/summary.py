@@ -60,15 +60,16 @@ def totals(outcome: Outcome) -> dict[str, Any]:
 
 
 def groups(outcome: Outcome) -> list[dict[str, Any]]:
-    """Per group: its name, whether it serves a draft module, and why hits ended, counted over first admissions."""
+    """Per group: name, layers if known, whether it serves a draft module, and why hits ended, over first admissions."""
     counters = outcome.recorder.reasons
     return [
         {
-            "group": group_name(spec),
+            "group": group_name(group.spec),
+            "layers": list(group.layers),
             "eagle": index in outcome.config.eagle_group_ids,
             "reasons": None if counters is None else {reason: counters[index][reason] for reason in REASONS},
         }
-        for index, spec in enumerate(outcome.config.topology.specs)
+        for index, group in enumerate(outcome.config.topology.groups)
     ]
 
 

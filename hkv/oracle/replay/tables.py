@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -70,12 +71,18 @@ def _reasons(outcome: Outcome, engine: str) -> RenderableType:
     table = Table(title="Why hits ended where they did, requests", title_justify="left")
     table.add_column("reason")
     for group in groups:
-        table.add_column(group["group"] + (" (eagle)" if group["eagle"] else ""), justify="right")
+        table.add_column(_heading(group), justify="right")
     for reason in REASONS:
         counts = [group["reasons"][reason] for group in groups]
         if any(counts):
             table.add_row(reason, *(f"{count:,}" for count in counts))
     return table
+
+
+def _heading(group: Mapping[str, Any]) -> str:
+    layers = len(group["layers"])
+    lines = [group["group"], f"{layers} layer{'s' * (layers > 1)}" if layers else "", "(eagle)" * group["eagle"]]
+    return "\n".join(line for line in lines if line)
 
 
 def _occupancy(outcome: Outcome, width: int = 60) -> str:
