@@ -22,6 +22,7 @@ COMMANDS = {
     "replay": "Replay a request trace through a hybrid cache.",
     "shrink": "Make a failing log as small as can be.",
     "trace": "Generate a request trace.",
+    "vectors": "Write conformance vectors as JSON, for tests in any language.",
 }
 """Subcommands and their one-line descriptions. `name` lives in the module `hkv.cli.name`, its `-` read as `_`."""
 

@@ -1,0 +1,69 @@
+"""The files of a set of vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from hkv.oracle.atomic import write_atomically
+from hkv.oracle.vectors import addresses, chunks, hits, keys, plans, pool, rows
+
+VERSION = 1
+"""Of the format. A family may get further cases under the same version, never other fields or other meanings."""
+
+Cases = Callable[[], Iterator[dict[str, Any]]]
+
+FAMILIES: dict[str, tuple[str, Cases]] = {
+    "keys": ("chained prefix keys of a request's tokens", keys.cases),
+    "hits": ("the longest common prefix hit, by definition and as vLLM 0.33 finds it", hits.cases),
+    "pool": ("the order in which blocks are freed, handed out and lose their keys", pool.cases),
+    "tables": ("block tables in kernel blocks, and what a forward pass sees of them", rows.table_cases),
+    "slots": ("the block and offset of tokens, one or several context-parallel ranks", rows.slot_cases),
+    "strides": ("shapes and strides of the six physical orders", addresses.stride_cases),
+    "addresses": ("the byte address of elements of a cache", addresses.address_cases),
+    "chunk_objects": ("what lies where in the chunk objects of an external store", chunks.cases),
+    "plans": ("groups, block counts and tensors for layers and memory", plans.cases),
+}
+"""Families of vectors: what each is about, and its cases."""
+
+
+def schema() -> bytes:
+    """The JSON Schema (draft 2020-12) of a file of vectors."""
+    return (pathlib.Path(__file__).parent / "vectors.schema.json").read_bytes()
+
+
+def documents() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every family and its file's content, one after the other."""
+    for family, (about, cases) in FAMILIES.items():
+        yield family, {"vectors": VERSION, "family": family, "about": about, "cases": list(cases())}
+
+
+def write_vectors(folder: pathlib.Path, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Writes all families, the schema, and an index with the SHA-256 of each file.
+
+    Args:
+      folder: where to; made if need be.
+      progress: called after each family.
+
+    Returns:
+      The index: of each file its family, number of cases and SHA-256.
+
+    Raises:
+      FileError: a file cannot be written.
+    """
+    index: dict[str, Any] = {"vectors": VERSION, "dialect": "vllm-0.33", "files": {}}
+    write_atomically(folder / "vectors.schema.json", schema())
+    for family, document in documents():
+        lines = b",\n".join(msgspec.json.encode(case) for case in document["cases"])
+        head = msgspec.json.encode({**document, "cases": []})
+        data = head[:-2] + b"\n" + lines + b"\n]}\n"
+        write_atomically(folder / f"{family}.json", data)
+        digest = hashlib.sha256(data).hexdigest()
+        index["files"][f"{family}.json"] = {"family": family, "cases": len(document["cases"]), "sha256": digest}
+        progress()
+    write_atomically(folder / "index.json", msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n")
+    return index
