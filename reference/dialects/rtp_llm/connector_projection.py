@@ -1,0 +1,36 @@
+"""What a connector sees of a rank's blocks: one key and one block a virtual block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hkv.dialects.rtp_llm.config import NULL, RtpConfig
+from hkv.group_policy import CpMapping, CpSlice
+from reference.dialects.rtp_llm.resource import Resource
+
+
+def project(config: RtpConfig, source: Resource, selected: Sequence[int]) -> Resource:
+    """A sequence under canonical keys (RTP-LLM `projectConnectorResource`).
+
+    Connectors leave the last key of a sequence out unless it is aligned; where the partly filled block is on another
+    rank than the last, its key is appended once more, so that no whole block is left out in its stead.
+
+    Args:
+      config: groups and ranks.
+      source: the rank's sequence, with the keys of all logical blocks.
+      selected: the canonical keys that are wanted.
+    """
+    mapper = config.mapper
+    on_last_rank = (len(source.keys) - 1) % mapper.size == mapper.size - 1
+    keys = list(selected)
+    if not source.aligned and not on_last_rank:
+        keys.append(source.keys[-1])
+    projected = Resource(config.topology, keys, aligned=source.aligned)
+    projected.canonical = True
+    for policy, target, blocks in zip(config.policies, projected.groups, source.groups, strict=True):
+        positional = mapper.slice(policy) is not CpSlice.NONE
+        if mapper.mapping(policy) is CpMapping.BLOCK_ROUND_ROBIN:
+            positional = positional or len(blocks) <= len(keys) or len(blocks) < len(source.keys)
+        picked = blocks.blocks if positional else mapper.canonical_keys(blocks.blocks)
+        target.assign([*picked[: len(keys)], *[NULL] * (len(keys) - len(picked))])
+    return projected

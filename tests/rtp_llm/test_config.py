@@ -1,0 +1,63 @@
+"""Configurations under RTP-LLM's rules: which allocator they mean, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE, RtpConfig, reserve_for_ratio
+from hkv.errors import ConfigError
+from hkv.group_policy import EvictPolicy
+from hkv.topology import Topology
+from reference.dialects.rtp_llm.dialect import RTP_HYBRID, RTP_HYBRID_POOL, RTP_SINGLE
+from reference.dialects.rtp_llm.single import SingleAllocator
+from tests.rtp_llm.build import FULL, LINEAR, SWA, dsv4_allocator, group, single, tiny_hybrid, tiny_multi
+
+
+def test_the_topology_decides_the_allocator() -> None:
+    names = [of.config.name for of in (single(), tiny_hybrid(), tiny_multi(4, 4), dsv4_allocator())]
+    assert names == [SINGLE, HYBRID, HYBRID_POOL, HYBRID_POOL]
+    assert [dialect.name for dialect in (RTP_SINGLE, RTP_HYBRID, RTP_HYBRID_POOL)] == names[:3]
+    assert set(RTP_HYBRID.kinds) == {"FULL", "LINEAR", "SWA"}
+    with pytest.raises(ConfigError, match="one full-attention group"):
+        SingleAllocator(tiny_hybrid().config)
+
+
+def test_blocks_of_keys() -> None:
+    assert tiny_hybrid().config.block_size == 4
+    full = group("full", FULL, 4)
+    with pytest.raises(ConfigError, match="a block for each cache key"):
+        RtpConfig(topology=Topology((full, group("linear", LINEAR, 8))), num_blocks=(9,))
+    window = group("swa", SWA, 4)
+    with pytest.raises(ConfigError, match="tokens of all ranks"):
+        RtpConfig(topology=Topology((full, window)), num_blocks=(9,), cp_size=2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_blocks", (9, 9), "one number a pool"),
+        ("num_blocks", 9, "one number a pool"),
+        ("num_blocks", (1,), "at least 2"),
+        ("linear_step", -1, "at least 0"),
+        ("reserve_blocks", 1.5, "at least 0"),
+        ("cp_size", 0, "ranks"),
+        ("cp_rank", 1, "a rank"),
+        ("bugs", frozenset({"no-such-bug"}), "names of"),
+    ],
+)
+def test_impossible_numbers(field: str, value: object, message: str) -> None:
+    fields = {"topology": Topology((group("full", FULL, 4),)), "num_blocks": (9,), field: value}
+    with pytest.raises(ConfigError, match=message):
+        RtpConfig(**fields)
+
+
+def test_groups_that_lose_blocks_alone() -> None:
+    window = group("swa", SWA, 4, evict_policy=EvictPolicy.INDEPENDENT)
+    topology = Topology((group("full", FULL, 4), window))
+    assert RtpConfig(topology=topology, num_blocks=(9,)).independent_groups == frozenset()
+    config = RtpConfig(topology=topology, num_blocks=(9,), independent_eviction=True)
+    assert config.independent_groups == {1}
+
+
+def test_a_reserve_is_rounded_down() -> None:
+    assert (reserve_for_ratio(5, 99), reserve_for_ratio(5, 100)) == (4, 5)

@@ -1,0 +1,115 @@
+"""RTP-LLM's conformance vectors for ranks, store plans and transfers (J), and the projection for connectors."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
+from hkv.dialects.rtp_llm.transfers import (
+    Peer,
+    peer_buffers,
+    positions_to_transfer,
+    slice_for_peer,
+    store_plan,
+    tensor_parallel_peers,
+    transfer_key,
+)
+from hkv.errors import ConfigError, LayoutError
+from hkv.group_policy import CpMapping, CpSlice, default_policy
+from reference.dialects.rtp_llm.connector_projection import project
+from reference.dialects.rtp_llm.resource import Resource
+from tests.rtp_llm.build import FULL, LINEAR, SWA, tiny_hybrid
+
+N = -1
+ROUND = CpMapping.BLOCK_ROUND_ROBIN
+
+
+def test_j1_j2_local_blocks() -> None:
+    mapper = CpSlotMapper(0, 2, 4)
+    assert [mapper.local_blocks(seq) for seq in (0, 4, 5, 8, 12, 16)] == [0, 1, 1, 1, 2, 2]
+    assert [mapper.effective_tokens(seq, ROUND) for seq in (0, 4, 8, 12, 16)] == [0, 4, 4, 8, 8]
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_j3_every_rank_allocates_alike(rank: int) -> None:
+    mapper = CpSlotMapper(rank, 4, 8)
+    assert (mapper.local_blocks(55), mapper.effective_tokens(55, ROUND)) == (2, 16)
+
+
+@pytest.mark.parametrize("geometry", [(0, 0, 32), (0, 2, 0), (-1, 2, 32), (2, 2, 32)])
+def test_j4_bad_geometry(geometry: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError):
+        CpSlotMapper(*geometry)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "total", "plan"), [(4, 8, [(3, 0), (7, 1)]), (2, 1, [(0, 0)]), (2, 11, [(9, 4), (10, 5)]), (2, 0, [])]
+)
+def test_j9_store_plan_of_a_window(ranks: int, total: int, plan: list[tuple[int, int]]) -> None:
+    assert store_plan(default_policy(SWA), CpSlotMapper(0, ranks, 4), total) == plan
+
+
+def test_j10_store_plan_of_a_full_group() -> None:
+    assert store_plan(default_policy(FULL), CpSlotMapper(1, 2, 4), 5) == [(1, 0), (3, 1)]
+
+
+def test_store_plans_without_ranks() -> None:
+    alone = CpSlotMapper(0, 1, 4)
+    assert store_plan(default_policy(FULL), alone, 3, reused=1, hybrid=False) == [(1, 1), (2, 2)]
+    assert store_plan(default_policy(LINEAR), alone, 3, reused=1) == [(2, 2)]
+    assert store_plan(default_policy(SWA), alone, 3, reused=1) == [(1, 1), (2, 2)]
+
+
+@given(ranks=st.integers(1, 5), total=st.integers(0, 40))
+def test_full_groups_store_every_key_once(ranks: int, total: int) -> None:
+    plans = [store_plan(default_policy(FULL), CpSlotMapper(rank, ranks, 4), total) for rank in range(ranks)]
+    assert sorted(stored.key for plan in plans for stored in plan) == list(range(total))
+    assert all([stored.slot for stored in plan] == list(range(len(plan))) for plan in plans)
+
+
+def test_j13_peers_of_unlike_sides() -> None:
+    assert tensor_parallel_peers(4, 2, 3) == [Peer(1, (1, 0), (2, 1))]
+    assert tensor_parallel_peers(2, 4, 1) == [Peer(2, (2, 0), (1, 0)), Peer(3, (2, 1), (1, 0))]
+    assert tensor_parallel_peers(3, 2, 0) == []
+    with pytest.raises(ConfigError):
+        tensor_parallel_peers(2, 2, 2)
+
+
+def test_slices_for_peers() -> None:
+    assert slice_for_peer(CpSlice.NONE, 100, 90, 4, 1) == (0, 100)
+    assert slice_for_peer(CpSlice.EQUAL_BYTES, 100, 90, 4, 1) == (25, 25)
+    assert slice_for_peer(CpSlice.PAYLOAD_BYTES, 100, 90, 3, 2) == (60, 30)
+    for arguments in ((CpSlice.EQUAL_BYTES, 100, 90, 3, 0), (CpSlice.EQUAL_BYTES, 100, 90, 4, 4)):
+        with pytest.raises(LayoutError):
+            slice_for_peer(*arguments)
+    with pytest.raises(LayoutError, match="within the block"):
+        slice_for_peer(CpSlice.PAYLOAD_BYTES, 10, 90, 3, 2)
+
+
+def test_positions_and_names_of_transfers() -> None:
+    assert list(positions_to_transfer(5, reused=2, tail=2)) == [3, 4]
+    assert list(positions_to_transfer(5, reused=2)) == [2, 3, 4]
+    assert list(positions_to_transfer(5, reused=2, full_from_begin=True)) == [0, 1, 2, 3, 4]
+    assert list(positions_to_transfer(5, reused=2, hybrid=False, tail=2, full_from_begin=True)) == [2, 3, 4]
+    assert (transfer_key(7, 3), transfer_key(7, 3, "default"), transfer_key(7, 3, "full")) == (
+        "7-3",
+        "7-3",
+        "7-3-tag-full",
+    )
+    assert peer_buffers([8, N, 9], CpSlotMapper(1, 2, 4)) == [(1, 8), (5, 9)]
+
+
+@pytest.mark.parametrize(
+    ("count", "aligned", "keys"), [(4, True, [1, 3]), (4, False, [1, 3]), (5, False, [1, 3, 4]), (5, True, [1, 3])]
+)
+def test_a_partial_block_off_the_last_rank_gets_a_dummy_tail(count: int, aligned: bool, keys: list[int]) -> None:
+    config = tiny_hybrid(cp_size=2).config
+    source = Resource(config.topology, list(range(count)), aligned=aligned)
+    source.groups[0].assign(range(10, 10 + count))
+    source.groups[1].assign([20, 21, 22][: -(-count // 2)])
+    projected = project(config, source, [1, 3])
+    assert (projected.keys, projected.aligned, projected.canonical) == (keys, aligned, True)
+    assert projected.groups[0].blocks == [11, 13, N][: len(keys)]
+    assert projected.groups[1].blocks == [20, 21, 22][: len(keys)]

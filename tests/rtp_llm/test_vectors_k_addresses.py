@@ -1,0 +1,141 @@
+"""RTP-LLM's conformance vectors for addresses and copies (G23, H21, H27, K); sizes and budgets are planning's tests."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from hkv.dialects.rtp_llm.addresses import Addresses, Span
+from hkv.draft_modules import draft_layer_id
+from hkv.errors import LayoutError, TopologyError
+from hkv.group_policy import GroupType, default_policy
+from hkv.planning.rtp_llm import PoolPlan, dsv4
+from hkv.planning.rtp_llm.opaque import OpaqueContext, opaque
+from hkv.planning.rtp_llm.pools import budget_shares, finalize, independent_pools, shared_pool
+from hkv.planning.rtp_llm.sizes import indexer_scale_bytes, linear, mha, mla
+
+FULL, LINEAR, SWA = GroupType.FULL, GroupType.LINEAR, GroupType.SWA
+
+
+def plan(groups, num_blocks: int, shared: bool) -> Addresses:
+    sized = finalize(groups, num_blocks, shared=shared)
+    return Addresses(PoolPlan(tuple(sized), shared, num_blocks, *budget_shares(groups, shared=shared), 0))
+
+
+def hybrid() -> Addresses:
+    """Layers LLLFLLLF under the tags of vector H21."""
+    tags = ["l0", "l0", "l1", "f", "l1", "l2", "l2", "f"]
+    blocks = dict.fromkeys(tags, linear(key_heads=1, value_heads=1, head_dim=8, conv_kernel=2, block_size=4))
+    blocks["f"] = mha(heads=2, head_dim=64, block_size=4, dtype="int8")
+    policies = {tag: default_policy(FULL if tag == "f" else LINEAR) for tag in tags}
+    return plan(shared_pool(tags, blocks, policies), 4, True)
+
+
+def single(scale: int = 0, block: str = "mha") -> Addresses:
+    sized = mha(heads=4, head_dim=8, block_size=4, dtype="bfloat16")
+    if block == "mla":
+        sized = mla(lora=16, rope=8, block_size=4, dtype="bfloat16")
+    sized = dataclasses.replace(sized, scale=scale)
+    return plan(shared_pool(["default"] * 3, {"default": sized}, {"default": default_policy(FULL)}), 4, True)
+
+
+def test_k24_layers_come_before_blocks() -> None:
+    addresses = single()
+    stride = addresses.plan.groups[0].stride
+    assert addresses.address(1, 2) == (6 * stride, None)
+    assert addresses.address(0, 0) == (0, None)
+    for layer, block in ((3, 0), (0, 4), (0, -1), (-1, 0)):
+        with pytest.raises(LayoutError):
+            addresses.address(layer, block)
+
+
+def test_g23_sparse_models_copy_indexer_bytes() -> None:
+    scale = indexer_scale_bytes(256, 4)
+    assert scale == 1056
+    addresses = single(scale, "mla")
+    group = addresses.plan.groups[0]
+    memory = np.zeros(addresses.regions(group).end, np.uint8)
+    scales = {layer: addresses.address(layer, 0)[1] for layer in range(3)}
+    random = np.random.default_rng(0)
+    for layer, start in scales.items():
+        assert start is not None
+        memory[start : start + scale] = random.integers(0, 256, scale)
+        kv = addresses.address(layer, 0)[0]
+        memory[kv : kv + group.stride] = random.integers(0, 256, group.stride)
+    for source, target in ((0, 1), (1, 3)):
+        for old, new in addresses.copies(source, target):
+            assert old.size == new.size
+            memory[new.offset : new.offset + new.size] = memory[old.offset : old.offset + old.size]
+    for layer in range(3):
+        for kind, size in ((0, group.stride), (1, scale)):
+            at = [addresses.address(layer, block)[kind] for block in (0, 3, 2)]
+            first, copied, untouched = (memory[start : start + size] for start in at if start is not None)
+            assert np.array_equal(first, copied)
+            assert not untouched.any()
+
+
+def test_h21_layers_of_different_groups_share_places() -> None:
+    addresses = hybrid()
+    assert [(group.tag, group.layers) for group in addresses.plan.groups] == [
+        ("f", (3, 7)),
+        ("l0", (0, 1)),
+        ("l1", (2, 4)),
+        ("l2", (5, 6)),
+    ]
+    assert addresses.address(3, 1) == addresses.address(0, 1) == addresses.address(2, 1, "l1")
+    assert addresses.address(7, 1) == addresses.address(6, 1)
+    with pytest.raises(LayoutError, match="one of layer 3's: f"):
+        addresses.address(3, 1, "l0")
+
+
+def test_h27_by_tag_a_state_is_as_long_as_it_is() -> None:
+    addresses = hybrid()
+    full = addresses.plan.groups[0]
+    (state,) = addresses.buffers(0, 2, "l0")
+    assert state.size == addresses.plan.groups[1].block.bytes < full.stride
+    assert [span.size for span in addresses.buffers(0, 2)] == [full.stride, full.scale_stride]
+    assert [span.size for span in addresses.buffers(3, 2, "f")] == [full.stride, full.scale_stride]
+    assert addresses.parts(3, 2, 2, 1) == addresses.buffers(3, 2)
+
+
+def test_shares_of_heads_cover_a_block() -> None:
+    sized = mha(heads=4, head_dim=8, block_size=4, dtype="int8")
+    addresses = plan(shared_pool(["default"], {"default": sized}, {"default": default_policy(FULL)}), 3, True)
+    shares = [span for index in range(4) for span in addresses.parts(0, 1, 4, index)]
+    whole = addresses.buffers(0, 1)
+    assert len(shares) == 16
+    covered = sorted(byte for span in shares for byte in range(span.offset, span.offset + span.size))
+    assert covered == sorted(byte for span in whole for byte in range(span.offset, span.offset + span.size))
+    with pytest.raises(LayoutError):
+        addresses.parts(0, 1, 3, 0)
+
+
+def test_deepseek_v4_addresses_by_tag() -> None:
+    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=True)
+    blocks = {tag: opaque(desc, OpaqueContext(seq_size=256, kernel_tokens=128)) for tag, desc in descs.items()}
+    layers = [dsv4.layer_tags(ratio) for ratio in (0, 4, 128, 4)]
+    groups = independent_pools(layers, blocks, {tag: dsv4.policy(tag) for tag in descs}, kernel=128)
+    addresses = plan(groups, 9, False)
+    spans = [addresses.buffers(1, 5, tag) for tag in dsv4.CSA_TAGS]
+    assert len({span.pool for (span,) in spans}) == 5
+    (compressed,) = addresses.buffers(3, 2, "csa_kv")
+    assert compressed == Span(1, (1 * 9 + 2) * 2 * 19008, 2 * 19008)
+    with pytest.raises(LayoutError, match="one of layer 1's"):
+        addresses.address(1, 5)
+    with pytest.raises(LayoutError, match="one of layer 2's"):
+        addresses.address(2, 5, "csa_kv")
+    copied = list(addresses.copies(1, 2, "csa_kv"))
+    assert len(copied) == 2
+    with pytest.raises(LayoutError, match="one of layer"):
+        list(addresses.copies(1, 2))
+    with pytest.raises(LayoutError, match="one of"):
+        list(addresses.copies(1, 2, "nothing"))
+
+
+def test_k19_global_ids_of_draft_layers() -> None:
+    assert [draft_layer_id(2, *rest) for rest in ((0, 3, 0), (0, 3, 2), (1, 3, 0), (1, 3, 2))] == [2, 4, 5, 7]
+    for module, count, layer in ((-1, 3, 0), (0, 0, 0), (0, 3, 3)):
+        with pytest.raises(TopologyError):
+            draft_layer_id(2, module, count, layer)
