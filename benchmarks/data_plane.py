@@ -25,7 +25,6 @@ import data_plane_cases as cases
 import jax
 import numpy as np
 
-
 MIB = 1 << 20
 
 
