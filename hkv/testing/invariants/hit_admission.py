@@ -41,9 +41,10 @@ class HitAdmission:
             self._young.clear()
         elif isinstance(operation, oplog.LookupOp) and isinstance(answer, oplog.Hit):
             self._found = answer
-        elif isinstance(operation, oplog.AllocateOp) and isinstance(answer, oplog.Allocation):
-            if operation.id not in moment.before.rows and not operation.must_fit:
-                yield from self._judge(moment, operation, answer.blocks is not None)
+        elif isinstance(operation, oplog.AllocateOp) and not operation.must_fit:
+            granted = isinstance(answer, oplog.Allocation) and answer.blocks is not None
+            if operation.id not in moment.before.rows:
+                yield from self._judge(moment, operation, granted)
         self._young |= moment.after.entries - moment.before.entries
 
     def _judge(self, moment: Moment, operation: oplog.AllocateOp, granted: bool) -> Iterator[str]:

@@ -66,11 +66,11 @@ class Shadow:
         """A warm read returns what a cold run stores: nothing stale, nothing of others, no poison.
 
         Holds after every operation. Tokens that `advance` counts are computed: each reads the cached values of
-        `LayerSpec.readable`, in the row's blocks, and writes its own slot. Nobody resumes from a state of the same step. What a block held is gone when it is handed
-        out, or free without a key. Exceptions: rows of `opaque` groups, which are never shared; Mamba rows without
-        caching (`none`); a state among rejected drafts, whose column the engine leaves null; a chunk that starts inside
-        a Mamba block and goes beyond it, where a scheduler would have ended it: the state at the block's end counts as
-        written.
+        `LayerSpec.readable`, in the row's blocks, and writes its own slot. Nobody resumes from a state of the same
+        step. What a block held is gone when it is handed out, or free without a key. Exceptions: rows of `opaque`
+        groups, which are never shared; Mamba rows without caching (`none`); a state among rejected drafts, whose column
+        the engine leaves null; a chunk that starts inside a Mamba block and goes beyond it, where a scheduler would
+        have ended it: the state at the block's end counts as written.
         """
         operation = moment.operation
         if self._is_due(operation):

@@ -72,8 +72,8 @@ MUTANTS = (
         "event index",
         "traffic",
         REGISTRATION + "register_partial",
-        "if known:\n        return key\n",
-        "if known:\n        pool.events.append(Stored(group, (chain,), hash_block_size, [], None))\n        return key\n",
+        "if known:\n",
+        "if known:\n        pool.events.append(Stored(group, (chain,), hash_block_size, [], None))\n",
         ("partial",),
     ),
     mutant(

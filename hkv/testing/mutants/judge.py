@@ -12,7 +12,7 @@ from hkv.testing.suites.suite import Failure
 from hkv.testing.suites.traffic import TOTALITY
 
 SEEDS = 300
-"""Examples of traffic that a mutant may survive before it counts as a survivor; of other suites, `pace` times as many."""
+"""Examples of traffic before a mutant counts as a survivor; of other suites, `Suite.pace` times as many."""
 
 PATIENCE = 40
 """Further examples after one in which a legal operation failed, to find an invariant that says more."""

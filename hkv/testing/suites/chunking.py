@@ -21,7 +21,7 @@ class Prompt:
     prompt: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Progress:
     """A request in its prefill."""
 

@@ -131,7 +131,7 @@ def closing(case: TwoTexts) -> Iterator[str]:
         last = (column + 1) * case.scale - 1
         same = case.content(0, last) == case.content(1, last)
         if same != (views[0][column] == views[1][column]):
-            yield f"column {column} has {'different keys' if same else 'one key'}, though the texts up to it say otherwise"
+            yield f"column {column} has {'different keys' if same else 'one key'}, the texts up to it say otherwise"
 
 
 @case_check("key width", "B-I6")
