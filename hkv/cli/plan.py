@@ -8,6 +8,7 @@ from hkv.bugs import check_bugs
 from hkv.cli.byte_size import parse_bytes
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.plan_tables import print_pools, print_served
+from hkv.cli.request_length import parse_length
 from hkv.errors import ConfigError, PlanError
 from hkv.huggingface import KV_DTYPES, Model, ReadOptions, load_config, read_model
 from hkv.planning.report import pool_report, served_report
@@ -95,7 +96,7 @@ def command(
         context_parallel=dcp,
         kernel_block_size=kernel_block_size,
         layout=layout,
-        max_model_len=_length(max_model_len),
+        max_model_len=parse_length(max_model_len),
         max_in_flight_tokens=max_in_flight,
         caching=not no_prefix_caching,
         hybrid=not no_hybrid,
@@ -117,14 +118,3 @@ def _plan_pools(
     if json_path != "-":
         print_pools(report)
     write_json(json_path, report)
-
-
-def _length(text: str | None) -> int | None:
-    """Tokens of the longest request: None for the model's own, 0 for the longest that fits."""
-    if text is None:
-        return None
-    if text == "auto":
-        return 0
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ConfigError("max_model_len", text, "a positive number of tokens, or auto")
-    return int(text)

@@ -1,0 +1,116 @@
+"""Which cache `hkv replay` studies: groups and blocks as they are given, or what a model's plan makes of a memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from hkv.cli.byte_size import parse_bytes, show_bytes
+from hkv.cli.request_length import parse_length
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.errors import ConfigError
+from hkv.huggingface import ReadOptions, load_config, read_model
+from hkv.oracle.replay import planned, summary
+from hkv.oracle.replay.run import cache_config
+from hkv.oracle.replay.schedule import Schedule
+
+FOR_GROUPS = ("num_blocks",)
+FOR_MODELS = ("memory", "tp", "block_size", "kv_dtype", "draft")
+
+
+@dataclasses.dataclass(frozen=True)
+class StudiedCache:
+    """The cache of a replay, and what the command says about it.
+
+    Attributes:
+      config: the cache.
+      schedule: the numbers that steer the replay; its longest request is the cache's.
+      name: names the cache in a plot's title.
+      remark: one line on the plan it comes from, or "".
+    """
+
+    config: VllmConfig
+    schedule: Schedule
+    name: str
+    remark: str = ""
+
+
+def studied_cache(options: dict[str, Any]) -> StudiedCache:
+    """The cache that the command's options ask for.
+
+    Args:
+      options: the command's, by name.
+
+    Raises:
+      click.UsageError: both or neither of a model and groups, or an option of the other.
+      HKVError: the model, its plan or the groups cannot be used.
+    """
+    by_model = options["model"] is not None
+    if by_model == (options["groups"] is not None):
+        raise click.UsageError("one of --groups, with --num-blocks, and --model, with --memory, says which cache it is")
+    needed, other = ("memory", FOR_GROUPS) if by_model else ("num_blocks", FOR_MODELS)
+    given, missing = ("--model", "--memory") if by_model else ("--groups", "--num-blocks")
+    if options[needed] is None:
+        raise click.UsageError(f"{given} wants {missing} beside it")
+    for name in other:
+        if options[name] is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} is not for {given}")
+    return _of_model(options) if by_model else _of_groups(options)
+
+
+def _of_groups(options: dict[str, Any]) -> StudiedCache:
+    length = parse_length(options["max_model_len"])
+    if length == 0:
+        raise ConfigError("max_model_len", "auto", "a number of tokens; auto is for --model")
+    schedule = _schedule(options, Schedule.max_model_len if length is None else length)
+    config = cache_config(
+        options["groups"],
+        options["num_blocks"],
+        schedule,
+        caching=options["caching"],
+        eagle=options["eagle"],
+        retention_interval=options["retention"],
+    )
+    return StudiedCache(config, schedule, groups_text(options))
+
+
+def _of_model(options: dict[str, Any]) -> StudiedCache:
+    reading = {"tensor_parallel": options["tp"] or 1, "kv_dtype": options["kv_dtype"] or "auto"}
+    model = read_model(
+        load_config(options["model"]),
+        ReadOptions(block_size=options["block_size"], speculative_tokens=options["lookahead"], **reading),
+    )
+    draft = None
+    if options["draft"] is not None:
+        size = next((spec.block_size for spec in model.specs.values()), None)
+        draft = read_model(load_config(options["draft"]), ReadOptions(block_size=size, draft=True, **reading))
+    served, config = planned.planned_cache(
+        model,
+        parse_bytes(options["memory"]),
+        options["step_tokens"],
+        max_model_len=parse_length(options["max_model_len"]),
+        draft=draft,
+        caching=options["caching"],
+        eagle=options["eagle"],
+        retention_interval=options["retention"],
+    )
+    size = max(worker.bytes_per_block for worker in served.plan.workers)
+    groups = len(config.topology.groups)
+    remark = (
+        f"{model.model_type}: {groups} group{'s' * (groups > 1)}, {config.num_blocks:,} blocks of {show_bytes(size)}, "
+        f"hits at multiples of {config.scheduler_block_size:,} tokens, requests of up to {config.max_model_len:,}"
+    )
+    name = f"{model.model_type} in {options['memory']}"
+    return StudiedCache(config, _schedule(options, config.max_model_len), name, remark)
+
+
+def _schedule(options: dict[str, Any], max_model_len: int) -> Schedule:
+    names = ("step_tokens", "decode_tokens", "max_running", "lookahead", "closed_loop")
+    return Schedule(max_model_len=max_model_len, **{name: options[name] for name in names})
+
+
+def groups_text(options: dict[str, Any]) -> str:
+    """The groups as the command line takes them."""
+    return ",".join(summary.group_name(spec) for spec in options["groups"])

@@ -1,0 +1,146 @@
+"""`hkv replay --model`: the cache is the one that `hkv plan` makes of the model and the memory."""
+
+import json
+import pathlib
+
+import pytest
+
+from tests.cli.test_replay import run
+
+MODELS = pathlib.Path(__file__).parents[1] / "data" / "models"
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """Twelve requests that share 1,200 tokens and then go ways of their own, as token lists."""
+    path = tmp_path_factory.mktemp("traces") / "chat.jsonl"
+    shared = list(range(1200))
+    lines = [
+        {"timestamp": 400 * i, "tokens": [*shared, *range(10_000 * (i + 1), 10_000 * (i + 1) + 90)], "output_length": 7}
+        for i in range(12)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def config(name):
+    return str(MODELS / f"{name}.json")
+
+
+def document(monkeypatch, capsys, *arguments):
+    code, out, err = run(monkeypatch, capsys, *arguments, "--json", "-")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
+def test_groups_and_blocks_are_those_of_the_plan(monkeypatch, capsys, chat, name):
+    asked = ("--memory", "30GiB", "--max-model-len", "2048")
+    planned = document(monkeypatch, capsys, "plan", config(name), *asked)
+    arguments = ("--model", config(name), *asked, "--engine", "numpy", "--limit", "4")
+    replayed = document(monkeypatch, capsys, "replay", chat, *arguments)
+    assert replayed["totals"]["blocks"] == planned["num_blocks"] - 1
+    assert [group["layers"] for group in replayed["groups"]] == [group["layers"] for group in planned["groups"]]
+    assert [int(group["group"].split(":")[1]) for group in replayed["groups"]] == [
+        group["block_size"] for group in planned["groups"]
+    ]
+    unit = planned["scheduler_block_size"]
+    recurrent = any(group["kind"] == "mamba" for group in planned["groups"])
+    shared = 1200 // unit * unit
+    second = shared if not recurrent or 1289 // unit == 1200 // unit else 0
+    later = second if recurrent and len(planned["groups"]) == 1 else shared
+    hits = [0, second, later, later]
+    assert replayed["requests"]["hit"] == hits, "states are kept at a prompt's last block and where prompts part"
+
+
+def test_blocks_that_divide_no_id_are_compiled_and_checked(monkeypatch, capsys, chat):
+    """1,040-token blocks: hits end there, 160 shared tokens short, by the compiled cache and by the plain one."""
+    arguments = ("--model", config("nemotron_h"), "--memory", "1GiB", "--max-model-len", "2048")
+    replayed = document(monkeypatch, capsys, "replay", chat, *arguments, "--check")
+    assert replayed["requests"]["hit"] == [0] + [1040] * 11
+    assert {group["group"] for group in replayed["groups"]} == {"mamba:1040", "full:1040"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ids", "hit"),
+    [(1064, [1, 2, 4], 544), (1536, [1, 2, 3], 1088), (1536, [1, 2, 4], 0)],
+    ids=["in the second id", "in the third id", "past what is shared"],
+)
+def test_hash_ids_of_512_tokens_and_blocks_of_544(monkeypatch, capsys, tmp_path, tokens, ids, hit):
+    """A state is kept at the last block that the first prompt fills, wherever in an id that is."""
+    path = tmp_path / "ids.jsonl"
+    line = {"input_length": tokens, "output_length": 1}
+    lines = [line | {"timestamp": 0, "hash_ids": [1, 2, 3]}, line | {"timestamp": 9000, "hash_ids": ids}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = ("--model", config("qwen3_next"), "--memory", "8GiB", "--engine", "numpy")
+    assert document(monkeypatch, capsys, "replay", str(path), *arguments)["requests"]["hit"] == [0, hit]
+
+
+def test_longest_requests(monkeypatch, capsys, chat):
+    arguments = ("--model", config("gemma3_text"), "--engine", "numpy", "--limit", "2", "--memory", "600MiB")
+    _, out, _ = run(monkeypatch, capsys, "replay", chat, *arguments, "--max-model-len", "auto")
+    assert out.startswith("gemma3_text: 7 groups, 2,400 blocks of 256.00 KiB, hits at multiples of 16 tokens")
+    longest = int(" ".join(out.split()).partition("requests of up to ")[2].split()[0].replace(",", ""))
+    assert 4096 < longest < 131072
+    code, out, err = run(monkeypatch, capsys, "replay", chat, *arguments)
+    assert (code, out) == (2, "")
+    assert f"requests of {longest} tokens would fit" in err
+    refused = document(monkeypatch, capsys, "replay", chat, *arguments, "--max-model-len", "1200")
+    assert refused["totals"]["too_long"] == 2
+
+
+def test_tensor_parallelism_and_element_types_change_the_blocks(monkeypatch, capsys, chat):
+    def blocks(*more):
+        arguments = ("--model", config("llama"), "--memory", "4GiB", "--engine", "numpy", "--limit", "1", *more)
+        return document(monkeypatch, capsys, "replay", chat, *arguments)["totals"]["blocks"] + 1
+
+    whole = blocks()
+    assert blocks("--tp", "4") == 4 * whole
+    assert blocks("--kv-dtype", "fp8") == 2 * whole
+    assert blocks("--block-size", "32") == whole // 2
+
+
+def test_a_draft_and_the_drop_rule(monkeypatch, capsys, chat):
+    arguments = ("--model", config("llama"), "--memory", "8GiB", "--engine", "numpy", "--draft", config("llama"))
+    drafted = document(monkeypatch, capsys, "replay", chat, *arguments)
+    assert any(group["eagle"] for group in drafted["groups"])
+    assert drafted["requests"]["hit"][1] == 1200 - 16
+    every = document(
+        monkeypatch, capsys, "replay", chat, "--model", config("gpt_oss"), "--memory", "8GiB", "--engine", "numpy",
+        "--eagle", "1", "--retention", "0", "--limit", "3",
+    )  # fmt: skip
+    assert [group["eagle"] for group in every["groups"]] == [False, True]
+
+
+def test_without_caching_a_state_has_one_block(monkeypatch, capsys, chat):
+    arguments = ("--model", config("qwen3_next"), "--memory", "8GiB", "--engine", "numpy", "--no-caching")
+    replayed = document(monkeypatch, capsys, "replay", chat, *arguments, "--limit", "2")
+    assert replayed["totals"]["hit_tokens"] == 0
+    assert replayed["groups"][0]["group"] == "mamba:32768"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "one of --groups"),
+        (["--groups", "full:16", "--num-blocks", "9", "--model", "x"], "one of --groups"),
+        (["--groups", "full:16", "--num-blocks", "9", "--memory", "1GiB"], "--memory is not for --groups"),
+        (["--groups", "full:16", "--num-blocks", "9", "--tp", "2"], "--tp is not for --groups"),
+        (["--groups", "full:16", "--num-blocks", "9", "--max-model-len", "auto"], "auto is for --model"),
+        (["--model", config("llama"), "--num-blocks", "9"], "wants --memory"),
+        (["--model", config("llama"), "--memory", "1GiB", "--num-blocks", "9"], "--num-blocks is not for --model"),
+        (["--model", config("llama"), "--memory", "1"], "memory"),
+        (["--model", config("llama"), "--memory", "lots"], "80GiB"),
+        (["--model", config("llama"), "--memory", "1GiB", "--kv-dtype", "int3"], "kv_dtype"),
+        (["--model", config("llama"), "--memory", "1GiB", "--tp", "7"], "heads"),
+        (["--model", config("llama"), "--memory", "9GiB", "--eagle", "1"], "eagle_groups"),
+        (["--model", config("llama"), "--memory", "1GiB", "--max-model-len", "0"], "max_model_len"),
+        (["--model", "absent.json", "--memory", "1GiB"], "absent.json"),
+    ],
+)
+def test_unusable_caches_take_one_line(monkeypatch, capsys, chat, arguments, told):
+    code, out, err = run(monkeypatch, capsys, "replay", chat, *arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert err.startswith("hkv: ")
+    assert err.count("\n") == 1
