@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from hkv.oracle.repair import repaired
 
 ATTEMPTS = 3000
 """Most candidates that are tried."""
+
+SECONDS = 60.0
+"""Seconds after which no further candidate is tried, unless told otherwise: an engine may hang at each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Shrinker:
       right: the engine that counts.
       ids: `exact` or `isomorphic`, how block ids are compared.
       progress: called after each attempt with the number of operations left.
+      seconds: after so many no further candidate is tried.
 
     Attributes:
       progress: as given; may be set anew.
@@ -69,8 +74,9 @@ class Shrinker:
         right: EngineFactory,
         ids: str = "exact",
         progress: Callable[[int], None] = lambda left: None,
+        seconds: float = SECONDS,
     ) -> None:
-        self._tested, self._right, self._ids = tested, right, ids
+        self._tested, self._right, self._ids, self._seconds = tested, right, ids, seconds
         self.progress = progress
         self.attempts = 0
 
@@ -85,13 +91,13 @@ class Shrinker:
         return _first_disagreement(pair, header, operations)
 
     def shrink(self, case: Case) -> Case:
-        """The smallest case found: no single step makes it smaller, unless attempts ran out."""
-        best = _Best(case)
+        """The smallest case found: no single step makes it smaller, unless attempts or seconds ran out."""
+        best, deadline = _Best(case), time.monotonic() + self._seconds
         while True:
             before = best.case.size
             for simpler in STEPS:
                 for header, operations in simpler(best):
-                    if self.attempts >= ATTEMPTS:
+                    if self.attempts >= ATTEMPTS or time.monotonic() > deadline:
                         return best.case
                     self.attempts += 1
                     found = self.failing(header, operations)

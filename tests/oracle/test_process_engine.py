@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pathlib
 import select
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 from hkv.cli.check import command as check
 from hkv.cli.diff import command as diff
+from hkv.cli.replay import command as replay
 from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
 from hkv.oracle.engine import KeyedEngine, attempt
 from hkv.oracle.engines import engine_factory
@@ -217,3 +219,17 @@ def test_python_engines_by_file_and_by_module(tmp_path: pathlib.Path) -> None:
     for name in ("torch", f"{path}:Nothing", f"{tmp_path}/none.py:Mine", "no.such.module:Mine", "hkv:"):
         with pytest.raises(ConfigError, match="engine"):
             engine_factory(name)
+
+
+def test_replay_drives_a_process(program, tmp_path: pathlib.Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 100 * i, "input_length": 1200, "output_length": 20, "hash_ids": [0, 1, 9 + i]} for i in range(6)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = f"cmd:{program(SERVE)}"
+    arguments = [str(trace), "--groups", "full:16,swa:16:64", "--num-blocks", "400", "--json", "-"]
+    one, other = (CliRunner().invoke(replay, [*arguments, "--engine", name]) for name in (command, "numpy"))
+    assert one.exit_code == other.exit_code == 0, one.output
+    results = [json.loads(done.stdout) for done in (one, other)]
+    for name in ("requests", "finished", "hit_tokens", "blocks_in_use_peak", "steps"):
+        assert results[0]["totals"][name] == results[1]["totals"][name]
+    assert results[0]["totals"]["hit_tokens"] > 1000

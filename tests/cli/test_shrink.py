@@ -1,0 +1,80 @@
+"""`hkv shrink`, and what `hkv diff` makes of differences."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from click.testing import CliRunner
+
+from hkv.cli.check import command as check
+from hkv.cli.diff import command as diff
+from hkv.cli.shrink import command as shrink
+from hkv.errors import ConfigError
+from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.oracle.log_file import read_log, write_log
+from hkv.oracle.record import Only, record
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+WRONG = f"{ROOT / 'examples' / 'wrong_engine.py'}:WrongEngine"
+RENAMED = f"{ROOT / 'tests' / 'oracle' / 'test_renaming.py'}:Renamed"
+ONE_FULL = ["--kinds", "full_attention", "--max-groups", "1", "--version", "1", "--feature", "core"]
+
+
+@pytest.fixture
+def log(tmp_path: pathlib.Path) -> pathlib.Path:
+    recording = record(NumpyEngine, "core", 2, 1, 16, Only(frozenset({"full_attention"}), 1))
+    path = tmp_path / "long.jsonl"
+    write_log(path, recording.header, recording.operations, recording.answers)
+    return path
+
+
+def test_a_log_is_made_small(log: pathlib.Path) -> None:
+    done = CliRunner().invoke(shrink, [str(log), "--engine", WRONG])
+    assert done.exit_code == 0, done.output
+    assert "broken invariant: index" in done.output
+    small = log.with_name("long-small.jsonl")
+    assert len(read_log(small).operations) <= 8
+    assert CliRunner().invoke(check, [str(small)]).exit_code == 0
+    assert CliRunner().invoke(check, [str(small), "--engine", WRONG]).exit_code == 1
+
+
+def test_output_and_json(log: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "out" / "s.jsonl"
+    done = CliRunner().invoke(shrink, [str(log), "--engine", WRONG, "-o", str(target), "--json", "-"])
+    found = json.loads(done.stdout)
+    assert found["operations"] == len(read_log(target).operations) <= 8
+    assert found["operations_before_shrinking"] == len(read_log(log).operations)
+    assert found["invariant"] == "index"
+
+
+def test_engines_that_agree(log: pathlib.Path) -> None:
+    done = CliRunner().invoke(shrink, [str(log), "--engine", "numpy"])
+    assert isinstance(done.exception, ConfigError)
+    assert "numpy and numpy disagree" in str(done.exception)
+
+
+def test_diff_names_invariant_and_operation(tmp_path: pathlib.Path) -> None:
+    arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--save", str(tmp_path), "--json", "-"]
+    done = CliRunner().invoke(diff, arguments)
+    found = json.loads(done.stdout)["differences"]["core"]
+    assert (found["invariant"], found["operation"], found["operations"]) == ("index", "lookup id=r4", 7)
+    assert found["operations_before_shrinking"] == 70
+    assert len(read_log(found["log"]).operations) == 7
+
+
+def test_diff_without_shrinking(tmp_path: pathlib.Path) -> None:
+    arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--no-shrink"]
+    done = CliRunner().invoke(diff, arguments)
+    assert done.exit_code == 1
+    assert "  70 operations, on" in done.output
+    assert "50 more before these" in done.output
+    assert "broken invariant: index" in done.output
+
+
+def test_diff_up_to_a_renaming() -> None:
+    arguments = ["--engines", f"{RENAMED},numpy", "--seeds", "2", "--feature", "partial", "--no-shrink"]
+    assert CliRunner().invoke(diff, arguments).exit_code == 1
+    done = CliRunner().invoke(diff, [*arguments, "--ids", "isomorphic"])
+    assert done.exit_code == 0, done.output
