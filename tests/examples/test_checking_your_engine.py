@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+import hkv.oracle
 from hkv.oracle.engine import Engine
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import Only, draw
@@ -71,3 +72,19 @@ def test_the_methods_are_those_of_an_engine() -> None:
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)", TEXT):
         assert (ROOT / "docs" / target).exists(), target
+
+
+def test_the_python_that_is_shown_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    (shown,) = (block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "differ(" in block)
+    space: dict = {}
+    exec(shown, space)
+    assert len(space["recording"].operations) > 70
+
+
+def test_what_is_public_is_there() -> None:
+    for name in hkv.oracle.__all__:
+        assert getattr(hkv.oracle, name).__module__.startswith(("hkv.oracle", "collections", "typing")), name
+    assert set(hkv.oracle.__all__) <= set(dir(hkv.oracle))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = hkv.oracle.nothing
