@@ -1,0 +1,95 @@
+"""HKV's side of `benchmarks/replay.py`: prompts one at a time, or a whole schedule, compiled."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from hkv import cache
+from hkv.operations import WIDTH, Argument, Code, Column, Operations
+from hkv.oracle.replay import compiled
+from hkv.oracle.replay.compiled_state import Fate
+from hkv.state.state import Counter
+
+PROMPT = (Code.REQUEST, Code.LOOKUP, Code.ALLOCATE, Code.FREE, Code.DROP)
+"""What happens to a prompt."""
+
+
+def prepare(case: Any) -> compiled.Incoming:
+    """The requests as arrays: keys are made here."""
+    return compiled.incoming(case.arrivals, case.schedule.max_model_len)
+
+
+def run(case: Any, prepared: compiled.Incoming, ids: bool) -> dict[str, Any]:
+    """One run from an empty cache: what was decided, and the seconds of the dispatches; the first compiles."""
+    return _schedule(case, prepared, ids) if case.mode == "schedule" else _prompts(case, prepared, ids)
+
+
+def _schedule(case: Any, prepared: compiled.Incoming, ids: bool) -> dict[str, Any]:
+    config, schedule = case.config, case.schedule
+    sizes = compiled.Sizes.of(config, schedule, prepared)
+    room = 1 << 23 if ids else 0
+    replay = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes, diagnose=False, ids=room)
+    jax.block_until_ready(replay.resident)
+    start = time.perf_counter()
+    steps = replay.run()
+    seconds = time.perf_counter() - start
+    fates = replay.fates
+    return {
+        "seconds": seconds,
+        "hits": fates[:, Fate.HIT],
+        "ended": fates[:, Fate.ENDED],
+        "preemptions": int(fates[:, Fate.PREEMPTIONS].sum()),
+        "steps": steps,
+        "evictions": replay.evictions,
+        "ids": np.concatenate(replay.ids) if ids else None,
+        "queue": replay.free_queue(),
+    }
+
+
+def prompt_operations(prepared: compiled.Incoming, hash_block: int) -> Operations:
+    """REQUEST, LOOKUP, ALLOCATE of all that is left, FREE and DROP for each prompt, all in slot 0."""
+    count = prepared.count
+    table = np.zeros((len(PROMPT) * count + 1, WIDTH), np.int32)
+    for place, code in enumerate(PROMPT):
+        table[place : len(PROMPT) * count : len(PROMPT), Argument.CODE] = code
+    first = table[0 : len(PROMPT) * count : len(PROMPT)]
+    first[:, Argument.TOKENS] = prepared.requests[:-1, 1]
+    first[:, Argument.KEYS] = prepared.requests[:-1, 1] // hash_block
+    first[:, Argument.KEY_START] = prepared.requests[:-1, 3]
+    third = table[2 : len(PROMPT) * count : len(PROMPT)]
+    for argument, value in (
+        (Argument.NEW, -1),
+        (Argument.HIT, -1),
+        (Argument.SHARED_PREFIX, -1),
+        (Argument.ADVANCE, 1),
+    ):
+        third[:, argument] = value
+    return Operations(table, prepared.keys)  # type: ignore[arg-type]
+
+
+def _prompts(case: Any, prepared: compiled.Incoming, ids: bool) -> dict[str, Any]:
+    config = case.config
+    longest = int(prepared.requests[:-1, 1].max())
+    buckets = cache.buckets_for(config, requests=8, keys=prepared.num_keys, tokens=longest)
+    operations = jax.device_put(prompt_operations(prepared, config.hash_block_size))
+    parameters, state = jax.device_put(cache.init(config, buckets))
+    room = 2 * case.block_operations if ids else 0
+    jax.block_until_ready((operations, parameters, state))
+    start = time.perf_counter()
+    state, results = jax.block_until_ready(cache.run(parameters, state, operations, ids=room, only=PROMPT))
+    seconds = time.perf_counter() - start
+    table = np.asarray(results.table)[:-1]
+    cache.check(results)
+    counters = np.asarray(state.counters)
+    return {
+        "seconds": seconds,
+        "hits": table[1 :: len(PROMPT), Column.VALUE],
+        "preemptions": 0,
+        "evictions": int(counters[Counter.EVICTIONS]),
+        "ids": np.asarray(results.ids)[: int(results.counts[0])] if ids else None,
+        "queue": compiled.free_queue(jax.device_get(state)),
+    }
