@@ -3,13 +3,12 @@
 Slot p of a row is column p of `blocks`, with a block v, and the columns `p * ratio + j` of `kernel_blocks`, with the
 kernel blocks `v * ratio + j`, j below `ratio` (RTP-LLM `BlockIds`). Every change goes through one scatter that writes
 both, so that the two cannot fall out of step. Each operation is jitted and donates its first argument; a refused one
-changes nothing and says why in a `RowStatus`.
+changes nothing and says why in a `Status`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 from functools import partial
 
 import jax
@@ -17,24 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.errors import OperationError
+from hkv.state.status import Status
 
 INT32_MAX = 2**31 - 1
-
-
-class RowStatus(enum.IntEnum):
-    """What became of an operation on rows; all but OK leave the rows as they were."""
-
-    OK = 0
-    ROW = 1
-    """No such row."""
-    COUNT = 2
-    """A count below 0 or above the number of values given."""
-    POSITION = 3
-    """A slot beyond the row's length."""
-    LENGTH = 4
-    """The row would grow beyond its capacity, or have a length below 0; or it is empty and a slot was to be popped."""
-    BLOCK = 5
-    """A value that is neither null nor a block whose kernel blocks an int32 can name."""
 
 
 @partial(
@@ -99,16 +83,16 @@ def init_rows(num_rows: int, width: int, *, ratio: int = 1, null: int = 0, span:
 
 @partial(jax.jit, donate_argnums=0)
 def append(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) -> tuple[BlockRows, jax.Array]:
-    """Append `ids[:count]` to a row. Scalars int32[], `ids` int32[K]; the status is int32[], a `RowStatus`."""
+    """Append `ids[:count]` to a row. Scalars int32[], `ids` int32[K]; the status is int32[], a `Status`."""
     length = _length(rows, row)
     live = jnp.arange(ids.shape[0]) < count
     status = _first(
-        (~_is_row(rows, row), RowStatus.ROW),
-        (~_is_count(count, ids), RowStatus.COUNT),
-        (length > rows.blocks.shape[1] - count, RowStatus.LENGTH),
-        (jnp.any(live & ~_is_value(rows, ids)), RowStatus.BLOCK),
+        (~_is_row(rows, row), Status.NO_SUCH_ROW),
+        (~_is_count(count, ids), Status.BAD_COUNT),
+        (length > rows.blocks.shape[1] - count, Status.BAD_LENGTH),
+        (jnp.any(live & ~_is_value(rows, ids)), Status.BAD_BLOCK),
     )
-    live &= status == RowStatus.OK
+    live &= status == Status.OK
     rows = _write(rows, row, length + jnp.arange(ids.shape[0]), ids, live)
     return _set_length(rows, row, length + count, status), status
 
@@ -127,11 +111,11 @@ def append_all(rows: BlockRows, ids: jax.Array, counts: jax.Array) -> tuple[Bloc
     """
     live = jnp.arange(ids.shape[1]) < counts[:, None]
     status = _first(
-        ((counts < 0) | (counts > ids.shape[1]), RowStatus.COUNT),
-        (rows.lengths > rows.blocks.shape[1] - counts, RowStatus.LENGTH),
-        (jnp.any(live & ~_is_value(rows, ids), axis=1), RowStatus.BLOCK),
+        ((counts < 0) | (counts > ids.shape[1]), Status.BAD_COUNT),
+        (rows.lengths > rows.blocks.shape[1] - counts, Status.BAD_LENGTH),
+        (jnp.any(live & ~_is_value(rows, ids), axis=1), Status.BAD_BLOCK),
     )
-    served = status == RowStatus.OK
+    served = status == Status.OK
     positions = rows.lengths[:, None] + jnp.arange(ids.shape[1])
     row = jnp.broadcast_to(jnp.arange(ids.shape[0])[:, None], ids.shape)
     flat = (row.ravel(), positions.ravel(), ids.ravel(), (live & served[:, None]).ravel())
@@ -144,12 +128,12 @@ def assign(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) ->
     """Make `ids[:count]` a row's whole content. Scalars int32[], `ids` int32[K]; the status is int32[]."""
     live = jnp.arange(ids.shape[0]) < count
     status = _first(
-        (~_is_row(rows, row), RowStatus.ROW),
-        (~_is_count(count, ids), RowStatus.COUNT),
-        (count > rows.blocks.shape[1], RowStatus.LENGTH),
-        (jnp.any(live & ~_is_value(rows, ids)), RowStatus.BLOCK),
+        (~_is_row(rows, row), Status.NO_SUCH_ROW),
+        (~_is_count(count, ids), Status.BAD_COUNT),
+        (count > rows.blocks.shape[1], Status.BAD_LENGTH),
+        (jnp.any(live & ~_is_value(rows, ids)), Status.BAD_BLOCK),
     )
-    ok = status == RowStatus.OK
+    ok = status == Status.OK
     rows = _write(rows, row, jnp.arange(ids.shape[0]), ids, live & ok)
     rows = _blank(rows, row, count, _length(rows, row), ok)
     return _set_length(rows, row, count, status), status
@@ -160,12 +144,12 @@ def remove(rows: BlockRows, row: jax.Array, positions: jax.Array, count: jax.Arr
     """Set the slots `positions[:count]` of a row to null; the row keeps its length (RTP-LLM `BlockIds::remove`)."""
     live = jnp.arange(positions.shape[0]) < count
     status = _first(
-        (~_is_row(rows, row), RowStatus.ROW),
-        (~_is_count(count, positions), RowStatus.COUNT),
-        (jnp.any(live & ~_is_slot(rows, row, positions)), RowStatus.POSITION),
+        (~_is_row(rows, row), Status.NO_SUCH_ROW),
+        (~_is_count(count, positions), Status.BAD_COUNT),
+        (jnp.any(live & ~_is_slot(rows, row, positions)), Status.NO_SUCH_POSITION),
     )
     nulls = jnp.broadcast_to(rows.null, positions.shape)
-    return _write(rows, row, positions, nulls, live & (status == RowStatus.OK)), status
+    return _write(rows, row, positions, nulls, live & (status == Status.OK)), status
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -173,22 +157,22 @@ def swap(rows: BlockRows, row: jax.Array, first: jax.Array, second: jax.Array) -
     """Exchange two slots of a row. All int32[]; equal positions change nothing."""
     positions = jnp.stack([first, second])
     status = _first(
-        (~_is_row(rows, row), RowStatus.ROW),
-        (~jnp.all(_is_slot(rows, row, positions)), RowStatus.POSITION),
+        (~_is_row(rows, row), Status.NO_SUCH_ROW),
+        (~jnp.all(_is_slot(rows, row, positions)), Status.NO_SUCH_POSITION),
     )
     values = _take(rows, row, positions[::-1])
-    return _write(rows, row, positions, values, jnp.broadcast_to(status == RowStatus.OK, (2,))), status
+    return _write(rows, row, positions, values, jnp.broadcast_to(status == Status.OK, (2,))), status
 
 
 @partial(jax.jit, donate_argnums=0)
 def set_at(rows: BlockRows, row: jax.Array, position: jax.Array, block: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Put a block, or null, into a slot of a row. All int32[]."""
     status = _first(
-        (~_is_row(rows, row), RowStatus.ROW),
-        (~_is_slot(rows, row, position), RowStatus.POSITION),
-        (~_is_value(rows, block), RowStatus.BLOCK),
+        (~_is_row(rows, row), Status.NO_SUCH_ROW),
+        (~_is_slot(rows, row, position), Status.NO_SUCH_POSITION),
+        (~_is_value(rows, block), Status.BAD_BLOCK),
     )
-    return _write(rows, row, position[None], block[None], (status == RowStatus.OK)[None]), status
+    return _write(rows, row, position[None], block[None], (status == Status.OK)[None]), status
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -197,11 +181,11 @@ def resize(rows: BlockRows, row: jax.Array, length: jax.Array, value: jax.Array)
     width = rows.blocks.shape[1]
     old = _length(rows, row)
     status = _first(
-        (~_is_row(rows, row), RowStatus.ROW),
-        ((length < 0) | (length > width), RowStatus.LENGTH),
-        ((length > old) & ~_is_value(rows, value), RowStatus.BLOCK),
+        (~_is_row(rows, row), Status.NO_SUCH_ROW),
+        ((length < 0) | (length > width), Status.BAD_LENGTH),
+        ((length > old) & ~_is_value(rows, value), Status.BAD_BLOCK),
     )
-    ok = status == RowStatus.OK
+    ok = status == Status.OK
     columns = jnp.arange(width)
     grown = (columns >= old) & (columns < length) & ok
     rows = _write(rows, row, columns, jnp.broadcast_to(value, (width,)), grown)
@@ -214,11 +198,11 @@ def pop(rows: BlockRows, row: jax.Array) -> tuple[BlockRows, jax.Array, jax.Arra
     """Take the last slot off a row.
 
     Returns:
-      The rows; the block that stood there, int32[], null when refused; the status, LENGTH for an empty row.
+      The rows; the block that stood there, int32[], null when refused; the status, BAD_LENGTH for an empty row.
     """
     last = _length(rows, row) - 1
-    status = _first((~_is_row(rows, row), RowStatus.ROW), (last < 0, RowStatus.LENGTH))
-    ok = status == RowStatus.OK
+    status = _first((~_is_row(rows, row), Status.NO_SUCH_ROW), (last < 0, Status.BAD_LENGTH))
+    ok = status == Status.OK
     block = jnp.where(ok, _take(rows, row, last), rows.null)
     rows = _write(rows, row, last[None], block[None], ok[None], blank=True)
     return _set_length(rows, row, last, status), block, status
@@ -227,8 +211,8 @@ def pop(rows: BlockRows, row: jax.Array) -> tuple[BlockRows, jax.Array, jax.Arra
 @partial(jax.jit, donate_argnums=0)
 def move(rows: BlockRows, source: jax.Array, target: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Make row `target` what row `source` is and leave `source` empty (vLLM `BlockTable.move_row`). All int32[]."""
-    status = _first((~(_is_row(rows, source) & _is_row(rows, target)), RowStatus.ROW))
-    ok = (status == RowStatus.OK) & (source != target)
+    status = _first((~(_is_row(rows, source) & _is_row(rows, target)), Status.NO_SUCH_ROW))
+    ok = (status == Status.OK) & (source != target)
     outside = rows.lengths.shape[0]
     to, cleared = jnp.where(ok, target, outside), jnp.where(ok, source, outside)
     taken = jnp.where(ok, source, 0)
@@ -271,7 +255,7 @@ def _blank(rows: BlockRows, row, start, stop, ok) -> BlockRows:
 
 def _first(*conditions) -> jax.Array:
     """The status of the first condition that holds, OK if none does."""
-    status = jnp.int32(RowStatus.OK)
+    status = jnp.int32(Status.OK)
     for refused, code in reversed(conditions):
         status = jnp.where(refused, jnp.int32(code), status)
     return status
@@ -307,5 +291,5 @@ def _take(rows: BlockRows, row, positions) -> jax.Array:
 
 
 def _set_length(rows: BlockRows, row, length, status) -> BlockRows:
-    at = jnp.where(status == RowStatus.OK, row, rows.lengths.shape[0])
+    at = jnp.where(status == Status.OK, row, rows.lengths.shape[0])
     return dataclasses.replace(rows, lengths=rows.lengths.at[at].set(length, mode="drop"))

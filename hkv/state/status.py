@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 
+@enum.unique
 class Status(enum.IntEnum):
     """Why an operation did, or did not, take effect. Any code other than `OK` and `OUT_OF_RANGE` took nothing."""
 
@@ -36,9 +37,21 @@ class Status(enum.IntEnum):
     """Refused: a block that would have to be shared or copied is not there."""
     UNKNOWN_OPERATION = 13
     """Refused: no such operation in this program."""
+    NOT_COMPUTED = 14
+    """Refused: more tokens than the request has computed, or than it has."""
     ENGINE_FAILURE = 15
     """Refused: with the upstream defects that were asked for by name, the engine would run out of blocks halfway."""
     NOT_YET_WRITTEN = 16
     """Refused: the hit ends in a recurrent state that is written only when this very step has run."""
-    NOT_COMPUTED = 14
-    """Refused: more tokens than the request has computed, or than it has."""
+    STEP_FULL = 17
+    """Refused: a whole step hands out more blocks than its program has room for; the next step may serve the row."""
+    NO_SUCH_ROW = 18
+    """Refused: the block tables have no such row."""
+    BAD_COUNT = 19
+    """Refused: a count below 0 or above the number of values given."""
+    NO_SUCH_POSITION = 20
+    """Refused: a slot beyond the row's length."""
+    BAD_LENGTH = 21
+    """Refused: the row would outgrow its width or have a length below 0; or it is empty and a slot was to be popped."""
+    BAD_BLOCK = 22
+    """Refused: a value that is neither null nor a block whose kernel blocks an int32 can name."""
