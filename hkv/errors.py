@@ -70,6 +70,20 @@ class MissingExtraError(HKVError):
         super().__init__("package", package, f"it to be installed, {purpose}: pip install 'hkv[{extra}]'")
 
 
+class MissingEngineError(HKVError):
+    """An engine that HKV is compared with is not installed; no extra of HKV brings it.
+
+    Args:
+      package: the import name that failed.
+      purpose: what it is wanted for.
+      how: what makes an environment that has it.
+    """
+
+    def __init__(self, package: str, purpose: str, how: str) -> None:
+        self.package = package
+        super().__init__("package", package, f"it to be installed, {purpose}; {how} makes an environment that has it")
+
+
 class FileError(HKVError):
     """A file cannot be used.
 

@@ -18,7 +18,7 @@ class InstalledLayouts:
     """The layout functions of an installed vLLM.
 
     Raises:
-      MissingExtraError: vLLM is not installed.
+      MissingEngineError: vLLM is not installed.
     """
 
     def __init__(self) -> None:

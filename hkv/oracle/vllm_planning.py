@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from hkv.errors import MissingExtraError
+from hkv.errors import MissingEngineError
 from hkv.planning.options import PlanOptions
 from hkv.spec import (
     AttentionSpec,
@@ -41,7 +41,7 @@ class InstalledPlanner:
     """The planning functions of an installed vLLM. Importing it takes seconds: make one and keep it.
 
     Raises:
-      MissingExtraError: vLLM is not installed.
+      MissingEngineError: vLLM is not installed.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class InstalledPlanner:
                 warnings.simplefilter("ignore")
                 torch, backend, planning, sizes, interface, layouts = map(importlib.import_module, MODULES)
         except ImportError as error:
-            raise MissingExtraError("vllm", "vllm", "to plan with it") from error
+            raise MissingEngineError("vllm", "to plan with it", "benchmarks/make_vllm_environment.py") from error
         self._torch, self._interface, self._planning, self._sizes = torch, interface, planning, sizes
         self._multiple_of, self._layouts = backend.MultipleOf, layouts.KVCacheLayout
 

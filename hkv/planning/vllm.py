@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hkv.errors import LayoutError, PlanError
+from hkv.layout_resolution import DEFAULT_PREFERENCE, check_groups, legal_orders
 from hkv.orders import Order
 from hkv.planning.block_sizes import resolve_block_sizes
 from hkv.planning.grouping import group_layers
-from hkv.planning.layouts import candidate_orders, check_order
 from hkv.planning.options import PlanOptions
 from hkv.planning.plan import Plan, PlannedGroup, WorkerPlan
 from hkv.planning.sizing import check_fits, fit_length, request_blocks
@@ -103,7 +103,7 @@ def _all_layers(workers: Sequence[Mapping[str, LayerSpec]]) -> dict[str, LayerSp
 def _without_cache(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int], options: PlanOptions) -> Plan:
     """The plan of a model that caches nothing: the null block alone."""
     plans = tuple(WorkerPlan((), 1, 0, (), bytes_, 1) for bytes_ in memory)
-    order = Order.parse(options.layout) if options.layout else candidate_orders([], options.supported_layouts)[0]
+    order = Order.parse(options.layout) if options.layout else _candidates(options)[0]
     return Plan((), plans, 1, order.value, 1, 1, options.limits.max_model_len, 0)
 
 
@@ -115,13 +115,20 @@ def _grouped(
         order = Order.parse(options.layout)
         return order, _checked(layers, workers, order, options)
     refusal: PlanError | LayoutError | None = None
-    for order in candidate_orders(list(layers.values()), options.supported_layouts):
+    for order in legal_orders(layers.values(), _candidates(options)):
         try:
             return order, _checked(layers, workers, order, options)
         except (PlanError, LayoutError) as error:
             refusal = refusal or error
     assert refusal is not None
     raise refusal
+
+
+def _candidates(options: PlanOptions) -> tuple[Order, ...]:
+    """Orders that the attention backends accept, best first."""
+    if options.supported_layouts is None:
+        return DEFAULT_PREFERENCE
+    return tuple(map(Order.parse, options.supported_layouts))
 
 
 def _checked(
@@ -131,7 +138,7 @@ def _checked(
     groups = group_layers(layers, order, options)
     for owned in workers:
         share = [group.restricted(set(owned)) for group in groups]
-        check_order(order, share)
+        check_groups(order, [group.specs for group in share])
         if owned:
             cache_tensors(share, order, 1, bytes_per_block(share, order))
     return groups

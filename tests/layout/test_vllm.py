@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hkv.content import quantize
-from hkv.errors import HKVError, MissingExtraError
+from hkv.errors import HKVError, MissingEngineError
 from hkv.layout import Layout
 from hkv.oracle.vllm_layouts import InstalledLayouts, random_cases, spec_of
 from hkv.spec import FullAttention
@@ -84,7 +84,7 @@ def test_recorded_answers(data_dir):
 def test_installed_answers():
     try:
         installed = InstalledLayouts()
-    except MissingExtraError as error:
+    except MissingEngineError as error:
         pytest.skip(str(error))
     outcomes = {}
     for case in random_cases(2000, seed=7):
@@ -101,7 +101,7 @@ def test_nvfp4_planes_lie_where_vllm_splits_them():
     """In HND its data and scales lie as HKV says; in NHD, which HKV refuses, they share bytes."""
     try:
         InstalledLayouts()
-    except MissingExtraError as error:
+    except MissingEngineError as error:
         pytest.skip(str(error))
     split = importlib.import_module("vllm.utils.torch_utils").nvfp4_split_data_scale
     torch = importlib.import_module("torch")

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.errors import PlanError
+from hkv.errors import ConfigError, PlanError
 from hkv.huggingface import ReadOptions, load_config, read_model
 from hkv.planning import Plan, PlanOptions, plan_vllm
 from hkv.planning.cache_config import cache_config
 from hkv.planning.residency import simulate
 from hkv.planning.served import Serving, serve
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, RequestLimits, SlidingWindow
+from hkv.topology import Topology
 from reference.dialects.vllm.manager import Manager
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
@@ -90,3 +91,12 @@ def test_a_model_without_a_cache_has_nothing_to_manage() -> None:
     empty = plan_vllm([{}], [1 << 20], PlanOptions(limits=limits))
     with pytest.raises(PlanError, match="at least one group"):
         cache_config(empty, limits)
+
+
+def test_the_manager_takes_one_pool() -> None:
+    model = read_model(load_config(MODELS / "gpt_oss.json"), ReadOptions())
+    served = serve(model, Serving(memory=80 << 30))
+    config = cache_config(served.plan, served.limits)
+    apart = Topology(config.topology.groups, pools="independent")
+    with pytest.raises(ConfigError, match=r"topology.pools = 'independent': expected shared"):
+        dataclasses.replace(config, topology=apart)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.errors import HKVError, MissingExtraError, PlanError
+from hkv.errors import HKVError, MissingEngineError, PlanError
 from hkv.orders import Order
 from hkv.planning import Plan, PlanOptions, plan_vllm
 from hkv.planning.packed import approximate_gcd
@@ -84,8 +84,8 @@ def test_plans_equal_those_of_an_installed_vllm() -> None:
 
     try:
         planner = InstalledPlanner()
-    except MissingExtraError:
-        pytest.skip("vLLM is not installed")
+    except MissingEngineError as error:
+        pytest.skip(str(error))
     for seed in range(150):
         case = draw_layer_set(seed)
         theirs = planner.plan(case.workers, case.memory, case.options)

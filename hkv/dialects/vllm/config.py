@@ -62,6 +62,8 @@ class VllmConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        if self.topology.pools != "shared":
+            raise ConfigError("topology.pools", self.topology.pools, "shared: all groups have one pool")
         for index, spec in enumerate(self.topology.specs):
             self._check_group(index, spec)
         if len(self.topology.groups) == 1 and self.caching and self.hash_block_size != self.block_size(0):
