@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
+from hkv.errors import OperationError
 from hkv.group_policy import GroupType
 from reference.dialects.rtp_llm.block_ids import BlockIds
 from reference.dialects.rtp_llm.kinds.full import FullKind
@@ -55,24 +56,35 @@ class Allocator(abc.ABC):
     def malloc(self, info: MallocInfo) -> MallocResult:
         """Blocks for a request's tokens: all of them when it is new, more of them when it grew.
 
-        A refused request keeps exactly what it had.
+        A refused request keeps exactly what it had. What was evicted to make room for it stays evicted.
+
+        Raises:
+          OperationError: a window's last blocks would not be there, as a hit brings none for a group without reuse
+            and only one for others; RTP-LLM throws, here the request keeps what it had.
         """
         if info.resource.current_blocks:
             return self.grow(info)
         verdict = self.capacity(info, available=False)
         if verdict is not Verdict.NONE:
             return MallocResult(0, verdict)
-        begun = self.begin(info)
-        grown = self.grow(info) if begun.success else begun
+        try:
+            begun = self.begin(info)
+            grown = self.grow(info) if begun.success else begun
+        except OperationError:
+            self._abandon(info.resource)
+            raise
         if grown.success:
             return begun
         verdict = grown.verdict
         if verdict is Verdict.INTERNAL_ERROR:
             verdict = self.capacity(info, available=True) or Verdict.INTERNAL_ERROR
-        self.free(info.resource)
-        for row in info.resource.rows:
-            row.device_reuse = 0
+        self._abandon(info.resource)
         return MallocResult(0, verdict)
+
+    def _abandon(self, resource: BatchResource) -> None:
+        self.free(resource)
+        for row in resource.rows:
+            row.device_reuse = 0
 
     @abc.abstractmethod
     def begin(self, info: MallocInfo) -> MallocResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hkv.dialects.rtp_llm.config import NULL
+from hkv.errors import OperationError
 from reference.dialects.rtp_llm.allocator import Allocator
 from reference.dialects.rtp_llm.block_ids import BlockIds
 from reference.dialects.rtp_llm.forks import fork_hybrid
@@ -65,20 +66,29 @@ class HybridAllocator(Allocator):
     def grow(self, info: MallocInfo) -> MallocResult:
         """Every list of every sequence grows, or none does; then what decoding does not need is given back."""
         done: list[_Step] = []
-        for row in info.resource.rows:
-            for kind, blocks in zip(self.kinds, row.groups, strict=True):
-                length = len(blocks)
-                seq = self.effective(kind.group, info.length)
-                filled = kind.malloc(blocks, seq, info.reuse, info.tokens.reserve)
-                if filled is None:
-                    for step in reversed(done):
-                        step.kind.undo(step.blocks, step.length, step.filled)
-                    return MallocResult(0, Verdict.INTERNAL_ERROR)
-                done.append(_Step(kind, blocks, length, filled))
+        try:
+            granted = self._extend(info, done)
+        except OperationError:
+            _undo(done)
+            raise
+        if not granted:
+            _undo(done)
+            return MallocResult(0, Verdict.INTERNAL_ERROR)
         if info.cleanup:
             for step in done:
                 step.kind.cleanup(step.blocks, info.reuse, info.tokens.reserve)
         return MallocResult()
+
+    def _extend(self, info: MallocInfo, done: list[_Step]) -> bool:
+        """Extend list after list, noting in `done` what was; False at the first that cannot be."""
+        for row in info.resource.rows:
+            for kind, blocks in zip(self.kinds, row.groups, strict=True):
+                length, seq = len(blocks), self.effective(kind.group, info.length)
+                filled = kind.malloc(blocks, seq, info.reuse, info.tokens.reserve)
+                if filled is None:
+                    return False
+                done.append(_Step(kind, blocks, length, filled))
+        return True
 
     def insert(self, resource: BatchResource, tokens: int, resident: bool = False) -> None:
         """All sequences, last key first, so that a prefix's first keys are the last to be evicted."""
@@ -131,3 +141,8 @@ class HybridAllocator(Allocator):
 
     def update(self, resource: BatchResource, sources: list[int], copy_last: bool) -> list[CopyPair] | None:
         return fork_hybrid(self, resource, sources, copy_last)
+
+
+def _undo(done: list[_Step]) -> None:
+    for step in reversed(done):
+        step.kind.undo(step.blocks, step.length, step.filled)

@@ -97,10 +97,14 @@ class Manager:
         for known, more in zip(request.tokens, tokens, strict=True):
             known += more
         request.lengths.set_length(len(request.tokens[0]))
+        if request.resource.current_blocks == 0:
+            _forget_keys(request)
 
     def insert(self, id: str, *, resident: bool = False) -> None:
         """Enter a request's whole blocks into the cache; the key of a partly filled one is dropped."""
         request = self._request(id)
+        if request.resource.current_blocks == 0:
+            raise OperationError("id", id, "a request with blocks")
         if not request.resource.aligned:
             for row in request.resource.rows:
                 _set_keys(row, RollingKeys(tuple(row.keys[:-1]), True))
@@ -116,8 +120,10 @@ class Manager:
         return pairs
 
     def free(self, id: str) -> None:
-        """A request gives all its blocks back; it may come again."""
-        self.allocator.free(self._request(id).resource)
+        """A request gives all its blocks back; when it comes again, it is new, its keys included."""
+        request = self._request(id)
+        self.allocator.free(request.resource)
+        _forget_keys(request)
 
     def drop(self, id: str) -> None:
         """A request that holds nothing is forgotten."""
@@ -152,6 +158,11 @@ class Manager:
             return self.requests[id]
         except KeyError:
             raise OperationError("id", id, "a request that arrived and was not dropped") from None
+
+
+def _forget_keys(request: Request) -> None:
+    for row in request.resource.rows:
+        _set_keys(row, RollingKeys())
 
 
 def _set_keys(row: Resource, keys: RollingKeys) -> None:

@@ -39,7 +39,11 @@ class SwaKind(Kind):
         return max(self.need(seq + remaining, 0, reserve) - len(current.real), 0)
 
     def malloc(self, blocks: BlockIds, seq: int, reuse: bool, reserve: int = 0) -> list[int] | None:
-        """Appends only; holes stay."""
+        """Appends only; holes stay.
+
+        Raises:
+          OperationError: the last blocks would be holes; nothing was changed.
+        """
         start = len(blocks)
         total = start + self.need(seq, start, reserve)
         wanted = [p for p in range(start, total) if self.allocated(p, seq, reserve, reuse)]
@@ -49,7 +53,11 @@ class SwaKind(Kind):
         blocks.resize(total)
         for position, block in zip(wanted, fresh, strict=True):
             blocks.set_at(position, block)
-        self.check_tail(blocks)
+        try:
+            self.check_tail(blocks)
+        except OperationError:
+            self.undo(blocks, start, ())
+            raise
         return []
 
     def cleanup(self, blocks: BlockIds, reuse: bool, reserve: int = 0) -> None:
