@@ -43,6 +43,11 @@ class Case:
     mismatch: Mismatch
 
     @property
+    def fails(self) -> bool:
+        """Whether an engine fails, rather than answers wrongly."""
+        return self.mismatch.field == "error"
+
+    @property
     def size(self) -> tuple[int, int, int]:
         """What shrinking makes smaller: operations, then tokens and other numbers, then blocks and groups."""
         numbers = sum(map(_weight, self.operations))
@@ -54,7 +59,7 @@ class Shrinker:
 
     Every candidate is first repaired: operations that can no longer follow are left out, numbers that no longer fit are
     cut, so that what is left is legal traffic whichever part was taken away. It counts if the engines still disagree,
-    wherever; what comes after the first disagreement is dropped.
+    wherever, and a wrong answer does not turn into a failure; what comes after the first disagreement is dropped.
 
     Args:
       tested: the engine in doubt.
@@ -101,7 +106,7 @@ class Shrinker:
                         return best.case
                     self.attempts += 1
                     found = self.failing(header, operations)
-                    if found is not None and found.size < best.case.size:
+                    if found is not None and found.size < best.case.size and found.fails == case.fails:
                         best.case = found
                     self.progress(len(best.case.operations))
             if best.case.size >= before:

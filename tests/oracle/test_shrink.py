@@ -15,7 +15,7 @@ from hkv.oracle.engine import Failure, attempt
 from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.lifecycle import Lifecycle
 from hkv.oracle.log_file import read_log, write_log
-from hkv.oracle.oplog import AllocateOp, Allocation, CacheState, Header, Hit
+from hkv.oracle.oplog import AllocateOp, Allocation, CacheState, Header, Hit, LookupOp, ResetOp
 from hkv.oracle.record import differ, record
 from hkv.oracle.repair import repaired
 from hkv.oracle.shrink import Case, Shrinker
@@ -108,3 +108,25 @@ def test_whatever_is_left_out_repairs_to_legal_traffic(data: st.DataObject) -> N
         answers.append(answer)
     if all(keep):
         assert performed == recording.operations
+
+
+class Nervous(NumpyEngine):
+    """Hits one token more, and cannot be reset."""
+
+    def lookup(self, id: str) -> Hit:
+        found = super().lookup(id)
+        return Hit(found.hit + 1, found.blocks, found.shared_prefix) if found.hit else found
+
+    def reset(self) -> bool:
+        raise RuntimeError("cannot reset")
+
+
+def test_a_wrong_answer_does_not_become_a_failure() -> None:
+    for seed in range(8):
+        recording, parted = differ(Nervous, NumpyEngine, "core", seed, 2, 10)
+        if parted is None:
+            continue
+        case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
+        small = Shrinker(Nervous, NumpyEngine).shrink(case)
+        assert small.fails == case.fails
+        assert isinstance(small.operations[-1], ResetOp if case.fails else LookupOp)
