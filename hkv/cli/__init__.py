@@ -67,7 +67,23 @@ def main() -> None:
     except HKVError as error:
         print(f"hkv: {error}", file=sys.stderr)
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        _blame_foreign_reference(error)
+        raise
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _blame_foreign_reference(error: ModuleNotFoundError) -> None:
+    """If a part of `reference` is missing, says which other package of that name hides HKV's, and ends."""
+    if (error.name or "").partition(".")[0] != "reference":
+        return
+    from hkv.oracle.engines.numpy import check_reference
+
+    try:
+        check_reference()
+    except HKVError as shadowed:
+        print(f"hkv: {shadowed}", file=sys.stderr)
+        sys.exit(2)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -78,3 +81,16 @@ def test_diff_up_to_a_renaming() -> None:
     assert CliRunner().invoke(diff, arguments).exit_code == 1
     done = CliRunner().invoke(diff, [*arguments, "--ids", "isomorphic"])
     assert done.exit_code == 0, done.output
+
+
+def test_a_foreign_reference_is_named(log: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "__init__.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import hkv.cli; hkv.cli.main()"
+    for arguments in (["explain", str(log), "--line", "3"], ["diff", "--engines", "numpy,numpy"], ["shrink", str(log)]):
+        command = [sys.executable, "-c", script, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith("hkv: package reference = ")
+        assert len(done.stderr.splitlines()) == 1
