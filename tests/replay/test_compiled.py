@@ -125,7 +125,7 @@ def test_the_traffic_meets_every_outcome():
     """Preemptions, postponements, both refusals, evictions, hits, and six of the reasons."""
     seen, reasons = {"preemptions": 0, "put_off": 0, "evictions": 0, "hits": 0}, set()
     outcomes = set()
-    for seed in range(len(GROUPS)):
+    for seed in range(2 * len(GROUPS)):
         text, least, most = GROUPS[seed % len(GROUPS)]
         schedule = Schedule(step_tokens=64, decode_tokens=1 + seed % 2, max_running=8, max_model_len=110 + 65 * (seed % 3))
         config = cache(text, least if seed % 3 else most, schedule)
