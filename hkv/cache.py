@@ -1,7 +1,8 @@
 """The verbs of a cache: pure functions from state to state, compiled.
 
-Every verb is `run` with the one operation: `run(parameters, state, operations)` performs a whole batch of mixed operations
-in one dispatch. The state is donated: use the one that is returned. Results and events are outputs, never state.
+Every verb is `run` with the one operation: `run(parameters, state, operations)` performs a whole batch of mixed
+operations in one dispatch. The state is donated: use the one that is returned. Results and events are outputs, never
+state.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def init(config: VllmConfig, buckets: Buckets) -> tuple[Parameters, State]:
 def buckets_for(config: VllmConfig, *, requests: int = 32, keys: int = 4096, tokens: int | None = None) -> Buckets:
     """Static sizes that a configuration fits, rounded up so that few executables serve many configurations.
 
+    Small caches get more than they need, so that nearly all of them have the same sizes.
+
     Args:
       config: the configuration.
       requests: requests at the same time.
@@ -51,22 +54,27 @@ def buckets_for(config: VllmConfig, *, requests: int = 32, keys: int = 4096, tok
     """
     tokens = config.max_model_len if tokens is None else min(tokens, config.max_model_len)
     sizes = config.block_sizes or (config.hash_block_size,)
+    small = config.num_blocks <= SMALL
     row = max(-(-tokens // size) for size in sizes) + 2
     parts = max((size // config.hash_block_size for size in sizes), default=1) - 1 if config.caching else 0
     return Buckets(
         blocks=_rounded(config.num_blocks, 256),
         requests=_rounded(requests, 8),
-        groups=max(4, 1 << len(sizes).bit_length()),
-        row=_rounded(row, 64),
-        chain=_rounded(-(-tokens // config.hash_block_size) + 2, 64),
+        groups=max(8 if small else 4, 1 << len(sizes).bit_length()),
+        row=_rounded(row, 512),
+        chain=_rounded(-(-tokens // config.hash_block_size) + 2, 512),
         keys=_rounded(keys, 1024),
-        parts=0 if parts == 0 else _rounded(parts, 8, 4) - 1 if parts > 7 else 7,
+        parts=_rounded(parts + 1, 8) - 1 if parts or small else 0,
     )
 
 
-def _rounded(size: int, least: int, factor: int = 4) -> int:
+SMALL = 1024
+"""Blocks of a pool that counts as small."""
+
+
+def _rounded(size: int, least: int) -> int:
     while least < size:
-        least *= factor
+        least *= 4
     return least
 
 
@@ -96,13 +104,15 @@ def run(
 
 
 def pure(ids: int = 0, events: int = 0, only: tuple[Code, ...] = ALL) -> Callable[..., tuple[State, Results]]:
-    """`run` as a function to use inside other compiled functions, or to `vmap` over stacked states: not jitted itself."""
+    """`run` as a function to use inside compiled functions, or to `vmap` over stacked states. It is not jitted."""
     return _batchable(tuple(only), ids, events)
 
 
 @functools.cache
 def _jitted(only: tuple[Code, ...], ids: int, events: int) -> Callable[..., tuple[State, Results]]:
-    return jax.jit(_batchable(only, ids, events), donate_argnums=(1,))
+    program = jax.jit(_batchable(only, ids, events), donate_argnums=(1,))
+    _programs.append(program)
+    return program
 
 
 @functools.cache
@@ -125,6 +135,23 @@ def _batchable(only: tuple[Code, ...], ids: int, events: int) -> Callable[..., t
         return new, jax.tree.map(lambda _: True, new)
 
     return single
+
+
+def forget_programs() -> None:
+    """Forgets every compiled `run`: the next one is traced and compiled anew."""
+    for program in _programs:
+        program.clear_cache()
+    _programs.clear()
+    _jitted.cache_clear()
+    _batchable.cache_clear()
+
+
+def count_programs() -> int:
+    """How many times `run` was compiled since `forget_programs`."""
+    return sum(program._cache_size() for program in _programs)
+
+
+_programs: list[Any] = []
 
 
 def _verb(code: Code, doc: str) -> Callable[..., tuple[State, Results]]:
@@ -169,10 +196,14 @@ commit = _verb(Code.COMMIT, "Registers the blocks that the first `tokens` tokens
 retire = _verb(Code.RETIRE, "Gives back the blocks that the query at `tokens` cannot read.")
 free = _verb(Code.FREE, "A running request gives its blocks back and waits.")
 drop = _verb(Code.DROP, "A waiting request is forgotten.")
+copies = _verb(Code.COPIES, "Copies are made: the blocks in `payload` give back the references that these held.")
 step = _verb(Code.STEP, "A new scheduling step begins.")
 evict = _verb(Code.EVICT, "The blocks in `payload` lose their keys.")
 reset = _verb(Code.RESET, "All blocks lose their keys, unless one is in use.")
-fork = _verb(Code.FORK, "The waiting request in slot `tokens` is started from the running one in `slot`.")
+fork = _verb(
+    Code.FORK,
+    "A request is started in the empty slot `tokens` from the one in `slot`; the results name the copies to make.",
+)
 
 
 def check(results: Results) -> None:

@@ -41,10 +41,12 @@ class Code(enum.IntEnum):
     RESET = 11
     """All blocks lose their keys, unless one is in use."""
     FORK = 12
-    """The request in slot TOKENS is started from the running request in SLOT: it shares its full blocks, and gets blocks
-    of its own in place of the last partial ones. It must be waiting, and no longer than the other is computed."""
+    """A request is started in the empty slot TOKENS from the running one in SLOT: it shares that one's full blocks, and
+    gets copies of its own of the last ones, which are still being written."""
     STEP = 13
     """A new scheduling step begins."""
+    COPIES = 14
+    """Copies are made: KEYS block ids, from KEY_START on, give back a reference each, in that order."""
 
 
 class Argument(enum.IntEnum):
@@ -83,12 +85,13 @@ class Argument(enum.IntEnum):
 WIDTH = 16
 """Columns of `Operations.table`."""
 
-RESULT_FRONT = 4
+RESULT_FRONT = 5
 """Columns of `Results.table` before those of the groups."""
 
 
 class Column(enum.IntEnum):
-    """Columns of `Results.table`; then follow, for each group, first and last-but-one entry of the row that it is about."""
+    """Columns of `Results.table`; then follow, for each group, first and last-but-one entry of the row that it is
+    about."""
 
     STATUS = 0
     """`hkv.state.status.Status`."""
@@ -98,6 +101,9 @@ class Column(enum.IntEnum):
     """LOOKUP: the longest hit of a single group if that is longer than the hit, else 0."""
     IDS = 3
     """Where its block ids begin in `Results.ids`."""
+    COPIES = 4
+    """ALLOCATE, FORK: how many blocks are to be copied. ALLOCATE reports them before its other ids, three integers
+    each: the group, the block, its copy; both hold a reference more until COPIES gives it back."""
 
 
 @jax.tree_util.register_dataclass
@@ -120,11 +126,11 @@ class Results:
     """What operations answered.
 
     Attributes:
-      table: int32[n, 4 + 2 * groups], a row for each operation: `Column`, then two columns a group. LOOKUP: the entries of
-        the row that hold blocks, those before are null. ALLOCATE: the entries that are new. FORK: the entries that were
-        copied.
-      ids: int32[capacity], block ids, operation after operation and group after group: LOOKUP, from the first entry that
-        is not null; ALLOCATE, the new entries; FORK, source and destination of each copy.
+      table: int32[n, 5 + 2 * groups], a row for each operation: `Column`, then two columns a group. LOOKUP: the
+        entries of the row that hold blocks, those before are null. ALLOCATE: the entries that are new. FORK: the
+        entries that were copied.
+      ids: int32[capacity], block ids, operation after operation and group after group: LOOKUP, from the first entry
+        that is not null; ALLOCATE, the new entries; FORK, source and destination of each copy.
       events: int32[capacity, 4], what happened to keys (`hkv.state.events`).
       counts: int32[2], ids and events, those without room included; more than the capacity means that some are missing.
     """

@@ -1,9 +1,9 @@
 """The free queue and the reference counts: which block is handed out next, and which may be at all.
 
-The queue is a ring of places, at least twice as many as it may hold. Blocks are handed out and put back at its head, and
-appended at its tail; a block that is taken out of the middle leaves an empty place, which is skipped when the head comes
-by. When the tail might run into the head, empty places are squeezed out. All of this costs a constant a block, in the
-long run.
+The queue is a ring of places, at least twice as many as it may hold. Blocks are handed out and put back at its head,
+and appended at its tail; a block that is taken out of the middle leaves an empty place, which is skipped when the head
+comes by. When the tail might run into the head, empty places are squeezed out. All of this costs a constant a block,
+in the long run.
 
 A block in the queue keeps its keys until it is handed out; handing out drops them.
 """
@@ -75,7 +75,7 @@ def adopt(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
 
     Args:
       work: needs `rows` to read and `ADOPT_WRITES` to write.
-      start: index into `State.rows` of the first entry; no entry is null, and no block is there twice.
+      start: index into `State.rows` of the first entry; null entries are skipped, and no block is there twice.
       count: how many entries.
     """
 
@@ -86,12 +86,30 @@ def adopt(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
         place = w.read("blocks", w.block(block))
         queued = place > 0
         w = w.write("queue", 0, jnp.where(queued, w.place(place - 1), w.queue.shape[0] - 1))
-        return w.replace(free=w.free - queued), (i + 1, block, jnp.where(queued, -1, place - 1))
+        return w.replace(free=w.free - queued), (
+            i + 1,
+            block,
+            jnp.where(queued, -1, jnp.where(block != 0, place - 1, 0)),
+        )
 
     work, (_, block, references) = loop(
         lambda c: c[0] < count, body, work, (0, 0, 0), reads=("rows",), writes=ADOPT_WRITES
     )
     return work.write("blocks", references, work.block(block))
+
+
+def add_reference(work: Workspace, present: Scalar, block: Scalar) -> Workspace:
+    """Adds a reference to a block that has one, if `present`.
+
+    Args:
+      work: needs `blocks` to write.
+      present: whether to do it.
+      block: id of the block.
+    """
+    work, (references,) = peek(
+        present, lambda w: (w.read("blocks", w.block(block)),), work, reads=("blocks",), default=(0,)
+    )
+    return work.write("blocks", jnp.where(present, references - 1, 0), work.block(jnp.where(present, block, 0)))
 
 
 RELEASE_WRITES = ("queue", "blocks", "head", "tail", "free")
@@ -101,9 +119,9 @@ RELEASE_WRITES = ("queue", "blocks", "head", "tail", "free")
 def release(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
     """Takes a reference from blocks of a row, the last entry first.
 
-    Blocks left without reference return to the queue: those without keys to its head, all of them before the blocks that
-    were there and in the order given back; those with keys to its tail, in that order. Since the order is known, the row
-    is walked from its first entry on, and places at the tail are left empty for blocks that do not go there.
+    Blocks left without reference return to the queue: those without keys to its head, all of them before the blocks
+    that were there and in the order given back; those with keys to its tail, in that order. Since the order is known,
+    the row is walked from its first entry on, and places at the tail are left empty for blocks that do not go there.
 
     Args:
       work: needs `rows` and `keys` to read and `RELEASE_WRITES` to write, and room in the ring (`make_room`).

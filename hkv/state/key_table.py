@@ -47,7 +47,9 @@ def entry_of(word: Scalar) -> Scalar:
     return (word >> 2) - 1
 
 
-def remove(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry: Scalar) -> Workspace:
+def remove(
+    work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry: Scalar, moving: bool = False
+) -> Workspace:
     """Takes one key of a block out of the table, if `present`; `State.keys` of the block is not changed.
 
     Args:
@@ -56,6 +58,7 @@ def remove(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry:
       block: id of a block that is registered under the entry.
       part: which of the block's keys.
       entry: the key's place in the table.
+      moving: whether another block will get the key at once, so that nobody need know.
     """
     work, (value, after, before) = peek(
         present,
@@ -76,12 +79,14 @@ def remove(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry:
         w = w.write("table", jnp.where(shared, remaining, absent(value)), w.entry(entry))
         w = w.write_if(shared, "links", after, w.link(before, part, 0))
         w = w.write_if(shared, "links", before, w.link(after, part, 1))
-        return emit(w, present, Event.REMOVED, entry)
+        return w if moving else emit(w, present, Event.REMOVED, entry)
 
     return when(present, unlink, work, writes=("table", "links", "events", "num_events"))
 
 
-def insert(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry: Scalar) -> Workspace:
+def insert(
+    work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry: Scalar, moving: bool = False
+) -> Workspace:
     """Enters a block under a key, after those that have it already; `State.keys` of the block is not changed.
 
     Args:
@@ -90,9 +95,11 @@ def insert(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry:
       block: id of a block that is not registered under the entry.
       part: which of the block's keys it is.
       entry: the key's place in the table.
+      moving: whether what is to be said of the key later stays as it was.
     """
     work, (value,) = peek(present, lambda w: (w.read("table", w.entry(entry)),), work, reads=("table",), default=(0,))
     first = first_block(value)
+    later = jnp.where(value > 0, value & 6, jnp.maximum(-1 - value, 0) * 2) if moving else 0
     shared = present & (value > 0)
     work, (last, word) = peek(
         shared,
@@ -106,7 +113,7 @@ def insert(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry:
     )
 
     def link(w: Workspace) -> Workspace:
-        w = w.write("table", jnp.where(shared, first * 8 + 1, block * 8), w.entry(entry))
+        w = w.write("table", jnp.where(shared, first * 8 + 1, block * 8) + later, w.entry(entry))
         w = w.write_if(shared, "links", block, w.link(last, part, 0))
         w = w.write_if(shared, "links", last, w.link(block, part, 1))
         w = w.write_if(shared, "links", first, w.link(block, part, 0))
@@ -136,6 +143,48 @@ def drop_keys(work: Workspace, present: Scalar, block: Scalar) -> Workspace:
         return w.write("keys", 0, w.key(block, part)), (part + 1,)
 
     return loop(lambda c: c[0] < parts, body, work, (jnp.where(present, 0, parts),), writes=WRITES)[0]
+
+
+def move_keys(work: Workspace, present: Scalar, source: Scalar, target: Scalar) -> Workspace:
+    """Lets a block stand under every key of another instead of it, if `present`. No event: what is cached moves.
+
+    Args:
+      work: needs `WRITES` to write.
+      present: whether to do it.
+      source: id of a block.
+      target: id of a block without keys.
+    """
+    parts = 1 + work.sizes.buckets.parts
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (part,) = local
+        w, (value,) = peek(
+            part < parts, lambda v: (v.read("keys", v.key(source, part)),), w, reads=("keys",), default=(0,)
+        )
+        entry = jnp.where(part == 0, entry_of(value), value - 1)
+        known = entry >= 0
+        w = remove(w, known, source, part, jnp.maximum(entry, 0), moving=True)
+        w = insert(w, known, target, part, jnp.maximum(entry, 0), moving=True)
+        w = w.write("keys", jnp.where(known & (part == 0), value | SHARED, value), w.key(target, part))
+        return w.write("keys", 0, w.key(source, part)), (part + 1,)
+
+    return loop(lambda c: c[0] < parts, body, work, (jnp.where(present, 0, parts),), writes=WRITES)[0]
+
+
+def primary_entry(work: Workspace, present: Scalar, block: Scalar) -> tuple[Workspace, Scalar]:
+    """The entry of the block's key that covers most tokens, -1 for none.
+
+    Args:
+      work: needs `keys` to read.
+      present: whether to look; -1 where not.
+      block: id of a block.
+    """
+    work, part = highest_part(work, present, block)
+    found = part >= 0
+    work, (value,) = peek(
+        found, lambda w: (w.read("keys", w.key(block, jnp.maximum(part, 0))),), work, reads=("keys",), default=(0,)
+    )
+    return work, jnp.where(found, jnp.where(part == 0, entry_of(value), value - 1), -1)
 
 
 def add_key(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry: Scalar) -> Workspace:

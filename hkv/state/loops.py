@@ -1,15 +1,18 @@
 """Loops over large arrays that XLA compiles to native code, in place.
 
 A loop here is scalar: each trip reads and writes single elements, and its trip count is data. XLA:CPU turns such a loop
-into machine code of a few nanoseconds a trip, as long as no array is copied inside it. An array is copied when XLA cannot
-order every read of it before the write that follows. Four rules avoid that; the functions of this module keep the last two:
+into machine code of a few nanoseconds a trip, as long as no array is copied inside it. An array is copied when XLA
+cannot order every read of it before the write that follows. Four rules avoid that; the functions of this module keep
+the last two:
 
-1. Within one trip, an array is written before it is read: what a trip reads of an array, the next trip writes back. What
+1. Within one trip, an array is written before it is read: what a trip reads of an array, the next trip writes back.
+What
    the next trip needs for that, it is handed as a carried scalar.
 2. An array that is only written, or only read, in a trip needs no such care.
 3. An array that a loop reads is also written in it, to a spare element. An array that passes through a loop untouched
    would become a constant of that loop, kept alive beside the array that a later loop writes.
-4. Between loops, what was read leaves its loop as a carried scalar (`peek`), so that no later write can overtake the read.
+4. Between loops, what was read leaves its loop as a carried scalar (`peek`), so that no later write can overtake the
+read.
 
 Every array is flat and ends in a spare element. Indices are unsigned, in range and never wrapped.
 """
@@ -17,15 +20,15 @@ Every array is flat and ends in a spare element. Indices are unsigned, in range 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-Scalar = jax.Array
-"""A traced int32 or bool of shape ()."""
+Scalar: TypeAlias = Any
+"""A traced int32 or bool of shape (), or a number that becomes one."""
 
 W = TypeVar("W")
 """A workspace: a frozen dataclass of arrays, counters and a lane (`hkv.state.workspace.Workspace`)."""

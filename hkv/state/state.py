@@ -76,6 +76,9 @@ class Row(enum.IntEnum):
     """Tokens that the last lookup found in this group alone."""
     NEW_FIRST = 5
     """First entry that the last allocation that made any row longer added."""
+    PARTIAL = 6
+    """1 plus the entry whose block is registered before it is full: it is copied before the request writes on. 0:
+    none."""
 
 
 GROUP_WORDS = 16
@@ -131,7 +134,7 @@ class Buckets:
 
     @property
     def queue(self) -> int:
-        """Places in the queue's ring: a power of two, at least twice what it may hold, a whole request given back too."""
+        """Places in the queue's ring: a power of two, room for all blocks twice and for what a request gives back."""
         return 1 << (2 * self.blocks + 4 * self.groups * self.row - 1).bit_length()
 
 
@@ -140,28 +143,29 @@ class Buckets:
 class State:
     """A cache. Immutable; donate it to the operation that replaces it. Sizes are named in `Buckets`.
 
-    Every array ends in spare elements that hold nothing (`hkv.state.loops` says why): the last place of `queue`, the last
-    row of `blocks`, `keys`, `links`, `table`, `rows`, `chains` and `requests`, the last counter.
+    Every array ends in spare elements that hold nothing (`hkv.state.loops` says why): the last place of `queue`, the
+    last row of `blocks`, `keys`, `links`, `table`, `rows`, `chains` and `requests`, the last counter.
 
     Attributes:
-      queue: int32[Q + 1], the free queue: a ring of Q places, a power of two. Places `head` to `tail` hold block ids, the
-        next to be handed out first, with 0 where a block was taken out of the middle.
+      queue: int32[Q + 1], the free queue: a ring of Q places, a power of two. Places `head` to `tail` hold block ids,
+        the next to be handed out first, with 0 where a block was taken out of the middle.
       blocks: int32[blocks + 1], each block's whereabouts: above 0, its place in the ring plus 1; below 0, minus its
         reference count; 0, neither (the null block, and blocks beyond the pool).
       keys: int32[blocks + 1, 1 + parts], the keys of each block. Column 0: `(entry + 1) * 4` of the key of the whole
         block or 0, plus 2 if there are keys that end inside it, plus 1 if its entry says more than where the block is;
         column p: `entry + 1` of the one that ends p hash blocks into it, or 0. An entry is `key * groups + column`, a
         place in `table`.
-      table: int32[keys + 1, groups], by key and group. Above 0: 8 times the block that was registered first, plus 2 times
-        what to say when it is gone (0: `EVICTED`, 1: `RETIRED`, 2: `NOT_RETAINED`), plus 1 if others have the same key.
-        Otherwise why there is none: `NEVER_SEEN`, `EVICTED`, `RETIRED`, `NOT_RETAINED`. The last column belongs to no
+      table: int32[keys + 1, groups], by key and group. Above 0: 8 times the block that was registered first, plus 2
+        times what to say when it is gone (0: `EVICTED`, 1: `RETIRED`, 2: `NOT_RETAINED`), plus 1 if others have the
+        same key. Otherwise why there is none: `NEVER_SEEN`, `EVICTED`, `RETIRED`, `NOT_RETAINED`. The last column
+        belongs to no
         group: there a dialect may note the step in which a key was last registered.
-      links: int32[blocks + 1, 2 + 2 * parts], next and previous block with the same key, for each of a block's keys, in a
-        ring, in order of registration; meaningful only where `table` says that there are several.
+      links: int32[blocks + 1, 2 + 2 * parts], next and previous block with the same key, for each of a block's keys,
+        in a ring, in order of registration; meaningful only where `table` says that there are several.
       rows: int32[requests + 1, groups, row], block ids of each request; the last lookup's blocks while it waits.
       chains: int32[requests + 1, chain], prefix keys of each request, one a hash block.
-      requests: int32[requests + 1, 16 + 16 * groups], what each request knows of itself (`Request`) and of its row in each
-        group (`Row`).
+      requests: int32[requests + 1, 16 + 16 * groups], what each request knows of itself (`Request`) and of its row in
+        each group (`Row`).
       counters: int32[16], the queue's ends and what was counted (`Counter`).
     """
 

@@ -86,15 +86,16 @@ class _Sum(NamedTuple):
     checked: Scalar
     really: Scalar
     adopted: Scalar
+    broken: Scalar
     grows: Scalar
 
 
 def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Scalar) -> tuple[Workspace, Verdict]:
     """Whether the blocks that a demand takes out of the queue are at most `limit`, and what it really takes is there.
 
-    The blocks of a hit count only if they are in the queue. They are first counted as if all were; only if that does not
-    fit are they looked at. The dialect's own estimate may be too small for recurrent groups; it is checked as well, unless
-    an upstream defect is asked for by name.
+    The blocks of a hit count only if they are in the queue. They are first counted as if all were; only if that does
+    not fit are they looked at. The dialect's own estimate may be too small for recurrent groups; it is checked as well,
+    unless an upstream defect is asked for by name.
 
     Args:
       work: needs `WRITES` to write.
@@ -110,12 +111,18 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
             lambda c: c[0] < view.num_groups,
             lambda v, c: _count(v, view, demand, exact, _Sum(*c)),
             w,
-            (0, 0, 0, 0, 0, False),
+            (0, 0, 0, 0, 0, False, False),
             writes=WRITES,
         )
         total = _Sum(*sums)
         ok = (total.estimate <= limit) & (demand.capped | (total.checked <= w.free))
-        return w, (True, ok, ~demand.capped & (total.really > w.free), total.grows, ~ok & ~exact & (total.adopted > 0))
+        return w, (
+            True,
+            ok,
+            ~demand.capped & ((total.really > w.free) | total.broken),
+            total.grows,
+            ~ok & ~exact & (total.adopted > 0),
+        )
 
     start = (False, True, False, False, enabled)
     work, (_, ok, fails, grows, _) = loop(lambda c: c[-1], attempt, work, start, writes=WRITES)
@@ -124,12 +131,12 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
 
 def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) -> tuple[Workspace, tuple[Scalar, ...]]:
     slot, group = demand.slot, sums.group
-    w, (have, hit_first) = peek(
+    w, (have, first_left, hit_first, partial) = peek(
         group >= 0,
-        lambda v: v.get_row(slot, group, Row.LENGTH, Row.HIT_FIRST),
+        lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.PARTIAL),
         w,
         reads=("requests",),
-        default=(0, 0),
+        default=(0, 0, 0, 0),
     )
     block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
     adopting = demand.hit > 0
@@ -141,10 +148,13 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     estimate = jnp.maximum(target - jnp.maximum(skip, computed + have), 0)
     estimate = jnp.where(kind == OPAQUE, (have == 0).astype(jnp.int32), estimate)
     columns = ceil_divide(demand.main, block)
-    estimate = jnp.where(recurrent, jnp.minimum(columns - computed - have, 1), estimate)
+    owed = recurrent & (partial > 0)
+    state = columns - computed - have
+    state = jnp.minimum(jnp.where(owed, jnp.maximum(state, 0) + 1, state), 1 + owed)
+    estimate = jnp.where(recurrent, state, estimate)
     before = jnp.where(demand.external > 0, jnp.maximum(skip, computed), computed + have)
     arriving = jnp.where(arrives(view, group, demand), jnp.maximum(ceil_divide(demand.total, block) - before, 0), 0)
-    really = jnp.where(recurrent, arriving + (columns > before + arriving), estimate)
+    really = jnp.where(recurrent, arriving + (columns > before + arriving) + owed, estimate)
     first = jnp.maximum(hit_first, jnp.where(recurrent & (demand.external == 0), 0, skip))
     kept = jnp.where(adopting, jnp.maximum(computed - first, 0), 0)
     left = jnp.where(adopting & recurrent, jnp.maximum(computed - hit_first, 0), kept)
@@ -173,5 +183,6 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
         checked=sums.checked + jnp.where(excused, estimate + counted, really + taken),
         really=sums.really + really + taken,
         adopted=sums.adopted + left,
-        grows=sums.grows | (jnp.where(recurrent, columns, jnp.where(kind == OPAQUE, 1, wanted)) > have),
+        broken=sums.broken | (owed & (partial <= first_left)),
+        grows=sums.grows | (jnp.where(recurrent, columns, jnp.where(kind == OPAQUE, 1, wanted)) > have) | owed,
     )

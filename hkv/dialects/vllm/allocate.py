@@ -1,7 +1,7 @@
 """The allocation rule: adopts a hit's blocks, then gives every group the blocks its next tokens need.
 
-vLLM 0.33 `KVCacheManager.allocate_slots`, steps 3 to 7. All groups adopt their hits before any group takes a fresh block,
-so that one group's fresh block cannot evict what another group is about to adopt.
+vLLM 0.33 `KVCacheManager.allocate_slots`, steps 3 to 7. All groups adopt their hits before any group takes a fresh
+block, so that one group's fresh block cannot evict what another group is about to adopt.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.admit import MAMBA, OPAQUE, Demand, arrives, hit_blocks, skipped_blocks
 from hkv.dialects.vllm.parameters import GroupField, View
-from hkv.state import free_queue
+from hkv.state import free_queue, key_table
 from hkv.state.events import report
-from hkv.state.loops import Scalar, ceil_divide, loop, peek
+from hkv.state.loops import Scalar, ceil_divide, loop, peek, when
 from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
 ADOPT_WRITES = ("rows", "requests", *free_queue.ADOPT_WRITES)
 """What `adopt_hit` writes."""
 
-GROW_WRITES = ("queue", "requests", *free_queue.TAKE_WRITES)
+GROW_WRITES = ("queue", "requests", "ids", "num_ids", *free_queue.TAKE_WRITES)
 """What `grow` writes."""
 
 
@@ -45,34 +45,78 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
     return loop(lambda c: c[0] < groups, body, work, (0,), writes=ADOPT_WRITES)[0]
 
 
-def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> Workspace:
+def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[Workspace, Scalar]:
     """Every group's row gets blocks for external tokens first, then every group's for the tokens to come.
 
-    A recurrent group gets one block, at the column of its next state; the columns it jumps over are null.
+    A recurrent group gets one block, at the column of its next state; the columns it jumps over are null. If its last
+    state is registered though its block is not full, a block more is taken for a copy of it (`_leave_copy`).
+
+    Returns:
+      The workspace, and how many copies are to be made.
     """
     slot = demand.slot
     groups = view.num_groups
+    copying = work.sizes.buckets.parts > 0
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (turn,) = local
+    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        turn, copies = local
         arriving = turn < groups
-        group = jnp.where(arriving, turn, turn - groups)
-        w, (have,) = peek(turn >= 0, lambda v: v.get_row(slot, group, Row.LENGTH), w, reads=("requests",), default=(0,))
+        later = turn - groups
+        group = jnp.where(arriving, turn, later >> 1 if copying else later)
+        for_copy = ~arriving & ((later & 1) == 0) if copying else jnp.bool_(False)
+        w, (have, partial) = peek(
+            turn >= 0,
+            lambda v: v.get_row(slot, group, Row.LENGTH, Row.PARTIAL),
+            w,
+            reads=("requests",),
+            default=(0, 0),
+        )
         block = view.group(group, GroupField.BLOCK)
         kind = view.group(group, GroupField.KIND)
         recurrent = kind == MAMBA
         target = ceil_divide(jnp.where(arriving, demand.total, jnp.where(recurrent, demand.main, demand.slots)), block)
         target = jnp.where(arriving & ~arrives(view, group, demand), 0, target)
-        target = jnp.maximum(jnp.where(kind == OPAQUE, 1, target), have)
+        target = jnp.where(for_copy, have, jnp.maximum(jnp.where(kind == OPAQUE, 1, target), have))
         gap_end = jnp.where(recurrent & ~arriving, jnp.maximum(target - 1, have), have)
+        gap_end = jnp.where(for_copy, have, gap_end)
+        owed = for_copy & recurrent & (partial > 0)
         w = _skip_columns(w, slot, group, have, gap_end)
-        w = free_queue.take(w, w.row(slot, group) + gap_end, target - gap_end)
+        place = jnp.where(for_copy, w.row(w.spare_slot, group), w.row(slot, group) + gap_end)
+        w = free_queue.take(w, place, jnp.where(for_copy, owed.astype(jnp.int32), target - gap_end))
+        if copying:
+            w = when(owed, lambda v: _leave_copy(v, slot, group, partial - 1), w, writes=GROW_WRITES)
         w = w.set_row(slot, group, Row.LENGTH, target)
-        return w.set_row(slot, group, Row.NEW_FIRST, have), (turn + 1,)
+        return w.set_row(slot, group, Row.NEW_FIRST, have), (turn + 1, copies + owed)
 
     start = jnp.where(demand.external > 0, 0, groups)
-    end = jnp.where(enabled, 2 * groups, start)
-    return loop(lambda c: c[0] < end, body, work, (start,), writes=GROW_WRITES)[0]
+    end = jnp.where(enabled, (3 if copying else 2) * groups, start)
+    work, (_, copies) = loop(lambda c: c[0] < end, body, work, (start, 0), writes=GROW_WRITES)
+    return work, copies
+
+
+def _leave_copy(work: Workspace, slot: Scalar, group: Scalar, column: Scalar) -> Workspace:
+    """A state that is registered before its block is full goes on in place; a copy of it takes over its keys.
+
+    vLLM 0.33 `MambaManager.allocate_new_blocks`. Until the caller says that the copy is made, both blocks hold a
+    reference more. The copy, which was just taken into the spare row, is reported: the group, the block, its copy.
+    """
+    work, (source, copy) = peek(
+        group >= 0,
+        lambda v: (v.read("rows", v.row(slot, group) + column), v.read("rows", v.row(v.spare_slot, group))),
+        work,
+        reads=("rows",),
+        default=(0, 0),
+    )
+    owed = source != 0
+    work = key_table.move_keys(work, owed, source, copy)
+    work = free_queue.add_reference(work, owed, source)
+    work, entry = key_table.primary_entry(work, owed, copy)
+    groups = work.sizes.buckets.groups
+    last = work.entry(jnp.where(entry >= 0, entry | (groups - 1), 0))
+    work = work.write_if(entry >= 0, "table", work.steps, last)
+    for value in (group, source, copy):
+        work = report(work, owed, value)
+    return work.set_row(slot, group, Row.PARTIAL, 0)
 
 
 def _skip_columns(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:

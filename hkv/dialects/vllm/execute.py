@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import register, transitions
+from hkv.dialects.vllm import fork, register, transitions
 from hkv.dialects.vllm.parameters import Parameters, View
 from hkv.dialects.vllm.transitions import Answer, Payload
 from hkv.operations import RESULT_FRONT, Argument, Code, Column, Operations, Results
@@ -28,7 +28,9 @@ def execute(
     """Performs operations on one or more states, lane after lane.
 
     Args:
-      parameters, state, operations: as `hkv.cache.run` takes them, with a leading axis of lanes.
+      parameters: as `hkv.cache.run` takes it, with a leading axis of lanes.
+      state: likewise.
+      operations: likewise.
       only: codes to know.
       ids: room for block ids.
       events: room for events.
@@ -37,7 +39,7 @@ def execute(
       New states and results, with a leading axis of lanes.
     """
     lanes, places = operations.table.shape[:2]
-    buckets = State(*(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in jax.tree.leaves(state))).buckets
+    buckets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state).buckets
     width = RESULT_FRONT + 2 * buckets.groups
     sizes = Sizes(buckets, lanes, places, width, ids, events)
     arrays = {name: getattr(state, name).reshape(-1) for name in ARRAYS}
@@ -48,7 +50,8 @@ def execute(
     }
     zero = jnp.int32(0)
     scalars = dict.fromkeys(("lane", *COUNTERS, "num_ids", "num_events"), zero)
-    work = Workspace(sizes, **arrays, **outputs, **scalars)
+    fields: dict[str, Any] = {**arrays, **outputs, **scalars}
+    work = Workspace(sizes, **fields)
     names = work.present((*ARRAYS, *OUTPUTS))
     flat = jax.tree.map(lambda x: x.reshape(-1), (parameters, operations))
 
@@ -82,7 +85,7 @@ def execute(
     return new, results
 
 
-_GIVING = {Code.ALLOCATE, Code.RETIRE, Code.FREE}
+_GIVING = {Code.ALLOCATE, Code.RETIRE, Code.FREE, Code.COPIES}
 """Operations that may put blocks back into the queue."""
 
 
@@ -125,6 +128,7 @@ def _one(
         value=jnp.int32(0),
         shared_prefix=jnp.int32(0),
         reported=jnp.bool_(False),
+        copies=jnp.int32(0),
     )
     w = w.replace(dropped=w.dropped + nowhere)
     first_id = w.num_ids
@@ -133,10 +137,10 @@ def _one(
         w, answer = transitions.arrive(w, view, op, answer, payload)
     if Code.LOOKUP in only:
         w, answer = transitions.lookup(w, view, op, answer)
-    if _GIVING.intersection(only):
-        w, answer, plan = transitions.admit_or_give_back(w, view, op, answer)
-    if Code.ALLOCATE in only:
-        w, answer, certain = transitions.allocate(w, view, op, answer, plan)
+    if {Code.ALLOCATE, Code.RETIRE, Code.FREE}.intersection(only):
+        w, answer, plan = transitions.admit_or_give_back(w, view, op, answer, Code.ALLOCATE in only)
+        if Code.ALLOCATE in only:
+            w, answer, certain = transitions.allocate(w, view, op, answer, plan)
     if Code.COMMIT in only:
         answer, certain = transitions.commit(op, answer, certain)
     if Code.ALLOCATE in only or Code.COMMIT in only:
@@ -152,11 +156,17 @@ def _one(
         w, answer = transitions.leave(w, op, answer)
     if Code.EVICT in only:
         w, answer = transitions.evict(w, view, op, answer, payload)
+    if Code.COPIES in only:
+        w, answer = transitions.made_copies(w, op, answer, payload)
     if Code.STEP in only:
         w = transitions.step(w, op, answer)
     if Code.RESET in only:
         w, answer = transitions.reset(w, view, op, answer)
-    for column, value in zip(Column, (answer.status, answer.value, answer.shared_prefix, first_id), strict=True):
+    if Code.FORK in only:
+        w, answer = fork.fork(w, view, op, answer, place)
+    for column, value in zip(
+        Column, (answer.status, answer.value, answer.shared_prefix, first_id, answer.copies), strict=True
+    ):
         w = w.write("results", value, w.result(place, int(column)))
     w = w.replace(clock=w.clock + transitions.may_change_hits(code))
     if Code.LOOKUP in only or Code.ALLOCATE in only:

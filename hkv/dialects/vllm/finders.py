@@ -25,7 +25,7 @@ class Query(NamedTuple):
     Attributes:
       slot: the request.
       first: first column of the groups in the key table.
-      count: how many they are.
+      members: how many they are.
       block: tokens in a manager block.
       scale: hash blocks in it.
       reach: what the kind says.
@@ -38,7 +38,7 @@ class Query(NamedTuple):
 
     slot: Scalar
     first: Scalar
-    count: Scalar
+    members: Scalar
     block: Scalar
     scale: Scalar
     reach: Scalar
@@ -93,7 +93,7 @@ def forward(
         w, (length, _) = loop(lambda c: (c[0] < limit) & c[1], step, w, (start, True), reads=READS, writes=WRITES)
         return w, (column + 1, length)
 
-    end = jnp.where(enabled, query.first + query.count, query.first)
+    end = jnp.where(enabled, query.first + query.members, query.first)
     names = (*READS, *WRITES)
     work, (_, length) = loop(lambda c: c[0] < end, member, work, (query.first, query.limit), writes=names)
     length -= search.drop & (length > 0)
@@ -148,7 +148,7 @@ def _cached(work: Workspace, view: View, query: Query, index: Scalar) -> tuple[W
         return w, (local[0] + 1, found)
 
     work, found = has(work, query.first)
-    end = query.first + query.count
+    end = query.first + query.members
     work, (_, found) = loop(
         lambda c: (c[0] < end) & c[1], body, work, (query.first + 1, found), reads=("table",), writes=WRITES
     )

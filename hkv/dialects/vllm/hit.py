@@ -99,7 +99,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
         query = Query(
             slot=slot,
             first=first,
-            count=count,
+            members=count,
             block=block,
             scale=scale,
             reach=view.group(group, GroupField.REACH),
@@ -155,5 +155,5 @@ def _note(work: Workspace, view: View, query: Query, enabled: Scalar, tokens: Sc
         w = w.set_row(query.slot, group, Row.HIT_FIRST, first)
         return w.set_row(query.slot, group, Row.HIT_LENGTH, tokens), (member + 1,)
 
-    count = jnp.where(enabled, query.count, 0)
+    count = jnp.where(enabled, query.members, 0)
     return loop(lambda c: c[0] < count, body, work, (0,), writes=("requests",))[0]

@@ -1,4 +1,5 @@
-"""A configuration as data: two small arrays that every compiled rule reads, so that configurations share executables."""
+"""A configuration as data: two small arrays that every compiled rule reads, so that configurations share
+executables."""
 
 from __future__ import annotations
 
@@ -33,10 +34,13 @@ CacheField = enum.IntEnum(
         "EXTERNAL_NOT_COUNTED",
         "NEGATIVE_ESTIMATE",
         "SNAPSHOTS",
+        "DROPS",
+        "TAIL_OUTLIVES",
     ),
     start=0,
 )
-"""Columns of `Parameters.cache`: what belongs to no group. Lengths are in tokens, `NUM_BLOCKS` and `WATERMARK` in blocks."""
+"""Columns of `Parameters.cache`: what belongs to no group. Lengths are in tokens, `NUM_BLOCKS` and `WATERMARK` in
+blocks."""
 
 GroupField = enum.IntEnum(
     "GroupField",
@@ -62,17 +66,19 @@ GroupField = enum.IntEnum(
 )
 """Columns of `Parameters.groups`.
 
-KIND: number of the group's kind. BLOCK: tokens in a manager block. SCALE: hash blocks in it. REACH: tokens, what the kind
-says (window - 1 and what is kept beyond it; the chunk). NEED: blocks a window needs. EAGLE: whether a hit drops a block.
-CAP: most blocks admission counts. COLUMN: the group's column in the key table. CACHEABLE: whether it is ever hit. STEPS:
-manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail is registered. PERIOD and KEEP: of
+KIND: number of the group's kind. BLOCK: tokens in a manager block. SCALE: hash blocks in it. REACH: tokens, what the
+kind says (window - 1 and what is kept beyond it; the chunk). NEED: blocks a window needs. EAGLE: whether a hit drops a
+block.
+CAP: most blocks admission counts. COLUMN: the group's column in the key table. CACHEABLE: whether it is ever hit.
+STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail is
+registered (1: in a block that goes on to be filled, 2: as a snapshot). PERIOD and KEEP: of
 every PERIOD blocks the last KEEP are registered; PERIOD 0: all.
 
 The last three do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT: first column and number of
 the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column is c.
 """
 
-FIELDS = 16
+FIELDS = 24
 """Columns of both arrays."""
 
 UNLIMITED = (1 << 30) - 1
@@ -85,8 +91,8 @@ class Parameters:
     """A configuration as traced data.
 
     Attributes:
-      cache: int32[16], one value for each `CacheField`.
-      groups: int32[groups, 16], one row a group, one column for each `GroupField`; rows beyond the groups are 0.
+      cache: int32[24], one value for each `CacheField`.
+      groups: int32[groups, 24], one row a group, one column for each `GroupField`; rows beyond the groups are 0.
     """
 
     cache: jax.Array
@@ -192,6 +198,8 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
         "FINDERS": len(finders),
         "WATERMARK": config.watermark_blocks,
         "EXTERNAL_NOT_COUNTED": "external-state-not-counted" in config.bugs,
+        "DROPS": config.eagle,
+        "TAIL_OUTLIVES": "tail-key-outlives-state" in config.bugs,
         "SNAPSHOTS": any(spec.snapshot for spec in specs),
         "NEGATIVE_ESTIMATE": "negative-estimate" in config.bugs,
         "LEAST_BLOCK": min((config.block_size(g) for g, spec in enumerate(specs) if spec.kind != "opaque"), default=1),

@@ -6,6 +6,8 @@ vLLM 0.33 `KVCacheCoordinator.cache_blocks`, `SingleTypeKVCacheManager.cache_blo
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.hit import SNAPSHOT, hashed_keys
@@ -23,8 +25,8 @@ WRITES = ("rows", "chains", "requests", *key_table.WRITES)
 def cacheable_tokens(view: View, group: Scalar, tokens: Scalar) -> Scalar:
     """Tokens of a group that may be registered when `tokens` are computed.
 
-    vLLM 0.33 `get_num_cacheable_tokens`: of a hybrid only lengths to which hits are aligned, and a block more where a hit
-    drops a block; of a single group all but what may be prefilled again.
+    vLLM 0.33 `get_num_cacheable_tokens`: of a hybrid only lengths to which hits are aligned, and a block more where a
+    hit drops a block; of a single group all but what may be prefilled again.
     """
     certain = jnp.maximum(tokens - view.whole(CacheField.REPREFILLABLE), 0)
     alignment = view.whole(CacheField.ALIGNMENT)
@@ -74,14 +76,12 @@ def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, enabled:
             w,
             writes=WRITES,
         )
-        tail = (view.group(group, GroupField.TAIL) != 0) & (cacheable > 0)
-        if w.sizes.buckets.parts > 0:
-            w = when(
-                tail,
-                lambda v: _prompt_tail(v, view, slot, group, cacheable, prompt, keys, rows),
-                w,
-                writes=WRITES,
-            )
+        w = when(
+            (view.group(group, GroupField.TAIL) != 0) & (cacheable > 0),
+            lambda v: _prompt_tail(v, view, slot, group, _Tail(cacheable, prompt, keys, first, rows)),
+            w,
+            writes=WRITES,
+        )
         return w, (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
@@ -152,24 +152,33 @@ def _whole_blocks(
     return work.set(slot, Request.KNOWN, 1)
 
 
-def _prompt_tail(
-    work: Workspace,
-    view: View,
-    slot: Scalar,
-    group: Scalar,
-    cacheable: Scalar,
-    prompt: Scalar,
-    keys: Scalar,
-    rows: Scalar,
-) -> Workspace:
-    """Registers the last hash block of the prompt that ends inside a manager block, where it does not yet."""
+class _Tail(NamedTuple):
+    """What is known of a request's row when its prompt's tail is due: tokens, tokens, keys, blocks, blocks."""
+
+    cacheable: Scalar
+    prompt: Scalar
+    keys: Scalar
+    first: Scalar
+    length: Scalar
+
+
+def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail: _Tail) -> Workspace:
+    """Registers the prompt's last hash block, where it is not yet.
+
+    In full attention it may end inside a manager block, which its owner goes on to fill: `FullAttentionManager`. A
+    recurrent state is registered when exactly as many tokens are computed as a repeated prompt could resume from, and
+    will be copied before its owner goes on: `MambaManager._cache_partial_tail_block`.
+    """
     hash_block = view.whole(CacheField.HASH_BLOCK)
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups = work.sizes.buckets.groups
-    last = jnp.where(view.group(group, GroupField.EAGLE) != 0, prompt, jnp.maximum(prompt - 1, 0))
-    units = jnp.minimum(divide(last, hash_block), keys)
-    index, part = divide(units, scale), remainder(units, scale)
-    wanted = (units > 0) & (units * hash_block <= cacheable) & (part != 0) & (index < rows)
+    snapshot = view.group(group, GroupField.TAIL) == 2
+    units = jnp.where(snapshot, _resumable(view, tail.prompt), _reusable(view, group, tail.prompt, tail.keys))
+    part = remainder(units, scale)
+    index = divide(units, scale) - (snapshot & (part == 0))
+    end = units * hash_block
+    due = jnp.where(snapshot, end == tail.cacheable, (end <= tail.cacheable) & (part != 0))
+    wanted = (units > 0) & due & (index >= tail.first) & (index < tail.length) & (units <= tail.keys)
     work, (block, key) = peek(
         wanted,
         lambda w: (w.read("rows", w.row(slot, group) + index), w.read("chains", w.chain(slot) + units - 1)),
@@ -180,10 +189,28 @@ def _prompt_tail(
     wanted = wanted & (block != 0)
     entry = key * groups + column
     work, (held,) = peek(wanted, lambda w: (w.read("keys", w.key(block, part)),), work, reads=("keys",), default=(0,))
-    wanted = wanted & (held != entry + 1)
+    known = jnp.where(part == 0, key_table.entry_of(held), held - 1) == entry
     work, highest = key_table.highest_part(work, wanted, block)
-    work = key_table.drop_keys(work, wanted & (highest > 0) & (highest < part), block)
-    work = key_table.add_key(work, wanted, block, part, entry)
-    work = emit(work, wanted, Event.KEY, entry)
-    end = units * hash_block
-    return emit(work, wanted, Event.STORED_PART + 8 * slot, group, end - hash_block, end)
+    covered = wanted & snapshot & (highest == part)
+    wanted, fresh = wanted & ~covered, wanted & ~known & ~covered
+    work = key_table.drop_keys(work, fresh & (highest > 0) & ((part == 0) | (highest < part)), block)
+    work = key_table.add_key(work, fresh, block, part, entry)
+    work = emit(work, fresh, Event.KEY, entry)
+    work = emit(work, fresh, Event.STORED_PART + 8 * slot, group, end - hash_block, end)
+    work = work.write_if(wanted & snapshot, "table", work.steps, work.entry(key * groups + groups - 1))
+    place = jnp.where(wanted & snapshot & (part != 0), slot, work.spare_slot)
+    work = work.set_row(place, group, Row.PARTIAL, index + 1)
+    return work.set_row(place, group, Row.CACHED, index)
+
+
+def _reusable(view: View, group: Scalar, prompt: Scalar, keys: Scalar) -> Scalar:
+    """Hash blocks of a prompt that a repetition of it may hit."""
+    last = jnp.where(view.group(group, GroupField.EAGLE) != 0, prompt, jnp.maximum(prompt - 1, 0))
+    return jnp.minimum(divide(last, view.whole(CacheField.HASH_BLOCK)), keys)
+
+
+def _resumable(view: View, prompt: Scalar) -> Scalar:
+    """Hash blocks after which a repeated prompt could resume from a state (`get_mamba_prefill_checkpoint_position`)."""
+    drops = view.whole(CacheField.DROPS) != 0
+    last = jnp.where(drops, prompt, jnp.maximum(prompt - jnp.maximum(view.whole(CacheField.LOOKAHEAD), 1), 0))
+    return jnp.maximum(divide(last, view.whole(CacheField.HASH_BLOCK)) - drops, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.admit import skipped_blocks
-from hkv.dialects.vllm.parameters import View
+from hkv.dialects.vllm.parameters import CacheField, View
 from hkv.state import free_queue
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.state import Row
@@ -50,17 +50,19 @@ def give_back(
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
-        w, (length, first) = peek(
+        w, (length, first, partial) = peek(
             group >= 0,
-            lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST),
+            lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.PARTIAL),
             w,
             reads=("requests",),
-            default=(0, 0),
+            default=(0, 0, 0),
         )
         retired = jnp.maximum(jnp.minimum(skipped_blocks(view, group, processed), length), first)
         w = free_queue.release(w, w.row(slot, group) + first, jnp.where(everything, length, retired) - first)
         w = w.set_row(slot, group, Row.FIRST, jnp.where(everything, 0, retired))
         w = w.set_row(slot, group, Row.LENGTH, jnp.where(everything, 0, length))
+        gone = everything | ((partial <= retired) & (view.whole(CacheField.TAIL_OUTLIVES) == 0))
+        w = w.set_row(slot, group, Row.PARTIAL, jnp.where(gone, 0, partial))
         kept = jnp.where(everything, slot, w.spare_slot)
         return w.set_row(kept, group, Row.CACHED, 0), (group + 1,)
 
@@ -70,6 +72,6 @@ def give_back(
 
 def clear_row(work: Workspace, slot: Scalar, group: Scalar) -> Workspace:
     """A request's row in a group as it is before the first allocation."""
-    for field in (Row.LENGTH, Row.FIRST, Row.CACHED):
+    for field in (Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL):
         work = work.set_row(slot, group, field, 0)
     return work

@@ -1,7 +1,7 @@
 """What each operation does to a cache: its checks, its rules in order, its answer.
 
-A refused operation takes nothing and says why. The one exception is vLLM 0.33's: an allocation that is refused for want of
-room has already given back what the request cannot read any more (`admit_or_give_back`).
+A refused operation takes nothing and says why. The one exception is vLLM 0.33's: an allocation that is refused for
+want of room has already given back what the request cannot read any more (`admit_or_give_back`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hkv.dialects.vllm import retire as retirement
 from hkv.dialects.vllm.admit import Demand
 from hkv.dialects.vllm.parameters import CacheField, View
 from hkv.operations import RESULT_FRONT, Argument, Code
+from hkv.state import free_queue
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, read, when
 from hkv.state.state import Request, Row
 from hkv.state.status import Status
@@ -63,6 +64,7 @@ class Answer(NamedTuple):
     value: Scalar
     shared_prefix: Scalar
     reported: Scalar
+    copies: Scalar
 
     def refuse(self, condition: Scalar, status: Status) -> Answer:
         """The answer with another status where the condition holds and nothing was refused before."""
@@ -107,7 +109,7 @@ _HARMLESS = {Code.END, Code.REQUEST, Code.APPEND, Code.LOOKUP, Code.ADVANCE, Cod
 
 def needs_slot(code: Scalar) -> Scalar:
     """Whether an operation is about one request."""
-    return (code != int(Code.EVICT)) & (code != int(Code.RESET)) & (code != int(Code.STEP))
+    return (code != int(Code.EVICT)) & (code != int(Code.RESET)) & (code != int(Code.STEP)) & (code != int(Code.COPIES))
 
 
 def may_change_hits(code: Scalar) -> Scalar:
@@ -226,15 +228,15 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
     return w, answer, plan
 
 
-GIVE_BACK_WRITES = (*retirement.WRITES, *(name for name in ("chains", "table") if name not in retirement.WRITES))
-"""What `admit_or_give_back` writes; `chains` and `table` only to their spare elements."""
-
-
-def admit_or_give_back(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer, Plan]:
+def admit_or_give_back(
+    work: Workspace, view: View, op: Op, answer: Answer, admits: bool
+) -> tuple[Workspace, Answer, Plan]:
     """ALLOCATE: the admission rule, twice; a running request retires in between. RETIRE and FREE: only that middle.
 
-    vLLM 0.33 `KVCacheManager.allocate_slots` frees the skipped blocks before it knows whether the next tokens fit; if the
-    allocation is refused then, they stay freed. First it asks, where the whole request must fit, whether it does.
+    vLLM 0.33 `KVCacheManager.allocate_slots` frees the skipped blocks before it knows whether the next tokens fit; if
+    the allocation is refused then, they stay freed. First it asks, where the whole request must fit, whether it does.
+
+    Without `admits` nothing is compiled for ALLOCATE.
     """
     allocating, freeing, retiring = (op.code == int(code) for code in (Code.ALLOCATE, Code.FREE, Code.RETIRE))
     mine = answer.ok & allocating
@@ -263,6 +265,8 @@ def admit_or_give_back(work: Workspace, view: View, op: Op, answer: Answer) -> t
             capped=first,
         )
         limit = w.free - watermark - jnp.where(first, 0, op.argument(Argument.RESERVED))
+        if not admits:
+            return w, (local[0] + 1, True, False, False)
         w, verdict = admit.fits(w, view, demand, limit, plan.granted)
         return w, (local[0] + 1, verdict.fits, verdict.fails, verdict.grows)
 
@@ -301,11 +305,12 @@ def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) ->
     demand = Demand(op.slot, plan.slots, plan.main, plan.arrived, plan.adopted, plan.external, jnp.bool_(False))
     adopting = plan.granted & ((plan.adopted > 0) | (plan.external > 0))
 
-    def take(w: Workspace) -> Workspace:
+    def take(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, ...]]:
         w = allocation.adopt_hit(w, view, demand, adopting)
-        return allocation.grow(w, view, demand, plan.grows)
+        w, copies = allocation.grow(w, view, demand, plan.grows)
+        return w, (False, copies)
 
-    work = when(adopting | plan.grows, take, work, writes=ALLOCATE_WRITES)
+    work, (_, copies) = loop(lambda c: c[0], take, work, (adopting | plan.grows, 0), writes=ALLOCATE_WRITES)
     spare = work.spare_slot
     done = jnp.where(plan.granted, op.slot, spare)
     ahead = plan.granted & (op.argument(Argument.ADVANCE) != 0)
@@ -320,7 +325,7 @@ def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) ->
     work = work.replace(running=work.running + (plan.granted & (op.live == WAITING)))
     certain = jnp.where(op.argument(Argument.DELAY) != 0, -1, jnp.minimum(plan.main, op.tokens))
     answer = answer._replace(
-        value=jnp.where(plan.granted, plan.adopted, answer.value), reported=answer.reported | plan.grows
+        value=jnp.where(plan.granted, plan.adopted, answer.value), reported=answer.reported | plan.grows, copies=copies
     )
     return work, answer, jnp.where(plan.granted, certain, -1)
 
@@ -392,6 +397,31 @@ def evict(work: Workspace, view: View, op: Op, answer: Answer, payload: Payload)
     )
     answer = answer.refuse(mine & (outside | (unknown > 0)), Status.OUT_OF_RANGE)
     return work, answer._replace(value=jnp.where(mine, unknown, answer.value))
+
+
+COPIES_WRITES = tuple(dict.fromkeys((*retirement.WRITES, "rows")))
+"""What `made_copies` writes."""
+
+
+def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:
+    """COPIES: blocks give back the references that their copies held. They pass through a row that no request has."""
+    mine = answer.ok & (op.code == int(Code.COPIES))
+    start, count = op.argument(Argument.KEY_START), op.argument(Argument.KEYS)
+    outside = (count < 0) | (start < 0) | (start + count > payload.size)
+    answer = answer.refuse(mine & outside, Status.OUT_OF_RANGE)
+    answer = answer.refuse(mine & (count > work.sizes.buckets.row), Status.ROW_FULL)
+    count = jnp.where(mine & answer.ok, count, 0)
+    row = work.row(work.spare_slot, jnp.int32(0))
+
+    def give(w: Workspace) -> Workspace:
+        def copy(v: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+            block = read(payload.numbers, payload.base + start + local[0])
+            return v.write("rows", block, row + (count - 1 - local[0])), (local[0] + 1,)
+
+        w, _ = loop(lambda c: c[0] < count, copy, w, (0,), writes=("rows",))
+        return free_queue.release(w, row, count)
+
+    return when(count > 0, give, work, writes=COPIES_WRITES), answer
 
 
 def reset(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer]:

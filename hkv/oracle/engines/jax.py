@@ -36,6 +36,9 @@ PAYLOAD = 1024
 OPERATIONS = 64
 """Least room for operations in one dispatch."""
 
+CODES = tuple(code for code in cache.ALL if code not in (Code.RETIRE, Code.FORK))
+"""Operations that logs know."""
+
 REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
 """What an allocation may be refused for without being wrong."""
 
@@ -92,6 +95,7 @@ class JaxEngine:
         self._waiting: list[Any] = []
         self._room = _Room(0, 0)
         self._events: list[CacheEvent] = []
+        self._copies: list[list[int]] = []
 
     # One operation at a time.
 
@@ -177,8 +181,14 @@ class JaxEngine:
         self._add(Code.EVICT, None, payload=blocks, room=room)
 
     def copies(self) -> list[tuple[int, int]]:
-        """Drains pending copies: without partial hits there never are any."""
-        return []
+        """Drains pending copies, group by group, and gives back the references they held."""
+        self._flush()
+        pending = sorted(self._copies, key=lambda copy: copy[0])
+        self._copies = []
+        copies = [(source, target) for _, source, target in pending]
+        if copies:
+            self._add(Code.COPIES, None, payload=[block for copy in copies for block in copy])
+        return copies
 
     def reset(self) -> bool:
         """Resets the prefix cache."""
@@ -293,6 +303,8 @@ class JaxEngine:
         if row[Column.STATUS] in REFUSALS:
             return Allocation(None)
         _check(row)
+        count, place = int(row[Column.COPIES]), int(row[Column.IDS])
+        self._copies += ids[place : place + 3 * count].reshape(-1, 3).tolist()
         return Allocation(self._rows(row, ids, leading=False))
 
     def _read_reset(self, row: np.ndarray, ids: np.ndarray) -> oplog.Reset:
@@ -302,7 +314,7 @@ class JaxEngine:
         return oplog.Reset(bool(row[Column.VALUE]))
 
     def _rows(self, row: np.ndarray, ids: np.ndarray, leading: bool) -> list[list[int]]:
-        place, rows = int(row[Column.IDS]), []
+        place, rows = int(row[Column.IDS]) + 3 * int(row[Column.COPIES]), []
         for group in range(self._groups):
             start, end = (int(row[RESULT_FRONT + 2 * group + side]) for side in (0, 1))
             rows.append([0] * (start if leading else 0) + ids[place : place + end - start].tolist())
@@ -341,7 +353,7 @@ class JaxEngine:
         self._batch, self._waiting, self._room = Batch(), [], _Room(0, 0)
         operations = jax.device_put(batch.build(OPERATIONS, PAYLOAD))
         ids, events = _bucket(room.ids, IDS), _bucket(room.events, EVENTS)
-        self._state, results = cache.run(self._parameters, self._state, operations, ids=ids, events=events)
+        self._state, results = cache.run(self._parameters, self._state, operations, ids=ids, events=events, only=CODES)
         results = jax.device_get(results)
         self._free_slots += self._left_slots
         self._left_slots.clear()
@@ -389,7 +401,7 @@ class JaxEngine:
 
     def _blocks(self, tokens: int) -> int:
         tokens = min(tokens, self.config.max_model_len)
-        return sum(-(-tokens // size) + 1 for size in self.config.block_sizes)
+        return sum(-(-tokens // size) + 4 for size in self.config.block_sizes)
 
     def _room_of(self, tokens: int) -> _Room:
         blocks = self._blocks(max(0, tokens))

@@ -50,11 +50,11 @@ class Reader:
         self._members = table[:, GroupField.MEMBER].tolist()
         self._width = len(table)
 
-    def state(self, state: State, slots: Mapping[str, int]) -> CacheState:
+    def state(self, state: Any, slots: Mapping[str, int]) -> CacheState:
         """Everything that can be compared.
 
         Args:
-          state: the arrays, on the host.
+          state: a `State` of NumPy arrays.
           slots: the request slot of each name.
         """
         counters, ring = state.counters, len(state.queue) - 1
@@ -69,7 +69,7 @@ class Reader:
             cached=self._cached(state.keys),
         )
 
-    def _rows(self, state: State, slot: int) -> list[list[int]]:
+    def _rows(self, state: Any, slot: int) -> list[list[int]]:
         rows = []
         for group in range(len(self._config.topology.groups)):
             base = REQUEST_WORDS + GROUP_WORDS * group

@@ -32,7 +32,7 @@ def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
         if getattr(spec, name):
             expected = "0: the compiled cache has no speculative or checkpoint states yet"
             raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), expected)
-    return {}
+    return {"TAIL": 2 * (config.caching and spec.prefix_cacheable)}
 
 
 def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:

@@ -1,0 +1,79 @@
+"""Forking: a request is started from a running one, in the middle of its life, and shares what both will only read.
+
+No engine's rule, but what block tables are for. The new request has the tokens, prefix keys and computed tokens of the
+other. It shares every block that is full, and gets its own copy of the last one if that is still being written. Copies
+are for the caller to make, before either request writes.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from hkv.errors import OperationError
+from hkv.spec import Mamba, OpaqueState
+from reference.dialects.vllm.kinds.kind import Kind
+from reference.dialects.vllm.manager import Manager
+from reference.state.pool import NULL
+
+
+def fork(manager: Manager, parent: str, child: str) -> list[list[tuple[int, int]]] | None:
+    """Starts `child` from `parent`.
+
+    Args:
+      manager: the cache.
+      parent: a running request.
+      child: a name that no request has.
+
+    Returns:
+      For each group the copies to make, (source, target); None when it is refused, because a block that would be shared
+      or copied is not there, or too few are free for the copies. Then nothing has changed.
+
+    Raises:
+      OperationError: `parent` does not run, or `child` exists.
+    """
+    request = manager.requests.get(parent)
+    if request is None or not request.running:
+        raise OperationError("parent", parent, "a running request")
+    if child in manager.requests:
+        raise OperationError("child", child, "a name that no request has")
+    computed = request.num_computed
+    kinds = manager.cache.kinds
+    if any(_missing(kind, parent, computed) for kind in kinds):
+        return None
+    if sum(_spans(kind, computed)[1] for kind in kinds) > len(manager.pool.free):
+        return None
+    copies = [_share(kind, parent, child, computed) for kind in kinds]
+    started = copy.deepcopy(request)
+    started.id = child
+    started.num_granted = computed
+    manager.requests[child] = started
+    return copies
+
+
+def _spans(kind: Kind, computed: int) -> tuple[int, int]:
+    """How many columns of a row are shared, and how many after them are copied: none or one."""
+    if isinstance(kind.spec, OpaqueState):
+        return 0, 1
+    return computed // kind.block_size, int(computed % kind.block_size > 0)
+
+
+def _missing(kind: Kind, parent: str, computed: int) -> bool:
+    """Whether a block is not there that the next token reads."""
+    row = kind.rows.get(parent)
+    blocks = [] if row is None else row.blocks
+    needed = sum(_spans(kind, computed))
+    readable = max(0, kind.skipped_tokens(computed)) // kind.block_size
+    if isinstance(kind.spec, Mamba) and kind.spec.cache_mode == "align":
+        readable = max(0, needed - 1)
+    return len(blocks) < needed or NULL in blocks[readable:needed]
+
+
+def _share(kind: Kind, parent: str, child: str, computed: int) -> list[tuple[int, int]]:
+    shared, copied = _spans(kind, computed)
+    blocks = kind.row(parent).blocks
+    row = kind.row(child)
+    fresh = kind.pool.take(copied)
+    row.blocks = blocks[:shared] + fresh
+    kind.pool.touch(blocks[:shared])
+    row.registered = shared
+    return list(zip(blocks[shared : shared + copied], fresh, strict=True))

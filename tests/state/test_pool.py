@@ -1,0 +1,219 @@
+"""The free queue and the key table by themselves, beside the reference's pool, without any engine's rules."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv.state import free_queue, key_table
+from hkv.state.loops import loop, read, when
+from hkv.state.state import EVICTED, NOT_RETAINED, RETIRED, Buckets, Counter, State, empty
+from hkv.state.workspace import ARRAYS, COUNTERS, Sizes, Workspace
+from reference.state.history import NOT_RETAINED as PLAIN_NOT_RETAINED
+from reference.state.history import RETIRED as PLAIN_RETIRED
+from reference.state.pool import NULL, Pool
+
+BUCKETS = Buckets(blocks=24, requests=1, groups=4, row=8, chain=1, keys=8, parts=2)
+BLOCKS = 20
+WRITES = (*ARRAYS, *COUNTERS)
+TAKE, ADOPT, RELEASE, ADD, DROP, MOVE, NOTE = range(7)
+
+
+@functools.cache
+def program() -> Any:
+    """Performs rows of `(code, a, b, c)` on a state, in order."""
+
+    def perform(state: State, table: jax.Array) -> State:
+        arrays = {name: getattr(state, name).reshape(-1) for name in ARRAYS}
+        counters = {name: state.counters[place] for name, place in COUNTERS.items()}
+        zero = jnp.int32(0)
+        fields: dict[str, Any] = {"ids": zero, "events": zero, "results": zero, "lane": zero, "num_ids": zero}
+        work = Workspace(Sizes(BUCKETS, 1, 1, 1, 0, 0), **arrays, **counters, **fields, num_events=zero)
+
+        def body(w: Workspace, local):
+            (place,) = local
+            code, a, b, c = (read(table, place * 4 + column) for column in range(4))
+            w = free_queue.make_room(w)
+            start = w.row(zero, zero) + a
+            for number, step in (
+                (TAKE, lambda v: free_queue.take(v, start, b)),
+                (ADOPT, lambda v: free_queue.adopt(v, start, b)),
+                (RELEASE, lambda v: free_queue.release(v, start, b)),
+                (ADD, lambda v: key_table.add_key(v, code == ADD, a, b, c)),
+                (DROP, lambda v: key_table.drop_keys(v, code == DROP, a)),
+                (MOVE, lambda v: key_table.move_keys(v, code == MOVE, a, b)),
+                (NOTE, lambda v: key_table.note_absence(v, code == NOTE, a, b)),
+            ):
+                w = when(code == number, step, w, writes=WRITES)
+            return w, (place + 1,)
+
+        work, _ = loop(lambda c: c[0] < table.shape[0] // 4, body, work, (0,), writes=WRITES)
+        line = state.counters
+        for name, place in COUNTERS.items():
+            line = line.at[place].set(getattr(work, name))
+        return State(
+            **{name: getattr(work, name).reshape(getattr(state, name).shape) for name in ARRAYS}, counters=line
+        )
+
+    return jax.jit(perform)
+
+
+class Both:
+    """A compiled pool and a plain one, to which the same things happen. Entries 0 to 7 of one row hold blocks."""
+
+    def __init__(self) -> None:
+        self.state = empty(BUCKETS, BLOCKS)
+        self.pool = Pool(BLOCKS)
+        self.row = [NULL] * 8
+        self.parts: dict[int, dict[int, int]] = {}
+
+    def do(self, *rows: tuple[int, int, int, int]) -> None:
+        padded = [*rows, *[(9, 0, 0, 0)] * (8 - len(rows))]
+        self.state = program()(self.state, np.array(padded, np.int32).reshape(-1))
+
+    def take(self, start: int, count: int) -> None:
+        self.row[start : start + count] = self.pool.take(count)
+        self.do((TAKE, start, count, 0))
+        for block in self.row[start : start + count]:
+            self.parts.pop(block, None)
+
+    def adopt(self, start: int, count: int) -> None:
+        self.pool.touch(self.row[start : start + count])
+        self.do((ADOPT, start, count, 0))
+
+    def release(self, start: int, count: int) -> None:
+        self.pool.release(reversed(self.row[start : start + count]))
+        self.do((RELEASE, start, count, 0))
+
+    def add(self, block: int, part: int, key: int) -> None:
+        entry = key * BUCKETS.groups + 1
+        tokens = 3 if part == 0 else part
+        self.pool.insert((1, key), block, tokens)
+        if self.pool.covered[block] < tokens:
+            self.pool.covered[block], self.pool.primary[block] = tokens, (1, key)
+        self.parts.setdefault(block, {})[part] = key
+        self.do((ADD, block, part, entry))
+
+    def drop(self, block: int) -> None:
+        self.pool.drop_keys(block)
+        self.parts.pop(block, None)
+        self.do((DROP, block, 0, 0))
+
+    def move(self, source: int, target: int) -> None:
+        keys = [key for _, key in sorted(self.parts.pop(source, {}).items())]
+        self.parts[target] = {part: key for part, key in enumerate(keys)} if keys else {}
+        self.pool.move_keys(source, target)
+        self.do((MOVE, source, target, 0))
+
+    def note(self, key: int, reason: int) -> None:
+        plain = {RETIRED: PLAIN_RETIRED, NOT_RETAINED: PLAIN_NOT_RETAINED}[reason]
+        self.pool.history.note(1, key, plain)
+        self.do((NOTE, key * BUCKETS.groups + 1, reason, 0))
+
+    def check(self) -> None:
+        counters, ring = np.asarray(self.state.counters), BUCKETS.queue
+        places = np.arange(counters[Counter.HEAD], counters[Counter.TAIL]) % ring
+        queue = np.asarray(self.state.queue)[places]
+        blocks = np.asarray(self.state.blocks)
+        assert queue[queue > 0].tolist() == list(self.pool.free)
+        assert counters[Counter.FREE] == len(self.pool.free)
+        assert counters[Counter.EVICTIONS] == self.pool.evictions
+        assert np.maximum(-blocks[:BLOCKS], 0).tolist() == self.pool.refs
+        for place, block in zip(places[queue > 0], queue[queue > 0], strict=True):
+            assert blocks[block] == place + 1
+        assert np.asarray(self.state.rows)[0, 0].tolist() == self.row
+        table = np.asarray(self.state.table)
+        for key in range(BUCKETS.keys):
+            value = int(table[key, 1])
+            first = self.pool.table.first((1, key))
+            assert (value >> 3 if value > 0 else None) == first
+            if value < 0:
+                noted = self.pool.history.of(1, key)
+                assert value == {1: EVICTED, PLAIN_RETIRED: RETIRED, PLAIN_NOT_RETAINED: NOT_RETAINED}[noted]
+        held = np.asarray(self.state.keys)[:BLOCKS, 0] != 0
+        assert held.tolist() == [key is not None for key in self.pool.primary]
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_both_pools_agree(data: st.DataObject) -> None:
+    both = Both()
+    in_use: list[tuple[int, int]] = []
+    for _ in range(data.draw(st.integers(1, 14))):
+        action = data.draw(st.sampled_from(("take", "free", "share", "key", "drop", "note")))
+        named = [block for block in range(1, BLOCKS) if not both.parts.get(block)]
+        if action == "take" and not in_use:
+            count = data.draw(st.integers(0, 8))
+            both.take(0, count)
+            in_use.append((0, count))
+        elif action == "share" and in_use and len(in_use) < 3:
+            both.adopt(*in_use[0])
+            in_use.append(in_use[0])
+        elif action == "free" and in_use:
+            both.release(*in_use.pop())
+        elif action == "key" and named:
+            block = data.draw(st.sampled_from(named))
+            both.add(block, 0, data.draw(st.integers(0, 3)))
+        elif action == "drop":
+            both.drop(data.draw(st.integers(1, BLOCKS - 1)))
+        elif action == "note":
+            both.note(data.draw(st.integers(0, 5)), data.draw(st.sampled_from((RETIRED, NOT_RETAINED))))
+        both.check()
+
+
+def test_blocks_with_one_key_keep_their_order() -> None:
+    both = Both()
+    for block in (5, 2, 9, 7):
+        both.add(block, 0, 0)
+        both.check()
+    for block in (2, 7, 5, 9):
+        both.drop(block)
+        both.check()
+
+
+def test_parts_of_a_block() -> None:
+    both = Both()
+    both.add(3, 1, 0)
+    both.add(3, 2, 1)
+    both.add(3, 0, 2)
+    both.add(4, 0, 2)
+    both.check()
+    both.drop(3)
+    both.check()
+
+
+def test_keys_move_to_the_end_of_their_ring() -> None:
+    both = Both()
+    both.add(3, 0, 2)
+    both.add(4, 0, 2)
+    both.move(3, 6)
+    both.check()
+    both.drop(4)
+    both.check()
+
+
+def test_the_ring_is_squeezed_when_it_is_full() -> None:
+    both = Both()
+    rounds = 3 * BUCKETS.queue // 8
+    for number in range(rounds):
+        both.take(0, 8)
+        for block in both.row[number % 8 : number % 8 + 1]:
+            both.add(block, 0, number % 4)
+        both.release(0, 8)
+        both.check()
+    assert np.asarray(both.state.counters)[Counter.TAIL] < 2 * BUCKETS.queue
+
+
+def test_a_single_dropped_block_does_not_touch_the_queue() -> None:
+    both = Both()
+    order = list(both.pool.free)
+    both.add(7, 0, 1)
+    both.drop(7)
+    both.check()
+    assert list(both.pool.free) == order
