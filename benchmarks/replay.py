@@ -3,12 +3,12 @@
     python benchmarks/replay.py --mode prompts --trace TRACE.jsonl --vllm-python PATH/bin/python
 
 A block operation is one block of one group through lookup, allocation, registration and release:
-ceil(tokens / block size) x groups for each request. Making keys and requests, interning, compiling and building pools are
-left out, for both; of vLLM only the calls of its manager are timed, of HKV whole dispatches, schedule included. Before
-anything is timed both decide, and must agree on the hit tokens of every request, the id of every block found or handed
-out, and the final order of the free queue. Runs of both alternate; the ratio is that of the medians, beside that of the
-least times, which say more on a machine that others use too. Without `--vllm-python` only HKV's figures are measured, and
-the report says so.
+ceil(tokens / block size) x groups for each request. Making keys and requests, interning, compiling and building pools
+are left out, for both; of vLLM only the calls of its manager are timed, of HKV whole dispatches, schedule included.
+Before anything is timed both decide, and must agree on the hit tokens of every request, the id of every block found or
+handed out, and the final order of the free queue. Runs of both alternate; the ratio is that of the medians, beside that
+of the least times, which say more on a machine that others use too. Without `--vllm-python` only HKV's figures are
+measured, and the report says so.
 """
 
 from __future__ import annotations

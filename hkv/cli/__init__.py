@@ -8,6 +8,7 @@ import sys
 import click
 
 import hkv
+from hkv import native_loops
 from hkv.errors import HKVError
 
 COMMANDS = {
@@ -57,6 +58,7 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the command line; an error of the user's input becomes one line on stderr and exit status 2."""
+    native_loops.enable()
     try:
         status = cli.main(standalone_mode=False)
     except click.ClickException as error:

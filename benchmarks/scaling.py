@@ -1,0 +1,129 @@
+"""How the cost of a block depends on the pool's size and on requests' length, beside a random gather as large."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv.errors import MissingExtraError
+from hkv.oracle.replay import compiled
+from hkv.oracle.replay.schedule import Schedule
+
+GROUPS = "full:16,swa:16:1024,swa:16:128"
+POOLS = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+"""Blocks in the pool; prompts of `LENGTH` tokens."""
+
+LENGTH = 4_096
+LENGTHS = (256, 1_024, 4_096, 16_384, 65_536)
+"""Tokens of a prompt; pools of `POOL` blocks."""
+
+POOL = 100_000
+BLOCKS = 300_000
+"""Least block operations of a measurement, about; three times the pool where that is more."""
+
+
+def measure(repeats: int, plot_path: str | None) -> dict[str, Any]:
+    """Nanoseconds per block operation, and per element of a random gather, by pool size and by prompt length."""
+    result: dict[str, Any] = {"mode": "scaling", "groups": GROUPS}
+    result["pool"] = [_point(pool, LENGTH if pool > 1_000 else 2_048, repeats) for pool in POOLS]
+    result["length"] = [_point(POOL, length, repeats) for length in LENGTHS]
+    for points in (result["pool"], result["length"]):
+        for point in points:
+            told = "{num_blocks:>9,} blocks {tokens:>7,} tokens {hkv_ns:6.1f} ns, gather {gather_ns:5.1f} ns"
+            print(told.format(**point))
+    if plot_path:
+        _draw(result, plot_path)
+    return result
+
+
+def _point(num_blocks: int, tokens: int, repeats: int) -> dict[str, Any]:
+    """Prompts without anything in common: every block in turn is taken, registered and given back."""
+    from benchmarks import compiled_runs
+    from benchmarks.replay import Case
+
+    schedule = Schedule(max_model_len=max(tokens, 16))
+    per_request = tokens // 16
+    count = max(1, max(BLOCKS, 3 * num_blocks) // (3 * per_request))
+    prepared = _incoming(count, tokens)
+    case = Case("prompts", GROUPS, num_blocks, schedule, [])
+    operations = 3 * per_request * count
+    times, gathers = [], []
+    for turn in range(repeats + 1):
+        seconds = compiled_runs.run(case, prepared, ids=False)["seconds"]
+        gathered = _gather(num_blocks, prepared.num_keys)
+        if turn:
+            times.append(seconds / operations * 1e9)
+            gathers.append(gathered)
+    return {
+        "num_blocks": num_blocks,
+        "tokens": tokens,
+        "block_operations": operations,
+        "hkv_ns": min(times),
+        "hkv_median_ns": statistics.median(times),
+        "gather_ns": min(gathers),
+    }
+
+
+def _incoming(count: int, tokens: int) -> compiled.Incoming:
+    per_request = tokens // 16
+    requests = np.zeros((count + 1, 4), np.int32)
+    requests[:-1, 1] = tokens
+    requests[:, 3] = np.arange(count + 1) * per_request
+    ends = np.arange(count + 1, dtype=np.int64) * per_request
+    return compiled.Incoming(requests, np.arange(count * per_request, dtype=np.int32), ends, count * per_request)
+
+
+@jax.jit
+def _gathered(arrays: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
+    """A sum over random places of arrays as large as the cache's, each place known when the one before is read."""
+
+    def body(i: jax.Array, total: jax.Array) -> jax.Array:
+        place = places[i] ^ (total & 1)
+        return total + sum(array[place % array.shape[0]] for array in arrays)
+
+    return jax.lax.fori_loop(0, places.shape[0], body, jnp.int32(0))
+
+
+def _gather(num_blocks: int, num_keys: int) -> float:
+    """Nanoseconds to read one random place in each of the arrays that an operation uses."""
+    sizes = (4 * num_blocks, num_blocks, num_blocks, 4 * num_keys)
+    arrays = jax.device_put(tuple(np.zeros(size, np.int32) for size in sizes))
+    places = jax.device_put(np.random.default_rng(0).integers(0, 1 << 30, 100_000).astype(np.int32))
+    jax.block_until_ready(_gathered(arrays, places))
+    start = time.perf_counter()
+    jax.block_until_ready(_gathered(arrays, places))
+    return (time.perf_counter() - start) / len(places) * 1e9
+
+
+def _draw(result: dict[str, Any], path: str) -> None:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise MissingExtraError("matplotlib", "plots", "to draw a plot") from None
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for axis, name, column, label in (
+        (axes[0], "pool", "num_blocks", f"blocks in the pool, prompts of {LENGTH:,} tokens"),
+        (axes[1], "length", "tokens", f"tokens of a prompt, pool of {POOL:,} blocks"),
+    ):
+        points = result[name]
+        axis.semilogx([p[column] for p in points], [p["hkv_ns"] for p in points], "o-", label="block operation")
+        axis.semilogx([p[column] for p in points], [p["gather_ns"] for p in points], "s--", label="random gather")
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("nanoseconds")
+    axes[0].set_ylim(bottom=0)
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120, format="png")
+    pyplot.close(figure)
+
+
+__all__ = ["measure"]

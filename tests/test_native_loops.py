@@ -1,0 +1,53 @@
+"""Asking XLA for native loops: once, and never over what is set."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hkv import native_loops
+
+PROGRAM = """
+from hkv import native_loops
+native_loops.enable()
+import jax, jax.numpy as jnp
+def long(x):
+    def inner(c):
+        return c[0] + 1, c[1].at[c[0] % 7].add(c[0])
+    def outer(c):
+        i, y = c
+        _, y = jax.lax.while_loop(lambda d: d[0] < i % 5, inner, (0, y))
+        return i + 1, y + y[::-1]
+    return jax.lax.while_loop(lambda c: c[0] < 100, outer, (0, x))
+print(jax.jit(long).lower(jnp.zeros(2000, jnp.int32)).compile().as_text().count("while("))
+print(jax.jit(long).lower(jnp.zeros(2000, jnp.int32)).compile().as_text().split("ENTRY")[1].count("xla_cpu_small_call"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "asked"),
+    [
+        (None, native_loops.FLAG, True),
+        ("", native_loops.FLAG, True),
+        ("--xla_a=1", f"--xla_a=1 {native_loops.FLAG}", True),
+        (native_loops.FLAG, native_loops.FLAG, True),
+        ("--xla_backend_extra_options=a=1", "--xla_backend_extra_options=a=1", False),
+    ],
+)
+def test_what_is_set_stays(monkeypatch, before, after, asked):
+    if before is None:
+        monkeypatch.delenv("XLA_FLAGS", raising=False)
+    else:
+        monkeypatch.setenv("XLA_FLAGS", before)
+    assert native_loops.enable() is asked
+    assert native_loops.os.environ["XLA_FLAGS"] == after
+
+
+@pytest.mark.parametrize("limit", [native_loops.LIMIT, 1024])
+def test_xla_makes_one_function_of_a_large_loop(monkeypatch, limit):
+    """And does not with its own limit: the option is what decides."""
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_backend_extra_options={native_loops.OPTION}={limit}")
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    loops, native = map(int, done.stdout.split())
+    assert loops
+    assert native == (1 if limit == native_loops.LIMIT else 0)
