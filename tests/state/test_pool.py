@@ -93,10 +93,7 @@ class Both:
 
     def add(self, block: int, part: int, key: int) -> None:
         entry = key * BUCKETS.groups + 1
-        tokens = 3 if part == 0 else part
-        self.pool.insert((1, key), block, tokens)
-        if self.pool.covered[block] < tokens:
-            self.pool.covered[block], self.pool.primary[block] = tokens, (1, key)
+        self.pool.insert((1, key), block, 3 if part == 0 else part)
         self.parts.setdefault(block, {})[part] = key
         self.do((ADD, block, part, entry))
 
@@ -106,8 +103,7 @@ class Both:
         self.do((DROP, block, 0, 0))
 
     def move(self, source: int, target: int) -> None:
-        keys = [key for _, key in sorted(self.parts.pop(source, {}).items())]
-        self.parts[target] = {part: key for part, key in enumerate(keys)} if keys else {}
+        self.parts[target] = self.parts.pop(source, {})
         self.pool.move_keys(source, target)
         self.do((MOVE, source, target, 0))
 
@@ -179,12 +175,14 @@ def test_blocks_with_one_key_keep_their_order() -> None:
 
 def test_parts_of_a_block() -> None:
     both = Both()
-    both.add(3, 1, 0)
-    both.add(3, 2, 1)
     both.add(3, 0, 2)
+    both.add(3, 2, 1)
+    both.add(3, 1, 0)
     both.add(4, 0, 2)
     both.check()
-    both.drop(3)
+    both.move(3, 8)
+    both.check()
+    both.drop(8)
     both.check()
 
 
