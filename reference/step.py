@@ -1,0 +1,151 @@
+"""The twin of `hkv.step`: the same step on the reference manager, one row after the other.
+
+It is also the definition: first every row gives back what it cannot read any more, then every row allocates and
+advances. With `interleaved` every row does both before the next one does, as vLLM 0.33's scheduler has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.spec import Mamba
+from reference.dialects.vllm.coordinator import retire
+from reference.dialects.vllm.manager import Manager
+from reference.dialects.vllm.request import Request
+from reference.keys import fingerprint
+
+OK, NO_ROOM, ROW_FULL, NOT_RUNNING, OUT_OF_RANGE = 0, 2, 3, 6, 10
+"""Statuses, as `hkv.state.status.Status` numbers them."""
+
+
+class FingerprintRequest(Request):
+    """A request whose prefixes are called by their fingerprints, tuples of four ints."""
+
+    def __init__(self, id: str, root: Sequence[int], hash_block_size: int) -> None:
+        super().__init__(id, 0, 0, [])
+        self._root = tuple(int(word) for word in root)
+        self._size = hash_block_size
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """`tokens` follow."""
+        self._set([*self.tokens, *tokens])
+
+    def truncate(self, num_tokens: int) -> None:
+        """Tokens from `num_tokens` on are taken back."""
+        self._set(self.tokens[:num_tokens])
+
+    def _set(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+        self.num_tokens = self.num_prompt = len(tokens)
+        whole = np.array(tokens[: len(tokens) // self._size * self._size], np.int64).reshape(-1, self._size)
+        self.keys[:] = [tuple(int(word) for word in key) for key in fingerprint.keys(whole, self._root)]
+
+
+class Rows:
+    """R rows of requests over a reference manager.
+
+    Args:
+      config: the configuration.
+      num_rows: R.
+      width: most blocks of a request in one group.
+
+    Attributes:
+      manager: what holds the blocks.
+      names: the request in each row, or None.
+    """
+
+    def __init__(self, config: VllmConfig, num_rows: int, width: int) -> None:
+        self.config = config
+        self.width = width
+        self.manager = Manager(config)
+        self.manager.pool.records = False
+        self.names: list[str | None] = [None] * num_rows
+        self._started = 0
+
+    def start(self, row: int, root: Sequence[int] = fingerprint.ROOT) -> None:
+        """A request begins in an empty row."""
+        assert self.names[row] is None, "a row holds one request"
+        name = f"r{self._started}"
+        self._started += 1
+        self.names[row] = name
+        self.manager.requests[name] = FingerprintRequest(name, root, self.config.hash_block_size)
+
+    def finish(self, row: int) -> None:
+        """The row's request ends."""
+        name = self.names[row]
+        assert name is not None, "a row without a request cannot end one"
+        if self.manager.requests[name].running:
+            self.manager.free(name)
+        self.manager.drop(name)
+        self.names[row] = None
+
+    def request(self, row: int) -> FingerprintRequest | None:
+        """The request in a row."""
+        name = self.names[row]
+        if name is None:
+            return None
+        request = self.manager.requests[name]
+        assert isinstance(request, FingerprintRequest)
+        return request
+
+    def step(
+        self,
+        tokens: Sequence[Sequence[int]],
+        lookahead: Sequence[int],
+        in_flight: Sequence[int],
+        *,
+        interleaved: bool = False,
+    ) -> list[int]:
+        """A step: each row computes its `tokens`; rows without any are left out. Returns their statuses."""
+        status = [self._check(row, len(new), lookahead[row]) for row, new in enumerate(tokens)]
+        taking = [row for row, new in enumerate(tokens) if new and status[row] == OK]
+        for row in [] if interleaved else taking:
+            self._retire(row, in_flight[row])
+        for row in taking:
+            status[row] = self._compute(row, tokens[row], lookahead[row], in_flight[row])
+        return status
+
+    def _check(self, row: int, count: int, lookahead: int) -> int:
+        request = self.request(row)
+        if count == 0:
+            return OK
+        if request is None:
+            return NOT_RUNNING
+        main = request.num_computed + count
+        slots = min(main + lookahead, self.config.max_model_len)
+        for size, spec in zip(self.config.block_sizes, self.config.topology.specs, strict=True):
+            aligned = isinstance(spec, Mamba) and spec.cache_mode == "align"
+            columns = 1 if spec.kind == "opaque" else -(-(main if aligned else slots) // size)
+            if columns > self.width:
+                return ROW_FULL
+        return ROW_FULL if main > self.config.max_model_len else OK
+
+    def _retire(self, row: int, in_flight: int) -> None:
+        request = self.request(row)
+        assert request is not None
+        retire(self.manager.cache, request.id, max(0, request.num_computed - in_flight))
+
+    def _compute(self, row: int, tokens: Sequence[int], lookahead: int, in_flight: int) -> int:
+        request = self.request(row)
+        assert request is not None
+        before = request.num_tokens
+        request.append(tokens)
+        granted = self.manager.allocate(request.id, len(tokens), lookahead=lookahead, in_flight=in_flight)
+        if granted is None:
+            request.truncate(before)
+            return NO_ROOM
+        self.manager.advance(request.id, len(tokens))
+        return OK
+
+    def slots(self, row: int, group: int, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """Block and offset of positions of a row's request; (-1, -1) where the group has no slot mapping."""
+        request = self.request(row)
+        assert request is not None
+        if not self.config.topology.specs[group].uses_slot_mapping:
+            return [(-1, -1)] * len(positions)
+        blocks, size = self.manager.rows(request.id)[group], self.config.block_size(group)
+        found = [(blocks[p // size] if p // size < len(blocks) else 0, p % size) for p in positions]
+        return [slot if slot[0] else (-1, -1) for slot in found]

@@ -1,0 +1,169 @@
+"""Random configurations for whole steps, and how a compiled state compares with the reference."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import strategies as st
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
+from hkv.step_state import HASH_WORDS, StepCounter, StepRequest, StepRow, StepState
+from hkv.topology import Topology
+from reference.keys import fingerprint
+from reference.step import Rows
+
+SIZES = ((2, 4, 8), (1, 2, 4), (4,), (3, 6), (4, 8))
+
+
+@st.composite
+def configs(draw, least_blocks: int = 4) -> VllmConfig:
+    """A configuration that whole steps can express: at most three groups."""
+    sizes = draw(st.sampled_from(SIZES))
+    count = draw(st.integers(1, 3))
+    caching = draw(st.integers(0, 9)) > 0
+    alike = draw(st.integers(0, 3)) == 0
+    specs = []
+    for _ in range(count):
+        size = sizes[0] if alike else draw(st.sampled_from(sizes))
+        kind = draw(st.sampled_from(("full", "window", "window", "mamba", "opaque", "chunked" if alike else "full")))
+        if kind == "full":
+            specs.append(FullAttention(block_size=sizes[0]))
+        elif kind == "window":
+            specs.append(SlidingWindow(block_size=size, window=draw(st.sampled_from((1, 2, 3, size + 1, 9, 500)))))
+        elif kind == "chunked":
+            specs.append(ChunkedLocal(block_size=size, chunk=size * draw(st.integers(1, 3)) + draw(st.integers(0, 1))))
+        elif kind == "mamba":
+            mode = "align" if caching else draw(st.sampled_from(("none", "align")))
+            specs.append(Mamba(block_size=size, cache_mode=mode))
+        else:
+            specs.append(OpaqueState(block_size=size))
+    if all(spec.kind == "opaque" for spec in specs):
+        specs[0] = FullAttention(block_size=sizes[0])
+    cacheable = [spec.block_size for spec in specs if spec.prefix_cacheable]
+    eagle = not any(spec.kind == "chunked_local" for spec in specs) and draw(st.integers(0, 3)) == 0
+    full = any(spec.kind == "full_attention" for spec in specs)
+    return VllmConfig(
+        topology=Topology.of_specs(specs),
+        num_blocks=draw(st.integers(least_blocks, 60)),
+        hash_block_size=min(cacheable) if full else math.gcd(*cacheable),
+        scheduler_block_size=math.lcm(*(spec.block_size for spec in specs)),
+        caching=caching,
+        eagle=eagle,
+        max_model_len=48,
+    )
+
+
+def state_of(rows: Rows, empty: StepState) -> StepState:
+    """The compiled state of what reference rows hold; `empty` gives the shapes and the initial values."""
+    arrays = {name: np.array(value) for name, value in vars(empty).items()}
+    pool, config = rows.manager.pool, rows.config
+    free = list(pool.free)
+    arrays["queue"][: len(free)] = free
+    arrays["counters"][StepCounter.TAIL] = len(free)
+    arrays["counters"][StepCounter.EVICTIONS] = pool.evictions
+    arrays["refs"][: config.num_blocks] = 2 * np.array(pool.refs)
+    registered = 0
+    for key, _ in enumerate_keys(rows):
+        for block in blocks_under(rows, key):
+            arrays["keys"][block] = (*key[1], key[0], registered)
+            arrays["refs"][block] += 1
+            registered += 1
+    arrays["counters"][StepCounter.REGISTERED] = registered
+    groups = arrays["rows"].shape[1]
+    for row, name in enumerate(rows.names):
+        request = rows.request(row)
+        if name is None or request is None:
+            continue
+        arrays["requests"][row, StepRequest.LIVE] = 1
+        arrays["requests"][row, StepRequest.COMPUTED] = request.num_computed
+        for group, kind in enumerate(rows.manager.cache.kinds):
+            held = kind.rows.get(name)
+            blocks = [] if held is None else held.blocks
+            arrays["rows"][row, group, : len(blocks)] = blocks
+            first = next((i for i, block in enumerate(blocks) if block), len(blocks))
+            cached = 0 if held is None else held.registered or 0
+            for field, value in ((StepRow.LENGTH, len(blocks)), (StepRow.FIRST, first), (StepRow.CACHED, cached)):
+                arrays["requests"][row, len(StepRequest) + int(field) * groups + group] = value
+        arrays["chains"][row, : len(request.keys)] = np.array(request.keys, np.uint32).reshape(-1, 4)
+        arrays["hashing"][row] = hashing_of(rows, row)
+    return StepState(**arrays)
+
+
+def hashing_of(rows: Rows, row: int) -> np.ndarray:
+    """Where hashing of a row's tokens stands."""
+    request, size = rows.request(row), rows.config.hash_block_size
+    tail = request.tokens[len(request.keys) * size :]
+    words = np.zeros(HASH_WORDS, np.uint32)
+    words[:4] = request.keys[-1] if request.keys else request._root
+    digest = [size] * 4
+    for start in range(0, len(tail), 4):
+        four = tail[start : start + 4]
+        if len(four) == 4:
+            fingerprint.absorb(digest, four)
+        words[8:] = [*four, *[0] * (4 - len(four))]
+    words[4:8] = digest
+    return words
+
+
+def enumerate_keys(rows: Rows):
+    """Every key in the table, with the block that counts."""
+    pool = rows.manager.pool
+    seen = {key for block in range(pool.num_blocks) for key in pool.keys_of(block)}
+    return [(key, pool.table.first(key)) for key in sorted(seen)]
+
+
+def blocks_under(rows: Rows, key) -> list[int]:
+    """Blocks under a key, first registered first."""
+    pool = rows.manager.pool
+    found = []
+    taken = [block for block in range(pool.num_blocks) if key in pool.keys_of(block)]
+    while taken:
+        first = pool.table.first(key)
+        pool.table.remove(key, first)
+        found.append(first)
+        taken.remove(first)
+    for block in found:
+        pool.table.insert(key, block)
+    return found
+
+
+def assert_same(rows: Rows, state: StepState) -> None:
+    """The compiled state says of every block, row and key what the reference says."""
+    arrays = {name: np.asarray(value) for name, value in vars(state).items()}
+    pool, config = rows.manager.pool, rows.config
+    head, tail = (int(arrays["counters"][c]) for c in (StepCounter.HEAD, StepCounter.TAIL))
+    size = len(arrays["queue"])
+    assert [int(arrays["queue"][place % size]) for place in range(head, tail)] == list(pool.free)
+    assert (arrays["refs"][: config.num_blocks] // 2).tolist() == pool.refs
+    assert int(arrays["counters"][StepCounter.EVICTIONS]) == pool.evictions
+    assert_same_keys(rows, arrays)
+    for row, name in enumerate(rows.names):
+        request = rows.request(row)
+        assert int(arrays["requests"][row, StepRequest.LIVE]) == (name is not None)
+        if request is None:
+            assert not arrays["rows"][row].any()
+            continue
+        assert int(arrays["requests"][row, StepRequest.COMPUTED]) == request.num_computed
+        for group, blocks in enumerate(rows.manager.rows(request.id)):
+            padded = np.zeros(arrays["rows"].shape[2], np.int32)
+            padded[: len(blocks)] = blocks
+            assert arrays["rows"][row, group].tolist() == padded.tolist()
+        keys = arrays["chains"][row, : len(request.keys)]
+        assert [tuple(key) for key in keys.tolist()] == request.keys
+        assert arrays["hashing"][row, :4].tolist() == hashing_of(rows, row)[:4].tolist()
+
+
+def assert_same_keys(rows: Rows, arrays: dict[str, np.ndarray]) -> None:
+    """Every block has the key that the reference gives it, and of blocks with the same key the same one counts."""
+    pool = rows.manager.pool
+    first: dict[tuple, tuple[int, int]] = {}
+    for block in range(pool.num_blocks):
+        *words, group, stamp = (int(word) for word in arrays["keys"][block])
+        key = (group, tuple(words))
+        registered = int(arrays["refs"][block]) % 2 == 1
+        assert pool.keys_of(block) == ([key] if registered else [])
+        if registered:
+            first[key] = min(first.get(key, (stamp, block)), (stamp, block))
+    assert {key: block for key, (_, block) in first.items()} == dict(enumerate_keys(rows))

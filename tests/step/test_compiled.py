@@ -1,0 +1,102 @@
+"""What XLA makes of a step: nothing of the pool's size is copied, nothing calls the host, no loop is over rows."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from hkv import step as serving
+from hkv.keys.fingerprint import ROOT
+from hkv.step_state import StepBatch
+from tests.reference.build import config as build
+
+ROWS, WIDTH, BLOCKS = 8, 96, 5000
+LARGE = {"5000", "8192", f"{ROWS},3,{WIDTH}", f"{ROWS},192"}
+"""How shapes of the pool's arrays, the queue, the rows and the chains begin."""
+
+
+def batch(tokens: int) -> StepBatch:
+    zeros, ones = np.zeros(ROWS, np.int32), np.ones(ROWS, np.int32)
+    return StepBatch(np.ones((ROWS, tokens), np.int32), ones, zeros, zeros)
+
+
+def made(groups: str = "full:16,swa:16:64,mamba:32"):
+    config = build(groups, num_blocks=BLOCKS, max_model_len=4096)
+    return config, *serving.init(config, rows=ROWS, row=WIDTH)
+
+
+def copies(text: str) -> list[str]:
+    found = re.findall(r"= \w+\[([\d,]+)\]\S* copy\((.*)\)", text)
+    return [f"{shape}: {what}" for shape, what in found if any(shape.startswith(large) for large in LARGE)]
+
+
+@functools.cache
+def compiled(tokens: int, scanned: bool):
+    config, parameters, state = made()
+    room = serving.room_for(config, rows=ROWS, tokens=tokens)
+    if not scanned:
+        lowered = serving.jitted(room).lower(parameters, state, batch(tokens))
+        return lowered.as_text(), lowered.compile().as_text()
+
+    def run(parameters, state, new):
+        def body(state, _):
+            state, result = serving.step(parameters, state, new, room=room)
+            return state, result.status
+
+        return lax.scan(body, state, length=50)
+
+    lowered = jax.jit(run, donate_argnums=1).lower(parameters, state, batch(tokens))
+    return lowered.as_text(), lowered.compile().as_text()
+
+
+@pytest.mark.parametrize(("tokens", "scanned"), [(1, False), (1, True), (5, False)])
+def test_no_large_array_is_copied_and_the_host_is_not_called(tokens, scanned):
+    _, text = compiled(tokens, scanned)
+    assert copies(text) == []
+    assert "callback" not in text
+    assert not re.search(r"\b(infeed|outfeed|send|recv)\(", text)
+
+
+def test_the_search_for_copies_finds_one():
+    _, _, state = made()
+    text = jax.jit(lambda refs: (refs, refs.at[0].set(1))).lower(state.refs).compile().as_text()
+    assert copies(text)
+
+
+def test_the_only_loops_are_over_refusals_and_over_a_rows_tokens():
+    assert compiled(1, False)[0].count("stablehlo.while") == 1
+    assert compiled(5, False)[0].count("stablehlo.while") == 2
+
+
+def test_donated_arrays_are_used_again():
+    config, parameters, state = made()
+    step = serving.jitted(serving.room_for(config, rows=ROWS, tokens=1))
+    state, _ = serving.start(state, np.arange(ROWS, dtype=np.int32), np.tile(np.uint32(ROOT), (ROWS, 1)))
+    state, _ = step(parameters, state, batch(1))
+    before = {name: array.unsafe_buffer_pointer() for name, array in vars(state).items()}
+    for _ in range(3):
+        state, _ = step(parameters, state, batch(1))
+    after = {name: array.unsafe_buffer_pointer() for name, array in vars(state).items()}
+    assert sorted(before.values()) == sorted(after.values())
+
+
+def test_configurations_of_the_same_shape_share_one_executable():
+    traces = []
+
+    def counted(parameters, state, new):
+        traces.append(1)
+        return serving.step(parameters, state, new, room=24)
+
+    step = jax.jit(counted)
+    for groups in ("full:16,swa:16:64,mamba:32", "swa:32:7,chunked:32:64,full:32", "full:16,opaque:16,swa:48:5"):
+        config = build(groups, num_blocks=BLOCKS, max_model_len=960)
+        parameters, state = serving.init(config, rows=ROWS, row=WIDTH)
+        chains = np.zeros((ROWS, 192, 4), np.uint32)
+        state = type(state)(**{**vars(state), "chains": chains})
+        step(parameters, state, batch(1))
+    assert len(traces) == 1

@@ -1,0 +1,307 @@
+"""Whole steps are what the sequential rules say, to the block."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hkv import step as serving
+from hkv.errors import ConfigError
+from hkv.keys.fingerprint import ROOT
+from hkv.state.status import Status
+from hkv.step_state import StepBatch, StepCounter
+from reference.step import NO_ROOM, OK, Rows
+from tests.reference.build import config as build
+from tests.step.sample import assert_same, configs, state_of
+
+R, W, T, N, L = 5, 20, 6, 64, 3
+ROOM = 3 * R * (T + L + 24)
+
+
+def batch(tokens, lookahead=None, in_flight=None) -> StepBatch:
+    table = np.zeros((R, T), np.int32)
+    for row, new in enumerate(tokens):
+        table[row, : len(new)] = new
+    counts = np.array([len(new) for new in tokens], np.int32)
+    zeros = np.zeros(R, np.int32)
+    as_array = functools.partial(np.asarray, dtype=np.int32)
+    return StepBatch(
+        table,
+        counts,
+        zeros if lookahead is None else as_array(lookahead),
+        zeros if in_flight is None else as_array(in_flight),
+    )
+
+
+class Pair:
+    """The reference and the compiled cache, in step."""
+
+    def __init__(self, config, room=ROOM) -> None:
+        self.rows = Rows(config, R, W)
+        self.room = room
+        # Three groups whatever the configuration, so that all share one executable.
+        self.parameters, self.state = padded(config)
+
+    def start(self, row, root=ROOT) -> None:
+        self.rows.start(row, root)
+        self.state, status = serving.start(self.state, np.array([row, -1], np.int32), np.array([root, root], np.uint32))
+        assert status.tolist() == [OK, OK]
+
+    def finish(self, *rows) -> None:
+        for row in rows:
+            self.rows.finish(row)
+        self.state, status = serving.finish(self.state, np.array([*rows, *[-1] * (R - len(rows))], np.int32))
+        assert not status.any()
+
+    def step(self, tokens, lookahead=None, in_flight=None):
+        before = [request.num_computed if (request := self.rows.request(row)) else 0 for row in range(R)]
+        new = batch(tokens, lookahead, in_flight)
+        self.state, result = serving.jitted(self.room, L)(self.parameters, self.state, new)
+        status = self.rows.step(tokens, new.lookahead.tolist(), new.in_flight.tolist())
+        assert result.status.tolist() == status
+        assert not result.deferred.any()
+        for row, new_tokens in enumerate(tokens):
+            width = len(new_tokens) + int(new.lookahead[row]) if status[row] == OK and new_tokens else 0
+            for group in range(len(self.rows.config.topology.specs)):
+                positions = range(before[row], before[row] + width)
+                want = self.rows.slots(row, group, positions) if width else []
+                want += [(-1, -1)] * (T + L - width)
+                got = zip(result.blocks[row, group].tolist(), result.offsets[row, group].tolist(), strict=True)
+                assert list(got) == want
+        assert_same(self.rows, self.state)
+        return status
+
+
+def padded(config):
+    parameters, state = serving.init(config, rows=R, row=W, blocks=N)
+    groups = np.zeros((4, parameters.groups.shape[1]), np.int32)
+    groups[: len(parameters.groups)] = parameters.groups
+    wide = np.zeros((R, 3, W), np.int32)
+    requests = np.zeros((R, 2 + 9), np.int32)
+    chains = np.zeros((R, 8 * W, 4), np.uint32)
+    make = functools.partial(type(state), **{**vars(state), "rows": wide, "requests": requests, "chains": chains})
+    return type(parameters)(parameters.cache, groups), make()
+
+
+def drawn_tokens(data, pair, allow=True):
+    tokens = []
+    for row in range(R):
+        request = pair.rows.request(row)
+        count = data.draw(st.sampled_from((0, 1, 1, 1, 2, T))) if request is not None else 0
+        if request is not None:
+            count = min(count, pair.rows.config.max_model_len - request.num_computed)
+        tokens.append([data.draw(st.integers(0, 1)) for _ in range(count)])
+    return tokens
+
+
+@settings(max_examples=60)
+@given(config=configs(), data=st.data())
+def test_steps_are_the_sequential_operations_in_order(config, data):
+    pair = Pair(config)
+    for _ in range(data.draw(st.integers(3, 14))):
+        for row in range(R):
+            if pair.rows.names[row] is None:
+                if data.draw(st.integers(0, 2)) > 0:
+                    pair.start(row)
+            elif data.draw(st.integers(0, 9)) == 0:
+                pair.finish(row)
+        tokens = drawn_tokens(data, pair)
+        lookahead = [data.draw(st.sampled_from((0, 0, L))) for _ in range(R)]
+        computed = [request.num_computed if (request := pair.rows.request(row)) else 0 for row in range(R)]
+        in_flight = [min(data.draw(st.sampled_from((0, 0, 1, 4))), computed[row]) for row in range(R)]
+        pair.step(tokens, lookahead, in_flight)
+
+
+@settings(max_examples=40)
+@given(config=configs(least_blocks=20), data=st.data())
+def test_blocks_that_rows_share_are_given_back_by_the_last(config, data):
+    assume(config.caching)
+    pair = Pair(config)
+    longest = min(30, W * min(config.block_sizes) - T)
+    prompt = [data.draw(st.integers(0, 1)) for _ in range(data.draw(st.integers(4, longest)))]
+    for row in range(R):
+        pair.rows.start(row)
+        request = pair.rows.request(row)
+        request.append(prompt)
+        hit = pair.rows.manager.lookup(request.id).hit
+        if pair.rows.manager.allocate(request.id, len(prompt) - hit, hit=hit) is None:
+            pair.rows.finish(row)
+        else:
+            pair.rows.manager.advance(request.id, len(prompt))
+    pair.state = state_of(pair.rows, pair.state)
+    assert_same(pair.rows, pair.state)
+    for _ in range(4):
+        pair.step(drawn_tokens(data, pair))
+    pair.finish(*(row for row in range(R) if pair.rows.names[row]))
+    assert_same(pair.rows, pair.state)
+
+
+@settings(max_examples=60)
+@given(config=configs(least_blocks=30), data=st.data())
+def test_vllms_order_gives_the_same_up_to_renaming(config, data):
+    """Rows that allocate before the next one retires get the same but for ids; the same ids if nothing retires."""
+    batched, interleaved = Rows(config, R, W), Rows(config, R, W)
+    for row in range(R):
+        batched.start(row)
+        interleaved.start(row)
+    zeros = [0] * R
+    for _ in range(data.draw(st.integers(1, 8))):
+        tokens = [[data.draw(st.integers(0, 1)) for _ in range(data.draw(st.integers(0, T)))] for _ in range(R)]
+        nulls = [held_nulls(batched, row) for row in range(R)]
+        first = batched.step(tokens, zeros, zeros)
+        second = interleaved.step(tokens, zeros, zeros, interleaved=True)
+        assume(NO_ROOM not in first + second)
+        retired = any(held_nulls(batched, row) != nulls[row] for row in range(R))
+        if not retired:
+            assert same_names(batched, interleaved, {})
+        names: dict[int, int] = {}
+        assert same_names(batched, interleaved, names)
+        assert len(set(names.values())) == len(names)
+        if retired:
+            return
+
+
+def held_nulls(rows, row):
+    request = rows.request(row)
+    return [[i for i, block in enumerate(blocks) if block == 0] for blocks in rows.manager.rows(request.id)]
+
+
+def same_names(one, other, names):
+    for row in range(R):
+        pairs = zip(one.manager.rows(one.names[row]), other.manager.rows(other.names[row]), strict=True)
+        for left, right in pairs:
+            if len(left) != len(right):
+                return False
+            for a, b in zip(left, right, strict=True):
+                if names.setdefault(a, b) != b:
+                    return False
+    return True
+
+
+def test_rows_are_served_in_order_and_a_small_one_after_a_large_one():
+    pair = Pair(build("full:2,swa:2:4", num_blocks=14))
+    for row in range(4):
+        pair.start(row)
+    status = pair.step([[1] * 4, [2] * 6, [3] * 6, [4] * 2, []])
+    assert status == [OK, OK, NO_ROOM, OK, OK]
+    assert pair.step([[], [], [1], [1, 1], []]) == [OK, OK, NO_ROOM, NO_ROOM, OK]
+
+
+def test_a_refused_row_has_retired_all_the_same():
+    pair = Pair(build("swa:2:3", num_blocks=6))
+    pair.start(0)
+    pair.start(1)
+    pair.step([[1] * 6, [2] * 4, [], [], []])
+    held = np.count_nonzero(np.asarray(pair.state.rows)[0])
+    assert pair.step([[1] * 6, [], [], [], []])[0] == NO_ROOM
+    assert np.count_nonzero(np.asarray(pair.state.rows)[0]) < held
+
+
+def test_misuse_takes_nothing_and_says_why():
+    pair = Pair(build("full:2,swa:4:4", num_blocks=60, max_model_len=16))
+    pair.start(0)
+    before = jax.tree.map(np.array, pair.state)
+    new = batch([[], [1], [], [], []])
+    new.counts[0], new.counts[2], new.lookahead[3] = T + 1, -1, -1
+    pair.state, result = serving.jitted(ROOM, L)(pair.parameters, pair.state, new)
+    wrong = [Status.OUT_OF_RANGE, Status.NOT_RUNNING, Status.OUT_OF_RANGE, Status.OUT_OF_RANGE, Status.OK]
+    assert result.status.tolist() == wrong
+    jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.array, pair.state))
+    for _ in range(2):
+        assert pair.step([[1] * T, [], [], [], []])[0] == OK
+    assert pair.step([[1] * T, [], [], [], []])[0] == Status.ROW_FULL
+    state, status = serving.start(pair.state, np.array([0, 1, 99], np.int32), np.zeros((3, 4), np.uint32))
+    assert status.tolist() == [Status.NOT_WAITING, Status.OK, Status.NO_SUCH_SLOT]
+    _, status = serving.finish(state, np.array([2, 99, -1], np.int32))
+    assert status.tolist() == [Status.NO_SUCH_SLOT, Status.NO_SUCH_SLOT, Status.OK]
+
+
+def test_what_a_small_room_leaves_is_done_by_later_steps():
+    config = build("full:2,swa:2:3", num_blocks=60, scheduler_block_size=2)
+    wide, narrow = Pair(config), Pair(config, room=4)
+    for pair in (wide, narrow):
+        pair.start(0)
+        pair.start(1)
+    wide.step([[1] * 4, [2] * 4, [], [], []])
+    wide.step([[1], [2], [], [], []])
+    narrow.state, first = serving.jitted(4, L)(narrow.parameters, narrow.state, batch([[1] * 4, [2] * 4, [], [], []]))
+    assert first.status.tolist()[:2] == [Status.OK, Status.STEP_FULL]
+    narrow.state, second = serving.jitted(4, L)(narrow.parameters, narrow.state, batch([[], [2] * 4, [], [], []]))
+    narrow.state, third = serving.jitted(4, L)(narrow.parameters, narrow.state, batch([[1], [2], [], [], []]))
+    assert not second.status.any()
+    assert not third.status.any()
+    for name in ("requests", "chains", "hashing"):
+        np.testing.assert_array_equal(getattr(narrow.state, name), getattr(wide.state, name))
+    assert np.array_equal(np.asarray(narrow.state.rows) > 0, np.asarray(wide.state.rows) > 0)
+    keys = [np.asarray(pair.state.keys)[np.asarray(pair.state.refs) % 2 == 1, :5] for pair in (wide, narrow)]
+    assert sorted(keys[0].tolist()) == sorted(keys[1].tolist())
+
+
+def test_giving_back_waits_for_room():
+    config = build("swa:2:3", num_blocks=60)
+    pair = Pair(config)
+    pair.start(0)
+    pair.step([[1] * T, [], [], [], []])
+    state, result = serving.jitted(1, L)(pair.parameters, pair.state, batch([[1], [], [], [], []]))
+    assert result.deferred.tolist() == [1, 0]
+    _, result = serving.jitted(1, L)(pair.parameters, state, batch([[1], [], [], [], []]))
+    assert result.deferred.tolist() == [0, 0]
+
+
+def test_find_answers_the_block_registered_first():
+    pair = Pair(build("full:2", num_blocks=30))
+    pair.start(0)
+    pair.start(1)
+    pair.step([[1] * 4, [1] * 4, [], [], []])
+    request = pair.rows.request(0)
+    keys = np.array([*request.keys, (9, 9, 9, 9)], np.uint32)
+    blocks = serving.find(pair.state, np.int32(0), keys)
+    assert blocks.tolist() == [*pair.rows.manager.rows(request.id)[0], 0]
+    pair.finish(0)
+    pair.step([[], [1], [], [], []])
+    assert serving.find(pair.state, np.int32(0), keys).tolist() == blocks.tolist()
+
+
+def test_other_roots_share_nothing():
+    pair = Pair(build("full:2", num_blocks=30))
+    pair.start(0)
+    pair.start(1, (1, 2, 3, 4))
+    pair.step([[1] * 4, [1] * 4, [], [], []])
+    keys = [tuple(key) for key in np.asarray(pair.state.keys)[1:5, :4].tolist()]
+    assert len(set(keys)) == 4
+
+
+@pytest.mark.parametrize(
+    ("groups", "fields", "name"),
+    [
+        ("full:4,swa:2:4", {}, "groups[0].block_size"),
+        ("full:2", {"watermark": 0.5}, "watermark"),
+        ("full:2", {"context_parallel": 2}, "context_parallel"),
+    ],
+)
+def test_what_steps_cannot_express_is_refused(groups, fields, name):
+    with pytest.raises(ConfigError, match=name.replace("[", r"\[")):
+        serving.init(build(groups, num_blocks=8, **fields), rows=R, row=W)
+
+
+def test_room_for_bounds_steady_decoding():
+    config = build("full:2,swa:4:5", num_blocks=60)
+    room = serving.room_for(config, rows=R, tokens=1)
+    pair = Pair(config, room)
+    for row in range(R):
+        pair.start(row)
+    for _ in range(16):
+        assert pair.step([[1]] * R) == [OK] * R
+
+
+def test_counters_count_on_beyond_the_ring():
+    pair = Pair(build("swa:2:3", num_blocks=8))
+    pair.start(0)
+    for _ in range(20):
+        pair.step([[1, 1], [], [], [], []])
+    assert int(pair.state.counters[StepCounter.TAIL]) > len(pair.state.queue) // 16
