@@ -7,6 +7,7 @@ L counts layers, B blocks, H head slots, N states in a block and C bytes of one 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from fractions import Fraction
 
@@ -199,6 +200,10 @@ class Layout:
 
     def cells(self) -> StridedView:
         """Every byte: `[layers, blocks, kernel blocks of a block, heads, states, content]`, uint8."""
+        return self._cells
+
+    @functools.cached_property
+    def _cells(self) -> StridedView:
         shape = (self.shape[L], self.num_blocks, self.split, *self.shape[H:])
         return StridedView(shape, self._grouped_strides(*self.strides[H:]), self.offset, "uint8")
 
@@ -247,12 +252,21 @@ class Layout:
         Raises:
           LayoutError: as `part_view`.
         """
-        part = self.part(name)
+        if name not in self._cells_of_parts:
+            self._cells_of_parts[name] = self._cells_of(self.part(name))
+        return self._cells_of_parts[name]
+
+    @functools.cached_property
+    def _cells_of_parts(self) -> dict[str, StridedView]:
+        """What `part_cells` has answered."""
+        return {}
+
+    def _cells_of(self, part: Part) -> StridedView:
         offset, cell = self.offset + part.offset, (self.strides[H], self.strides[N])
         if part.strides is None:
             offset += part.first_head * self.strides[H]
         else:
-            self._check_plane(name)
+            self._check_plane(part.name)
             cell = part.strides
         heads = self.shape[H] if part.heads is None else part.heads
         shape = (self.shape[L], self.num_blocks, self.split, heads, self.shape[N], *part.shape)

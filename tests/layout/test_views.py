@@ -23,6 +23,24 @@ from tests.layout.geometries import COINCIDENCES, DISTINCT, DTYPES, cases, fixed
 
 write_in_place = jax.jit(jax_views.write_blocks, static_argnums=1, donate_argnums=0)
 read_jitted = jax.jit(jax_views.read_blocks, static_argnums=1)
+read_whole = jax.jit(jax_views.read, static_argnums=1)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def read_and_write(raw: jax.Array, strided: StridedView, fresh: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both in one compilation."""
+    return jax_views.read(raw, strided), jax_views.write(raw, strided, fresh)
+
+
+def check_jax(raw: np.ndarray, strided: StridedView) -> None:
+    """JAX reads what NumPy sees there, and writes what NumPy writes there, every other byte unchanged."""
+    seen = numpy_views.view(raw, strided)
+    fresh = random_bytes(seen.nbytes, 1).view(seen.dtype).reshape(seen.shape)
+    read, written = map(np.asarray, read_and_write(raw, strided, fresh))
+    assert np.array_equal(bits(read), bits(seen))
+    seen[...] = fresh
+    assert np.array_equal(written, raw)
+
 
 ALL_SIZES = [DISTINCT, *COINCIDENCES]
 
@@ -47,14 +65,7 @@ def test_jax_reads_and_writes_what_numpy_sees(order, dtype):
     sizes = {**DISTINCT, "num_layers": 2}
     for kernel in kernel_splits(order, sizes):
         layout = fixed_case(sizes, order, dtype, kernel_block_size=kernel).layout()
-        strided = layout.layer_view(1)
-        raw = random_bytes(layout.end)
-        seen = numpy_views.view(raw, strided)
-        assert np.array_equal(bits(np.asarray(jax_views.read(jnp.asarray(raw), strided))), bits(seen))
-        fresh = random_bytes(seen.nbytes, 1).view(seen.dtype).reshape(seen.shape)
-        written = np.asarray(jax_views.write(jnp.asarray(raw), strided, jnp.asarray(fresh)))
-        seen[...] = fresh
-        assert np.array_equal(written, raw)
+        check_jax(random_bytes(layout.end), layout.layer_view(1))
 
 
 @pytest.mark.parametrize("sizes", ALL_SIZES, ids=str)
@@ -64,7 +75,7 @@ def test_jax_agrees_where_sizes_coincide(order, sizes):
     raw = random_bytes(layout.end)
     for layer in {0, sizes["num_layers"] - 1}:
         strided = layout.layer_view(layer)
-        read = np.asarray(jax_views.read(jnp.asarray(raw), strided))
+        read = np.asarray(read_whole(raw, strided))
         assert np.array_equal(bits(read), bits(numpy_views.view(raw, strided)))
 
 
@@ -77,13 +88,7 @@ def test_jax_moves_any_part_of_any_layout(case, data):
         strided = layout.part_view(part.name, data.draw(st.integers(0, case.num_layers - 1)))
     except LayoutError:
         assume(False)
-    raw = random_bytes(layout.end + -layout.end % 16)
-    seen = numpy_views.view(raw, strided)
-    assert np.array_equal(bits(np.asarray(jax_views.read(jnp.asarray(raw), strided))), bits(seen))
-    fresh = random_bytes(seen.nbytes, 1).view(seen.dtype).reshape(seen.shape)
-    written = np.asarray(jax_views.write(jnp.asarray(raw), strided, jnp.asarray(fresh)))
-    seen[...] = fresh
-    assert np.array_equal(written, raw)
+    check_jax(random_bytes(layout.end + -layout.end % 16), strided)
 
 
 def test_blocks_that_are_not_there_read_zeros_and_drop_writes():
@@ -239,7 +244,7 @@ def test_torch_sees_what_numpy_and_jax_see(order, dtype):
             seen = numpy_views.view(raw, strided)
             assert tuple(tensor.stride()) == tuple(s // strided.itemsize for s in strided.strides)
             assert np.array_equal(tensor.contiguous().view(torch.uint8).numpy().ravel(), bits(seen))
-            read = jax_views.read(jnp.asarray(raw), strided)
+            read = read_whole(raw, strided)
             assert np.array_equal(tensor.contiguous().view(torch.uint8).numpy().ravel(), bits(np.asarray(read)))
             tensor.zero_()
             assert not bits(seen).any(), "the tensor and the array share memory"
