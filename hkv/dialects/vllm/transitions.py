@@ -229,7 +229,7 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
 
 
 def admit_or_give_back(
-    work: Workspace, view: View, op: Op, answer: Answer, admits: bool
+    work: Workspace, view: View, op: Op, answer: Answer, admits: bool = True
 ) -> tuple[Workspace, Answer, Plan]:
     """ALLOCATE: the admission rule, twice; a running request retires in between. RETIRE and FREE: only that middle.
 
