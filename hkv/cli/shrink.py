@@ -46,7 +46,8 @@ def command(
     """
     read = read_log(log)
     tested, right = engine_factory(engine, timeout), engine_factory(against, timeout)
-    tested(read.header), right(read.header)  # an engine that cannot start says why
+    for factory in (tested, right):
+        factory(read.header)  # an engine that cannot start says why
     shrinker = Shrinker(tested, right, ids)
     case = shrinker.failing(read.header, read.operations)
     if case is None:
