@@ -1,7 +1,8 @@
-"""How `hkv plan` shows a plan on a terminal."""
+"""How `hkv plan` shows a plan on a terminal, 80 columns and up."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -9,51 +10,89 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.byte_size import show_bytes
+from hkv.planning.plan import PlannedGroup
 from hkv.planning.report import runs, waste
 from hkv.planning.served import ServedPlan
+
+SHORT_KINDS = {"opaque_kv": "kv", "opaque_state": "state"}
+"""RTP-LLM's kinds of blocks, where a table has no room for their names."""
 
 
 def print_served(report: dict[str, Any], served: ServedPlan) -> None:
     """Prints groups, what fits, and every tensor."""
     console = Console(soft_wrap=False)
-    console.print(_heading(report), highlight=False)
-    console.print(_groups(report, served))
-    fits = report["fits"]
-    lines = [
-        f"layout {report['layout']}; blocks of {show_bytes(report['bytes_per_block'])} over all layers",
-        f"blocks {report['num_blocks']:,}, one of them the null block; hits at multiples of "
-        f"{report['scheduler_block_size']} tokens, hashes every {report['hash_block_size']}",
-        f"fits {fits['requests']} requests of {report['max_model_len']:,} tokens at once ({fits['tokens']:,} tokens), "
-        f"by simulation; {fits['reserved_concurrency'] or 0:.2f} by reservation",
-        f"limited by {fits['limited_by']}",
+    fits, unit = report["fits"], report["hash_block_size"]
+    hits = f"at multiples of {report['scheduler_block_size']:,} tokens; a hash every {unit:,}"
+    facts = [
+        *_model_facts(report),
+        ("a block", f"{show_bytes(report['bytes_per_block'])} over all layers, layout {report['layout']}"),
+        ("blocks", f"{report['num_blocks']:,}, one of them the null block"),
+        ("hits", hits),
+        (
+            "fits",
+            f"{fits['requests']:,} requests of {report['max_model_len']:,} tokens at once, {fits['tokens']:,} tokens, "
+            f"by simulation; {fits['reserved_concurrency'] or 0:.2f} by reservation",
+        ),
+        ("limited by", fits["limited_by"]),
     ]
     if (replicas := max(report["tp_replicas"])) > 1:
-        lines.append(f"{replicas} tensor-parallel ranks in a row hold the same bytes")
-    console.print("\n".join(lines), highlight=False)
+        facts.append(("replicas", f"{replicas} tensor-parallel ranks in a row hold the same bytes"))
+    _print_facts(console, facts)
+    console.print(_groups(report, served))
     for stage, tensors in enumerate(report["tensors"]):
         console.print(_tensors(f"stage {stage}" if len(report["tensors"]) > 1 else "tensors", tensors))
 
 
-def _heading(report: dict[str, Any]) -> str:
+def _model_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     model = report["model"]
-    return (
-        f"{model['model_type']}: {model['num_layers']} layers; {model['token_bytes']:,.0f} bytes a token and "
-        f"{model['sequence_bytes']:,} a sequence; with full attention throughout {model['token_bytes_if_all_full']:,}"
-    )
+    return [
+        ("model", f"{model['model_type']}, {model['num_layers']} layers"),
+        (
+            "a token",
+            f"{_number(model['token_bytes'])} bytes; {model['token_bytes_if_all_full']:,} with full attention "
+            "throughout",
+        ),
+        ("a sequence", f"{model['sequence_bytes']:,} bytes of windows and states beside its tokens"),
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
+
+
+def _print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, text in facts:
+        table.add_row(name, text)
+    console.print(table, highlight=False)
+    console.print()
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def kind_text(group: PlannedGroup) -> str:
+    """A group's kind as `hkv replay --groups` names it, with its window or chunk; `+` if it holds several kinds."""
+    spec = group.spec
+    size = f" {getattr(spec, spec.parameter)}" if spec.parameter else ""
+    return f"{spec.short_name}{size}{' +' * group.mixed}"
 
 
 def _groups(report: dict[str, Any], served: ServedPlan) -> Table:
-    table = Table(title="groups", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("group")
-    table.add_column("layers")
+    table = _table("groups")
+    table.add_column("group", no_wrap=True)
     table.add_column("kind", no_wrap=True)
-    for name in ("tokens a block", "KiB a block", "unused", "blocks a request", "at peak"):
-        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
+    table.add_column("layers")
+    for name in ("tokens\na block", "KiB\na block", "unused", "blocks a\nrequest", "at peak"):
+        table.add_column(name, justify="right", no_wrap=True)
     for index, (group, planned) in enumerate(zip(report["groups"], served.plan.groups, strict=True)):
         table.add_row(
             f"g{index}" + (" draft" if group["eagle"] else ""),
+            kind_text(planned),
             runs(group["layers"]),
-            group["kind"] + (" +" if group["mixed"] else ""),
             f"{group['block_size']:,}",
             f"{group['bytes_per_block'] / 1024:,.1f}",
             f"{waste(planned, report['bytes_per_block']):.1%}",
@@ -64,45 +103,54 @@ def _groups(report: dict[str, Any], served: ServedPlan) -> Table:
 
 
 def _tensors(title: str, tensors: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    """Two lines a tensor: extents of the axes, and below them their strides in bytes."""
+    sizes = " and ".join(dict.fromkeys(show_bytes(tensor["size"]) for tensor in tensors))
+    table = _table(f"{title} in a buffer of {sizes}: extent of each axis, its stride in bytes below")
     table.add_column("layers")
-    for name in ("offset", "shape L,B,H,N,C", "strides in bytes", "size"):
-        table.add_column(name, justify="right")
+    for name in ("offset", "L", "B", "H", "N", "C"):
+        table.add_column(name, justify="right", no_wrap=True)
     for tensor in tensors:
-        table.add_row(
-            runs(tensor["layers"]),
-            f"{tensor['offset']:,}",
-            " ".join(map(str, tensor["shape"])),
-            " ".join(map(str, tensor["strides"])),
-            show_bytes(tensor["size"]),
-        )
+        cells = (f"{n}\n{stride}" for n, stride in zip(tensor["shape"], tensor["strides"], strict=True))
+        table.add_row(runs(tensor["layers"]), str(tensor["offset"]), *cells)
     return table
 
 
 def print_pools(report: dict[str, Any]) -> None:
     """Prints RTP-LLM's groups and pools."""
     console = Console(soft_wrap=False)
-    console.print(_heading(report), highlight=False)
-    table = Table("group", "type", "kind", title=f"{report['pools']} pool{'s' * (report['pools'] != 'shared')}")
-    for name in ("layers", "block size", "kernel blocks", "payload", "stride", "scale stride", "padding", "blocks"):
-        table.add_column(name, justify="right")
-    for group in report["groups"]:
-        table.add_row(
-            group["tag"],
-            group["type"],
-            group["kind"],
-            str(len(group["layers"])),
-            f"{group['block_size']:,}",
-            str(group["kernel_blocks"]),
-            f"{group['payload_bytes']:,}",
-            f"{group['stride']:,}",
-            f"{group['scale_stride']:,}",
-            f"{group['padding_bytes']:,}",
-            f"{group['num_blocks']:,}",
-        )
+    facts = [
+        *_model_facts(report),
+        ("blocks", f"{report['num_blocks']:,} of {show_bytes(report['bytes_per_block'])}, block 0 reserved"),
+        ("fixed pools", show_bytes(report["reserve_bytes"])),
+    ]
+    _print_facts(console, facts)
+    shared = report["pools"] == "shared"
+    table = _table("groups in one shared pool" if shared else "groups, each with a pool of its own")
+    columns: dict[str, list[str]] = {
+        "group": [group["tag"] for group in report["groups"]],
+        "type": [group["type"] for group in report["groups"]],
+        "kind": [_short_kind(group["kind"]) for group in report["groups"]],
+        "layers": [str(len(group["layers"])) for group in report["groups"]],
+        "tokens\na block": _numbers(report, "block_size"),
+        "kernel\nblocks": _numbers(report, "kernel_blocks", unless=1),
+        "bytes\na block": _numbers(report, "stride"),
+        "padding": _numbers(report, "padding_bytes"),
+        "scales": _numbers(report, "scale_stride", unless=0),
+        "blocks": _numbers(report, "num_blocks"),
+    }
+    shown = {name: cells for name, cells in columns.items() if cells}
+    for position, name in enumerate(shown):
+        table.add_column(name, justify="left" if position < 3 else "right", no_wrap=True)
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*row)
     console.print(table)
-    console.print(
-        f"blocks {report['num_blocks']:,} of {show_bytes(report['bytes_per_block'])}, block 0 reserved; "
-        f"{show_bytes(report['reserve_bytes'])} for pools of a fixed size",
-        highlight=False,
-    )
+
+
+def _short_kind(kind: str) -> str:
+    return SHORT_KINDS.get(kind, kind)
+
+
+def _numbers(report: dict[str, Any], name: str, unless: int | None = None) -> list[str]:
+    """A column of the groups' numbers; empty if all are `unless`."""
+    numbers = [group[name] for group in report["groups"]]
+    return [] if set(numbers) == {unless} else [f"{number:,}" for number in numbers]

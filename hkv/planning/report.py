@@ -134,14 +134,14 @@ def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
 
 
 def runs(names: tuple[str, ...] | list[str]) -> str:
-    """Names of layers, shortened: `0,4..44 (12)` for evenly spaced numbers, `3.state,.. (20)` for anything else."""
+    """Names of layers, shortened: `0,4..44 (12)` for evenly spaced numbers, `3.state and 19 more` for anything else."""
     short = [name.removeprefix("layers.") for name in names]
     if len(names) < 3:
         return ",".join(short)
     numbers = [name.partition(".")[0] for name in short]
     suffixes = [name.partition(".")[2] for name in short]
     if len(set(suffixes)) > 1 or not all(number.isdigit() for number in numbers):
-        return f"{short[0]},.. ({len(names)})"
+        return f"{short[0]} and {len(names) - 1} more"
     steps = {int(after) - int(before) for before, after in itertools.pairwise(numbers)}
     middle = ".." if steps == {1} else f",{numbers[1]}.." if len(steps) == 1 else f",{numbers[1]},..,"
     suffix = f" {suffixes[0]}" if suffixes[0] else ""

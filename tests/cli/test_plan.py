@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -41,12 +42,19 @@ def test_groups_blocks_and_tensors_of_a_hybrid_model() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
-def test_every_model_has_a_plan_that_prints(name: str) -> None:
-    line = [str(MODELS / f"{name}.json"), "--memory", "80GiB", "--tp", "2"]
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(command, line, catch_exceptions=False)
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_every_model_has_a_plan_that_prints_whole_in_80_columns(name: str, ranks: str) -> None:
+    line = [str(MODELS / f"{name}.json"), "--memory", "80GiB", "--tp", ranks]
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(command, line, catch_exceptions=False)
     assert result.exit_code == 0
-    assert "fits" in result.output
-    assert "limited by memory" in result.output
+    assert re.search(r"^fits  .* requests of .* tokens at once", result.output, re.MULTILINE)
+    assert re.search(r"^limited by  memory: ", result.output, re.MULTILINE)
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert "…" not in result.output, "nothing is cut off"
+    report = plan(name, "--tp", ranks)
+    words = set(result.output.replace(",", "").split())
+    for tensor in (tensor for stage in report["tensors"] for tensor in stage):
+        assert {str(number) for number in (*tensor["shape"], *tensor["strides"], tensor["offset"])} <= words
 
 
 def test_parallel_shapes() -> None:
@@ -84,10 +92,24 @@ def test_rtp_llm() -> None:
     assert {group["tag"]: group["num_blocks"] for group in pools["groups"]}["hca_state"] == 256
 
 
-def test_rtp_llm_prints() -> None:
-    line = [str(MODELS / "llama.json"), "--memory", "80GiB", "--dialect", "rtp-llm"]
-    result = CliRunner().invoke(command, line, catch_exceptions=False)
+@pytest.mark.parametrize(
+    ("name", "options", "headings"),
+    [
+        ("llama", [], "group type kind layers"),
+        ("qwen3_next", ["--pools", "independent"], "group type kind layers"),
+        ("deepseek_v4", ["--pools", "independent", "--kernel-block-size", "128"], "kernel bytes"),
+        ("llama", ["--kv-dtype", "fp8"], "padding scales blocks"),
+    ],
+)
+def test_rtp_llm_prints_whole_in_80_columns(name: str, options: list[str], headings: str) -> None:
+    line = [str(MODELS / f"{name}.json"), "--memory", "80GiB", "--dialect", "rtp-llm", *options]
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(command, line, catch_exceptions=False)
     assert "block 0 reserved" in result.output
+    assert "…" not in result.output, "nothing is cut off"
+    assert set(headings.split()) <= set(result.output.split())
+    report = plan(name, "--dialect", "rtp-llm", *options)
+    for group in report["groups"]:
+        assert {group["tag"], f"{group['stride']:,}", f"{group['num_blocks']:,}"} <= set(result.output.split())
 
 
 @pytest.mark.parametrize(
