@@ -101,7 +101,7 @@ def step(
     rows = rows._replace(computed=computed, cached=cached)
     asked = jnp.where(served, batch.counts + jnp.maximum(batch.lookahead, 0), 0)
     blocks, offsets = _slots(groups, state.rows, before, asked, batch.tokens.shape[1] + drafts)
-    return _with_fields(state, rows), StepResult(status, blocks, offsets, jnp.stack([waiting, later]))
+    return _with_fields(state, rows), StepResult(status.astype(jnp.int32), blocks, offsets, jnp.stack([waiting, later]))
 
 
 @functools.cache
