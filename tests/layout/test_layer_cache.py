@@ -92,7 +92,7 @@ def test_mla_layers_and_their_indexer():
     assert fp8.kv.shape == (3, 64, 656)
 
 
-def test_opaque_and_state_layers():
+def test_k23_opaque_and_state_layers():
     """`[3, 64]` elements of 512 tokens seen by a kernel of 128 are `[12, 16]`; states keep their physical shape."""
     (region,) = stack_regions(3, [(1, 64, 0)])
     opaque = opaque_layer(region, 0, tag="csa_kv", dtype="uint8", tokens=512, kernel_tokens=128)

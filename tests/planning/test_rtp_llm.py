@@ -30,7 +30,7 @@ MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
 FULL, LINEAR, SWA = GroupType.FULL, GroupType.LINEAR, GroupType.SWA
 
 
-def test_latent_blocks() -> None:
+def test_k2_k3_latent_blocks() -> None:
     block = mla(lora=512, rope=64, block_size=16, dtype="bfloat16")
     assert (block.k_elems, block.v_elems, block.elems, block.bytes) == (8192, 1024, 9216, 18432)
     float8 = mla(lora=512, rope=64, block_size=1, dtype="float8_e4m3fn")
@@ -48,24 +48,24 @@ def test_scales_of_one_byte_elements() -> None:
     assert indexer_scale_bytes(256, 4) == 1056
 
 
-def test_linear_states() -> None:
+def test_k4_linear_states() -> None:
     block = linear(key_heads=16, value_heads=16, head_dim=128, conv_kernel=4, block_size=64, tensor_parallel=8)
     assert (block.k_elems, block.v_elems) == (32768, 2304)
 
 
 @pytest.mark.parametrize(("keys", "values", "ranks"), [(6, 8, 4), (8, 4, 4), (4, 6, 2)])
-def test_linear_heads_that_do_not_fit(keys: int, values: int, ranks: int) -> None:
+def test_k6_linear_heads_that_do_not_fit(keys: int, values: int, ranks: int) -> None:
     with pytest.raises(SpecError):
         linear(key_heads=keys, value_heads=values, head_dim=128, conv_kernel=4, block_size=1, tensor_parallel=ranks)
 
 
-def test_compressed_block_of_a_prefill_rank() -> None:
+def test_k7_compressed_block_of_a_prefill_rank() -> None:
     desc = OpaqueDesc(state=False, entry_elems=16, entry_dtype="uint8", count="compressed", ratio=4, cp_scale_seq=True)
     block = opaque(desc, OpaqueContext(seq_size=128, kernel_tokens=128, ranks=2, prefill=True))
     assert (block.entries, block.seq_size) == (32, 256)
 
 
-def test_ring_of_a_prefill_and_of_a_decode_rank() -> None:
+def test_k8_ring_of_a_prefill_and_of_a_decode_rank() -> None:
     desc = OpaqueDesc(
         state=True,
         entry_elems=32,
@@ -87,7 +87,7 @@ def test_ring_of_a_prefill_and_of_a_decode_rank() -> None:
 CONTEXT = OpaqueContext(seq_size=128, kernel_tokens=128)
 
 
-def test_deepseek_v4_in_bfloat16() -> None:
+def test_k9_deepseek_v4_in_bfloat16() -> None:
     descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False)
     sizes = {tag: opaque(desc, CONTEXT).payload for tag, desc in descs.items()}
     assert sizes == {
@@ -101,14 +101,14 @@ def test_deepseek_v4_in_bfloat16() -> None:
     }
 
 
-def test_deepseek_v4_in_float8() -> None:
+def test_k10_deepseek_v4_in_float8() -> None:
     descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=True)
     strides = {tag: opaque(descs[tag], CONTEXT).bytes for tag in ("csa_kv", "hca_kv", "indexer_kv", "swa_kv")}
     assert strides == {"csa_kv": 19008, "hca_kv": 1152, "indexer_kv": 4224, "swa_kv": 74880}
 
 
 @pytest.mark.parametrize(("entries", "payload", "stride"), [(64, 37376, 37440), (2, 1168, 1728), (132, 77088, 77184)])
-def test_alignment_of_packed_entries(entries: int, payload: int, stride: int) -> None:
+def test_k11_alignment_of_packed_entries(entries: int, payload: int, stride: int) -> None:
     desc = OpaqueDesc(
         state=False,
         entry_elems=584,
@@ -121,7 +121,7 @@ def test_alignment_of_packed_entries(entries: int, payload: int, stride: int) ->
     assert (block.payload, block.bytes) == (payload, stride)
 
 
-def test_order_and_layers_of_deepseek_v4s_groups() -> None:
+def test_k15_order_and_layers_of_deepseek_v4s_groups() -> None:
     pro = [128, 128, *([4, 128] * 29), 4]
     flash = [0, 0, *([4, 128] * 20), 4]
     assert dsv4.tag_order(pro) == (
@@ -148,7 +148,7 @@ def test_order_and_layers_of_deepseek_v4s_groups() -> None:
     assert counts == {"hca_kv": 20, "csa_kv": 21, "swa_kv": 43}
 
 
-def test_explicit_pools() -> None:
+def test_i15_explicit_pools() -> None:
     descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False)
     blocks = {tag: opaque(desc, CONTEXT) for tag, desc in descs.items()}
     policies = {tag: dsv4.policy(tag) for tag in descs}
@@ -166,7 +166,7 @@ def test_explicit_pools() -> None:
 
 
 @pytest.mark.parametrize(("total", "blocks"), [(17, 0), (18, 1), (27, 4), (34, 4), (35, 5), (44, 8), (51, 8), (52, 9)])
-def test_blocks_of_a_budget(total: int, blocks: int) -> None:
+def test_k16_blocks_of_a_budget(total: int, blocks: int) -> None:
     assert blocks_for_budget(total, reserve=10, paged=3, swa=5, step=4) == blocks
 
 
@@ -199,7 +199,7 @@ def test_split_of_the_gpu() -> None:
 
 
 @pytest.mark.parametrize(("linears", "fulls", "size"), [(30, 10, 10), (4, 6, 6), (3, 0, 3), (0, 3, 3)])
-def test_layers_of_a_group(linears: int, fulls: int, size: int) -> None:
+def test_k18_layers_of_a_group(linears: int, fulls: int, size: int) -> None:
     assert group_layer_count(linears, fulls) == size
 
 
