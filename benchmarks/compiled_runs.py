@@ -14,6 +14,9 @@ from hkv.oracle.replay import compiled
 from hkv.oracle.replay.compiled_state import Fate
 from hkv.state.state import Counter
 
+IDS = 1 << 23
+"""Room for the block ids of a dispatch of a schedule."""
+
 PROMPT = (Code.REQUEST, Code.LOOKUP, Code.ALLOCATE, Code.FREE, Code.DROP)
 """What happens to a prompt."""
 
@@ -31,7 +34,7 @@ def run(case: Any, prepared: compiled.Incoming, ids: bool) -> dict[str, Any]:
 def _schedule(case: Any, prepared: compiled.Incoming, ids: bool) -> dict[str, Any]:
     config, schedule = case.config, case.schedule
     sizes = compiled.Sizes.of(config, schedule, prepared)
-    room = 1 << 23 if ids else 0
+    room = IDS if ids else 0
     replay = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes, diagnose=False, ids=room)
     jax.block_until_ready(replay.resident)
     start = time.perf_counter()

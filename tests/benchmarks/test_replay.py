@@ -1,0 +1,81 @@
+"""`benchmarks/replay.py`: its cases, its two sides' decisions, and what it says without vLLM."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import compiled_runs, replay
+from hkv.oracle.oplog import AllocateOp
+from hkv.oracle.replay.run import keyed_engine
+from hkv.oracle.replay.schedule import Schedule
+
+
+def test_prompts_are_decided_as_the_numpy_engine_decides():
+    """Hits, every id, the final queue: what a run hands to the comparison with vLLM."""
+    made = replay.stress_arrivals(40)
+    schedule = Schedule(max_model_len=max(arrival.prompt for arrival in made) + 16)
+    case = replay.Case("prompts", replay.GROUPS, 700, schedule, made)
+    mine = compiled_runs.run(case, compiled_runs.prepare(case), ids=True)
+    engine, ids, hits = keyed_engine("numpy", case.config), [], []
+    for arrival in made:
+        id = str(arrival.index)
+        engine.request_keyed(id, arrival.prompt, arrival.keys())
+        found = engine.lookup(id)
+        hits.append(found.hit)
+        for row in found.blocks:
+            ids += row[next((i for i, block in enumerate(row) if block), len(row)) :]
+        operation = AllocateOp(
+            id=id, new=arrival.prompt - found.hit, hit=found.hit, lookahead=0, external=0, delay=False, must_fit=False,
+            reserved=0, in_flight=0, shared_prefix=None,
+        )  # fmt: skip
+        for row in engine.allocate(operation).blocks:
+            ids += row
+        engine.free(id)
+        engine.drop(id)
+    theirs = {"hits": hits, "ids": ids, "queue": engine.state().free}
+    replay.compare(mine, theirs)
+    assert sum(hits) > 0
+    ids[5] += 1
+    with pytest.raises(replay.click.ClickException, match="ids differ from vLLM's at place 5"):
+        replay.compare(mine, theirs)
+
+
+def test_stress_has_hits_and_many_equal_keys():
+    made = replay.stress_arrivals(300)
+    keys = [key for mine in [arrival.keys() for arrival in made] for key in mine]
+    assert 0.3 < len(set(keys)) / len(keys) < 0.7
+    again = [tuple(arrival.keys()) for arrival in made]
+    assert len(set(again)) < len(again), "no prompt comes twice"
+    assert all(arrival.prompt % 16 == 0 for arrival in made)
+
+
+def test_block_operations_are_counted_by_group():
+    made = [replay.Arrival(0, 0, 33, 16, lambda: [0, 1, 2])]
+    prompts = replay.Case("prompts", replay.GROUPS, 100, Schedule(), made)
+    assert prompts.block_operations == 9
+    assert replay.dataclasses.replace(prompts, mode="schedule").block_operations == 12
+
+
+def test_without_vllm_only_hkv_is_measured_and_that_is_said(tmp_path, monkeypatch):
+    trace, made = tmp_path / "trace.jsonl", tmp_path / "made.json"
+    lines = [{"timestamp": 100 * i, "input_length": 600, "output_length": 5, "hash_ids": [0, i + 1]} for i in range(6)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = ["--mode", "schedule", "--trace", str(trace), "--num-blocks", "900", "--repeats", "1"]
+    monkeypatch.setattr(compiled_runs, "IDS", 1 << 14)
+    done = CliRunner().invoke(replay.main, [*arguments, "--json", str(made)])
+    assert done.exit_code == 0, done.output
+    assert "vLLM was not measured" in done.output
+    result = json.loads(made.read_text())
+    assert "ratio" not in result
+    assert "same_decisions" not in result
+    assert result["hkv_ns"]["least"] > 0
+    assert result["hit_tokens"] == 5 * 512
+    assert result["block_operations"] == 6 * 3 * int(np.ceil(605 / 16))
+
+
+def test_a_trace_is_asked_for():
+    done = CliRunner().invoke(replay.main, ["--mode", "prompts"])
+    assert done.exit_code == 2
+    assert "--trace" in done.output
