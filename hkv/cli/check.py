@@ -18,14 +18,15 @@ from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.check import Difference, check_log
 from hkv.oracle.coverage import RULES, exercised
 from hkv.oracle.engines import FORMS, engine_factory
-from hkv.oracle.log_file import find_logs, read_log
+from hkv.oracle.log_file import Log, find_logs
+from hkv.oracle.rtp_llm.log_file import read_any_log
 
 
 @click.command("check")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path())
 @click.option("--engine", default="numpy", show_default=True, help=f"Which engine to hold against, one of: {FORMS}.")
 @click.option("--bugs", default="", metavar="NAMES", help="Upstream defects to reproduce, by name, comma-separated.")
-@click.option("--coverage", is_flag=True, help="Print which rules the logs exercised, and how often.")
+@click.option("--coverage", is_flag=True, help="Print which of vLLM's rules the logs exercised, and how often.")
 @timeout_option
 @json_option
 @click.pass_context
@@ -58,7 +59,7 @@ def command(
     unsupported: dict[str, str] = {}
     with progress_bar("checking", len(paths)) as advance:
         for path in paths:
-            log = read_log(path)
+            log = read_any_log(path)
             try:
                 difference = check_log(log, factory, names)
             except UnsupportedConfigError as error:
@@ -69,7 +70,7 @@ def command(
             operations += len(log.operations)
             if difference is not None:
                 differences.append(difference)
-            if coverage:
+            if coverage and isinstance(log, Log):
                 counts[path] = exercised(log)
     if len(unsupported) == len(paths):
         raise ConfigError("engine", engine, f"one that implements one of these logs ({unsupported[paths[0]]})")

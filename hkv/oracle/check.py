@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,12 @@ from hkv.oracle.compare import compare
 from hkv.oracle.engine import BatchEngine, Engine, EngineFactory, Failure, attempt, failure_of
 from hkv.oracle.log_file import Log, encode
 from hkv.oracle.oplog import Answer, Header, Operation
+from hkv.oracle.rtp_llm.engine import attempt_rtp
+from hkv.oracle.rtp_llm.log_file import RtpLog
+from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpHeader, RtpOp
+
+AnyHeader = TypeVar("AnyHeader", bound=Header | RtpHeader)
+"""A header of any log."""
 
 HISTORY = 6
 """How many earlier operations on the same request a report shows."""
@@ -48,12 +54,12 @@ class Difference:
         return "\n".join(lines)
 
 
-def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Difference | None:
+def check_log(log: Log | RtpLog, factory: EngineFactory, bugs: Sequence[str] = ()) -> Difference | None:
     """Performs a log's operations on a fresh engine and returns the first difference, or None.
 
     Args:
       log: the log.
-      factory: makes the engine.
+      factory: makes the engine, from the log's own kind of header.
       bugs: names of upstream defects to reproduce, beside those that the header names.
 
     Raises:
@@ -61,15 +67,17 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
       UnsupportedConfigError: it does not implement that configuration, and says so.
       EngineProcessError: it cannot start.
     """
+    make: Callable[[Any], Any] = factory
     try:
-        engine = factory(with_bugs(log.header, bugs))
+        engine = make(with_bugs(log.header, bugs))
     except (UnsupportedConfigError, EngineProcessError):
         raise
     except HKVError as error:
         raise FileError(log.path, 1, error.argument, error.value, error.expected) from error
     except Exception as error:
         raise FileError(log.path, 1, "engine", failure_of(error).message, "an engine that takes this header") from error
-    for index, got in enumerate(answers(engine, log.operations)):
+    given = answers(engine, log.operations) if isinstance(log, Log) else rtp_answers(engine, log.operations)
+    for index, got in enumerate(given):
         operation = log.operations[index]
         want = getattr(operation, "want", None)
         if mismatch := compare(want, got, log.header.oplog):
@@ -77,7 +85,7 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
     return None
 
 
-def with_bugs(header: Header, bugs: Sequence[str]) -> Header:
+def with_bugs(header: AnyHeader, bugs: Sequence[str]) -> AnyHeader:
     """The header with further upstream defects named; naming any makes it a header of version 2."""
     if not bugs:
         return header
@@ -102,6 +110,15 @@ def answers(engine: Engine, operations: Sequence[Operation]) -> Iterator[Answer 
             return
 
 
+def rtp_answers(engine: object, operations: Sequence[RtpOp]) -> Iterator[RtpAnswer | Failure]:
+    """What an engine answers to each operation of a log under RTP-LLM's rules; an error ends the run."""
+    for operation in operations:
+        answer = attempt_rtp(engine, operation)
+        yield answer
+        if isinstance(answer, Failure):
+            return
+
+
 def _run(engine: BatchEngine, operations: Sequence[Operation]) -> tuple[Sequence[Answer], Failure | None]:
     try:
         return engine.run(operations), None
@@ -109,7 +126,7 @@ def _run(engine: BatchEngine, operations: Sequence[Operation]) -> tuple[Sequence
         return (), failure_of(error)
 
 
-def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Difference:
+def _difference(log: Log | RtpLog, index: int, field: str, want: Any, got: Any) -> Difference:
     operation = log.operations[index]
     id = getattr(operation, "id", None)
     related = [
@@ -122,7 +139,7 @@ def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Differ
     return Difference(log.path, index + 2, name, id, field, want, got, history)
 
 
-def describe(operation: Operation, limit: int = 160) -> str:
+def describe(operation: Operation | RtpOp, limit: int = 160) -> str:
     """One operation on one line, without its answer, shortened."""
     fields = msgspec.json.decode(encode(operation, None))
     fields.pop("want", None)

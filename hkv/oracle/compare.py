@@ -5,12 +5,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from hkv.oracle.engine import Failure
 from hkv.oracle.oplog import Answer, CacheEvent
+from hkv.oracle.rtp_llm.structs import RtpAnswer
+
+AnyAnswer: TypeAlias = Answer | RtpAnswer | Failure
+"""What an engine answers to an operation of any log, or the error in its place."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Mismatch:
     got: Any
 
 
-def compare(want: Answer | Failure, got: Answer | Failure, version: int = 2) -> Mismatch | None:
+def compare(want: AnyAnswer, got: AnyAnswer, version: int = 2) -> Mismatch | None:
     """The first difference between two answers, or None when they agree.
 
     Stored and cleared events are compared in order, removed ones as a multiset, because one block's keys leave the
@@ -47,11 +51,11 @@ def compare(want: Answer | Failure, got: Answer | Failure, version: int = 2) -> 
     return _first("", msgspec.to_builtins(want), msgspec.to_builtins(got))
 
 
-def _shown(answer: Answer | Failure) -> Any:
+def _shown(answer: AnyAnswer) -> Any:
     return answer.message if isinstance(answer, Failure) else "no error"
 
 
-def _is_events(answer: Answer | Failure) -> bool:
+def _is_events(answer: AnyAnswer) -> bool:
     return isinstance(answer, list) and bool(answer) and isinstance(answer[0], CacheEvent)
 
 

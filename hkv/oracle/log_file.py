@@ -12,12 +12,15 @@ from typing import Any
 import msgspec
 
 from hkv.bugs import check_bugs
+from hkv.dialects.rtp_llm.config import NAMES as RTP_LLM
+from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.errors import FileError, HKVError
 from hkv.oracle import oplog
 from hkv.oracle.atomic import write_atomically
 from hkv.oracle.configuration import VERSIONS, to_config
 from hkv.oracle.lifecycle import Lifecycle
 from hkv.oracle.oplog import Answer, Header, Operation
+from hkv.oracle.rtp_llm.structs import RtpOp
 
 OPERATIONS: dict[str, type[Operation]] = {
     "step": oplog.StepOp,
@@ -89,11 +92,19 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     Raises:
       FileError: the file cannot be read, or is no log; names file, line, field, value and what was expected.
     """
+    return parse_log(read_bytes(path), str(path))
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file.
+
+    Raises:
+      FileError: it cannot be read.
+    """
     try:
-        data = pathlib.Path(path).read_bytes()
+        return pathlib.Path(path).read_bytes()
     except OSError as error:
         raise FileError(str(path), None, "", error.strerror or str(error), "a file that can be read") from error
-    return parse_log(data, str(path))
 
 
 def parse_log(data: bytes, path: str) -> Log:
@@ -102,11 +113,7 @@ def parse_log(data: bytes, path: str) -> Log:
     Raises:
       FileError: they are none.
     """
-    lines = data.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    if not lines:
-        raise FileError(path, None, "", "an empty file", "a header on the first line")
+    lines = split_lines(data, path)
     header = _parse_header(lines[0], path)
     lifecycle = Lifecycle(header)
     operations = []
@@ -121,6 +128,20 @@ def parse_log(data: bytes, path: str) -> Log:
     return Log(path, header, tuple(operations))
 
 
+def split_lines(data: bytes, path: str) -> list[bytes]:
+    """The lines of a log, at least one.
+
+    Raises:
+      FileError: there is none.
+    """
+    lines = data.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    if not lines:
+        raise FileError(path, None, "", "an empty file", "a header on the first line")
+    return lines
+
+
 def write_log(
     path: str | os.PathLike[str], header: Header, operations: Sequence[Operation], answers: Sequence[Answer]
 ) -> None:
@@ -130,7 +151,7 @@ def write_log(
     write_atomically(path, b"\n".join(lines) + b"\n")
 
 
-def encode(operation: Operation, answer: Answer) -> bytes:
+def encode(operation: Operation | RtpOp, answer: Answer) -> bytes:
     """One line, without its newline."""
     fields = msgspec.to_builtins(operation)
     if "want" in type(operation).__struct_fields__:
@@ -153,12 +174,14 @@ def _encode_event(event: oplog.CacheEvent) -> dict[str, Any]:
 
 
 def _parse_header(line: bytes, path: str) -> Header:
-    found = _parse_object(line, path, 1)
+    found = parse_object(line, path, 1)
     if "oplog" not in found:
         raise FileError(path, 1, "oplog", None, f"a header with the version, one of {VERSIONS}")
     if type(found["oplog"]) is not int or found["oplog"] not in VERSIONS:
         raise FileError(path, 1, "oplog", found["oplog"], f"one of the versions {VERSIONS}")
-    header = _decode(_HEADER, line, found, path, 1)
+    if found.get("dialect") in RTP_LLM:
+        raise FileError(path, 1, "dialect", found["dialect"], f"{VLLM} here; hkv check reads logs of RTP-LLM's rules")
+    header = decode(_HEADER, line, found, path, 1)
     for index, group in enumerate(header.groups):
         for name, value in group.items():
             _check_group_field(f"groups[{index}].{name}", name, value, path)
@@ -191,11 +214,11 @@ def _check_group_field(field: str, name: str, value: object, path: str) -> None:
 
 
 def _parse_operation(line: bytes, path: str, number: int, version: int) -> Operation:
-    found = _parse_object(line, path, number)
+    found = parse_object(line, path, number)
     name = found.get("op")
     if not isinstance(name, str) or name not in OPERATIONS:
         raise FileError(path, number, "op", name, f"one of {', '.join(OPERATIONS)}")
-    operation = _decode(_DECODERS[name], line, found, path, number)
+    operation = decode(_DECODERS[name], line, found, path, number)
     for field, value in _numbers(operation):
         if not 0 <= value <= LARGEST:
             raise FileError(path, number, field, value, f"from 0 to {LARGEST}")
@@ -229,7 +252,12 @@ def _numbers(operation: Operation) -> Iterable[tuple[str, int]]:
             yield field, max(value)
 
 
-def _parse_object(line: bytes, path: str, number: int) -> dict[str, Any]:
+def parse_object(line: bytes, path: str, number: int) -> dict[str, Any]:
+    """The JSON object that one line of a log is.
+
+    Raises:
+      FileError: it is none.
+    """
     try:
         found = _ANYTHING.decode(line)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -240,7 +268,12 @@ def _parse_object(line: bytes, path: str, number: int) -> dict[str, Any]:
     return found
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], line: bytes, found: object, path: str, number: int) -> Any:
+def decode(decoder: msgspec.json.Decoder[Any], line: bytes, found: object, path: str, number: int) -> Any:
+    """One line as the typed value that a decoder makes; `found` is what `parse_object` says of it.
+
+    Raises:
+      FileError: a field is missing, unknown or of another type.
+    """
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, RecursionError, OverflowError) as error:

@@ -13,7 +13,7 @@ from hkv.errors import ConfigError, HKVError
 from hkv.oracle.engine import EngineFactory
 
 ENGINES = {
-    "numpy": "hkv.oracle.engines.numpy:NumpyEngine",
+    "numpy": "hkv.oracle.engines.numpy:numpy_engine",
     "jax": "hkv.oracle.engines.jax:JaxEngine",
     "vllm": "hkv.oracle.engines.installed_vllm:InstalledVllmEngine",
 }

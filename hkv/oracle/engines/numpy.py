@@ -8,7 +8,9 @@ import hkv
 from hkv.errors import ConfigError, HKVError
 from hkv.keys.chained import PLAIN, PrefixIdentity
 from hkv.oracle.configuration import to_config
+from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
 from hkv.oracle.oplog import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
+from hkv.oracle.rtp_llm.structs import RtpHeader
 
 
 def check_reference() -> None:
@@ -26,6 +28,16 @@ def check_reference() -> None:
             f"the one that belongs to HKV {hkv.__version__}; another package of that name comes first on sys.path"
         )
         raise HKVError("package reference", path, expected)
+
+
+def numpy_engine(header: Header | RtpHeader) -> NumpyEngine | RtpNumpyEngine:
+    """The reference's engine for a header: the one that follows the rules of the header's dialect.
+
+    Raises:
+      HKVError: a configuration the dialect forbids, or a foreign package called `reference`.
+    """
+    check_reference()
+    return RtpNumpyEngine(header) if isinstance(header, RtpHeader) else NumpyEngine(header)
 
 
 class NumpyEngine:

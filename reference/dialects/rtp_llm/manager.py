@@ -149,6 +149,13 @@ class Manager:
             target=target,
         )
 
+    def sequence(self, id: str, index: int) -> Resource:
+        """One sequence of a request."""
+        rows = self._request(id).resource.rows
+        if not 0 <= index < len(rows):
+            raise OperationError("sequence", index, f"a sequence from 0 to {len(rows) - 1}")
+        return rows[index]
+
     def rows(self, id: str) -> list[list[list[int]]]:
         """For each sequence of a request and each group, its blocks, holes included."""
         return [[list(blocks.blocks) for blocks in row.groups] for row in self._request(id).resource.rows]

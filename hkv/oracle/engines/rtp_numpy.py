@@ -1,0 +1,136 @@
+"""The reference as an engine: `reference.dialects.rtp_llm` behind the operations of its logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hkv.errors import OperationError
+from hkv.oracle.rtp_llm import structs
+from hkv.oracle.rtp_llm.configuration import to_rtp_config
+
+VERDICTS = ("granted", "permanent", "retryable", "internal_error")
+"""Names of the verdicts in logs, by their number."""
+
+
+class RtpNumpyEngine:
+    """The reference under RTP-LLM's rules. Implements `hkv.oracle.rtp_llm.engine.RtpEngine`.
+
+    Args:
+      header: the configuration, as a log's first line.
+
+    Attributes:
+      manager: the reference's own object, for those who want to look inside.
+
+    Raises:
+      HKVError: a configuration the dialect forbids.
+    """
+
+    def __init__(self, header: structs.RtpHeader) -> None:
+        from reference.dialects.rtp_llm.manager import Manager
+
+        self.manager = Manager(to_rtp_config(header))
+        self._held: dict[str, Any] = {}
+        self._exported: dict[str, Any] = {}
+
+    def perform(self, operation: structs.RtpOp) -> structs.RtpAnswer:
+        """Perform one operation and answer it."""
+        manager = self.manager
+        match operation:
+            case structs.RequestOp():
+                manager.request(operation.id, operation.tokens, operation.sequences, operation.reserve)
+            case structs.MallocOp():
+                result = manager.malloc(operation.id, reuse=operation.reuse, device_cache=operation.device_cache)
+                return structs.Malloc(VERDICTS[result.verdict], result.reused, manager.rows(operation.id))
+            case structs.AppendOp():
+                manager.append(operation.id, operation.tokens)
+            case structs.InsertOp():
+                manager.insert(operation.id, resident=operation.resident)
+            case structs.ForkOp():
+                return self._fork(operation)
+            case structs.FreeOp():
+                manager.free(operation.id)
+            case structs.DropOp():
+                manager.drop(operation.id)
+            case structs.HoldOp():
+                return self._hold(operation)
+            case structs.ReleaseOp():
+                _taken(self._held, operation.name).release()
+            case structs.ExportOp():
+                return self._export(operation)
+            case structs.SettleOp():
+                self._settle(operation)
+            case structs.EvictOp():
+                return structs.Count(manager.evict(operation.least))
+            case structs.PeakOp():
+                target = operation.sequences
+                return structs.Count(
+                    manager.peak(operation.id, operation.remaining, reuse=operation.reuse, target=target)
+                )
+            case structs.StateOp():
+                return self.state()
+        return None
+
+    def state(self) -> structs.RtpState:
+        """Everything that can be compared."""
+        allocator = self.manager.allocator
+        lists = {id: self.manager.rows(id) for id in self.manager.requests}
+        return structs.RtpState(
+            pools=[_pool_state(pool) for pool in allocator.pools],
+            lists={id: rows for id, rows in lists.items() if any(blocks for row in rows for blocks in row)},
+            cached=[(key, list(item.blocks)) for key in allocator.cache.items if (item := allocator.cache.peek(key))],
+            version=allocator.cache.version,
+        )
+
+    def _fork(self, operation: structs.ForkOp) -> structs.Fork:
+        pairs = self.manager.fork(operation.id, operation.sources, copy_last=operation.copy_last)
+        copies = None if pairs is None else [(pair.tag, pair.source, pair.target) for pair in pairs]
+        return structs.Fork(copies, self.manager.rows(operation.id))
+
+    def _hold(self, operation: structs.HoldOp) -> structs.Selected:
+        from reference.dialects.rtp_llm.export import hold
+
+        _check_unused(self._held, operation.name)
+        row = self.manager.sequence(operation.id, operation.sequence)
+        held = hold(self.manager.allocator, row, row.keys, connector=operation.connector)
+        if held is None:
+            return structs.Selected(None, None)
+        self._held[operation.name] = held
+        return _selected(held.resource)
+
+    def _export(self, operation: structs.ExportOp) -> structs.Selected:
+        from reference.dialects.rtp_llm.export import pop_from_cache
+
+        _check_unused(self._exported, operation.name)
+        exported = pop_from_cache(self.manager.allocator, operation.least)
+        if exported is None:
+            return structs.Selected(None, None)
+        self._exported[operation.name] = exported
+        return _selected(exported.rows[0])
+
+    def _settle(self, operation: structs.SettleOp) -> None:
+        from reference.dialects.rtp_llm.export import free_cached
+
+        free_cached(self.manager.allocator, _taken(self._exported, operation.name))
+
+
+def _selected(row: Any) -> structs.Selected:
+    return structs.Selected(list(row.keys), [list(blocks.blocks) for blocks in row.groups])
+
+
+def _pool_state(pool: Any) -> structs.PoolState:
+    counts = {
+        role: {str(block): count for block, count in enumerate(numbers) if count}
+        for role, numbers in pool.refs.counts.items()
+    }
+    return structs.PoolState(free=list(pool.unheld), **counts)
+
+
+def _check_unused(kept: dict[str, Any], name: str) -> None:
+    if name in kept:
+        raise OperationError("name", name, "a name under which nothing is kept")
+
+
+def _taken(kept: dict[str, Any], name: str) -> Any:
+    if name not in kept:
+        raise OperationError("name", name, "a name under which something is kept")
+    return kept.pop(name)

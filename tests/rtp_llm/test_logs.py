@@ -1,0 +1,255 @@
+"""Logs under RTP-LLM's rules: written, read, checked, refused, and described by the schema."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from hkv.cli.check import command
+from hkv.dialects.rtp_llm.config import RtpConfig
+from hkv.errors import FileError
+from hkv.oracle import log_file
+from hkv.oracle.check import check_log
+from hkv.oracle.engine import Failure
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
+from hkv.oracle.log_file import read_log
+from hkv.oracle.rtp_llm import structs
+from hkv.oracle.rtp_llm.configuration import to_rtp_config, to_rtp_header
+from hkv.oracle.rtp_llm.engine import attempt_rtp
+from hkv.oracle.rtp_llm.log_file import RtpLog, parse_rtp_log, read_any_log, write_rtp_log
+from tests.rtp_llm.traffic import draw_config
+
+NUMPY = engine_factory("numpy")
+SCHEMA = json.loads(pathlib.Path(log_file.__file__).with_name("oplog.schema.json").read_text())
+
+HEADER: dict[str, Any] = {
+    "oplog": 2,
+    "dialect": "rtp-llm/hybrid",
+    "feature": "fork",
+    "num_blocks": [10],
+    "groups": [
+        {"tag": "linear", "type": "LINEAR", "block_size": 4},
+        {"tag": "full1", "type": "FULL", "block_size": 4, "kernel_block_size": 2},
+    ],
+    "block_size": 4,
+    "linear_step": 2,
+}
+LINES: list[dict[str, Any]] = [
+    {"op": "request", "id": "a", "tokens": [1, 2, 3, 4, 5, -6]},
+    {"op": "malloc", "id": "a", "want": {"verdict": "granted", "reused": 0, "lists": [[[-1, 1], [2, 3]]]}},
+    {
+        "op": "fork",
+        "id": "a",
+        "sources": [0, 0],
+        "want": {
+            "copies": [["linear", 1, 4], ["full1", 3, 5]],
+            "lists": [[[-1, 4], [2, 5]], [[-1, 1], [2, 3]]],
+        },
+    },
+    {"op": "append", "id": "a", "tokens": [[7, 8, 9], [7, 8, 10]]},
+    {
+        "op": "malloc",
+        "id": "a",
+        "want": {
+            "verdict": "granted",
+            "reused": 0,
+            "lists": [[[-1, 4, 6], [2, 5, 7]], [[-1, 1, 8], [2, 3, 9]]],
+        },
+    },
+    {"op": "evict", "least": 1, "want": {"count": 0}},
+]
+"""Written by hand: the last use of a sequence keeps its blocks, the earlier one gets the smallest free ids."""
+
+
+def encoded(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+def changed(line: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in {**line, **changes}.items() if value is not ...}
+
+
+def test_a_log_written_by_hand_agrees() -> None:
+    assert check_log(parse_rtp_log(encoded([HEADER, *LINES]), "hand"), NUMPY) is None
+
+
+def test_a_wrong_answer_is_found_and_placed() -> None:
+    wrong = json.loads(json.dumps(LINES))
+    wrong[2]["want"]["lists"] = wrong[2]["want"]["lists"][::-1]
+    difference = check_log(parse_rtp_log(encoded([HEADER, *wrong]), "hand"), NUMPY)
+    assert difference is not None
+    assert (difference.line, difference.operation, difference.field) == (4, "fork", "lists[0][0]")
+    assert "fork id=a sources=[0,0]" in difference.describe()
+
+
+def record(rng: random.Random, steps: int = 40) -> tuple[structs.RtpHeader, list[Any], list[Any]]:
+    """Random operations and what the reference answers; those it refuses with an error are left out."""
+    header = to_rtp_header(draw_config(rng), "random")
+    engine = RtpNumpyEngine(header)
+    operations, answers = [], []
+    for number in range(steps):
+        operation = draw(rng, number, engine)
+        if isinstance(operation, structs.RtpOp):
+            answer = attempt_rtp(engine, operation)
+            if isinstance(answer, Failure):
+                break
+            operations.append(operation)
+            answers.append(answer)
+    operations.append(structs.StateOp())
+    answers.append(engine.state())
+    return header, operations, answers
+
+
+def draw(rng: random.Random, number: int, engine: RtpNumpyEngine) -> Any:
+    requests = engine.manager.requests
+    waiting = [id for id, request in requests.items() if not request.resource.current_blocks]
+    running = [id for id in requests if id not in waiting]
+    held, exported = list(engine._held), list(engine._exported)
+    if not requests or rng.random() < 0.2:
+        tokens = [rng.choice([1, 1, 2])] * rng.randint(1, 15)
+        return structs.RequestOp(id=f"r{number}", tokens=tokens, sequences=rng.choice([1, 1, 2]))
+    if waiting and rng.random() < 0.5:
+        return structs.MallocOp(id=rng.choice(waiting), reuse=rng.random() < 0.8)
+    if not running:
+        return structs.DropOp(id=rng.choice(waiting))
+    id = rng.choice(running)
+    width = requests[id].resource.batch
+    choices: list[Any] = [
+        structs.AppendOp(id=id, tokens=[[rng.choice([1, 2])] for _ in range(width)]),
+        structs.MallocOp(id=id),
+        structs.InsertOp(id=id),
+        structs.FreeOp(id=id),
+        structs.ForkOp(id=id, sources=[rng.randrange(width) for _ in range(2)], copy_last=rng.random() < 0.7),
+        structs.HoldOp(name=f"h{number}", id=id),
+        structs.ExportOp(name=f"e{number}", least=rng.randint(0, 2)),
+        structs.EvictOp(least=1),
+        structs.PeakOp(id=id, remaining=5, sequences=width),
+        structs.StateOp(),
+        *[structs.ReleaseOp(name=name) for name in held],
+        *[structs.SettleOp(name=name) for name in exported],
+    ]
+    return rng.choice(choices)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_logs_come_back_as_they_were(seed: int, tmp_path: pathlib.Path) -> None:
+    header, operations, answers = record(random.Random(seed))
+    path = tmp_path / "random.jsonl"
+    write_rtp_log(path, header, operations, answers)
+    log = read_any_log(path)
+    assert isinstance(log, RtpLog)
+    assert (log.header, len(log.operations)) == (header, len(operations))
+    assert check_log(log, NUMPY) is None
+    for number, line in enumerate(path.read_bytes().splitlines()):
+        definition = "rtp_operation" if number else "rtp_header"
+        validator(definition).validate(json.loads(line))
+
+
+def test_the_command_checks_them(tmp_path: pathlib.Path) -> None:
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_bytes(encoded([HEADER, *LINES]))
+    result = CliRunner().invoke(command, [str(good), "--coverage"])
+    assert (result.exit_code, "1 of 1 logs agree" in result.output) == (0, True), result.output
+    bad.write_bytes(encoded([HEADER, *LINES[:5], changed(LINES[5], want={"count": 3})]))
+    result = CliRunner().invoke(command, [str(bad)])
+    assert result.exit_code == 1
+    assert "evict: count" in result.output
+    other = CliRunner().invoke(command, [str(good), "--engine", "hkv.oracle.engines.numpy:NumpyEngine"])
+    assert isinstance(other.exception, FileError)
+    assert "expected vllm-0.33" in str(other.exception)
+
+
+def test_commands_for_vllm_say_so(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "rtp.jsonl"
+    path.write_bytes(encoded([HEADER, *LINES]))
+    with pytest.raises(FileError, match=r"rtp\.jsonl:1: dialect = 'rtp-llm/hybrid'.*hkv check"):
+        read_log(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"oplog": 1}, "version 2"),
+        ({"dialect": "rtp-llm/single"}, "rtp-llm/hybrid, for 2 groups"),
+        ({"num_blocks": [10, 10]}, "one number a pool"),
+        ({"num_blocks": [-1]}, "from 0 to"),
+        ({"linear_step": 2**31}, "from 0 to"),
+        ({"feature": ""}, "in a word"),
+        ({"unknown": 1}, "no such field"),
+        ({"block_size": ...}, "to be given"),
+        ({"bugs": ["no-such-bug"]}, "names of"),
+        ({"groups": [{"tag": "a", "type": "MAMBA", "block_size": 4}]}, "one of LINEAR, FULL, SWA"),
+        ({"groups": [{"tag": "a", "type": "FULL", "block_size": 4, "evict_policy": "ALL"}]}, "one of CHAIN"),
+        ({"groups": []}, "at least one group"),
+    ],
+)
+def test_bad_headers(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FileError, match=message):
+        parse_rtp_log(encoded([changed(HEADER, **changes)]), "bad")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"op": "step"}, "one of request"),
+        ({"op": "malloc", "id": "a"}, "what the recorded engine answered"),
+        ({"op": "malloc", "id": "b", "want": {"verdict": "granted", "reused": 0, "lists": []}}, "that arrived"),
+        ({"op": "request", "id": "a", "tokens": [1]}, "a name that no request has"),
+        ({"op": "request", "id": "b", "tokens": []}, "at least one token"),
+        ({"op": "request", "id": "b", "tokens": [2**31]}, "from -2147483648"),
+        ({"op": "request", "id": "b", "tokens": [1], "sequences": 0}, "at least 1"),
+        ({"op": "append", "id": "a", "tokens": [[1], [2]]}, "each of 1 sequences"),
+        ({"op": "insert", "id": "w"}, "a request with blocks"),
+        ({"op": "drop", "id": "a"}, "a request without blocks"),
+        ({"op": "fork", "id": "a", "sources": [1], "want": {"copies": [], "lists": []}}, "a sequence from 0 to 0"),
+        ({"op": "release", "name": "x"}, "something is kept"),
+        ({"op": "settle", "name": "x"}, "something is kept"),
+        ({"op": "hold", "name": "x", "id": "a", "sequence": 1, "want": {"keys": None, "blocks": None}}, "0 to 0"),
+        ({"op": "evict", "least": -1, "want": {"count": 0}}, "from 0 to"),
+    ],
+)
+def test_bad_lines(line: dict[str, Any], message: str) -> None:
+    lines = [HEADER, *LINES[:2], {"op": "request", "id": "w", "tokens": [1]}, line]
+    with pytest.raises(FileError, match=message) as caught:
+        parse_rtp_log(encoded(lines), "bad")
+    assert caught.value.line == 5
+
+
+def test_headers_and_configurations_are_two_forms_of_one() -> None:
+    for seed in range(30):
+        config: RtpConfig = draw_config(random.Random(seed))
+        header = to_rtp_header(config, "x")
+        assert to_rtp_header(to_rtp_config(header), "x") == header
+        assert to_rtp_config(header).policies == config.policies
+
+
+def generated() -> dict[str, Any]:
+    """What the typed values say of a header and of operations, in the schema's words."""
+    types = [structs.RtpHeader, *structs.OPERATIONS.values()]
+    names, parts = msgspec.json.schema_components(types, ref_template="#/$defs/rtp_{name}")
+    definitions = {f"rtp_{name}": part for name, part in parts.items()}
+    for kind in structs.OPERATIONS.values():
+        definition = definitions[f"rtp_{kind.__name__}"]
+        if kind.answer_type is not None:
+            definition["properties"]["want"] = {"$ref": f"#/$defs/rtp_{kind.answer_type.__name__}"}
+            definition["required"] = [*definition["required"], "want"]
+    definitions["rtp_header"] = names[0]
+    definitions["rtp_operation"] = {"oneOf": list(names[1:])}
+    return definitions
+
+
+def test_the_schema_says_what_the_types_say() -> None:
+    assert {name: part for name, part in SCHEMA["$defs"].items() if name.startswith("rtp_")} == generated()
+    assert {"$ref": "#/$defs/rtp_header"} in SCHEMA["oneOf"]
+
+
+def validator(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": SCHEMA["$defs"]})
