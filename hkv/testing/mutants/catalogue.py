@@ -10,11 +10,15 @@ from hkv.testing.mutants import (
     eviction,
     hashing,
     hit_length,
+    kernel_split,
+    layouts,
     null_block,
     partial_blocks,
+    planning,
     preemption,
     recurrent_state,
     speculation,
+    transfers,
     windows,
 )
 from hkv.testing.mutants.mutant import Mutant
@@ -31,6 +35,10 @@ SECTIONS = MappingProxyType(
         "preemption": preemption.MUTANTS,
         "speculation": speculation.MUTANTS,
         "events": events.MUTANTS,
+        "layouts": layouts.MUTANTS,
+        "kernel-split": kernel_split.MUTANTS,
+        "planning": planning.MUTANTS,
+        "transfers": transfers.MUTANTS,
     }
 )
 """The kinds of bugs, and the mutants of each."""

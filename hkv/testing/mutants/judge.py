@@ -8,8 +8,7 @@ import time
 from hkv.testing.mutants.mutant import Mutant
 from hkv.testing.mutants.patch import applied
 from hkv.testing.suites import SUITES
-from hkv.testing.suites.suite import Failure
-from hkv.testing.suites.traffic import TOTALITY
+from hkv.testing.suites.suite import TOTALITY, Failure
 
 SEEDS = 300
 """Examples of traffic before a mutant counts as a survivor; of other suites, `Suite.pace` times as many."""

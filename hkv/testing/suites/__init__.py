@@ -1,6 +1,6 @@
 """The suites that judge code, alone: seeded examples, named invariants, no second implementation to compare with."""
 
-from hkv.testing.suites import alone, cached_sets, checkpoints, chunking, keys, resend
+from hkv.testing.suites import alone, cached_sets, checkpoints, chunking, keys, pages, plans, resend, slots, transfers
 from hkv.testing.suites.comeback import ComebackSuite
 from hkv.testing.suites.suite import CaseCheck, CaseSuite, Failure, Suite
 from hkv.testing.suites.traffic import TrafficSuite
@@ -16,6 +16,10 @@ _EVERY: tuple[Suite, ...] = (
     chunking.SUITE,
     checkpoints.SUITE,
     keys.SUITE,
+    pages.SUITE,
+    plans.SUITE,
+    slots.SUITE,
+    transfers.SUITE,
 )
 
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _EVERY}

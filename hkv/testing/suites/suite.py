@@ -11,6 +11,9 @@ from hkv.testing.invariants import InvariantError
 
 Case = TypeVar("Case")
 
+TOTALITY = "totality"
+"""No legal operation fails: a refusal is an answer, an exception is not."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
@@ -118,15 +121,22 @@ class CaseSuite(Generic[Case]):
 
     def _judge(self, choices: Recorded, checks: Sequence[CaseCheck[Case]]) -> Failure | None:
         case = self.draw(choices)
-        for check in checks:
-            for problem in check.check(case):
-                return Failure(check.name, problem, getattr(case, "operations", 1), (str(case),))
+        size = getattr(case, "operations", 1)
+        for number, check in enumerate(checks):
+            try:
+                for problem in check.check(case):
+                    return Failure(check.name, problem, size, (str(case),))
+            except Exception as error:
+                if number == 0:
+                    raise
+                return Failure(TOTALITY, f"{check.name}: {type(error).__name__}: {error}", size, (str(case),))
         return None
 
     def shrink(self, seed: int, failure: Failure, topics: Sequence[str] = ()) -> Failure:
         """Lowers the decisions that made the case, one after the other, for as long as the same check fails."""
         first = Recorded(RandomChoices(seed))
-        checks = [check for check in self.checks if check.name == failure.invariant]
+        total = failure.invariant == TOTALITY
+        checks = [check for check in self.checks if total or check.name == failure.invariant]
         best = self._judge(first, checks) or failure
         made = list(first.made)
         for _ in range(2):

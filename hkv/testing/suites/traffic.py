@@ -20,11 +20,8 @@ from hkv.testing.invariants.event_index import EventIndex
 from hkv.testing.invariants.hit_admission import HitAdmission
 from hkv.testing.invariants.invariant import Invariant
 from hkv.testing.invariants.shadow import Shadow
-from hkv.testing.suites.suite import Failure, failure_of
+from hkv.testing.suites.suite import TOTALITY, Failure, failure_of
 from hkv.testing.traffic import drive
-
-TOTALITY = "totality"
-"""No legal operation fails: a refusal is an answer, an exception is not."""
 
 STEPS = 10
 """Scheduling steps of one example."""
