@@ -33,6 +33,7 @@ DIALECTS = ("vllm-0.33", "rtp-llm")
 @click.option("--max-model-len", metavar="N", help="Tokens of the longest request; `auto` for the longest that fits.")
 @click.option("--max-in-flight", default=8192, show_default=True, help="Tokens scheduled at once.")
 @click.option("--draft", "draft_path", metavar="CONFIG", help="Config of a draft (EAGLE or MTP) module.")
+@click.option("--draft-modules", default=1, show_default=True, help="Copies of the draft, with --dialect rtp-llm.")
 @click.option("--speculative-tokens", default=0, show_default=True, help="Draft tokens verified in one step.")
 @click.option("--no-prefix-caching", is_flag=True, help="Keep one recurrent state a request, none at boundaries.")
 @click.option("--no-hybrid", is_flag=True, help="Cache every layer like full attention.")
@@ -55,6 +56,7 @@ def command(
     max_model_len: str | None,
     max_in_flight: int,
     draft_path: str | None,
+    draft_modules: int,
     speculative_tokens: int,
     no_prefix_caching: bool,
     no_hybrid: bool,
@@ -78,18 +80,27 @@ def command(
         block_size=block_size, state_dtype=state_dtype, speculative_tokens=speculative_tokens, **reading
     )
     model = read_model(load_config(config), options)
-    if dialect == "rtp-llm":
-        for option, used in (("--pp", pp > 1), ("--dcp", dcp > 1), ("--layout", layout), ("--draft", draft_path)):
-            if used:
-                raise ConfigError(option, used, "nothing with --dialect rtp-llm")
-        _plan_pools(model, budget, block_size or 64, kernel_block_size, pools, speculative_tokens, json_path)
-        return
-    if pools != "shared":
-        raise PlanError("pools", pools, "shared: vllm-0.33 has one pool; --dialect rtp-llm has others")
     draft = None
     if draft_path is not None:
         size = next((spec.block_size for spec in model.specs.values()), None)
         draft = read_model(load_config(draft_path), ReadOptions(block_size=size, draft=True, **reading))
+    if dialect == "rtp-llm":
+        for option, used in (("--pp", pp > 1), ("--dcp", dcp > 1), ("--layout", layout)):
+            if used:
+                raise ConfigError(option, used, "nothing with --dialect rtp-llm")
+        rtp = RtpOptions(
+            block_size=block_size or 64,
+            kernel_block_size=kernel_block_size,
+            pools=pools,
+            drafts=speculative_tokens,
+            modules=draft_modules,
+        )
+        _plan_pools(model, budget, rtp, draft, json_path)
+        return
+    if pools != "shared":
+        raise PlanError("pools", pools, "shared: vllm-0.33 has one pool; --dialect rtp-llm has others")
+    if draft_modules != 1:
+        raise ConfigError("--draft-modules", draft_modules, "1: vllm-0.33 plans a draft's layers once")
     serving = Serving(
         memory=budget,
         pipeline_parallel=pp,
@@ -109,11 +120,8 @@ def command(
     write_json(json_path, report)
 
 
-def _plan_pools(
-    model: Model, memory: int, block_size: int, kernel: int, pools: str, drafts: int, json_path: str | None
-) -> None:
-    options = RtpOptions(block_size=block_size, kernel_block_size=kernel, pools=pools, drafts=drafts)
-    plan = plan_rtp_llm(model, memory, options)
+def _plan_pools(model: Model, memory: int, options: RtpOptions, draft: Model | None, json_path: str | None) -> None:
+    plan = plan_rtp_llm(model, memory, options, draft)
     report = pool_report(model, plan)
     if json_path != "-":
         print_pools(report)

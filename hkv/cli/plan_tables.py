@@ -123,6 +123,8 @@ def print_pools(report: dict[str, Any]) -> None:
         ("blocks", f"{report['num_blocks']:,} of {show_bytes(report['bytes_per_block'])}, block 0 reserved"),
         ("fixed pools", show_bytes(report["reserve_bytes"])),
     ]
+    if modules := report["draft_modules"]:
+        facts.append(("draft", _modules_text(modules)))
     _print_facts(console, facts)
     shared = report["pools"] == "shared"
     table = _table("groups in one shared pool" if shared else "groups, each with a pool of its own")
@@ -144,6 +146,15 @@ def print_pools(report: dict[str, Any]) -> None:
     for row in zip(*shown.values(), strict=True):
         table.add_row(*row)
     console.print(table)
+
+
+def _modules_text(modules: list[list[dict[str, Any]]]) -> str:
+    """Which groups the draft modules' layers join: `2 modules: layers 48, 49 in full`."""
+    layers: dict[str, list[int]] = {}
+    for group in (group for module in modules for group in module):
+        layers.setdefault(group["tag"], []).extend(group["layers"])
+    joined = [f"{', '.join(map(str, numbers))} in {tag}" for tag, numbers in layers.items() if numbers]
+    return f"{len(modules)} module{'s' * (len(modules) > 1)}: layers {'; '.join(joined)}"
 
 
 def _short_kind(kind: str) -> str:

@@ -10,7 +10,7 @@ from hkv.huggingface import Model
 from hkv.layout import Layout
 from hkv.planning.plan import CacheTensor, Plan, PlannedGroup
 from hkv.planning.records import group_record, plan_record, tensor_record
-from hkv.planning.rtp_llm import PoolPlan
+from hkv.planning.rtp_llm import PoolGroup, PoolPlan
 from hkv.planning.served import ServedPlan
 
 
@@ -110,26 +110,27 @@ def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
         "tail_bytes_per_block": plan.tail_bytes_per_block,
         "reserve_bytes": plan.reserve_bytes,
         "memory": plan.memory,
-        "groups": [
-            {
-                "tag": group.tag,
-                "type": group.policy.group_type.name,
-                "kind": group.block.kind,
-                "layers": list(group.layers),
-                "block_size": group.block.seq_size,
-                "kernel_blocks": group.kernel_blocks,
-                "block_bytes": group.block.bytes,
-                "payload_bytes": group.block.payload,
-                "scale_bytes": group.block.scale,
-                "stride": group.stride,
-                "scale_stride": group.scale_stride,
-                "padding_bytes": group.stride - group.block.payload * group.kernel_blocks
-                if group.block.kind.startswith("opaque")
-                else group.stride - group.block.payload,
-                "num_blocks": group.num_blocks,
-            }
-            for group in plan.groups
-        ],
+        "groups": [_pool_group(group) for group in plan.groups],
+        "draft_modules": [[_pool_group(group) for group in module] for module in plan.modules],
+    }
+
+
+def _pool_group(group: PoolGroup) -> dict[str, Any]:
+    whole = group.kernel_blocks if group.block.kind.startswith("opaque") else 1
+    return {
+        "tag": group.tag,
+        "type": group.policy.group_type.name,
+        "kind": group.block.kind,
+        "layers": list(group.layers),
+        "block_size": group.block.seq_size,
+        "kernel_blocks": group.kernel_blocks,
+        "block_bytes": group.block.bytes,
+        "payload_bytes": group.block.payload,
+        "scale_bytes": group.block.scale,
+        "stride": group.stride,
+        "scale_stride": group.scale_stride,
+        "padding_bytes": group.stride - group.block.payload * whole,
+        "num_blocks": group.num_blocks,
     }
 
 

@@ -92,6 +92,16 @@ def test_rtp_llm() -> None:
     assert {group["tag"]: group["num_blocks"] for group in pools["groups"]}["hca_state"] == 256
 
 
+def test_rtp_llm_drafts(tmp_path: pathlib.Path) -> None:
+    draft = json.loads((MODELS / "llama.json").read_text()) | {"num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(draft))
+    arguments = ["--dialect", "rtp-llm", "--draft", str(tmp_path), "--draft-modules", "2"]
+    report = plan("llama", *arguments)
+    assert [[group["layers"] for group in module] for module in report["draft_modules"]] == [[[32]], [[33]]]
+    line = [str(MODELS / "llama.json"), "--memory", "80GiB", *arguments]
+    assert "2 modules: layers 32, 33 in default" in CliRunner().invoke(command, line, catch_exceptions=False).output
+
+
 @pytest.mark.parametrize(
     ("name", "options", "headings"),
     [
@@ -123,6 +133,7 @@ def test_rtp_llm_prints_whole_in_80_columns(name: str, options: list[str], headi
         (["--pools", "independent"], "pools = 'independent'"),
         (["--kernel-block-size", "7"], "kernel_block_size = 7"),
         (["--dialect", "rtp-llm", "--pp", "2"], "--pp"),
+        (["--draft-modules", "2"], "--draft-modules"),
         (["--bugs", "nothing-known"], "nothing-known"),
         (["--kv-dtype", "fp3"], "kv_dtype = 'fp3'"),
     ],

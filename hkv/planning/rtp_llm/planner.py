@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from hkv.draft_modules import DEFAULT_TAG
 from hkv.errors import PlanError
 from hkv.group_policy import GroupPolicy, GroupType, default_policy
 from hkv.huggingface import Model
 from hkv.planning.rtp_llm import dsv4
 from hkv.planning.rtp_llm.budget import blocks_for_budget
+from hkv.planning.rtp_llm.drafts import ATTENTION, draft_module
 from hkv.planning.rtp_llm.opaque import OpaqueContext, opaque
 from hkv.planning.rtp_llm.pools import (
     PoolGroup,
@@ -34,6 +36,7 @@ class RtpOptions:
       pools: `shared` or `independent`.
       step: blocks between two kept states.
       drafts: draft tokens of a cycle.
+      modules: copies of the draft, one for each of its steps (MTP) or one in all (EAGLE).
       pinned: fixed pools lie in pinned host memory.
     """
 
@@ -42,36 +45,65 @@ class RtpOptions:
     pools: str = "shared"
     step: int = 1
     drafts: int = 0
+    modules: int = 1
     pinned: bool = False
 
     def __post_init__(self) -> None:
+        if self.modules < 1:
+            raise PlanError("modules", self.modules, "at least one")
         if self.pools not in ("shared", "independent"):
             raise PlanError("pools", self.pools, "shared or independent")
 
 
-def plan_rtp_llm(model: Model, memory: int, options: RtpOptions) -> PoolPlan:
+def plan_rtp_llm(model: Model, memory: int, options: RtpOptions, draft: Model | None = None) -> PoolPlan:
     """RTP-LLM's plan for a model read from its config.
+
+    A draft's blocks cost as many bytes again for each module, and have the ids of the target's.
 
     Args:
       model: the model, read with the block size of `options`.
       memory: bytes for the cache.
-      options: pools, kernel blocks, step.
+      options: pools, kernel blocks, step, draft modules.
+      draft: one draft module's own model, read with the same block size, or None.
 
     Raises:
-      PlanError: RTP-LLM has no group for a layer, or not one block fits.
+      PlanError: RTP-LLM has no group for a layer, no group takes the draft's, or not one block fits.
     """
-    if model.model_type == "deepseek_v4":
-        if options.pools == "shared":
-            raise PlanError("pools", "shared", "independent for deepseek_v4, whose groups differ in size")
-        groups, shared = _dsv4_groups(model, options), False
-    else:
-        groups, shared = _groups(model, options)
-    reserve, paged, swa = budget_shares(groups, shared=shared)
+    groups, shared = _pools(model, options)
+    shares = budget_shares(groups, shared=shared)
+    drafted = ()
+    if draft is not None:
+        drafted = _draft_groups(draft, options, shared)
+        per_module = budget_shares(drafted, shared=shared)
+        shares = tuple(mine + options.modules * more for mine, more in zip(shares, per_module, strict=True))
+    reserve, paged, swa = shares
     count = blocks_for_budget(memory, reserve=reserve, paged=paged, swa=swa, step=options.step)
     if count < 2:
         raise PlanError("memory", memory, f"at least {reserve + 2 * (paged + swa)} bytes: block 0 is reserved")
     groups = finalize(groups, count, shared=shared, step=options.step)
-    return PoolPlan(tuple(groups), shared, count, paged, swa, reserve, memory)
+    modules = ()
+    if drafted:
+        modules = tuple(draft_module(groups, drafted, m, model.num_layers) for m in range(options.modules))
+    return PoolPlan(tuple(groups), shared, count, paged, swa, reserve, memory, modules)
+
+
+def _pools(model: Model, options: RtpOptions) -> tuple[tuple[PoolGroup, ...], bool]:
+    """The groups, and whether they share a pool."""
+    if model.model_type != "deepseek_v4":
+        return _groups(model, options)
+    if options.pools == "shared":
+        raise PlanError("pools", "shared", "independent for deepseek_v4, whose groups differ in size")
+    return _dsv4_groups(model, options), False
+
+
+def _draft_groups(draft: Model, options: RtpOptions, shared: bool) -> tuple[PoolGroup, ...]:
+    """A draft's own groups; one of attention alone has the tag `default`, whatever the pools."""
+    if not draft.specs:
+        raise PlanError("draft", draft.model_type, "a draft that caches something")
+    groups, _ = _pools(draft, options)
+    if not shared and len(groups) == 1 and groups[0].block.kind in ATTENTION:
+        return (dataclasses.replace(groups[0], tag=DEFAULT_TAG),)
+    return groups
 
 
 def _groups(model: Model, options: RtpOptions) -> tuple[tuple[PoolGroup, ...], bool]:

@@ -53,6 +53,8 @@ class PoolPlan:
       tail_bytes_per_block: bytes one more block of the SWA pools costs; 0 in a shared pool.
       reserve_bytes: bytes of pools of a fixed size that are paid from the budget.
       memory: the budget.
+      modules: the groups of each draft module, tags as in `groups`; their layers lie in regions of their own behind the
+        target's, and their bytes are counted above.
     """
 
     groups: tuple[PoolGroup, ...]
@@ -62,6 +64,7 @@ class PoolPlan:
     tail_bytes_per_block: int
     reserve_bytes: int
     memory: int
+    modules: tuple[tuple[PoolGroup, ...], ...] = ()
 
 
 def kernel_blocks(block_size: int, kernel_block_size: int) -> int:
