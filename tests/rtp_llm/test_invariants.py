@@ -10,13 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.config import NULL
-from reference.dialects.rtp_llm import eviction, hybrid, joint_reuse, shared_cache
+from reference.dialects.rtp_llm import eviction, forks, hybrid, joint_reuse, shared_cache
+from reference.dialects.rtp_llm.allocator import Allocator
 from reference.dialects.rtp_llm.estimates import batch_peak
+from reference.dialects.rtp_llm.kinds.full import FullKind
 from reference.dialects.rtp_llm.kinds.kind import Kind
 from reference.dialects.rtp_llm.kinds.linear import LinearKind
 from reference.dialects.rtp_llm.manager import ALLOCATORS
 from reference.dialects.rtp_llm.pool import BlockPool
 from reference.dialects.rtp_llm.prefix_tree import PrefixTree
+from reference.state.id_bitmap import IdBitmap
 from tests.rtp_llm.build import grown, info, lists
 from tests.rtp_llm.traffic import Traffic, draw_config
 
@@ -127,6 +130,67 @@ def the_first_duplicate_keeps_the_originals(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hybrid.HybridAllocator, "update", reversed_update)
 
 
+def availability_is_counted_by_occurrence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTP-LLM 04e47d7b1."""
+
+    def available(self: BlockPool) -> int:
+        return self.total - sum(self.refs.total(block, ("request", "connector")) for block in range(self.num_blocks))
+
+    monkeypatch.setattr(BlockPool, "available", property(available))
+
+
+def linear_groups_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTP-LLM 909b469ad."""
+    entry = Allocator.entry
+
+    def without_linear(self: Allocator, blocks: dict[int, int]) -> list[int]:
+        kept = {group: block for group, block in blocks.items() if not isinstance(self.kinds[group], LinearKind)}
+        return entry(self, kept)
+
+    monkeypatch.setattr(Allocator, "entry", without_linear)
+
+
+def a_refused_request_keeps_its_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTP-LLM 13ad03d00."""
+    monkeypatch.setattr(Allocator, "_abandon", lambda self, resource: None)
+
+
+def block_zero_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTP-LLM 8757b219f."""
+    bitmap = IdBitmap.__init__
+    monkeypatch.setattr(IdBitmap, "__init__", lambda self, size, reserved=0: bitmap(self, size, 0))
+    monkeypatch.setattr(BlockPool, "_check", lambda self, block: None)
+
+
+def every_group_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTP-LLM 42060b158."""
+    monkeypatch.setattr(Kind, "match", lambda self, key: self.cache.match_group(key, 0))
+
+
+def a_copied_block_stays_referenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTP-LLM 7f86169b5."""
+    assemble = forks._assemble
+
+    def leaky(allocator, *arguments):
+        with monkeypatch.context() as inside:
+            inside.setattr(Kind, "free", lambda self, blocks: None)
+            inside.setattr(FullKind, "free", lambda self, blocks: None)
+            return assemble(allocator, *arguments)
+
+    monkeypatch.setattr(forks, "_assemble", leaky)
+
+
+def the_groups_of_a_key_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTP-LLM 0a6395d7d."""
+    release = shared_cache.SharedBlockCache.release
+
+    def first_only(self: shared_cache.SharedBlockCache, blocks) -> None:
+        first = next((group for group, block in enumerate(blocks) if block != NULL), None)
+        release(self, [block if group == first else NULL for group, block in enumerate(blocks)])
+
+    monkeypatch.setattr(shared_cache.SharedBlockCache, "release", first_only)
+
+
 DEFECTS: list[Callable[[pytest.MonkeyPatch], None]] = [
     largest_first,
     holes_stay_filled,
@@ -137,6 +201,13 @@ DEFECTS: list[Callable[[pytest.MonkeyPatch], None]] = [
     chains_ignore_siblings,
     evicted_blocks_leak,
     the_first_duplicate_keeps_the_originals,
+    availability_is_counted_by_occurrence,
+    linear_groups_are_not_cached,
+    a_refused_request_keeps_its_hit,
+    block_zero_is_handed_out,
+    every_group_is_the_first,
+    a_copied_block_stays_referenced,
+    the_groups_of_a_key_part,
 ]
 
 

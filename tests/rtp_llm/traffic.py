@@ -159,6 +159,7 @@ class Traffic:
             for key, item in self._items():
                 for old, new in zip(before.get(key, []), item.blocks, strict=False):
                     assert old in (NULL, new), "a filled slot keeps its block"
+            self.check_complete(id)
 
     def free(self) -> None:
         id = self._some()
@@ -230,6 +231,20 @@ class Traffic:
         self.check_pools()
         self.check_lists()
         self.check_tree()
+
+    def check_complete(self, id: str) -> None:
+        """After an insertion every whole block of a group with reuse is cached: it, or one that was there before."""
+        config, cache = self.manager.config, self.manager.allocator.cache
+        if config.cp_size > 1:
+            return
+        rows = self.manager.requests[id].resource.rows
+        for row in rows if len(config.policies) > 1 else rows[:1]:
+            for index, (policy, ids) in enumerate(zip(config.policies, row.groups, strict=True)):
+                for key, block in zip(row.keys, ids.blocks, strict=False):
+                    if policy.enable_prefix_reuse and block != NULL:
+                        item = cache.peek(key)
+                        assert item is not None, "every whole block's key is cached"
+                        assert item.has(index), "in every group that has a block"
 
     def check_references(self) -> None:
         """Every reference is somebody's: a list's, a connector's or the cache's, and the other way round."""
