@@ -73,7 +73,7 @@ MUTANTS = (
         "lmcache@cb_fused_geometry",
         "a fused row's second part is read at its first",
         "parts disjoint|writer is reader",
-        LAYOUT + "part_cells",
+        LAYOUT + "_cells_of",
         "self.offset + part.offset, (self.strides[H], self.strides[N])",
         "self.offset, (self.strides[H], self.strides[N])",
     ),

@@ -82,15 +82,6 @@ MUTANTS = (
         "spec, page_size_padded",
     ),
     _plan(
-        "smallest-state-decides",
-        "vllm-ascend#14543",
-        "the attention block is made for the smallest of several states",
-        "states beside attention|totality",
-        PAGES + "align_states",
-        "largest = max(spec.unpadded_page_size_bytes for spec in states)",
-        "largest = min(spec.unpadded_page_size_bytes for spec in states)",
-    ),
-    _plan(
         "layers-dealt-in-runs",
         "vllm#23974",
         "layers are cut into runs instead of dealt out, and the last group is short by more than one",
@@ -116,15 +107,6 @@ MUTANTS = (
         SPEC + "sliding_window:SlidingWindow.is_uniform_with",
         "isinstance(spec, SlidingWindow) and spec.window == self.window",
         "isinstance(spec, SlidingWindow)",
-    ),
-    _plan(
-        "chunks-of-two-sizes-in-one-group",
-        "rtp-llm@b7167df18",
-        "a layer joins a group of another chunk",
-        "one kind a group|totality",
-        SPEC + "chunked_local:ChunkedLocal.is_uniform_with",
-        "isinstance(spec, ChunkedLocal) and spec.chunk == self.chunk",
-        "isinstance(spec, ChunkedLocal)",
     ),
     _plan(
         "empty-share-keeps-its-tensors",
@@ -170,15 +152,6 @@ MUTANTS = (
         SIZING + "request_blocks",
         "sum(max(",
         "max(max(",
-    ),
-    _plan(
-        "null-block-not-counted",
-        "rtp-llm@13ad03d00 rtp-llm@8757b219f",
-        "the pool is planned without the null block, and the last request does not fit",
-        "one request fits",
-        VLLM + "plan_vllm",
-        "check_fits(shares[index], fitting[index] - 1,",
-        "check_fits(shares[index], fitting[index],",
     ),
     _plan(
         "null-block-not-counted-in-the-length",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -112,7 +113,9 @@ def _draw_spec(choices: Choices) -> LayerSpec:
         return MLAAttention(block_size=block, head_size=choices.integer(1, 5), alignment=choices.pick((None, 64)))
     if kind == "compressed":
         size = block * 2
-        return MLAAttention(block_size=size, head_size=4, tokens_per_state=2, block_stride_alignment=choices.pick((None, 64)))
+        return MLAAttention(
+            block_size=size, head_size=4, tokens_per_state=2, block_stride_alignment=choices.pick((None, 64))
+        )
     heads = choices.integer(1, 3)
     plain = FullAttention(
         block_size=block, num_kv_heads=heads, head_size=choices.integer(1, 4), head_size_v=choices.integer(1, 3)
@@ -120,7 +123,11 @@ def _draw_spec(choices: Choices) -> LayerSpec:
     if kind == "packed":
         name = choices.pick(("int8_per_token_head", "nvfp4", "kv_planes", "kv_halves"))
         plain = dataclasses.replace(plain, block_size=2, num_kv_heads=min(heads, 2), head_size=16, head_size_v=16)
-        return quantize(plain, name) if name != "kv_halves" else dataclasses.replace(plain, head_size=2, head_size_v=3, quantization=name)
+        return (
+            quantize(plain, name)
+            if name != "kv_halves"
+            else dataclasses.replace(plain, head_size=2, head_size_v=3, quantization=name)
+        )
     if padding is not None:
         return dataclasses.replace(plain, page_size_padded=plain.page_size_bytes + padding)
     return plain
@@ -159,7 +166,7 @@ def pages_apart(case: Pages) -> Iterator[str]:
     starts = sorted(
         layout.address(layer, block, 0, 0) for layer in range(layout.num_layers) for block in range(layout.num_blocks)
     )
-    for first, second in zip(starts, starts[1:], strict=False):
+    for first, second in itertools.pairwise(starts):
         if second - first < case.spec.page_size_bytes:
             yield f"pages of {case.spec.page_size_bytes} bytes start at {first} and {second}"
 
@@ -212,7 +219,9 @@ def _part_views(case: Pages, layer: int, block: int, state: int, row: int, insid
             continue
         zero = (0,) * len(part.shape)
         for head in range(view.shape[1]):
-            if view.address(row, head, inside, *zero) != layout.element_address(part.name, layer, block, head, state, *zero):
+            if view.address(row, head, inside, *zero) != layout.element_address(
+                part.name, layer, block, head, state, *zero
+            ):
                 yield f"{part.name} of block {block}, state {state}, head {head}: view and element differ"
 
 
@@ -237,7 +246,10 @@ def parts(case: Pages) -> Iterator[str]:
                         taken[byte] = part.name
                     place = layout.locate_element(start)
                     wanted = (part.name, layer, block, head, state, index)
-                    if place is None or (place.part, place.layer, place.block, place.head, place.state, place.index) != wanted:
+                    if (
+                        place is None
+                        or (place.part, place.layer, place.block, place.head, place.state, place.index) != wanted
+                    ):
                         yield f"the element {wanted} is said to be {place}"
 
 
@@ -254,7 +266,9 @@ def block_runs(case: Pages) -> Iterator[str]:
     layout = case.layout
     for layer in range(layout.num_layers):
         for block in range(layout.num_blocks):
-            visited = [byte for start, length in layout.block_runs(layer, block) for byte in range(start, start + length)]
+            visited = [
+                byte for start, length in layout.block_runs(layer, block) for byte in range(start, start + length)
+            ]
             if len(visited) != len(set(visited)) or set(visited) != case.bytes_of(layer, block):
                 yield f"the runs of block {block} of layer {layer} are not its {len(case.bytes_of(layer, block))} bytes"
 
@@ -285,7 +299,9 @@ def round_trip(case: Pages) -> Iterator[str]:
         shape = (states, heads, *part.shape)
         values[part.name] = random.integers(0, 200, shape).astype(dtypes[part.name])
     table = [block, -1, 0 if block else -1, layout.num_blocks]
-    dropped = write(pool, layout, layer, [block] * states + [-1, layout.num_blocks], [*range(states), 0, 0], _longer(values))
+    dropped = write(
+        pool, layout, layer, [block] * states + [-1, layout.num_blocks], [*range(states), 0, 0], _longer(values)
+    )
     if dropped != 1:
         yield f"{dropped} slots are dropped, one does not exist"
     outside = sorted(set(np.flatnonzero(pool != POISON).tolist()) - case.bytes_of(layer, block))
@@ -356,7 +372,11 @@ def widths(case: Pages) -> Iterator[str]:
     for start, length in case.layout.block_runs(0, 0):
         for address in (start, start + case.seed):
             width = copy_width(address, length, case.layout.strides[1])
-            wider = [w for w in (16, 8, 4, 2, 1) if w > width and not any(q % w for q in (address, length, case.layout.strides[1]))]
+            wider = [
+                w
+                for w in (16, 8, 4, 2, 1)
+                if w > width and not any(q % w for q in (address, length, case.layout.strides[1]))
+            ]
             if address % width or length % width or case.layout.strides[1] % width or wider:
                 yield f"{width} bytes at once for {length} bytes at {address}"
 

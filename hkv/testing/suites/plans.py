@@ -13,7 +13,16 @@ from hkv.planning.plan import Plan
 from hkv.planning.residency import simulate
 from hkv.planning.sizing import longest_request, request_blocks
 from hkv.planning.vllm import plan_vllm
-from hkv.spec import AttentionSpec, ChunkedLocal, HiddenState, LayerSpec, Mamba, OpaqueState, RequestLimits, SlidingWindow
+from hkv.spec import (
+    AttentionSpec,
+    ChunkedLocal,
+    HiddenState,
+    LayerSpec,
+    Mamba,
+    OpaqueState,
+    RequestLimits,
+    SlidingWindow,
+)
 from hkv.testing.choices import Choices
 from hkv.testing.layer_sets import LayerSet, draw_layer_set
 from hkv.testing.suites.suite import CaseSuite, case_check
@@ -109,7 +118,7 @@ def even_groups(case: Planned) -> Iterator[str]:
         sizes.append(sum(counts))
         if max(counts) - min(counts) > 1:
             yield f"groups of one spec have {counts} layers"
-        first = sorted((order.index(names[0]) for names in groups if names))
+        first = sorted(order.index(names[0]) for names in groups if names)
         whole = sorted(order.index(name) for names in groups for name in names)
         if len({layers[name] for names in groups for name in names}) == 1 and first != whole[: len(groups)]:
             yield f"the first layers {whole[: len(groups)]} of one spec are not in as many groups"
@@ -198,7 +207,7 @@ def fits(case: Planned) -> Iterator[str]:
     limits = case.layers.options.limits.with_max_model_len(plan.max_model_len)
     if plan.request_blocks > plan.usable_blocks:
         yield f"a request takes {plan.request_blocks} of {plan.usable_blocks} blocks"
-    found = simulate(plan.groups, plan.usable_blocks, limits)
+    found = simulate(plan.groups, min(plan.usable_blocks, 2 * plan.request_blocks), limits)
     if plan.request_blocks < sum(found.full_length_blocks) or found.requests < 1:
         yield f"{plan.request_blocks} blocks are reserved, {found.full_length_blocks} are held at the end"
     more = longest_request(plan.groups, limits.with_max_model_len(4 * plan.max_model_len), plan.usable_blocks)
@@ -208,6 +217,20 @@ def fits(case: Planned) -> Iterator[str]:
         longer = limits.with_max_model_len(plan.max_model_len + 1)
         if all(request_blocks(w.groups, longer) <= w.fitting_blocks - 1 for w in plan.workers if w.bytes_per_block):
             yield f"{plan.max_model_len} tokens are the longest that fit, and one more fits"
+
+
+@case_check("some length fits", "B-I23")
+def some_length(case: Planned) -> Iterator[str]:
+    """Where the length may be lowered and a request of one token fits, a plan is made."""
+    options = case.layers.options
+    if case.plan is not None or not options.auto_fit:
+        return
+    shortest = dataclasses.replace(options, limits=options.limits.with_max_model_len(1), auto_fit=False)
+    try:
+        plan_vllm(case.layers.workers, case.layers.memory, shortest)
+    except HKVError:
+        return
+    yield "a request of one token fits, and no length was found"
 
 
 @case_check("reservation", "B-I23", "B-I24")
@@ -226,7 +249,7 @@ def reservation(case: Planned) -> Iterator[str]:
         for start in range(0, 97):
             end = min(start + 10, 97)
             first = max(0, spec.readable(start).start - extra) if isinstance(spec, SlidingWindow | ChunkedLocal) else 0
-            held = len({token // size for token in range(first, end)} | {c for c in range(first // size, -(-end // size))})
+            held = len({token // size for token in range(first, end)} | set(range(first // size, -(-end // size))))
             if spec.held_blocks(start, end, limits) != held:
                 yield f"{name} holds {held} blocks for {start} to {end}, not {spec.held_blocks(start, end, limits)}"
             most = max(most, held)
@@ -372,6 +395,7 @@ SUITE = CaseSuite(
         unified,
         budget,
         fits,
+        some_length,
         reservation,
         states_reserved,
         tensors,

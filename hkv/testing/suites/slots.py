@@ -99,7 +99,11 @@ def one_owner(case: Addressing) -> Iterator[str]:
         positions = list(range(case.lengths[row] * case.span))
         placed = [case.slots(case.rank(rank), row, positions) for rank in range(case.geometry.ranks)]
         for position in positions:
-            owners = [(rank, *placed[rank][position]) for rank in range(case.geometry.ranks) if placed[rank][position][0] != PAD]
+            owners = [
+                (rank, *placed[rank][position])
+                for rank in range(case.geometry.ranks)
+                if placed[rank][position][0] != PAD
+            ]
             if len(owners) != 1:
                 yield f"token {position} of row {row} is held by {len(owners)} ranks"
                 continue
@@ -126,7 +130,7 @@ def slot_inverse(case: Addressing) -> Iterator[str]:
 
 @case_check("kernel slots", "B-I20")
 def kernel_agreement(case: Addressing) -> Iterator[str]:
-    """A slot by the manager's table is the slot by the kernel's table, for every token, whatever lies between blocks."""
+    """A slot by the manager's table is the slot by the kernel's table, for every token, gaps between blocks or not."""
     size = case.geometry.block_size // case.ratio
     tables, dropped = kernel_table(case.tables(), case.ratio, case.stride, case.num_blocks, case.ratio)
     if dropped.blocks:
@@ -142,7 +146,8 @@ def kernel_agreement(case: Addressing) -> Iterator[str]:
                 continue
             column = position // case.span * case.ratio + offset // size
             if found != (tables[row][column], offset % size):
-                yield f"token {position} of row {row}: {found} by slots, {(tables[row][column], offset % size)} by table"
+                wanted = (tables[row][column], offset % size)
+                yield f"token {position} of row {row}: {found} by slots, {wanted} by table"
             if not block * case.stride <= found[0] < block * case.stride + case.ratio:
                 yield f"token {position} of row {row}: kernel block {found[0]} is no piece of block {block}"
 
@@ -260,7 +265,9 @@ def rows_follow(case: Addressing) -> Iterator[str]:
     blocks, kernels = rows.tables(case.ratio)
     for row, ids in enumerate(rows.rows):
         wanted = [block * case.ratio + piece for block in ids for piece in range(case.ratio)]
-        if list(blocks[row]) != ids + [0] * (4 - len(ids)) or list(kernels[row]) != wanted + [0] * (4 * case.ratio - len(wanted)):
+        if list(blocks[row]) != ids + [0] * (4 - len(ids)) or list(kernels[row]) != wanted + [0] * (
+            4 * case.ratio - len(wanted)
+        ):
             yield f"row {row} of {ids} has the tables {list(blocks[row])} and {list(kernels[row])}"
 
 
@@ -268,5 +275,16 @@ SUITE = CaseSuite(
     "slots",
     "positions, ranks, block tables and kernel tables",
     draw_addressing,
-    (one_owner, slot_inverse, kernel_agreement, holes, chunk_independence, absent, counted, window_tables, no_overflow, rows_follow),
+    (
+        one_owner,
+        slot_inverse,
+        kernel_agreement,
+        holes,
+        chunk_independence,
+        absent,
+        counted,
+        window_tables,
+        no_overflow,
+        rows_follow,
+    ),
 )

@@ -12,6 +12,7 @@ from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, PageGeometry
 from hkv.chunks.lookup import Row, longest_prefix, recurrent_hit
 from hkv.chunks.objects import StagingLayout, object_groups, object_layout
 from hkv.chunks.plans import (
+    Launch,
     downsample,
     host_copy_pieces,
     null_chunks,
@@ -67,10 +68,13 @@ class Store:
 
     def __str__(self) -> str:
         shapes = [
-            f"{group.geometry.format.name} {group.geometry.slots} slots, {group.tokens_per_block} tokens, window {group.info.window}"
+            f"{group.geometry.format.name} {group.geometry.slots} slots, {group.tokens_per_block} tokens, "
+            f"window {group.info.window}"
             for group in self.groups
         ]
-        return f"{shapes}, {self.chunks} chunks of {self.chunk} tokens, objects {'apart' if self.separate else 'together'}"
+        return (
+            f"{shapes}, {self.chunks} chunks of {self.chunk} tokens, objects {'apart' if self.separate else 'together'}"
+        )
 
 
 def draw_store(choices: Choices) -> Store:
@@ -81,10 +85,13 @@ def draw_store(choices: Choices) -> Store:
     groups = tuple(_draw_group(choices, base, chunk, blocks, index) for index in range(choices.integer(1, 3)))
     chunks = choices.integer(1, 4)
     ids = tuple(
-        tuple(choices.integer(0, blocks - 1) for _ in range(chunks * chunk // group.tokens_per_block)) for group in groups
+        tuple(choices.integer(0, blocks - 1) for _ in range(chunks * chunk // group.tokens_per_block))
+        for group in groups
     )
     present = tuple(frozenset(c for c in range(chunks) if choices.chance(75)) for _ in range(3))
-    return Store(groups, chunk, chunks, choices.chance(60), ids, present, tuple(choices.integer(0, 40) for _ in range(6)))
+    return Store(
+        groups, chunk, chunks, choices.chance(60), ids, present, tuple(choices.integer(0, 40) for _ in range(6))
+    )
 
 
 def _draw_group(choices: Choices, base: int, chunk: int, blocks: int, index: int) -> KernelGroup:
@@ -101,9 +108,7 @@ def _draw_group(choices: Choices, base: int, chunk: int, blocks: int, index: int
     stride = slots * heads * size + 10 if traits.padded_blocks and choices.chance(50) else 0
     geometry = PageGeometry(found, traits.kv_size, layers, blocks, slots, heads, size, dtype, stride)
     window = choices.pick((-1, -1, base, chunk, 2 * chunk))
-    return KernelGroup(
-        tuple(range(layers)), geometry, EngineGroupInfo(index, tuple(range(layers)), base, window)
-    )
+    return KernelGroup(tuple(range(layers)), geometry, EngineGroupInfo(index, tuple(range(layers)), base, window))
 
 
 @case_check("regions of an object", "B-I27")
@@ -202,7 +207,9 @@ def launches(case: Store) -> Iterator[str]:
         present = [chunk in case.present[index] for chunk in range(case.chunks)]
         made = plan_transfer(case.groups, group, case.ids, case.chunk, "store", present)
         moved = [(launch.group, chunk) for launch in made for chunk in launch.objects]
-        if sorted(moved) != sorted((member, chunk) for member in group.members for chunk in range(case.chunks) if present[chunk]):
+        if sorted(moved) != sorted(
+            (member, chunk) for member in group.members for chunk in range(case.chunks) if present[chunk]
+        ):
             yield f"a store of the chunks {present} moves {moved}"
         yield from _ids(case, made)
         first = max(0, case.chunks - group.window) if group.window >= 1 else 0
@@ -217,7 +224,7 @@ def launches(case: Store) -> Iterator[str]:
         for member in group.members:
             tokens = case.groups[member].tokens_per_block
             moved = [chunk for launch in made if launch.group == member for chunk in launch.objects]
-            wanted = [chunk for chunk in range(first, case.chunks)]
+            wanted = list(range(first, case.chunks))
             needed = [chunk for chunk in wanted if (chunk + 1) * case.chunk > skip]
             if not set(needed) <= set(moved) or not set(moved) <= set(wanted) or not all(present[c] for c in needed):
                 yield f"a retrieve from chunk {first} on, {skip} tokens skipped, moves {moved} of {present}"
@@ -232,7 +239,7 @@ def launches(case: Store) -> Iterator[str]:
                     yield f"{launch.skip} blocks of {launch.block_ids} are skipped, not {in_tail}"
 
 
-def _ids(case: Store, made: list) -> Iterator[str]:
+def _ids(case: Store, made: list[Launch]) -> Iterator[str]:
     for launch in made:
         wanted = [block for chunk in launch.objects for block in case.tail(launch.group, chunk)]
         if list(launch.block_ids) != wanted:
@@ -261,7 +268,7 @@ def joint_lookup(case: Store) -> Iterator[str]:
     """The hit is the longest length at which every row has all that a reader at that length needs; no more is held."""
     windows = [(-1, 1, 2, 0)[number % 4] for number in case.numbers]
     rows = [Row(present, window) for present, window in zip(case.present, windows, strict=False)]
-    best = 0
+    best, held = 0, [() for _ in rows]
     for length in range(case.chunks + 1):
         reads = [range(length - window if 0 < window < length else 0, length) for window in windows[: len(rows)]]
         if all(chunk in row.present for row, wanted in zip(rows, reads, strict=True) for chunk in wanted):
@@ -299,7 +306,7 @@ def _any_width(group: KernelGroup) -> bool:
 
 @case_check("ranges of tokens", "B-I27", "B-I31")
 def ranges(case: Store) -> Iterator[str]:
-    """Only whole chunks of computed tokens are stored; a load leaves one token to compute and covers what is missing."""
+    """Only whole chunks of computed tokens are stored; a load leaves one token to compute and covers the rest."""
     tokens, computed, stored = case.numbers[0] + 1, case.numbers[1], case.numbers[2] // case.chunk * case.chunk
     covered = [case.numbers[3], case.numbers[4]]
     start, end = store_range(tokens, covered, computed, stored, case.chunk, case.numbers[5])
