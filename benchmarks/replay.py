@@ -253,6 +253,7 @@ def main(**options: Any) -> None:
         result = scaling.measure(options["repeats"], options["plot_path"])
     else:
         result = measure(make_case(options), options["vllm_python"], options["repeats"])
+        result["mode"] = mode
     result["machine"] = machine()
     if options["json_path"]:
         write_json(options["json_path"], result)
