@@ -168,7 +168,9 @@ RULE = "|---|---|---|---|---|--:|--:|--:|"
 HEAD = """# Mutants
 
 Each row is a bug that shipped in an engine, or was proposed and caught in review, planted in this code as an edit of
-one function. A suite runs with the bug alone until an invariant breaks; nothing is compared with the code without it.
+a function or two. The ids name the reports whose rule is broken; the edit is this code's form of it, and several edits
+may stand for one report. A suite runs with the bug alone until an invariant breaks; nothing is compared with the code
+without it.
 *Examples* and *seconds* say how long that took, *size* how many operations the shrunk case has (1 for suites whose
 cases are no histories).
 

@@ -196,7 +196,7 @@ MUTANTS = (
         "reset-keeps-covered-lengths",
         "tensorrt-llm#15018",
         "a reset forgets the table and not what blocks are known by",
-        "release",
+        "index|release",
         "traffic",
         POOL + "reset",
         "self.primary = [None] * self.num_blocks",

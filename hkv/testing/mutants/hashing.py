@@ -158,7 +158,7 @@ MUTANTS = (
         "load-key-from-the-reconciled-hit",
         "vllm#53324",
         "a partly filled block is filed under the hash of another length than the one it was stored at",
-        "index",
+        "identity|index",
         "traffic",
         REGISTRATION + "register_partial",
         "chain = request.keys[last]",

@@ -126,7 +126,7 @@ MUTANTS = (
         "padding-belongs-to-somebody",
         "dsv4@align-576",
         "bytes behind an element count as its own",
-        "inverse address",
+        "parts disjoint|inverse address",
         VIEW + "locate",
         "if rest < self.itemsize else None",
         "if rest < max(self.strides) else None",
@@ -241,7 +241,7 @@ MUTANTS = (
     ),
     _page(
         "scatter-from-the-first-block",
-        "kvc-ai@unfull-chunk sglang#31218",
+        "sglang#31218",
         "every block of a scatter is written from the wrong rows of the values",
         "writer is reader",
         PAGED + "scatter",

@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     _plan(
         "group-size-from-the-first-bucket",
-        "trt-llm#11842",
+        "tensorrt-llm#11842",
         "the number of layers a group holds is that of the largest kind",
         "even groups",
         BUCKETS + "group_by_spec",
@@ -157,7 +157,7 @@ MUTANTS = (
         "null-block-not-counted-in-the-length",
         "vllm#40691 vllm#42206",
         "the longest request is fitted into all blocks, the null block included",
-        "one request fits|totality",
+        "some length fits|one request fits|totality",
         VLLM + "plan_vllm",
         "[fitting[i] - 1 for i in working]",
         "[fitting[i] for i in working]",
@@ -173,7 +173,7 @@ MUTANTS = (
     ),
     _plan(
         "page-multiplied-by-its-layers",
-        "vllm#50443 vllm#42348 trt-llm#6481",
+        "vllm#50443 vllm#42348 tensorrt-llm#6481",
         "a block that sums its layers is multiplied by their number again",
         "budget|tensors|totality",
         TENSORS + "bytes_per_block",
@@ -200,7 +200,7 @@ MUTANTS = (
     ),
     _plan(
         "offset-in-pages-of-one-layer",
-        "trt-llm#6481",
+        "tensorrt-llm#6481",
         "the next tensor of a group starts behind one layer of the one before",
         "tensors",
         TENSORS + "cache_tensors",
@@ -299,7 +299,7 @@ MUTANTS = (
     ),
     _plan(
         "window-reserves-no-straddling-block",
-        "trt-llm#12968 trt-llm#15401",
+        "tensorrt-llm#12968 tensorrt-llm#15401",
         "a window's reservation forgets the block that it straddles",
         "reservation",
         SPEC + "sliding_window:SlidingWindow.max_request_blocks",

@@ -49,7 +49,7 @@ MUTANTS = (
         "retirement-stops-at-a-gap",
         "vllm#55450",
         "retirement stops at the first null column, and states behind it are never freed",
-        "retirement",
+        "references|retirement",
         "traffic",
         MAMBA + "retire",
         "[block for block in reversed(blocks[row.retired : end]) if block != NULL]",

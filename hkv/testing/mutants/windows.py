@@ -36,7 +36,7 @@ MUTANTS = (
     ),
     mutant(
         "retirement-stops-one-short",
-        "trt-llm#12968",
+        "tensorrt-llm#12968",
         "the last outgrown column is never given back",
         "retirement",
         "traffic",
@@ -77,7 +77,7 @@ MUTANTS = (
     ),
     mutant(
         "window-cap-without-the-block-it-straddles",
-        "trt-llm#12968 trt-llm#15401",
+        "tensorrt-llm#12968 tensorrt-llm#15401",
         "the cap on what a window can hold forgets that a window straddles one block more",
         "completion",
         "alone",

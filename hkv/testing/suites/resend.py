@@ -43,9 +43,9 @@ class Resend:
 
     @property
     def operations(self) -> int:
-        """Operations of the case: arrivals, chunks of two each, two frees, one lookup."""
-        chunks = -(-len(self.prompt) // self.chunk) + -(-len(self.other) // self.chunk)
-        return 3 + 2 * chunks + 2 + 1
+        """Operations of the case: of each text an arrival, two for each chunk and a free; then an arrival, a lookup."""
+        chunks = [-(-len(text) // self.chunk) for text in (self.prompt, self.other) if text]
+        return sum(2 + 2 * count for count in chunks) + 2
 
     @property
     def again(self) -> tuple[int, ...]:

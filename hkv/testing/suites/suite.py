@@ -14,6 +14,9 @@ Case = TypeVar("Case")
 TOTALITY = "totality"
 """No legal operation fails: a refusal is an answer, an exception is not."""
 
+PASSES = 3
+"""How often a case is gone through for something smaller."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
@@ -139,10 +142,10 @@ class CaseSuite(Generic[Case]):
         checks = [check for check in self.checks if total or check.name == failure.invariant]
         best = self._judge(first, checks) or failure
         made = list(first.made)
-        for _ in range(2):
+        for _ in range(PASSES):
             for position in range(len(made)):
-                for value in _lower(made, position):
-                    trial = Recorded(None, [*made[:position], value, *made[position + 1 :]])
+                for changed in _simpler(made, position):
+                    trial = Recorded(None, changed)
                     try:
                         found = self._judge(trial, checks)
                     except Exception:
@@ -153,11 +156,13 @@ class CaseSuite(Generic[Case]):
         return best
 
 
-def _lower(made: Sequence[int], position: int) -> Sequence[int]:
-    """Smaller values to try for a decision, the smallest first."""
-    if position >= len(made) or made[position] == 0:
-        return ()
-    return sorted({0, made[position] // 2, made[position] - 1})
+def _simpler(made: Sequence[int], position: int) -> Iterator[list[int]]:
+    """Decisions without one of them, or with a smaller value for it, the smallest first."""
+    if position >= len(made):
+        return
+    yield [*made[:position], *made[position + 1 :]]
+    for value in sorted({0, made[position] // 2, made[position] - 1}) if made[position] else ():
+        yield [*made[:position], value, *made[position + 1 :]]
 
 
 class Recorded:
