@@ -73,6 +73,7 @@ def step(
     Returns:
       The new state, and the answers.
     """
+    parameters, state, batch = jax.tree.map(jnp.asarray, (parameters, state, batch))
     rows = _fields(state)
     groups = parameters.groups[: state.rows.shape[1]]
     status, wanted = _check(parameters, state, rows, batch)
