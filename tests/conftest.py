@@ -14,6 +14,7 @@ settings.register_profile(
     "hkv",
     deadline=None,
     print_blob=True,
+    derandomize="CI" in os.environ,  # as Hypothesis's own profile for CI: a landing does not hang on luck
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("thorough", settings.get_profile("hkv"), max_examples=2000)
