@@ -223,7 +223,9 @@ def test_python_engines_by_file_and_by_module(tmp_path: pathlib.Path) -> None:
 
 def test_replay_drives_a_process(program, tmp_path: pathlib.Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    lines = [{"timestamp": 100 * i, "input_length": 1200, "output_length": 20, "hash_ids": [0, 1, 9 + i]} for i in range(6)]
+    lines = [
+        {"timestamp": 100 * i, "input_length": 1200, "output_length": 20, "hash_ids": [0, 1, 9 + i]} for i in range(6)
+    ]
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = f"cmd:{program(SERVE)}"
     arguments = [str(trace), "--groups", "full:16,swa:16:64", "--num-blocks", "400", "--json", "-"]

@@ -127,7 +127,9 @@ def test_the_traffic_meets_every_outcome():
     outcomes = set()
     for seed in range(2 * len(GROUPS)):
         text, least, most = GROUPS[seed % len(GROUPS)]
-        schedule = Schedule(step_tokens=64, decode_tokens=1 + seed % 2, max_running=8, max_model_len=110 + 65 * (seed % 3))
+        schedule = Schedule(
+            step_tokens=64, decode_tokens=1 + seed % 2, max_running=8, max_model_len=110 + 65 * (seed % 3)
+        )
         config = cache(text, least if seed % 3 else most, schedule)
         outcome = both(config, schedule, random_arrivals(seed, config, schedule))
         records = outcome.recorder.requests.values()
