@@ -18,8 +18,8 @@ from types import MappingProxyType
 import numpy as np
 
 from hkv.errors import FileError, MissingExtraError, OperationError
-from hkv.tier.byte_lru import ByteLRU
 from hkv.tier.file_system import FileSystem
+from hkv.tier.tier import Tier
 
 try:
     import safetensors
@@ -50,7 +50,7 @@ class Incident:
     quarantined: pathlib.Path
 
 
-class DiskTier:
+class DiskTier(Tier):
     """Flat chunk objects by key in a folder, evicted least recently used first; the order survives a restart.
 
     One process at a time may have a folder open. Objects, files in quarantine and file headers all count towards
@@ -72,7 +72,7 @@ class DiskTier:
         self.quarantine = self.folder / "quarantine"
         self.incidents: list[Incident] = []
         self._files = file_system or FileSystem()
-        self._order = ByteLRU(capacity_bytes)
+        super().__init__(capacity_bytes)
         self._serial = 0
         try:
             self.quarantine.mkdir(parents=True, exist_ok=True)
@@ -92,22 +92,6 @@ class DiskTier:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of all object files."""
-        return self._order.used_bytes
-
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        """Keys, next to be evicted first; pinned ones are passed over."""
-        return tuple(self._order)
 
     def store(self, key: bytes, data: np.ndarray, metadata: Mapping[str, str] = MappingProxyType({})) -> bool:
         """Writes an object, evicting others as needed. It is on the disk when this returns True.
@@ -151,24 +135,8 @@ class DiskTier:
         self._order.touch(key)
         return stored
 
-    def pin(self, key: bytes) -> bool:
-        """Keeps an object from eviction; False when it is absent."""
-        if key not in self._order:
-            return False
-        self._order.pin(key)
-        return True
-
-    def unpin(self, key: bytes) -> None:
-        """Takes back one pin; raises OperationError when there is none."""
-        self._order.unpin(key)
-
-    def evict(self, key: bytes) -> bool:
-        """Removes an object; False when it is absent. Raises OperationError when it is pinned."""
-        if key not in self._order:
-            return False
-        self._order.remove(key)
+    def _discard(self, key: bytes) -> None:
         self._files.unlink(self._path(key))
-        return True
 
     def _path(self, key: bytes) -> pathlib.Path:
         return self.folder / f"{key.hex()}{SUFFIX}"

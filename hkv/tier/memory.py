@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from hkv.errors import OperationError
-from hkv.tier.byte_lru import ByteLRU
+from hkv.tier.tier import Tier
 
 PLACEMENTS = ("numpy", "pinned_host")
 
 
-class MemoryTier:
+class MemoryTier(Tier):
     """Flat chunk objects by key, evicted least recently used first, bounded in bytes.
 
     Args:
@@ -28,24 +28,8 @@ class MemoryTier:
         self.device = jax.devices()[0] if device is None else device
         self.placement = placement or ("pinned_host" if self.device.platform == "gpu" else "numpy")
         self._to_host = _placer(self.placement, self.device)
-        self._order = ByteLRU(capacity_bytes)
+        super().__init__(capacity_bytes)
         self._objects: dict[bytes, Any] = {}
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of all objects."""
-        return self._order.used_bytes
-
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        """Keys, next to be evicted first; pinned ones are passed over."""
-        return tuple(self._order)
 
     def store(self, key: bytes, data: np.ndarray | jax.Array) -> bool:
         """Copies an object to host memory, evicting others as needed.
@@ -85,24 +69,8 @@ class MemoryTier:
         data = self.retrieve(key)
         return None if data is None else jax.device_put(data, jax.sharding.SingleDeviceSharding(self.device))
 
-    def pin(self, key: bytes) -> bool:
-        """Keeps an object from eviction, as a lookup does until its load is over; False when it is absent."""
-        if key not in self._order:
-            return False
-        self._order.pin(key)
-        return True
-
-    def unpin(self, key: bytes) -> None:
-        """Takes back one pin; raises OperationError when there is none."""
-        self._order.unpin(key)
-
-    def evict(self, key: bytes) -> bool:
-        """Forgets an object; False when it is absent. Raises OperationError when it is pinned."""
-        if key not in self._order:
-            return False
-        self._order.remove(key)
+    def _discard(self, key: bytes) -> None:
         del self._objects[key]
-        return True
 
 
 def _placer(placement: str, device: Any) -> Callable[[np.ndarray | jax.Array], Any]:
