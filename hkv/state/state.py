@@ -55,6 +55,8 @@ class Request(enum.IntEnum):
 
     GRANTED = 10
     """Tokens that have slots, lookahead ones not counted."""
+    CALM = 11
+    """Tokens, lookahead ones included, up to which a dialect noted that an allocation has nothing to do."""
 
 
 REQUEST_WORDS = 16

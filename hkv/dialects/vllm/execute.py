@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import fork, register, transitions
+from hkv.dialects.vllm import calm, fork, register, transitions
 from hkv.dialects.vllm.parameters import Parameters, View
 from hkv.dialects.vllm.transitions import Answer, Payload
 from hkv.operations import RESULT_FRONT, Argument, Code, Column, Operations, Results
@@ -114,6 +114,40 @@ def _perform(work: Workspace, view: View, operations: Operations, only: tuple[Co
     return loop(lambda c: c[1] != int(Code.END), body, work, start, writes=EVERYTHING)[0]
 
 
+_SELDOM = {Code.REQUEST, Code.APPEND, Code.EVICT, Code.RESET, Code.COPIES, Code.FORK}
+"""Operations that are rare beside the tokens of a request: the others pass them by in one jump."""
+
+
+def _seldom(
+    work: Workspace,
+    view: View,
+    op: transitions.Op,
+    answer: Answer,
+    payload: Payload,
+    place: Scalar,
+    only: tuple[Code, ...],
+) -> tuple[Workspace, Answer]:
+    def perform(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        got = Answer(*local[1:])
+        if Code.REQUEST in only or Code.APPEND in only:
+            w, got = transitions.arrive(w, view, op, got, payload)
+        if Code.EVICT in only:
+            w, got = transitions.evict(w, view, op, got, payload)
+        if Code.COPIES in only:
+            w, got = transitions.made_copies(w, op, got, payload)
+        if Code.RESET in only:
+            w, got = transitions.reset(w, view, op, got)
+        if Code.FORK in only:
+            w, got = fork.fork(w, view, op, got, place)
+        return w, (False, *got)
+
+    mine = jnp.bool_(False)
+    for code in sorted(_SELDOM.intersection(only)):
+        mine = mine | (op.code == int(code))
+    work, local = loop(lambda c: c[0], perform, work, (mine, *answer), writes=EVERYTHING)
+    return work, Answer(*local[1:])
+
+
 def _one(
     w: Workspace, view: View, op: transitions.Op, payload: Payload, place: Scalar, only: tuple[Code, ...]
 ) -> Workspace:
@@ -133,14 +167,15 @@ def _one(
     w = w.replace(dropped=w.dropped + nowhere)
     first_id = w.num_ids
     certain = jnp.int32(-1)
-    if Code.REQUEST in only or Code.APPEND in only:
-        w, answer = transitions.arrive(w, view, op, answer, payload)
+    if _SELDOM.intersection(only):
+        w, answer = _seldom(w, view, op, answer, payload, place, only)
     if Code.LOOKUP in only:
         w, answer = transitions.lookup(w, view, op, answer)
+    plan = None
     if {Code.ALLOCATE, Code.RETIRE, Code.FREE}.intersection(only):
         w, answer, plan = transitions.admit_or_give_back(w, view, op, answer, Code.ALLOCATE in only)
-        if Code.ALLOCATE in only:
-            w, answer, certain = transitions.allocate(w, view, op, answer, plan)
+    if plan is not None and Code.ALLOCATE in only:
+        w, answer, certain = transitions.allocate(w, view, op, answer, plan)
     if Code.COMMIT in only:
         answer, certain = transitions.commit(op, answer, certain)
     if Code.ALLOCATE in only or Code.COMMIT in only:
@@ -150,20 +185,14 @@ def _one(
             w,
             writes=register.WRITES,
         )
+    if plan is not None and Code.ALLOCATE in only:
+        w = calm.note(w, view, op.slot, plan.main, plan.granted & ~plan.calm)
     if Code.ADVANCE in only:
         w, answer = transitions.advance(w, op, answer)
     if Code.FREE in only or Code.DROP in only:
         w, answer = transitions.leave(w, op, answer)
-    if Code.EVICT in only:
-        w, answer = transitions.evict(w, view, op, answer, payload)
-    if Code.COPIES in only:
-        w, answer = transitions.made_copies(w, op, answer, payload)
     if Code.STEP in only:
         w = transitions.step(w, op, answer)
-    if Code.RESET in only:
-        w, answer = transitions.reset(w, view, op, answer)
-    if Code.FORK in only:
-        w, answer = fork.fork(w, view, op, answer, place)
     for column, value in zip(
         Column, (answer.status, answer.value, answer.shared_prefix, first_id, answer.copies), strict=True
     ):

@@ -124,7 +124,7 @@ def _clone(work: Workspace, op: Op, child: Scalar) -> Workspace:
     work, values = peek(
         op.live == RUNNING, lambda w: w.get(op.slot, *fields), work, reads=("requests",), default=(0,) * len(fields)
     )
-    changed = {Request.HIT: -1, Request.KNOWN: 1, Request.GRANTED: op.computed}
+    changed = {Request.HIT: -1, Request.KNOWN: 1, Request.GRANTED: op.computed, Request.CALM: 0}
     for field, value in zip(fields, values, strict=True):
         work = work.set(child, field, changed.get(field, value))
     work = _copy(work, "chains", work.chain(op.slot), work.chain(child), op.keys)

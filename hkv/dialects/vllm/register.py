@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.hit import SNAPSHOT, hashed_keys
+from hkv.dialects.vllm.hit import SNAPSHOT, hashed_keys, resumable
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
 from hkv.state import key_table
 from hkv.state.events import Event, emit
@@ -173,7 +173,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups = work.sizes.buckets.groups
     snapshot = view.group(group, GroupField.TAIL) == 2
-    units = jnp.where(snapshot, _resumable(view, tail.prompt), _reusable(view, group, tail.prompt, tail.keys))
+    units = jnp.where(snapshot, resumable(view, tail.prompt), _reusable(view, group, tail.prompt, tail.keys))
     part = remainder(units, scale)
     index = divide(units, scale) - (snapshot & (part == 0))
     end = units * hash_block
@@ -207,10 +207,3 @@ def _reusable(view: View, group: Scalar, prompt: Scalar, keys: Scalar) -> Scalar
     """Hash blocks of a prompt that a repetition of it may hit."""
     last = jnp.where(view.group(group, GroupField.EAGLE) != 0, prompt, jnp.maximum(prompt - 1, 0))
     return jnp.minimum(divide(last, view.whole(CacheField.HASH_BLOCK)), keys)
-
-
-def _resumable(view: View, prompt: Scalar) -> Scalar:
-    """Hash blocks after which a repeated prompt could resume from a state (`get_mamba_prefill_checkpoint_position`)."""
-    drops = view.whole(CacheField.DROPS) != 0
-    last = jnp.where(drops, prompt, jnp.maximum(prompt - jnp.maximum(view.whole(CacheField.LOOKAHEAD), 1), 0))
-    return jnp.maximum(divide(last, view.whole(CacheField.HASH_BLOCK)) - drops, 0)

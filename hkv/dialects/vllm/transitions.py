@@ -43,6 +43,7 @@ class Op(NamedTuple):
     hit: Scalar
     hit_clock: Scalar
     granted: Scalar
+    calm: Scalar
 
     def argument(self, argument: Argument) -> Scalar:
         """One of its arguments."""
@@ -85,6 +86,7 @@ _FETCHED = (
     Request.HIT,
     Request.HIT_CLOCK,
     Request.GRANTED,
+    Request.CALM,
 )
 
 
@@ -202,6 +204,7 @@ class Plan(NamedTuple):
     slots: Scalar
     granted: Scalar
     grows: Scalar
+    calm: Scalar
 
 
 def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tuple[Workspace, Answer, Plan]:
@@ -224,7 +227,18 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
     answer = answer.refuse(mine & (blocks > w.sizes.buckets.row), Status.ROW_FULL)
     w, unwritten = _unwritten(w, view, op, adopted, mine & answer.ok)
     answer = answer.refuse(unwritten, Status.NOT_YET_WRITTEN)
-    plan = Plan(adopted, external, new, arrived, total, main, slots, mine & answer.ok, jnp.bool_(False))
+    plan = Plan(
+        adopted,
+        external,
+        new,
+        arrived,
+        total,
+        main,
+        slots,
+        mine & answer.ok,
+        jnp.bool_(False),
+        _calm(w, op, slots, adopted + external),
+    )
     return w, answer, plan
 
 
@@ -270,7 +284,8 @@ def admit_or_give_back(
         w, verdict = admit.fits(w, view, demand, limit, plan.granted)
         return w, (local[0] + 1, verdict.fits, verdict.fails, verdict.grows)
 
-    start = jnp.where(plan.granted | ending, jnp.where(plan.granted & _must_fit(op), 0, 1), 2)
+    busy = ending | (plan.granted & ~plan.calm)
+    start = jnp.where(busy, jnp.where(plan.granted & _must_fit(op), 0, 1), 2)
     work, (gates, ok, fails, grows) = loop(
         lambda c: (c[0] < 2) & c[1], gate, work, (start, True, False, False), writes=retirement.WRITES
     )
@@ -278,6 +293,12 @@ def admit_or_give_back(
     answer = answer.refuse(fails, Status.ENGINE_FAILURE)
     granted = plan.granted & answer.ok
     return work, answer, plan._replace(granted=granted, grows=granted & grows)
+
+
+def _calm(work: Workspace, op: Op, slots: Scalar, arriving: Scalar) -> Scalar:
+    """Whether an ALLOCATE has nothing to do but to be granted, as was noted before (`hkv.dialects.vllm.calm`)."""
+    quiet = (op.live == RUNNING) & (arriving == 0) & (slots <= op.calm) & ~_must_fit(op)
+    return quiet & (op.argument(Argument.RESERVED) <= work.free)
 
 
 def _must_fit(op: Op) -> Scalar:
@@ -327,7 +348,7 @@ def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) ->
     answer = answer._replace(
         value=jnp.where(plan.granted, plan.adopted, answer.value), reported=answer.reported | plan.grows, copies=copies
     )
-    return work, answer, jnp.where(plan.granted, certain, -1)
+    return work, answer, jnp.where(plan.granted & ~plan.calm, certain, -1)
 
 
 def _unwritten(work: Workspace, view: View, op: Op, adopted: Scalar, enabled: Scalar) -> tuple[Workspace, Scalar]:
@@ -377,7 +398,7 @@ def leave(work: Workspace, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
     mine = mine & answer.ok
 
     def gone(w: Workspace) -> Workspace:
-        for field in (Request.COMPUTED, Request.IN_FLIGHT, Request.KNOWN, Request.GRANTED):
+        for field in (Request.COMPUTED, Request.IN_FLIGHT, Request.KNOWN, Request.GRANTED, Request.CALM):
             w = w.set(op.slot, field, 0)
         w = w.set(op.slot, Request.HIT, -1)
         w = w.replace(running=w.running - freeing)

@@ -1,8 +1,8 @@
 """What vLLM 0.33 does with each kind of layer, compiled: one module a kind.
 
 A module has `NUMBER`, which its kind has in parameters; `LOOKED_UP_ONCE`; `parameters(config, group, eagle)`, the
-values of `GroupField` that the kind decides; `skipped_tokens(n, reach)`; and `search(query)`, if the kind is ever hit.
-Modules are found by their names, which are the kinds' names in logs.
+values of `GroupField` that the kind decides; `skipped_tokens(n, reach)` and its inverse `last_query(end, reach)`; and
+`search(query)`, if the kind is ever hit. Modules are found by their names, which are the kinds' names in logs.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.finders import Query, Search
 from hkv.errors import ConfigError
 from hkv.spec import ChunkedLocal
-from hkv.state.loops import Scalar, divide, remainder
+from hkv.state.loops import Scalar, ceil_divide, divide, remainder
 
 NUMBER = 2
 LOOKED_UP_ONCE = False
@@ -38,6 +38,12 @@ def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:
     """Tokens that the query at `n` does not need: those of earlier chunks."""
     n = jnp.maximum(n, 0)
     return n - remainder(n, jnp.maximum(reach, 1))
+
+
+def last_query(end: Scalar, reach: Scalar) -> Scalar:
+    """The last query that still needs all tokens from `end - 1` on: `skipped_tokens` is below `end` up to it."""
+    chunk = jnp.maximum(reach, 1)
+    return ceil_divide(end, chunk) * chunk - 1
 
 
 def search(query: Query) -> Search:

@@ -26,6 +26,12 @@ def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:
     return jnp.zeros_like(n)
 
 
+def last_query(end: Scalar, reach: Scalar) -> Scalar:
+    """The last query that still needs all tokens from `end - 1` on: `skipped_tokens` is below `end` up to it."""
+    del reach
+    return jnp.full_like(end, (1 << 30) - 1)
+
+
 def search(query: Query) -> Search:
     """From the first block on."""
     zero = jnp.zeros_like(query.need)

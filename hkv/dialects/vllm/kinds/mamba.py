@@ -41,6 +41,12 @@ def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:
     return jnp.maximum(n - 1, 0)
 
 
+def last_query(end: Scalar, reach: Scalar) -> Scalar:
+    """The last query that still needs all tokens from `end - 1` on: `skipped_tokens` is below `end` up to it."""
+    del reach
+    return end
+
+
 def search(query: Query) -> Search:
     """The last snapshot; a hit drops none."""
     one = jnp.ones_like(query.need)

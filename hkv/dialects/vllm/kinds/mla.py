@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hkv.dialects.vllm.kinds.full_attention import parameters, search, skipped_tokens
+from hkv.dialects.vllm.kinds.full_attention import last_query, parameters, search, skipped_tokens
 
 NUMBER = 0
 LOOKED_UP_ONCE = True
 
-__all__ = ["LOOKED_UP_ONCE", "NUMBER", "parameters", "search", "skipped_tokens"]
+__all__ = ["LOOKED_UP_ONCE", "NUMBER", "last_query", "parameters", "search", "skipped_tokens"]

@@ -23,3 +23,9 @@ def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:
     """Tokens that the query at `n` does not need: the ring gives none back."""
     del reach
     return jnp.zeros_like(n)
+
+
+def last_query(end: Scalar, reach: Scalar) -> Scalar:
+    """The last query that still needs all tokens from `end - 1` on: `skipped_tokens` is below `end` up to it."""
+    del reach
+    return jnp.full_like(end, (1 << 30) - 1)

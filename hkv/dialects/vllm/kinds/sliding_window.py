@@ -39,6 +39,11 @@ def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:
     return jnp.maximum(n - reach, 0)
 
 
+def last_query(end: Scalar, reach: Scalar) -> Scalar:
+    """The last query that still needs all tokens from `end - 1` on: `skipped_tokens` is below `end` up to it."""
+    return end + reach - 1
+
+
 def search(query: Query) -> Search:
     """The last run that fills the window, one block longer if a hit drops a block."""
     anywhere = (query.need < 0) & ~query.drop

@@ -1,0 +1,70 @@
+"""How far a running request can grow before an allocation has anything to do for it but to say yes.
+
+Most allocations of a decoding request fall inside a block: they take nothing, register nothing and retire nothing in
+any group. How many tokens that holds for is noted when an allocation did do something, and spares the next ones all
+loops over groups. What is noted may be too little, never too much.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.admit import OPAQUE
+from hkv.dialects.vllm.hit import MODULES, resumable
+from hkv.dialects.vllm.parameters import UNLIMITED, CacheField, GroupField, View
+from hkv.state.loops import Scalar, loop, peek
+from hkv.state.state import Request, Row
+from hkv.state.workspace import Workspace
+
+
+def note(work: Workspace, view: View, slot: Scalar, main: Scalar, enabled: Scalar) -> Workspace:
+    """Notes up to how many tokens, lookahead ones included, nothing will be to do for a request.
+
+    Args:
+      work: needs `requests` to write.
+      view: the configuration.
+      slot: a request that was just granted blocks, and whose blocks were registered.
+      main: tokens it has blocks for, lookahead ones not counted.
+      enabled: whether to do it.
+    """
+
+    def bound(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        group, least = local
+        w, (length, first, cached, prompt) = peek(
+            group >= 0,
+            lambda v: (*v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.CACHED), *v.get(slot, Request.PROMPT)),
+            w,
+            reads=("requests",),
+            default=(0, 0, 0, 0),
+        )
+        block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
+        held = jnp.where(kind == OPAQUE, UNLIMITED, length * block)
+        filled = jnp.where(
+            view.group(group, GroupField.CACHEABLE) != 0, _unregistered(view, group, cached, prompt, main), UNLIMITED
+        )
+        kept = _kept(kind, (first + 1) * block, view.group(group, GroupField.REACH))
+        return w, (group + 1, jnp.minimum(least, jnp.minimum(held, jnp.minimum(filled, kept))))
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    work, (_, least) = loop(lambda c: c[0] < groups, bound, work, (0, UNLIMITED), reads=("requests",))
+    place = jnp.where(enabled, slot, work.spare_slot)
+    return work.set(place, Request.CALM, least)
+
+
+def _unregistered(view: View, group: Scalar, cached: Scalar, prompt: Scalar, main: Scalar) -> Scalar:
+    """Tokens up to which a group registers nothing."""
+    block = view.group(group, GroupField.BLOCK)
+    tail = view.group(group, GroupField.TAIL)
+    end = resumable(view, prompt) * view.whole(CacheField.HASH_BLOCK)
+    passed = main >= end + 2 * view.whole(CacheField.ALIGNMENT)
+    before = jnp.where(passed, UNLIMITED, jnp.where(main < end, end - 1, 0))
+    before = jnp.where(tail == 2, before, jnp.where(tail == 1, 0, UNLIMITED))
+    return jnp.minimum((cached + 1) * block - 1, before)
+
+
+def _kept(kind: Scalar, end: Scalar, reach: Scalar) -> Scalar:
+    """The last query that still needs the tokens before `end`."""
+    last = jnp.full_like(end, UNLIMITED)
+    for number, module in MODULES.items():
+        last = jnp.where(kind == number, module.last_query(end, reach), last)
+    return last
