@@ -172,7 +172,7 @@ class Decoder:
         self.weights = weights_of(model, seed)
         width = -(-model.longest // model.block)
         self.buckets = Buckets(blocks=num_blocks, requests=rows, groups=4, row=width, chain=width + 1, keys=4096)
-        self.parameters, self.state = serving.init(self.config, rows=rows, row=width)
+        self.parameters, self.state = serving.init(self.config, rows=rows, row=width, chain=width + 1)
         words = self.layout.num_blocks * self.layout.page_size * model.pairs // 4
         self.pool = jnp.zeros(words, jnp.uint32)
         self.numbers: dict[bytes, int] = {}

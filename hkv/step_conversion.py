@@ -44,7 +44,7 @@ def to_steps(
       roots: for each request slot, what stood for the key before its first; `ROOT` by default.
 
     Returns:
-      The state as NumPy arrays: R request slots, the same row width.
+      The state as NumPy arrays, of the same sizes: R request slots, W entries a row, C prefix keys.
 
     Raises:
       ConfigError: a configuration that whole steps cannot express.
@@ -53,7 +53,7 @@ def to_steps(
     """
     buckets = state.buckets
     source = {name: np.asarray(value) for name, value in vars(state).items()}
-    _, made = init(config, rows=buckets.requests, row=buckets.row, blocks=buckets.blocks)
+    _, made = init(config, rows=buckets.requests, row=buckets.row, blocks=buckets.blocks, chain=buckets.chain)
     target: dict[str, Any] = dict(vars(made))
     head, tail = source["counters"][Counter.HEAD], source["counters"][Counter.TAIL]
     places = source["queue"][np.arange(head, tail) & (buckets.queue - 1)]

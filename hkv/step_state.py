@@ -133,14 +133,17 @@ class StepResult:
     deferred: jax.Array
 
 
-def init(config: VllmConfig, *, rows: int, row: int, blocks: int | None = None) -> tuple[Parameters, StepState]:
+def init(
+    config: VllmConfig, *, rows: int, row: int, blocks: int | None = None, chain: int | None = None
+) -> tuple[Parameters, StepState]:
     """An empty cache, as NumPy arrays: every block but the null block is free, in order of its id.
 
     Args:
       config: the configuration, which becomes data.
       rows: requests at the same time, R.
-      row: most blocks a request may have in one group, W; also the bucket of hash blocks, if they are as large.
+      row: most blocks a request may have in one group, W.
       blocks: bucket for the pool; the pool itself by default.
+      chain: most hash blocks of a request, C; as many as fill a row by default.
 
     Raises:
       ConfigError: the configuration has what whole steps cannot express, or does not fit.
@@ -152,7 +155,9 @@ def init(config: VllmConfig, *, rows: int, row: int, blocks: int | None = None) 
     for name, value, least in (("rows", rows, 1), ("row", row, 1), ("blocks", blocks, config.num_blocks)):
         if type(value) is not int or not least <= value < 1 << 27:
             raise ConfigError(name, value, f"an integer of at least {least} and below 2**27")
-    finest = -(-row * max(config.block_sizes, default=1) // config.hash_block_size)
+    finest = -(-row * max(config.block_sizes, default=1) // config.hash_block_size) if chain is None else chain
+    if type(finest) is not int or finest < 1:
+        raise ConfigError("chain", chain, "a positive integer")
     queue = np.zeros(1 << (blocks - 1).bit_length(), np.int32)
     queue[: config.num_blocks - 1] = np.arange(1, config.num_blocks)
     counters = np.zeros(len(StepCounter), np.int32)

@@ -81,13 +81,13 @@ def test_empty_caches_are_each_others_images():
 
     config = build("full:2,swa:4:5", num_blocks=50, max_model_len=96)
     served = Served(config)
-    _, empty = serving.init(config, rows=R, row=W, blocks=64)
+    _, empty = serving.init(config, rows=R, row=W, blocks=64, chain=64)
     jax.tree.map(np.testing.assert_array_equal, served.as_steps(), empty)
     back = to_operations(config, served.as_steps(), BUCKETS, served.number)
     jax.tree.map(np.testing.assert_array_equal, back, served.state)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(config=configs(least_blocks=24), data=st.data())
 def test_steps_after_arrivals_and_operations_after_steps(config, data):
     served = Served(config)
@@ -122,7 +122,11 @@ def test_steps_after_arrivals_and_operations_after_steps(config, data):
             again.run(Batch().add(Code.DROP, slot))
     for each in (served, again):
         each.run(Batch().add(Code.STEP))
-    assert served.arrive(0, prompt) == again.arrive(0, prompt)
+    arrived = served.arrive(0, prompt)
+    assert again.arrive(0, prompt) == arrived
+    if not arrived:
+        for each in (served, again):
+            each.leave(0, False)
     assert_same_steps(again.as_steps(), served.as_steps())
 
 
