@@ -8,13 +8,20 @@ import time
 from hkv.testing.mutants.mutant import Mutant
 from hkv.testing.mutants.patch import applied
 from hkv.testing.suites import SUITES
-from hkv.testing.suites.suite import TOTALITY, Failure
+from hkv.testing.suites.suite import TOTALITY, Failure, Suite
 
 SEEDS = 300
 """Examples of traffic before a mutant counts as a survivor; of other suites, `Suite.pace` times as many."""
 
 PATIENCE = 40
 """Further examples after one in which a legal operation failed, to find an invariant that says more."""
+
+
+SMALL = 12
+"""Operations of a case that is small enough to read; for larger ones other examples are shrunk as well."""
+
+OTHERS = 60
+"""Further examples among which a smaller case is looked for; of other suites, `Suite.pace` times as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,5 +89,21 @@ def judge(mutant: Mutant, seeds: int = SEEDS, first_seed: int = 0, shrink: bool 
             return Verdict(mutant, None, "", examples, time.perf_counter() - start, 0, ())
         seed, failure = found
         if shrink:
-            failure = suite.shrink(seed, failure, mutant.topics)
+            failure = _smallest(suite, mutant, seed, failure)
     return Verdict(mutant, failure.invariant, failure.problem, examples, seconds, failure.size, failure.lines)
+
+
+def _smallest(suite: Suite, mutant: Mutant, seed: int, failure: Failure) -> Failure:
+    """The shrunk case; while it is a long one, the shortest of those that later examples shrink to."""
+    best = suite.shrink(seed, failure, mutant.topics)
+    for later in range(seed + 1, seed + 1 + OTHERS * suite.pace):
+        if best.size <= SMALL:
+            break
+        try:
+            other = suite.run(later, mutant.topics)
+        except Exception:
+            continue
+        if other is not None and other.invariant == failure.invariant:
+            shrunk = suite.shrink(later, other, mutant.topics)
+            best = min(best, shrunk, key=lambda found: found.size)
+    return best
