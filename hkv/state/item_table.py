@@ -1,0 +1,103 @@
+"""The cache's items: one a key, with a block for each group that has one, in order of use.
+
+A block in an item holds a reference of its own, so that it outlives the request that brought it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from hkv.state import recency, role_counts
+from hkv.state.loops import Scalar, loop, peek
+from hkv.state.pooled import Counter, Item, Role
+from hkv.state.pooled_workspace import PooledWorkspace
+
+WRITES = ("items", *role_counts.WRITES, "ids", "num_ids")
+"""What these functions write."""
+
+PRESENT, RESIDENT, NAMESPACE = 1, 2, 4
+"""What the bits of `Item.FLAGS` are worth."""
+
+
+def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> tuple[PooledWorkspace, Scalar]:
+    """A key's block in a group, 0 for none. The key counts as used, even if the group has none.
+
+    Args:
+      work: needs `items` to write.
+      present: whether to look.
+      key: the key.
+      group: the group.
+    """
+    work, (flags, block) = peek(
+        present,
+        lambda w: (w.read("items", w.item(key, Item.FLAGS)), w.read("items", w.cached(key, group))),
+        work,
+        ("items",),
+        (0, 0),
+    )
+    return recency.touch(work, flags != 0, key), block
+
+
+def fill(
+    work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar, pool: Scalar, block: Scalar
+) -> tuple[PooledWorkspace, Scalar]:
+    """Puts a block under a key, with a reference, if `present` and the group has none there.
+
+    Args:
+      work: needs `WRITES` to write.
+      present: whether to do it.
+      key: the key.
+      group: the group.
+      pool: the group's pool.
+      block: a block that somebody holds.
+
+    Returns:
+      The workspace, and whether it was put.
+    """
+    work, (old,) = peek(present, lambda w: (w.read("items", w.cached(key, group)),), work, ("items",), (1,))
+    filled = jnp.asarray(present) & (old == 0)
+    work = work.write_if(filled, "items", block, work.cached(key, group))
+    return role_counts.reference(work, filled, pool, block, Role.CACHE), filled
+
+
+def remove(
+    work: PooledWorkspace,
+    present: Scalar,
+    key: Scalar,
+    groups: Scalar,
+    pool_of: Callable[[Scalar], Scalar],
+    keep: Scalar,
+) -> tuple[PooledWorkspace, Scalar]:
+    """Takes a key out, if `present`.
+
+    Args:
+      work: needs `WRITES` to write.
+      present: whether to do it.
+      key: a cached key.
+      groups: number of groups.
+      pool_of: a group's pool.
+      keep: whether the blocks keep their references; the key and its block in each group are reported then.
+
+    Returns:
+      The workspace, and how many blocks left with it.
+    """
+    work = recency.unlink(work, present, key)
+    work = work.write_if(present, "items", 0, work.item(key, Item.FLAGS))
+    work = work.emit(key, jnp.asarray(present) & keep)
+
+    def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+        group, count = local
+        w, (block,) = peek(group < groups, lambda v: (v.read("items", v.cached(key, group)),), w, ("items",), (0,))
+        w = w.write("items", 0, w.cached(key, group))
+        w = w.emit(block, keep)
+        w = role_counts.release(w, (block != 0) & ~jnp.asarray(keep), pool_of(group), block, jnp.int32(Role.CACHE))
+        return w, (group + 1, count + (block != 0))
+
+    start = (jnp.where(present, 0, groups), 0)
+    work, (_, count) = loop(lambda c: c[0] < groups, body, work, start, writes=WRITES)
+    work, (evictions,) = peek(
+        present, lambda w: (w.read("counters", w.counter(Counter.EVICTIONS)),), work, ("counters",), (0,)
+    )
+    return work.write_if(present, "counters", evictions + count, work.counter(Counter.EVICTIONS)), count

@@ -1,0 +1,230 @@
+"""What a compiled operation on pools works on: the arrays of one or more `PooledState`s, flat, and one lane of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from hkv.state import loops
+from hkv.state.loops import Scalar
+from hkv.state.pooled import (
+    COUNTER_WORDS,
+    ITEM_WORDS,
+    MARK_WORDS,
+    POOL_WORDS,
+    REQUEST_WORDS,
+    ROLE_WORDS,
+    SCRATCH,
+    SPARE,
+    TARGETS,
+    Counter,
+    Item,
+    Mark,
+    PoolCounter,
+    PooledBuckets,
+    PooledState,
+    Request,
+)
+
+ARRAYS = tuple(field.name for field in dataclasses.fields(PooledState))
+"""Names of the arrays that loops carry."""
+
+OUTPUTS = ("ids", "results")
+"""Names of the outputs that loops carry as well."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PooledSizes:
+    """What is static beside the buckets.
+
+    Attributes:
+      buckets: sizes of one state.
+      lanes: states.
+      operations: operations a lane.
+      width: integers of one operation's result.
+      ids: room for ids a lane; 0: none are reported.
+    """
+
+    buckets: PooledBuckets
+    lanes: int
+    operations: int
+    width: int
+    ids: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PooledWorkspace:
+    """The arrays of `PooledState`, lanes one after the other and flat, and what belongs to one lane of them.
+
+    Attributes:
+      sizes: what is static.
+      bitmap, references, items, rows, chains, requests, counters: as in `PooledState`.
+      ids: int32[lanes * (ids + 1)], ids that operations report, one after the other.
+      results: int32[lanes * (operations + 1) * width], one row an operation.
+      lane: the lane that is worked on.
+      num_ids: what has been written to `ids`; beyond capacity it is counted, not written.
+    """
+
+    sizes: PooledSizes
+    bitmap: jax.Array
+    references: jax.Array
+    items: jax.Array
+    rows: jax.Array
+    chains: jax.Array
+    requests: jax.Array
+    counters: jax.Array
+    ids: jax.Array
+    results: jax.Array
+    lane: Scalar
+    num_ids: Scalar
+
+    def replace(self, **changes: Any) -> Self:
+        """The workspace with some fields replaced."""
+        return dataclasses.replace(self, **changes)
+
+    def present(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the names that a loop must carry: outputs without room are left out, and repetitions."""
+        absent = {"ids", "num_ids"} if self.sizes.ids == 0 else set()
+        return tuple(name for name in dict.fromkeys(names) if name not in absent)
+
+    def only(self, names: Sequence[str], values: Sequence[jax.Array]) -> Self:
+        """The workspace as a loop's body sees it: arrays that are not named are absent."""
+        absent = dict.fromkeys((*ARRAYS, *OUTPUTS))
+        return dataclasses.replace(self, **{**absent, **dict(zip(names, values, strict=True))})
+
+    # Reading and writing: indices come from the functions below.
+
+    def read(self, name: str, index: Any) -> Scalar:
+        """An element of the array of that name."""
+        return loops.read(self._array(name), index)
+
+    def write(self, name: str, value: Any, index: Any) -> Self:
+        """The workspace with one element of the array of that name replaced."""
+        return self.replace(**{name: loops.write(self._array(name), value, index)})
+
+    def write_if(self, condition: Scalar, name: str, value: Any, index: Any) -> Self:
+        """`write` where the condition holds; a write to the array's spare element where not."""
+        return self.write(name, value, jnp.where(condition, index, self._array(name).shape[0] - 1))
+
+    def _array(self, name: str) -> jax.Array:
+        array = getattr(self, name)
+        if array is None:
+            raise TypeError(f"{name} is not among what this loop carries")
+        return array
+
+    # Indices.
+
+    def _base(self, size: int) -> Scalar:
+        return 0 if self.sizes.lanes == 1 else self.lane * size
+
+    def word(self, pool: Scalar, level: int, word: Scalar) -> Scalar:
+        """Index into `bitmap`."""
+        buckets = self.sizes.buckets
+        start = sum(buckets.levels[:level])
+        return self._base(buckets.pools * buckets.bitmap) + pool * buckets.bitmap + start + word
+
+    def reference(self, pool: Scalar, block: Any, role: int) -> Scalar:
+        """Index into `references`."""
+        buckets = self.sizes.buckets
+        return (
+            self._base(buckets.pools * buckets.blocks * ROLE_WORDS)
+            + (pool * buckets.blocks + block) * ROLE_WORDS
+            + role
+        )
+
+    def item(self, key: Any, field: Item) -> Scalar:
+        """Index into `items` of a word of a key."""
+        return self._item(key) + int(field)
+
+    def cached(self, key: Any, group: Any) -> Scalar:
+        """Index into `items` of a key's block in a group."""
+        return self._item(key) + ITEM_WORDS + group
+
+    def _item(self, key: Any) -> Scalar:
+        width = ITEM_WORDS + self.sizes.buckets.groups
+        return self._base((self.sizes.buckets.keys + 2) * width) + key * width
+
+    @property
+    def ring(self) -> int:
+        """The row of `items` at which the order of use begins and ends."""
+        return self.sizes.buckets.keys
+
+    def row(self, slot: Any, sequence: Any, group: Any) -> Scalar:
+        """Index into `rows` of a list's first slot."""
+        buckets = self.sizes.buckets
+        size = (buckets.requests + 3) * buckets.sequences * buckets.groups * buckets.row
+        return self._base(size) + ((slot * buckets.sequences + sequence) * buckets.groups + group) * buckets.row
+
+    def chain(self, slot: Any, sequence: Any) -> Scalar:
+        """Index into `chains` of a sequence's first key."""
+        buckets = self.sizes.buckets
+        size = (buckets.requests + 3) * buckets.sequences * buckets.chain
+        return self._base(size) + (slot * buckets.sequences + sequence) * buckets.chain
+
+    def request(self, slot: Any, field: Request) -> Scalar:
+        """Index into `requests` of a field of a request."""
+        return self._record(slot) + int(field)
+
+    def length(self, slot: Any, sequence: Any, group: Any) -> Scalar:
+        """Index into `requests` of a list's slots."""
+        return self._record(slot) + REQUEST_WORDS + sequence * (self.sizes.buckets.groups + MARK_WORDS) + group
+
+    def mark(self, slot: Any, sequence: Any, mark: Mark) -> Scalar:
+        """Index into `requests` of a mark of a sequence."""
+        return self.length(slot, sequence, self.sizes.buckets.groups + int(mark))
+
+    def _record(self, slot: Any) -> Scalar:
+        buckets = self.sizes.buckets
+        width = REQUEST_WORDS + buckets.sequences * (buckets.groups + MARK_WORDS)
+        return self._base((buckets.requests + 3) * width) + slot * width
+
+    @property
+    def scratch_slot(self) -> int:
+        """Where work at hand is noted."""
+        return self.sizes.buckets.requests + SCRATCH
+
+    @property
+    def targets_slot(self) -> int:
+        """Where blocks wait for the sequences of a fork."""
+        return self.sizes.buckets.requests + TARGETS
+
+    @property
+    def spare_slot(self) -> int:
+        """A slot that no request has."""
+        return self.sizes.buckets.requests + SPARE
+
+    def counter(self, field: Counter) -> Scalar:
+        """Index into `counters`."""
+        return self._base(COUNTER_WORDS + POOL_WORDS * self.sizes.buckets.pools + 1) + int(field)
+
+    def pool_counter(self, pool: Any, field: PoolCounter) -> Scalar:
+        """Index into `counters` of a word of a pool."""
+        return self.counter(Counter(0)) + COUNTER_WORDS + pool * POOL_WORDS + int(field)
+
+    def result(self, place: Scalar, column: Any) -> Scalar:
+        """Index into `results` of a column of an operation's result."""
+        width = self.sizes.width
+        return self._base((self.sizes.operations + 1) * width) + place * width + column
+
+    # Shorthands.
+
+    def get(self, slot: Any, *fields: Request) -> tuple[Scalar, ...]:
+        """Fields of a request."""
+        return tuple(self.read("requests", self.request(slot, field)) for field in fields)
+
+    def set(self, slot: Any, field: Request, value: Any) -> Self:
+        """The workspace with a field of a request replaced."""
+        return self.write("requests", value, self.request(slot, field))
+
+    def emit(self, value: Any, condition: Any = True) -> Self:
+        """Reports an id, if the condition holds; needs `ids` and `num_ids` to write."""
+        if self.sizes.ids == 0:
+            return self
+        base = self._base(self.sizes.ids + 1)
+        place = jnp.where(jnp.asarray(condition) & (self.num_ids < self.sizes.ids), self.num_ids, self.sizes.ids)
+        work = self.write("ids", value, base + place)
+        return work.replace(num_ids=work.num_ids + jnp.asarray(condition).astype(jnp.int32))
