@@ -20,12 +20,21 @@ from jax import lax
 from hkv.dialects.vllm import hit
 from hkv.dialects.vllm.admit import MAMBA, OPAQUE
 from hkv.dialects.vllm.parameters import CacheField, GroupField, Parameters
-from hkv.keys import fingerprint
 from hkv.state.status import Status
-from hkv.step_state import StepBatch, StepCounter, StepRequest, StepResult, StepRow, StepState, init, room_for
-
-PAD = -1
-"""Block and offset of a token that is written nowhere."""
+from hkv.step_keys import hash_tokens
+from hkv.step_state import (
+    PAD,
+    StepBatch,
+    StepCounter,
+    StepRequest,
+    StepResult,
+    StepRow,
+    StepState,
+    init,
+    known_rows,
+    replace,
+    room_for,
+)
 
 
 class _Rows(NamedTuple):
@@ -96,7 +105,9 @@ def step(
     rows = rows._replace(length=jnp.where(served[:, None], grown, rows.length))
 
     counts = jnp.where(served, batch.counts, 0)
-    state = _hash(parameters, state, rows.computed, batch.tokens, counts)
+    size = parameters.cache[CacheField.HASH_BLOCK]
+    chains, hashing = hash_tokens(size, state.chains, state.hashing, rows.computed, batch.tokens, counts)
+    state = replace(state, chains=chains, hashing=hashing)
     before, computed = rows.computed, rows.computed + counts
     state, cached, later = _register(parameters, state, rows, computed, served, room)
     rows = rows._replace(computed=computed, cached=cached)
@@ -124,7 +135,7 @@ def start(state: StepState, rows: jax.Array, roots: jax.Array) -> tuple[StepStat
     Returns:
       The state, and a status int32[K]: NO_SUCH_SLOT, or NOT_WAITING for a row that is not empty.
     """
-    at, known = _known(state, rows)
+    at, known = known_rows(state, rows)
     used = known & (state.requests[at, StepRequest.LIVE] != 0)
     done = known & ~used
     place = jnp.where(done, rows, state.requests.shape[0])
@@ -133,7 +144,7 @@ def start(state: StepState, rows: jax.Array, roots: jax.Array) -> tuple[StepStat
     status = jnp.where(known | (rows == PAD), int(Status.OK), int(Status.NO_SUCH_SLOT))
     requests = state.requests.at[place].set(line, mode="drop")
     hashing = state.hashing.at[place].set(hashing, mode="drop")
-    return _replace(state, requests=requests, hashing=hashing), jnp.where(used, int(Status.NOT_WAITING), status)
+    return replace(state, requests=requests, hashing=hashing), jnp.where(used, int(Status.NOT_WAITING), status)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -149,14 +160,14 @@ def finish(state: StepState, rows: jax.Array) -> tuple[StepState, jax.Array]:
     Returns:
       The state, and a status int32[K]: NO_SUCH_SLOT for rows that have no request.
     """
-    at, known = _known(state, rows)
+    at, known = known_rows(state, rows)
     done = known & (state.requests[at, StepRequest.LIVE] != 0)
     fields = jax.tree.map(lambda field: field[at], _fields(state))
     size, groups, width = rows.shape[0], *state.rows.shape[1:]
     end = jnp.where(done[:, None], fields.length, fields.first)
     state, _, _ = _give_back(state, fields.first, end, size * groups * width, at)
     place = jnp.where(done, rows, state.requests.shape[0])
-    state = _replace(state, requests=state.requests.at[place].set(0, mode="drop"))
+    state = replace(state, requests=state.requests.at[place].set(0, mode="drop"))
     return state, jnp.where(done | (rows == PAD), int(Status.OK), int(Status.NO_SUCH_SLOT))
 
 
@@ -191,11 +202,7 @@ def _fields(state: StepState) -> _Rows:
 
 def _with_fields(state: StepState, rows: _Rows) -> StepState:
     columns = (rows.live[:, None], rows.computed[:, None], rows.length, rows.first, rows.cached)
-    return _replace(state, requests=jnp.concatenate(columns, axis=1))
-
-
-def _replace(state: StepState, **changes: jax.Array) -> StepState:
-    return StepState(**{**vars(state), **changes})
+    return replace(state, requests=jnp.concatenate(columns, axis=1))
 
 
 def _read(enabled: jax.Array, read: Callable[[], jax.Array]) -> jax.Array:
@@ -206,11 +213,6 @@ def _read(enabled: jax.Array, read: Callable[[], jax.Array]) -> jax.Array:
     """
     empty = jax.eval_shape(read)
     return lax.cond(enabled, read, lambda: jnp.zeros(empty.shape, empty.dtype))
-
-
-def _known(state: StepState, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    known = (rows >= 0) & (rows < state.requests.shape[0])
-    return jnp.where(known, rows, 0), known
 
 
 def _skipped(groups: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -318,7 +320,7 @@ def _give_back(
     nulled = jnp.where(held, column, state.rows.shape[2])
     rows = state.rows.at[row, group, nulled].set(0, mode="drop")
     counters = state.counters.at[StepCounter.HEAD].add(-fronts[-1]).at[StepCounter.TAIL].add(backs[-1])
-    state = _replace(state, queue=queue, refs=refs, marks=marks, rows=rows, counters=counters)
+    state = replace(state, queue=queue, refs=refs, marks=marks, rows=rows, counters=counters)
     return state, first + counts, jnp.sum(due - counts)
 
 
@@ -356,7 +358,7 @@ def _take(state: StepState, length: jax.Array, need: jax.Array, room: int) -> St
     known = _read(spans.ends[-1] > 0, lambda: state.refs.at[block].get(mode="fill", fill_value=0))
     evicted = jnp.sum(known, dtype=jnp.int32)
     counters = state.counters.at[StepCounter.HEAD].add(spans.ends[-1]).at[StepCounter.EVICTIONS].add(evicted)
-    return _replace(
+    return replace(
         state,
         refs=state.refs.at[jnp.where(known >= 0, block, 0)].set(2, mode="drop"),
         rows=state.rows.at[row, group, jnp.where(spans.live, column, state.rows.shape[2])].set(block, mode="drop"),
@@ -365,41 +367,6 @@ def _take(state: StepState, length: jax.Array, need: jax.Array, room: int) -> St
 
 
 # Keys.
-
-
-def _hash(
-    parameters: Parameters, state: StepState, computed: jax.Array, tokens: jax.Array, counts: jax.Array
-) -> StepState:
-    """Hashes the first `counts` tokens of each row, and notes the keys of hash blocks that they fill."""
-    size = parameters.cache[CacheField.HASH_BLOCK]
-
-    def absorb(hashing: jax.Array, t: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """One token of every row; `hkv.keys.fingerprint.keys`, a token at a time."""
-        key, digest, words = hashing[:, :4], hashing[:, 4:8], hashing[:, 8:]
-        place = (computed + t) % size
-        digest = jnp.where((place == 0)[:, None], size.astype(jnp.uint32), digest)
-        words = jnp.where((place % 4 == 0)[:, None], 0, words)
-        token = lax.dynamic_index_in_dim(tokens, t, 1, keepdims=True).astype(jnp.uint32)
-        words = jnp.where(jnp.arange(4) == (place % 4)[:, None], token, words)
-        ends = place == size - 1
-        full = (place % 4 == 3) | ends
-        digest = jnp.where(full[:, None], fingerprint.absorb(digest, words), digest)
-        linked = fingerprint.finish(fingerprint.absorb(key, fingerprint.finish(digest)))
-        key = jnp.where(ends[:, None], linked, key)
-        live = t < counts
-        filled = jnp.where(live & ends, (computed + t) // size, state.chains.shape[1])
-        new = jnp.concatenate([key, digest, words], axis=1)
-        return jnp.where(live[:, None], new, hashing), (filled, key)
-
-    width = tokens.shape[1]
-    if width == 1:
-        hashing, (filled, keys) = absorb(state.hashing, jnp.int32(0))
-        filled, keys = filled[None], keys[None]
-    else:
-        hashing, (filled, keys) = lax.scan(absorb, state.hashing, jnp.arange(width))
-    row = jnp.broadcast_to(jnp.arange(tokens.shape[0]), filled.shape)
-    chains = state.chains.at[row, filled].set(keys, mode="drop")
-    return _replace(state, chains=chains, hashing=hashing)
 
 
 def _cacheable(parameters: Parameters, groups: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -445,7 +412,7 @@ def _register(
     place = jnp.where(kept, block, state.refs.shape[0])
     keys = state.keys.at[place].set(words, mode="drop")
     counters = state.counters.at[StepCounter.REGISTERED].add(order[-1])
-    state = _replace(state, refs=state.refs.at[place].set(refs | 1, mode="drop"), keys=keys, counters=counters)
+    state = replace(state, refs=state.refs.at[place].set(refs | 1, mode="drop"), keys=keys, counters=counters)
     return state, rows.cached + counts, jnp.sum(due - counts)
 
 

@@ -16,6 +16,7 @@ import dataclasses
 import enum
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
@@ -55,6 +56,9 @@ class StepRow(enum.IntEnum):
     CACHED = 2
     """Entries already looked at for registration."""
 
+
+PAD = -1
+"""A row that is none; the block and offset of a token that is written nowhere."""
 
 KEY_WORDS = 6
 """Words of a block's key: the fingerprint's four, the group, and how many blocks were registered before it."""
@@ -201,3 +205,14 @@ def room_for(config: VllmConfig, *, rows: int, tokens: int, lookahead: int = 0) 
     """
     unit = config.scheduler_block_size if len(config.block_sizes) > 1 else 1
     return rows * sum(-(-(tokens + max(lookahead, unit - 1)) // size) for size in config.block_sizes)
+
+
+def replace(state: StepState, **changes: jax.Array) -> StepState:
+    """The state with some of its arrays replaced."""
+    return StepState(**{**vars(state), **changes})
+
+
+def known_rows(state: StepState, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows int32[K] that exist, 0 in place of others, and which do, bool[K]."""
+    known = (rows >= 0) & (rows < state.requests.shape[0])
+    return jnp.where(known, rows, 0), known

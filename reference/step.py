@@ -73,6 +73,24 @@ class Rows:
         self.names[row] = name
         self.manager.requests[name] = FingerprintRequest(name, root, self.config.hash_block_size)
 
+    def arrive(self, row: int, tokens: Sequence[int], root: Sequence[int] = fingerprint.ROOT) -> int:
+        """A request with `tokens` begins in an empty row, and adopts what the cache has of them. Returns its hit."""
+        self.start(row, root)
+        request = self.request(row)
+        assert request is not None
+        self.manager.step()
+        request.append(tokens)
+        found = self.manager.lookup(request.id)
+        hit = found.hit
+        if hit:
+            # By itself a hit takes no block; `Manager.allocate` would also give opaque groups theirs.
+            for kind, blocks in zip(self.manager.cache.kinds, found.blocks, strict=True):
+                kind.adopt(request.id, blocks, hit, 0)
+            request.running = True
+            request.num_computed = request.num_granted = hit
+        request.truncate(hit)
+        return hit
+
     def finish(self, row: int) -> None:
         """The row's request ends."""
         name = self.names[row]
