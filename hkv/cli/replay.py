@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -14,11 +15,15 @@ from rich.console import Console
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay_cache import StudiedCache, groups_text, studied_cache
+from hkv.cli.replay_rtp import refuse_rtp_options, rtp_options, studied_rtp_cache
+from hkv.dialects.rtp_llm.config import NAMES as RTP_LLM
+from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.errors import ConfigError
 from hkv.oracle.engines import FORMS
 from hkv.oracle.replay import plot, summary
 from hkv.oracle.replay.lockstep import Difference
-from hkv.oracle.replay.run import DEFAULT_ENGINE, Outcome, Timing, default_engine, replay
+from hkv.oracle.replay.rtp_run import rtp_replay
+from hkv.oracle.replay.run import DEFAULT_ENGINE, REFERENCE, Outcome, Timing, default_engine, replay
 from hkv.oracle.replay.schedule import Schedule
 from hkv.oracle.replay.tables import tables
 from hkv.oracle.traces.reader import TOKENS_PER_ID, read_trace
@@ -64,6 +69,18 @@ class Retention(click.ParamType):
         return int(value)
 
 
+class Blocks(click.ParamType):
+    """A number of blocks, or several between commas."""
+
+    name = "blocks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        parts = [part.strip() for part in value.split(",")]
+        if not all(part.isascii() and part.isdigit() and int(part) >= 2 for part in parts):
+            raise ConfigError("num-blocks", value, "an integer of at least 2, or several between commas")
+        return tuple(int(part) for part in parts)
+
+
 class Positive(click.ParamType):
     """A positive number, exactly as written: 2, 0.5, 3/2."""
 
@@ -86,7 +103,7 @@ class Positive(click.ParamType):
     type=Groups(),
     help="kind:block_size[:window or chunk],...; kinds: full, mla, swa, chunked, mamba.",
 )
-@click.option("--num-blocks", type=click.IntRange(min=2), help="Blocks in the pool, the null block included.")
+@click.option("--num-blocks", type=Blocks(), help="Blocks in the pool, the null block included.")
 @click.option("--model", metavar="CONFIG", help="Instead of --groups: a model's config.json, planned as by `hkv plan`.")
 @click.option("--memory", metavar="SIZE", help="With --model: memory for its cache on each GPU, such as 80GiB.")
 @click.option("--tp", type=click.IntRange(min=1), help="With --model: tensor-parallel ranks.  [default: 1]")
@@ -96,6 +113,7 @@ class Positive(click.ParamType):
 @click.option("--engine", default=DEFAULT_ENGINE, show_default=True, help=f"Whose cache, one of: {FORMS}.")
 @click.option("--check", is_flag=True, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
 @click.option("--caching/--no-caching", default=True, show_default=True, help="Prefix caching.")
+@rtp_options
 @click.option("--eagle", type=EagleGroups(), help="EAGLE drop rule, for these groups.")
 @click.option(
     "--retention",
@@ -164,11 +182,17 @@ def command(ctx: click.Context, **options: Any) -> int:
       hkv trace chat -o chat.jsonl --requests 500
       hkv replay chat.jsonl --groups full:16,swa:16:1024,swa:16:128 --num-blocks 20000 --plot chat.png
       hkv replay chat.jsonl --model gemma-3-1b/config.json --memory 2GiB
+      hkv replay chat.jsonl --dialect rtp-llm/hybrid --groups full:64,mamba:64 --num-blocks 5000
     """
-    cache = studied_cache(options)
+    by_rtp = options["dialect"] in RTP_LLM
+    if not by_rtp:
+        refuse_rtp_options(options)
+    cache = (studied_rtp_cache if by_rtp else studied_cache)(options)
     timing = Timing(step_ms=options["step_ms"], speed=options["speed"])
     if ctx.get_parameter_source("engine") is ParameterSource.DEFAULT:
-        options["engine"], reason = default_engine(cache.config)
+        options["engine"], reason = REFERENCE, ""
+        if not isinstance(cache.config, RtpConfig):
+            options["engine"], reason = default_engine(cache.config)
         if reason:
             print(f"hkv: engine {options['engine']}: {reason}", file=sys.stderr)
     if options["plot_path"]:
@@ -177,22 +201,21 @@ def command(ctx: click.Context, **options: Any) -> int:
     total = sum(1 for _ in read_trace(trace, per_id, limit))
     try:
         with progress_bar("replay", total) as advance:
-            outcome = replay(
-                trace,
-                cache.config,
-                cache.schedule,
-                timing,
-                engine=options["engine"],
-                check=options["check"],
-                tokens_per_id=per_id,
-                limit=limit,
-                progress=advance,
-            )
+            outcome = _replay(cache, timing, options, advance)
     except Difference as difference:
         print(f"hkv: the engines disagree: {difference}", file=sys.stderr)
         return DIFFERENT
     _report(outcome, cache, options)
     return 0
+
+
+def _replay(cache: StudiedCache, timing: Timing, options: dict[str, Any], progress: Callable[[], None]) -> Outcome:
+    how: dict[str, Any] = {name: options[name] for name in ("engine", "check", "tokens_per_id", "limit")}
+    how["progress"] = progress
+    if isinstance(cache.config, RtpConfig):
+        caching = options["caching"]
+        return rtp_replay(options["trace"], cache.config, cache.schedule, timing, caching=caching, **how)
+    return replay(options["trace"], cache.config, cache.schedule, timing, **how)
 
 
 def _report(outcome: Outcome, cache: StudiedCache, options: dict[str, Any]) -> None:
@@ -214,6 +237,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """The options as the command line would take them; where results go is left out."""
     plain = {name: value for name, value in options.items() if name not in ("json_path", "plot_path")}
     plain["groups"] = None if options["groups"] is None else groups_text(options)
+    plain["num_blocks"] = ",".join(map(str, options["num_blocks"] or ())) or None
     plain["speed"] = str(options["speed"])
     if options["eagle"] is not None:
         plain["eagle"] = ",".join(map(str, options["eagle"])) or "all"

@@ -9,6 +9,7 @@ import click
 
 from hkv.cli.byte_size import parse_bytes, show_bytes
 from hkv.cli.request_length import parse_length
+from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError
 from hkv.huggingface import ReadOptions, load_config, read_model
@@ -31,7 +32,7 @@ class StudiedCache:
       remark: one line on the plan it comes from, or "".
     """
 
-    config: VllmConfig
+    config: VllmConfig | RtpConfig
     schedule: Schedule
     name: str
     remark: str = ""
@@ -47,6 +48,16 @@ def studied_cache(options: dict[str, Any]) -> StudiedCache:
       click.UsageError: both or neither of a model and groups, or an option of the other.
       HKVError: the model, its plan or the groups cannot be used.
     """
+    by_model = check_cache_options(options)
+    return _of_model(options) if by_model else _of_groups(options)
+
+
+def check_cache_options(options: dict[str, Any]) -> bool:
+    """Whether a model, not groups, says which cache it is.
+
+    Raises:
+      click.UsageError: both or neither of them, or an option of the other.
+    """
     by_model = options["model"] is not None
     if by_model == (options["groups"] is not None):
         raise click.UsageError("one of --groups, with --num-blocks, and --model, with --memory, says which cache it is")
@@ -57,23 +68,30 @@ def studied_cache(options: dict[str, Any]) -> StudiedCache:
     for name in other:
         if options[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} is not for {given}")
-    return _of_model(options) if by_model else _of_groups(options)
+    return by_model
 
 
 def _of_groups(options: dict[str, Any]) -> StudiedCache:
-    length = parse_length(options["max_model_len"])
-    if length == 0:
-        raise ConfigError("max_model_len", "auto", "a number of tokens; auto is for --model")
-    schedule = _schedule(options, Schedule.max_model_len if length is None else length)
+    schedule = schedule_for_groups(options)
+    if len(options["num_blocks"]) != 1:
+        raise ConfigError("num_blocks", list(options["num_blocks"]), "one number: vllm-0.33 has one pool")
     config = cache_config(
         options["groups"],
-        options["num_blocks"],
+        options["num_blocks"][0],
         schedule,
         caching=options["caching"],
         eagle=options["eagle"],
         retention_interval=options["retention"],
     )
     return StudiedCache(config, schedule, groups_text(options))
+
+
+def schedule_for_groups(options: dict[str, Any]) -> Schedule:
+    """The schedule's numbers, where no model says how long a request may be."""
+    length = parse_length(options["max_model_len"])
+    if length == 0:
+        raise ConfigError("max_model_len", "auto", "a number of tokens; auto is for --model under vllm-0.33")
+    return schedule_of(options, Schedule.max_model_len if length is None else length)
 
 
 def _of_model(options: dict[str, Any]) -> StudiedCache:
@@ -103,10 +121,11 @@ def _of_model(options: dict[str, Any]) -> StudiedCache:
         f"hits at multiples of {config.scheduler_block_size:,} tokens, requests of up to {config.max_model_len:,}"
     )
     name = f"{model.model_type} in {options['memory']}"
-    return StudiedCache(config, _schedule(options, config.max_model_len), name, remark)
+    return StudiedCache(config, schedule_of(options, config.max_model_len), name, remark)
 
 
-def _schedule(options: dict[str, Any], max_model_len: int) -> Schedule:
+def schedule_of(options: dict[str, Any], max_model_len: int) -> Schedule:
+    """The schedule's numbers."""
     names = ("step_tokens", "decode_tokens", "max_running", "lookahead", "closed_loop")
     return Schedule(max_model_len=max_model_len, **{name: options[name] for name in names})
 

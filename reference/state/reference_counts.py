@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from hkv.errors import OperationError
@@ -17,10 +18,12 @@ class ReferenceCounts:
 
     def __init__(self, size: int, roles: Sequence[str]) -> None:
         self.counts = {role: [0] * size for role in roles}
+        self._held: Counter[frozenset[str]] = Counter()
+        """How many ids are held in exactly these roles, so that `busy` need not look at every id."""
 
     def add(self, role: str, id: int) -> None:
         """One more reference."""
-        self.counts[role][id] += 1
+        self._change(role, id, 1)
 
     def drop(self, role: str, id: int) -> None:
         """One reference less.
@@ -30,7 +33,7 @@ class ReferenceCounts:
         """
         if self.counts[role][id] == 0:
             raise OperationError("block", id, f"a block with a {role} reference")
-        self.counts[role][id] -= 1
+        self._change(role, id, -1)
 
     def total(self, id: int, roles: Sequence[str]) -> int:
         """References of these roles to one id."""
@@ -38,4 +41,14 @@ class ReferenceCounts:
 
     def busy(self, roles: Sequence[str]) -> int:
         """Ids that any of these roles holds."""
-        return sum(any(held) for held in zip(*(self.counts[role] for role in roles), strict=True))
+        return sum(count for held, count in self._held.items() if not held.isdisjoint(roles))
+
+    def _change(self, role: str, id: int, by: int) -> None:
+        before = self._roles(id)
+        self.counts[role][id] += by
+        if before != (after := self._roles(id)):
+            self._held[before] -= 1
+            self._held[after] += 1
+
+    def _roles(self, id: int) -> frozenset[str]:
+        return frozenset(role for role, counts in self.counts.items() if counts[id])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hkv.errors import OperationError
 from hkv.oracle.rtp_llm import structs
 from hkv.oracle.rtp_llm.configuration import to_rtp_config
+from hkv.oracle.rtp_llm.key_history import KeyHistory
 
 VERDICTS = ("granted", "permanent", "retryable", "internal_error")
 """Names of the verdicts in logs, by their number."""
 
 
 class RtpNumpyEngine:
-    """The reference under RTP-LLM's rules. Implements `hkv.oracle.rtp_llm.engine.RtpEngine`.
+    """The reference under RTP-LLM's rules. Implements `hkv.oracle.rtp_llm.engine.KeyedRtpEngine`.
 
     Args:
       header: the configuration, as a log's first line.
@@ -29,6 +31,7 @@ class RtpNumpyEngine:
         from reference.dialects.rtp_llm.manager import Manager
 
         self.manager = Manager(to_rtp_config(header))
+        self._history = KeyHistory(len(header.groups))
         self._held: dict[str, Any] = {}
         self._exported: dict[str, Any] = {}
 
@@ -39,16 +42,15 @@ class RtpNumpyEngine:
             case structs.RequestOp():
                 manager.request(operation.id, operation.tokens, operation.sequences, operation.reserve)
             case structs.MallocOp():
-                result = manager.malloc(operation.id, reuse=operation.reuse, device_cache=operation.device_cache)
-                return structs.Malloc(VERDICTS[result.verdict], result.reused, manager.rows(operation.id))
+                return self._malloc(operation)
             case structs.AppendOp():
                 manager.append(operation.id, operation.tokens)
             case structs.InsertOp():
-                manager.insert(operation.id, resident=operation.resident)
+                self._insert(operation)
             case structs.ForkOp():
                 return self._fork(operation)
             case structs.FreeOp():
-                manager.free(operation.id)
+                self._free(operation.id)
             case structs.DropOp():
                 manager.drop(operation.id)
             case structs.HoldOp():
@@ -70,6 +72,37 @@ class RtpNumpyEngine:
                 return self.state()
         return None
 
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int = 0) -> None:
+        """A request of one sequence arrives of which only length and prefix keys are known."""
+        self.manager.request_keyed(id, num_tokens, keys, reserve)
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens are appended to a keyed request."""
+        self.manager.extend(id, tokens)
+
+    def num_available(self) -> int:
+        """Blocks that no request and no connector holds, over all pools."""
+        return self.manager.allocator.available
+
+    def num_cached(self) -> int:
+        """Blocks that the cache holds, over all pools."""
+        return self.manager.allocator.cache_refs
+
+    @property
+    def evictions(self) -> int:
+        """Blocks that were evicted so far."""
+        return self.manager.allocator.cache.evictions
+
+    @property
+    def duplicates(self) -> int:
+        """Blocks of keyed requests that were not cached because another one was there."""
+        return self._history.duplicates
+
+    def absence(self, group: int, key: int) -> str:
+        """What became of the block of a group under a key of keyed requests (`KeyHistory`)."""
+        item = self.manager.allocator.cache.peek(key)
+        return self._history.absence(group, key, cached=item is not None and item.has(group) and item.matchable[group])
+
     def state(self) -> structs.RtpState:
         """Everything that can be compared."""
         allocator = self.manager.allocator
@@ -80,6 +113,34 @@ class RtpNumpyEngine:
             cached=[(key, list(item.blocks)) for key in allocator.cache.items if (item := allocator.cache.peek(key))],
             version=allocator.cache.version,
         )
+
+    def _malloc(self, operation: structs.MallocOp) -> structs.Malloc:
+        request = self.manager.requests.get(operation.id)
+        new = request is not None and request.given is not None and not request.resource.current_blocks
+        result = self.manager.malloc(operation.id, reuse=operation.reuse, device_cache=operation.device_cache)
+        if new and result.success:
+            self._history.begin(self._prompt_keys(operation.id))
+        return structs.Malloc(VERDICTS[result.verdict], result.reused, self.manager.rows(operation.id))
+
+    def _insert(self, operation: structs.InsertOp) -> None:
+        self.manager.insert(operation.id, resident=operation.resident)
+        request = self.manager.requests[operation.id]
+        if request.given is not None:
+            cache, row = self.manager.allocator.cache, request.resource.rows[0]
+            items = [cache.peek(key) for key in row.keys]
+            absent = [-1] * len(row.groups)
+            cached = [absent if item is None else item.blocks for item in items]
+            self._history.inserted(row.keys, [blocks.blocks for blocks in row.groups], cached)
+
+    def _free(self, id: str) -> None:
+        request = self.manager.requests.get(id)
+        if request is not None and request.given is not None and request.resource.current_blocks:
+            self._history.end(self._prompt_keys(id))
+        self.manager.free(id)
+
+    def _prompt_keys(self, id: str) -> Sequence[int]:
+        given = self.manager.requests[id].given
+        return () if given is None else given
 
     def _fork(self, operation: structs.ForkOp) -> structs.Fork:
         pairs = self.manager.fork(operation.id, operation.sources, copy_last=operation.copy_last)

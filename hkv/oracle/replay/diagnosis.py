@@ -52,6 +52,20 @@ class MissDiagnosis(Protocol):
         ...
 
 
+class HitReasons(Protocol):
+    """Says why a hit ended where it did."""
+
+    def reasons(self, keys: Sequence[int], tokens: int, hit: int) -> list[str]:
+        """One reason per group, for a request that is about to be allocated its blocks.
+
+        Args:
+          keys: the request's prefix keys.
+          tokens: tokens the request has.
+          hit: tokens that were found.
+        """
+        ...
+
+
 class Diagnosis:
     """Finds the reasons, given an engine that can be asked.
 

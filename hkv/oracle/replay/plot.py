@@ -81,7 +81,7 @@ def _draw_hits(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float)
 
 
 def _draw_blocks(panel: Any, outcome: Outcome, edges: np.ndarray, times: np.ndarray) -> None:
-    steps, capacity = outcome.recorder.steps, outcome.config.num_blocks - 1
+    steps, capacity = outcome.recorder.steps, outcome.blocks
     peak = _largest(steps.step, steps.in_use, edges)
     panel.fill_between(times, peak, step="mid", color=BLOCKS, alpha=0.45, linewidth=0)
     panel.plot(times, peak, drawstyle="steps-mid", color=BLOCKS, linewidth=1.2, label="held by requests")

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 from hkv.oracle.oplog import Hit
-from hkv.oracle.replay.diagnosis import Diagnosis
+from hkv.oracle.replay.diagnosis import HitReasons
 from hkv.oracle.replay.schedule import Arrival, LiveRequest
 
 FINISHED = "finished"
@@ -87,7 +87,7 @@ class Recorder:
     """
 
     def __init__(
-        self, num_blocks: int, num_groups: int, diagnosis: Diagnosis | None, progress: Callable[[], None]
+        self, num_blocks: int, num_groups: int, diagnosis: HitReasons | None, progress: Callable[[], None]
     ) -> None:
         self.requests: dict[int, RequestRecord] = {}
         self.steps = StepRecords()

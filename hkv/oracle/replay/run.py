@@ -11,6 +11,7 @@ from typing import cast
 
 import numpy as np
 
+from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
 from hkv.errors import ConfigError
 from hkv.oracle.configuration import to_header
@@ -19,7 +20,7 @@ from hkv.oracle.engines import engine_factory
 from hkv.oracle.oplog import Header
 from hkv.oracle.replay.agreement import ComparedEngine, compare, compare_queues, compare_records
 from hkv.oracle.replay.chunking import Chunking
-from hkv.oracle.replay.diagnosis import Diagnosis, MissDiagnosis
+from hkv.oracle.replay.diagnosis import REASONS, Diagnosis, MissDiagnosis
 from hkv.oracle.replay.lockstep import LockstepEngine
 from hkv.oracle.replay.record import Recorder
 from hkv.oracle.replay.schedule import Arrival, Replay, Schedule
@@ -71,13 +72,39 @@ class Outcome:
       steps: number of the last step + 1, skipped ones included.
       evictions: cached blocks handed out to another use, or None when the engine does not count them.
       seconds: wall time of the replay.
+      reasons: names of the reasons why hits end, in the order in which tables list them.
+      longest: most tokens of a request, where the configuration does not say.
+      verdicts: under RTP-LLM's rules, answers to allocations, those of admissions and of growth apart.
+      cached_peak: under RTP-LLM's rules, most blocks that the cache held, or None when the engine does not count them.
+      duplicates: under RTP-LLM's rules, blocks not cached as their key had one, or None when nobody counts them.
     """
 
-    config: VllmConfig
+    config: VllmConfig | RtpConfig
     recorder: Recorder
     steps: int
     evictions: int | None
     seconds: float
+    reasons: tuple[str, ...] = REASONS
+    longest: int = 0
+    verdicts: dict[str, dict[str, int]] | None = None
+    cached_peak: int | None = None
+    duplicates: int | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that can be handed out, over all pools."""
+        counts = (self.config.num_blocks,) if isinstance(self.config, VllmConfig) else self.config.num_blocks
+        return sum(counts) - len(counts)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens that a request may have."""
+        return self.config.max_model_len if isinstance(self.config, VllmConfig) else self.longest
+
+    @property
+    def eagle_groups(self) -> frozenset[int]:
+        """Indices of the groups under the EAGLE drop rule."""
+        return frozenset(self.config.eagle_group_ids) if isinstance(self.config, VllmConfig) else frozenset()
 
 
 def cache_config(

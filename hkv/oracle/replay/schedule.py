@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -121,28 +122,17 @@ class Observer(Protocol):
         ...
 
 
-class Replay:
-    """Drives an engine through a trace, step by step, as vLLM 0.33's `Scheduler.schedule` would.
+class StepLoop(abc.ABC):
+    """What every schedule does: requests arrive, wait in a queue, run in order of admission, grow, and end.
 
     Args:
-      engine: an empty engine.
       schedule: the numbers.
-      chunking: where prefill chunks may end.
       arrivals: the trace, `step` never falling.
       observer: is told what happens.
     """
 
-    def __init__(
-        self,
-        engine: KeyedEngine,
-        schedule: Schedule,
-        chunking: Chunking,
-        arrivals: Iterable[Arrival],
-        observer: Observer,
-    ) -> None:
-        self._engine = engine
+    def __init__(self, schedule: Schedule, arrivals: Iterable[Arrival], observer: Observer) -> None:
         self._schedule = schedule
-        self._chunking = chunking
         self._arrivals = iter(arrivals)
         self._next: Arrival | None = next(self._arrivals, None)
         self._observer = observer
@@ -163,6 +153,34 @@ class Replay:
                 self._step(step)
                 step += 1
 
+    @abc.abstractmethod
+    def _request(self, live: LiveRequest) -> None:
+        """Tells the engine of a new request."""
+
+    @abc.abstractmethod
+    def _step(self, step: int) -> None:
+        """One step."""
+
+    @abc.abstractmethod
+    def _tokens(self, live: LiveRequest, budget: int) -> int:
+        """Tokens that a running request computes next, at most `budget`."""
+
+    @abc.abstractmethod
+    def _grow(self, live: LiveRequest, new: int) -> bool:
+        """Gives a running request blocks for `new` more tokens; False when refused."""
+
+    @abc.abstractmethod
+    def _free(self, live: LiveRequest, *, finished: bool) -> None:
+        """A request gives its blocks back."""
+
+    @abc.abstractmethod
+    def _drop(self, live: LiveRequest) -> None:
+        """A request without blocks is forgotten."""
+
+    @abc.abstractmethod
+    def _extend(self, live: LiveRequest, tokens: int) -> None:
+        """A request generated `tokens` tokens."""
+
     def _arrive(self, step: int) -> None:
         while (arrival := self._next) is not None and self._is_due(arrival, step):
             self._next = next(self._arrivals, None)
@@ -170,13 +188,89 @@ class Replay:
                 self._observer.too_long(step, arrival)
                 continue
             live = LiveRequest(arrival, str(arrival.index), arrival.keys(), arrival.prompt)
-            self._engine.request_keyed(live.id, arrival.prompt, live.keys)
+            self._request(live)
             self._waiting.append(live)
 
     def _is_due(self, arrival: Arrival, step: int) -> bool:
         if self._schedule.closed_loop:
             return len(self._running) + len(self._waiting) < self._schedule.closed_loop
         return arrival.step <= step
+
+    def _continue_running(self, step: int, scheduled: list[tuple[LiveRequest, int]]) -> tuple[int, bool]:
+        """Gives running requests their next tokens, oldest first. Returns the budget left, and if any was refused."""
+        budget, refused, index = self._schedule.step_tokens, False, 0
+        while index < len(self._running) and budget:
+            live = self._running[index]
+            index += 1
+            new = self._tokens(live, budget)
+            if not new:
+                continue
+            while not self._grow(live, new):
+                refused = True
+                if self._give_up_last(step) is live:
+                    return budget, refused
+            scheduled.append((live, new))
+            budget -= new
+        return budget, refused
+
+    def _give_up_last(self, step: int) -> LiveRequest:
+        """Preempts the request that was admitted last; one that runs alone and still does not fit never will."""
+        victim = self._running.pop()
+        self._free(victim, finished=False)
+        victim.computed = 0
+        if self._running:
+            victim.preemptions += 1
+            self._waiting.appendleft(victim)
+            self._observer.preempted(step, victim)
+        else:
+            self._refuse_for_good(step, victim)
+        return victim
+
+    def _refuse_for_good(self, step: int, live: LiveRequest) -> None:
+        self._drop(live)
+        self._observer.never_fits(step, live)
+
+    def _compute(self, step: int, live: LiveRequest, tokens: int) -> None:
+        """The step's computation of one request, after which it may generate, and finish."""
+        live.computed += tokens
+        if live.computed < live.tokens:
+            return
+        left = live.arrival.prompt + live.arrival.output - live.tokens
+        if left > self._schedule.decode_tokens:
+            self._extend(live, self._schedule.decode_tokens)
+            live.tokens += self._schedule.decode_tokens
+            return
+        self._running.remove(live)
+        self._free(live, finished=True)
+        self._drop(live)
+        self._observer.finished(step, live)
+
+
+class Replay(StepLoop):
+    """Drives an engine through a trace, step by step, as vLLM 0.33's `Scheduler.schedule` would.
+
+    Args:
+      engine: an empty engine.
+      schedule: the numbers.
+      chunking: where prefill chunks may end.
+      arrivals: the trace, `step` never falling.
+      observer: is told what happens.
+    """
+
+    def __init__(
+        self,
+        engine: KeyedEngine,
+        schedule: Schedule,
+        chunking: Chunking,
+        arrivals: Iterable[Arrival],
+        observer: Observer,
+    ) -> None:
+        super().__init__(schedule, arrivals, observer)
+        self._engine = engine
+        self._chunking = chunking
+
+    def _request(self, live: LiveRequest) -> None:
+        self._engine.request_keyed(live.id, live.arrival.prompt, live.keys)
 
     def _step(self, step: int) -> None:
         self._engine.step()
@@ -188,40 +282,23 @@ class Replay:
             self._engine.copies()
         self._observer.scheduled(step, len(self._running), len(self._waiting), self._engine.num_free())
         for live, tokens in scheduled:
+            self._engine.advance(live.id, tokens)
             self._compute(step, live, tokens)
 
-    def _continue_running(self, step: int, scheduled: list[tuple[LiveRequest, int]]) -> tuple[int, bool]:
-        """Gives running requests their next tokens, oldest first. Returns the budget left, and if any was refused."""
-        budget, refused, index = self._schedule.step_tokens, False, 0
-        while index < len(self._running) and budget:
-            live = self._running[index]
-            index += 1
-            new = self._chunking.tokens(live, live.computed, budget)
-            if not new:
-                continue
-            while not self._grow(live, new):
-                refused = True
-                if self._give_up_last(step) is live:
-                    return budget, refused
-            scheduled.append((live, new))
-            budget -= new
-        return budget, refused
+    def _tokens(self, live: LiveRequest, budget: int) -> int:
+        return self._chunking.tokens(live, live.computed, budget)
 
     def _grow(self, live: LiveRequest, new: int) -> bool:
         return self._engine.allocate(self._operation(live, new)).blocks is not None
 
-    def _give_up_last(self, step: int) -> LiveRequest:
-        """Preempts the request that was admitted last; one that runs alone and still does not fit never will."""
-        victim = self._running.pop()
-        self._engine.free(victim.id)
-        victim.computed = 0
-        if self._running:
-            victim.preemptions += 1
-            self._waiting.appendleft(victim)
-            self._observer.preempted(step, victim)
-        else:
-            self._refuse_for_good(step, victim)
-        return victim
+    def _free(self, live: LiveRequest, *, finished: bool) -> None:
+        self._engine.free(live.id)
+
+    def _drop(self, live: LiveRequest) -> None:
+        self._engine.drop(live.id)
+
+    def _extend(self, live: LiveRequest, tokens: int) -> None:
+        self._engine.extend(live.id, tokens)
 
     def _admit_waiting(self, step: int, budget: int, scheduled: list[tuple[LiveRequest, int]]) -> None:
         while self._waiting and budget and len(self._running) < self._schedule.max_running:
@@ -258,23 +335,3 @@ class Replay:
             in_flight=0,
             shared_prefix=None if hit is None else hit.shared_prefix,
         )
-
-    def _refuse_for_good(self, step: int, live: LiveRequest) -> None:
-        self._engine.drop(live.id)
-        self._observer.never_fits(step, live)
-
-    def _compute(self, step: int, live: LiveRequest, tokens: int) -> None:
-        """The step's computation of one request, after which it may generate, and finish."""
-        self._engine.advance(live.id, tokens)
-        live.computed += tokens
-        if live.computed < live.tokens:
-            return
-        left = live.arrival.prompt + live.arrival.output - live.tokens
-        if left > self._schedule.decode_tokens:
-            self._engine.extend(live.id, self._schedule.decode_tokens)
-            live.tokens += self._schedule.decode_tokens
-            return
-        self._running.remove(live)
-        self._engine.free(live.id)
-        self._engine.drop(live.id)
-        self._observer.finished(step, live)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import hkv
-from hkv.oracle.replay.diagnosis import REASONS
 from hkv.oracle.replay.record import FINISHED, NEVER_FITS, TOO_LONG, RequestRecord
 from hkv.oracle.replay.run import Outcome
 from hkv.spec import LayerSpec
@@ -33,7 +32,7 @@ def totals(outcome: Outcome) -> dict[str, Any]:
     prompt = sum(request.prompt for request in admitted)
     hit = sum(request.hit for request in admitted)
     in_use = sorted(steps.in_use)
-    return {
+    found: dict[str, Any] = {
         "requests": len(requests),
         "finished": outcomes[FINISHED],
         "never_fit": outcomes[NEVER_FITS],
@@ -47,7 +46,7 @@ def totals(outcome: Outcome) -> dict[str, Any]:
         "recovered_tokens": sum(request.recovered for request in requests),
         "put_off": sum(steps.put_off),
         "evictions": outcome.evictions,
-        "blocks": outcome.config.num_blocks - 1,
+        "blocks": outcome.blocks,
         "blocks_in_use_median": in_use[len(in_use) // 2] if in_use else 0,
         "blocks_in_use_peak": in_use[-1] if in_use else 0,
         "running_peak": max(steps.running, default=0),
@@ -57,6 +56,11 @@ def totals(outcome: Outcome) -> dict[str, Any]:
         "steps_with_work": len(steps.step),
         "seconds": outcome.seconds,
     }
+    if outcome.verdicts is not None:
+        found["verdicts"] = outcome.verdicts
+        found["blocks_cached_peak"] = outcome.cached_peak
+        found["blocks_not_cached_twice"] = outcome.duplicates
+    return found
 
 
 def groups(outcome: Outcome) -> list[dict[str, Any]]:
@@ -66,8 +70,8 @@ def groups(outcome: Outcome) -> list[dict[str, Any]]:
         {
             "group": group_name(group.spec),
             "layers": list(group.layers),
-            "eagle": index in outcome.config.eagle_group_ids,
-            "reasons": None if counters is None else {reason: counters[index][reason] for reason in REASONS},
+            "eagle": index in outcome.eagle_groups,
+            "reasons": None if counters is None else {reason: counters[index][reason] for reason in outcome.reasons},
         }
         for index, group in enumerate(outcome.config.topology.groups)
     ]

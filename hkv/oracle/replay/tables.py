@@ -9,7 +9,6 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from hkv.oracle.replay import summary
-from hkv.oracle.replay.diagnosis import REASONS
 from hkv.oracle.replay.run import Outcome
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -33,7 +32,7 @@ def _totals(outcome: Outcome, engine: str) -> Table:
     table.add_column("what")
     table.add_column("value", justify="right")
     table.add_column("remark")
-    rows = [
+    rows: list[tuple[str, Any, str]] = [
         ("requests", totals["requests"], f"{totals['finished']:,} finished"),
         ("prompt tokens", totals["prompt_tokens"], ""),
         ("hit tokens", totals["hit_tokens"], ""),
@@ -45,15 +44,40 @@ def _totals(outcome: Outcome, engine: str) -> Table:
         ("admissions put off", totals["put_off"], "steps in which the first waiting request did not fit"),
         ("preemptions", totals["preemptions"], _recovery(totals["recovered_tokens"], totals["recomputed_tokens"])),
         ("refused: never fits", totals["never_fit"], "too large for the whole pool"),
-        ("refused: too long", totals["too_long"], f"over {outcome.config.max_model_len:,} tokens"),
+        ("refused: too long", totals["too_long"], f"over {outcome.max_model_len:,} tokens"),
         ("running, peak", totals["running_peak"], "requests"),
         ("waiting, peak", totals["waiting_peak"], f"requests; {totals['wait_steps_median']:,} steps wait, median"),
         ("steps", totals["steps_with_work"], f"with work, of {totals['steps']:,}"),
         ("wall time", f"{totals['seconds']:.1f} s", f"engine {engine}"),
     ]
+    rows[7:7] = _of_rtp(totals, engine)
     for what, value, remark in rows:
         table.add_row(what, f"{value:,}" if isinstance(value, int) else value, remark)
     return table
+
+
+def _of_rtp(totals: Mapping[str, Any], engine: str) -> list[tuple[str, Any, str]]:
+    """What only a replay under RTP-LLM's rules tells."""
+    if "verdicts" not in totals:
+        return []
+    told = {
+        name: ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(counts.items())) or "none"
+        for name, counts in totals["verdicts"].items()
+    }
+    return [
+        (
+            "blocks cached, peak",
+            _or_unavailable(totals["blocks_cached_peak"], engine),
+            "held by the cache, in use or not",
+        ),
+        (
+            "not cached twice",
+            _or_unavailable(totals["blocks_not_cached_twice"], engine),
+            "blocks whose key had another",
+        ),
+        ("allocations, admission", sum(totals["verdicts"]["admission"].values()), told["admission"]),
+        ("allocations, growth", sum(totals["verdicts"]["growth"].values()), told["growth"]),
+    ]
 
 
 def _or_unavailable(value: int | None, engine: str) -> int | str:
@@ -72,7 +96,7 @@ def _reasons(outcome: Outcome, engine: str) -> RenderableType:
     table.add_column("reason")
     for group in groups:
         table.add_column(_heading(group), justify="right")
-    for reason in REASONS:
+    for reason in outcome.reasons:
         counts = [group["reasons"][reason] for group in groups]
         if any(counts):
             table.add_row(reason, *(f"{count:,}" for count in counts))
@@ -89,8 +113,8 @@ def _occupancy(outcome: Outcome, width: int = 60) -> str:
     steps = outcome.recorder.steps
     if not steps.step:
         return "Blocks in use over time: no step had work\n"
-    line = sparkline(over_time(steps.step, steps.in_use, outcome.steps, width), outcome.config.num_blocks - 1)
-    return f"Blocks in use over time, of {outcome.config.num_blocks - 1:,}:\n{line}\n"
+    line = sparkline(over_time(steps.step, steps.in_use, outcome.steps, width), outcome.blocks)
+    return f"Blocks in use over time, of {outcome.blocks:,}:\n{line}\n"
 
 
 def over_time(steps: Sequence[int], values: Sequence[int], end: int, bins: int) -> list[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from hkv.oracle.engine import Failure, failure_of
-from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpOp
+from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpHeader, RtpOp
 
 
 @runtime_checkable
@@ -15,6 +16,32 @@ class RtpEngine(Protocol):
     def perform(self, operation: RtpOp) -> RtpAnswer:
         """Perform one operation and answer it, with the operation's `answer_type`; None where that is None."""
         ...
+
+
+@runtime_checkable
+class KeyedRtpEngine(RtpEngine, Protocol):
+    """An engine that also takes requests whose prefix keys are known beforehand, as a request trace gives them."""
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int) -> None:
+        """A request of one sequence arrives whose prompt has `num_tokens` tokens, unnamed.
+
+        `keys[i]`, a non-negative int, identifies the first `(i + 1) * block_size` tokens of the request, in the whole
+        of its life: equal keys mean equal tokens from 0 on. Keys beyond the tokens it has so far are not used.
+        `reserve` is that of `request`.
+        """
+        ...
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens, unnamed, are appended to a keyed request."""
+        ...
+
+    def num_available(self) -> int:
+        """Blocks that no request and no connector holds, over all pools: free ones, and those only the cache holds."""
+        ...
+
+
+RtpEngineFactory = Callable[[RtpHeader], RtpEngine]
+"""Makes an engine, empty, of a header's configuration; raises `hkv.errors.ConfigError` for one it cannot represent."""
 
 
 def attempt_rtp(engine: object, operation: RtpOp) -> RtpAnswer | Failure:

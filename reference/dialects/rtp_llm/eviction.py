@@ -84,14 +84,15 @@ def evict_and_free_for_group(cache: SharedBlockCache, group: int, least: int) ->
 
 
 def _by_use(cache: SharedBlockCache, group: int, least: int) -> list[Evicted]:
-    evicted: list[Evicted] = []
-    for key in list(cache.items):
-        if len(evicted) >= least:
+    """Keys that have the group, in order of use; each brings one of its blocks."""
+    chosen: list[int] = []
+    for key in cache.items:
+        if len(chosen) == least:
             break
         item = _item(cache, key)
         if not item.resident and item.has(group):
-            evicted.append(_take(cache, key))
-    return evicted
+            chosen.append(key)
+    return [_take(cache, key) for key in chosen]
 
 
 def _by_chain(cache: SharedBlockCache, tree: PrefixTree, group: int, least: int) -> list[Evicted]:
@@ -137,6 +138,7 @@ def _take_slot(cache: SharedBlockCache, key: int, group: int) -> Evicted:
     blocks = tuple(block if index == group else NULL for index, block in enumerate(item.blocks))
     item.blocks[group] = NULL
     item.matchable[group] = False
+    cache.evictions += 1
     if item.count == 0:
         cache.remove(key)
     return Evicted(key, blocks, item.namespace, item.dependency)
@@ -149,6 +151,7 @@ def _take_chain(cache: SharedBlockCache, chain: list[Name]) -> list[Evicted]:
 
 def _take(cache: SharedBlockCache, key: int) -> Evicted:
     item = cache.remove(key)
+    cache.evictions += item.count
     return Evicted(key, tuple(item.blocks), item.namespace, item.dependency)
 
 

@@ -24,6 +24,9 @@ ALLOCATORS: dict[str, type[Allocator]] = {
 }
 """The allocator of each dialect."""
 
+PARTIAL = -1
+"""Key of a partly filled block of a request that came with keys; it is never looked for and never entered."""
+
 
 @dataclasses.dataclass
 class Request:
@@ -33,11 +36,13 @@ class Request:
       tokens: the tokens of each sequence.
       lengths: what allocation counts.
       resource: its blocks and keys.
+      given: the keys of its whole blocks, now and later, where they came instead of tokens; else None.
     """
 
     tokens: list[list[int]]
     lengths: Tokens
     resource: BatchResource
+    given: Sequence[int] | None = None
 
 
 class Manager:
@@ -71,6 +76,29 @@ class Manager:
         lengths = Tokens(len(tokens), batch, self.config.block_size, reserve)
         self.requests[id] = Request([list(tokens) for _ in range(batch)], lengths, BatchResource(self.config, batch))
 
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int = 0) -> None:
+        """A request of one sequence arrives of which only its length is known, and what its prefixes are called.
+
+        Args:
+          id: a name that no request has.
+          num_tokens: tokens of its prompt.
+          keys: a non-negative int for each of its whole blocks, now and later; key i names the first i + 1 of them.
+          reserve: tokens to come in a step beyond the next one's.
+        """
+        if id in self.requests:
+            raise OperationError("id", id, "a name that no request has")
+        lengths = Tokens(num_tokens, 1, self.config.block_size, reserve)
+        self.requests[id] = Request([[]], lengths, BatchResource(self.config), keys)
+
+    def extend(self, id: str, tokens: int) -> None:
+        """A request that came with keys has `tokens` more tokens."""
+        request = self._request(id)
+        if request.given is None:
+            raise OperationError("id", id, "a request that came with keys")
+        request.lengths.set_length(request.lengths.seq + tokens)
+        if request.resource.current_blocks == 0:
+            _forget_keys(request)
+
     def malloc(self, id: str, *, reuse: bool = True, device_cache: bool = True) -> MallocResult:
         """Blocks for all tokens that a request has now. A new one may take over cached blocks and prunes nothing.
 
@@ -82,7 +110,9 @@ class Manager:
         request = self._request(id)
         new = request.resource.current_blocks == 0
         for row, tokens in zip(request.resource.rows, request.tokens, strict=True):
-            if not new:
+            if request.given is not None:
+                _set_keys(row, _given_keys(request.given, request.lengths.seq, self.config.block_size, partial=new))
+            elif not new:
                 _set_keys(row, next_keys(RollingKeys(tuple(row.keys), row.aligned), tokens, self.config.block_size))
             elif not row.keys:
                 _set_keys(row, first_keys(tokens, self.config.block_size))
@@ -92,6 +122,8 @@ class Manager:
     def append(self, id: str, tokens: Sequence[Sequence[int]]) -> None:
         """Every sequence of a request gets more tokens, all equally many."""
         request = self._request(id)
+        if request.given is not None:
+            raise OperationError("id", id, "a request that came with tokens")
         if len(tokens) != request.resource.batch or len({len(more) for more in tokens}) != 1:
             raise OperationError("tokens", tokens, f"equally many for each of {request.resource.batch} sequences")
         for known, more in zip(request.tokens, tokens, strict=True):
@@ -113,6 +145,8 @@ class Manager:
     def fork(self, id: str, sources: list[int], *, copy_last: bool = True) -> list[CopyPair] | None:
         """The sequences of a request become those that `sources` names; what to copy, or None when refused."""
         request = self._request(id)
+        if request.given is not None:
+            raise OperationError("id", id, "a request that came with tokens, for its sequences part")
         pairs = self.allocator.update(request.resource, sources, copy_last)
         if pairs is not None and sources:
             request.tokens = [list(request.tokens[source]) for source in sources]
@@ -170,6 +204,14 @@ class Manager:
 def _forget_keys(request: Request) -> None:
     for row in request.resource.rows:
         _set_keys(row, RollingKeys())
+
+
+def _given_keys(given: Sequence[int], tokens: int, block_size: int, *, partial: bool) -> RollingKeys:
+    """The keys of whole blocks, and with `partial` one that nobody else has for a partly filled one."""
+    keys = tuple(given[: tokens // block_size])
+    if partial and tokens % block_size:
+        return RollingKeys((*keys, PARTIAL), False)
+    return RollingKeys(keys, True)
 
 
 def _set_keys(row: Resource, keys: RollingKeys) -> None:

@@ -53,6 +53,10 @@ class SharedBlockCache:
       pools: for each group, the pool it draws from.
       tree: whether eviction follows the prefix tree.
       independent: groups that may lose blocks alone.
+
+    Attributes:
+      version: how often the cache changed, -1 before the first time.
+      evictions: blocks that were evicted so far.
     """
 
     def __init__(self, pools: Sequence[BlockPool], *, tree: bool, independent: frozenset[int] = frozenset()) -> None:
@@ -61,6 +65,7 @@ class SharedBlockCache:
         self.tree = PrefixTree(self._evictable) if tree else None
         self.independent = independent
         self.version = -1
+        self.evictions = 0
 
     def put(
         self,

@@ -1,0 +1,173 @@
+"""Puts a replay under RTP-LLM's rules together: trace, cache, engine, schedule, record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
+from hkv.errors import ConfigError
+from hkv.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.replay.rtp_agreement import RtpLockstep
+from hkv.oracle.replay.rtp_record import REASONS, RtpDiagnosis, RtpMissDiagnosis, RtpRecorder
+from hkv.oracle.replay.rtp_schedule import RtpReplay
+from hkv.oracle.replay.run import REFERENCE, Outcome, Timing, arrivals
+from hkv.oracle.replay.schedule import Schedule
+from hkv.oracle.rtp_llm.configuration import to_rtp_header
+from hkv.oracle.rtp_llm.engine import KeyedRtpEngine
+from hkv.oracle.traces.prefix_keys import PrefixKeys
+from hkv.oracle.traces.reader import TOKENS_PER_ID, read_trace
+from hkv.spec import AttentionSpec, LayerSpec, Mamba, SlidingWindow
+from hkv.topology import Group, Topology
+
+RESERVE_RATIO = 5
+"""Percent of its blocks that RTP-LLM leaves free at a first allocation unless told otherwise."""
+
+
+def rtp_cache(
+    dialect: str,
+    specs: Sequence[LayerSpec],
+    num_blocks: Sequence[int],
+    *,
+    linear_step: int = 1,
+    reserve_ratio: int = RESERVE_RATIO,
+    prefix_tree: bool = False,
+    independent_eviction: bool = False,
+) -> RtpConfig:
+    """The cache that a replay studies under RTP-LLM's rules.
+
+    Attention is a FULL group, a recurrent state a LINEAR one, a window a SWA one with reuse and two blocks at the end,
+    as RTP-LLM's descriptions of state caches have it. One number of blocks serves every pool; the pool of a window
+    then has one for every `linear_step` of them (`CacheConfig::finalizeBlockNums`).
+
+    Args:
+      dialect: one of `hkv.dialects.rtp_llm.config.NAMES`; it must be the one that the groups amount to.
+      specs: one per group.
+      num_blocks: blocks of each pool, block 0 included, or one number.
+      linear_step: blocks between two states kept for reuse.
+      reserve_ratio: percent of the blocks that a first allocation leaves free.
+      prefix_tree: eviction by chains of the prefix tree.
+      independent_eviction: windows may lose blocks alone.
+
+    Raises:
+      HKVError: RTP-LLM has no such group, or forbids the cache.
+    """
+    groups = tuple(
+        Group(tag=f"{spec.short_name}{index}", spec=spec, policy=_policy(index, spec))
+        for index, spec in enumerate(specs)
+    )
+    pools = "independent" if dialect == HYBRID_POOL else "shared"
+    counts = tuple(num_blocks)
+    if pools == "independent" and len(counts) == 1:
+        step = max(1, linear_step)
+        swa = [group.policy.group_type is GroupType.SWA for group in groups]
+        counts = tuple(-(-counts[0] // step) if window else counts[0] for window in swa)
+    config = RtpConfig(
+        topology=Topology(groups, pools=pools),
+        num_blocks=counts,
+        linear_step=linear_step,
+        reserve_blocks=reserve_for_ratio(reserve_ratio, sum(counts) - len(counts)),
+        prefix_tree=prefix_tree,
+        independent_eviction=independent_eviction,
+    )
+    check_replayable(config, dialect)
+    return config
+
+
+def check_replayable(config: RtpConfig, dialect: str) -> None:
+    """Make sure that a configuration is the dialect's and that its hits leave nothing unread.
+
+    Raises:
+      ConfigError: another dialect's, or a window wider than a block, of which RTP-LLM's hits bring the last block only.
+    """
+    if config.name != dialect:
+        groups = len(config.topology.groups)
+        raise ConfigError("dialect", dialect, f"{config.name}, for {groups} group{'s' * (groups > 1)} over these pools")
+    for group in config.topology.groups:
+        if isinstance(group.spec, SlidingWindow) and group.spec.window > group.spec.block_size + 1:
+            expected = f"at most {group.spec.block_size + 1}: RTP-LLM's hits bring one block of a window"
+            raise ConfigError(f"window of group {group.tag}", group.spec.window, expected)
+
+
+def _policy(index: int, spec: LayerSpec) -> GroupPolicy:
+    if isinstance(spec, Mamba):
+        return default_policy(GroupType.LINEAR)
+    if isinstance(spec, SlidingWindow):
+        return GroupPolicy(group_type=GroupType.SWA, evict_policy=EvictPolicy.INDEPENDENT, active_tail_blocks=2)
+    if isinstance(spec, AttentionSpec) and spec.readable(1 << 40).start == 0:
+        return default_policy(GroupType.FULL)
+    raise ConfigError(f"groups[{index}]", spec.kind, "full, mla, swa or mamba under RTP-LLM")
+
+
+def keyed_rtp_engine(name: str, config: RtpConfig) -> KeyedRtpEngine:
+    """An empty engine under RTP-LLM's rules that takes requests by their keys.
+
+    Raises:
+      HKVError: no such engine, a missing package, or an engine that cannot represent the configuration.
+    """
+    make = cast(Callable[[Any], object], engine_factory(name))
+    engine = make(to_rtp_header(config, "replay"))
+    if not isinstance(engine, KeyedRtpEngine):
+        raise ConfigError("engine", name, f"an engine that takes requests by their prefix keys under {config.name}")
+    return engine
+
+
+def rtp_replay(
+    trace: str,
+    config: RtpConfig,
+    schedule: Schedule,
+    timing: Timing,
+    *,
+    engine: str = REFERENCE,
+    caching: bool = True,
+    check: bool = False,
+    tokens_per_id: int = TOKENS_PER_ID,
+    limit: int | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Replays a trace.
+
+    Args:
+      trace: path of the trace.
+      config: the cache.
+      schedule: the numbers that steer the replay; `lookahead` drafts are a reserve of one token more.
+      timing: how time stamps become steps.
+      engine: name of the engine.
+      caching: whether requests reuse and are reused.
+      check: whether the NumPy engine runs beside it and every answer is compared.
+      tokens_per_id: tokens that one of the trace's `hash_ids` stands for.
+      limit: most requests to replay, or None for all.
+      progress: called each time a request has finished or is refused for good.
+
+    Raises:
+      HKVError: the trace, the configuration or the engine cannot be used, or the engine performs a legal operation not.
+      Difference: the engines disagree.
+    """
+    if check and engine == REFERENCE:
+        raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
+    driven = keyed_rtp_engine(engine, config)
+    oracle: object = driven
+    if check:
+        reference = keyed_rtp_engine(REFERENCE, config)
+        driven, oracle = RtpLockstep(driven, reference, (engine, REFERENCE)), reference
+    diagnosis = RtpDiagnosis(config, oracle, caching=caching) if isinstance(oracle, RtpMissDiagnosis) else None
+    recorder = RtpRecorder(config, diagnosis, getattr(oracle, "num_cached", None), progress)
+    keys = PrefixKeys(config.block_size, tokens_per_id)
+    coming = arrivals(read_trace(trace, tokens_per_id, limit), keys, timing)
+    started = time.perf_counter()
+    steps = RtpReplay(driven, config.block_size, caching, schedule, coming, recorder).run()
+    seconds = time.perf_counter() - started
+    return Outcome(
+        config,
+        recorder,
+        steps,
+        getattr(oracle, "evictions", None),
+        seconds,
+        longest=schedule.max_model_len,
+        reasons=REASONS,
+        verdicts={name: dict(counter) for name, counter in recorder.verdicts.items()},
+        cached_peak=recorder.cached_peak,
+        duplicates=getattr(oracle, "duplicates", None),
+    )
