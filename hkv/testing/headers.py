@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hkv.dialects.vllm import config as vllm
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.oracle.oplog import Header
 from hkv.spec import AttentionSpec, LayerSpec, Mamba, spec_from_log
 from hkv.testing.choices import Choices
@@ -56,6 +57,14 @@ def draw_header(choices: Choices, feature: str, version: int = 1) -> Header:
 def derive_partial_hits(specs: list[LayerSpec], hash_block_size: int, context_parallel: int, caching: bool) -> bool:
     """Whether sub-block hits are on (vLLM 0.33 `partial_hash_hits_enabled`, several groups, managers known)."""
     return vllm.default_partial_hits(specs, hash_block_size, context_parallel, caching)
+
+
+def copies_states(config: VllmConfig) -> bool:
+    """Whether blocks may ever be copied: a hit ends inside a block, or a state is kept where its owner goes on."""
+    return config.partial_hits or any(
+        isinstance(spec, Mamba) and spec.cache_mode == "align" and config.block_size(group) > config.hash_block_size
+        for group, spec in enumerate(config.topology.specs if config.caching else ())
+    )
 
 
 def effective_size(spec: LayerSpec, context_parallel: int) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from hkv.oracle import oplog
+from hkv.oracle.configuration import to_config
 from hkv.oracle.oplog import Allocation, Answer, ExtraKeys, Header, Hit, Operation
 from hkv.testing.choices import Choices, RandomChoices
-from hkv.testing.headers import FEATURES, draw_header
+from hkv.testing.headers import FEATURES, copies_states, draw_header
 from hkv.testing.prompts import Prompts, Text
 
 __all__ = ["FEATURES", "Choices", "RandomChoices", "Traffic", "draw_header", "drive"]
@@ -67,6 +68,7 @@ class Traffic:
         self._drafts = choices.pick((0, 1, 2, 3))
         self._mamba = [group for group in header.groups if group["kind"] == "mamba"]
         self._load = choices.integer(20, 80)
+        self._copying = copies_states(to_config(header))
 
     def step(self) -> None:
         """One scheduling step."""
@@ -82,7 +84,7 @@ class Traffic:
                 break
         if choices.chance(6):
             self._evict()
-        if self._header.partial_hits:
+        if self._copying:
             self._perform(oplog.CopiesOp())
         if choices.chance(4):
             self._perform(oplog.ResetOp())

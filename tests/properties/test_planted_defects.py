@@ -62,6 +62,9 @@ DEFECTS = [
     ("eviction order", FEATURES, Pool.release, "self.free.prepend(unknown)", "self.free.append(unknown)"),
     ("eviction order", FEATURES, Kind.free, "reversed(row.blocks)", "row.blocks"),
     ("release", FEATURES, Kind.free, "self.rows.pop(id, None)", "self.rows.get(id)"),
+    ("shadow tags", ["partial"], MambaKind._register_tail, "row.partial = (column, block)", "pass"),
+    ("event index", FEATURES, Pool.drop_keys, "self.events.append(Removed(*key))", "pass"),
+    ("hit admission", FEATURES, MambaKind.new_step, "self.new_keys.clear()", "pass"),
     ("release", FEATURES, Pool.reset, "!= self.num_blocks - 1", "< self.num_blocks // 2"),
 ]
 """The invariant that finds it, what the traffic is about, and the defect."""

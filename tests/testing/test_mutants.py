@@ -111,7 +111,9 @@ def test_a_case_shrinks_to_an_eviction_order_of_a_few_operations():
     verdict = judge(MUTANTS["taken-from-the-back"])
     assert verdict.invariant == "eviction order"
     assert verdict.size <= 3
-    assert all(line.startswith('{"op":') for line in verdict.lines)
+    assert verdict.lines[0].startswith('{"oplog":2')
+    assert all(line.startswith('{"op":') for line in verdict.lines[1:])
+    assert verdict.size == len(verdict.lines) - 1
 
 
 def test_a_change_that_breaks_nothing_survives():

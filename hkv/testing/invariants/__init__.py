@@ -4,7 +4,7 @@ Each check sees one operation with the cache before and after it, and keeps its 
 engine's internals. `Watch` asks them after every operation.
 """
 
-from hkv.testing.invariants import content, hits, pool, queue, rows
+from hkv.testing.invariants import content, event_index, hit_admission, hits, pool, queue, rows, shadow
 from hkv.testing.invariants.invariant import EVERY, INVARIANTS, Invariant
 from hkv.testing.invariants.moment import InvariantError, KeyBook, Moment, Snapshot
 from hkv.testing.invariants.watch import Watch
@@ -19,8 +19,11 @@ __all__ = [
     "Snapshot",
     "Watch",
     "content",
+    "event_index",
+    "hit_admission",
     "hits",
     "pool",
     "queue",
     "rows",
+    "shadow",
 ]

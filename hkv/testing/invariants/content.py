@@ -9,7 +9,7 @@ from hkv.testing.invariants.invariant import invariant
 from hkv.testing.invariants.moment import Moment
 
 
-@invariant("identity")
+@invariant("identity", "B-I6")
 def identity(moment: Moment) -> Iterator[str]:
     """Equal keys mean equal prefixes, and equal prefixes have equal keys.
 
@@ -25,7 +25,7 @@ def identity(moment: Moment) -> Iterator[str]:
             yield f"one prefix of {moment.ledger.length(prefix)} tokens has keys {sorted(keys)}"
 
 
-@invariant("index")
+@invariant("index", "B-I5", "B-I30", "B-I31")
 def index(moment: Moment) -> Iterator[str]:
     """What a key says of a block in a row is what the row's owner has there: its group, its column, its tokens.
 
@@ -47,7 +47,7 @@ def index(moment: Moment) -> Iterator[str]:
                 yield f"block {block} holds the first {tokens} tokens of {id}, but its key is of another prefix"
 
 
-@invariant("key life")
+@invariant("key life", "B-I5")
 def key_life(moment: Moment) -> Iterator[str]:
     """Keys come when blocks are filled and go when blocks are handed out, evicted, filled further or reset; only then.
 

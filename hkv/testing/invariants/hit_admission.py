@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hkv.dialects.vllm.config import NAME, VllmConfig
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.oracle import oplog
 from hkv.spec import Mamba, SlidingWindow
-from hkv.testing.invariants.invariant import EVERY, Invariant
+from hkv.testing.invariants.invariant import remembering
 from hkv.testing.invariants.moment import Moment, Snapshot
 
 
+@remembering("hit admission", "B-I24")
 class HitAdmission:
     """Remembers the last hit and the keys of this step, and counts. One for each run.
 
@@ -24,17 +25,13 @@ class HitAdmission:
         self._found: oplog.Hit | None = None
         self._young: set[tuple[int, str]] = set()
 
-    def invariant(self) -> Invariant:
-        """The check, for a `Watch`."""
-        return Invariant("hit admission", NAME, EVERY, self.check)
-
     def check(self, moment: Moment) -> Iterator[str]:
         """A waiting request is granted blocks if and only if those it needs are free beside those set aside.
 
         It needs a block for each column from the first one that is still read, less the columns of its hit that
         somebody uses already, and one for a hit that ends inside a block. Holds after `allocate` of a waiting request.
         Exceptions: requests that must fit whole; with Mamba groups only refusals are judged, by a bound that no rule
-        can exceed, and not those of a hit on a state of this very step.
+        can exceed, and not those of a hit on a state that got its key, or was moved to a copy, in this very step.
         """
         operation, answer = moment.operation, moment.answer
         if isinstance(operation, oplog.StepOp):
@@ -45,7 +42,11 @@ class HitAdmission:
             granted = isinstance(answer, oplog.Allocation) and answer.blocks is not None
             if operation.id not in moment.before.rows:
                 yield from self._judge(moment, operation, granted)
-        self._young |= moment.after.entries - moment.before.entries
+        self._young |= {
+            (group, key)
+            for block, (group, tokens, key) in moment.after.cached.items()
+            if moment.before.cached.get(block) != (group, tokens, key)
+        }
 
     def _judge(self, moment: Moment, operation: oplog.AllocateOp, granted: bool) -> Iterator[str]:
         before = moment.before

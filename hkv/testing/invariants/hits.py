@@ -12,7 +12,7 @@ from hkv.testing.invariants.moment import Moment
 from reference.hits import hit_alignment, longest_hit_by_definition
 
 
-@invariant("soundness", after=(LookupOp,))
+@invariant("soundness", "B-I8", after=(LookupOp,))
 def soundness(moment: Moment) -> Iterator[str]:
     """At a hit of h tokens every group can resume: what the query at h reads is in blocks that hold this very prefix.
 
@@ -52,7 +52,7 @@ def _wrong(moment: Moment, group: int, column: int, end: int, exactly: bool) -> 
     return ""
 
 
-@invariant("maximality", after=(LookupOp,))
+@invariant("maximality", "B-I9", after=(LookupOp,))
 def maximality(moment: Moment) -> Iterator[str]:
     """No longer hit exists: the definition of a hit, tried at every length, finds none.
 
@@ -71,7 +71,7 @@ def maximality(moment: Moment) -> Iterator[str]:
         yield f"{best} tokens can be resumed from, {answer.hit} were found"
 
 
-@invariant("draft margin", after=(LookupOp,))
+@invariant("draft margin", "B-I12", after=(LookupOp,))
 def draft_margin(moment: Moment) -> Iterator[str]:
     """An EAGLE group at a hit of h tokens also holds the unit after h, which the hit gives up; others need not.
 
@@ -94,7 +94,7 @@ def _definition(moment: Moment, id: str, num_tokens: int) -> int:
     return longest_hit_by_definition(moment.config, lambda group, end: moment.has_entry(id, group, end), num_tokens)
 
 
-@invariant("consistency", after=(LookupOp,))
+@invariant("consistency", "B-I10", after=(LookupOp,))
 def consistency(moment: Moment) -> Iterator[str]:
     """A hit is aligned, leaves a token to compute, and comes with exactly the columns it covers in every group.
 
@@ -119,7 +119,7 @@ def consistency(moment: Moment) -> Iterator[str]:
             yield f"a hit of {answer.hit} tokens comes with {len(row)} columns of group {group}, not {columns}"
 
 
-@invariant("monotonicity", after=(AllocateOp, CommitOp))
+@invariant("monotonicity", "B-I11", after=(AllocateOp, CommitOp))
 def monotonicity(moment: Moment) -> Iterator[str]:
     """Filling the cache lowers nobody's hit, as long as nothing loses a key.
 

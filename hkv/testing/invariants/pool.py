@@ -6,12 +6,12 @@ import collections
 from collections.abc import Iterator
 
 from hkv.oracle import oplog
-from hkv.spec import Mamba
+from hkv.testing.headers import copies_states
 from hkv.testing.invariants.invariant import invariant
 from hkv.testing.invariants.moment import Moment
 
 
-@invariant("conservation")
+@invariant("conservation", "B-I1")
 def conservation(moment: Moment) -> Iterator[str]:
     """Free and referenced blocks are all blocks but the null block, each in one of the two states, queued once.
 
@@ -32,7 +32,7 @@ def conservation(moment: Moment) -> Iterator[str]:
         yield f"blocks {sorted(missing)} are neither free nor referenced"
 
 
-@invariant("references")
+@invariant("references", "B-I2")
 def references(moment: Moment) -> Iterator[str]:
     """A block has one reference for each place in a row, and one for each end of a pending copy.
 
@@ -42,9 +42,7 @@ def references(moment: Moment) -> Iterator[str]:
     has one reference and no place, the target two and one. After `copies` the counts agree, and what it drained is what
     had been too many. That the cache makes no hits inside blocks does not help: an owner's copy may be made even so.
     """
-    config = moment.config
-    specs = enumerate(config.topology.specs)
-    copying = any(isinstance(spec, Mamba) and config.block_size(i) > config.hash_block_size for i, spec in specs)
+    copying = copies_states(moment.config)
     spare = moment.after.spare()
     if any(count < 0 for count in spare.values()):
         yield f"rows name blocks more often than they are referenced: {spare}"
@@ -56,7 +54,7 @@ def references(moment: Moment) -> Iterator[str]:
             yield f"copies {moment.answer} held {dict(ends)}, but {moment.before.spare()} was too many"
 
 
-@invariant("ownership")
+@invariant("ownership", "B-I3")
 def ownership(moment: Moment) -> Iterator[str]:
     """A block that several places name is the same filled block of the same prefix: same group, same column.
 
@@ -74,7 +72,7 @@ def ownership(moment: Moment) -> Iterator[str]:
             yield f"block {block} is shared by requests whose first {end} tokens differ: {owners}"
 
 
-@invariant("null block")
+@invariant("null block", "B-I4")
 def null_block(moment: Moment) -> Iterator[str]:
     """Block 0 is never queued, referenced, cached or copied, and stands only where a group has no use for a block.
 

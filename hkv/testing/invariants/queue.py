@@ -15,7 +15,7 @@ RESTING = KEEPING + OTHERS
 """Operations that hand out and take back no block."""
 
 
-@invariant("eviction order")
+@invariant("eviction order", "B-I33")
 def eviction_order(moment: Moment) -> Iterator[str]:
     """Blocks are handed out from the front; blocks without a key come back to the front, cached ones to the back.
 
@@ -87,7 +87,7 @@ def _released(before: Snapshot, queue: Iterable[int], id: str, rows: Iterable[It
     return order
 
 
-@invariant("release", after=(oplog.FreeOp, oplog.DropOp, oplog.ResetOp))
+@invariant("release", "B-I32", after=(oplog.FreeOp, oplog.DropOp, oplog.ResetOp))
 def release(moment: Moment) -> Iterator[str]:
     """Whoever leaves leaves nothing but cached blocks: no row, no reference, no change to anybody else.
 

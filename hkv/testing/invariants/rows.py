@@ -10,7 +10,7 @@ from hkv.testing.invariants.invariant import invariant
 from hkv.testing.invariants.moment import Moment
 
 
-@invariant("retirement", after=(AllocateOp,))
+@invariant("retirement", "B-I14", after=(AllocateOp,))
 def retirement(moment: Moment) -> Iterator[str]:
     """A block has left the row if and only if no token still to be processed can read it.
 
@@ -37,7 +37,7 @@ def retirement(moment: Moment) -> Iterator[str]:
             yield f"group {group} has lost a block of {row[outgrown:]}, though tokens from {first} on are read"
 
 
-@invariant("room", after=(AllocateOp,))
+@invariant("room", "B-I12", "B-I16", after=(AllocateOp,))
 def room(moment: Moment) -> Iterator[str]:
     """A row has exactly the columns for the most tokens it was granted, look-ahead for drafts included.
 
@@ -64,7 +64,7 @@ def room(moment: Moment) -> Iterator[str]:
             yield f"group {group} has {len(row)} columns for {record.slots} tokens, not {columns}"
 
 
-@invariant("admission", after=(AllocateOp,))
+@invariant("admission", "B-I24", after=(AllocateOp,))
 def admission(moment: Moment) -> Iterator[str]:
     """A refusal takes nothing, only what does not fit is refused, and a grant leaves free what was to stay free.
 

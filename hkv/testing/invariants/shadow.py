@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterator
 
-from hkv.dialects.vllm.config import NAME, VllmConfig
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.oracle import oplog
-from hkv.spec import Mamba
-from hkv.testing.invariants.invariant import EVERY, Invariant
+from hkv.spec import ChunkedLocal, LayerSpec, Mamba
+from hkv.testing.headers import copies_states
+from hkv.testing.invariants.invariant import remembering
 from hkv.testing.invariants.moment import Moment, Snapshot
 from hkv.testing.ledger import RequestRecord
 
@@ -41,6 +42,7 @@ class Computation:
     main: int
 
 
+@remembering("shadow tags", "B-I7", "B-I15", "B-I17")
 class Shadow:
     """The content of every block, as operations of an engine leave it. One for each run.
 
@@ -50,6 +52,7 @@ class Shadow:
 
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
+        self._copying = copies_states(config)
         self._names: dict[Hashable, int] = {}
         self._prefixes: dict[str, list[int]] = {}
         self._blocks: dict[int, dict[int, int]] = {}
@@ -57,10 +60,6 @@ class Shadow:
         self._fresh: set[str] = set()
         self._pending: list[Computation] = []
         self._young: set[int] = set()
-
-    def invariant(self) -> Invariant:
-        """The check, for a `Watch`."""
-        return Invariant("shadow tags", NAME, EVERY, self.check)
 
     def check(self, moment: Moment) -> Iterator[str]:
         """A warm read returns what a cold run stores: nothing stale, nothing of others, no poison.
@@ -70,7 +69,8 @@ class Shadow:
         step. What a block held is gone when it is handed out, or free without a key. Exceptions: rows of `opaque`
         groups, which are never shared; Mamba rows without caching (`none`); a state among rejected drafts, whose column
         the engine leaves null; a chunk that starts inside a Mamba block and goes beyond it, where a scheduler would
-        have ended it: the state at the block's end counts as written.
+        have ended it: the state at the block's end counts as written; chunks of attention that do not start at blocks
+        (`CHUNK_OFF_GRID`) may begin with a hit's null column.
         """
         operation = moment.operation
         if self._is_due(operation):
@@ -101,7 +101,7 @@ class Shadow:
     def _is_due(self, operation: oplog.Operation) -> bool:
         if not self._pending or isinstance(operation, oplog.AppendOp):
             return False
-        if self._config.partial_hits:
+        if self._copying:
             return isinstance(operation, oplog.CopiesOp | oplog.StepOp | oplog.FreeOp | oplog.ResetOp)
         return True
 
@@ -178,7 +178,7 @@ class Shadow:
             column = position // size
             block = row[column] if column < len(row) else 0
             found = self._blocks.get(block, {}).get(position % size) if block else None
-            if found != names[position]:
+            if found != names[position] and (block or not _off_grid(spec)):
                 yield f"{work.id} reads token {position} of group {group} in block {block}, {self._what(found, block)}"
         for position in range(work.start, end):
             column = position // size
@@ -239,3 +239,7 @@ class Shadow:
             content = (parent, record.tokens[position], identity, starts.get(position), embed)
             names.append(self._names.setdefault(content, len(self._names)))
         return names
+
+
+def _off_grid(spec: LayerSpec) -> bool:
+    return isinstance(spec, ChunkedLocal) and spec.chunk % spec.block_size != 0

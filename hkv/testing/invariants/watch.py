@@ -31,7 +31,8 @@ class Watch:
     def __init__(self, engine: Engine, header: Header, invariants: Iterable[Invariant] | None = None) -> None:
         self._engine = engine
         self._config = to_config(header)
-        self._invariants = tuple(INVARIANTS.values() if invariants is None else invariants)
+        chosen = INVARIANTS.values() if invariants is None else invariants
+        self._invariants = tuple(invariant.begin(self._config) for invariant in chosen)
         self._probes = any(invariant.name == "monotonicity" for invariant in self._invariants)
         self._book = KeyBook()
         self._state = Snapshot(engine.state())

@@ -1,15 +1,26 @@
 """The suites that judge code, alone: seeded examples, named invariants, no second implementation to compare with."""
 
-from hkv.testing.suites import alone, cached_sets, checkpoints, chunking, keys, pages, plans, resend, slots, transfers
-from hkv.testing.suites.comeback import ComebackSuite
+from hkv.testing.suites import (
+    alone,
+    cached_sets,
+    checkpoints,
+    chunking,
+    comeback,
+    keys,
+    pages,
+    plans,
+    resend,
+    slots,
+    traffic,
+    transfers,
+)
 from hkv.testing.suites.suite import CaseCheck, CaseSuite, Failure, Suite
-from hkv.testing.suites.traffic import TrafficSuite
 
 __all__ = ["SUITES", "CaseCheck", "CaseSuite", "Failure", "Suite"]
 
 _EVERY: tuple[Suite, ...] = (
-    TrafficSuite(),
-    ComebackSuite(),
+    traffic.SUITE,
+    comeback.SUITE,
     cached_sets.SUITE,
     resend.SUITE,
     alone.SUITE,

@@ -2,58 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from hkv.errors import EngineFailure
 from hkv.oracle import oplog
-from hkv.oracle.oplog import Allocation, Header, Hit
+from hkv.oracle.configuration import to_config
+from hkv.oracle.oplog import Allocation, Answer, Header, Hit, Operation
 from hkv.spec import spec_from_log
 from hkv.testing.choices import Choices, RandomChoices
-from hkv.testing.headers import FEATURES, draw_header, effective_size
-from hkv.testing.invariants import InvariantError
-from hkv.testing.suites.suite import Failure, failure_of
-from hkv.testing.suites.traffic import Run, describe_all, shrink
+from hkv.testing.headers import FEATURES, copies_states, draw_header, effective_size
+from hkv.testing.suites.history import HistorySuite
+from hkv.testing.suites.watched import WATCHED
+
+Perform = Callable[[Operation], Answer]
 
 
-@dataclasses.dataclass(frozen=True)
-class ComebackSuite:
+def begin(choices: RandomChoices, topic: str) -> tuple[Header, Callable[[Perform], None]]:
     """Two prompts take turns in a pool of about the size of one and a half of them."""
+    header = draw_header(choices, topic, version=2)
+    longest = max(2, min(48, header.max_model_len - 2))
+    prompts = [[choices.integer(0, 1) for _ in range(choices.integer(longest // 3, longest))] for _ in range(2)]
+    header = msgspec.structs.replace(header, num_blocks=_pool(choices, header, max(map(len, prompts))))
 
-    name: str = "comeback"
-    about: str = "the reference manager when two prompts take turns in a pool that hardly holds both"
-    topics: tuple[str, ...] = FEATURES
-    pace: int = 3
+    def play(perform: Perform) -> None:
+        turns = Turns(header, choices, perform)
+        for number in range(6):
+            turns.take(f"r{number}", prompts[number % 2])
 
-    def run(self, seed: int, topics: Sequence[str] = ()) -> Failure | None:
-        """Runs one example; None when every invariant holds."""
-        found = self._play(seed, topics)
-        return None if found is None else found[1]
-
-    def _play(self, seed: int, topics: Sequence[str]) -> tuple[Run, Failure] | None:
-        topics = topics or self.topics
-        choices = RandomChoices(seed)
-        header = draw_header(choices, topics[seed % len(topics)], version=2)
-        longest = max(2, min(48, header.max_model_len - 2))
-        prompts = [[choices.integer(0, 1) for _ in range(choices.integer(longest // 3, longest))] for _ in range(2)]
-        header = msgspec.structs.replace(header, num_blocks=_pool(choices, header, max(map(len, prompts))))
-        run = Run(header)
-        try:
-            turns = Turns(run, choices)
-            for number in range(6):
-                turns.take(f"r{number}", prompts[0 if number % 2 == 0 else 1])
-        except InvariantError as error:
-            return run, failure_of(error, len(run.operations), describe_all(run.operations))
-        except EngineFailure:
-            return None
-        return None
-
-    def shrink(self, seed: int, failure: Failure, topics: Sequence[str] = ()) -> Failure:
-        """Leaves out operations and shortens prompts for as long as the same invariant breaks."""
-        played = self._play(seed, topics)
-        return failure if played is None else shrink(played[0].header, played[0].operations, played[1])
+    return header, play
 
 
 def _pool(choices: Choices, header: Header, tokens: int) -> int:
@@ -67,19 +44,22 @@ class Turns:
     """One request at a time, now and then two.
 
     Args:
-      run: performs the operations.
+      header: the configuration.
       choices: where decisions come from.
+      perform: performs one operation and returns the answer.
     """
 
-    def __init__(self, run: Run, choices: Choices) -> None:
-        self._run = run
+    def __init__(self, header: Header, choices: Choices, perform: Perform) -> None:
+        self._header = header
         self._choices = choices
+        self._perform = perform
         self._kept: str | None = None
-        self._recurrent = any(group["kind"] == "mamba" for group in run.header.groups)
+        self._copying = copies_states(to_config(header))
+        self._recurrent = any(group["kind"] == "mamba" for group in header.groups)
 
     def take(self, id: str, prompt: Sequence[int]) -> None:
         """One prompt, or a part of it, from its arrival to its end."""
-        choices, perform = self._choices, self._run.perform
+        choices, perform = self._choices, self._perform
         length = len(prompt) if choices.chance(60) else choices.integer(1, len(prompt))
         perform(oplog.StepOp())
         perform(oplog.RequestOp(id=id, tokens=list(prompt[:length])))
@@ -110,19 +90,29 @@ class Turns:
             perform(oplog.FreeOp(id=id))
 
     def _external(self, hit: int, length: int) -> int:
-        unit = self._run.header.scheduler_block_size
+        unit = self._header.scheduler_block_size
         most = (length - 1) // unit * unit - hit
-        if self._run.header.feature != "external" or self._recurrent or most < unit or self._choices.chance(30):
+        if self._header.feature != "external" or self._recurrent or most < unit or self._choices.chance(30):
             return 0
         return unit * self._choices.integer(1, most // unit)
 
     def _allocate(self, id: str, new: int, hit: int, external: int) -> bool:
         plain = {"lookahead": 0, "delay": False, "must_fit": False, "reserved": 0, "in_flight": 0}
-        answer = self._run.perform(oplog.AllocateOp(id=id, new=new, hit=hit, external=external, **plain))
+        answer = self._perform(oplog.AllocateOp(id=id, new=new, hit=hit, external=external, **plain))
         assert isinstance(answer, Allocation)
         return answer.blocks is not None
 
     def _settle(self) -> None:
-        if self._run.header.partial_hits:
-            self._run.perform(oplog.CopiesOp())
-        self._run.perform(oplog.EventsOp())
+        if self._copying:
+            self._perform(oplog.CopiesOp())
+        self._perform(oplog.EventsOp())
+
+
+SUITE = HistorySuite(
+    "comeback",
+    "the reference manager when two prompts take turns in a pool that hardly holds both",
+    FEATURES,
+    WATCHED,
+    begin,
+    pace=3,
+)

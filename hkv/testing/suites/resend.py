@@ -31,7 +31,7 @@ class Resend:
       other: tokens of the one between.
       kept: tokens of the first prompt with which the last one begins.
       suffix: tokens of the last one after those.
-      chunk: tokens of one step; a multiple of `scheduler_block_size`.
+      chunk: tokens of one step; a multiple of `scheduler_block_size`, and equal to it where there are recurrent groups.
     """
 
     header: Header
@@ -82,12 +82,16 @@ class Resend:
         return max(0, boundary - drop)
 
     def _dropped_units(self) -> int:
-        """Units that the drop costs: two where states cannot be peeked at, or a short window meets other tokens."""
+        """Units that the drop costs: two where states cannot be peeked at, or a short window is looked up last.
+
+        Another text, or a second group of longer blocks, shortens the candidate before the window drops.
+        """
         if not (self.header.eagle or self.header.eagle_groups):
             return 0
         short = Cause.SHORT_PREFIX_DROP in causes(to_config(self.header), len(self.again))
         recurrent = any(group["kind"] == "mamba" for group in self.header.groups)
-        return 2 if recurrent or (short and self.suffix) else 1
+        others = {str(group) for group in self.header.groups if group["kind"] != "opaque"}
+        return 2 if recurrent or (short and (self.suffix or len(others) > 2)) else 1
 
     def __str__(self) -> str:
         groups = "; ".join(" ".join(f"{k}={v}" for k, v in group.items()) for group in self.header.groups)
@@ -110,12 +114,16 @@ def draw_resend(choices: Choices) -> Resend:
     length = max(1, min(most, unit * choices.integer(1, 4) + choices.integer(-1, 1)))
     if choices.chance(30):
         length = choices.integer(1, most)
-    prompt = tuple(choices.integer(0, 4) for _ in range(length))
-    other = tuple(5 + choices.integer(0, 3) for _ in range(choices.integer(0, most)))
     kept = length if choices.chance(70) else choices.integer(0, length)
     suffix = choices.pick((0, 1, unit, unit + 1)) if kept else 1
     suffix = min(suffix, header.max_model_len - kept)
-    return Resend(header, prompt, other, kept, suffix, unit)
+    # A step leaves one state behind, that of its end.
+    recurrent = any(group["kind"] == "mamba" for group in header.groups)
+    chunk = unit * (1 if recurrent else choices.pick((4, 1, 1, 2)))
+    between = choices.integer(0, most)
+    prompt = tuple(choices.integer(0, 4) for _ in range(length))
+    other = tuple(5 + choices.integer(0, 3) for _ in range(between))
+    return Resend(header, prompt, other, kept, suffix, chunk)
 
 
 def _cached(group: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from hkv.testing.choices import RandomChoices
-from hkv.testing.invariants import InvariantError
 
 Case = TypeVar("Case")
 
@@ -136,13 +135,14 @@ class CaseSuite(Generic[Case]):
         return None
 
     def shrink(self, seed: int, failure: Failure, topics: Sequence[str] = ()) -> Failure:
-        """Lowers the decisions that made the case, one after the other, for as long as the same check fails."""
+        """Lowers the decisions that made the case, many at once and then one by one, while the same check fails."""
         first = Recorded(RandomChoices(seed))
         total = failure.invariant == TOTALITY
         checks = [check for check in self.checks if total or check.name == failure.invariant]
         best = self._judge(first, checks) or failure
         made = list(first.made)
         for _ in range(PASSES):
+            before = list(made)
             for position in range(len(made)):
                 for changed in _simpler(made, position):
                     trial = Recorded(None, changed)
@@ -150,19 +150,31 @@ class CaseSuite(Generic[Case]):
                         found = self._judge(trial, checks)
                     except Exception:
                         continue
-                    if found is not None and found.size <= best.size:
+                    if found is not None and found.size <= best.size and _weight(trial.made) < _weight(made):
                         best, made = found, list(trial.made)
                         break
+            if made == before:
+                break
         return best
 
 
 def _simpler(made: Sequence[int], position: int) -> Iterator[list[int]]:
-    """Decisions without one of them, or with a smaller value for it, the smallest first."""
+    """Decisions without some or one of them, or with a smaller value for one, the smallest first."""
     if position >= len(made):
         return
-    yield [*made[:position], *made[position + 1 :]]
+    before, after = made[:position], made[position + 1 :]
+    for count in (len(after), 16, 4):
+        if 0 < count <= len(after) and any(after[:count]):
+            yield [*before, made[position], *[0] * count, *after[count:]]
+        yield [*before, *after[count:]]
+    yield [*before, *after]
     for value in sorted({0, made[position] // 2, made[position] - 1}) if made[position] else ():
-        yield [*made[:position], value, *made[position + 1 :]]
+        yield [*before, value, *after]
+
+
+def _weight(made: Sequence[int]) -> tuple[int, int]:
+    """How far decisions are from the simplest ones: none at all, and then zeros."""
+    return len(made), sum(made)
 
 
 class Recorded:
@@ -196,8 +208,3 @@ class Recorded:
     def pick(self, sequence: Sequence[Any]) -> Any:
         """One element of a sequence."""
         return sequence[self.integer(0, len(sequence) - 1)]
-
-
-def failure_of(error: InvariantError, size: int, lines: Sequence[str]) -> Failure:
-    """What an invariant's error says, as a `Failure`."""
-    return Failure(error.name, error.problem, size, tuple(lines))
