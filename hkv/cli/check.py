@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.bugs import check_bugs
+from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import timeout_option
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
@@ -25,7 +25,7 @@ from hkv.oracle.rtp_llm.log_file import read_any_log
 @click.command("check")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path())
 @click.option("--engine", default="numpy", show_default=True, help=f"Which engine to hold against, one of: {FORMS}.")
-@click.option("--bugs", default="", metavar="NAMES", help="Upstream defects to reproduce, by name, comma-separated.")
+@bugs_option
 @click.option("--coverage", is_flag=True, help="Print which of vLLM's rules the logs exercised, and how often.")
 @timeout_option
 @json_option
@@ -49,8 +49,7 @@ def command(
 
     Example: hkv check tests/data/oplogs --engine numpy --coverage
     """
-    names = [name.strip() for name in bugs.split(",") if name.strip()]
-    check_bugs(frozenset(names))
+    names = bugs_of(bugs)
     factory = engine_factory(engine, timeout)
     paths = find_logs(logs)
     differences: list[Difference] = []

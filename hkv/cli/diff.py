@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import ids_option, only_of, only_options, timeout_option
 from hkv.cli.failing_case import print_case
 from hkv.cli.json_output import json_option, write_json
@@ -41,6 +42,7 @@ from hkv.testing.traffic import FEATURES
 @click.option("--version", type=click.IntRange(1, 2), help="Version of the log format. [default: both in turn]")
 @click.option("--steps", default=16, show_default=True, type=click.IntRange(1), help="Scheduling steps a seed.")
 @ids_option
+@bugs_option
 @click.option("--shrink/--no-shrink", default=True, show_default=True, help="Make the failing case small.")
 @click.option("--save", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the log of a difference.")
 @timeout_option
@@ -60,6 +62,7 @@ def command(context: click.Context, engines: str, timeout: float, json_path: str
     tested, right = _engines(engines)
     factories = engine_factory(tested, timeout), engine_factory(right, timeout)
     only = only_of(options["kinds"], options["max_groups"])
+    options["bugs"] = bugs_of(options["bugs"])
     for factory in factories:
         _check_installed(factory, only, options["features"] or FEATURES, options["version"] or 1)
     run = _Run(factories, only, options, json_path != "-")
@@ -127,6 +130,7 @@ class _Run:
                 self._options["steps"],
                 self._options["ids"],
                 self._only,
+                self._options["bugs"],
             )
         except UnsupportedConfigError as error:
             self.unsupported += 1

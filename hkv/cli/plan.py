@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hkv.bugs import check_bugs
+from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.byte_size import parse_bytes
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.plan_tables import print_pools, print_served
@@ -39,7 +39,7 @@ DIALECTS = ("vllm-0.33", "rtp-llm")
 @click.option("--no-hybrid", is_flag=True, help="Cache every layer like full attention.")
 @click.option("--pools", type=click.Choice(["shared", "independent"]), default="shared", show_default=True)
 @click.option("--dialect", type=click.Choice(DIALECTS), default=DIALECTS[0], show_default=True)
-@click.option("--bugs", default="", metavar="NAMES", help="Upstream defects to reproduce, by name, comma-separated.")
+@bugs_option
 @json_option
 def command(
     config: str,
@@ -72,8 +72,7 @@ def command(
 
     Example: hkv plan Qwen3-Next-80B/config.json --memory 80GiB --tp 2 --max-model-len 131072
     """
-    names = frozenset(name.strip() for name in bugs.split(",") if name.strip())
-    check_bugs(names)
+    names = frozenset(bugs_of(bugs))
     budget = parse_bytes(memory)
     reading = {"tensor_parallel": tp, "context_parallel": dcp, "dtype": dtype, "kv_dtype": kv_dtype}
     options = ReadOptions(

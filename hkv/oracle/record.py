@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from hkv.errors import ConfigError
+from hkv.oracle.check import with_bugs
 from hkv.oracle.compare import Mismatch
 from hkv.oracle.engine import EngineFactory, Failure, apply
 from hkv.oracle.oplog import Answer, Header, Operation
@@ -133,6 +135,7 @@ def differ(
     steps: int,
     ids: str = "exact",
     only: Only = ALL,
+    bugs: Sequence[str] = (),
 ) -> tuple[Recording, Disagreement | None]:
     """Drives two engines through the traffic of a seed and compares every answer.
 
@@ -145,6 +148,7 @@ def differ(
       steps: scheduling steps.
       ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
       only: which configurations are drawn.
+      bugs: names of upstream defects that both reproduce, beside those that a configuration names.
 
     Returns:
       What happened, and where they parted, or None if they agreed to the end.
@@ -154,6 +158,7 @@ def differ(
       EngineProcessError, MissingExtraError: one of them cannot start.
     """
     header, choices = draw(feature, seed, version, only)
+    header = with_bugs(header, bugs)
     recording = Recording(header)
     pair = make_pair(tested, right, header, ids)
     if isinstance(pair, Mismatch):

@@ -15,6 +15,7 @@ from hkv.errors import ConfigError
 from hkv.oracle.engines import ENGINES
 from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.oplog import Hit
+from hkv.oracle.record import differ, draw
 
 
 class Optimist(NumpyEngine):
@@ -94,3 +95,16 @@ def test_engine_that_is_missing_is_no_difference() -> None:
     assert isinstance(done.exception, ConfigError)
     assert "vLLM 0.33 to be installed" in str(done.exception)
     assert done.output == ""
+
+
+def test_defects_are_given_to_both_engines() -> None:
+    command = ["--engines", "numpy,numpy", "--seeds", "3", "--feature", "core", "--bugs"]
+    done = CliRunner().invoke(diff.command, [*command, "window-one-never-hits"])
+    assert done.exit_code == 0, done.output
+    header, _ = draw("core", 0, 1)
+    recording, parted = differ(NumpyEngine, NumpyEngine, "core", 0, 1, 2, bugs=("window-one-never-hits",))
+    assert parted is None
+    assert (header.oplog, header.bugs) == (1, [])
+    assert (recording.header.oplog, recording.header.bugs) == (2, ["window-one-never-hits"])
+    with pytest.raises(ConfigError, match="window-one"):
+        CliRunner().invoke(diff.command, [*command, "window-one"], catch_exceptions=False)

@@ -1,0 +1,69 @@
+"""`docs/upstream-bugs.md`: every known defect is told, with something that shows it."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hkv.bugs import BUGS
+from hkv.oracle.check import Difference, check_log
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import read_log
+from tests.oracle.test_installed_vllm import foreign_warnings, needs_vllm
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "upstream-bugs.md").read_text()
+LOGS = sorted((DOCS / "upstream-bugs").glob("*.jsonl"))
+SCRIPTS = ("planning", "chunks")
+
+
+def told_by(script: str) -> str:
+    """The block of the page that shows what a script prints."""
+    found = re.search(rf"<!-- {script} -->\n```\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_every_defect_is_shown_once() -> None:
+    shown = [path.stem for path in LOGS]
+    for script in SCRIPTS:
+        shown += re.findall(r"^([a-z-]+)$", told_by(script), re.MULTILINE)
+    assert sorted(shown) == sorted(BUGS)
+    for path in LOGS:
+        assert f"`{path.stem}`" in PAGE
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_print_what_the_page_says(script: str) -> None:
+    command = [sys.executable, str(DOCS / "upstream-bugs" / f"{script}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == told_by(script)
+    for contract, defect in re.findall(r"contract: (.*)\n  defect:   (.*)", done.stdout):
+        assert contract != defect
+
+
+@pytest.mark.parametrize("path", LOGS, ids=[path.stem for path in LOGS])
+def test_logs_keep_the_contract_and_show_the_defect(path: pathlib.Path) -> None:
+    log = read_log(path)
+    assert len(log.operations) <= 8
+    assert check_log(log, engine_factory("numpy")) is None
+    found = check_log(log, engine_factory("numpy"), [path.stem])
+    assert isinstance(found, Difference)
+    assert found.line == len(log.operations) + 1
+    others = [name for name in BUGS if name != path.stem]
+    assert check_log(log, engine_factory("numpy"), others) is None
+
+
+@pytest.mark.vllm
+@needs_vllm
+@foreign_warnings
+@pytest.mark.parametrize("path", LOGS, ids=[path.stem for path in LOGS])
+def test_vllm_differs_at_the_last_line(path: pathlib.Path) -> None:
+    log = read_log(path)
+    found = check_log(log, engine_factory("vllm"))
+    assert isinstance(found, Difference)
+    assert found.line == len(log.operations) + 1
