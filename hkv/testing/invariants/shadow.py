@@ -33,6 +33,7 @@ class Computation:
       end: token after the last.
       resumed: nothing was computed by this request before, so `start` is where a hit or a load ends.
       main: tokens that the request has room for.
+      rows: its blocks in each group; it may be freed before the step runs.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Computation:
     end: int
     resumed: bool
     main: int
+    rows: list[list[int]]
 
 
 @remembering("shadow tags", "B-I7", "B-I15", "B-I17")
@@ -89,7 +91,8 @@ class Shadow:
                 start = max(self._progress.get(operation.id, 0), record.computed - operation.tokens)
                 if record.computed > start:
                     resumed = operation.id in self._fresh
-                    self._pending.append(Computation(operation.id, start, record.computed, resumed, record.main))
+                    rows = moment.after.rows.get(operation.id, [])
+                    self._pending.append(Computation(operation.id, start, record.computed, resumed, record.main, rows))
                     self._fresh.discard(operation.id)
                     self._progress[operation.id] = record.computed
             case oplog.FreeOp():
@@ -102,7 +105,7 @@ class Shadow:
         if not self._pending or isinstance(operation, oplog.AppendOp):
             return False
         if self._copying:
-            return isinstance(operation, oplog.CopiesOp | oplog.StepOp | oplog.FreeOp | oplog.ResetOp)
+            return isinstance(operation, oplog.CopiesOp | oplog.StepOp | oplog.ResetOp)
         return True
 
     def _grant(self, moment: Moment, operation: oplog.AllocateOp) -> None:
@@ -144,14 +147,15 @@ class Shadow:
         """Runs what was scheduled, each request's copies first."""
         pending, self._pending = self._pending, []
         for computation in pending:
-            rows = moment.before.rows.get(computation.id)
-            if rows is None or computation.id not in moment.ledger.requests:
+            if computation.id not in moment.ledger.requests:
                 continue
-            held = {block for row in rows for block in row}
+            held = {block for row in computation.rows for block in row}
             for copy in [copy for copy in copies if held & set(copy)]:
                 copies.remove(copy)
                 self._copy(*copy)
-            yield from self._compute(moment, computation, rows)
+            problems = list(self._compute(moment, computation))
+            # What a request reads that was freed in this very step goes nowhere; its blocks may be poison by now.
+            yield from problems if computation.id in moment.before.rows else ()
         for copy in copies:
             self._copy(*copy)
 
@@ -160,11 +164,11 @@ class Shadow:
         if source in self._young:
             self._young.add(target)
 
-    def _compute(self, moment: Moment, work: Computation, rows: list[list[int]]) -> Iterator[str]:
+    def _compute(self, moment: Moment, work: Computation) -> Iterator[str]:
         record = moment.ledger.requests[work.id]
         end = min(work.end, len(record.tokens))
         names = self._named(record, end)
-        for group, row in enumerate(rows):
+        for group, row in enumerate(work.rows):
             spec = self._config.topology.groups[group].spec
             if isinstance(spec, Mamba):
                 if spec.cache_mode == "align":
