@@ -1,4 +1,4 @@
-"""Plans carried out on devices: what arrives, bit for bit, and under which tags; and what the compiled code does not do."""
+"""Plans carried out on devices: what arrives, bit for bit, and under which tags; and what is not copied."""
 
 from __future__ import annotations
 
@@ -75,12 +75,16 @@ def by_rank(pools: np.ndarray, data: int = 0) -> dict[tuple[int, int], np.ndarra
     return {rank: pools[data][rank] for rank in np.ndindex(pools.shape[1:3])}
 
 
-@pytest.mark.parametrize("replicas", ["forward", "direct"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [
+        *((name, "forward") for name in CASES),
+        ("heads replicated on both sides", "direct"),
+        ("a latent everywhere", "direct"),
+    ],
+)
 def test_the_target_holds_what_a_cold_one_would(name: str, replicas: str) -> None:
     chosen = CASES[name]
-    if replicas == "direct" and chosen.target.shape.head_replicas * chosen.target.shape.token_replicas == 1:
-        replicas = "forward"
     source, target = apart(chosen)
     have, cold = random_pools(source, 1), random_pools(target, 2)
     layers = range(chosen.source.layout.num_layers)
@@ -113,7 +117,7 @@ def test_one_layer_of_one_replica_in_words() -> None:
 
 
 def test_shadow_tags_say_where_every_slot_came_from() -> None:
-    """Slots carry prefix, position, layer, head and the rank that computed them; blocks of others carry other prefixes."""
+    """Slots carry prefix, position, layer, head and the rank that computed them; other requests' another prefix."""
     spec = FullAttention(block_size=4, num_kv_heads=2, head_size=TAG.size, head_size_v=0, dtype="uint8")
     chosen = case(spec, shape(2, 4, 2, 2), shape(2, 2, 2, 4), range(3, 20))
     source, target = apart(chosen)
