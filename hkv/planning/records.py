@@ -10,33 +10,7 @@ from typing import Any
 from hkv.errors import SpecError
 from hkv.planning.options import PlanOptions
 from hkv.planning.plan import CacheTensor, Plan, PlannedGroup
-from hkv.spec import (
-    ChunkedLocal,
-    FullAttention,
-    HiddenState,
-    KernelPages,
-    LayerSpec,
-    Mamba,
-    MLAAttention,
-    OpaqueState,
-    RequestLimits,
-    SlidingWindow,
-    SlidingWindowMLA,
-)
-
-CLASSES = {
-    cls.__name__: cls
-    for cls in (
-        ChunkedLocal,
-        FullAttention,
-        HiddenState,
-        Mamba,
-        MLAAttention,
-        OpaqueState,
-        SlidingWindow,
-        SlidingWindowMLA,
-    )
-}
+from hkv.spec import CLASSES, KernelPages, LayerSpec, RequestLimits
 
 
 def spec_record(spec: LayerSpec) -> dict[str, Any]:

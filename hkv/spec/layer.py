@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 KINDS: dict[str, type[LayerSpec]] = {}
 """Every kind of layer, by its name in logs. A class enters when its module is imported."""
 
+CLASSES: dict[str, type[LayerSpec]] = {}
+"""Every class of layer, by its own name: the kinds, and those that are managed as another kind is."""
+
 
 class MergeError(SpecError):
     """Layers cannot share one group because a property that a group has once differs between them."""
@@ -77,6 +80,8 @@ class LayerSpec:
         super().__init_subclass__(**kwargs)
         if "kind" in cls.__dict__:
             KINDS[cls.kind] = cls
+        if cls.kind:
+            CLASSES[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         check_positive(self, "block_size")

@@ -5,24 +5,12 @@ from __future__ import annotations
 from hkv.dialects.dialect import Dialect, Rules
 from hkv.dialects.vllm.config import NAME
 from reference.dialects.vllm import coordinator
-from reference.dialects.vllm.kinds.chunked_local import ChunkedLocalKind
-from reference.dialects.vllm.kinds.full_attention import FullAttentionKind
+from reference.dialects.vllm.kinds import all_kinds
 from reference.dialects.vllm.kinds.kind import Kind
-from reference.dialects.vllm.kinds.mamba import MambaKind
-from reference.dialects.vllm.kinds.mla import MLAKind
-from reference.dialects.vllm.kinds.opaque import OpaqueKind
-from reference.dialects.vllm.kinds.sliding_window import SlidingWindowKind
 
 VLLM: Dialect[type[Kind]] = Dialect(
     name=NAME,
-    kinds={
-        "full_attention": FullAttentionKind,
-        "sliding_window": SlidingWindowKind,
-        "chunked_local": ChunkedLocalKind,
-        "mla": MLAKind,
-        "mamba": MambaKind,
-        "opaque": OpaqueKind,
-    },
+    kinds=all_kinds(),
     rules=Rules(
         hit=coordinator.longest_hit,
         admit=coordinator.admit,
