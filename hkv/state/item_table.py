@@ -59,7 +59,7 @@ def fill(
     work, (old,) = peek(present, lambda w: (w.read("items", w.cached(key, group)),), work, ("items",), (1,))
     filled = jnp.asarray(present) & (old == 0)
     work = work.write_if(filled, "items", block, work.cached(key, group))
-    return role_counts.reference(work, filled, pool, block, Role.CACHE), filled
+    return role_counts.reference(work, filled, pool, block, jnp.int32(Role.CACHE)), filled
 
 
 def remove(

@@ -145,6 +145,8 @@ class PooledBuckets:
                 raise ConfigError(field.name, value, "a positive integer")
         if self.pools > self.groups or self.groups > 31:
             raise ConfigError("groups", self.groups, "from the number of pools to 31")
+        if self.row < self.sequences:
+            raise ConfigError("row", self.row, f"at least the {self.sequences} sequences")
         for name, size in (
             ("blocks", self.pools * self.blocks * ROLE_WORDS),
             ("keys", (self.keys + 2) * (ITEM_WORDS + self.groups)),
@@ -270,3 +272,46 @@ def members_of(bitmap: np.ndarray, levels: tuple[int, ...]) -> list[int]:
     """The ids in one pool's bitmap, ascending. Host-only."""
     words = np.ascontiguousarray(np.asarray(bitmap)[: levels[0]]).astype("<i4")
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+
+
+def resized(state: PooledState, buckets: PooledBuckets) -> PooledState:
+    """The same cache with more room, as NumPy arrays. Host-only.
+
+    Args:
+      state: a state of NumPy arrays.
+      buckets: sizes none of which is smaller; as many blocks, groups and pools.
+
+    Raises:
+      ConfigError: a size that is smaller, or that cannot change.
+    """
+    old = state.buckets
+    for name in ("blocks", "groups", "pools"):
+        if getattr(buckets, name) != getattr(old, name):
+            raise ConfigError(name, getattr(buckets, name), f"{getattr(old, name)}, as before")
+    new = empty_pooled(buckets, (1,) * buckets.pools)
+    requests, sequences = old.requests, old.sequences
+    rows, chains, items = np.array(new.rows), np.array(new.chains), np.array(new.items)
+    for name, size in (("requests", requests), ("sequences", sequences), ("row", old.row), ("chain", old.chain)):
+        if getattr(buckets, name) < size:
+            raise ConfigError(name, getattr(buckets, name), f"at least {size}")
+    rows[:requests, :sequences, :, : old.row] = np.asarray(state.rows)[:requests]
+    chains[:requests, :sequences, : old.chain] = np.asarray(state.chains)[:requests]
+    records = np.array(new.requests)
+    width = REQUEST_WORDS + sequences * (old.groups + MARK_WORDS)
+    records[:requests, :width] = np.asarray(state.requests)[:requests]
+    if buckets.keys < old.keys:
+        raise ConfigError("keys", buckets.keys, f"at least {old.keys}")
+    items[: old.keys] = np.asarray(state.items)[: old.keys]
+    items[buckets.keys] = np.asarray(state.items)[old.keys]
+    links = items[:, [Item.NEXT, Item.PREVIOUS]]
+    present = (items[:, Item.FLAGS] != 0) | (np.arange(len(items)) == buckets.keys)
+    items[:, [Item.NEXT, Item.PREVIOUS]] = np.where(present[:, None] & (links == old.keys), buckets.keys, links)
+    return new.replace(
+        bitmap=np.array(state.bitmap),  # type: ignore[arg-type]
+        references=np.array(state.references),  # type: ignore[arg-type]
+        items=items,  # type: ignore[arg-type]
+        rows=rows,  # type: ignore[arg-type]
+        chains=chains,  # type: ignore[arg-type]
+        requests=records,  # type: ignore[arg-type]
+        counters=np.array(state.counters),  # type: ignore[arg-type]
+    )

@@ -127,7 +127,7 @@ class PooledWorkspace:
         start = sum(buckets.levels[:level])
         return self._base(buckets.pools * buckets.bitmap) + pool * buckets.bitmap + start + word
 
-    def reference(self, pool: Scalar, block: Any, role: int) -> Scalar:
+    def reference(self, pool: Scalar, block: Any, role: Any) -> Scalar:
         """Index into `references`."""
         buckets = self.sizes.buckets
         return (

@@ -29,7 +29,7 @@ def claim(work: PooledWorkspace, present: Scalar, pool: Scalar) -> tuple[PooledW
     return _count(work, present, pool, -1, 1), block
 
 
-def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Role) -> PooledWorkspace:
+def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Scalar) -> PooledWorkspace:
     """One more reference to a block that somebody holds, if `present`.
 
     Args:
@@ -37,7 +37,7 @@ def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scala
       present: whether to do it.
       pool: the block's pool.
       block: its id.
-      role: what for.
+      role: a `Role`.
     """
     work, (request, connector, own) = peek(
         present,
@@ -49,9 +49,8 @@ def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scala
         (0, 0, 0),
     )
     work = work.write_if(present, "references", own + 1, work.reference(pool, block, role))
-    if role == Role.CACHE:
-        return work
-    return _count(work, jnp.asarray(present) & (request + connector == 0), pool, 0, 1)
+    taken = jnp.asarray(present) & (role != int(Role.CACHE)) & (request + connector == 0)
+    return _count(work, taken, pool, 0, 1)
 
 
 def release(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Scalar) -> PooledWorkspace:

@@ -55,3 +55,7 @@ class Status(enum.IntEnum):
     """Refused: the row would outgrow its width or have a length below 0; or it is empty and a slot was to be popped."""
     BAD_BLOCK = 22
     """Refused: a value that is neither null nor a block whose kernel blocks an int32 can name."""
+    NOT_EVICTABLE = 23
+    """Refused: it should have fitted, but what the cache holds could not be evicted."""
+    TAIL_MISSING = 24
+    """Refused: a window's last blocks would not be there."""

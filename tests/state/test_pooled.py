@@ -63,11 +63,6 @@ def program() -> Any:
                 v, block = role_counts.claim(v, code == CLAIM, a)
                 return v.write("results", block, place)
 
-            def add(v):
-                for role in Role:
-                    v = role_counts.reference(v, c == int(role), a, b, role)
-                return v
-
             def take(v):
                 v, id = id_bitmap.take(v, code == TAKE, a)
                 return v.write("results", id, place)
@@ -88,7 +83,7 @@ def program() -> Any:
 
             for number, step in (
                 (CLAIM, claim),
-                (ADD, add),
+                (ADD, lambda v: role_counts.reference(v, code == ADD, a, b, c)),
                 (DROP, lambda v: role_counts.release(v, code == DROP, a, b, c)),
                 (TAKE, take),
                 (PUT, lambda v: id_bitmap.put(v, code == PUT, a, b)),

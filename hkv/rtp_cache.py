@@ -1,0 +1,156 @@
+"""The verbs of a cache under RTP-LLM's rules: pure functions from state to state, compiled.
+
+`run(parameters, state, operations)` performs a whole batch of mixed operations in one dispatch
+(`hkv.dialects.rtp_llm.operations`). The state is donated: use the one that is returned.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import custom_batching
+
+from hkv.dialects.rtp_llm import execute
+from hkv.dialects.rtp_llm.config import RtpConfig
+from hkv.dialects.rtp_llm.operations import ALL, RtpCode, RtpColumn, RtpResults
+from hkv.dialects.rtp_llm.parameters import RtpParameters, of_config
+from hkv.errors import OperationError
+from hkv.operations import Operations, bucket
+from hkv.state.pooled import PooledBuckets, PooledState, empty_pooled
+from hkv.state.status import Status
+
+
+def init(config: RtpConfig, buckets: PooledBuckets) -> tuple[RtpParameters, PooledState]:
+    """An empty cache, as NumPy arrays.
+
+    Args:
+      config: the configuration, which becomes data.
+      buckets: the static sizes; see `buckets_for`.
+
+    Raises:
+      UnsupportedConfigError: the configuration needs what only the reference has.
+      ConfigError: it does not fit the buckets.
+    """
+    return of_config(config, buckets.groups), empty_pooled(buckets, config.num_blocks)
+
+
+def buckets_for(
+    config: RtpConfig, *, tokens: int, requests: int = 16, sequences: int = 4, keys: int = 4096
+) -> PooledBuckets:
+    """Static sizes that a configuration fits, rounded up so that few executables serve many configurations.
+
+    Args:
+      config: the configuration.
+      tokens: longest sequence, its reserve included.
+      requests: requests at the same time.
+      sequences: sequences of a request.
+      keys: distinct keys.
+    """
+    smallest = min([config.block_size, *(group.spec.block_size for group in config.topology.groups)])
+    groups = bucket(len(config.policies), 4)
+    return PooledBuckets(
+        blocks=bucket(max(config.num_blocks), 1024),
+        groups=groups,
+        pools=groups,
+        requests=bucket(requests, 4),
+        sequences=bucket(sequences, 4),
+        row=bucket(-(-tokens // smallest) + 2, 128),
+        chain=bucket(-(-tokens // config.block_size) + 2, 128),
+        keys=bucket(keys, 1024),
+    )
+
+
+def run(
+    parameters: RtpParameters,
+    state: PooledState,
+    operations: Operations,
+    *,
+    ids: int = 0,
+    only: tuple[RtpCode, ...] = ALL,
+) -> tuple[PooledState, RtpResults]:
+    """Performs operations in order, in one dispatch.
+
+    Args:
+      parameters: the configuration.
+      state: the cache; donated.
+      operations: what to do.
+      ids: room for ids in the results; 0: none are reported, and nothing is compiled for them.
+      only: codes that the program is to know; others answer `Status.UNKNOWN_OPERATION`.
+
+    Returns:
+      The new state, and the results.
+    """
+    return _jitted(tuple(only), ids)(parameters, state, operations)
+
+
+def pure(ids: int = 0, only: tuple[RtpCode, ...] = ALL) -> Callable[..., tuple[PooledState, RtpResults]]:
+    """`run` as a function to use inside compiled functions, or to `vmap` over stacked states. It is not jitted."""
+    return _batchable(tuple(only), ids)
+
+
+@functools.cache
+def _jitted(only: tuple[RtpCode, ...], ids: int) -> Callable[..., tuple[PooledState, RtpResults]]:
+    program = jax.jit(_batchable(only, ids), donate_argnums=(1,))
+    _programs.append(program)
+    return program
+
+
+@functools.cache
+def _batchable(only: tuple[RtpCode, ...], ids: int) -> Callable[..., tuple[PooledState, RtpResults]]:
+    """The single-state program. Under `vmap` its states become lanes of one program, not selects over whole pools."""
+
+    @custom_batching.custom_vmap
+    def single(parameters: RtpParameters, state: PooledState, operations: Operations) -> tuple[PooledState, RtpResults]:
+        stacked = jax.tree.map(lambda x: jnp.expand_dims(x, 0), (parameters, state, operations))
+        new = execute.execute(*stacked, only=only, ids=ids)
+        return jax.tree.map(lambda x: jnp.squeeze(x, 0), new)
+
+    @single.def_vmap
+    def lanes(size: int, in_batched: Any, *arguments: Any) -> tuple[Any, Any]:
+        def stack(batched: bool, x: Any) -> Any:
+            return x if batched else jnp.broadcast_to(x, (size, *jnp.shape(x)))
+
+        stacked = jax.tree.map(stack, tuple(in_batched), arguments)
+        new = execute.execute(*stacked, only=only, ids=ids)
+        return new, jax.tree.map(lambda _: True, new)
+
+    return single
+
+
+def forget_programs() -> None:
+    """Forgets every compiled `run`: the next one is traced and compiled anew."""
+    for program in _programs:
+        program.clear_cache()
+    _programs.clear()
+    _jitted.cache_clear()
+    _batchable.cache_clear()
+
+
+def count_programs() -> int:
+    """How many times `run` was compiled since `forget_programs`."""
+    return sum(program._cache_size() for program in _programs)
+
+
+_programs: list[Any] = []
+
+
+def check(results: RtpResults) -> None:
+    """Debug mode: raises for the first operation that was refused, and when output was cut off.
+
+    Raises:
+      OperationError: names the operation's place in the batch and its status.
+    """
+    for place, status in enumerate(np.asarray(results.table)[:, RtpColumn.STATUS]):
+        if status != Status.OK:
+            raise OperationError(f"operations[{place}]", Status(int(status)).name, "an operation that is granted")
+    room = len(results.ids)
+    if room and int(results.count) > room:
+        raise OperationError("ids", room, f"room for {int(results.count)}")
+
+
+__all__ = ["ALL", "buckets_for", "check", "count_programs", "forget_programs", "init", "pure", "run"]
