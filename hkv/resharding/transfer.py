@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from hkv.errors import ConfigError, LayoutError
-from hkv.orders import N
+from hkv.orders import H, N
 from hkv.paged.implementations import choose
 from hkv.paged.runs import Runs, runs_of
 from hkv.parallel_shape import Rank, part_by_head
@@ -37,10 +37,13 @@ class Grain:
     Attributes:
       states: consecutive states of a kernel block.
       heads: consecutive heads.
+      heads_outside: whether the states of a head follow one another in a packet, as on both sides, or the heads of a
+        state.
     """
 
     states: int
     heads: int
+    heads_outside: bool
 
 
 def execute(
@@ -109,12 +112,14 @@ def _exchange(
     implementation: str | None,
 ) -> jax.Array:
     """One hop: everything is packed before anything is unpacked."""
-    grain = _grain(moves, source, target)
+    spans = [_spans(move) for move in moves]
+    grain = _grain(moves, spans, source, target)
     packets: dict[tuple[Rank, Rank], tuple[list[np.ndarray], list[np.ndarray]]] = {}
-    for move in moves:
+    for move, (starts, goals, counts) in zip(moves, spans, strict=True):
         read, written = packets.setdefault((move.source, move.target), ([], []))
-        read.append(_units(plan, move, source, grain, "source"))
-        written.append(_units(plan, move, target, grain, "target"))
+        first, place = source.first_head(move.source), target.first_head(move.target)
+        read.append(_units(plan, move, move.source_block, starts, counts, first, source, grain))
+        written.append(_units(plan, move, move.target_block, goals, counts, place, target, grain))
     length = _rounded(max(sum(map(len, read)) for read, _ in packets.values()))
     outgoing = {pair: np.concatenate(read) for pair, (read, _) in packets.items()}
     incoming = {pair: np.concatenate(written) for pair, (_, written) in packets.items()}
@@ -147,37 +152,44 @@ def _table(
     return table
 
 
-def _units(plan: Plan, move: Move, end: _End, grain: Grain, side: str) -> np.ndarray:
+def _units(
+    plan: Plan,
+    move: Move,
+    block: int,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    first_head: int,
+    end: _End,
+    grain: Grain,
+) -> np.ndarray:
     """int32 `[units, COORDINATES]` of a move on one side."""
-    rank, block = getattr(move, side), getattr(move, f"{side}_block")
-    groups = np.concatenate([np.arange(first, first + count, grain.states) for first, count in _spans(move, side)])
-    pieces, within = np.divmod(groups // grain.states, end.sharded.layout.shape[N] // grain.states)
-    heads = np.arange(move.heads.start, move.heads.stop, grain.heads) - end.first_head(rank)
-    layers = np.arange(plan.layers.start, plan.layers.stop)
-    rows = np.empty((len(layers), len(groups), len(heads), COORDINATES), np.int32)
-    rows[..., 0], rows[..., 1] = layers[:, None, None], block
-    rows[..., 2], rows[..., 3] = pieces[None, :, None], within[None, :, None]
-    rows[..., 4] = heads // grain.heads
+    sizes = counts // grain.states
+    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    groups = np.repeat(starts // grain.states, sizes) + within
+    heads = (np.arange(move.heads.start, move.heads.stop, grain.heads) - first_head) // grain.heads
+    rows = np.empty((len(plan.layers), len(groups), len(heads), COORDINATES), np.int32)
+    rows[..., 0], rows[..., 1] = np.arange(plan.layers.start, plan.layers.stop)[:, None, None], block
+    per_piece = end.sharded.layout.shape[N] // grain.states
+    rows[..., 2], rows[..., 3] = (groups // per_piece)[None, :, None], (groups % per_piece)[None, :, None]
+    rows[..., 4] = heads
     return rows.reshape(-1, COORDINATES)
 
 
-def _spans(move: Move, side: str) -> list[tuple[int, int]]:
-    """`(first state in the block, states)`: runs joined where they touch in both blocks."""
+def _spans(move: Move) -> np.ndarray:
+    """`(first states on the source, on the target, states)`: int `[3, spans]`, runs joined where they touch in both."""
     spans: list[list[int]] = []
     for run in move.runs:
         if spans and (spans[-1][0] + spans[-1][2], spans[-1][1] + spans[-1][2]) == (run.source, run.target):
             spans[-1][2] += run.count
         else:
             spans.append([run.source, run.target, run.count])
-    return [(span[side == "target"], span[2]) for span in spans]
+    return np.array(spans).T
 
 
-def _grain(moves: Sequence[Move], source: _End, target: _End) -> Grain:
+def _grain(moves: Sequence[Move], spans: Sequence[np.ndarray], source: _End, target: _End) -> Grain:
     """The largest that every move is a whole number of, on both sides."""
-    states, heads = 0, 0
+    states, heads = int(np.gcd.reduce(np.concatenate(spans, axis=1), axis=None)), 0
     for move in moves:
-        for side in ("source", "target"):
-            states = math.gcd(states, *(number for span in _spans(move, side) for number in span))
         first = move.heads.start
         heads = math.gcd(
             heads, len(move.heads), first - source.first_head(move.source), first - target.first_head(move.target)
@@ -185,7 +197,8 @@ def _grain(moves: Sequence[Move], source: _End, target: _End) -> Grain:
     for end in (source, target):
         states = math.gcd(states, end.sharded.layout.shape[N])
         heads = math.gcd(heads, end.sharded.shape.heads_per_rank)
-    return Grain(states, heads)
+    strides = [end.sharded.layout.strides for end in (source, target)]
+    return Grain(states, heads, all(each[H] > each[N] for each in strides))
 
 
 def _rounded(count: int) -> int:
@@ -308,8 +321,10 @@ def _runs(pool: jax.Array, sharded: ShardedLayout, grain: Grain) -> list[Runs]:
 def _grouped(view: StridedView, grain: Grain) -> StridedView:
     """`[layers, blocks, pieces, states, heads, ...]` with groups of states and of heads: the unit comes last."""
     (states, heads), (step, stride) = view.shape[3:5], view.strides[3:5]
-    shape = (*view.shape[:3], states // grain.states, heads // grain.heads, grain.states, grain.heads, *view.shape[5:])
-    strides = (*view.strides[:3], step * grain.states, stride * grain.heads, step, stride, *view.strides[5:])
+    unit = [(grain.states, step), (grain.heads, stride)]
+    extents, steps = zip(*(reversed(unit) if grain.heads_outside else unit), strict=True)
+    shape = (*view.shape[:3], states // grain.states, heads // grain.heads, *extents, *view.shape[5:])
+    strides = (*view.strides[:3], step * grain.states, stride * grain.heads, *steps, *view.strides[5:])
     return StridedView(shape, strides, view.offset, view.dtype)
 
 

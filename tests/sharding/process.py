@@ -13,7 +13,10 @@ import numpy as np
 
 import reference.paged.operations as reference
 from hkv import sharding
+from hkv.errors import ConfigError
 from hkv.parallel_shape import ParallelShape
+from hkv.resharding.plan import Side, plan_resharding
+from hkv.resharding.transfer import execute
 from hkv.sharding import ShardedLayout, make_mesh
 from hkv.views.numpy import numpy_dtype
 from tests.sharding.cases import Case, make_case
@@ -68,6 +71,19 @@ def check(case: Case, devices: list) -> None:
         assert np.asarray(shard.data).tobytes() == pools[shard.index].tobytes()
 
 
+def refuses_to_reshard(case: Case) -> None:
+    """One process cannot move what another one holds: that takes a transfer library, which the plan is data for."""
+    sharded = ShardedLayout(make_mesh(case.shape), case.shape, case.layout)
+    side = Side(shape=case.shape, layout=case.layout, row=(1, 2))
+    pool = sharded.zeros(case.layout.end, np.uint8)
+    try:
+        execute(plan_resharding(side, side, range(4)), pool, sharded, pool, sharded)
+    except ConfigError as error:
+        assert error.argument == "source_pool"
+    else:
+        raise AssertionError("devices of another process were not refused")
+
+
 def main() -> None:
     port, index = map(int, sys.argv[1:])
     try:
@@ -82,6 +98,7 @@ def main() -> None:
     assert len(jax.local_devices()) == 4
     check(make_case(SHAPE), jax.devices())
     check(make_case(SHAPE), across_processes())
+    refuses_to_reshard(make_case(SHAPE))
     jax.distributed.shutdown()
     print("DONE")
 

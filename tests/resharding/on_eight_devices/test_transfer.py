@@ -48,6 +48,12 @@ CASES = {
     "scales beside": case(SCALES, shape(2, 2), shape(2, 1, 2, 4), range(12)),
     "all heads in one slot": case(PLANES, shape(4, 4), shape(4, 2), range(12), "LBHNC LBHNC"),
     "keys and scales in planes": case(INDEXER, shape(1, 1, 2, 2), shape(1, 2), range(10)),
+    "heads outside on both sides": case(HEADS, shape(4, 2), shape(4), range(15), "LBHNC LHBNC"),
+    "kernel blocks of 2 and 4 tokens": Case(
+        side(PAIR, shape(2, 1, 2, 2), "LBHNC", [3, 1, 4], 4, kernel=2),
+        side(PAIR, shape(2, 2, 2, 8), "LBNHC", [5, 2], 8, kernel=4),
+        range(1, 20),
+    ),
     "a state": case(STATE, shape(2, 2, 2, None), shape(2, 2, 1, None), range(1, 3)),
     "three ranks to two": case(
         dataclasses.replace(HEADS, num_kv_heads=6), shape(6, 3), shape(6, 2), range(16), "LBNHC BLNHC"
@@ -169,7 +175,7 @@ def test_the_pool_is_changed_in_place() -> None:
     pool = where.zeros(words)
     table = np.zeros((1, 2, 2, 2, 4, 5), np.int32)
     packets = [[np.zeros((1, 2, 2, 4, 16), np.uint32)]] * 2
-    text = _unpack.lower(pool, where, table, packets, Grain(1, 1), None).compile().as_text()
+    text = _unpack.lower(pool, where, table, packets, Grain(1, 1, False), None).compile().as_text()
     assert "input_output_alias={ {}: (0, {}" in text
     assert [line for line in large_copies(text, words) if " scatter(" not in line] == []
 
