@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hkv.dialects.vllm.config import NAME, VllmConfig
 from hkv.errors import OperationError
-from hkv.oracle import oplog
 from hkv.testing.invariants.moment import InvariantError, Moment
 
-Check = Callable[[Moment], Iterator[str]]
-"""Yields a sentence for each thing that is wrong; nothing when the invariant holds."""
+Check = Callable[[Any], Iterator[str]]
+"""Looks at a `Moment`, or at what stands for one in another log format, and yields a sentence for each thing that is
+wrong; nothing when the invariant holds."""
 
 EVERY: tuple[type, ...] = ()
 """For invariants that hold after every operation."""
@@ -42,7 +42,7 @@ class Invariant:
         """The invariant for one run, from an empty cache on."""
         return self if self.start is None else dataclasses.replace(self, check=self.start(config), start=None)
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, moment: Any) -> None:
         """Checks one moment.
 
         Raises:
@@ -108,7 +108,7 @@ def remembering(
     return enter
 
 
-def describe(operation: oplog.Operation) -> str:
+def describe(operation: object) -> str:
     """An operation in a few words."""
     name = type(operation).__name__.removesuffix("Op").lower()
     return f"{name} {getattr(operation, 'id', '')}".strip()

@@ -1,0 +1,179 @@
+"""One operation under RTP-LLM's rules, with the cache before and after it, and what the operations so far say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from hkv.dialects.rtp_llm.config import NULL, RtpConfig
+from hkv.group_policy import GroupType
+from hkv.keys.rolling import first_keys
+from hkv.oracle.rtp_llm import structs
+from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpOp, RtpState
+from hkv.testing.invariants.invariant import EVERY, Invariant
+
+Held = dict[tuple[int, int], int]
+"""References to blocks: `(pool, block)` to how many."""
+
+Slots = dict[tuple[int, int], int]
+"""What is cached: `(key, group)` to the block."""
+
+
+@dataclasses.dataclass
+class RtpRecord:
+    """A request as its operations leave it.
+
+    Attributes:
+      tokens: of each sequence.
+      reserve: tokens to come in a step beyond the next one's.
+      shared: whether sequences were forked and may write into one another's blocks: without copies, or with a reserve,
+        where the one copied block is not the one that is written next.
+    """
+
+    tokens: list[list[int]]
+    reserve: int
+    shared: bool = False
+
+
+class RtpLedger:
+    """Follows operations and their answers.
+
+    Args:
+      config: the cache's configuration.
+
+    Attributes:
+      requests: every request that was not dropped, by name.
+      held: of everything that is held under a name, the role and the blocks.
+      exported: of everything that was exported under a name and not settled, the blocks.
+      resident: keys that were entered never to be evicted.
+      parents: the key that each key was last entered behind; None for a first one.
+    """
+
+    def __init__(self, config: RtpConfig) -> None:
+        self._config = config
+        self.requests: dict[str, RtpRecord] = {}
+        self.held: dict[str, tuple[str, Held]] = {}
+        self.exported: dict[str, Held] = {}
+        self.resident: set[int] = set()
+        self.parents: dict[int, int | None] = {}
+
+    def follow(self, operation: RtpOp, answer: RtpAnswer) -> None:
+        """Takes note of an operation that was performed, and of its answer."""
+        match operation:
+            case structs.RequestOp():
+                tokens = [list(operation.tokens) for _ in range(operation.sequences)]
+                self.requests[operation.id] = RtpRecord(tokens, operation.reserve)
+            case structs.AppendOp():
+                for known, more in zip(self.requests[operation.id].tokens, operation.tokens, strict=True):
+                    known += more
+            case structs.ForkOp() if operation.sources and isinstance(answer, structs.Fork):
+                record = self.requests[operation.id]
+                if answer.copies is not None:
+                    record.tokens = [list(record.tokens[source]) for source in operation.sources]
+                    record.shared |= not operation.copy_last or record.reserve > 0
+            case structs.FreeOp():
+                self.requests[operation.id].shared = False
+            case structs.DropOp():
+                del self.requests[operation.id]
+            case structs.InsertOp():
+                self._entered(operation)
+            case structs.HoldOp() if isinstance(answer, structs.Selected) and answer.blocks is not None:
+                role = "connector" if operation.connector else "request"
+                self.held[operation.name] = (role, self._counted(answer.blocks))
+            case structs.ReleaseOp():
+                del self.held[operation.name]
+            case structs.ExportOp() if isinstance(answer, structs.Selected) and answer.blocks is not None:
+                self.exported[operation.name] = self._counted(answer.blocks)
+            case structs.SettleOp():
+                del self.exported[operation.name]
+            case _:
+                pass
+
+    def _entered(self, operation: structs.InsertOp) -> None:
+        for sequence in range(len(self.requests[operation.id].tokens)):
+            keys = self.keys(operation.id, sequence)
+            for parent, key in zip([None, *keys], keys, strict=False):
+                self.parents[key] = parent
+                if operation.resident:
+                    self.resident.add(key)
+
+    def _counted(self, blocks: list[list[int]]) -> Held:
+        pools = self._config.topology.num_pools
+        return dict(Counter((g if pools > 1 else 0, b) for g, row in enumerate(blocks) for b in row if b > 0))
+
+    def keys(self, id: str, sequence: int, *, partial: bool = False) -> list[int]:
+        """Keys of a sequence's whole blocks, by the hash's definition; with `partial`, of a last, unfinished one too.
+
+        Under context parallelism those of whole rounds over the ranks.
+        """
+        tokens, config = self.requests[id].tokens[sequence], self._config
+        found = first_keys(tokens, config.block_size)
+        keys = found.keys if partial else found.without_partial().keys
+        return list(keys[config.cp_size - 1 :: config.cp_size])
+
+
+@dataclasses.dataclass(frozen=True)
+class RtpMoment:
+    """What there is to judge by.
+
+    Attributes:
+      config: the cache's configuration.
+      ledger: what the operations up to this one say.
+      operation: the operation.
+      answer: what the engine answered.
+      before: the cache before it.
+      after: the cache after it.
+    """
+
+    config: RtpConfig
+    ledger: RtpLedger
+    operation: RtpOp
+    answer: RtpAnswer
+    before: RtpState
+    after: RtpState
+
+    def pool_of(self, group: int) -> int:
+        """The pool from which a group takes its blocks."""
+        return group if self.config.topology.num_pools > 1 else 0
+
+    def is_full(self, group: int) -> bool:
+        """Whether a group keeps every block."""
+        return self.config.policies[group].group_type is GroupType.FULL
+
+    def slots(self, state: RtpState) -> Slots:
+        """What is cached in each group under each key."""
+        return {(key, g): block for key, row in state.cached for g, block in enumerate(row) if block != NULL}
+
+    @property
+    def left(self) -> Slots:
+        """What is not cached any more, or by another block."""
+        after = self.slots(self.after)
+        return {name: block for name, block in self.slots(self.before).items() if after.get(name) != block}
+
+    @property
+    def entered(self) -> Slots:
+        """What was not cached before, or by another block."""
+        before = self.slots(self.before)
+        return {name: block for name, block in self.slots(self.after).items() if before.get(name) != block}
+
+    @property
+    def granted(self) -> bool:
+        """Whether the operation is an allocation that was granted."""
+        return isinstance(self.answer, structs.Malloc) and self.answer.verdict == "granted"
+
+
+RTP_INVARIANTS: dict[str, Invariant] = {}
+"""Every invariant of logs under RTP-LLM's rules, by name."""
+
+RtpCheck = Callable[[RtpMoment], Iterator[str]]
+
+
+def rtp_invariant(name: str, *promises: str, after: tuple[type, ...] = EVERY) -> Callable[[RtpCheck], RtpCheck]:
+    """Enters a check into `RTP_INVARIANTS`."""
+
+    def enter(check: RtpCheck) -> RtpCheck:
+        RTP_INVARIANTS[name] = Invariant(name, promises, "rtp-llm", after, check)
+        return check
+
+    return enter
