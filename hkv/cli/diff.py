@@ -9,21 +9,22 @@ from typing import Any
 import click
 
 from hkv.cli.bugs_option import bugs_of, bugs_option
-from hkv.cli.engine_options import ids_option, only_of, only_options, timeout_option
+from hkv.cli.engine_options import FEATURE_NAMES, dialect_option, ids_option, only_of, only_options, timeout_option
 from hkv.cli.failing_case import print_case
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.cli.shrink import shrink_with_bar
+from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.check import describe
 from hkv.oracle.engine import EngineFactory
 from hkv.oracle.engines import ENGINES, FORMS, engine_factory
 from hkv.oracle.engines.process import PREFIX
-from hkv.oracle.log_file import write_log
-from hkv.oracle.record import Disagreement, Only, differ, draw
+from hkv.oracle.record import VERSIONS, Disagreement, Only, differ, draw, features_of
+from hkv.oracle.rtp_llm.configuration import VERSION as RTP_VERSION
+from hkv.oracle.rtp_llm.log_file import write_any_log
 from hkv.oracle.shrink import Case, Shrinker
-from hkv.testing.traffic import FEATURES
 
 
 @click.command("diff")
@@ -33,10 +34,11 @@ from hkv.testing.traffic import FEATURES
     show_default=True,
     help=f"The engine in doubt, then the one that counts, each one of: {FORMS}.",
 )
+@dialect_option
 @click.option("--seeds", default=50, show_default=True, type=click.IntRange(1), help="How many seeds a feature.")
 @click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0), help="The first of them.")
 @click.option(
-    "--feature", "features", multiple=True, type=click.Choice(FEATURES), help="Only this feature; repeatable."
+    "--feature", "features", multiple=True, type=click.Choice(FEATURE_NAMES), help="Only this feature; repeatable."
 )
 @only_options
 @click.option("--version", type=click.IntRange(1, 2), help="Version of the log format. [default: both in turn]")
@@ -57,16 +59,23 @@ def command(context: click.Context, engines: str, timeout: float, json_path: str
 
     Exit status: 0 no difference, 1 some, 2 unusable input.
 
-    Example: hkv diff --engines 'cmd:./my-engine --fast,numpy' --seeds 500 --feature eagle --save differences
+    \b
+    Example:
+      hkv diff --engines 'cmd:./my-engine --fast,numpy' --seeds 500 --feature eagle --save differences
+      hkv diff --engines jax,numpy --dialect rtp-llm/hybrid --seeds 500
     """
     tested, right = _engines(engines)
     factories = engine_factory(tested, timeout), engine_factory(right, timeout)
-    only = only_of(options["kinds"], options["max_groups"])
+    dialect = options["dialect"]
+    only = only_of(options["kinds"], options["max_groups"], dialect)
     options["bugs"] = bugs_of(options["bugs"])
+    options["versions"] = (options["version"],) if options["version"] else _versions(dialect)
+    chosen, seeds = options["features"] or features_of(dialect), options["seeds"]
+    for feature in chosen:
+        draw(feature, 0, options["versions"][0], only)  # one that the dialect does not have says so
     for factory in factories:
-        _check_installed(factory, only, options["features"] or FEATURES, options["version"] or 1)
+        _check_installed(factory, only, chosen, options["versions"][0])
     run = _Run(factories, only, options, json_path != "-")
-    chosen, seeds = options["features"] or FEATURES, options["seeds"]
     with progress_bar("comparing", len(chosen) * seeds) as advance:
         for feature in chosen:
             for seed in range(options["first_seed"], options["first_seed"] + seeds):
@@ -116,7 +125,8 @@ class _Run:
 
     def version(self, seed: int) -> int:
         """Of the log format."""
-        return self._options["version"] or 1 + seed % 2
+        versions = self._options["versions"]
+        return versions[seed % len(versions)]
 
     def seed(self, feature: str, seed: int) -> Disagreement | None:
         """Compares the engines on one seed."""
@@ -154,7 +164,7 @@ class _Run:
         path = None
         if self._options["save"] is not None:
             path = pathlib.Path(self._options["save"]) / f"{feature}-{seed}-v{self.version(seed)}.jsonl"
-            write_log(path, case.header, case.operations, case.answers)
+            write_any_log(path, case.header, case.operations, case.answers)
         if self._talk:
             click.echo(f"{feature} seed {seed} version {self.version(seed)}: {_where(case)}")
             print_case(case, whole, broken, path)
@@ -181,6 +191,10 @@ class _Run:
             return broken
         whole = first_broken(self._tested, parted.header, parted.operations)
         return broken if isinstance(whole, str) else f"none on the small case; on the whole one: {whole.name}"
+
+
+def _versions(dialect: str) -> tuple[int, ...]:
+    return VERSIONS if dialect == VLLM else (RTP_VERSION,)
 
 
 def _where(case: Case) -> str:

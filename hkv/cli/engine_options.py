@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from hkv.oracle.engines.process import TIMEOUT
-from hkv.oracle.record import KINDS, Only
+from hkv.oracle.record import DIALECTS, KINDS, Only
+from hkv.testing.rtp_headers import RTP_FEATURES, RTP_KINDS
+from hkv.testing.traffic import FEATURES
 
 timeout_option = click.option(
     "--timeout",
@@ -27,17 +29,26 @@ ids_option = click.option(
 )
 
 
+dialect_option = click.option(
+    "--dialect", default=DIALECTS[0], show_default=True, type=click.Choice(DIALECTS), help="Whose rules."
+)
+
+FEATURE_NAMES = (*FEATURES, *(name for name in RTP_FEATURES if name not in FEATURES))
+"""What traffic may be about, under any dialect; `hkv.oracle.record.draw` says which dialect has which."""
+
+
 def only_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds `--kinds` and `--max-groups`, which `only_of` reads."""
-    kinds = click.option("--kinds", metavar="KINDS", help=f"Only groups of these kinds: {', '.join(KINDS)}.")
+    names = f"{', '.join(KINDS)}; rtp-llm: {', '.join(RTP_KINDS)}"
+    kinds = click.option("--kinds", metavar="KINDS", help=f"Only groups of these kinds: {names}.")
     groups = click.option("--max-groups", type=click.IntRange(1), help="At most so many groups.")
     return kinds(groups(function))
 
 
-def only_of(kinds: str | None, max_groups: int | None) -> Only:
-    """The restriction that `--kinds` and `--max-groups` ask for.
+def only_of(kinds: str | None, max_groups: int | None, dialect: str) -> Only:
+    """The restriction that `--kinds`, `--max-groups` and `--dialect` ask for.
 
     Raises:
       ConfigError: there is no such kind.
     """
-    return Only(frozenset(kind.strip() for kind in (kinds or "").split(",") if kind.strip()), max_groups)
+    return Only(frozenset(kind.strip() for kind in (kinds or "").split(",") if kind.strip()), max_groups, dialect)

@@ -8,6 +8,8 @@ import click
 
 from hkv.oracle.broken_invariant import Broken
 from hkv.oracle.check import describe
+from hkv.oracle.oplog import Header
+from hkv.oracle.rtp_llm.structs import RtpHeader
 from hkv.oracle.shrink import Case
 
 MOST = 20
@@ -33,8 +35,7 @@ def print_case(case: Case, whole: int, broken: Broken | str, path: pathlib.Path 
         click.echo(f"  broken invariant: {broken}")
     if case.operations:
         shrunk = f", shrunk from {whole}" if whole > len(case.operations) else ""
-        groups = ", ".join(f"{group['kind']}:{group['block_size']}" for group in case.header.groups)
-        click.echo(f"  {len(case.operations)} operations{shrunk}, on {case.header.num_blocks} blocks, groups {groups}:")
+        click.echo(f"  {len(case.operations)} operations{shrunk}, on {_cache(case.header)}:")
         first = max(0, len(case.operations) - MOST)
         if first:
             click.echo(f"    ... {first} more before these")
@@ -42,6 +43,14 @@ def print_case(case: Case, whole: int, broken: Broken | str, path: pathlib.Path 
             click.echo(f"    {index + 2:>4}: {_plain(describe(case.operations[index]))}")
     if path is not None:
         click.echo(f"  log     {path}")
+
+
+def _cache(header: Header | RtpHeader) -> str:
+    if isinstance(header, RtpHeader):
+        groups = ", ".join(f"{group.type}:{group.block_size}" for group in header.groups)
+        return f"{' and '.join(map(str, header.num_blocks))} blocks, groups {groups}"
+    groups = ", ".join(f"{group['kind']}:{group['block_size']}" for group in header.groups)
+    return f"{header.num_blocks} blocks, groups {groups}"
 
 
 def _plain(text: str) -> str:

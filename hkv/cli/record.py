@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import click
 
-from hkv.cli.engine_options import only_of, only_options, timeout_option
+from hkv.cli.engine_options import FEATURE_NAMES, dialect_option, only_of, only_options, timeout_option
 from hkv.cli.json_output import json_option, write_json
-from hkv.oracle.coverage import exercised
 from hkv.oracle.engines import FORMS, engine_factory
-from hkv.oracle.log_file import read_log, write_log
 from hkv.oracle.record import record
-from hkv.testing.traffic import FEATURES
+from hkv.oracle.rtp_llm.coverage import exercised_by
+from hkv.oracle.rtp_llm.log_file import read_any_log, write_any_log
 
 
 @click.command("record")
 @click.option("--engine", default="vllm", show_default=True, help=f"Which engine to record, one of: {FORMS}.")
-@click.option("--feature", required=True, type=click.Choice(FEATURES), help="What the traffic is about.")
+@dialect_option
+@click.option("--feature", required=True, type=click.Choice(FEATURE_NAMES), help="What the traffic is about.")
 @click.option("--seed", required=True, type=click.IntRange(0), help="Seed of the traffic; the same seed, the same log.")
 @only_options
 @click.option("--version", default=2, show_default=True, type=click.IntRange(1, 2), help="Version of the log format.")
@@ -25,6 +25,7 @@ from hkv.testing.traffic import FEATURES
 @json_option
 def command(
     engine: str,
+    dialect: str,
     feature: str,
     seed: int,
     kinds: str | None,
@@ -37,13 +38,23 @@ def command(
 ) -> None:
     """Record a log of random traffic from an engine, to check other engines against.
 
-    Example: hkv record --engine vllm --feature partial --seed 7 -o partial-7.jsonl
+    \b
+    Example:
+      hkv record --engine vllm --feature partial --seed 7 -o partial-7.jsonl
+      hkv record --engine numpy --dialect rtp-llm/hybrid --feature fork --seed 7 -o fork-7.jsonl
     """
     factory = engine_factory(engine, timeout)
-    recording = record(factory, feature, seed, version, steps, only_of(kinds, max_groups))
-    write_log(output, recording.header, recording.operations, recording.answers)
-    rules = exercised(read_log(output))
+    recording = record(factory, feature, seed, version, steps, only_of(kinds, max_groups, dialect))
+    write_any_log(output, recording.header, recording.operations, recording.answers)
+    rules = exercised_by(read_any_log(output))
     if json_path != "-":
         click.echo(f"{output}: {len(recording.operations)} operations, {len(rules)} rules exercised")
-    result = {"path": output, "engine": engine, "feature": feature, "seed": seed, "version": version}
+    result = {
+        "path": output,
+        "engine": engine,
+        "dialect": dialect,
+        "feature": feature,
+        "seed": seed,
+        "version": version,
+    }
     write_json(json_path, {**result, "operations": len(recording.operations), "rules": rules})

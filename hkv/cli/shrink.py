@@ -13,7 +13,7 @@ from hkv.cli.progress import counting_bar
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.engines import FORMS, engine_factory
-from hkv.oracle.log_file import read_log, write_log
+from hkv.oracle.rtp_llm.log_file import read_any_log, write_any_log
 from hkv.oracle.shrink import Case, Shrinker
 
 
@@ -44,7 +44,7 @@ def command(
 
     Example: hkv shrink differences/core-2-v1.jsonl --engine 'cmd:./my-engine'
     """
-    read = read_log(log)
+    read = read_any_log(log)
     tested, right = engine_factory(engine, timeout), engine_factory(against, timeout)
     for factory in (tested, right):
         factory(read.header)  # an engine that cannot start says why
@@ -55,7 +55,7 @@ def command(
     small = shrink_with_bar(shrinker, case)
     broken = first_broken(tested, small.header, small.operations)
     path = pathlib.Path(output) if output else pathlib.Path(log).with_name(f"{pathlib.Path(log).stem}-small.jsonl")
-    write_log(path, small.header, small.operations, small.answers)
+    write_any_log(path, small.header, small.operations, small.answers)
     if json_path != "-":
         click.echo(f"{log}: {engine} differs from {against}")
         print_case(small, len(read.operations), broken, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -67,9 +67,8 @@ def check_log(log: Log | RtpLog, factory: EngineFactory, bugs: Sequence[str] = (
       UnsupportedConfigError: it does not implement that configuration, and says so.
       EngineProcessError: it cannot start.
     """
-    make: Callable[[Any], Any] = factory
     try:
-        engine = make(with_bugs(log.header, bugs))
+        engine = factory(with_bugs(log.header, bugs))
     except (UnsupportedConfigError, EngineProcessError):
         raise
     except HKVError as error:

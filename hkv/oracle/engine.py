@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from hkv.errors import HKVError
 from hkv.oracle import oplog
-from hkv.oracle.oplog import Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Header, Hit, Operation
+from hkv.oracle.oplog import Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Hit, Operation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,9 @@ class KeyedEngine(Engine, Protocol):
         ...
 
 
-EngineFactory = Callable[[Header], Engine]
-"""Makes an engine, empty, of a header's configuration; raises `hkv.errors.ConfigError` for one it cannot represent."""
+EngineFactory = Callable[[Any], Any]
+"""Makes an engine, empty, of a header's configuration: an `Engine` of a `Header`, an `RtpEngine`
+(`hkv.oracle.rtp_llm.engine`) of an `RtpHeader`. It raises `hkv.errors.ConfigError` for one it cannot represent."""
 
 
 def apply(engine: Engine, operation: Operation) -> Answer:

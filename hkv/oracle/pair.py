@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hkv.errors import ConfigError, EngineProcessError, MissingExtraError, UnsupportedConfigError
 from hkv.oracle import oplog
 from hkv.oracle.compare import Mismatch, compare
@@ -9,6 +11,8 @@ from hkv.oracle.configuration import to_config
 from hkv.oracle.engine import Engine, EngineFactory, Failure, attempt, failure_of
 from hkv.oracle.oplog import Answer, Header, Operation
 from hkv.oracle.renaming import RENAMINGS, Renaming
+from hkv.oracle.rtp_llm.pair import RtpPair
+from hkv.oracle.rtp_llm.structs import RtpHeader
 
 
 class Pair:
@@ -42,7 +46,9 @@ class Pair:
         return attempt(self.right, oplog.StateOp()), attempt(self.tested, oplog.StateOp())
 
 
-def make_pair(tested: EngineFactory, right: EngineFactory, header: Header, ids: str = "exact") -> Pair | Mismatch:
+def make_pair(
+    tested: EngineFactory, right: EngineFactory, header: Header | RtpHeader, ids: str = "exact"
+) -> Pair | RtpPair | Mismatch:
     """Both engines, empty, or how they disagree about the configuration itself.
 
     Raises:
@@ -50,7 +56,7 @@ def make_pair(tested: EngineFactory, right: EngineFactory, header: Header, ids: 
       EngineProcessError, MissingExtraError: one of them cannot start.
     """
     _renaming(ids)
-    made: list[Engine | Failure] = []
+    made: list[Any] = []
     for factory in (tested, right):
         try:
             made.append(factory(header))
@@ -62,7 +68,7 @@ def make_pair(tested: EngineFactory, right: EngineFactory, header: Header, ids: 
     if isinstance(got, Failure) or isinstance(want, Failure):
         said = [engine.message if isinstance(engine, Failure) else "accepted" for engine in (want, got)]
         return Mismatch("header", *said)
-    return Pair(got, want, header, ids)
+    return RtpPair(got, want, ids) if isinstance(header, RtpHeader) else Pair(got, want, header, ids)
 
 
 def _renaming(ids: str) -> type[Renaming]:

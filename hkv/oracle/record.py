@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from hkv.dialects.rtp_llm.config import NAMES as RTP_LLM
+from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.errors import ConfigError
 from hkv.oracle.check import with_bugs
 from hkv.oracle.compare import Mismatch
 from hkv.oracle.engine import EngineFactory, Failure, apply
 from hkv.oracle.oplog import Answer, Header, Operation
 from hkv.oracle.pair import make_pair
+from hkv.oracle.rtp_llm.configuration import VERSION as RTP_VERSION
+from hkv.oracle.rtp_llm.engine import perform_rtp
+from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpHeader, RtpOp
+from hkv.testing.rtp_headers import RTP_KINDS, draw_rtp_header, rtp_features
+from hkv.testing.rtp_traffic import drive_rtp
 from hkv.testing.traffic import FEATURES, RandomChoices, draw_header, drive
 
 VERSIONS = (1, 2)
 
 KINDS = ("full_attention", "mla", "sliding_window", "chunked_local", "mamba", "opaque")
-"""Kinds of groups that configurations may have."""
+"""Kinds of groups that configurations under vLLM's rules may have; `RTP_KINDS` under RTP-LLM's."""
+
+DIALECTS = (VLLM, *RTP_LLM)
+"""Whose rules configurations follow."""
 
 DRAWS = 20_000
 """Configurations of one seed that are looked at for one that is wanted."""
@@ -32,9 +43,9 @@ class Recording:
       answers: of the first engine, one an operation; of one that ended the run, where it gave any, the last.
     """
 
-    header: Header
-    operations: list[Operation] = dataclasses.field(default_factory=list)
-    answers: list[Answer] = dataclasses.field(default_factory=list)
+    header: Header | RtpHeader
+    operations: list[Operation | RtpOp] = dataclasses.field(default_factory=list)
+    answers: list[Answer | RtpAnswer] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,47 +74,77 @@ class Only:
     Attributes:
       kinds: kinds of groups that they may have; empty for all.
       max_groups: most groups that they may have; None for any number.
+      dialect: whose rules they follow.
 
     Raises:
-      ConfigError: there is no such kind.
+      ConfigError: there is no such dialect, or no such kind under its rules.
     """
 
     kinds: frozenset[str] = frozenset()
     max_groups: int | None = None
+    dialect: str = VLLM
 
     def __post_init__(self) -> None:
-        for kind in sorted(self.kinds - set(KINDS)):
-            raise ConfigError("kinds", kind, f"one of {', '.join(KINDS)}")
+        if self.dialect not in DIALECTS:
+            raise ConfigError("dialect", self.dialect, f"one of {', '.join(DIALECTS)}")
+        known = KINDS if self.dialect == VLLM else RTP_KINDS
+        for kind in sorted(self.kinds - set(known)):
+            raise ConfigError("kinds", kind, f"one of {', '.join(known)}")
 
     def __contains__(self, header: object) -> bool:
-        if not isinstance(header, Header):
+        if not isinstance(header, Header | RtpHeader):
             return False
         few = self.max_groups is None or len(header.groups) <= self.max_groups
-        return few and (not self.kinds or {group["kind"] for group in header.groups} <= self.kinds)
+        return few and (not self.kinds or _kinds(header) <= self.kinds)
+
+
+def _kinds(header: Header | RtpHeader) -> set[str]:
+    if isinstance(header, RtpHeader):
+        return {group.type for group in header.groups}
+    return {group["kind"] for group in header.groups}
 
 
 ALL = Only()
 """No restriction."""
 
 
-def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Header, RandomChoices]:
+def features_of(dialect: str) -> tuple[str, ...]:
+    """What logs of a dialect may be about."""
+    return FEATURES if dialect == VLLM else rtp_features(dialect)
+
+
+def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Any, RandomChoices]:
     """The configuration of a seed, and the choices that its traffic goes on with.
 
     Raises:
       ConfigError: unknown feature or version, or a feature that has no configuration of the wanted sort.
     """
-    if feature not in FEATURES:
-        raise ConfigError("feature", feature, f"one of {', '.join(FEATURES)}")
-    if version not in VERSIONS:
-        raise ConfigError("version", version, f"one of {VERSIONS}")
+    if feature not in features_of(only.dialect):
+        raise ConfigError("feature", feature, f"one of {', '.join(features_of(only.dialect))} for {only.dialect}")
+    versions = VERSIONS if only.dialect == VLLM else (RTP_VERSION,)
+    if version not in versions:
+        raise ConfigError("version", version, f"one of {versions} for {only.dialect}")
     choices = RandomChoices(seed)
     for _ in range(DRAWS):
-        header = draw_header(choices, feature, version)
+        header = _draw(choices, feature, version, only.dialect)
         if header in only:
             return header, choices
     kinds = ", ".join(sorted(only.kinds)) or "any"
     groups = "" if only.max_groups is None else f", at most {only.max_groups} groups"
     raise ConfigError("feature", feature, f"a feature that has configurations of these kinds: {kinds}{groups}")
+
+
+def _draw(choices: RandomChoices, feature: str, version: int, dialect: str) -> Header | RtpHeader:
+    if dialect == VLLM:
+        return draw_header(choices, feature, version)
+    return draw_rtp_header(choices, feature, dialect)
+
+
+def _drive(header: Header | RtpHeader, choices: RandomChoices, perform: Callable[[Any], Any], steps: int) -> None:
+    if isinstance(header, RtpHeader):
+        drive_rtp(header, choices, perform, steps)
+    else:
+        drive(header, choices, perform, steps)
 
 
 def record(factory: EngineFactory, feature: str, seed: int, version: int, steps: int, only: Only = ALL) -> Recording:
@@ -116,13 +157,13 @@ def record(factory: EngineFactory, feature: str, seed: int, version: int, steps:
     engine = factory(header)
     recording = Recording(header)
 
-    def perform(operation: Operation) -> Answer:
-        answer = apply(engine, operation)
+    def perform(operation: Any) -> Any:
+        answer = perform_rtp(engine, operation) if isinstance(operation, RtpOp) else apply(engine, operation)
         recording.operations.append(operation)
         recording.answers.append(answer)
         return answer
 
-    drive(header, choices, perform, steps)
+    _drive(header, choices, perform, steps)
     return recording
 
 
@@ -164,7 +205,7 @@ def differ(
     if isinstance(pair, Mismatch):
         return recording, Disagreement(recording, pair)
 
-    def perform(operation: Operation) -> Answer:
+    def perform(operation: Any) -> Any:
         want, mismatch = pair.perform(operation)
         recording.operations.append(operation)
         recording.answers.append(None if isinstance(want, Failure) else want)
@@ -175,7 +216,7 @@ def differ(
         return want
 
     try:
-        drive(header, choices, perform, steps)
+        _drive(header, choices, perform, steps)
     except _Parted as parted:
         return recording, Disagreement(recording, parted.mismatch)
     return recording, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,41 +16,18 @@ from hkv.oracle.engine import EngineFactory, Failure
 from hkv.oracle.lifecycle import Lifecycle
 from hkv.oracle.oplog import Answer, Header, Operation
 from hkv.oracle.pair import Pair, make_pair
+from hkv.oracle.reduction import Best, Candidates, Case, each, replaced, without_requests, without_runs
 from hkv.oracle.repair import repaired
+from hkv.oracle.rtp_llm.shrink_steps import RTP_STEPS, first_rtp_disagreement
+from hkv.oracle.rtp_llm.structs import RtpHeader
+
+__all__ = ["ATTEMPTS", "SECONDS", "STEPS", "Case", "Shrinker"]
 
 ATTEMPTS = 3000
 """Most candidates that are tried."""
 
 SECONDS = 60.0
 """Seconds after which no further candidate is tried, unless told otherwise: an engine may hang at each."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Operations at the last of which two engines disagree.
-
-    Attributes:
-      header: the configuration.
-      operations: legal ones, by `docs/oplog.md`.
-      answers: of the engine that counts, one an operation.
-      mismatch: where the answers to the last one differ.
-    """
-
-    header: Header
-    operations: tuple[Operation, ...]
-    answers: tuple[Answer, ...]
-    mismatch: Mismatch
-
-    @property
-    def fails(self) -> bool:
-        """Whether an engine fails, rather than answers wrongly."""
-        return self.mismatch.field == "error"
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """What shrinking makes smaller: operations, then tokens and other numbers, then blocks and groups."""
-        numbers = sum(map(_weight, self.operations))
-        return len(self.operations), numbers, self.header.num_blocks + 1000 * len(self.header.groups)
 
 
 class Shrinker:
@@ -85,7 +61,7 @@ class Shrinker:
         self.progress = progress
         self.attempts = 0
 
-    def failing(self, header: Header, operations: Sequence[Operation]) -> Case | None:
+    def failing(self, header: Header | RtpHeader, operations: Sequence[Any]) -> Case | None:
         """The case up to the first disagreement, after repairs; None if the engines agree, or the right one fails."""
         try:
             pair = make_pair(self._tested, self._right, header, self._ids)
@@ -93,14 +69,17 @@ class Shrinker:
             return None
         if isinstance(pair, Mismatch):
             return None
-        return _first_disagreement(pair, header, operations)
+        first: Callable[..., Any] = first_rtp_disagreement if isinstance(header, RtpHeader) else _first_disagreement
+        found = first(pair, header, operations)
+        return None if found is None else Case(header, *found)
 
     def shrink(self, case: Case) -> Case:
         """The smallest case found: no single step makes it smaller, unless attempts or seconds ran out."""
-        best, deadline = _Best(case), time.monotonic() + self._seconds
+        best, deadline = Best(case), time.monotonic() + self._seconds
+        steps: Sequence[Callable[[Any], Any]] = RTP_STEPS if isinstance(case.header, RtpHeader) else STEPS
         while True:
             before = best.case.size
-            for simpler in STEPS:
+            for simpler in steps:
                 for header, operations in simpler(best):
                     if self.attempts >= ATTEMPTS or time.monotonic() > deadline:
                         return best.case
@@ -113,17 +92,9 @@ class Shrinker:
                 return best.case
 
 
-@dataclasses.dataclass
-class _Best:
-    """The smallest case so far; generators of candidates read it anew each time, and go on from where they are."""
-
-    case: Case
-
-
-Candidates = Iterator[tuple[Header, list[Operation]]]
-
-
-def _first_disagreement(pair: Pair, header: Header, operations: Sequence[Operation]) -> Case | None:
+def _first_disagreement(
+    pair: Pair, header: Header, operations: Sequence[Operation]
+) -> tuple[tuple[Operation, ...], tuple[Answer, ...], Mismatch] | None:
     lifecycle = Lifecycle(header)
     performed: list[Operation] = []
     answers: list[Answer] = []
@@ -141,43 +112,24 @@ def _first_disagreement(pair: Pair, header: Header, operations: Sequence[Operati
         performed.append(operation)
         answers.append(want)
         if mismatch is not None:
-            return Case(header, tuple(performed), tuple(answers), mismatch)
+            return tuple(performed), tuple(answers), mismatch
         lifecycle.answered(operation, want)
     return None
 
 
-def _without_requests(best: _Best) -> Candidates:
-    """One request less."""
-    for id in dict.fromkeys(getattr(operation, "id", None) for operation in best.case.operations):
-        if id is not None:
-            yield best.case.header, [other for other in best.case.operations if getattr(other, "id", None) != id]
-
-
-def _without_runs(best: _Best) -> Candidates:
-    """A run of operations less: half of them, then quarters, down to one; from the end, on which nothing depends."""
-    size = len(best.case.operations) // 2
-    while size:
-        start = len(best.case.operations) - size
-        while start >= 0:
-            operations = list(best.case.operations)
-            yield best.case.header, operations[:start] + operations[start + size :]
-            start = min(start, len(best.case.operations)) - size
-        size //= 2
-
-
-def _with_shorter_tokens(best: _Best) -> Candidates:
+def _with_shorter_tokens(best: Best) -> Candidates:
     """One token list shorter, or all of one token."""
-    for index, operation in _each(best):
+    for index, operation in each(best):
         tokens = _tokens(operation)
         least = 1 if isinstance(operation, oplog.RequestOp) else 0
         for length in sorted({least, len(tokens) // 2, len(tokens) - 4, len(tokens) - 1}):
             if least <= length < len(tokens):
-                yield _replaced(best, index, tokens=tokens[:length])
+                yield replaced(best, index, tokens=tokens[:length])
         if len(set(tokens)) > 1:
-            yield _replaced(best, index, tokens=[min(tokens)] * len(tokens))
+            yield replaced(best, index, tokens=[min(tokens)] * len(tokens))
 
 
-def _with_renumbered_tokens(best: _Best) -> Candidates:
+def _with_renumbered_tokens(best: Best) -> Candidates:
     """Tokens called 1, 2, 3 and so on."""
     operations = best.case.operations
     known = sorted({token for operation in operations for token in _tokens(operation)})
@@ -205,23 +157,23 @@ _PLAIN: dict[str, Any] = {
 }
 
 
-def _with_simpler_fields(best: _Best) -> Candidates:
+def _with_simpler_fields(best: Best) -> Candidates:
     """One field at its plainest value, or one number smaller."""
-    for index, operation in _each(best):
+    for index, operation in each(best):
         for name, plain in _PLAIN.items():
             if getattr(operation, name, plain) != plain:
-                yield _replaced(best, index, **{name: plain})
+                yield replaced(best, index, **{name: plain})
         for name in ("new", "lookahead", "reserved", "tokens"):
             value = getattr(operation, name, None)
             if type(value) is int and value > 0:
                 for smaller in sorted({0, value // 2, value - 1}):
-                    yield _replaced(best, index, **{name: smaller})
+                    yield replaced(best, index, **{name: smaller})
         if isinstance(operation, oplog.EvictOp):
             for block in operation.blocks:
-                yield _replaced(best, index, blocks=[other for other in operation.blocks if other != block])
+                yield replaced(best, index, blocks=[other for other in operation.blocks if other != block])
 
 
-def _with_less(best: _Best) -> Candidates:
+def _with_less(best: Best) -> Candidates:
     """A smaller configuration: a group or feature less, fewer blocks."""
     for header in _headers(best.case.header):
         try:
@@ -231,9 +183,9 @@ def _with_less(best: _Best) -> Candidates:
         yield header, list(best.case.operations)
 
 
-def _with_smaller_pool(best: _Best) -> Candidates:
+def _with_smaller_pool(best: Best) -> Candidates:
     """Fewer blocks, and an allocation that asks for as many fewer."""
-    for index, operation in _each(best):
+    for index, operation in each(best):
         if not isinstance(operation, oplog.AllocateOp):
             continue
         size = max(group["block_size"] for group in best.case.header.groups)
@@ -241,27 +193,20 @@ def _with_smaller_pool(best: _Best) -> Candidates:
             left, new = best.case.header.num_blocks - blocks, operation.new - blocks * size
             if blocks and left >= 2 and new > 0:
                 header = msgspec.structs.replace(best.case.header, num_blocks=left)
-                yield header, _replaced(best, index, new=new)[1]
+                yield header, replaced(best, index, new=new)[1]
 
 
 STEPS = (
-    _without_runs,
+    without_runs,
     _with_less,
-    _without_requests,
-    _without_runs,
+    without_requests,
+    without_runs,
     _with_shorter_tokens,
     _with_simpler_fields,
     _with_smaller_pool,
     _with_renumbered_tokens,
 )
 """What makes a case smaller, in the order in which it is tried; again from the start until nothing helps."""
-
-
-def _each(best: _Best) -> Iterator[tuple[int, Operation]]:
-    index = 0
-    while index < len(best.case.operations):
-        yield index, best.case.operations[index]
-        index += 1
 
 
 def _headers(header: Header) -> Iterator[Header]:
@@ -287,29 +232,6 @@ def _headers(header: Header) -> Iterator[Header]:
             yield msgspec.structs.replace(header, **{name: value})
 
 
-def _replaced(best: _Best, index: int, **fields: Any) -> tuple[Header, list[Operation]]:
-    operations = list(best.case.operations)
-    if index < len(operations) and all(name in operations[index].__struct_fields__ for name in fields):
-        operations[index] = msgspec.structs.replace(operations[index], **fields)
-    return best.case.header, operations
-
-
 def _tokens(operation: Operation) -> list[int]:
     tokens = getattr(operation, "tokens", None)
     return tokens if isinstance(tokens, list) else []
-
-
-def _weight(operation: Operation) -> int:
-    total = 0
-    for name in operation.__struct_fields__:
-        value = getattr(operation, name)
-        if name == "want" or value is None:
-            continue
-        if isinstance(value, list):
-            total += 2 * len(value) + sum(item for item in value if type(item) is int and item < 100)
-            total += 100 * sum(type(item) is int and item >= 100 for item in value)
-        elif isinstance(value, int):
-            total += value
-        elif not isinstance(value, str):
-            total += 5
-    return total

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
 from hkv.errors import ConfigError
@@ -107,8 +106,7 @@ def keyed_rtp_engine(name: str, config: RtpConfig) -> KeyedRtpEngine:
     Raises:
       HKVError: no such engine, a missing package, or an engine that cannot represent the configuration.
     """
-    make = cast(Callable[[Any], object], engine_factory(name))
-    engine = make(to_rtp_header(config, "replay"))
+    engine = engine_factory(name)(to_rtp_header(config, "replay"))
     if not isinstance(engine, KeyedRtpEngine):
         raise ConfigError("engine", name, f"an engine that takes requests by their prefix keys under {config.name}")
     return engine

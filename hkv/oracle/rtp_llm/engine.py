@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from hkv.errors import ConfigError
 from hkv.oracle.engine import Failure, failure_of
-from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpHeader, RtpOp
+from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpOp
 
 
 @runtime_checkable
@@ -40,16 +41,22 @@ class KeyedRtpEngine(RtpEngine, Protocol):
         ...
 
 
-RtpEngineFactory = Callable[[RtpHeader], RtpEngine]
-"""Makes an engine, empty, of a header's configuration; raises `hkv.errors.ConfigError` for one it cannot represent."""
+def perform_rtp(engine: object, operation: RtpOp) -> RtpAnswer:
+    """Performs one operation.
+
+    Raises:
+      ConfigError: the engine is none for these logs.
+      Exception: whatever the engine raises.
+    """
+    if not isinstance(engine, RtpEngine):
+        raise ConfigError("engine", type(engine).__name__, "an engine that performs operations under RTP-LLM's rules")
+    return engine.perform(operation)
 
 
 def attempt_rtp(engine: object, operation: RtpOp) -> RtpAnswer | Failure:
     """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
-    if not isinstance(engine, RtpEngine):
-        return Failure(f"{type(engine).__name__} performs no operations of RTP-LLM's logs")
     try:
-        answer = engine.perform(operation)
+        answer = perform_rtp(engine, operation)
     except Exception as error:
         return failure_of(error)
     wanted = operation.answer_type

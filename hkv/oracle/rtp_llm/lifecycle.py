@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from hkv.errors import OperationError
 from hkv.oracle.rtp_llm import structs
@@ -22,18 +21,22 @@ class RtpLifecycle:
         self._requests: dict[str, _Request] = {}
         self._names: dict[type, set[str]] = {structs.HoldOp: set(), structs.ExportOp: set()}
 
+    @property
+    def requests(self) -> dict[str, int]:
+        """How many sequences each request has that arrived and was not dropped."""
+        return {id: request.sequences for id, request in self._requests.items()}
+
     def follow(self, operation: structs.RtpOp) -> None:
-        """Checks one operation and performs it, as far as its recorded answer tells what became of it.
+        """Checks one operation and performs it, but for what its answer decides: `answered` takes note of that.
 
         Raises:
-          OperationError: names the field that does not fit what came before.
+          OperationError: names the field that does not fit what came before; nothing changed.
         """
         match operation:
             case structs.RequestOp():
                 self._arrive(operation)
             case structs.MallocOp():
-                request = self._known(operation.id)
-                request.running |= operation.want is not None and operation.want.verdict == "granted"
+                self._known(operation.id)
             case structs.AppendOp():
                 self._append(self._known(operation.id), operation.tokens)
             case structs.InsertOp():
@@ -50,13 +53,23 @@ class RtpLifecycle:
                 self._known(operation.id)
             case structs.HoldOp():
                 self._index("sequence", operation.sequence, self._running(operation.id))
-                self._name(structs.HoldOp, operation.name, operation.want)
+                self._unused(structs.HoldOp, operation.name)
             case structs.ExportOp():
-                self._name(structs.ExportOp, operation.name, operation.want)
+                self._unused(structs.ExportOp, operation.name)
             case structs.ReleaseOp():
                 self._end(structs.HoldOp, operation.name)
             case structs.SettleOp():
                 self._end(structs.ExportOp, operation.name)
+
+    def answered(self, operation: structs.RtpOp, answer: object) -> None:
+        """Takes note of a grant, of new sequences and of what is kept under a name."""
+        match operation, answer:
+            case structs.MallocOp(), structs.Malloc(verdict="granted"):
+                self._requests[operation.id].running = True
+            case structs.ForkOp(), structs.Fork(copies=list()) if operation.sources:
+                self._requests[operation.id].sequences = len(operation.sources)
+            case ((structs.HoldOp() | structs.ExportOp()), structs.Selected(keys=list())):
+                self._names[type(operation)].add(operation.name)
 
     def _arrive(self, operation: structs.RequestOp) -> None:
         if operation.id in self._requests:
@@ -74,8 +87,6 @@ class RtpLifecycle:
     def _fork(self, request: _Request, operation: structs.ForkOp) -> None:
         for source in operation.sources:
             self._index("sources", source, request)
-        if operation.sources and operation.want is not None and operation.want.copies is not None:
-            request.sequences = len(operation.sources)
 
     def _known(self, id: str) -> _Request:
         if id not in self._requests:
@@ -92,11 +103,9 @@ class RtpLifecycle:
         if not 0 <= sequence < request.sequences:
             raise OperationError(field, sequence, f"a sequence from 0 to {request.sequences - 1}")
 
-    def _name(self, kind: type, name: str, want: Any) -> None:
+    def _unused(self, kind: type, name: str) -> None:
         if name in self._names[kind]:
             raise OperationError("name", name, "a name under which nothing is kept")
-        if want is not None and want.keys is not None:
-            self._names[kind].add(name)
 
     def _end(self, kind: type, name: str) -> None:
         if name not in self._names[kind]:

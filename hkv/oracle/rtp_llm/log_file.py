@@ -12,7 +12,8 @@ import msgspec
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.errors import FileError, HKVError
 from hkv.oracle.atomic import write_atomically
-from hkv.oracle.log_file import LARGEST, Log, decode, parse_log, parse_object, read_bytes, split_lines
+from hkv.oracle.log_file import LARGEST, Log, decode, parse_log, parse_object, read_bytes, split_lines, write_log
+from hkv.oracle.oplog import Header
 from hkv.oracle.rtp_llm.configuration import to_rtp_config
 from hkv.oracle.rtp_llm.lifecycle import RtpLifecycle
 from hkv.oracle.rtp_llm.structs import OPERATIONS, RtpAnswer, RtpHeader, RtpOp
@@ -50,6 +51,14 @@ def read_any_log(path: str | os.PathLike[str]) -> Log | RtpLog:
     return (parse_rtp_log if first.get("dialect") in NAMES else parse_log)(data, str(path))
 
 
+def write_any_log(
+    path: str | os.PathLike[str], header: Header | RtpHeader, operations: Sequence[Any], answers: Sequence[Any]
+) -> None:
+    """Writes operations with what an engine answered to them, under the rules of their header."""
+    write = write_rtp_log if isinstance(header, RtpHeader) else write_log
+    write(path, header, operations, answers)  # type: ignore[arg-type]
+
+
 def write_rtp_log(
     path: str | os.PathLike[str], header: RtpHeader, operations: Sequence[RtpOp], answers: Sequence[RtpAnswer]
 ) -> None:
@@ -79,6 +88,7 @@ def parse_rtp_log(data: bytes, path: str) -> RtpLog:
             lifecycle.follow(operation)
         except HKVError as error:
             raise FileError(path, number, error.argument, error.value, error.expected) from error
+        lifecycle.answered(operation, getattr(operation, "want", None))
         operations.append(operation)
     return RtpLog(path, header, tuple(operations))
 

@@ -1,0 +1,32 @@
+"""Two engines under RTP-LLM's rules side by side: one in doubt, one that counts."""
+
+from __future__ import annotations
+
+from hkv.errors import ConfigError
+from hkv.oracle.compare import Mismatch, compare
+from hkv.oracle.engine import Failure
+from hkv.oracle.rtp_llm.engine import attempt_rtp
+from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpOp
+
+
+class RtpPair:
+    """Performs every operation on both engines and compares what they answer, exactly.
+
+    Args:
+      tested: the engine in doubt.
+      right: the engine whose answers count.
+      ids: `exact`; no other way of comparing, for the rules hand out the smallest id.
+
+    Raises:
+      ConfigError: another way.
+    """
+
+    def __init__(self, tested: object, right: object, ids: str = "exact") -> None:
+        if ids != "exact":
+            raise ConfigError("ids", ids, "exact: RTP-LLM's rules say which block is handed out, the smallest free id")
+        self.tested, self.right = tested, right
+
+    def perform(self, operation: RtpOp) -> tuple[RtpAnswer | Failure, Mismatch | None]:
+        """The right engine's answer, and where the tested one's differs from it."""
+        got, want = attempt_rtp(self.tested, operation), attempt_rtp(self.right, operation)
+        return want, compare(want, got)
