@@ -400,7 +400,7 @@ def _register(
     block = state.rows[row, group, column]
     scale = jnp.maximum(groups[group, GroupField.SCALE], 1)
     key = state.chains[row, (column + 1) * scale - 1]
-    period, shift = groups[group, GroupField.PERIOD], groups[group, GroupField.EAGLE]
+    period, shift = groups[group, GroupField.PERIOD], groups[group, GroupField.SHIFT]
     phase = jnp.maximum(column - shift, 0) % jnp.maximum(period, 1)
     kept = (period == 0) | ((column >= shift) & (phase >= period - groups[group, GroupField.KEEP]))
     kept &= spans.live & (block != 0)

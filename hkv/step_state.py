@@ -183,12 +183,17 @@ def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules a whole step does not have.
 
     Raises:
-      ConfigError: context parallelism, a watermark, or a full-attention group whose blocks hold several hash blocks
-        (vLLM 0.33 gives those blocks a second key, at the prompt's end). What the compiled cache cannot do either is
-        refused by `of_config`: sub-block hits, sparse retention, speculative and checkpoint states.
+      ConfigError: context parallelism, a watermark, sparse retention (a step does not know where prompts end), hashes
+        that look ahead, or a full-attention group whose blocks hold several hash blocks (vLLM 0.33 gives those blocks a
+        second key, at the prompt's end). What the compiled cache cannot do either is refused by `of_config`: sub-block
+        hits, speculative and checkpoint states.
     """
     if config.context_parallel != 1:
         raise ConfigError("context_parallel", config.context_parallel, "1: a step's slots are one rank's")
+    if config.retention_interval is not None:
+        raise ConfigError("retention_interval", config.retention_interval, "None: a step does not know prompts' ends")
+    if config.hash_lookahead:
+        raise ConfigError("hash_lookahead", config.hash_lookahead, "0: a step hashes the tokens of whole blocks alone")
     if config.watermark_blocks:
         raise ConfigError("watermark", config.watermark, "0: admission looks at it, a step does not")
     for group, spec in enumerate(config.topology.specs):

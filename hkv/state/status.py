@@ -40,7 +40,8 @@ class Status(enum.IntEnum):
     NOT_COMPUTED = 14
     """Refused: more tokens than the request has computed, or than it has."""
     ENGINE_FAILURE = 15
-    """Refused: with the upstream defects that were asked for by name, the engine would run out of blocks halfway."""
+    """Refused: with the upstream defects that were asked for by name, the engine would run out of blocks halfway, or
+    look for a key that a request does not have."""
     NOT_YET_WRITTEN = 16
     """Refused: the hit ends in a recurrent state that is written only when this very step has run."""
     STEP_FULL = 17

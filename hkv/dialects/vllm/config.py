@@ -135,6 +135,11 @@ class VllmConfig:
         return tuple(self.block_size(group) for group in range(len(self.topology.groups)))
 
     @property
+    def hit_alignment(self) -> int:
+        """Tokens to which the hits of several groups are aligned: hash blocks with sub-block hits."""
+        return self.hash_block_size if self.partial_hits else self.scheduler_block_size
+
+    @property
     def in_flight_limit(self) -> int:
         """Most tokens that may be in flight: `max_in_flight_tokens`, or `max_model_len` when that is None."""
         return self.max_model_len if self.max_in_flight_tokens is None else self.max_in_flight_tokens

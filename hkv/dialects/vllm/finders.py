@@ -75,7 +75,7 @@ def forward(
     Returns:
       The workspace, the hit in manager blocks, and the first of them that is not null.
     """
-    start = jnp.minimum(search.start, query.limit)
+    start = search.start
     groups = work.sizes.buckets.groups
 
     def member(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:

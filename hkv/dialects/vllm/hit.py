@@ -29,10 +29,14 @@ SNAPSHOT = kinds.all_kinds()["mamba"].NUMBER
 
 
 class Hit(NamedTuple):
-    """What a lookup found, in tokens: the hit, and the longest hit of a single group if that is longer, else 0."""
+    """What a lookup found, in tokens: the hit, and the longest hit of a single group if that is longer, else 0.
+
+    fails: whether an upstream defect that was asked for by name makes the lookup fail; it found nothing then.
+    """
 
     tokens: Scalar
     shared_prefix: Scalar
+    fails: Scalar
 
 
 class _Progress(NamedTuple):
@@ -42,6 +46,7 @@ class _Progress(NamedTuple):
     longest: Scalar
     verified: Scalar
     seen: Scalar
+    fails: Scalar
     active: Scalar
 
 
@@ -119,6 +124,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
         search = _search(kind, query)
         w, right, right_first = finders.forward(w, view, query, search, ~again & ~search.backward)
         w, left, left_first = finders.backward(w, view, query, search, ~again & search.backward)
+        fails = ~again & _beyond_the_keys(view, query, search, kind, keys, right)
         found = jnp.where(search.backward, left, right) * block
         start = jnp.where(search.backward, left_first, right_first)
         w = _note(w, view, query, ~again, found, start)
@@ -134,16 +140,32 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
             longest=jnp.where(again, at.longest, jnp.maximum(at.longest, new)),
             verified=verified,
             seen=at.seen | bit,
-            active=~done,
+            fails=fails,
+            active=~done & ~fails,
         )
 
     tokens = jnp.maximum(tokens - 1, 0)
-    start = _Progress(jnp.int32(0), tokens, tokens, jnp.int32(0), jnp.int32(0), jnp.int32(0), enabled & (searches > 0))
+    zero, no = jnp.int32(0), jnp.bool_(False)
+    start = _Progress(zero, tokens, tokens, zero, zero, zero, no, enabled & (searches > 0))
     work, local = loop(lambda c: c[-1], visit, work, start, writes=WRITES)
     end = _Progress(*local)
-    hit = jnp.where(enabled & (searches > 0), end.hit, 0)
-    shared = jnp.where((end.longest > hit) & ~unitary & enabled, end.longest, 0)
-    return work, Hit(hit, shared)
+    hit = jnp.where(enabled & (searches > 0) & ~end.fails, end.hit, 0)
+    shared = jnp.where((end.longest > hit) & ~unitary & enabled & ~end.fails, end.longest, 0)
+    return work, Hit(hit, shared, end.fails)
+
+
+def _beyond_the_keys(
+    view: View, query: Query, search: Search, kind: Scalar, keys: Scalar, length: Scalar
+) -> Scalar:
+    """Whether vLLM 0.33's finder asks for the key of a block that has none (`hkv.bugs`: finder-index-error).
+
+    Searches from the last block start there; those to the right, which go from block to block as far as they find them,
+    arrive there. Kinds that need every block are bounded by the keys in vLLM 0.33 too.
+    """
+    wanted, keyed = divide(query.length, query.block), divide(keys, query.scale)
+    left = search.backward & (search.need > 0) & (wanted > keyed)
+    right = ~search.backward & ~is_any(kind, ONCE) & (wanted > length) & (length >= keyed)
+    return (view.whole(CacheField.FINDER_ERROR) != 0) & (left | right)
 
 
 def _search(kind: Scalar, query: Query) -> Search:

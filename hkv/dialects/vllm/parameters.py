@@ -36,11 +36,14 @@ CacheField = enum.IntEnum(
         "SNAPSHOTS",
         "DROPS",
         "TAIL_OUTLIVES",
+        "RETAINED",
+        "SCHEDULER_BLOCK",
+        "FINDER_ERROR",
     ),
     start=0,
 )
 """Columns of `Parameters.cache`: what belongs to no group. Lengths are in tokens, `NUM_BLOCKS` and `WATERMARK` in
-blocks."""
+blocks. `RETAINED`: tokens to which lengths that are retained are rounded, 0 where retention is dense."""
 
 GroupField = enum.IntEnum(
     "GroupField",
@@ -58,6 +61,7 @@ GroupField = enum.IntEnum(
         "TAIL",
         "PERIOD",
         "KEEP",
+        "SHIFT",
         "FINDER_FIRST",
         "FINDER_COUNT",
         "MEMBER",
@@ -71,8 +75,9 @@ kind says (window - 1 and what is kept beyond it; the chunk). NEED: blocks a win
 block.
 CAP: most blocks admission counts. COLUMN: the group's column in the key table. CACHEABLE: whether it is ever hit.
 STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail is
-registered (1: in a block that goes on to be filled, 2: as a snapshot). PERIOD and KEEP: of
-every PERIOD blocks the last KEEP are registered; PERIOD 0: all.
+registered (1: in a block that goes on to be filled, 2: as a snapshot). PERIOD, KEEP and
+SHIFT: of every PERIOD blocks, counted from SHIFT on, the last KEEP are registered; PERIOD 0: all. With sparse
+retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.retention`).
 
 The last three do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT: first column and number of
 the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column is c.
@@ -131,8 +136,6 @@ class View:
 
 
 UNSUPPORTED = {
-    "hash_lookahead": (0, "0: the compiled cache has no lookahead hashes yet"),
-    "retention_interval": (None, "None: the compiled cache has no sparse retention yet"),
     "partial_hits": (False, "False: the compiled cache has no partial hits yet"),
     "shared_prefix_checkpoint": (False, "False: the compiled cache has no shared-prefix checkpoints yet"),
 }
@@ -202,6 +205,9 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
         "TAIL_OUTLIVES": "tail-key-outlives-state" in config.bugs,
         "SNAPSHOTS": any(spec.snapshot for spec in specs),
         "NEGATIVE_ESTIMATE": "negative-estimate" in config.bugs,
+        "RETAINED": 0 if config.retention_interval is None else config.hit_alignment,
+        "SCHEDULER_BLOCK": config.scheduler_block_size,
+        "FINDER_ERROR": "finder-index-error" in config.bugs,
         "LEAST_BLOCK": min((config.block_size(g) for g, spec in enumerate(specs) if spec.kind != "opaque"), default=1),
     }.items():
         cache[CacheField[name]] = value

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from hkv.dialects.vllm import retention
 from hkv.dialects.vllm.hit import SNAPSHOT, hashed_keys, resumable
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
 from hkv.state import key_table
@@ -94,16 +95,11 @@ def _whole_blocks(
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups, spare = work.sizes.buckets.groups, work.spare_entry
     row, chain = work.row(slot, group), work.chain(slot) + (scale - 1)
-    period, keep = view.group(group, GroupField.PERIOD), view.group(group, GroupField.KEEP)
-    shift = view.group(group, GroupField.EAGLE)
-    all_kept = period == 0
-    period = jnp.maximum(period, 1)
+    work, kept = retention.kept(work, view, slot, group)
 
-    def look(w: Workspace, i: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        phase = remainder(jnp.maximum(i - shift, 0), period)
-        kept = all_kept | ((i >= shift) & (phase >= period - keep))
+    def look(w: Workspace, i: Scalar, kept_here: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         block = jnp.where(i >= first, w.read("rows", row + i), 0)
-        why = jnp.where(block == 0, RETIRED, jnp.where(kept, 0, NOT_RETAINED))
+        why = jnp.where(block == 0, RETIRED, jnp.where(kept_here, 0, NOT_RETAINED))
         return block, why, w.read("chains", chain + i * scale) * groups + column
 
     def settle(w: Workspace, entry: Scalar, value: Scalar) -> Workspace:
@@ -113,41 +109,50 @@ def _whole_blocks(
         return emit(w, value > 0, Event.KEY, entry)
 
     def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        i, entry, value, _ = local
+        i, phase, inside, entry, value, _ = local
         w = settle(w, entry, value)
-        block, why, entry = look(w, i)
+        block, why, entry = look(w, i, inside | (phase >= kept.least))
         new = (w.read("table", w.entry(entry)) <= 0) & ((why != 0) | (w.read("keys", w.key(block)) == 0))
         value = jnp.where(why != 0, why, block * 8)
-        return w, (i + new, jnp.where(new, entry, spare), jnp.where(new, value, 0), ~new)
+        after = jnp.where(new, kept.next_phase(phase), phase)
+        return w, (i + new, after, inside, jnp.where(new, entry, spare), jnp.where(new, value, 0), ~new)
 
     def stretch(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        w, (i, entry, value, stopped) = loop(
-            lambda c: (c[0] < full) & ~c[3],
+        inside, until = kept.stretch(local[0], full)
+        w, (i, phase, _, entry, value, stopped) = loop(
+            lambda c: (c[0] < until) & ~c[-1],
             plain,
             w,
-            (local[0], spare, 0, False),
+            (local[0], kept.phase(local[0]), inside, spare, 0, False),
             reads=("rows", "chains"),
             writes=("table", "keys", "events", "num_events"),
         )
         w = settle(w, entry, value)
-        w, (block, why, entry) = peek(stopped, lambda v: look(v, i), w, ("rows", "chains"), (0, 0, 0))
-        kept = stopped & (why == 0)
-        w = key_table.note_absence(w, stopped & ~kept, entry, why)
-        w = key_table.drop_keys(w, kept, block)
-        w = key_table.add_key(w, kept, block, jnp.int32(0), entry)
-        return emit(w, kept, Event.KEY, entry), (i + stopped,)
+        w, (block, why, entry) = peek(
+            stopped,
+            lambda v: look(v, i, inside | (phase >= kept.least)),
+            w,
+            reads=("rows", "chains"),
+            default=(0, 0, 0),
+        )
+        entered = stopped & (why == 0)
+        w = key_table.note_absence(w, stopped & ~entered, entry, why)
+        w = key_table.drop_keys(w, entered, block)
+        w = key_table.add_key(w, entered, block, jnp.int32(0), entry)
+        return emit(w, entered, Event.KEY, entry), (i + stopped,)
 
     work, _ = loop(lambda c: c[0] < full, stretch, work, (done,), writes=WRITES)
     work = emit(work, full > done, Event.STORED + 8 * slot, group, done, full)
     recurrent = view.group(group, GroupField.KIND) == SNAPSHOT
 
     def stamp(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        block, why, entry = look(w, local[0])
-        last = w.entry(entry - column + groups - 1)
-        return w.write_if((block != 0) & (why == 0), "table", w.steps, last), (local[0] + 1,)
+        block = jnp.where(local[0] >= first, w.read("rows", row + local[0]), 0)
+        entry = key_table.entry_of(w.read("keys", w.key(block)))
+        last = w.entry(jnp.maximum(entry, 0) | (groups - 1))
+        return w.write_if(entry >= 0, "table", w.steps, last), (local[0] + 1,)
 
     start = (jnp.where(recurrent, done, full),)
-    work, _ = loop(lambda c: c[0] < full, stamp, work, start, reads=("rows", "chains"), writes=("table",))
+    work, _ = loop(lambda c: c[0] < full, stamp, work, start, reads=("rows", "keys"), writes=("table",))
     work = work.set_row(slot, group, Row.CACHED, full)
     return work.set(slot, Request.KNOWN, 1)
 

@@ -180,12 +180,12 @@ def lookup(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspa
 
     def search(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         w, found = hit.longest_hit(w, view, op.slot, local[0])
-        w = w.set(op.slot, Request.HIT, found.tokens)
+        w = w.set(op.slot, Request.HIT, jnp.where(found.fails, -1, found.tokens))
         w = w.set(op.slot, Request.HIT_CLOCK, w.clock)
-        return w, (False, found.tokens, found.shared_prefix)
+        return w, (False, found.tokens, found.shared_prefix, found.fails)
 
-    work, (_, tokens, shared) = loop(lambda c: c[0], search, work, (mine, 0, 0), writes=hit.WRITES)
-    return work, answer._replace(
+    work, (_, tokens, shared, fails) = loop(lambda c: c[0], search, work, (mine, 0, 0, False), writes=hit.WRITES)
+    return work, answer.refuse(fails, Status.ENGINE_FAILURE)._replace(
         value=jnp.where(mine, tokens, answer.value),
         shared_prefix=jnp.where(mine, shared, answer.shared_prefix),
         reported=answer.reported | (mine & (tokens > 0)),

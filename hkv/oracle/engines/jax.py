@@ -295,6 +295,8 @@ class JaxEngine:
         return self._add(Code.RESET, None, room=_Room(0, 1), read=self._read_reset)
 
     def _read_hit(self, row: np.ndarray, ids: np.ndarray) -> Hit:
+        if row[Column.STATUS] == Status.ENGINE_FAILURE:
+            raise EngineFailure("keys", Status.ENGINE_FAILURE.name, "a key for every block up to the last token")
         _check(row)
         blocks = self._rows(row, ids, leading=True)
         return Hit(int(row[Column.VALUE]), blocks, int(row[Column.SHARED_PREFIX]))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.finders import Query, Search
+from hkv.dialects.vllm.parameters import UNLIMITED
 from hkv.errors import ConfigError
 from hkv.spec import Mamba
 from hkv.state.loops import Scalar
@@ -20,7 +21,7 @@ LOOKED_UP_ONCE = False
 
 
 def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
-    """Nothing beyond the block; states for drafts and states inside a chunk are refused.
+    """Which states are kept, each for one length; states for drafts and states inside a chunk are refused.
 
     Raises:
       ConfigError: the group has speculative or checkpoint blocks.
@@ -32,7 +33,19 @@ def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
         if getattr(spec, name):
             expected = "0: the compiled cache has no speculative or checkpoint states yet"
             raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), expected)
-    return {"TAIL": 2 * (config.caching and spec.prefix_cacheable)}
+    return {
+        "TAIL": 2 * (config.caching and spec.prefix_cacheable),
+        "PERIOD": _period(config.retention_interval, spec.block_size),
+        "KEEP": 1,
+    }
+
+
+def _period(interval: int | None, block: int) -> int:
+    """Blocks between two states that are kept; 0 if all of them are."""
+    if interval is None:
+        return 0
+    period = interval // block if interval else UNLIMITED
+    return 0 if period == 1 else period
 
 
 def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.finders import Query, Search
+from hkv.dialects.vllm.parameters import UNLIMITED
 from hkv.spec import SlidingWindow
 from hkv.state.loops import Scalar
 
@@ -22,16 +23,27 @@ def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
     kept = spec.window - 1 + spec.extra_retained_tokens
     in_flight = min(kept + config.in_flight_limit, config.max_model_len)
     need = -(-(spec.window - 1) // config.block_size(group))
-    period = config.scheduler_block_size // config.block_size(group)
     keep = need + eagle
     free = spec.window == 1 and "window-one-never-hits" not in config.bugs
     return {
         "REACH": kept,
         "NEED": -1 if free else need,
-        "PERIOD": 0 if keep >= period else period,
+        "PERIOD": _period(config, group, keep),
         "KEEP": keep,
+        "SHIFT": eagle,
         "CAP": -(-in_flight // spec.block_size) + 1,
     }
+
+
+def _period(config: VllmConfig, group: int, keep: int) -> int:
+    """Blocks between two lengths before which the last `keep` are kept; 0 if that is all of them."""
+    block, interval = config.block_size(group), config.retention_interval
+    if config.hit_alignment % block:
+        return 0
+    if interval == 0:
+        return UNLIMITED
+    period = (interval or config.hit_alignment) // block
+    return 0 if keep >= period else period
 
 
 def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:
