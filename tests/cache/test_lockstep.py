@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from types import FunctionType
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv import cache
-from hkv.dialects.vllm import allocate, finders
+from hkv.dialects.vllm import allocate, finders, retention
 from hkv.oracle.check import describe
 from hkv.oracle.compare import Mismatch, compare
-from hkv.oracle.engine import apply
+from hkv.oracle.engine import Failure, apply, attempt
 from hkv.oracle.engines.jax import JaxEngine
 from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.oplog import Answer, Header, Operation
+from hkv.spec import spec_from_text
 from hkv.state import free_queue, key_table
 from hkv.testing.choices import Choices, RandomChoices
 from hkv.testing.strategies import HypothesisChoices
 from hkv.testing.traffic import draw_header, drive
 from tests.properties.planting import planted
 
-FEATURES = ("core", "eagle", "context_parallel", "external")
+FEATURES = ("core", "eagle", "context_parallel", "external", "retention", "lookahead_hash")
 STEPS = 10
 
 
@@ -62,18 +64,57 @@ def test_shrinking_traffic(data: st.DataObject, feature: str) -> None:
     lockstep(draw_header(choices, feature, 2), choices)
 
 
+class FailedError(Exception):
+    """Both engines failed, as the defect has it."""
+
+
+def headers_beyond_the_keys(groups: str, lookahead: int, bugs: list[str], seed: int) -> Header:
+    entries = [spec_from_text(text).to_log() for text in groups.split(",")]
+    header = draw_header(RandomChoices(seed), "lookahead_hash", 2)
+    sizes = {"hash_block_size": 4, "scheduler_block_size": 4, "max_model_len": 64}
+    return msgspec.structs.replace(header, groups=entries, hash_lookahead=lookahead, bugs=bugs, num_blocks=30, **sizes)
+
+
+@pytest.mark.parametrize(
+    "groups", ["swa:4:8", "swa:4:1", "mamba:4", "chunked:4:16", "chunked:4:8,swa:4:6", "full:4,mamba:4"]
+)
+def test_lookups_beyond_the_keys(groups: str) -> None:
+    """Hashes that look far ahead leave blocks without keys; a defect makes lookups fail over them in both engines."""
+    failed = set()
+    for seed in range(6):
+        bugs = ["finder-index-error"] if seed % 2 else []
+        header = headers_beyond_the_keys(groups, 2 + seed % 3, bugs, seed)
+        compiled, reference = JaxEngine(header), NumpyEngine(header)
+
+        def perform(operation: Operation, compiled=compiled, reference=reference) -> Answer:
+            want, got = attempt(reference, operation), attempt(compiled, operation)
+            assert compare(want, got) is None, describe(operation)
+            if isinstance(want, Failure):
+                assert "keys" in want.message
+                assert "keys" in getattr(got, "message", "")
+                raise FailedError
+            return want
+
+        try:
+            drive(header, RandomChoices(seed), perform, STEPS)
+        except FailedError:
+            failed.add(bool(bugs))
+    assert failed == ({True} if groups not in ("swa:4:1", "full:4,mamba:4") else set())
+
+
 DEFECTS = [
     (finders.backward, "run + 1, 0)", "run + 1, run)"),
     (allocate.adopt_hit, "jnp.maximum(skip, found))", "found)"),
     (free_queue.release, "w.tail + (left - 1)", "w.tail + (count - left)"),
     (key_table.insert, "w.link(last, part, 0)", "w.link(first, part, 0)"),
+    (retention.Kept.stretch, "(entry < end)", "(entry <= end)"),
 ]  # fmt: skip
 
 
 def many_seeds() -> None:
     for seed in range(120):
         choices = RandomChoices(seed)
-        lockstep(draw_header(choices, FEATURES[seed % 4]), choices)
+        lockstep(draw_header(choices, FEATURES[seed % len(FEATURES)]), choices)
 
 
 @pytest.fixture

@@ -282,6 +282,8 @@ def test_other_roots_share_nothing():
         ("full:4,swa:2:4", {}, "groups[0].block_size"),
         ("full:2", {"watermark": 0.5}, "watermark"),
         ("full:2", {"context_parallel": 2}, "context_parallel"),
+        ("full:2", {"retention_interval": 0}, "retention_interval"),
+        ("full:2", {"hash_lookahead": 1}, "hash_lookahead"),
     ],
 )
 def test_what_steps_cannot_express_is_refused(groups, fields, name):

@@ -154,9 +154,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
     return work, Hit(hit, shared, end.fails)
 
 
-def _beyond_the_keys(
-    view: View, query: Query, search: Search, kind: Scalar, keys: Scalar, length: Scalar
-) -> Scalar:
+def _beyond_the_keys(view: View, query: Query, search: Search, kind: Scalar, keys: Scalar, length: Scalar) -> Scalar:
     """Whether vLLM 0.33's finder asks for the key of a block that has none (`hkv.bugs`: finder-index-error).
 
     Searches from the last block start there; those to the right, which go from block to block as far as they find them,

@@ -54,12 +54,13 @@ class SlidingWindowKind(Kind):
         """
         size = self.block_size
         whole = block_keys(keys, self.hash_block_size, size)
-        limit = max_length // size
-        if "finder-index-error" not in self.config.bugs:
-            limit = min(limit, len(whole))
         need = window_blocks(self.spec.window, size, drop)
+        anywhere = need == 0 and self.contract_of_one
+        limit = max_length // size
+        if anywhere or "finder-index-error" not in self.config.bugs:
+            limit = min(limit, len(whole))
         lists = [[NULL] * limit for _ in groups]
-        if need == 0 and self.contract_of_one:
+        if anywhere:
             length = _aligned(limit, size, alignment)
         else:
             length = self._last_run(whole, limit, groups, need, drop, alignment, lists)
