@@ -16,7 +16,8 @@ def hit(moment: RtpMoment) -> Iterator[str]:
 
     Holds after a first `malloc` that is granted; every length is tried. A full group needs every block, a linear one
     the state at the end, a window with reuse its last block, a window without reuse nothing. The last key never
-    counts, though its block be whole. No exception.
+    counts, though its block be whole. Exception: ranks without a full group count one block of tokens for a key that
+    stands for a round of them.
     """
     operation, answer = moment.operation, moment.answer
     assert isinstance(operation, structs.MallocOp)
@@ -25,7 +26,7 @@ def hit(moment: RtpMoment) -> Iterator[str]:
         if answer.reused:
             yield f"{answer.reused} tokens are taken over by a request that is no new one, or was refused"
         return
-    wanted = longest(moment, operation) * moment.config.block_size * moment.config.cp_size
+    wanted = longest(moment, operation) * moment.tokens_of_a_key
     if answer.reused != wanted:
         yield f"{answer.reused} tokens are taken over, {wanted} can be"
     if answer.reused >= len(moment.ledger.requests[operation.id].tokens[0]):
@@ -64,7 +65,7 @@ def adoption(moment: RtpMoment) -> Iterator[str]:
     assert isinstance(answer, structs.Malloc)
     if not moment.granted or operation.id in moment.before.lists:
         return
-    cached, taken = moment.slots(moment.before), answer.reused // (config.block_size * config.cp_size)
+    cached, taken = moment.slots(moment.before), answer.reused // moment.tokens_of_a_key
     keys = moment.ledger.keys(operation.id, 0, partial=True)[:taken]
     for sequence, row in enumerate(answer.lists):
         for group, blocks in enumerate(row):

@@ -94,8 +94,9 @@ def ownership(moment: RtpMoment) -> Iterator[str]:
     """A block that is cached or shared holds one whole prefix: the same, at the same place, for all that name it.
 
     Holds after every operation. A cached block in a list is full, and its key is that of the list's own tokens.
-    Exceptions: context parallelism, and requests that were forked without copies or with a reserve: a fork copies the
-    last slot alone, and with slots in reserve the block that is written next lies before it.
+    Exceptions: context parallelism, and requests that were forked without copies, with a reserve, or freed and begun
+    anew: a fork copies the last slot alone, and with slots in reserve the block that is written next lies before it; a
+    first allocation takes all sequences for equal, up to what was the common length when they came.
     """
     if moment.config.cp_size > 1:
         return

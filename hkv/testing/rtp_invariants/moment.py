@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
-from hkv.group_policy import GroupType
+from hkv.group_policy import CpMapping, GroupType
 from hkv.keys.rolling import first_keys
 from hkv.oracle.rtp_llm import structs
 from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpOp, RtpState
@@ -27,13 +27,15 @@ class RtpRecord:
     Attributes:
       tokens: of each sequence.
       reserve: tokens to come in a step beyond the next one's.
-      shared: whether sequences were forked and may write into one another's blocks: without copies, or with a reserve,
-        where the one copied block is not the one that is written next.
+      shared: whether sequences were forked and may write into one another's blocks: without copies; with a reserve,
+        where the one copied block is not the one that is written next; or freed and begun anew, as if they were equal.
+      forked: whether its sequences were ever forked.
     """
 
     tokens: list[list[int]]
     reserve: int
     shared: bool = False
+    forked: bool = False
 
 
 class RtpLedger:
@@ -70,10 +72,12 @@ class RtpLedger:
             case structs.ForkOp() if operation.sources and isinstance(answer, structs.Fork):
                 record = self.requests[operation.id]
                 if answer.copies is not None:
+                    record.forked = True
                     record.tokens = [list(record.tokens[source]) for source in operation.sources]
                     record.shared |= not operation.copy_last or record.reserve > 0
             case structs.FreeOp():
-                self.requests[operation.id].shared = False
+                record = self.requests[operation.id]
+                record.shared = record.forked and len(record.tokens) > 1
             case structs.DropOp():
                 del self.requests[operation.id]
             case structs.InsertOp():
@@ -156,6 +160,13 @@ class RtpMoment:
         """What was not cached before, or by another block."""
         before = self.slots(self.before)
         return {name: block for name, block in self.slots(self.after).items() if before.get(name) != block}
+
+    @property
+    def tokens_of_a_key(self) -> int:
+        """Tokens that one key of a hit counts for: a round over the ranks, if a full group is dealt out to them."""
+        full = [self.config.policies[group] for group in self.config.full_groups]
+        dealt = bool(full) and full[0].cp_mapping is CpMapping.BLOCK_ROUND_ROBIN
+        return self.config.block_size * (self.config.cp_size if dealt else 1)
 
     @property
     def granted(self) -> bool:
