@@ -9,7 +9,7 @@ import sys
 
 NUMBER = "--xla_force_host_platform_device_count"
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TIMEOUT = 300
+TIMEOUT = 600
 
 
 def _flags() -> list[str]:
