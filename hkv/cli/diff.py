@@ -144,7 +144,7 @@ class _Run:
             )
         except UnsupportedConfigError as error:
             self.unsupported += 1
-            self.reason = self.reason or str(error.value)
+            self.reason = self.reason or str(error.value if error.argument == "header" else error)
             return None
         self.compared += 1
         self.operations += len(recording.operations)

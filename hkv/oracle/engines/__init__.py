@@ -14,7 +14,7 @@ from hkv.oracle.engine import EngineFactory
 
 ENGINES = {
     "numpy": "hkv.oracle.engines.numpy:numpy_engine",
-    "jax": "hkv.oracle.engines.jax:JaxEngine",
+    "jax": "hkv.oracle.engines.compiled:jax_engine",
     "vllm": "hkv.oracle.engines.installed_vllm:InstalledVllmEngine",
 }
 """Engine names and where their factories live, as `module:attribute`."""

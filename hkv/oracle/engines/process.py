@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -12,6 +12,10 @@ from hkv.oracle import oplog
 from hkv.oracle.engine import EngineFactory
 from hkv.oracle.engines.line_process import LineProcess
 from hkv.oracle.oplog import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit, Operation
+from hkv.oracle.rtp_llm.structs import RtpHeader, RtpOp
+
+if TYPE_CHECKING:
+    from hkv.oracle.engines.rtp_process import RtpProcessEngine
 
 PREFIX = "cmd:"
 """What the name of such an engine begins with; its command line follows."""
@@ -27,11 +31,19 @@ def process_factory(command: str, timeout: float = TIMEOUT) -> EngineFactory:
       command: a command line, split as a shell would; no shell runs.
       timeout: seconds that one answer may take.
     """
-    return lambda header: ProcessEngine(header, command, timeout)
+
+    def start(header: Header | RtpHeader) -> ProcessEngine | RtpProcessEngine:
+        if not isinstance(header, RtpHeader):
+            return ProcessEngine(header, command, timeout)
+        from hkv.oracle.engines.rtp_process import RtpProcessEngine
+
+        return RtpProcessEngine(header, command, timeout)
+
+    return start
 
 
-class ProcessEngine:
-    """A process that speaks the process protocol. Implements `hkv.oracle.engine.KeyedEngine`.
+class EngineProcess:
+    """A process that speaks the process protocol, whatever the operations are.
 
     Args:
       header: the configuration, sent as the first line.
@@ -45,7 +57,7 @@ class ProcessEngine:
       OperationError: any method: it answered that it cannot perform the operation.
     """
 
-    def __init__(self, header: Header, command: str, timeout: float = TIMEOUT) -> None:
+    def __init__(self, header: Header | RtpHeader, command: str, timeout: float = TIMEOUT) -> None:
         self._process = LineProcess(command, timeout)
         answer = self._say(msgspec.json.encode(header), "the header")
         if isinstance(answer, dict) and set(answer) == {"unsupported"}:
@@ -57,85 +69,18 @@ class ProcessEngine:
         if answer is not None:
             self._babble(answer, 'null, {"unsupported": "why"} or {"error": "why"} to the header')
 
-    def step(self) -> None:
-        """A new scheduling step begins."""
-        self._perform(oplog.StepOp(), None)
-
-    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
-        """A request arrives with this prompt."""
-        self._perform(oplog.RequestOp(id=id, tokens=list(tokens), extra=extra), None)
-
-    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
-        """A request arrives of which only length and prefix keys are known."""
-        fields = {"op": "request_keyed", "id": id, "num_tokens": num_tokens, "keys": list(keys)}
-        self._exchange(fields, "request_keyed", None)
-
-    def extend(self, id: str, tokens: int) -> None:
-        """`tokens` generated tokens are appended to a keyed request."""
-        self._exchange({"op": "extend", "id": id, "tokens": tokens}, "extend", None)
-
-    def num_free(self) -> int:
-        """Blocks in the free queue."""
-        return self._exchange({"op": "num_free"}, "num_free", int)
-
-    def lookup(self, id: str) -> Hit:
-        """The longest common cache hit of a waiting request."""
-        return self._perform(oplog.LookupOp(id=id), Hit)
-
-    def allocate(self, operation: AllocateOp) -> Allocation:
-        """A request gets blocks for its next tokens, or is refused."""
-        return self._perform(operation, Allocation)
-
-    def advance(self, id: str, tokens: int) -> None:
-        """`tokens` more tokens are computed."""
-        self._perform(oplog.AdvanceOp(id=id, tokens=tokens), None)
-
-    def append(self, id: str, tokens: Sequence[int]) -> None:
-        """Generated tokens are appended."""
-        self._perform(oplog.AppendOp(id=id, tokens=list(tokens)), None)
-
-    def commit(self, id: str, tokens: int) -> None:
-        """The first `tokens` tokens may be registered in the prefix cache."""
-        self._perform(oplog.CommitOp(id=id, tokens=tokens), None)
-
-    def free(self, id: str) -> None:
-        """The request finished or is preempted."""
-        self._perform(oplog.FreeOp(id=id), None)
-
-    def drop(self, id: str) -> None:
-        """A waiting request is forgotten."""
-        self._perform(oplog.DropOp(id=id), None)
-
-    def evict(self, blocks: Sequence[int]) -> None:
-        """These blocks lose their keys."""
-        self._perform(oplog.EvictOp(blocks=list(blocks)), None)
-
-    def copies(self) -> list[tuple[int, int]]:
-        """Drains pending copies and gives back the references they held."""
-        return self._perform(oplog.CopiesOp(), list[tuple[int, int]])
-
-    def reset(self) -> bool:
-        """Resets the prefix cache."""
-        return self._perform(oplog.ResetOp(), oplog.Reset).ok
-
-    def events(self) -> list[CacheEvent]:
-        """Drains KV events."""
-        return self._perform(oplog.EventsOp(), list[CacheEvent])
-
-    def state(self) -> CacheState:
-        """Everything that can be compared."""
-        return self._perform(oplog.StateOp(), CacheState)
-
     def close(self) -> None:
         """Ends the process; it ends with this object in any case."""
         self._process.close()
 
-    def _perform(self, operation: Operation, answer_type: Any) -> Any:
+    def perform_as(self, operation: Operation | RtpOp, answer_type: Any) -> Any:
+        """Has it perform one operation and reads the answer as that type."""
         fields = msgspec.to_builtins(operation)
         fields.pop("want", None)
-        return self._exchange(fields, fields["op"], answer_type)
+        return self.exchange(fields, fields["op"], answer_type)
 
-    def _exchange(self, fields: dict[str, Any], name: str, answer_type: Any) -> Any:
+    def exchange(self, fields: dict[str, Any], name: str, answer_type: Any) -> Any:
+        """Sends an operation of that name, as plain values, and reads the answer as that type."""
         what = f"{name} {fields['id']}" if "id" in fields else name
         answer = self._say(msgspec.json.encode(fields), what)
         if isinstance(answer, dict) and set(answer) == {"error"}:
@@ -155,3 +100,76 @@ class ProcessEngine:
     def _babble(self, answer: Any, expected: str) -> NoReturn:
         self._process.close()
         raise EngineProcessError("engine wrote", answer, expected)
+
+
+class ProcessEngine(EngineProcess):
+    """A process that performs the operations of vLLM's logs. Implements `hkv.oracle.engine.KeyedEngine`."""
+
+    def step(self) -> None:
+        """A new scheduling step begins."""
+        self.perform_as(oplog.StepOp(), None)
+
+    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
+        """A request arrives with this prompt."""
+        self.perform_as(oplog.RequestOp(id=id, tokens=list(tokens), extra=extra), None)
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
+        """A request arrives of which only length and prefix keys are known."""
+        fields = {"op": "request_keyed", "id": id, "num_tokens": num_tokens, "keys": list(keys)}
+        self.exchange(fields, "request_keyed", None)
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens are appended to a keyed request."""
+        self.exchange({"op": "extend", "id": id, "tokens": tokens}, "extend", None)
+
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        return self.exchange({"op": "num_free"}, "num_free", int)
+
+    def lookup(self, id: str) -> Hit:
+        """The longest common cache hit of a waiting request."""
+        return self.perform_as(oplog.LookupOp(id=id), Hit)
+
+    def allocate(self, operation: AllocateOp) -> Allocation:
+        """A request gets blocks for its next tokens, or is refused."""
+        return self.perform_as(operation, Allocation)
+
+    def advance(self, id: str, tokens: int) -> None:
+        """`tokens` more tokens are computed."""
+        self.perform_as(oplog.AdvanceOp(id=id, tokens=tokens), None)
+
+    def append(self, id: str, tokens: Sequence[int]) -> None:
+        """Generated tokens are appended."""
+        self.perform_as(oplog.AppendOp(id=id, tokens=list(tokens)), None)
+
+    def commit(self, id: str, tokens: int) -> None:
+        """The first `tokens` tokens may be registered in the prefix cache."""
+        self.perform_as(oplog.CommitOp(id=id, tokens=tokens), None)
+
+    def free(self, id: str) -> None:
+        """The request finished or is preempted."""
+        self.perform_as(oplog.FreeOp(id=id), None)
+
+    def drop(self, id: str) -> None:
+        """A waiting request is forgotten."""
+        self.perform_as(oplog.DropOp(id=id), None)
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """These blocks lose their keys."""
+        self.perform_as(oplog.EvictOp(blocks=list(blocks)), None)
+
+    def copies(self) -> list[tuple[int, int]]:
+        """Drains pending copies and gives back the references they held."""
+        return self.perform_as(oplog.CopiesOp(), list[tuple[int, int]])
+
+    def reset(self) -> bool:
+        """Resets the prefix cache."""
+        return self.perform_as(oplog.ResetOp(), oplog.Reset).ok
+
+    def events(self) -> list[CacheEvent]:
+        """Drains KV events."""
+        return self.perform_as(oplog.EventsOp(), list[CacheEvent])
+
+    def state(self) -> CacheState:
+        """Everything that can be compared."""
+        return self.perform_as(oplog.StateOp(), CacheState)
