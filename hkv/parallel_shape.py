@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hkv.content import Part
 from hkv.errors import ConfigError, LayoutError
 from hkv.layout import Layout
-from hkv.orders import H, N
+from hkv.orders import H
 from hkv.strided import StridedView
 
 
@@ -197,11 +197,6 @@ def states_of_positions(layout: Layout, positions: range) -> range:
         return positions
     tokens = Fraction(layout.tokens_per_state)
     return range(positions.start // tokens, -(-positions.stop // tokens)) if positions else range(0)
-
-
-def kernel_states(layout: Layout) -> int:
-    """States in one kernel block."""
-    return layout.shape[N]
 
 
 def _check_positive(name: str, value: object) -> None:

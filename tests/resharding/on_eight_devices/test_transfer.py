@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -164,6 +167,17 @@ def test_requests_of_other_lengths_and_blocks_share_an_executable() -> None:
     moved = dataclasses.replace(chosen.target, row=(1, 3, 4)), dataclasses.replace(chosen.source, row=(5, 4, 3, 2, 1))
     pool = execute(plan_resharding(moved[1], moved[0], range(16)), have, source, pool, target)
     assert _unpack._cache_size() == before
+
+
+def test_the_examples_of_the_documentation_run() -> None:
+    text = (pathlib.Path(__file__).parents[3] / "docs" / "sharding.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    names: dict = {}
+    exec("".join(blocks), names)
+    state = names["arrived"].view(jnp.bfloat16)
+    assert state.shape[:3] == (1, 8, 1)
+    assert float(jnp.sum(state)) == 2 * 2 * 4 * 2 * 16  # of three tokens two are moved, to two ranks a head, K and V
 
 
 def test_the_pool_is_changed_in_place() -> None:
