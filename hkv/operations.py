@@ -103,7 +103,8 @@ class Column(enum.IntEnum):
     """Where its block ids begin in `Results.ids`."""
     COPIES = 4
     """ALLOCATE, FORK: how many blocks are to be copied. ALLOCATE reports them before its other ids, three integers
-    each: the group, the block, its copy; both hold a reference more until COPIES gives it back."""
+    each: the group, the block, its copy; both hold a reference more until COPIES gives it back. Where tokens of a hit
+    were adopted, the copy has taken the block's place in the row; else the block stays, and the copy is the cache's."""
 
 
 @jax.tree_util.register_dataclass

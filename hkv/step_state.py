@@ -183,13 +183,15 @@ def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules a whole step does not have.
 
     Raises:
-      ConfigError: context parallelism, a watermark, sparse retention (a step does not know where prompts end), hashes
-        that look ahead, or a full-attention group whose blocks hold several hash blocks (vLLM 0.33 gives those blocks a
-        second key, at the prompt's end). What the compiled cache cannot do either is refused by `of_config`: sub-block
-        hits, speculative and checkpoint states.
+      ConfigError: context parallelism, sub-block hits, a watermark, sparse retention (a step does not know where prompts
+        end), hashes that look ahead, or a full-attention group whose blocks hold several hash blocks (vLLM 0.33 gives
+        those blocks a second key, at the prompt's end). What the compiled cache cannot do either is refused by
+        `of_config`: speculative and checkpoint states.
     """
     if config.context_parallel != 1:
         raise ConfigError("context_parallel", config.context_parallel, "1: a step's slots are one rank's")
+    if config.partial_hits:
+        raise ConfigError("partial_hits", True, "False: a block has one key in whole steps")
     if config.retention_interval is not None:
         raise ConfigError("retention_interval", config.retention_interval, "None: a step does not know prompts' ends")
     if config.hash_lookahead:

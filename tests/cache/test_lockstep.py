@@ -22,9 +22,13 @@ from hkv.state import free_queue, key_table
 from hkv.testing.choices import Choices, RandomChoices
 from hkv.testing.strategies import HypothesisChoices
 from hkv.testing.traffic import draw_header, drive
+from tests.cache.tails import drive_tails
 from tests.properties.planting import planted
 
-FEATURES = ("core", "eagle", "context_parallel", "external", "retention", "lookahead_hash")
+FEATURES = ("core", "eagle", "context_parallel", "external", "retention", "lookahead_hash", "partial")
+TAILS = ("partial",)
+"""Features whose states are kept where chunks end."""
+
 STEPS = 10
 
 
@@ -44,7 +48,7 @@ def lockstep(header: Header, choices: Choices) -> None:
             )
         return want
 
-    drive(header, choices, perform, STEPS)
+    (drive_tails if header.feature in TAILS else drive)(header, choices, perform, STEPS)
     assert compiled.evictions == reference.evictions
     assert compiled.num_free() == reference.num_free()
 
@@ -106,6 +110,7 @@ DEFECTS = [
     (finders.backward, "run + 1, 0)", "run + 1, run)"),
     (allocate.adopt_hit, "jnp.maximum(skip, found))", "found)"),
     (free_queue.release, "w.tail + (left - 1)", "w.tail + (count - left)"),
+    (allocate._copy, "jnp.where(adopted, copy, source)", "source"),
     (key_table.insert, "w.link(last, part, 0)", "w.link(first, part, 0)"),
     (retention.Kept.stretch, "(entry < end)", "(entry <= end)"),
 ]  # fmt: skip

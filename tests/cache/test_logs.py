@@ -12,7 +12,7 @@ from hkv.oracle.engine import BatchEngine, KeyedEngine
 from hkv.oracle.engines.jax import JaxEngine
 from hkv.oracle.log_file import read_log
 
-FEATURES = ("core", "eagle", "context_parallel", "external", "retention", "lookahead_hash")
+FEATURES = ("core", "eagle", "context_parallel", "external", "retention", "lookahead_hash", "partial")
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LOGS = [
     path for feature in FEATURES for path in sorted((ROOT / "tests" / "data" / "oplogs").glob(f"*{feature}*.jsonl"))
@@ -47,6 +47,6 @@ def test_protocols(path: pathlib.Path) -> None:
 
 def test_features_to_come_are_refused_by_name() -> None:
     folder = ROOT / "tests" / "data" / "oplogs"
-    path = sorted(folder.glob("*partial*.jsonl"))[0]
-    with pytest.raises(ConfigError, match="partial_hits"):
+    path = sorted(folder.glob("*speculative_state*.jsonl"))[0]
+    with pytest.raises(ConfigError, match="num_(speculative|prefill_checkpoint)_blocks"):
         JaxEngine(read_log(path).header)

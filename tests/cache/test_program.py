@@ -14,11 +14,12 @@ from hkv.dialects.vllm.parameters import of_config
 from hkv.operations import Batch, Code
 from hkv.oracle.configuration import to_config
 from hkv.oracle.engines.jax import JaxEngine
+from hkv.spec import FullAttention, Mamba
 from hkv.testing.choices import RandomChoices
 from hkv.testing.traffic import draw_header
 from tests.cache.build import BUCKETS, config, operations, program, prompt, run, start
 
-FEATURES = ("core", "eagle", "context_parallel", "external", "retention", "lookahead_hash")
+FEATURES = ("core", "eagle", "context_parallel", "external", "retention", "lookahead_hash", "partial")
 
 
 def test_a_thousand_configurations_share_a_handful_of_sizes() -> None:
@@ -58,7 +59,7 @@ def test_the_state_is_donated() -> None:
 
 
 def test_lanes_do_what_single_states_do() -> None:
-    configs = [config(num_blocks=40), config(num_blocks=9), config(num_blocks=256, caching=False)]
+    configs = [config(num_blocks=40, partial_hits=True), config(num_blocks=9), config(num_blocks=256, caching=False)]
     states = [cache.init(each, BUCKETS) for each in configs]
     batches = []
     for n in (9, 11, 6):
@@ -85,6 +86,7 @@ sys.modules["reference"] = None
 from hkv import cache
 from hkv.oracle.configuration import to_config
 from hkv.oracle.engines.jax import JaxEngine
+from hkv.spec import FullAttention, Mamba
 from hkv.testing.choices import RandomChoices
 from hkv.testing.headers import draw_header
 header = draw_header(RandomChoices(3), "core")
@@ -100,7 +102,7 @@ def test_it_works_without_the_reference() -> None:
     assert done.stdout.split() == ["4", "False"], done.stderr
 
 
-@pytest.mark.parametrize("name", ["partial_hits", "shared_prefix_checkpoint"])
+@pytest.mark.parametrize("name", ["num_speculative_blocks", "num_prefill_checkpoint_blocks"])
 def test_unknown_rules_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        cache.init(config(**{name: True}), BUCKETS)
+        cache.init(config(FullAttention(block_size=8), Mamba(block_size=8, **{name: 1})), BUCKETS)

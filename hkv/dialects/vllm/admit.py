@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm import hit, kinds
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
-from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
 from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
@@ -70,6 +70,17 @@ def arrives(view: View, group: Scalar, demand: Demand) -> Scalar:
 def hit_blocks(view: View, group: Scalar, tokens: Scalar) -> Scalar:
     """Entries of a group's row that a hit of `tokens` tokens covers."""
     return ceil_divide(tokens, view.group(group, GroupField.BLOCK)) * view.group(group, GroupField.CACHEABLE)
+
+
+def ends_inside(work: Workspace, view: View, group: Scalar, demand: Demand) -> Scalar:
+    """Whether the hit that a demand adopts ends inside a block of a group, which is then to be copied.
+
+    Only where blocks hold several hash blocks is anything compiled for it.
+    """
+    if work.sizes.buckets.parts == 0:
+        return jnp.bool_(False)
+    inside = remainder(demand.hit, view.group(group, GroupField.BLOCK)) != 0
+    return inside & (view.group(group, GroupField.CACHEABLE) != 0)
 
 
 class Verdict(NamedTuple):
@@ -143,20 +154,23 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     computed = jnp.where(adopting, hit_blocks(view, group, demand.hit), 0)
     skip = jnp.where(have == 0, skipped_blocks(view, group, demand.total), 0)
     recurrent = kind == MAMBA
+    split = ends_inside(w, view, group, demand)
     wanted = ceil_divide(demand.slots, block)
     target = jnp.where(demand.capped, jnp.minimum(wanted, view.group(group, GroupField.CAP)), wanted)
     estimate = jnp.maximum(target - jnp.maximum(skip, computed + have), 0)
-    estimate = jnp.where(kind == OPAQUE, (have == 0).astype(jnp.int32), estimate)
+    estimate = jnp.where(kind == OPAQUE, (have == 0).astype(jnp.int32), estimate + split)
     columns = ceil_divide(demand.main, block)
-    owed = recurrent & (partial > 0)
+    outlived = recurrent & (partial > 0)
+    owed = outlived | (recurrent & split)
     state = columns - computed - have
     state = jnp.minimum(jnp.where(owed, jnp.maximum(state, 0) + 1, state), 1 + owed)
     estimate = jnp.where(recurrent, state, estimate)
     before = jnp.where(demand.external > 0, jnp.maximum(skip, computed), computed + have)
     arriving = jnp.where(arrives(view, group, demand), jnp.maximum(ceil_divide(demand.total, block) - before, 0), 0)
-    really = jnp.where(recurrent, arriving + (columns > before + arriving) + owed, estimate)
     first = jnp.maximum(hit_first, jnp.where(recurrent & (demand.external == 0), 0, skip))
     kept = jnp.where(adopting, jnp.maximum(computed - first, 0), 0)
+    copied = outlived | (split & (kept > 0))
+    really = jnp.where(recurrent, arriving + (columns > before + arriving) + copied, estimate)
     left = jnp.where(adopting & recurrent, jnp.maximum(computed - hit_first, 0), kept)
 
     row = w.row(slot, group)
@@ -183,6 +197,6 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
         checked=sums.checked + jnp.where(excused, estimate + counted, really + taken),
         really=sums.really + really + taken,
         adopted=sums.adopted + left,
-        broken=sums.broken | (owed & (partial <= first_left)),
+        broken=sums.broken | (outlived & (partial <= first_left)),
         grows=sums.grows | (jnp.where(recurrent, columns, jnp.where(kind == OPAQUE, 1, wanted)) > have) | owed,
     )

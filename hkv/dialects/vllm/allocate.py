@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.admit import MAMBA, OPAQUE, Demand, arrives, hit_blocks, skipped_blocks
+from hkv.dialects.vllm.admit import MAMBA, OPAQUE, Demand, arrives, ends_inside, hit_blocks, skipped_blocks
 from hkv.dialects.vllm.parameters import GroupField, View
 from hkv.state import free_queue, key_table
 from hkv.state.events import report
@@ -37,9 +37,11 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
         length = jnp.where(view.group(group, GroupField.KIND) == OPAQUE, 0, jnp.maximum(skip, found))
         first = jnp.minimum(jnp.maximum(hit_first * (found > 0), skip), length)
         w = free_queue.adopt(w, w.row(slot, group) + first, found - first)
+        split = ends_inside(w, view, group, demand) & (found > first)
         w = w.set_row(slot, group, Row.LENGTH, length)
         w = w.set_row(slot, group, Row.FIRST, first)
-        return w.set_row(slot, group, Row.CACHED, length), (group + 1,)
+        w = w.set_row(slot, group, Row.PARTIAL, jnp.where(split, found, 0))
+        return w.set_row(slot, group, Row.CACHED, length - split), (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
     return loop(lambda c: c[0] < groups, body, work, (0,), writes=ADOPT_WRITES)[0]
@@ -48,8 +50,8 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
 def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[Workspace, Scalar]:
     """Every group's row gets blocks for external tokens first, then every group's for the tokens to come.
 
-    A recurrent group gets one block, at the column of its next state; the columns it jumps over are null. If its last
-    state is registered though its block is not full, a block more is taken for a copy of it (`_leave_copy`).
+    A recurrent group gets one block, at the column of its next state; the columns it jumps over are null. Where a row
+    ends in a block that is shared or registered though it is not full, a block more is taken for a copy (`_copy`).
 
     Returns:
       The workspace, and how many copies are to be made.
@@ -79,12 +81,12 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
         target = jnp.where(for_copy, have, jnp.maximum(jnp.where(kind == OPAQUE, 1, target), have))
         gap_end = jnp.where(recurrent & ~arriving, jnp.maximum(target - 1, have), have)
         gap_end = jnp.where(for_copy, have, gap_end)
-        owed = for_copy & recurrent & (partial > 0)
+        owed = for_copy & (partial > 0)
         w = _skip_columns(w, slot, group, have, gap_end)
         place = jnp.where(for_copy, w.row(w.spare_slot, group), w.row(slot, group) + gap_end)
         w = free_queue.take(w, place, jnp.where(for_copy, owed.astype(jnp.int32), target - gap_end))
         if copying:
-            w = when(owed, lambda v: _leave_copy(v, slot, group, partial - 1), w, writes=GROW_WRITES)
+            w = when(owed, lambda v: _copy(v, slot, group, partial - 1, demand.hit > 0), w, writes=GROW_WRITES)
         w = w.set_row(slot, group, Row.LENGTH, target)
         return w.set_row(slot, group, Row.NEW_FIRST, have), (turn + 1, copies + owed)
 
@@ -94,11 +96,13 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
     return work, copies
 
 
-def _leave_copy(work: Workspace, slot: Scalar, group: Scalar, column: Scalar) -> Workspace:
-    """A state that is registered before its block is full goes on in place; a copy of it takes over its keys.
+def _copy(work: Workspace, slot: Scalar, group: Scalar, column: Scalar, adopted: Scalar) -> Workspace:
+    """What becomes of a block that is filled partly, and of the copy that was just taken into the spare row.
 
-    vLLM 0.33 `MambaManager.allocate_new_blocks`. Until the caller says that the copy is made, both blocks hold a
-    reference more. The copy, which was just taken into the spare row, is reported: the group, the block, its copy.
+    A hit's last block stays as it is, and the copy takes its place in the row. A state that the request itself
+    registered goes on in place, and the copy takes over its keys. vLLM 0.33 `allocate_new_blocks` of
+    `SingleTypeKVCacheManager` and `MambaManager`. Until the caller says that the copy is made, both blocks hold a
+    reference more than rows do. It is reported: the group, the block, its copy.
     """
     work, (source, copy) = peek(
         group >= 0,
@@ -108,9 +112,11 @@ def _leave_copy(work: Workspace, slot: Scalar, group: Scalar, column: Scalar) ->
         default=(0, 0),
     )
     owed = source != 0
-    work = key_table.move_keys(work, owed, source, copy)
-    work = free_queue.add_reference(work, owed, source)
-    work, entry = key_table.primary_entry(work, owed, copy)
+    left = owed & ~adopted
+    work = key_table.move_keys(work, left, source, copy)
+    work = free_queue.add_reference(work, owed, jnp.where(adopted, copy, source))
+    work = work.write_if(owed & adopted, "rows", copy, work.row(slot, group) + column)
+    work, entry = key_table.primary_entry(work, left, copy)
     groups = work.sizes.buckets.groups
     last = work.entry(jnp.where(entry >= 0, entry | (groups - 1), 0))
     work = work.write_if(entry >= 0, "table", work.steps, last)

@@ -7,32 +7,42 @@ loops over groups. What is noted may be too little, never too much.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.admit import OPAQUE
 from hkv.dialects.vllm.hit import MODULES, resumable
 from hkv.dialects.vllm.parameters import UNLIMITED, CacheField, GroupField, View
+from hkv.dialects.vllm.register import cacheable_tokens
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
 
-def note(work: Workspace, view: View, slot: Scalar, main: Scalar, enabled: Scalar) -> Workspace:
+class _Known(NamedTuple):
+    """What is known of a request, in tokens: its prompt, its length, and what was computed before."""
+
+    prompt: Scalar
+    tokens: Scalar
+    computed: Scalar
+
+
+def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
     """Notes up to how many tokens, lookahead ones included, nothing will be to do for a request.
 
     Args:
       work: needs `requests` to write.
       view: the configuration.
       slot: a request that was just granted blocks, and whose blocks were registered.
-      main: tokens it has blocks for, lookahead ones not counted.
       enabled: whether to do it.
     """
 
     def bound(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         group, least = local
-        w, (length, first, cached, prompt) = peek(
+        w, (length, first, cached, partial) = peek(
             group >= 0,
-            lambda v: (*v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.CACHED), *v.get(slot, Request.PROMPT)),
+            lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL),
             w,
             reads=("requests",),
             default=(0, 0, 0, 0),
@@ -40,24 +50,33 @@ def note(work: Workspace, view: View, slot: Scalar, main: Scalar, enabled: Scala
         block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
         held = jnp.where(kind == OPAQUE, UNLIMITED, length * block)
         filled = jnp.where(
-            view.group(group, GroupField.CACHEABLE) != 0, _unregistered(view, group, cached, prompt, main), UNLIMITED
+            view.group(group, GroupField.CACHEABLE) != 0, _unregistered(view, group, cached, known), UNLIMITED
         )
+        filled = jnp.where(partial > 0, 0, filled)
         kept = _kept(kind, (first + 1) * block, view.group(group, GroupField.REACH))
         return w, (group + 1, jnp.minimum(least, jnp.minimum(held, jnp.minimum(filled, kept))))
 
+    fields = (Request.PROMPT, Request.TOKENS, Request.COMPUTED)
+    work, values = peek(enabled, lambda v: v.get(slot, *fields), work, reads=("requests",), default=(0, 0, 0))
+    known = _Known(*values)
     groups = jnp.where(enabled, view.num_groups, 0)
     work, (_, least) = loop(lambda c: c[0] < groups, bound, work, (0, UNLIMITED), reads=("requests",))
     place = jnp.where(enabled, slot, work.spare_slot)
     return work.set(place, Request.CALM, least)
 
 
-def _unregistered(view: View, group: Scalar, cached: Scalar, prompt: Scalar, main: Scalar) -> Scalar:
-    """Tokens up to which a group registers nothing."""
+def _unregistered(view: View, group: Scalar, cached: Scalar, known: _Known) -> Scalar:
+    """Tokens up to which a group registers nothing.
+
+    A state may be due where exactly so many tokens may be registered. An allocation registers one token more than are
+    computed, or all that the request has: if that is beyond the state's place, none will be due any more.
+    """
     block = view.group(group, GroupField.BLOCK)
     tail = view.group(group, GroupField.TAIL)
-    end = resumable(view, prompt) * view.whole(CacheField.HASH_BLOCK)
-    passed = main >= end + 2 * view.whole(CacheField.ALIGNMENT)
-    before = jnp.where(passed, UNLIMITED, jnp.where(main < end, end - 1, 0))
+    end = resumable(view, known.prompt) * view.whole(CacheField.HASH_BLOCK)
+    passed = cacheable_tokens(view, group, jnp.minimum(known.computed + 1, known.tokens)) > end
+    before = jnp.where(passed, UNLIMITED, end - 1)
+    before = jnp.where((view.whole(CacheField.JUNCTIONS) != 0) & (known.computed < known.prompt), 0, before)
     before = jnp.where(tail == 2, before, jnp.where(tail == 1, 0, UNLIMITED))
     return jnp.minimum((cached + 1) * block - 1, before)
 

@@ -181,12 +181,12 @@ def _one(
     if Code.ALLOCATE in only or Code.COMMIT in only:
         w = when(
             certain >= 0,
-            lambda v: register.register(v, view, op.slot, certain, certain >= 0),
+            lambda v: register.register(v, view, op.slot, certain, op.computed, certain >= 0),
             w,
             writes=register.WRITES,
         )
     if plan is not None and Code.ALLOCATE in only:
-        w = calm.note(w, view, op.slot, plan.main, plan.granted & ~plan.calm)
+        w = calm.note(w, view, op.slot, plan.granted & ~plan.calm)
     if Code.ADVANCE in only:
         w, answer = transitions.advance(w, op, answer)
     if Code.FREE in only or Code.DROP in only:

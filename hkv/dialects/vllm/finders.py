@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.parameters import GroupField, View
 from hkv.state.key_table import first_block
-from hkv.state.loops import Scalar, loop, remainder
+from hkv.state.loops import Scalar, divide, loop, remainder
 from hkv.state.workspace import Workspace
 
 READS = ("table", "chains")
@@ -34,6 +34,7 @@ class Query(NamedTuple):
       length: tokens to look at.
       drop: whether the last block of the hit cannot be trusted.
       limit: manager blocks that may be looked at: whole ones within `length` that have a key.
+      units: hash blocks that may be looked at.
     """
 
     slot: Scalar
@@ -47,6 +48,7 @@ class Query(NamedTuple):
     length: Scalar
     drop: Scalar
     limit: Scalar
+    units: Scalar
 
 
 class Search(NamedTuple):
@@ -133,15 +135,46 @@ def backward(
     return work, length, jnp.minimum(first, length)
 
 
+def inside(
+    work: Workspace, view: View, query: Query, search: Search, whole: Scalar, enabled: Scalar
+) -> tuple[Workspace, Scalar, Scalar]:
+    """The last hash block up to which every group has a block, which may be filled partly.
+
+    Looked for from the last one to the left: of all of the request's for a kind that is looked up backward, else of the
+    manager block after the `whole` ones that were found. The block found is written to the request's rows.
+
+    Returns:
+      The workspace, the hit in hash blocks, and the first manager block that is not null.
+    """
+    least = jnp.where(search.backward, 0, whole * query.scale)
+    most = jnp.where(search.backward, query.units, jnp.minimum(query.units, least + query.scale - 1))
+
+    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        i, _ = local
+        w, found = _known(w, view, query, i, divide(i, query.scale))
+        return w, (i - ~found, found)
+
+    start = (jnp.where(enabled, most, least) - 1, False)
+    work, (last, _) = loop(lambda c: (c[0] >= least) & ~c[1], body, work, start, reads=READS, writes=WRITES)
+    units = jnp.maximum(last + 1, least)
+    first = jnp.where(search.backward, divide(jnp.maximum(units - 1, 0), query.scale), 0)
+    return work, units - (search.drop & (units > 0)), first
+
+
 def _cached(work: Workspace, view: View, query: Query, index: Scalar) -> tuple[Workspace, Scalar]:
     """Whether every group has the manager block at `index`."""
+    return _known(work, view, query, (index + 1) * query.scale - 1, index)
+
+
+def _known(work: Workspace, view: View, query: Query, unit: Scalar, entry: Scalar) -> tuple[Workspace, Scalar]:
+    """Whether every group has a block that is known up to a hash block; it becomes an entry of their rows."""
     groups = work.sizes.buckets.groups
-    key = work.read("chains", work.chain(query.slot) + (index + 1) * query.scale - 1)
+    key = work.read("chains", work.chain(query.slot) + unit)
 
     def has(w: Workspace, column: Scalar) -> tuple[Workspace, Scalar]:
         value = w.read("table", w.entry(key * groups + column))
         row = w.row(query.slot, view.group(column, GroupField.MEMBER))
-        return w.write("rows", first_block(value), row + index), value > 0
+        return w.write("rows", first_block(value), row + entry), value > 0
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         w, found = has(w, local[0])

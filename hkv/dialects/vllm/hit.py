@@ -92,6 +92,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
     unitary = view.whole(CacheField.UNITARY) != 0
     single_pass = view.whole(CacheField.SINGLE_PASS) != 0
     hash_block = view.whole(CacheField.HASH_BLOCK)
+    has_parts = work.sizes.buckets.parts > 0
 
     def visit(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         at = _Progress(*local)
@@ -106,8 +107,10 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
             again, lambda v: v.get_row(slot, group, Row.HIT_LENGTH), w, reads=("requests",), default=(0,)
         )
         drop = (view.group(group, GroupField.EAGLE) != 0) & ((at.verified & bit) == 0)
+        fine = view.group(group, GroupField.FINE) != 0 if has_parts else jnp.bool_(False)
         proof = drop & (kind != SNAPSHOT) & ~unitary
-        length = jnp.where(proof, jnp.minimum(at.current + block, keys * hash_block), at.current)
+        margin = jnp.where(fine, hash_block, block)
+        length = jnp.where(proof, jnp.minimum(at.current + margin, keys * hash_block), at.current)
         query = Query(
             slot=slot,
             first=first,
@@ -120,13 +123,18 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
             length=length,
             drop=drop,
             limit=jnp.minimum(divide(length, block), divide(keys, scale)),
+            units=jnp.minimum(divide(length, hash_block), keys),
         )
         search = _search(kind, query)
-        w, right, right_first = finders.forward(w, view, query, search, ~again & ~search.backward)
-        w, left, left_first = finders.backward(w, view, query, search, ~again & search.backward)
-        fails = ~again & _beyond_the_keys(view, query, search, kind, keys, right)
-        found = jnp.where(search.backward, left, right) * block
-        start = jnp.where(search.backward, left_first, right_first)
+        whole = search._replace(drop=search.drop & ~fine)
+        w, right, right_first = finders.forward(w, view, query, whole, ~again & ~search.backward)
+        w, left, left_first = finders.backward(w, view, query, whole, ~again & ~fine & search.backward)
+        fails = ~again & ~fine & _beyond_the_keys(view, query, search, kind, keys, right)
+        blocks = jnp.where(search.backward, left, right)
+        found, start = blocks * block, jnp.where(search.backward, left_first, right_first)
+        if has_parts:
+            w, units, first_inside = finders.inside(w, view, query, search, blocks, ~again & fine)
+            found, start = jnp.where(fine, units * hash_block, found), jnp.where(fine, first_inside, start)
         w = _note(w, view, query, ~again, found, start)
         new = jnp.where(again, jnp.minimum(at.current, known), found)
         forget = ~again & ~drop & (new < at.current)

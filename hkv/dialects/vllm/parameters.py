@@ -39,11 +39,14 @@ CacheField = enum.IntEnum(
         "RETAINED",
         "SCHEDULER_BLOCK",
         "FINDER_ERROR",
+        "GRAIN",
+        "JUNCTIONS",
     ),
     start=0,
 )
 """Columns of `Parameters.cache`: what belongs to no group. Lengths are in tokens, `NUM_BLOCKS` and `WATERMARK` in
-blocks. `RETAINED`: tokens to which lengths that are retained are rounded, 0 where retention is dense."""
+blocks. ALIGNMENT: to what hits are aligned. GRAIN: to what registration is. RETAINED: to what lengths that are retained
+are rounded, 0 where retention is dense. JUNCTIONS: whether states are kept where others were seen to branch off."""
 
 GroupField = enum.IntEnum(
     "GroupField",
@@ -59,6 +62,7 @@ GroupField = enum.IntEnum(
         "CACHEABLE",
         "STEPS",
         "TAIL",
+        "FINE",
         "PERIOD",
         "KEEP",
         "SHIFT",
@@ -75,7 +79,8 @@ kind says (window - 1 and what is kept beyond it; the chunk). NEED: blocks a win
 block.
 CAP: most blocks admission counts. COLUMN: the group's column in the key table. CACHEABLE: whether it is ever hit.
 STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail is
-registered (1: in a block that goes on to be filled, 2: as a snapshot). PERIOD, KEEP and
+registered (1: in a block that goes on to be filled, 2: as a snapshot). FINE: whether hits may end inside a block.
+PERIOD, KEEP and
 SHIFT: of every PERIOD blocks, counted from SHIFT on, the last KEEP are registered; PERIOD 0: all. With sparse
 retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.retention`).
 
@@ -135,12 +140,6 @@ class View:
         return self.whole(CacheField.GROUPS)
 
 
-UNSUPPORTED = {
-    "partial_hits": (False, "False: the compiled cache has no partial hits yet"),
-    "shared_prefix_checkpoint": (False, "False: the compiled cache has no shared-prefix checkpoints yet"),
-}
-
-
 def of_config(config: VllmConfig, groups: int) -> Parameters:
     """A configuration as NumPy arrays.
 
@@ -151,9 +150,6 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
     Raises:
       ConfigError: a feature that the compiled cache does not have, or more groups than the bucket.
     """
-    for name, (value, expected) in UNSUPPORTED.items():
-        if getattr(config, name) != value:
-            raise ConfigError(name, getattr(config, name), expected)
     specs = config.topology.specs
     if len(specs) >= groups:
         raise ConfigError("groups", len(specs), f"fewer than the bucket's {groups}")
@@ -162,7 +158,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
     order = [group for members in finders for group in members]
     order += [group for group in range(len(specs)) if group not in order]
     unitary = config.caching and len(specs) == 1
-    alignment = config.block_size(0) if unitary else config.scheduler_block_size
+    alignment = config.block_size(0) if unitary else config.hit_alignment
     eagle = eagle_groups(config, finders)
     for group, spec in enumerate(specs):
         block = config.block_size(group)
@@ -202,6 +198,8 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
         "WATERMARK": config.watermark_blocks,
         "EXTERNAL_NOT_COUNTED": "external-state-not-counted" in config.bugs,
         "DROPS": config.eagle,
+        "GRAIN": 1 if config.partial_hits else config.scheduler_block_size,
+        "JUNCTIONS": keeps_junctions(config),
         "TAIL_OUTLIVES": "tail-key-outlives-state" in config.bugs,
         "SNAPSHOTS": any(spec.snapshot for spec in specs),
         "NEGATIVE_ESTIMATE": "negative-estimate" in config.bugs,
@@ -212,6 +210,12 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
     }.items():
         cache[CacheField[name]] = value
     return Parameters(cache=cache, groups=table)  # type: ignore[arg-type]
+
+
+def keeps_junctions(config: VllmConfig) -> bool:
+    """Whether recurrent states are kept where others were seen to branch off (vLLM 0.33 `KVCacheManager`)."""
+    asked = config.shared_prefix_checkpoint and config.partial_hits and config.prefill_lookahead <= 1
+    return asked and (config.uses_eagle or bool(config.topology.eagle_groups))
 
 
 def finder_groups(config: VllmConfig) -> list[list[int]]:

@@ -26,11 +26,11 @@ WRITES = ("rows", "chains", "requests", *key_table.WRITES)
 def cacheable_tokens(view: View, group: Scalar, tokens: Scalar) -> Scalar:
     """Tokens of a group that may be registered when `tokens` are computed.
 
-    vLLM 0.33 `get_num_cacheable_tokens`: of a hybrid only lengths to which hits are aligned, and a block more where a
-    hit drops a block; of a single group all but what may be prefilled again.
+    vLLM 0.33 `get_num_cacheable_tokens`: of a hybrid only whole scheduler blocks, unless sub-block hits are on, and a
+    block more where a hit drops a block; of a single group all but what may be prefilled again.
     """
     certain = jnp.maximum(tokens - view.whole(CacheField.REPREFILLABLE), 0)
-    alignment = view.whole(CacheField.ALIGNMENT)
+    alignment = view.whole(CacheField.GRAIN)
     aligned = tokens - remainder(tokens, alignment)
     eagle = (view.group(group, GroupField.EAGLE) != 0) & (aligned > 0)
     block = view.group(group, GroupField.BLOCK)
@@ -39,25 +39,28 @@ def cacheable_tokens(view: View, group: Scalar, tokens: Scalar) -> Scalar:
     return jnp.where(view.whole(CacheField.UNITARY) != 0, certain, hybrid)
 
 
-def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, enabled: Scalar) -> Workspace:
+def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, computed: Scalar, enabled: Scalar) -> Workspace:
     """Every group registers those of a request's blocks that its first `tokens` tokens fill.
 
     Args:
       work: needs `WRITES` to write.
       view: the configuration.
       slot: the request.
-      tokens: tokens that are computed and certain.
+      tokens: tokens that are computed, or will be by this step, and certain.
+      computed: tokens that were computed before.
       enabled: whether to do it.
     """
     enabled = enabled & (view.whole(CacheField.CACHING) != 0)
-    work, (length, prompt, keys) = peek(
+    work, (length, prompt, keys, junction) = peek(
         enabled,
-        lambda w: w.get(slot, Request.TOKENS, Request.PROMPT, Request.KEYS),
+        lambda w: w.get(slot, Request.TOKENS, Request.PROMPT, Request.KEYS, Request.SHARED_PREFIX),
         work,
         reads=("requests",),
-        default=(0, 0, 0),
+        default=(0, 0, 0, 0),
     )
     keys = hashed_keys(view, length, keys)
+    ahead = (view.whole(CacheField.JUNCTIONS) != 0) & (computed < junction) & (junction <= prompt)
+    junction = jnp.where(ahead, junction, -1)
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
@@ -79,7 +82,7 @@ def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, enabled:
         )
         w = when(
             (view.group(group, GroupField.TAIL) != 0) & (cacheable > 0),
-            lambda v: _prompt_tail(v, view, slot, group, _Tail(cacheable, prompt, keys, first, rows)),
+            lambda v: _prompt_tail(v, view, slot, group, _Tail(cacheable, prompt, junction, keys, first, rows)),
             w,
             writes=WRITES,
         )
@@ -158,10 +161,14 @@ def _whole_blocks(
 
 
 class _Tail(NamedTuple):
-    """What is known of a request's row when its prompt's tail is due: tokens, tokens, keys, blocks, blocks."""
+    """What is known of a request's row when a tail is due: tokens three times, keys, blocks twice.
+
+    `junction`: where others were seen to branch off, if the request comes to compute it now; else -1.
+    """
 
     cacheable: Scalar
     prompt: Scalar
+    junction: Scalar
     keys: Scalar
     first: Scalar
     length: Scalar
@@ -171,18 +178,20 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     """Registers the prompt's last hash block, where it is not yet.
 
     In full attention it may end inside a manager block, which its owner goes on to fill: `FullAttentionManager`. A
-    recurrent state is registered when exactly as many tokens are computed as a repeated prompt could resume from, and
-    will be copied before its owner goes on: `MambaManager._cache_partial_tail_block`.
+    recurrent state is registered when exactly as many tokens are computed as a repeated prompt could resume from, or
+    others branched off at, and will be copied before its owner goes on: `MambaManager._cache_partial_tail_block`.
     """
     hash_block = view.whole(CacheField.HASH_BLOCK)
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups = work.sizes.buckets.groups
     snapshot = view.group(group, GroupField.TAIL) == 2
-    units = jnp.where(snapshot, resumable(view, tail.prompt), _reusable(view, group, tail.prompt, tail.keys))
+    last = resumable(view, tail.prompt) * hash_block
+    units = jnp.where(snapshot, divide(tail.cacheable, hash_block), _reusable(view, group, tail.prompt, tail.keys))
     part = remainder(units, scale)
     index = divide(units, scale) - (snapshot & (part == 0))
     end = units * hash_block
-    due = jnp.where(snapshot, end == tail.cacheable, (end <= tail.cacheable) & (part != 0))
+    exact = (end == tail.cacheable) & ((end == last) | (end == tail.junction))
+    due = jnp.where(snapshot, exact, (end <= tail.cacheable) & (part != 0))
     wanted = (units > 0) & due & (index >= tail.first) & (index < tail.length) & (units <= tail.keys)
     work, (block, key) = peek(
         wanted,
@@ -204,8 +213,8 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     work = emit(work, fresh, Event.STORED_PART + 8 * slot, group, end - hash_block, end)
     work = work.write_if(wanted & snapshot, "table", work.steps, work.entry(key * groups + groups - 1))
     place = jnp.where(wanted & snapshot & (part != 0), slot, work.spare_slot)
-    work = work.set_row(place, group, Row.PARTIAL, index + 1)
-    return work.set_row(place, group, Row.CACHED, index)
+    work = work.set_row(place, group, Row.PARTIAL, index + 1).set_row(place, group, Row.CACHED, index)
+    return work.set(place, Request.CALM, 0)
 
 
 def _reusable(view: View, group: Scalar, prompt: Scalar, keys: Scalar) -> Scalar:

@@ -425,7 +425,10 @@ COPIES_WRITES = tuple(dict.fromkeys((*retirement.WRITES, "rows")))
 
 
 def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:
-    """COPIES: blocks give back the references that their copies held. They pass through a row that no request has."""
+    """COPIES: blocks give back the references that their copies held, one by one, through a row that no request has.
+
+    One block may have been copied for several requests: it goes back to the queue with the last of its copies.
+    """
     mine = answer.ok & (op.code == int(Code.COPIES))
     start, count = op.argument(Argument.KEY_START), op.argument(Argument.KEYS)
     outside = (count < 0) | (start < 0) | (start + count > payload.size)
@@ -434,15 +437,15 @@ def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tu
     count = jnp.where(mine & answer.ok, count, 0)
     row = work.row(work.spare_slot, jnp.int32(0))
 
-    def give(w: Workspace) -> Workspace:
-        def copy(v: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-            block = read(payload.numbers, payload.base + start + local[0])
-            return v.write("rows", block, row + (count - 1 - local[0])), (local[0] + 1,)
+    def put(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        block = read(payload.numbers, payload.base + start + local[0])
+        return w.write("rows", block, row + local[0]), (local[0] + 1,)
 
-        w, _ = loop(lambda c: c[0] < count, copy, w, (0,), writes=("rows",))
-        return free_queue.release(w, row, count)
+    def give(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        return free_queue.release(w, row + local[0], jnp.int32(1)), (local[0] + 1,)
 
-    return when(count > 0, give, work, writes=COPIES_WRITES), answer
+    work, _ = loop(lambda c: c[0] < count, put, work, (0,), writes=("rows",))
+    return loop(lambda c: c[0] < count, give, work, (0,), writes=COPIES_WRITES)[0], answer
 
 
 def reset(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer]:

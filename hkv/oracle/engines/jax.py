@@ -306,8 +306,12 @@ class JaxEngine:
             return Allocation(None)
         _check(row)
         count, place = int(row[Column.COPIES]), int(row[Column.IDS])
-        self._copies += ids[place : place + 3 * count].reshape(-1, 3).tolist()
-        return Allocation(self._rows(row, ids, leading=False))
+        copies = ids[place : place + 3 * count].reshape(-1, 3).tolist()
+        self._copies += copies
+        blocks = self._rows(row, ids, leading=False)
+        for group, _, target in copies if row[Column.VALUE] else ():
+            blocks[group].insert(0, target)
+        return Allocation(blocks)
 
     def _read_reset(self, row: np.ndarray, ids: np.ndarray) -> oplog.Reset:
         del ids
@@ -403,7 +407,7 @@ class JaxEngine:
 
     def _blocks(self, tokens: int) -> int:
         tokens = min(tokens, self.config.max_model_len)
-        return sum(-(-tokens // size) + 4 for size in self.config.block_sizes)
+        return sum(-(-tokens // size) + 8 for size in self.config.block_sizes)
 
     def _room_of(self, tokens: int) -> _Room:
         blocks = self._blocks(max(0, tokens))

@@ -12,7 +12,7 @@ import numpy as np
 
 from hkv import cache
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.parameters import GroupField, Parameters
+from hkv.dialects.vllm.parameters import GroupField, Parameters, of_config
 from hkv.errors import ConfigError, EngineFailure
 from hkv.oracle.replay import compiled_state, program
 from hkv.oracle.replay.chunking import Chunking
@@ -115,6 +115,17 @@ class Sizes:
         return 2 * (self.buckets.requests + 1) * self.buckets.row * len(config.topology.groups)
 
 
+def require_expressible(config: VllmConfig) -> None:
+    """Raises for configurations whose rules the compiled schedule does not have.
+
+    Raises:
+      ConfigError: sub-block hits, or what the compiled cache cannot do either.
+    """
+    if config.partial_hits:
+        raise ConfigError("partial_hits", True, "False: the compiled schedule has no sub-block hits")
+    of_config(config, len(config.topology.groups) + 1)
+
+
 class CompiledReplay:
     """A trace, a cache and a schedule, replayed in as few dispatches as steps allow.
 
@@ -131,7 +142,7 @@ class CompiledReplay:
       ids: what was reported, in order.
 
     Raises:
-      ConfigError: the configuration needs what the compiled cache does not have.
+      ConfigError: the configuration needs what the compiled schedule or cache does not have.
     """
 
     def __init__(
@@ -145,6 +156,7 @@ class CompiledReplay:
         ids: int = 0,
         steps: int = STEPS,
     ) -> None:
+        require_expressible(config)
         self.config = config
         self._schedule = schedule
         self._trace = trace

@@ -322,7 +322,7 @@ def _perform(w: Any, view: View, op: Op, payload: Payload) -> tuple[Any, Answer]
     w, answer, certain = transitions.allocate(w, view, op, answer, plan)
     w = when(
         certain >= 0,
-        lambda v: register.register(v, view, op.slot, certain, certain >= 0),
+        lambda v: register.register(v, view, op.slot, certain, op.computed, certain >= 0),
         w,
         writes=register.WRITES,
     )

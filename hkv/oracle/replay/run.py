@@ -186,10 +186,10 @@ def keyed_engine(name: str, config: VllmConfig) -> KeyedEngine:
 
 def default_engine(config: VllmConfig) -> tuple[str, str]:
     """The compiled engine; where it cannot represent the cache, the NumPy engine and the reason."""
-    from hkv.dialects.vllm.parameters import of_config
+    from hkv.oracle.replay import compiled
 
     try:
-        of_config(config, len(config.topology.groups) + 1)
+        compiled.require_expressible(config)
     except ConfigError as error:
         return REFERENCE, str(error)
     return DEFAULT_ENGINE, ""

@@ -25,8 +25,8 @@ def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
     if eagle:
         raise ConfigError(f"groups[{group}].eagle", True, "no EAGLE drop for chunked_local")
     alone = len(config.topology.specs) == 1
-    if config.caching and not alone and config.block_size(group) != config.scheduler_block_size:
-        expected = f"the {config.scheduler_block_size} tokens to which hits are aligned"
+    if config.caching and not alone and config.block_size(group) != config.hit_alignment:
+        expected = f"the {config.hit_alignment} tokens to which hits are aligned"
         raise ConfigError(f"groups[{group}].block_size", config.block_size(group), expected)
     spec = config.topology.specs[group]
     assert isinstance(spec, ChunkedLocal)

@@ -15,9 +15,10 @@ LOOKED_UP_ONCE = True
 
 
 def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
-    """The prompt's tail is registered where a manager block holds several hash blocks."""
+    """Where a manager block holds several hash blocks, the prompt's tail is registered, and hits may end inside."""
     del eagle
-    return {"TAIL": config.caching and config.block_size(group) != config.hash_block_size}
+    coarse = config.caching and config.block_size(group) != config.hash_block_size
+    return {"TAIL": coarse, "FINE": coarse and config.partial_hits}
 
 
 def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:

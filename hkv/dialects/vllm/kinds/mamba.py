@@ -33,8 +33,11 @@ def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
         if getattr(spec, name):
             expected = "0: the compiled cache has no speculative or checkpoint states yet"
             raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), expected)
+    cached = config.caching and spec.prefix_cacheable
+    coarse = config.block_size(group) != config.hash_block_size
     return {
-        "TAIL": 2 * (config.caching and spec.prefix_cacheable),
+        "TAIL": 2 * cached,
+        "FINE": cached and coarse and config.partial_hits,
         "PERIOD": _period(config.retention_interval, spec.block_size),
         "KEEP": 1,
     }
