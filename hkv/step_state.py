@@ -183,8 +183,8 @@ def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules a whole step does not have.
 
     Raises:
-      ConfigError: context parallelism, sub-block hits, a watermark, sparse retention (a step does not know where prompts
-        end), hashes that look ahead, or a full-attention group whose blocks hold several hash blocks (vLLM 0.33 gives
+      ConfigError: context parallelism, sub-block hits, a watermark, sparse retention (a step does not know where
+        prompts end), hashes that look ahead, or a full-attention group whose blocks hold several hash blocks (vLLM 0.33 gives
         those blocks a second key, at the prompt's end). What the compiled cache cannot do either is refused by
         `of_config`: speculative and checkpoint states.
     """

@@ -48,5 +48,5 @@ def test_protocols(path: pathlib.Path) -> None:
 def test_features_to_come_are_refused_by_name() -> None:
     folder = ROOT / "tests" / "data" / "oplogs"
     path = sorted(folder.glob("*speculative_state*.jsonl"))[0]
-    with pytest.raises(ConfigError, match="num_(speculative|prefill_checkpoint)_blocks"):
+    with pytest.raises(ConfigError, match=r"num_(speculative|prefill_checkpoint)_blocks"):
         JaxEngine(read_log(path).header)
