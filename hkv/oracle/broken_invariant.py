@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from hkv.oracle.check import describe
 from hkv.oracle.engine import EngineFactory, failure_of
 from hkv.oracle.oplog import Header, Operation
+from hkv.oracle.rtp_llm.structs import RtpHeader, RtpOp
 from hkv.testing.invariants import INVARIANTS, InvariantError, Watch
+from hkv.testing.rtp_invariants import RTP_INVARIANTS, RtpWatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +19,7 @@ class Broken:
     """The first invariant that does not hold.
 
     Attributes:
-      name: of `hkv.testing.invariants.INVARIANTS`.
+      name: of `hkv.testing.invariants.INVARIANTS`, or of `hkv.testing.rtp_invariants.RTP_INVARIANTS`.
       line: of the operation after which it does not hold, 1-based in the log that the operations would be.
       operation: that operation, in words.
       problem: what is wrong.
@@ -30,7 +33,9 @@ class Broken:
     promise: str
 
 
-def first_broken(factory: EngineFactory, header: Header, operations: Sequence[Operation]) -> Broken | str:
+def first_broken(
+    factory: EngineFactory, header: Header | RtpHeader, operations: Sequence[Operation | RtpOp]
+) -> Broken | str:
     """Performs operations on a fresh engine, asks every invariant after each, and stops at the first that is broken.
 
     Args:
@@ -42,14 +47,16 @@ def first_broken(factory: EngineFactory, header: Header, operations: Sequence[Op
       What is broken, or why there is nothing to say.
     """
     try:
-        watch = Watch(factory(header), header)
+        engine = factory(header)
+        watch: Any = RtpWatch(engine, header) if isinstance(header, RtpHeader) else Watch(engine, header)
     except Exception as error:
         return f"the engine cannot be watched: {failure_of(error).message}"
     for index, operation in enumerate(operations):
         try:
             watch.perform(operation)
         except InvariantError as error:
-            promise = (INVARIANTS[error.name].check.__doc__ or "").strip().splitlines()[0]
+            invariants = RTP_INVARIANTS if isinstance(header, RtpHeader) else INVARIANTS
+            promise = (invariants[error.name].check.__doc__ or "").strip().splitlines()[0]
             return Broken(error.name, index + 2, describe(operation), error.problem, promise)
         except Exception as error:
             return f"the engine fails at line {index + 2} ({describe(operation, 60)}): {failure_of(error).message}"
