@@ -16,6 +16,7 @@ COMMANDS = {
     "check-events": "Check KV events as routers read them, live or recorded.",
     "diff": "Drive two engines through the same random traffic and compare them.",
     "explain": "What happened to a request up to a line, and why its hit is not longer.",
+    "explore": "Check every state that a small cache can reach, exhaustively.",
     "layout": "Draw where a block's bytes lie, and answer for addresses.",
     "mutants": "Plant published bugs one at a time and see which invariant catches each.",
     "plan": "Groups, pages, block counts and tensors of a model.",
