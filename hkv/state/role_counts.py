@@ -24,9 +24,18 @@ def claim(work: PooledWorkspace, present: Scalar, pool: Scalar) -> tuple[PooledW
     Returns:
       The workspace, and the block.
     """
-    work, block = id_bitmap.take(work, present, pool)
-    work = work.write_if(present, "references", 1, work.reference(pool, block, Role.REQUEST))
-    return _count(work, present, pool, -1, 1), block
+    nothing = (0,) * (3 + len(work.sizes.buckets.levels))
+    work, (free, held, *found) = peek(
+        present,
+        lambda w: [*_counts(w, pool), *id_bitmap.smallest(w, pool)],
+        work,
+        ("counters", "bitmap"),
+        nothing,
+    )
+    work = id_bitmap.take(work, present, pool, found)
+    work = work.write_if(present, "references", 1, work.reference(pool, found[0], Role.REQUEST))
+    work = work.write_if(present, "counters", free - 1, work.pool_counter(pool, PoolCounter.FREE))
+    return work.write_if(present, "counters", held + 1, work.pool_counter(pool, PoolCounter.HELD)), found[0]
 
 
 def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Scalar) -> PooledWorkspace:
@@ -39,18 +48,17 @@ def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scala
       block: its id.
       role: a `Role`.
     """
-    work, (request, connector, own) = peek(
+    asked = (Role.REQUEST, Role.CONNECTOR, role)
+    work, (_, held, request, connector, own) = peek(
         present,
-        lambda w: [
-            w.read("references", w.reference(pool, block, each)) for each in (Role.REQUEST, Role.CONNECTOR, role)
-        ],
+        lambda w: [*_counts(w, pool), *(w.read("references", w.reference(pool, block, each)) for each in asked)],
         work,
-        ("references",),
-        (0, 0, 0),
+        ("references", "counters"),
+        (0,) * 5,
     )
     work = work.write_if(present, "references", own + 1, work.reference(pool, block, role))
     taken = jnp.asarray(present) & (role != int(Role.CACHE)) & (request + connector == 0)
-    return _count(work, taken, pool, 0, 1)
+    return work.write_if(taken, "counters", held + 1, work.pool_counter(pool, PoolCounter.HELD))
 
 
 def release(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Scalar) -> PooledWorkspace:
@@ -63,32 +71,27 @@ def release(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar,
       block: its id.
       role: a `Role`.
     """
-    work, counts = peek(
+    work, (free, held, request, connector, cache, *words) = peek(
         present,
-        lambda w: [w.read("references", w.reference(pool, block, each)) for each in Role],
+        lambda w: [
+            *_counts(w, pool),
+            *(w.read("references", w.reference(pool, block, each)) for each in Role),
+            *id_bitmap.path(w, pool, block),
+        ],
         work,
-        ("references",),
-        (0, 0, 0),
+        WRITES,
+        (0,) * (5 + len(work.sizes.buckets.levels)),
     )
-    left = [count - (role == int(each)) for each, count in zip(Role, counts, strict=True)]
+    left = [count - (role == int(each)) for each, count in zip(Role, (request, connector, cache), strict=True)]
     own = jnp.where(role == int(Role.REQUEST), left[0], jnp.where(role == int(Role.CONNECTOR), left[1], left[2]))
     work = work.write_if(present, "references", own, work.reference(pool, block, role))
     users = left[Role.REQUEST] + left[Role.CONNECTOR]
     let_go = jnp.asarray(present) & (role != int(Role.CACHE)) & (users == 0)
-    free = jnp.asarray(present) & (users + left[Role.CACHE] == 0)
-    work = id_bitmap.put(work, free, pool, block)
-    return _count(work, free | let_go, pool, free.astype(jnp.int32), -let_go.astype(jnp.int32))
+    nobody = jnp.asarray(present) & (users + left[Role.CACHE] == 0)
+    work = id_bitmap.put(work, nobody, pool, block, words)
+    work = work.write_if(nobody, "counters", free + 1, work.pool_counter(pool, PoolCounter.FREE))
+    return work.write_if(let_go, "counters", held - 1, work.pool_counter(pool, PoolCounter.HELD))
 
 
-def _count(work: PooledWorkspace, present: Scalar, pool: Scalar, free: Scalar, held: Scalar) -> PooledWorkspace:
-    fields = (PoolCounter.FREE, PoolCounter.HELD)
-    work, values = peek(
-        present,
-        lambda w: [w.read("counters", w.pool_counter(pool, field)) for field in fields],
-        work,
-        ("counters",),
-        (0, 0),
-    )
-    for field, value, change in zip(fields, values, (free, held), strict=True):
-        work = work.write_if(present, "counters", value + change, work.pool_counter(pool, field))
-    return work
+def _counts(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:
+    return [work.read("counters", work.pool_counter(pool, each)) for each in PoolCounter]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.errors import ConfigError
-from hkv.state import id_bitmap, item_table, recency, role_counts
+from hkv.state import item_table, recency, role_counts
 from hkv.state.loops import loop, read, when
 from hkv.state.pooled import (
     COUNTER_WORDS,
@@ -39,7 +39,7 @@ from reference.state.reference_counts import ReferenceCounts
 BUCKETS = PooledBuckets(blocks=1100, groups=2, pools=2, requests=1, sequences=1, row=4, chain=4, keys=6)
 POOLS = (1089, 40)
 WRITES = (*ARRAYS, "num_ids")
-CLAIM, ADD, DROP, TAKE, PUT, TOUCH, FILL, REMOVE = range(8)
+CLAIM, ADD, DROP, TOUCH, FILL, REMOVE = range(6)
 NAMES = ("request", "connector", "cache")
 STEPS = 64
 
@@ -63,10 +63,6 @@ def program() -> Any:
                 v, block = role_counts.claim(v, code == CLAIM, a)
                 return v.write("results", block, place)
 
-            def take(v):
-                v, id = id_bitmap.take(v, code == TAKE, a)
-                return v.write("results", id, place)
-
             def touch(v):
                 v, block = item_table.find(v, code == TOUCH, a, b)
                 return v.write("results", block, place)
@@ -85,8 +81,6 @@ def program() -> Any:
                 (CLAIM, claim),
                 (ADD, lambda v: role_counts.reference(v, code == ADD, a, b, c)),
                 (DROP, lambda v: role_counts.release(v, code == DROP, a, b, c)),
-                (TAKE, take),
-                (PUT, lambda v: id_bitmap.put(v, code == PUT, a, b)),
                 (TOUCH, touch),
                 (FILL, fill),
                 (REMOVE, remove),
@@ -115,11 +109,12 @@ def free_ids(state: PooledState, pool: int) -> list[int]:
 @settings(max_examples=25)
 @given(rng=st.randoms(use_true_random=False))
 def test_the_smallest_ids_come_first(rng: random.Random) -> None:
-    """Takes most of a pool of three levels, puts random ids back, and takes again."""
+    """Most of a pool of three levels is held; random ids are put back, and the smallest taken again."""
     start, state = rng.choice([1, 500, 1030]), empty_pooled(BUCKETS, POOLS)
-    bitmap = np.array(state.bitmap)
+    bitmap, references = np.array(state.bitmap), np.array(state.references)
     bitmap[0, :-1] = bitmap_of(range(start, POOLS[0]), BUCKETS.levels)
-    state = state.replace(bitmap=bitmap)  # type: ignore[arg-type]
+    references[0, 1:start, Role.REQUEST] = 1
+    state = state.replace(bitmap=bitmap, references=references)  # type: ignore[arg-type]
     wanted = IdBitmap(POOLS[0], start)
     steps, expected = [], []
     for _ in range(STEPS):
@@ -127,12 +122,12 @@ def test_the_smallest_ids_come_first(rng: random.Random) -> None:
         if gone and rng.random() < 0.5:
             id = rng.choice(gone)
             wanted.add(id)
-            steps.append((PUT, 0, id, 0))
+            steps.append((DROP, 0, id, int(Role.REQUEST)))
             expected.append(0)
         else:
             (id,) = wanted.smallest(1)
             wanted.discard(id)
-            steps.append((TAKE, 0, 0, 0))
+            steps.append((CLAIM, 0, 0, 0))
             expected.append(id)
     state, answers = run(state, steps)
     assert answers == expected

@@ -1,0 +1,103 @@
+"""The compiled cache under RTP-LLM's rules beside the reference: every answer and the whole state, operation by
+operation."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv.oracle.check import describe
+from hkv.oracle.engine import Failure
+from hkv.oracle.engines.rtp_jax import RtpJaxEngine
+from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
+from hkv.oracle.rtp_llm import structs
+from hkv.oracle.rtp_llm.configuration import to_rtp_header
+from hkv.oracle.rtp_llm.engine import attempt_rtp
+from tests.rtp_llm.operations import draw_operation
+from tests.rtp_llm.traffic import draw_config
+
+STEPS = 40
+
+
+class DifferenceError(AssertionError):
+    """The two engines differ."""
+
+
+def lockstep(rng: random.Random, steps: int = STEPS) -> Counter[str]:
+    """Random operations on both; what became of them, by name."""
+    config = dataclasses.replace(draw_config(rng), prefix_tree=False)
+    header = to_rtp_header(config, "random")
+    reference, compiled = RtpNumpyEngine(header), RtpJaxEngine(header)
+    seen: Counter[str] = Counter()
+    for number in range(steps):
+        operation = draw_operation(rng, number, reference)
+        want, got = attempt_rtp(reference, operation), attempt_rtp(compiled, operation)
+        if isinstance(want, Failure) and isinstance(got, Failure):
+            want = got
+        told = want == got, reference.state() == compiled.state(), reference.evictions == compiled.evictions
+        if not all(told):
+            raise DifferenceError(f"{describe(operation)}: {want} but {got}, {told}\n{header}")
+        seen[outcome(operation, want)] += 1
+    assert compiled.num_available() == reference.num_available()
+    assert compiled.num_cached() == reference.num_cached()
+    return seen
+
+
+def outcome(operation: structs.RtpOp, answer: structs.RtpAnswer | Failure) -> str:
+    name = str(type(operation).__struct_config__.tag)
+    if isinstance(answer, Failure):
+        return f"{name} failed"
+    if isinstance(answer, structs.Malloc):
+        return f"{name} {answer.verdict}{' with a hit' if answer.reused else ''}"
+    refused = (isinstance(answer, structs.Fork) and answer.copies is None) or (
+        isinstance(answer, structs.Selected) and answer.keys is None
+    )
+    return f"{name} refused" if refused else name
+
+
+def test_random_operations() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(60):
+        seen += lockstep(random.Random(seed))
+    wanted = {
+        *("malloc granted", "malloc granted with a hit", "malloc permanent", "malloc retryable"),
+        *("malloc internal_error", "append", "insert", "insert failed", "fork", "fork refused"),
+        *("fork failed", "free", "drop", "drop failed", "hold", "hold refused", "release", "export"),
+        *("export refused", "settle", "evict", "peak", "request", "request failed"),
+    }
+    assert wanted <= set(seen), "the traffic reaches every answer"
+
+
+@settings(max_examples=25)
+@given(rng=st.randoms(use_true_random=False))
+def test_shrinking_operations(rng: random.Random) -> None:
+    lockstep(rng, 25)
+
+
+def test_a_window_without_its_last_blocks() -> None:
+    """A hit brings a window without reuse no block, so that the one before the last is missing: an error, no trace."""
+    header = structs.RtpHeader(
+        oplog=2,
+        dialect="rtp-llm/hybrid-pool",
+        feature="tail",
+        num_blocks=[20, 20],
+        groups=[
+            structs.RtpGroup(tag="full", type="FULL", block_size=4),
+            structs.RtpGroup(tag="window", type="SWA", block_size=4, enable_prefix_reuse=False),
+        ],
+        block_size=4,
+    )
+    engines = RtpNumpyEngine(header), RtpJaxEngine(header)
+    operations: list[structs.RtpOp] = []
+    for id in ("a", "b"):
+        operations += [structs.RequestOp(id=id, tokens=[*range(9)]), structs.MallocOp(id=id), structs.InsertOp(id=id)]
+    for operation in operations[:5]:
+        want, got = (attempt_rtp(engine, operation) for engine in engines)
+        assert isinstance(want, Failure) == isinstance(got, Failure) == (operation is operations[4])
+        assert isinstance(want, Failure) or want == got
+        assert engines[0].state() == engines[1].state()
+    assert "the last blocks of a window to be there" in got.message  # type: ignore[union-attr]
