@@ -112,7 +112,7 @@ DEFECTS = [
     (free_queue.release, "w.tail + (left - 1)", "w.tail + (count - left)"),
     (allocate._copy, "jnp.where(adopted, copy, source)", "source"),
     (key_table.insert, "w.link(last, part, 0)", "w.link(first, part, 0)"),
-    (retention.Kept.stretch, "(entry < end)", "(entry <= end)"),
+    (retention.Kept.stretch, "entry >= begin", "entry > begin"),
 ]  # fmt: skip
 
 
