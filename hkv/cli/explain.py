@@ -11,8 +11,9 @@ from rich.table import Table
 
 from hkv.cli.json_output import json_option, write_json
 from hkv.oracle.explain import Explanation, explain
-from hkv.oracle.log_file import read_log
 from hkv.oracle.resumption import Resumption
+from hkv.oracle.rtp_llm.explain import explain_rtp
+from hkv.oracle.rtp_llm.log_file import RtpLog, read_any_log
 
 MOST_BLOCKS = 24
 """Blocks whose history is printed; `--json` has all."""
@@ -35,7 +36,8 @@ def command(log: str, line: int, request: str | None, json_path: str | None) -> 
 
     Example: hkv explain differences/core-2-v1.jsonl --line 8
     """
-    found = explain(read_log(log), line, request)
+    read = read_any_log(log)
+    found = explain_rtp(read, line, request) if isinstance(read, RtpLog) else explain(read, line, request)
     if json_path != "-":
         _print(found)
     write_json(json_path, dataclasses.asdict(found))

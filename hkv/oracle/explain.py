@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from hkv.errors import ConfigError, FileError
 from hkv.oracle import oplog
@@ -10,8 +12,11 @@ from hkv.oracle.check import describe
 from hkv.oracle.log_file import Log
 from hkv.oracle.oplog import Hit
 from hkv.oracle.resumption import Resumption, resumptions
+from hkv.oracle.rtp_llm.log_file import RtpLog
 from hkv.oracle.story import Event, Story, words
 from hkv.testing.hit_causes import causes
+
+AnyLog: TypeAlias = Log | RtpLog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Explanation:
     request: str
     situation: str
     events: tuple[Event, ...]
-    blocks: dict[int, tuple[Event, ...]]
+    blocks: Mapping[int | str, tuple[Event, ...]]
     alignment: int
     hit: int
     found: int | None
@@ -63,18 +68,11 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
       FileError: there is no such line.
       ConfigError: the line names no request and none was given, or the request has not arrived by then.
     """
-    if not 2 <= line <= len(log.operations) + 1:
-        raise FileError(log.path, None, "line", line, f"a line with an operation, from 2 to {len(log.operations) + 1}")
-    operation = log.operations[line - 2]
-    id = request if request is not None else getattr(operation, "id", None)
-    if id is None:
-        raise ConfigError("request", None, f"a request, since line {line} ({describe(operation)}) names none")
+    operation, id, stop = find_request(log, line, request, oplog.RequestOp)
     story = Story(log)
-    stop = line - 1 if isinstance(operation, oplog.RequestOp) and operation.id == id else line - 2
     for index in range(stop):
         story.perform(index)
-    if id not in story.engine.manager.requests:
-        raise ConfigError("request", id, f"a request that has arrived by line {line} and was not dropped")
+    check_there(id, line, story.engine.manager.requests)
     situation = story.situation(id)
     held = story.blocks_of(id)
     resumed = resumptions(story, id)
@@ -98,3 +96,36 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
         causes=tuple(sorted(cause.value for cause in causes(story.config, num_tokens))),
         groups=resumed.groups,
     )
+
+
+def find_request(log: AnyLog, line: int, request: str | None, arrives: type) -> tuple[Any, str, int]:
+    """The operation of a line, the request to tell about, and how many operations come before what is told.
+
+    Args:
+      log: the log.
+      line: 1-based line number of an operation.
+      request: the request; None for the one that the line names.
+      arrives: the type of the operation by which a request arrives, which is one that comes before.
+
+    Raises:
+      FileError: there is no such line.
+      ConfigError: the line names no request and none was given.
+    """
+    if not 2 <= line <= len(log.operations) + 1:
+        raise FileError(log.path, None, "line", line, f"a line with an operation, from 2 to {len(log.operations) + 1}")
+    operation = log.operations[line - 2]
+    id = request if request is not None else getattr(operation, "id", None)
+    if id is None:
+        raise ConfigError("request", None, f"a request, since line {line} ({describe(operation)}) names none")
+    came = isinstance(operation, arrives) and getattr(operation, "id", None) == id
+    return operation, id, line - 1 if came else line - 2
+
+
+def check_there(id: str, line: int, requests: Mapping[str, object]) -> None:
+    """Make sure that a request has arrived.
+
+    Raises:
+      ConfigError: it has not, or was dropped.
+    """
+    if id not in requests:
+        raise ConfigError("request", id, f"a request that has arrived by line {line} and was not dropped")

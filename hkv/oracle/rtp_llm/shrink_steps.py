@@ -68,6 +68,18 @@ def repaired_rtp(operation: RtpOp, lifecycle: RtpLifecycle) -> RtpOp | None:
     return operation
 
 
+def _with_longer_prompts(best: Best) -> Candidates:
+    """An append less, its tokens part of the prompt."""
+    for index, operation in each(best):
+        if isinstance(operation, structs.AppendOp):
+            operations = list(best.case.operations)
+            for place, other in enumerate(operations[:index]):
+                if isinstance(other, structs.RequestOp) and other.id == operation.id:
+                    tokens = [*other.tokens, *operation.tokens[0]]
+                    operations[place] = msgspec.structs.replace(other, tokens=tokens)
+            yield best.case.header, operations[:index] + operations[index + 1 :]
+
+
 def _with_shorter_tokens(best: Best) -> Candidates:
     """A prompt shorter, or all of one token; appended tokens fewer."""
     for index, operation in each(best):
@@ -176,6 +188,7 @@ RTP_STEPS = (
     _with_less,
     without_requests,
     without_runs,
+    _with_longer_prompts,
     _with_shorter_tokens,
     _with_simpler_fields,
     _with_equal_tokens,
