@@ -95,22 +95,25 @@ def _of_groups(options: dict[str, Any]) -> StudiedCache:
 
 
 def _of_model(options: dict[str, Any]) -> StudiedCache:
-    size = options["block_size"] or BLOCK_SIZE
     model = read_model(
         load_config(options["model"]),
         ReadOptions(
             tensor_parallel=options["tp"] or 1,
             kv_dtype=options["kv_dtype"] or "auto",
-            block_size=size,
+            block_size=options["block_size"],
             speculative_tokens=options["lookahead"],
         ),
     )
-    _check_windows(model.specs.values(), size)
     pools = "independent" if options["dialect"] == HYBRID_POOL else "shared"
     plan = plan_rtp_llm(
         model,
         parse_bytes(options["memory"]),
-        RtpOptions(block_size=size, pools=pools, step=_step(options), drafts=options["lookahead"]),
+        RtpOptions(
+            block_size=options["block_size"] or BLOCK_SIZE,
+            pools=pools,
+            step=_step(options),
+            drafts=options["lookahead"],
+        ),
     )
     config = config_of_plan(
         plan,
@@ -120,6 +123,7 @@ def _of_model(options: dict[str, Any]) -> StudiedCache:
         reserve_blocks=reserve_for_ratio(_ratio(options), plan.num_blocks - 1),
     )
     check_replayable(config, options["dialect"])
+    _check_windows(model.specs.values(), config.block_size)
     length = parse_length(options["max_model_len"])
     if length == 0:
         raise ConfigError("max_model_len", "auto", f"a number of tokens; auto is for --dialect {VLLM}")
@@ -134,7 +138,7 @@ def _of_model(options: dict[str, Any]) -> StudiedCache:
 def _check_windows(specs: Any, size: int) -> None:
     for spec in specs:
         if isinstance(spec, SlidingWindow) and spec.window > size + 1:
-            expected = f"a model whose windows are at most --block-size + 1 = {size + 1}: hits bring one block of them"
+            expected = f"a model whose windows are at most {size + 1} tokens, a block and one: hits bring one block"
             raise ConfigError("model", f"window {spec.window}", expected)
 
 

@@ -1,0 +1,251 @@
+"""`hkv replay` under RTP-LLM's rules: the schedule by hand, hits by their definition, and what the command refuses."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+from typing import Any
+
+import pytest
+
+from hkv.dialects.rtp_llm.config import NAMES, RtpConfig
+from hkv.oracle.replay.rtp_record import RtpDiagnosis, RtpRecorder
+from hkv.oracle.replay.rtp_run import keyed_rtp_engine, rtp_cache
+from hkv.oracle.replay.rtp_schedule import RtpReplay
+from hkv.oracle.replay.schedule import Arrival, Schedule
+from hkv.oracle.rtp_llm import structs
+from hkv.spec import spec_from_text
+from tests.cli.test_replay import run
+
+SINGLE, HYBRID, POOLS = NAMES
+STATE = structs.StateOp()
+MODELS = pathlib.Path(__file__).parents[1] / "data" / "models"
+
+
+@pytest.fixture
+def trace(tmp_path: pathlib.Path) -> Any:
+    """Writes requests of `(step, hash_ids, tokens, output)`; an id stands for 4 tokens."""
+
+    def write(*requests: tuple[int, list[int], int, int]) -> str:
+        lines = [
+            {"timestamp": 50 * step, "input_length": tokens, "output_length": output, "hash_ids": ids}
+            for step, ids, tokens, output in requests
+        ]
+        path = tmp_path / "trace.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return str(path)
+
+    return write
+
+
+def replayed(monkeypatch: Any, capsys: Any, path: str, *arguments: str) -> dict[str, Any]:
+    code, out, err = run(monkeypatch, capsys, "replay", path, "--tokens-per-id", "4", *arguments, "--json", "-")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_a_prompt_is_hit_when_its_request_has_finished(monkeypatch, capsys, trace) -> None:
+    """Three times the same eight tokens: beside the first, which generates for two steps, and after it."""
+    path = trace((0, [0, 1], 8, 4), (1, [0, 1], 8, 1), (9, [0, 1], 8, 1))
+    found = replayed(monkeypatch, capsys, path, "--dialect", SINGLE, "--groups", "full:2", "--num-blocks", "40")
+    assert found["requests"]["hit"] == [0, 0, 6], "the last key is never looked for"
+    assert found["groups"][0]["reasons"]["not finished"] == 1
+    assert found["groups"][0]["reasons"]["whole prompt"] == 1
+    # Two tokens a step are generated after the prompt's; 8 + 2 tokens in 5 blocks are entered, of the second nothing.
+    assert (found["totals"]["blocks_cached_peak"], found["totals"]["blocks_not_cached_twice"]) == (5, 4 + 1)
+    assert found["totals"]["verdicts"] == {"admission": {"granted": 3}, "growth": {"granted": 1}}
+    assert found["requests"]["ended"] == [1, 1, 9]
+
+
+def test_whole_prompts_get_blocks_at_once_and_are_computed_within_the_budget(monkeypatch, capsys, trace) -> None:
+    path = trace((0, [0, 1, 2, 3], 16, 1), (0, [9], 4, 1))
+    arguments = ("--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "40", "--step-tokens", "6")
+    found = replayed(monkeypatch, capsys, path, *arguments)
+    assert found["steps"]["in_use"] == [4, 4, 5, 1]
+    assert found["requests"]["ended"] == [2, 3], "6 + 6 + 4 tokens, the second's first two beside the last four"
+
+
+def test_what_never_fits_is_refused_for_good_and_what_may_fit_waits(monkeypatch, capsys, trace) -> None:
+    path = trace((0, [0, 1, 2, 3, 4, 5], 24, 1), (0, [6, 7], 8, 5), (0, [8, 9, 10], 12, 1))
+    arguments = ("--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "5", "--reserve-ratio", "0")
+    found = replayed(monkeypatch, capsys, path, *arguments)
+    assert found["totals"]["verdicts"]["admission"] == {
+        "granted": 2,
+        "permanent": 1,
+        "retryable": found["totals"]["put_off"],
+    }
+    assert (found["totals"]["never_fit"], found["totals"]["finished"]) == (1, 2)
+    assert found["totals"]["put_off"] > 0
+    reserved = replayed(monkeypatch, capsys, path, *arguments[:-1], "60")
+    assert reserved["totals"]["verdicts"]["admission"]["permanent"] == 2, "2 of 4 blocks are left free"
+
+
+def test_a_preempted_requests_work_is_lost(monkeypatch, capsys, trace) -> None:
+    """Two grow into the last blocks; the later one gives all up, is entered nowhere and comes back without a hit."""
+    path = trace((0, [0, 1], 8, 9), (0, [2, 3], 8, 9))
+    arguments = ("--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "6", "--reserve-ratio", "0")
+    found = replayed(monkeypatch, capsys, path, *arguments)
+    assert found["requests"]["preemptions"] == [0, 1]
+    assert found["requests"]["recomputed"][1] > 8
+    assert found["requests"]["recovered"] == [0, 0]
+    assert found["totals"]["verdicts"]["growth"]["internal_error"] == 1
+
+
+def test_states_lie_on_the_grid_and_at_the_end(monkeypatch, capsys, trace) -> None:
+    path = trace((0, [0, 1, 2, 3, 4, 5], 24, 1), (9, [0, 1, 2, 3, 4, 6], 24, 1))
+    arguments = ("--dialect", HYBRID, "--groups", "full:4,mamba:4", "--num-blocks", "40", "--linear-step")
+    assert replayed(monkeypatch, capsys, path, *arguments, "1")["requests"]["hit"] == [0, 20]
+    found = replayed(monkeypatch, capsys, path, *arguments, "2")
+    assert found["requests"]["hit"] == [0, 16]
+    full, state = (group["reasons"] for group in found["groups"])
+    assert (full["waiting for another group"], state["retired window"]) == (1, 1)
+    off = replayed(monkeypatch, capsys, path, *arguments, "1", "--no-caching")
+    assert off["requests"]["hit"] == [0, 0]
+    assert off["groups"][0]["reasons"]["caching is off"] == 2
+    assert off["steps"]["in_use"][0] == 6 + 1, "one state without reuse"
+
+
+def draw(rng: random.Random) -> tuple[RtpConfig, Schedule, list[Arrival]]:
+    """A small cache and requests over few prefixes."""
+    size = rng.choice([2, 4])
+    dialect, groups = rng.choice([
+        (SINGLE, "full:{}"), (HYBRID, "full:{},mamba:{}"), (POOLS, "mamba:{},full:{}"), (POOLS, "full:{},swa:{}:{}"),
+        (POOLS, "full:{}"),
+    ])  # fmt: skip
+    config = rtp_cache(
+        dialect,
+        [spec_from_text(text) for text in groups.replace("{}", str(size)).split(",")],
+        [rng.choice([12, 20, 40])],
+        linear_step=rng.choice([1, 2, 3]),
+        reserve_ratio=rng.choice([0, 5, 20]),
+        prefix_tree=rng.random() < 0.5,
+        independent_eviction=rng.random() < 0.5,
+    )
+    prefixes = [[100 * which + i for i in range(20)] for which in range(3)]
+    arrivals, fresh = [], 1000
+    for index in range(25):
+        kept = rng.choice(prefixes)[: rng.randint(0, 8)]
+        prompt, output = max(1, len(kept) * size + rng.randint(-1, 9)), rng.randint(0, 9)
+        keys = [*kept[: prompt // size], *range(fresh, fresh + 20)]
+        fresh += 20
+        arrivals.append(Arrival(index, index // 2, prompt, output, lambda keys=keys: keys))
+    schedule = Schedule(
+        step_tokens=rng.choice([8, 40]),
+        decode_tokens=rng.choice([1, 2]),
+        max_running=rng.choice([2, 8]),
+        lookahead=rng.choice([0, 0, 2]),
+        max_model_len=60,
+    )
+    return config, schedule, arrivals
+
+
+class AskingAlways(RtpReplay):
+    """Leaves no allocation out, as RTP-LLM does."""
+
+    def _slots(self, tokens: int) -> tuple[int, ...]:
+        return (tokens,)
+
+
+class Definition(RtpRecorder):
+    """Also holds hits to their definition."""
+
+    size = 0
+    expected = 0
+    hits = 0
+
+    def admitted(self, step: int, live: Any, hit: Any) -> None:
+        super().admitted(step, live, hit)
+        assert hit.hit == self.expected
+        self.hits += hit.hit > 0
+
+    def asked(self, step: int, live: Any) -> None:
+        super().asked(step, live)
+        diagnosis, size = self._diagnosis, self.size
+        assert isinstance(diagnosis, RtpDiagnosis)
+        self.expected = diagnosis.longest(live.keys[: (live.tokens - 1) // size]) * size
+
+
+def test_allocations_left_out_change_nothing_and_hits_are_the_longest() -> None:
+    hits = preempted = 0
+    for seed in range(40):
+        config, schedule, arrivals = draw(random.Random(seed))
+        records = []
+        for kind in (RtpReplay, AskingAlways):
+            engine = keyed_rtp_engine("numpy", config)
+            diagnosis = RtpDiagnosis(config, engine, caching=True)  # type: ignore[arg-type]
+            recorder = Definition(config, diagnosis, None, lambda: None)
+            recorder.size = config.block_size
+            steps = kind(engine, config.block_size, True, schedule, arrivals, recorder).run()
+            records.append((steps, recorder.requests, recorder.steps, recorder.reasons, engine.perform(STATE)))
+            hits += recorder.hits
+            preempted += sum(request.preemptions for request in recorder.requests.values())
+        assert records[0] == records[1]
+        assert all(request.outcome for request in records[0][1].values())
+        assert records[0][4].lists == {}
+        assert not any(pool.request or pool.connector for pool in records[0][4].pools), "every block is given back"
+    assert hits > 100
+    assert preempted > 0
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name", "pools"),
+    [(SINGLE, "llama", "shared"), (POOLS, "qwen3_next", "independent"), (POOLS, "deepseek_v4", "independent")],
+)
+def test_planned_models(monkeypatch, capsys, trace, dialect: str, name: str, pools: str) -> None:
+    path = trace((0, list(range(200)), 800, 3), (9, list(range(200)), 800, 3))
+    asked = (str(MODELS / f"{name}.json"), "--memory", "8GiB", "--dialect")
+    _, planned, _ = run(monkeypatch, capsys, "plan", *asked, "rtp-llm", "--pools", pools, "--json", "-")
+    plan = json.loads(planned)
+    found = replayed(monkeypatch, capsys, path, "--model", *asked, dialect)
+    counts = [group["num_blocks"] for group in plan["groups"]] if pools == "independent" else [plan["num_blocks"]]
+    assert found["totals"]["blocks"] == sum(counts) - len(counts)
+    assert len(found["groups"]) == len(plan["groups"])
+    size = 256 if name == "deepseek_v4" else 64
+    assert found["requests"]["hit"] == [0, 799 // size * size]
+
+
+def test_models_that_hits_would_leave_without_a_window_are_refused(monkeypatch, capsys, trace) -> None:
+    path, model = trace((0, [0], 4, 1)), str(MODELS / "gemma3_text.json")
+    code, _, err = run(monkeypatch, capsys, "replay", path, "--dialect", POOLS, "--model", model, "--memory", "8GiB")
+    assert code == 2
+    assert "a block and one: hits bring one block" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--dialect", SINGLE, "--groups", "full:4,full:4", "--num-blocks", "9"], "expected rtp-llm/hybrid"),
+        (["--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "9", "--eagle", "all"], "--eagle is not for"),
+        (
+            ["--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "9", "--retention", "0"],
+            "--retention is not for",
+        ),
+        (["--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "9", "--engine", "no.such:Engine"], "no.such"),
+        (["--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "9", "--check"], "other than numpy"),
+        (["--dialect", HYBRID, "--groups", "full:4,swa:4:64", "--num-blocks", "9"], "bring one block of a window"),
+        (["--dialect", HYBRID, "--groups", "full:4,chunked:4:64", "--num-blocks", "9"], "full, mla, swa or mamba"),
+        (["--dialect", HYBRID, "--groups", "full:4,mamba:8", "--num-blocks", "9"], "a block for each cache key"),
+        (["--dialect", POOLS, "--groups", "full:4,mamba:4", "--num-blocks", "9,9,9"], "one number a pool"),
+        (["--dialect", HYBRID, "--groups", "full:4,mamba:4", "--num-blocks", "1"], "num-blocks"),
+        (["--groups", "full:4", "--num-blocks", "9,9"], "vllm-0.33 has one pool"),
+        (["--groups", "full:4", "--num-blocks", "9", "--prefix-tree"], "--prefix-tree is for --dialect rtp-llm"),
+        (["--groups", "full:4", "--num-blocks", "9", "--linear-step", "2"], "--linear-step is for --dialect rtp-llm"),
+    ],
+)
+def test_what_does_not_make_sense_is_refused_by_name(monkeypatch, capsys, trace, arguments, told) -> None:
+    path = trace((0, [0], 4, 1))
+    code, out, err = run(monkeypatch, capsys, "replay", path, "--tokens-per-id", "4", *arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_tables(monkeypatch, capsys, trace, tmp_path) -> None:
+    path = trace((0, [0], 4, 1))
+    arguments = ("--dialect", POOLS, "--groups", "full:4,swa:4:4", "--num-blocks", "9,5", "--tokens-per-id", "4")
+    code, out, err = run(monkeypatch, capsys, "replay", path, *arguments, "--plot", str(tmp_path / "a.svg"))
+    assert (code, err) == (0, "")
+    for text in ("of 12", "1 granted", "blocks cached, peak", "whole prompt", "swa:4:4", "engine numpy"):
+        assert text in out
+    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
