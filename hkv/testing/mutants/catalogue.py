@@ -17,7 +17,9 @@ from hkv.testing.mutants import (
     planning,
     preemption,
     recurrent_state,
+    rtp_llm,
     speculation,
+    tiers,
     transfers,
     windows,
 )
@@ -39,6 +41,8 @@ SECTIONS = MappingProxyType(
         "kernel-split": kernel_split.MUTANTS,
         "planning": planning.MUTANTS,
         "transfers": transfers.MUTANTS,
+        "tiers": tiers.MUTANTS,
+        "rtp-llm": rtp_llm.MUTANTS,
     }
 )
 """The kinds of bugs, and the mutants of each."""

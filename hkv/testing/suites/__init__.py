@@ -12,6 +12,7 @@ from hkv.testing.suites import (
     resend,
     rtp,
     slots,
+    tiers,
     traffic,
     transfers,
 )
@@ -32,6 +33,7 @@ _EVERY: tuple[Suite, ...] = (
     pages.SUITE,
     plans.SUITE,
     slots.SUITE,
+    tiers.SUITE,
     transfers.SUITE,
 )
 
