@@ -112,7 +112,7 @@ MUTANTS = (
         "evicted-for-a-store-that-is-refused",
         "tensorrt-llm#13104",
         "objects leave for one that then does not fit",
-        "tier bytes|tier pins|tier order|totality",
+        "tier bytes|tier pins|tier order|tier content|totality",
         "tiers",
         ORDER + "victims",
         "return chosen if free >= size else None",

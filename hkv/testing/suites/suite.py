@@ -164,9 +164,9 @@ def _simpler(made: Sequence[int], position: int) -> Iterator[list[int]]:
         return
     before, after = made[:position], made[position + 1 :]
     for count in (len(after), 16, 4):
-        if 0 < count <= len(after) and any(after[:count]):
+        yield [*before, *made[position + count :]]
+        if any(after[:count]):
             yield [*before, made[position], *[0] * count, *after[count:]]
-        yield [*before, *after[count:]]
     yield [*before, *after]
     for value in sorted({0, made[position] // 2, made[position] - 1}) if made[position] else ():
         yield [*before, value, *after]

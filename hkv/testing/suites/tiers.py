@@ -26,10 +26,10 @@ OVERHEAD = 400
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One thing that is done with a tier: `store`, `retrieve`, `pin`, `unpin`, `evict`; on disk also `damage`, `reopen`.
+    """One thing that is done with a tier.
 
     Attributes:
-      action: one of `ACTIONS`.
+      action: one of `ACTIONS`; the last two on disk only.
       key: of the object.
       size: of what is stored, in bytes.
     """
@@ -60,22 +60,22 @@ class TierCase:
 
     def __str__(self) -> str:
         where = "disk" if self.disk else "memory"
-        steps = ", ".join(
-            f"{use.action} {use.key.decode()} {use.size if use.action == 'store' else ''}".strip() for use in self.uses
-        )
-        return f"{self.capacity} bytes of {where}: {steps}"
+        steps = [f"{use.action} {use.key.decode()}" + f" {use.size}" * (use.action == "store") for use in self.uses]
+        return f"{self.capacity} bytes of {where}: {', '.join(steps)}"
 
 
 def draw_tier_case(choices: Choices) -> TierCase:
     """A random case."""
-    disk = choices.chance(25)
+    disk = choices.chance(35)
     unit = OVERHEAD if disk else 10
     capacity = unit * choices.integer(2, 5) + choices.integer(0, unit)
     actions = ACTIONS if disk else ACTIONS[:5]
     uses = []
     while choices.chance(92) and len(uses) < 30:
-        action = actions[0] if choices.chance(40) else choices.pick(actions)
-        uses.append(Use(action, b"abcdef"[(at := choices.integer(0, 5)) : at + 1], choices.integer(1, 2 * unit)))
+        action = choices.pick(("store", "store", "retrieve", "pin", "store", *actions))
+        at = choices.integer(0, 7)
+        key = b"abcde"[at : at + 1] or (uses[-1].key if uses else b"a")
+        uses.append(Use(action, key, choices.integer(1, 2 * unit)))
     return TierCase(disk, capacity, tuple(uses))
 
 
@@ -212,7 +212,7 @@ def content(case: TierCase) -> Iterator[str]:
 
 @case_check("tier order", "B-I33")
 def order(case: TierCase) -> Iterator[str]:
-    """Keys stand in order of use; a store evicts the least recently used that are not pinned, and no more than needed."""
+    """Keys stand in order of use; a store evicts the least recently used that are not pinned, as few as will do."""
     recent: list[bytes] = []
     pins: Counter[bytes] = Counter()
     last: dict[bytes, int] = {}
@@ -270,7 +270,7 @@ def pins(case: TierCase) -> Iterator[str]:
 
 @case_check("tier bytes", "B-I1", "B-I24")
 def used(case: TierCase) -> Iterator[str]:
-    """The bytes in use are those of the objects, never more than there may be; a refusal was needed, changes nothing."""
+    """The bytes in use are the objects', never more than there may be; a refusal was needed and changes nothing."""
     held: Counter[bytes] = Counter()
     before: dict[bytes, int] = {}
     for number, seen in enumerate(history(case)):
