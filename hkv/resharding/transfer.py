@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,32 +17,28 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from hkv.errors import ConfigError, LayoutError
-from hkv.orders import H, N
 from hkv.paged.implementations import choose
 from hkv.paged.runs import Runs, runs_of
-from hkv.parallel_shape import Rank, part_by_head
+from hkv.parallel_shape import part_by_head
+from hkv.resharding.packets import COORDINATES, Grain, Packets, make_packets
 from hkv.resharding.plan import Move, Plan, Side
 from hkv.sharding import AXES, ShardedLayout
 from hkv.strided import StridedView
 
-COORDINATES = 5
-"""Layer, block, kernel block in it, group of states, group of heads: what names a unit of a packet."""
-
 
 @dataclasses.dataclass(frozen=True)
-class Grain:
-    """The unit that every move is made of: static, so that few executables serve all plans.
+class _End:
+    """One side of an exchange: what the plan says of it, where it is, and the replica concerned."""
 
-    Attributes:
-      states: consecutive states of a kernel block.
-      heads: consecutive heads.
-      heads_outside: whether the states of a head follow one another in a packet, as on both sides, or the heads of a
-        state.
-    """
+    side: Side
+    sharded: ShardedLayout
+    data: int
 
-    states: int
-    heads: int
-    heads_outside: bool
+    def table(self, units: np.ndarray) -> np.ndarray:
+        """Units `[tensor, context, ...]` of the replica, -1 for the others: `[data, tensor, context, ...]`."""
+        table = np.full((self.sharded.shape.data, *units.shape), -1, np.int32)
+        table[self.data] = units
+        return table
 
 
 def execute(
@@ -83,28 +78,17 @@ def execute(
     _check(plan.target, target, target_pool, "target", target_data)
     if source_pool.dtype != target_pool.dtype:
         raise LayoutError("target_pool", target_pool.dtype, f"words of {source_pool.dtype}, as on the source")
-    giver, taker = _End(source, source_data), _End(target, target_data)
+    giver, taker = _End(plan.source, source, source_data), _End(plan.target, target, target_data)
     if plan.sends:
-        target_pool = _exchange(plan, plan.sends, source_pool, giver, target_pool, taker, implementation)
+        target_pool = _exchange(plan.sends, plan.layers, source_pool, giver, target_pool, taker, implementation)
     if plan.forwards:
-        target_pool = _exchange(plan, plan.forwards, target_pool, taker, target_pool, taker, implementation)
+        target_pool = _exchange(plan.forwards, plan.layers, target_pool, taker, target_pool, taker, implementation)
     return target_pool
 
 
-@dataclasses.dataclass(frozen=True)
-class _End:
-    """One side of an exchange: its cache, and the replica concerned."""
-
-    sharded: ShardedLayout
-    data: int
-
-    def first_head(self, rank: Rank) -> int:
-        return self.sharded.shape.heads_of(rank.tensor).start
-
-
 def _exchange(
-    plan: Plan,
     moves: Sequence[Move],
+    layers: range,
     source_pool: jax.Array,
     source: _End,
     target_pool: jax.Array,
@@ -112,114 +96,19 @@ def _exchange(
     implementation: str | None,
 ) -> jax.Array:
     """One hop: everything is packed before anything is unpacked."""
-    spans = [_spans(move) for move in moves]
-    grain = _grain(moves, spans, source, target)
-    packets: dict[tuple[Rank, Rank], tuple[list[np.ndarray], list[np.ndarray]]] = {}
-    for move, (starts, goals, counts) in zip(moves, spans, strict=True):
-        read, written = packets.setdefault((move.source, move.target), ([], []))
-        first, place = source.first_head(move.source), target.first_head(move.target)
-        read.append(_units(plan, move, move.source_block, starts, counts, first, source, grain))
-        written.append(_units(plan, move, move.target_block, goals, counts, place, target, grain))
-    length = _rounded(max(sum(map(len, read)) for read, _ in packets.values()))
-    outgoing = {pair: np.concatenate(read) for pair, (read, _) in packets.items()}
-    incoming = {pair: np.concatenate(written) for pair, (_, written) in packets.items()}
-    out_slots, in_slots = _slots(packets, 0), _slots(packets, 1)
-    packed = _pack(source_pool, source.sharded, _table(outgoing, out_slots, source, 0, length), grain, implementation)
-    arrived = _carry(packed, out_slots, in_slots, source, target)
-    return _unpack(
-        target_pool, target.sharded, _table(incoming, in_slots, target, 1, length), arrived, grain, implementation
-    )
+    packets = make_packets(moves, layers, source.side, target.side)
+    read, written = source.table(packets.read), target.table(packets.written)
+    packed = _pack(source_pool, source.sharded, read, packets.grain, implementation)
+    arrived = _carry(packed, packets, source, target)
+    return _unpack(target_pool, target.sharded, written, arrived, packets.grain, implementation)
 
 
-def _slots(packets: Iterable[tuple[Rank, Rank]], end: int) -> dict[tuple[Rank, Rank], int]:
-    """Numbers the packets of each sender (`end` 0) or receiver (1)."""
-    counts: dict[Rank, int] = {}
-    found = {}
-    for pair in packets:
-        found[pair] = counts.get(pair[end], 0)
-        counts[pair[end]] = found[pair] + 1
-    return found
-
-
-def _table(
-    units: dict[tuple[Rank, Rank], np.ndarray], slots: dict[tuple[Rank, Rank], int], end: _End, which: int, length: int
-) -> np.ndarray:
-    """int32 `[data, tensor, context, slots, length, COORDINATES]`, -1 where there is nothing."""
-    shape = end.sharded.mesh.devices.shape
-    table = np.full((*shape, 1 + max(slots.values()), length, COORDINATES), -1, np.int32)
-    for pair, rows in units.items():
-        table[end.data][pair[which]][slots[pair], : len(rows)] = rows
-    return table
-
-
-def _units(
-    plan: Plan,
-    move: Move,
-    block: int,
-    starts: np.ndarray,
-    counts: np.ndarray,
-    first_head: int,
-    end: _End,
-    grain: Grain,
-) -> np.ndarray:
-    """int32 `[units, COORDINATES]` of a move on one side."""
-    sizes = counts // grain.states
-    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    groups = np.repeat(starts // grain.states, sizes) + within
-    heads = (np.arange(move.heads.start, move.heads.stop, grain.heads) - first_head) // grain.heads
-    rows = np.empty((len(plan.layers), len(groups), len(heads), COORDINATES), np.int32)
-    rows[..., 0], rows[..., 1] = np.arange(plan.layers.start, plan.layers.stop)[:, None, None], block
-    per_piece = end.sharded.layout.shape[N] // grain.states
-    rows[..., 2], rows[..., 3] = (groups // per_piece)[None, :, None], (groups % per_piece)[None, :, None]
-    rows[..., 4] = heads
-    return rows.reshape(-1, COORDINATES)
-
-
-def _spans(move: Move) -> np.ndarray:
-    """`(first states on the source, on the target, states)`: int `[3, spans]`, runs joined where they touch in both."""
-    spans: list[list[int]] = []
-    for run in move.runs:
-        if spans and (spans[-1][0] + spans[-1][2], spans[-1][1] + spans[-1][2]) == (run.source, run.target):
-            spans[-1][2] += run.count
-        else:
-            spans.append([run.source, run.target, run.count])
-    return np.array(spans).T
-
-
-def _grain(moves: Sequence[Move], spans: Sequence[np.ndarray], source: _End, target: _End) -> Grain:
-    """The largest that every move is a whole number of, on both sides."""
-    states, heads = int(np.gcd.reduce(np.concatenate(spans, axis=1), axis=None)), 0
-    for move in moves:
-        first = move.heads.start
-        heads = math.gcd(
-            heads, len(move.heads), first - source.first_head(move.source), first - target.first_head(move.target)
-        )
-    for end in (source, target):
-        states = math.gcd(states, end.sharded.layout.shape[N])
-        heads = math.gcd(heads, end.sharded.shape.heads_per_rank)
-    strides = [end.sharded.layout.strides for end in (source, target)]
-    return Grain(states, heads, all(each[H] > each[N] for each in strides))
-
-
-def _rounded(count: int) -> int:
-    """`count` rounded up to a multiple of an eighth of the power of two below it."""
-    step = max(1, 1 << max(0, count.bit_length() - 4))
-    return -(-count // step) * step
-
-
-def _carry(
-    packed: list[list[jax.Array]],
-    out_slots: dict[tuple[Rank, Rank], int],
-    in_slots: dict[tuple[Rank, Rank], int],
-    source: _End,
-    target: _End,
-) -> list[list[jax.Array]]:
+def _carry(packed: list[list[jax.Array]], packets: Packets, source: _End, target: _End) -> list[list[jax.Array]]:
     """Packets from the devices that packed them to those that unpack them.
 
     Args:
       packed: per slot of the sender and view, `[data, tensor, context, length, words]`.
-      out_slots: slot of each (sender, receiver) at the sender.
-      in_slots: slot at the receiver.
+      packets: who sends what to whom.
       source: the side that packed.
       target: the side that unpacks.
 
@@ -231,16 +120,16 @@ def _carry(
     leaving: list[jax.Array] = []
     places: list[object] = []
     keys: list[tuple[int, int, object]] = []
-    for pair, out in out_slots.items():
-        origin, goal = source.sharded.mesh.devices[source.data][pair[0]], devices[target.data][pair[1]]
+    for route, out in packets.out_slots.items():
+        origin, goal = source.sharded.mesh.devices[source.data][route.sender], devices[target.data][route.receiver]
         for view, shard in enumerate(shards[out]):
             leaving.append(shard[origin])
             places.append(goal)
-            keys.append((in_slots[pair], view, goal))
+            keys.append((packets.in_slots[route], view, goal))
     landed = dict(zip(keys, jax.device_put(leaving, places), strict=True))
     arrived: list[list[jax.Array]] = []
     sharding = target.sharded.sharding
-    for slot in range(1 + max(in_slots.values())):
+    for slot in range(1 + max(packets.in_slots.values())):
         arrived.append([])
         for view, array in enumerate(packed[0]):
             shape = (*devices.shape, *array.shape[3:])

@@ -13,8 +13,9 @@ import pytest
 
 from hkv.errors import ConfigError, LayoutError
 from hkv.parallel_shape import ParallelShape
+from hkv.resharding.packets import Grain
 from hkv.resharding.plan import Side, plan_resharding
-from hkv.resharding.transfer import Grain, _unpack, execute
+from hkv.resharding.transfer import _unpack, execute
 from hkv.sharding import ShardedLayout, make_mesh
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 from reference.resharding import fill, holdings
