@@ -23,7 +23,7 @@ DIALECTS = ("vllm-0.33", "rtp-llm")
 @click.option("--memory", required=True, metavar="SIZE", help="Memory for the cache on each GPU, such as 80GiB.")
 @click.option("--tp", default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--pp", default=1, show_default=True, help="Pipeline stages.")
-@click.option("--dcp", default=1, show_default=True, help="Context-parallel ranks.")
+@click.option("--dcp", default=1, show_default=True, help="Context-parallel ranks; rtp-llm: of a prefill server.")
 @click.option("--block-size", type=int, help="Tokens per block; left out, what the model's kernels want.")
 @click.option("--kernel-block-size", type=int, default=0, help="Tokens per kernel block; left out, the whole block.")
 @click.option("--layout", metavar="ORDER", help="LBHNC, LBNHC, LHBNC, BLHNC, BLNHC or BHLNC; left out, the first fit.")
@@ -74,7 +74,11 @@ def command(
     """
     names = frozenset(bugs_of(bugs))
     budget = parse_bytes(memory)
-    reading = {"tensor_parallel": tp, "context_parallel": dcp, "dtype": dtype, "kv_dtype": kv_dtype}
+    by_rtp = dialect == "rtp-llm"
+    if by_rtp:
+        _check_rtp_options(tp, pp, dcp, layout)
+    ranks = 1 if by_rtp else dcp  # RTP-LLM's rank holds whole blocks, not parts of each
+    reading = {"tensor_parallel": tp, "context_parallel": ranks, "dtype": dtype, "kv_dtype": kv_dtype}
     options = ReadOptions(
         block_size=block_size, state_dtype=state_dtype, speculative_tokens=speculative_tokens, **reading
     )
@@ -83,16 +87,14 @@ def command(
     if draft_path is not None:
         size = next((spec.block_size for spec in model.specs.values()), None)
         draft = read_model(load_config(draft_path), ReadOptions(block_size=size, draft=True, **reading))
-    if dialect == "rtp-llm":
-        for option, used in (("--pp", pp > 1), ("--dcp", dcp > 1), ("--layout", layout)):
-            if used:
-                raise ConfigError(option, used, "nothing with --dialect rtp-llm")
+    if by_rtp:
         rtp = RtpOptions(
             block_size=block_size or 64,
             kernel_block_size=kernel_block_size,
             pools=pools,
             drafts=speculative_tokens,
             modules=draft_modules,
+            ranks=dcp,
         )
         _plan_pools(model, budget, rtp, draft, json_path)
         return
@@ -117,6 +119,15 @@ def command(
     if json_path != "-":
         print_served(report, served)
     write_json(json_path, report)
+
+
+def _check_rtp_options(tp: int, pp: int, dcp: int, layout: str | None) -> None:
+    if pp > 1:
+        raise ConfigError("--pp", pp, "1 with --dialect rtp-llm, which has no pipeline stages")
+    if layout is not None:
+        raise ConfigError("--layout", layout, "nothing with --dialect rtp-llm, whose pools have one order")
+    if dcp > 1 and tp > 1:
+        raise ConfigError("--tp", tp, "1 with --dcp: RTP-LLM's ranks either split heads or deal blocks out")
 
 
 def _plan_pools(model: Model, memory: int, options: RtpOptions, draft: Model | None, json_path: str | None) -> None:

@@ -123,6 +123,8 @@ def print_pools(report: dict[str, Any]) -> None:
         ("blocks", f"{report['num_blocks']:,} of {show_bytes(report['bytes_per_block'])}, block 0 reserved"),
         ("fixed pools", show_bytes(report["reserve_bytes"])),
     ]
+    if (ranks := report["ranks"]) > 1:
+        facts.append(("capacity", f"{report['token_capacity']:,} tokens, their blocks dealt out to {ranks} ranks"))
     if modules := report["draft_modules"]:
         facts.append(("draft", _modules_text(modules)))
     _print_facts(console, facts)

@@ -110,7 +110,9 @@ def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
         "tail_bytes_per_block": plan.tail_bytes_per_block,
         "reserve_bytes": plan.reserve_bytes,
         "memory": plan.memory,
-        "groups": [_pool_group(group) for group in plan.groups],
+        "ranks": plan.ranks,
+        "token_capacity": plan.token_capacity,
+        "groups": [{**_pool_group(group), "tokens_per_slot": plan.tokens_per_slot(group)} for group in plan.groups],
         "draft_modules": [[_pool_group(group) for group in module] for module in plan.modules],
     }
 

@@ -92,6 +92,23 @@ def test_rtp_llm() -> None:
     assert {group["tag"]: group["num_blocks"] for group in pools["groups"]}["hca_state"] == 256
 
 
+def test_rtp_llm_deals_blocks_out_to_ranks() -> None:
+    """Blocks cost what they cost on one rank; what they hold of a sequence grows with the ranks, states do not."""
+    asked = ("qwen3_next", "--dialect", "rtp-llm", "--block-size", "1024")
+    alone, dealt = plan(*asked), plan(*asked, "--dcp", "4")
+    assert dealt["num_blocks"] == alone["num_blocks"]
+    assert (alone["ranks"], alone["token_capacity"]) == (1, (alone["num_blocks"] - 1) * 1024)
+    assert dealt["token_capacity"] == 4 * alone["token_capacity"]
+    assert {group["type"]: group["tokens_per_slot"] for group in dealt["groups"]} == {"FULL": 4096, "LINEAR": 1024}
+    asked = ("deepseek_v4", "--dialect", "rtp-llm", "--pools", "independent")
+    alone, dealt = plan(*asked), plan(*asked, "--dcp", "2")
+    for one, each in zip(alone["groups"], dealt["groups"], strict=True):
+        assert each["tokens_per_slot"] == 2 * one["tokens_per_slot"], "windows and states are sized for all ranks"
+        stored = one["payload_bytes"] if one["type"] == "FULL" else -(-one["payload_bytes"] // 2)
+        assert each["block_bytes"] >= stored - 1024
+        assert each["block_bytes"] < one["block_bytes"] or one["type"] == "FULL", "a prefill rank stores its slice"
+
+
 def test_rtp_llm_drafts(tmp_path: pathlib.Path) -> None:
     draft = json.loads((MODELS / "llama.json").read_text()) | {"num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(draft))
@@ -133,6 +150,8 @@ def test_rtp_llm_prints_whole_in_80_columns(name: str, options: list[str], headi
         (["--pools", "independent"], "pools = 'independent'"),
         (["--kernel-block-size", "7"], "kernel_block_size = 7"),
         (["--dialect", "rtp-llm", "--pp", "2"], "--pp"),
+        (["--dialect", "rtp-llm", "--dcp", "2", "--tp", "2"], "--tp"),
+        (["--dialect", "rtp-llm", "--layout", "LBHNC"], "--layout"),
         (["--draft-modules", "2"], "--draft-modules"),
         (["--bugs", "nothing-known"], "nothing-known"),
         (["--kv-dtype", "fp3"], "kv_dtype = 'fp3'"),

@@ -38,6 +38,8 @@ class RtpOptions:
       drafts: draft tokens of a cycle.
       modules: copies of the draft, one for each of its steps (MTP) or one in all (EAGLE).
       pinned: fixed pools lie in pinned host memory.
+      ranks: ranks of a prefill server among which a sequence's blocks are dealt out (RTP-LLM `kv_cache_sharded`, its
+        tensor-parallel ranks, which then do not split heads).
     """
 
     block_size: int = 64
@@ -47,8 +49,11 @@ class RtpOptions:
     drafts: int = 0
     modules: int = 1
     pinned: bool = False
+    ranks: int = 1
 
     def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise PlanError("ranks", self.ranks, "at least one")
         if self.modules < 1:
             raise PlanError("modules", self.modules, "at least one")
         if self.pools not in ("shared", "independent"):
@@ -84,7 +89,7 @@ def plan_rtp_llm(model: Model, memory: int, options: RtpOptions, draft: Model | 
     modules = ()
     if drafted:
         modules = tuple(draft_module(groups, drafted, m, model.num_layers) for m in range(options.modules))
-    return PoolPlan(tuple(groups), shared, count, paged, swa, reserve, memory, modules)
+    return PoolPlan(tuple(groups), shared, count, paged, swa, reserve, memory, modules, options.ranks)
 
 
 def _pools(model: Model, options: RtpOptions) -> tuple[tuple[PoolGroup, ...], bool]:
@@ -109,6 +114,9 @@ def _draft_groups(draft: Model, options: RtpOptions, shared: bool) -> tuple[Pool
 def _groups(model: Model, options: RtpOptions) -> tuple[tuple[PoolGroup, ...], bool]:
     layers = _one_cache_each(model)
     kinds = [_group_type(spec) for spec, _ in layers]
+    if options.ranks > 1 and GroupType.SWA in kinds:
+        expected = "1 with windows that no description sizes for all ranks: their blocks hold one rank's tokens"
+        raise PlanError("context-parallel ranks", options.ranks, expected)
     blocks = [_block(model, spec, indexer is not None, options) for spec, indexer in layers]
     kernel = options.kernel_block_size
     if options.pools == "independent":
@@ -193,7 +201,13 @@ def _dsv4_groups(model: Model, options: RtpOptions) -> tuple[PoolGroup, ...]:
     kernel = options.kernel_block_size or size
     if kernel % 128:
         raise PlanError("kernel_block_size", kernel, "a multiple of 128 tokens for compressed caches")
-    context = OpaqueContext(seq_size=size, kernel_tokens=kernel, drafts=options.drafts)
+    context = OpaqueContext(
+        seq_size=size,
+        kernel_tokens=kernel,
+        drafts=options.drafts,
+        ranks=options.ranks,
+        prefill=options.ranks > 1,
+    )
     blocks = {tag: opaque(desc, context) for tag, desc in descs.items()}
     policies = {tag: dsv4.policy(tag, pinned=options.pinned) for tag in descs}
     ratios: dict[int, int] = {}

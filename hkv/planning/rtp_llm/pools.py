@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hkv.errors import PlanError
-from hkv.group_policy import GroupPolicy, GroupType
+from hkv.group_policy import CpMapping, GroupPolicy, GroupType
 from hkv.planning.rtp_llm.sizes import BlockBytes
 
 
@@ -55,6 +55,7 @@ class PoolPlan:
       memory: the budget.
       modules: the groups of each draft module, tags as in `groups`; their layers lie in regions of their own behind the
         target's, and their bytes are counted above.
+      ranks: ranks among which a sequence's blocks are dealt out.
     """
 
     groups: tuple[PoolGroup, ...]
@@ -65,6 +66,18 @@ class PoolPlan:
     reserve_bytes: int
     memory: int
     modules: tuple[tuple[PoolGroup, ...], ...] = ()
+    ranks: int = 1
+
+    def tokens_per_slot(self, group: PoolGroup) -> int:
+        """Tokens of a sequence that one slot of a group stands for: those of all ranks where blocks are dealt out."""
+        dealt = self.ranks > 1 and group.policy.cp_mapping is CpMapping.BLOCK_ROUND_ROBIN
+        return group.block.seq_size * (self.ranks if dealt else 1)
+
+    @property
+    def token_capacity(self) -> int:
+        """Tokens for which every full group has room, over all ranks; every group, if none is full."""
+        full = [group for group in self.groups if group.policy.group_type is GroupType.FULL]
+        return min((group.num_blocks - 1) * self.tokens_per_slot(group) for group in full or self.groups)
 
 
 def kernel_blocks(block_size: int, kernel_block_size: int) -> int:
