@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 from rich.console import Console
@@ -16,17 +16,21 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.check import Difference, check_log
-from hkv.oracle.coverage import RULES, exercised
+from hkv.oracle.coverage import RULES
 from hkv.oracle.engines import FORMS, engine_factory
 from hkv.oracle.log_file import Log, find_logs
+from hkv.oracle.rtp_llm.coverage import RTP_RULES, exercised_by
 from hkv.oracle.rtp_llm.log_file import read_any_log
+
+Coverage: TypeAlias = tuple[dict[str, str], dict[str, dict[str, int]]]
+"""Rules and their meanings, and for each log how often it exercised which."""
 
 
 @click.command("check")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path())
 @click.option("--engine", default="numpy", show_default=True, help=f"Which engine to hold against, one of: {FORMS}.")
 @bugs_option
-@click.option("--coverage", is_flag=True, help="Print which of vLLM's rules the logs exercised, and how often.")
+@click.option("--coverage", is_flag=True, help="Print which rules the logs exercised, and how often.")
 @timeout_option
 @json_option
 @click.pass_context
@@ -54,6 +58,7 @@ def command(
     paths = find_logs(logs)
     differences: list[Difference] = []
     counts: dict[str, dict[str, int]] = {}
+    rules: dict[str, str] = {}
     operations = 0
     unsupported: dict[str, str] = {}
     with progress_bar("checking", len(paths)) as advance:
@@ -69,43 +74,44 @@ def command(
             operations += len(log.operations)
             if difference is not None:
                 differences.append(difference)
-            if coverage and isinstance(log, Log):
-                counts[path] = exercised(log)
+            if coverage:
+                counts[path] = exercised_by(log)
+                rules |= RULES if isinstance(log, Log) else RTP_RULES
     if len(unsupported) == len(paths):
         raise ConfigError("engine", engine, f"one that implements one of these logs ({unsupported[paths[0]]})")
     checked = [path for path in paths if path not in unsupported]
     if json_path != "-":
-        _print(differences, counts if coverage else None, len(checked), operations, engine)
+        _print(differences, (rules, counts) if coverage else None, len(checked), operations, engine)
         if unsupported:
             reason = next(iter(unsupported.values()))
             click.echo(f"{len(unsupported)} more logs left out, which the engine does not implement ({reason})")
-    result = _result(differences, counts if coverage else None, checked, operations, engine)
+    result = _result(differences, (rules, counts) if coverage else None, checked, operations, engine)
     write_json(json_path, {**result, "not_implemented": unsupported})
     context.exit(1 if differences else 0)
 
 
 def _print(
     differences: Sequence[Difference],
-    counts: dict[str, dict[str, int]] | None,
+    coverage: Coverage | None,
     logs: int,
     operations: int,
     engine: str,
 ) -> None:
     for difference in differences:
         click.echo(difference.describe() + "\n")
-    if counts is not None:
-        Console().print(_coverage_table(counts))
+    if coverage is not None:
+        Console().print(_coverage_table(*coverage))
     agreed = logs - len(differences)
     click.echo(f"{agreed} of {logs} logs agree with engine {engine} ({operations:,} operations)")
 
 
-def _coverage_table(counts: dict[str, dict[str, int]]) -> Table:
+def _coverage_table(rules: dict[str, str], counts: dict[str, dict[str, int]]) -> Table:
     table = Table(title="Rules exercised", title_justify="left")
     table.add_column("rule", no_wrap=True)
     table.add_column("logs", justify="right")
     table.add_column("times", justify="right")
     table.add_column("meaning")
-    for rule, meaning in RULES.items():
+    for rule, meaning in rules.items():
         times = [count[rule] for count in counts.values() if rule in count]
         table.add_row(rule, str(len(times)), str(sum(times)), meaning)
     return table
@@ -113,7 +119,7 @@ def _coverage_table(counts: dict[str, dict[str, int]]) -> Table:
 
 def _result(
     differences: Sequence[Difference],
-    counts: dict[str, dict[str, int]] | None,
+    coverage: Coverage | None,
     paths: Sequence[str],
     operations: int,
     engine: str,
@@ -121,6 +127,7 @@ def _result(
     found = {difference.path: dataclasses.asdict(difference) for difference in differences}
     logs = [{"path": path, "agrees": path not in found, "difference": found.get(path)} for path in paths]
     result: dict[str, Any] = {"engine": engine, "agrees": not differences, "operations": operations, "logs": logs}
-    if counts is not None:
-        result["coverage"] = {rule: {p: c[rule] for p, c in counts.items() if rule in c} for rule in RULES}
+    if coverage is not None:
+        rules, counts = coverage
+        result["coverage"] = {rule: {p: c[rule] for p, c in counts.items() if rule in c} for rule in rules}
     return result
