@@ -52,7 +52,7 @@ def buckets_for(
       keys: distinct keys.
     """
     smallest = min([config.block_size, *(group.spec.block_size for group in config.topology.groups)])
-    groups = bucket(len(config.policies), 4)
+    groups = bucket(len(config.policies), 8)
     return PooledBuckets(
         blocks=bucket(max(config.num_blocks), 1024),
         groups=groups,

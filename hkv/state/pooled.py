@@ -143,8 +143,8 @@ class PooledBuckets:
             value = getattr(self, field.name)
             if type(value) is not int or value < 1:
                 raise ConfigError(field.name, value, "a positive integer")
-        if self.pools > self.groups or self.groups > 31:
-            raise ConfigError("groups", self.groups, "from the number of pools to 31")
+        if self.pools > self.groups or self.groups > 32:
+            raise ConfigError("groups", self.groups, "from the number of pools to 32")
         if self.row < self.sequences:
             raise ConfigError("row", self.row, f"at least the {self.sequences} sequences")
         for name, size in (

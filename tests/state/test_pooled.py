@@ -241,7 +241,7 @@ def test_a_million_blocks_have_four_levels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("blocks", 0), ("row", 1 << 30), ("keys", 1 << 28), ("pools", 3), ("groups", 32)]
+    ("field", "value"), [("blocks", 0), ("row", 1 << 30), ("keys", 1 << 28), ("pools", 3), ("groups", 33)]
 )
 def test_impossible_sizes_are_refused(field: str, value: int) -> None:
     sizes = {"blocks": 8, "groups": 2, "pools": 1, "requests": 1, "sequences": 1, "row": 1, "chain": 1, "keys": 1}

@@ -47,8 +47,20 @@ class Progress(NamedTuple):
     estimate: Scalar
 
 
+class Flags(NamedTuple):
+    """What an allocation is told.
+
+    Attributes:
+      device_cache: a new request may take over cached blocks.
+      keep: a request that grows keeps what decoding does not need.
+    """
+
+    device_cache: Scalar
+    keep: Scalar
+
+
 def malloc(
-    work: PooledWorkspace, view: View, ask: Ask, keys: Scalar, device_cache: Scalar, start: Scalar
+    work: PooledWorkspace, view: View, ask: Ask, keys: Scalar, flags: Flags, start: Scalar
 ) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Gives a request blocks for its tokens, or leaves it as it was. What was evicted to make room stays evicted.
 
@@ -57,7 +69,7 @@ def malloc(
       view: the configuration.
       ask: the request.
       keys: its keys, that of a partly filled block among them.
-      device_cache: whether a new request may take over cached blocks.
+      flags: what else it is told.
       start: `Stage` to begin with: CHECK for a new request, GROW for another, CLEAR to free it, DONE for nothing.
 
     Returns:
@@ -65,7 +77,7 @@ def malloc(
     """
     single = view.whole(CacheField.SINGLE) != 0
     new = start == int(Stage.CHECK)
-    cached = new & device_cache & (~single | view.flag(0, GroupField.REUSE))
+    cached = new & flags.device_cache & (~single | view.flag(0, GroupField.REUSE))
 
     def step(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
         at = Progress(*local)
@@ -84,7 +96,7 @@ def malloc(
         w, grown = lists.extend(w, view, growth)
         failed = jnp.logical_or(grown.refused, grown.broken)
         mode = jnp.where(clear, int(Sweep.CLEAR), jnp.where(failed, int(Sweep.UNDO), int(Sweep.CLEAN)))
-        swept = jnp.where(grow & (failed | ~new), grown.done, 0)
+        swept = jnp.where(grow & (failed | ~(new | flags.keep)), grown.done, 0)
         swept = jnp.where(clear, ask.batch * view.num_groups, swept)
         w = lists.sweep(w, view, growth, swept, mode)
         at = at._replace(hit=jnp.where(check, hit, at.hit), estimate=jnp.where(check, verdict.need, at.estimate))

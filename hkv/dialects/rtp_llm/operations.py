@@ -25,7 +25,7 @@ class RtpCode(enum.IntEnum):
     APPEND = 2
     """Each sequence gets TOKENS more tokens; the NUMBERS keys of the blocks that they fill, sequence after sequence."""
     MALLOC = 3
-    """Blocks for all tokens that a request has: of a new one, or one that grew. REUSE, DEVICE_CACHE."""
+    """Blocks for all tokens that a request has: of a new one, or one that grew. REUSE, DEVICE_CACHE, KEEP."""
     INSERT = 4
     """A request's whole blocks are entered into the cache; with RESIDENT they are never evicted."""
     FORK = 5
@@ -74,6 +74,9 @@ class RtpArgument(enum.IntEnum):
     ROLE = 12
     """`hkv.state.pooled.Role`."""
     LEAST = 13
+    KEEP = 14
+    """MALLOC: whether a request that grows keeps what decoding does not need (RTP-LLM `enable_remove_skipped_blocks`,
+    the other way round)."""
 
 
 WIDTH = 16

@@ -24,7 +24,7 @@ from hkv.state.status import Status
 BLOCKS = 100
 """Least room for blocks of a sequence in one group."""
 
-OPERATIONS, PAYLOAD, IDS = 4, 1024, 1024
+OPERATIONS, PAYLOAD, IDS = 16, 1024, 1024
 """Least room for operations, for their payload and for ids in one dispatch."""
 
 VERDICTS = {
