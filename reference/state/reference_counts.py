@@ -44,11 +44,12 @@ class ReferenceCounts:
         return sum(count for held, count in self._held.items() if not held.isdisjoint(roles))
 
     def _change(self, role: str, id: int, by: int) -> None:
-        before = self._roles(id)
-        self.counts[role][id] += by
-        if before != (after := self._roles(id)):
-            self._held[before] -= 1
-            self._held[after] += 1
+        counts = self.counts[role]
+        counts[id] += by
+        if counts[id] == max(by, 0):
+            now = self._roles(id)
+            self._held[now ^ {role}] -= 1
+            self._held[now] += 1
 
     def _roles(self, id: int) -> frozenset[str]:
         return frozenset(role for role, counts in self.counts.items() if counts[id])

@@ -40,7 +40,6 @@ class Resource:
     Attributes:
       groups: for each group, the blocks.
       keys: one a logical block, the last maybe of a partly filled one.
-      dependencies: one a key.
       canonical: the keys are those of virtual blocks, one for each `cp_size` logical ones.
       aligned: no key stands for a partly filled block.
       device_reuse: blocks taken over from the device cache; `memory_reuse` and `remote_reuse` from elsewhere.
@@ -57,8 +56,19 @@ class Resource:
     def set_keys(self, keys: Sequence[int]) -> None:
         """Replace the keys; they are no longer canonical, and their dependencies are linear."""
         self.keys = list(keys)
-        self.dependencies = linear_dependencies(self.keys)
+        self._dependencies: list[Dependency] | None = None
         self.canonical = False
+
+    @property
+    def dependencies(self) -> list[Dependency]:
+        """What each key builds on: the key before it, unless others were set."""
+        if self._dependencies is None:
+            self._dependencies = linear_dependencies(self.keys)
+        return self._dependencies
+
+    @dependencies.setter
+    def dependencies(self, dependencies: list[Dependency]) -> None:
+        self._dependencies = dependencies
 
     @property
     def reused(self) -> int:
