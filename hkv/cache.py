@@ -21,6 +21,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.parameters import Parameters, of_config
 from hkv.errors import OperationError
 from hkv.operations import RESULT_FRONT, WIDTH, Argument, Code, Column, Operations, Results
+from hkv.spec import Mamba
 from hkv.state.state import Buckets, State, empty
 from hkv.state.status import Status
 
@@ -55,7 +56,8 @@ def buckets_for(config: VllmConfig, *, requests: int = 32, keys: int = 4096, tok
     tokens = config.max_model_len if tokens is None else min(tokens, config.max_model_len)
     sizes = config.block_sizes or (config.hash_block_size,)
     small = config.num_blocks <= SMALL
-    row = max(-(-tokens // size) for size in sizes) + 2
+    scratch = max((spec.num_speculative_blocks for spec in config.topology.specs if isinstance(spec, Mamba)), default=0)
+    row = max(-(-tokens // size) for size in sizes) + 2 + scratch
     parts = max((size // config.hash_block_size for size in sizes), default=1) - 1 if config.caching else 0
     return Buckets(
         blocks=_rounded(config.num_blocks, 256),

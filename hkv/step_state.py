@@ -184,9 +184,9 @@ def require_expressible(config: VllmConfig) -> None:
 
     Raises:
       ConfigError: context parallelism, sub-block hits, a watermark, sparse retention (a step does not know where
-        prompts end), hashes that look ahead, or a full-attention group whose blocks hold several hash blocks (vLLM 0.33 gives
-        those blocks a second key, at the prompt's end). What the compiled cache cannot do either is refused by
-        `of_config`: speculative and checkpoint states.
+        prompts end), hashes that look ahead, recurrent groups with speculative or checkpoint states, or a
+        full-attention group whose blocks hold several hash blocks (vLLM 0.33 gives those blocks a second key, at the
+        prompt's end).
     """
     if config.context_parallel != 1:
         raise ConfigError("context_parallel", config.context_parallel, "1: a step's slots are one rank's")
@@ -203,6 +203,9 @@ def require_expressible(config: VllmConfig) -> None:
         if config.caching and coarse and spec.kind in ("full_attention", "mla"):
             expected = f"hash_block_size {config.hash_block_size}: a block has one key in whole steps"
             raise ConfigError(f"groups[{group}].block_size", config.block_size(group), expected)
+        for name in ("num_speculative_blocks", "num_prefill_checkpoint_blocks"):
+            if getattr(spec, name, 0):
+                raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), "0: a step has one state a row")
 
 
 def room_for(config: VllmConfig, *, rows: int, tokens: int, lookahead: int = 0) -> int:

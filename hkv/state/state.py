@@ -81,6 +81,12 @@ class Row(enum.IntEnum):
     PARTIAL = 6
     """1 plus the entry whose block is registered before it is full: it is copied before the request writes on. 0:
     none."""
+    GROWN = 7
+    """1 once the request was given blocks of its own: the row's last entries may be scratch then."""
+    EXPORT = 8
+    """Tokens whose state the chunk at hand leaves behind for others; 0: none."""
+    EXPORT_ENTRY = 9
+    """The entry whose block takes that state."""
 
 
 GROUP_WORDS = 16

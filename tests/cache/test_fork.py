@@ -22,6 +22,7 @@ SHAPES = [
     (FullAttention(block_size=4),),
     (SlidingWindow(block_size=4, window=1), FullAttention(block_size=4)),
     (ChunkedLocal(block_size=4, chunk=8), FullAttention(block_size=4), OpaqueState(block_size=4)),
+    (FullAttention(block_size=8), Mamba(block_size=8, num_speculative_blocks=1)),
 ]
 
 

@@ -21,12 +21,11 @@ from hkv.spec import spec_from_text
 from hkv.state import free_queue, key_table
 from hkv.testing.choices import Choices, RandomChoices
 from hkv.testing.strategies import HypothesisChoices
-from hkv.testing.traffic import draw_header, drive
+from hkv.testing.traffic import FEATURES, draw_header, drive
 from tests.cache.tails import drive_tails
 from tests.properties.planting import planted
 
-FEATURES = ("core", "eagle", "context_parallel", "external", "retention", "lookahead_hash", "partial")
-TAILS = ("partial",)
+TAILS = ("partial", "speculative_state")
 """Features whose states are kept where chunks end."""
 
 STEPS = 10
@@ -111,6 +110,7 @@ DEFECTS = [
     (allocate.adopt_hit, "jnp.maximum(skip, found))", "found)"),
     (free_queue.release, "w.tail + (left - 1)", "w.tail + (count - left)"),
     (allocate._copy, "jnp.where(adopted, copy, source)", "source"),
+    (allocate.grow, "spread.moved", "0 * spread.moved"),
     (key_table.insert, "w.link(last, part, 0)", "w.link(first, part, 0)"),
     (retention.Kept.stretch, "entry >= begin", "entry > begin"),
 ]  # fmt: skip

@@ -6,13 +6,12 @@ import pathlib
 
 import pytest
 
-from hkv.errors import ConfigError
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import BatchEngine, KeyedEngine
 from hkv.oracle.engines.jax import JaxEngine
 from hkv.oracle.log_file import read_log
+from hkv.testing.headers import FEATURES
 
-FEATURES = ("core", "eagle", "context_parallel", "external", "retention", "lookahead_hash", "partial")
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LOGS = [
     path for feature in FEATURES for path in sorted((ROOT / "tests" / "data" / "oplogs").glob(f"*{feature}*.jsonl"))
@@ -43,10 +42,3 @@ def test_protocols(path: pathlib.Path) -> None:
     engine = JaxEngine(read_log(path).header)
     assert isinstance(engine, BatchEngine)
     assert isinstance(engine, KeyedEngine)
-
-
-def test_features_to_come_are_refused_by_name() -> None:
-    folder = ROOT / "tests" / "data" / "oplogs"
-    path = sorted(folder.glob("*speculative_state*.jsonl"))[0]
-    with pytest.raises(ConfigError, match=r"num_(speculative|prefill_checkpoint)_blocks"):
-        JaxEngine(read_log(path).header)

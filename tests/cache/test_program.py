@@ -7,7 +7,6 @@ import sys
 
 import jax
 import numpy as np
-import pytest
 
 from hkv import cache
 from hkv.dialects.vllm.parameters import of_config
@@ -16,10 +15,16 @@ from hkv.oracle.configuration import to_config
 from hkv.oracle.engines.jax import JaxEngine
 from hkv.spec import FullAttention, Mamba
 from hkv.testing.choices import RandomChoices
-from hkv.testing.traffic import draw_header
+from hkv.testing.traffic import FEATURES, draw_header
 from tests.cache.build import BUCKETS, config, operations, program, prompt, run, start
 
-FEATURES = ("core", "eagle", "context_parallel", "external", "retention", "lookahead_hash", "partial")
+DRAFTING = config(
+    FullAttention(block_size=8),
+    Mamba(block_size=8, num_speculative_blocks=1, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=4),
+    num_blocks=40,
+    partial_hits=True,
+)
+"""Sub-block hits, and states for drafts and inside chunks."""
 
 
 def test_a_thousand_configurations_share_a_handful_of_sizes() -> None:
@@ -59,7 +64,7 @@ def test_the_state_is_donated() -> None:
 
 
 def test_lanes_do_what_single_states_do() -> None:
-    configs = [config(num_blocks=40, partial_hits=True), config(num_blocks=9), config(num_blocks=256, caching=False)]
+    configs = [DRAFTING, config(num_blocks=9), config(num_blocks=256, caching=False)]
     states = [cache.init(each, BUCKETS) for each in configs]
     batches = []
     for n in (9, 11, 6):
@@ -100,8 +105,3 @@ print(int(results.table[0, 0]), any(name.startswith("reference.") for name in sy
 def test_it_works_without_the_reference() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["4", "False"], done.stderr
-
-
-def test_unknown_rules_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_speculative_blocks"):
-        cache.init(config(FullAttention(block_size=8), Mamba(block_size=8, num_speculative_blocks=1)), BUCKETS)

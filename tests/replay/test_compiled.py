@@ -20,7 +20,7 @@ from hkv.oracle.replay.lockstep import Difference
 from hkv.oracle.replay.schedule import Arrival, Schedule
 from hkv.oracle.traces.workloads import Workload, generate
 from hkv.oracle.traces.writer import trace_lines
-from hkv.spec import spec_from_text
+from hkv.spec import FullAttention, Mamba, spec_from_text
 from hkv.state.state import Buckets
 
 ROOM = 1 << 14
@@ -231,6 +231,12 @@ def test_what_the_compiled_cache_has_not_is_refused():
     config = cache("full:4,mamba:16", 100, schedule)
     with pytest.raises(ConfigError, match="partial_hits"):
         compiled.CompiledReplay(config, schedule, compiled.incoming([], 240))
+    drafting = run.cache_config(
+        [FullAttention(block_size=4), Mamba(block_size=4, num_speculative_blocks=1)], 9, schedule
+    )
+    with pytest.raises(ConfigError, match="num_speculative_blocks"):
+        compiled.CompiledReplay(drafting, schedule, compiled.incoming([], 240))
+    assert run.default_engine(drafting)[0] == "numpy"
 
 
 def test_chunking_is_the_plain_schedules():

@@ -284,6 +284,7 @@ def test_other_roots_share_nothing():
         ("full:2", {"context_parallel": 2}, "context_parallel"),
         ("full:2", {"retention_interval": 0}, "retention_interval"),
         ("full:2", {"hash_lookahead": 1}, "hash_lookahead"),
+        ("full:2,mamba:4", {"hash_block_size": 2, "partial_hits": True}, "partial_hits"),
     ],
 )
 def test_what_steps_cannot_express_is_refused(groups, fields, name):

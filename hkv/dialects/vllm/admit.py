@@ -5,45 +5,22 @@ vLLM 0.33 `KVCacheManager.allocate_slots`, steps 2 and 5, over `SingleTypeKVCach
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import hit, kinds
+from hkv.dialects.vllm import export, hit, kinds
+from hkv.dialects.vllm.demand import Demand
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
 from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
 WRITES = ("requests", "rows", "blocks")
-"""What the rule writes: only spare elements."""
+"""What the rule writes: only spare elements, and which states are left behind."""
 
 MAMBA = kinds.all_kinds()["mamba"].NUMBER
 OPAQUE = kinds.all_kinds()["opaque"].NUMBER
-
-
-@dataclasses.dataclass(frozen=True)
-class Demand:
-    """What an allocation wants. Lengths are in tokens.
-
-    Attributes:
-      slot: the request.
-      slots: tokens that must have a place, drafts and lookahead included.
-      main: the same without lookahead.
-      total: tokens computed before: the request's, the hit's and external ones.
-      hit: tokens of a lookup's hit that are to be adopted.
-      external: tokens that come from elsewhere.
-      capped: whether a group counts no more than it can hold at once.
-    """
-
-    slot: Scalar
-    slots: Scalar
-    main: Scalar
-    total: Scalar
-    hit: Scalar
-    external: Scalar
-    capped: Scalar
 
 
 def skipped_tokens(view: View, group: Scalar, n: Scalar) -> Scalar:
@@ -142,12 +119,12 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
 
 def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) -> tuple[Workspace, tuple[Scalar, ...]]:
     slot, group = demand.slot, sums.group
-    w, (have, first_left, hit_first, partial) = peek(
+    w, (have, first_left, hit_first, partial, grown) = peek(
         group >= 0,
-        lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.PARTIAL),
+        lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.PARTIAL, Row.GROWN),
         w,
         reads=("requests",),
-        default=(0, 0, 0, 0),
+        default=(0, 0, 0, 0, 0),
     )
     block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
     adopting = demand.hit > 0
@@ -155,22 +132,26 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     skip = jnp.where(have == 0, skipped_blocks(view, group, demand.total), 0)
     recurrent = kind == MAMBA
     split = ends_inside(w, view, group, demand)
-    wanted = ceil_divide(demand.slots, block)
+    scratch = view.group(group, GroupField.SCRATCH)
+    wanted = ceil_divide(demand.slots, block) + scratch
     target = jnp.where(demand.capped, jnp.minimum(wanted, view.group(group, GroupField.CAP)), wanted)
     estimate = jnp.maximum(target - jnp.maximum(skip, computed + have), 0)
     estimate = jnp.where(kind == OPAQUE, (have == 0).astype(jnp.int32), estimate + split)
-    columns = ceil_divide(demand.main, block)
+    columns = ceil_divide(demand.main, block) + scratch
+    w, exported = export.plan(w, view, demand, group, have, jnp.where(grown != 0, scratch, 0))
     outlived = recurrent & (partial > 0)
     owed = outlived | (recurrent & split)
     state = columns - computed - have
-    state = jnp.minimum(jnp.where(owed, jnp.maximum(state, 0) + 1, state), 1 + owed)
+    most = 1 + owed + exported + jnp.where(grown != 0, 0, scratch)
+    state = jnp.minimum(jnp.where(owed, jnp.maximum(state, 0) + 1, state), most)
     estimate = jnp.where(recurrent, state, estimate)
     before = jnp.where(demand.external > 0, jnp.maximum(skip, computed), computed + have)
     arriving = jnp.where(arrives(view, group, demand), jnp.maximum(ceil_divide(demand.total, block) - before, 0), 0)
     first = jnp.maximum(hit_first, jnp.where(recurrent & (demand.external == 0), 0, skip))
     kept = jnp.where(adopting, jnp.maximum(computed - first, 0), 0)
     copied = outlived | (split & (kept > 0))
-    really = jnp.where(recurrent, arriving + (columns > before + arriving) + copied, estimate)
+    spread = spread_row(before + arriving, columns, scratch, exported, grown)
+    really = jnp.where(recurrent, arriving + jnp.maximum(columns - spread.end, 0) + copied, estimate)
     left = jnp.where(adopting & recurrent, jnp.maximum(computed - hit_first, 0), kept)
 
     row = w.row(slot, group)
@@ -198,5 +179,35 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
         really=sums.really + really + taken,
         adopted=sums.adopted + left,
         broken=sums.broken | (outlived & (partial <= first_left)),
-        grows=sums.grows | (jnp.where(recurrent, columns, jnp.where(kind == OPAQUE, 1, wanted)) > have) | owed,
+        grows=sums.grows
+        | (jnp.where(recurrent, columns, jnp.where(kind == OPAQUE, 1, wanted)) > have)
+        | owed
+        | exported
+        | (recurrent & (scratch > 0) & (grown == 0)),
     )
+
+
+class Spread(NamedTuple):
+    """How a row of states is made longer, in entries, before it takes blocks: its new end, and what is moved there.
+
+    Entries from the old end to `gap_end` become null; `moved` entries from `scratch` on move behind them.
+    """
+
+    gap_end: Scalar
+    scratch: Scalar
+    moved: Scalar
+    end: Scalar
+
+
+def spread_row(length: Scalar, columns: Scalar, scratch: Scalar, exported: Scalar, grown: Scalar) -> Spread:
+    """What a row of `length` entries must look like before its new blocks (vLLM 0.33 `MambaManager`).
+
+    The running state goes to the last column before the scratch, a state that is left behind for others to the column
+    before that. Columns that are passed over are null, and scratch moves along.
+    """
+    running = columns - scratch - 1
+    stop = running - exported
+    gap_end = jnp.where(length < running, jnp.maximum(length, stop), length)
+    first = jnp.maximum(length - scratch, 0)
+    moved = jnp.where(grown != 0, jnp.maximum(jnp.minimum(length, stop) - first, 0), 0)
+    return Spread(gap_end, first, moved, gap_end + moved)

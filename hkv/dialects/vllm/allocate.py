@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.admit import MAMBA, OPAQUE, Demand, arrives, ends_inside, hit_blocks, skipped_blocks
+from hkv.dialects.vllm.admit import MAMBA, OPAQUE, arrives, ends_inside, hit_blocks, skipped_blocks, spread_row
+from hkv.dialects.vllm.demand import Demand
 from hkv.dialects.vllm.parameters import GroupField, View
 from hkv.state import free_queue, key_table
 from hkv.state.events import report
@@ -50,7 +51,8 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
 def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[Workspace, Scalar]:
     """Every group's row gets blocks for external tokens first, then every group's for the tokens to come.
 
-    A recurrent group gets one block, at the column of its next state; the columns it jumps over are null. Where a row
+    A recurrent group gets one block, at the column of its next state, beside those for drafts and for a state that is
+    left behind for others; the columns it jumps over are null (`hkv.dialects.vllm.admit.spread_row`). Where a row
     ends in a block that is shared or registered though it is not full, a block more is taken for a copy (`_copy`).
 
     Returns:
@@ -66,27 +68,32 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
         later = turn - groups
         group = jnp.where(arriving, turn, later >> 1 if copying else later)
         for_copy = ~arriving & ((later & 1) == 0) if copying else jnp.bool_(False)
-        w, (have, partial) = peek(
+        w, (have, partial, grown, exported) = peek(
             turn >= 0,
-            lambda v: v.get_row(slot, group, Row.LENGTH, Row.PARTIAL),
+            lambda v: v.get_row(slot, group, Row.LENGTH, Row.PARTIAL, Row.GROWN, Row.EXPORT),
             w,
             reads=("requests",),
-            default=(0, 0),
+            default=(0, 0, 0, 0),
         )
         block = view.group(group, GroupField.BLOCK)
         kind = view.group(group, GroupField.KIND)
         recurrent = kind == MAMBA
         target = ceil_divide(jnp.where(arriving, demand.total, jnp.where(recurrent, demand.main, demand.slots)), block)
         target = jnp.where(arriving & ~arrives(view, group, demand), 0, target)
-        target = jnp.where(for_copy, have, jnp.maximum(jnp.where(kind == OPAQUE, 1, target), have))
-        gap_end = jnp.where(recurrent & ~arriving, jnp.maximum(target - 1, have), have)
-        gap_end = jnp.where(for_copy, have, gap_end)
+        scratch = view.group(group, GroupField.SCRATCH)
+        target = jnp.where(kind == OPAQUE, 1, target + jnp.where(arriving, 0, scratch))
+        spread = spread_row(have, target, scratch, exported > 0, grown)
+        states = recurrent & ~arriving & ~for_copy
         owed = for_copy & (partial > 0)
-        w = _skip_columns(w, slot, group, have, gap_end)
-        place = jnp.where(for_copy, w.row(w.spare_slot, group), w.row(slot, group) + gap_end)
-        w = free_queue.take(w, place, jnp.where(for_copy, owed.astype(jnp.int32), target - gap_end))
+        w = _skip_columns(w, slot, group, have, jnp.where(states, spread.gap_end, have))
+        w = _move(w, slot, group, spread.scratch, spread.gap_end, jnp.where(states, spread.moved, 0))
+        filled = jnp.where(states, spread.end, have)
+        target = jnp.where(for_copy, have, jnp.maximum(target, filled))
+        place = jnp.where(for_copy, w.row(w.spare_slot, group), w.row(slot, group) + filled)
+        w = free_queue.take(w, place, jnp.where(for_copy, owed.astype(jnp.int32), target - filled))
         if copying:
             w = when(owed, lambda v: _copy(v, slot, group, partial - 1, demand.hit > 0), w, writes=GROW_WRITES)
+        w = w.set_row(jnp.where(states, slot, w.spare_slot), group, Row.GROWN, 1)
         w = w.set_row(slot, group, Row.LENGTH, target)
         return w.set_row(slot, group, Row.NEW_FIRST, have), (turn + 1, copies + owed)
 
@@ -132,6 +139,25 @@ def _skip_columns(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, e
         return w.write("rows", 0, row + local[0]), (local[0] + 1,)
 
     return loop(lambda c: c[0] < end, body, work, (start,), writes=("rows",))[0]
+
+
+def _move(work: Workspace, slot: Scalar, group: Scalar, source: Scalar, target: Scalar, count: Scalar) -> Workspace:
+    """Moves entries of a row to the right, past their old places, which become null.
+
+    What a trip reads, the next one writes.
+    """
+    row, spare = work.row(slot, group), work.rows.shape[0] - 1
+
+    def settle(w: Workspace, gone: Scalar, place: Scalar, block: Scalar) -> Workspace:
+        return w.write("rows", 0, gone).write("rows", block, place)
+
+    def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        i, *last = local
+        w = settle(w, *last)
+        return w, (i + 1, row + source + i, row + target + i, w.read("rows", row + source + i))
+
+    work, (_, *last) = loop(lambda c: c[0] < count, body, work, (0, spare, spare, 0), writes=("rows",))
+    return settle(work, *last)
 
 
 def report_row(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, first: Scalar, end: Scalar) -> Workspace:

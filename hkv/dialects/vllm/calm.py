@@ -15,7 +15,7 @@ from hkv.dialects.vllm.admit import OPAQUE
 from hkv.dialects.vllm.hit import MODULES, resumable
 from hkv.dialects.vllm.parameters import UNLIMITED, CacheField, GroupField, View
 from hkv.dialects.vllm.register import cacheable_tokens
-from hkv.state.loops import Scalar, loop, peek
+from hkv.state.loops import Scalar, ceil_divide, loop, peek
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
@@ -40,15 +40,16 @@ def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
 
     def bound(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         group, least = local
-        w, (length, first, cached, partial) = peek(
+        w, (length, first, cached, partial, exported) = peek(
             group >= 0,
-            lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL),
+            lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL, Row.EXPORT),
             w,
             reads=("requests",),
-            default=(0, 0, 0, 0),
+            default=(0, 0, 0, 0, 0),
         )
         block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
-        held = jnp.where(kind == OPAQUE, UNLIMITED, length * block)
+        held = (length - view.group(group, GroupField.SCRATCH)) * block
+        held = jnp.where(kind == OPAQUE, UNLIMITED, jnp.minimum(held, _unexported(view, group, exported, known)))
         filled = jnp.where(
             view.group(group, GroupField.CACHEABLE) != 0, _unregistered(view, group, cached, known), UNLIMITED
         )
@@ -73,12 +74,20 @@ def _unregistered(view: View, group: Scalar, cached: Scalar, known: _Known) -> S
     """
     block = view.group(group, GroupField.BLOCK)
     tail = view.group(group, GroupField.TAIL)
-    end = resumable(view, known.prompt) * view.whole(CacheField.HASH_BLOCK)
+    end = resumable(view, known.prompt, view.whole(CacheField.HASH_BLOCK))
     passed = cacheable_tokens(view, group, jnp.minimum(known.computed + 1, known.tokens)) > end
     before = jnp.where(passed, UNLIMITED, end - 1)
     before = jnp.where((view.whole(CacheField.JUNCTIONS) != 0) & (known.computed < known.prompt), 0, before)
     before = jnp.where(tail == 2, before, jnp.where(tail == 1, 0, UNLIMITED))
     return jnp.minimum((cached + 1) * block - 1, before)
+
+
+def _unexported(view: View, group: Scalar, exported: Scalar, known: _Known) -> Scalar:
+    """Tokens up to which a chunk leaves no state behind: it must span two ends of columns; none while one is noted."""
+    block = view.group(group, GroupField.BLOCK)
+    spanned = (ceil_divide(known.computed, block) + 1) * block
+    unexported = jnp.where(view.group(group, GroupField.EXPORT_STEP) > 0, spanned, UNLIMITED)
+    return jnp.where(exported > 0, 0, unexported)
 
 
 def _kept(kind: Scalar, end: Scalar, reach: Scalar) -> Scalar:

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import calm, fork, register, transitions
+from hkv.dialects.vllm import calm, copies, fork, transitions
 from hkv.dialects.vllm.parameters import Parameters, View
 from hkv.dialects.vllm.transitions import Answer, Payload
 from hkv.operations import RESULT_FRONT, Argument, Code, Column, Operations, Results
 from hkv.operations import WIDTH as OPERATION_WIDTH
 from hkv.state import free_queue
-from hkv.state.loops import Scalar, loop, read, when
+from hkv.state.loops import Scalar, loop, read
 from hkv.state.state import State
 from hkv.state.status import Status
 from hkv.state.workspace import ARRAYS, COUNTERS, EVENT_WORDS, OUTPUTS, Sizes, Workspace
@@ -134,7 +134,7 @@ def _seldom(
         if Code.EVICT in only:
             w, got = transitions.evict(w, view, op, got, payload)
         if Code.COPIES in only:
-            w, got = transitions.made_copies(w, op, got, payload)
+            w, got = copies.made_copies(w, op, got, payload)
         if Code.RESET in only:
             w, got = transitions.reset(w, view, op, got)
         if Code.FORK in only:
@@ -179,12 +179,7 @@ def _one(
     if Code.COMMIT in only:
         answer, certain = transitions.commit(op, answer, certain)
     if Code.ALLOCATE in only or Code.COMMIT in only:
-        w = when(
-            certain >= 0,
-            lambda v: register.register(v, view, op.slot, certain, op.computed, certain >= 0),
-            w,
-            writes=register.WRITES,
-        )
+        w, answer = transitions.register(w, view, op, answer, certain)
     if plan is not None and Code.ALLOCATE in only:
         w = calm.note(w, view, op.slot, plan.granted & ~plan.calm)
     if Code.ADVANCE in only:

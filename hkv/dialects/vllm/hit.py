@@ -56,11 +56,14 @@ def hashed_keys(view: View, tokens: Scalar, keys: Scalar) -> Scalar:
     return jnp.minimum(keys, divide(hashed, view.whole(CacheField.HASH_BLOCK)))
 
 
-def resumable(view: View, prompt: Scalar) -> Scalar:
-    """Hash blocks after which a repeated prompt could resume from a state (`get_mamba_prefill_checkpoint_position`)."""
+def resumable(view: View, tokens: Scalar, unit: Scalar) -> Scalar:
+    """The last multiple of `unit` tokens from whose state a repetition of `tokens` tokens could resume.
+
+    vLLM 0.33 `get_mamba_prefill_checkpoint_position`.
+    """
     drops = view.whole(CacheField.DROPS) != 0
-    last = jnp.where(drops, prompt, jnp.maximum(prompt - jnp.maximum(view.whole(CacheField.LOOKAHEAD), 1), 0))
-    return jnp.maximum(divide(last, view.whole(CacheField.HASH_BLOCK)) - drops, 0)
+    last = jnp.where(drops, tokens, jnp.maximum(tokens - jnp.maximum(view.whole(CacheField.LOOKAHEAD), 1), 0))
+    return jnp.maximum(divide(last, unit) - drops, 0) * unit
 
 
 def is_any(kind: Scalar, numbers: tuple[int, ...]) -> Scalar:

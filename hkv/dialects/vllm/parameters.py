@@ -41,12 +41,14 @@ CacheField = enum.IntEnum(
         "FINDER_ERROR",
         "GRAIN",
         "JUNCTIONS",
+        "MOST_SCRATCH",
     ),
     start=0,
 )
 """Columns of `Parameters.cache`: what belongs to no group. Lengths are in tokens, `NUM_BLOCKS` and `WATERMARK` in
 blocks. ALIGNMENT: to what hits are aligned. GRAIN: to what registration is. RETAINED: to what lengths that are retained
-are rounded, 0 where retention is dense. JUNCTIONS: whether states are kept where others were seen to branch off."""
+are rounded, 0 where retention is dense. JUNCTIONS: whether states are kept where others were seen to branch off.
+MOST_SCRATCH: most blocks of scratch in a row."""
 
 GroupField = enum.IntEnum(
     "GroupField",
@@ -66,6 +68,11 @@ GroupField = enum.IntEnum(
         "PERIOD",
         "KEEP",
         "SHIFT",
+        "SCRATCH",
+        "EXPORT_UNIT",
+        "EXPORT_STEP",
+        "EXPORT_LAST",
+        "EXPORT_FAILS",
         "FINDER_FIRST",
         "FINDER_COUNT",
         "MEMBER",
@@ -82,7 +89,10 @@ STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the
 registered (1: in a block that goes on to be filled, 2: as a snapshot). FINE: whether hits may end inside a block.
 PERIOD, KEEP and
 SHIFT: of every PERIOD blocks, counted from SHIFT on, the last KEEP are registered; PERIOD 0: all. With sparse
-retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.retention`).
+retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.retention`). SCRATCH: blocks for drafts at a
+row's end. EXPORT_STEP: tokens; at which distances from its start a chunk can leave a state behind, 0: at none.
+EXPORT_UNIT: tokens, to which the lengths of such states are aligned. EXPORT_LAST: whether only a prompt's last chunk
+leaves one. EXPORT_FAILS: whether one beyond the keys is a failure.
 
 The last three do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT: first column and number of
 the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column is c.
@@ -200,6 +210,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
         "DROPS": config.eagle,
         "GRAIN": 1 if config.partial_hits else config.scheduler_block_size,
         "JUNCTIONS": keeps_junctions(config),
+        "MOST_SCRATCH": table[:, GroupField.SCRATCH].max(),
         "TAIL_OUTLIVES": "tail-key-outlives-state" in config.bugs,
         "SNAPSHOTS": any(spec.snapshot for spec in specs),
         "NEGATIVE_ESTIMATE": "negative-estimate" in config.bugs,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import retention
+from hkv.dialects.vllm import export, retention
 from hkv.dialects.vllm.hit import SNAPSHOT, hashed_keys, resumable
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
 from hkv.state import key_table
@@ -39,7 +39,9 @@ def cacheable_tokens(view: View, group: Scalar, tokens: Scalar) -> Scalar:
     return jnp.where(view.whole(CacheField.UNITARY) != 0, certain, hybrid)
 
 
-def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, computed: Scalar, enabled: Scalar) -> Workspace:
+def register(
+    work: Workspace, view: View, slot: Scalar, tokens: Scalar, computed: Scalar, enabled: Scalar
+) -> tuple[Workspace, Scalar]:
     """Every group registers those of a request's blocks that its first `tokens` tokens fill.
 
     Args:
@@ -49,9 +51,12 @@ def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, computed
       tokens: tokens that are computed, or will be by this step, and certain.
       computed: tokens that were computed before.
       enabled: whether to do it.
+
+    Returns:
+      The workspace, and whether the engine fails over it (`hkv.bugs`: checkpoint-beyond-keys).
     """
     enabled = enabled & (view.whole(CacheField.CACHING) != 0)
-    work, (length, prompt, keys, junction) = peek(
+    work, (length, prompt, keys, shared) = peek(
         enabled,
         lambda w: w.get(slot, Request.TOKENS, Request.PROMPT, Request.KEYS, Request.SHARED_PREFIX),
         work,
@@ -59,17 +64,17 @@ def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, computed
         default=(0, 0, 0, 0),
     )
     keys = hashed_keys(view, length, keys)
-    ahead = (view.whole(CacheField.JUNCTIONS) != 0) & (computed < junction) & (junction <= prompt)
-    junction = jnp.where(ahead, junction, -1)
+    ahead = (view.whole(CacheField.JUNCTIONS) != 0) & (computed < shared) & (shared <= prompt)
+    junction = jnp.where(ahead, shared, -1)
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (group,) = local
-        w, (done, first, rows) = peek(
+    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        group, failed = local
+        w, (done, first, rows, exported) = peek(
             group >= 0,
-            lambda v: v.get_row(slot, group, Row.CACHED, Row.FIRST, Row.LENGTH),
+            lambda v: v.get_row(slot, group, Row.CACHED, Row.FIRST, Row.LENGTH, Row.EXPORT),
             w,
             reads=("requests",),
-            default=(0, 0, 0),
+            default=(0, 0, 0, 0),
         )
         cacheable = jnp.where(view.group(group, GroupField.CACHEABLE) != 0, cacheable_tokens(view, group, tokens), 0)
         block, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
@@ -81,15 +86,20 @@ def register(work: Workspace, view: View, slot: Scalar, tokens: Scalar, computed
             writes=WRITES,
         )
         w = when(
-            (view.group(group, GroupField.TAIL) != 0) & (cacheable > 0),
+            (view.group(group, GroupField.TAIL) != 0) & (cacheable > 0) & (exported == 0),
             lambda v: _prompt_tail(v, view, slot, group, _Tail(cacheable, prompt, junction, keys, first, rows)),
             w,
             writes=WRITES,
         )
-        return w, (group + 1,)
+        w, fails = export.register(
+            w, view, slot, group, export.Exported(prompt, shared, keys, first, rows), exported > 0
+        )
+        w = _stamp(w, view, slot, group, jnp.maximum(done, first), full)
+        return w, (group + 1, failed | fails)
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    return loop(lambda c: c[0] < groups, body, work, (0,), writes=WRITES)[0]
+    work, (_, failed) = loop(lambda c: c[0] < groups, body, work, (0, False), writes=WRITES)
+    return work, failed
 
 
 def _whole_blocks(
@@ -146,18 +156,23 @@ def _whole_blocks(
 
     work, _ = loop(lambda c: c[0] < full, stretch, work, (done,), writes=WRITES)
     work = emit(work, full > done, Event.STORED + 8 * slot, group, done, full)
+    work = work.set_row(slot, group, Row.CACHED, full)
+    return work.set(slot, Request.KNOWN, 1)
+
+
+def _stamp(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
+    """Notes the step at the keys of states that were looked at: nothing has written them yet."""
+    row, groups = work.row(slot, group), work.sizes.buckets.groups
     recurrent = view.group(group, GroupField.KIND) == SNAPSHOT
 
-    def stamp(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        block = jnp.where(local[0] >= first, w.read("rows", row + local[0]), 0)
-        entry = key_table.entry_of(w.read("keys", w.key(block)))
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        w, (block,) = peek(recurrent, lambda v: (v.read("rows", row + local[0]),), w, reads=("rows",), default=(0,))
+        w, entry = key_table.primary_entry(w, block != 0, block)
         last = w.entry(jnp.maximum(entry, 0) | (groups - 1))
         return w.write_if(entry >= 0, "table", w.steps, last), (local[0] + 1,)
 
-    start = (jnp.where(recurrent, done, full),)
-    work, _ = loop(lambda c: c[0] < full, stamp, work, start, reads=("rows", "keys"), writes=("table",))
-    work = work.set_row(slot, group, Row.CACHED, full)
-    return work.set(slot, Request.KNOWN, 1)
+    first = (jnp.where(recurrent, start, end),)
+    return loop(lambda c: c[0] < end, body, work, first, writes=("rows", "keys", "table"))[0]
 
 
 class _Tail(NamedTuple):
@@ -185,7 +200,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups = work.sizes.buckets.groups
     snapshot = view.group(group, GroupField.TAIL) == 2
-    last = resumable(view, tail.prompt) * hash_block
+    last = resumable(view, tail.prompt, hash_block)
     units = jnp.where(snapshot, divide(tail.cacheable, hash_block), _reusable(view, group, tail.prompt, tail.keys))
     part = remainder(units, scale)
     index = divide(units, scale) - (snapshot & (part == 0))
@@ -205,9 +220,10 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     work, (held,) = peek(wanted, lambda w: (w.read("keys", w.key(block, part)),), work, reads=("keys",), default=(0,))
     known = jnp.where(part == 0, key_table.entry_of(held), held - 1) == entry
     work, highest = key_table.highest_part(work, wanted, block)
-    covered = wanted & snapshot & (highest == part)
+    covered = wanted & snapshot & (highest == part) & known
     wanted, fresh = wanted & ~covered, wanted & ~known & ~covered
-    work = key_table.drop_keys(work, fresh & (highest > 0) & ((part == 0) | (highest < part)), block)
+    less = (highest > 0) & ((part == 0) | (highest < part))
+    work = key_table.drop_keys(work, fresh & (less | (highest == part)), block)
     work = key_table.add_key(work, fresh, block, part, entry)
     work = emit(work, fresh, Event.KEY, entry)
     work = emit(work, fresh, Event.STORED_PART + 8 * slot, group, end - hash_block, end)

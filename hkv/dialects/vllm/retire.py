@@ -63,8 +63,10 @@ def give_back(
         w = w.set_row(slot, group, Row.LENGTH, jnp.where(everything, 0, length))
         gone = everything | ((partial <= retired) & (view.whole(CacheField.TAIL_OUTLIVES) == 0))
         w = w.set_row(slot, group, Row.PARTIAL, jnp.where(gone, 0, partial))
-        kept = jnp.where(everything, slot, w.spare_slot)
-        return w.set_row(kept, group, Row.CACHED, 0), (group + 1,)
+        left = jnp.where(everything, slot, w.spare_slot)
+        for field in (Row.CACHED, Row.GROWN, Row.EXPORT):
+            w = w.set_row(left, group, field, 0)
+        return w, (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
     return loop(lambda c: c[0] < groups, body, work, (0,), writes=WRITES)[0]
@@ -72,6 +74,6 @@ def give_back(
 
 def clear_row(work: Workspace, slot: Scalar, group: Scalar) -> Workspace:
     """A request's row in a group as it is before the first allocation."""
-    for field in (Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL):
+    for field in (Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL, Row.GROWN, Row.EXPORT):
         work = work.set_row(slot, group, field, 0)
     return work

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from hkv.dialects.vllm import admit, hit
 from hkv.dialects.vllm import allocate as allocation
 from hkv.dialects.vllm import evict as eviction
+from hkv.dialects.vllm import register as registration
 from hkv.dialects.vllm import retire as retirement
-from hkv.dialects.vllm.admit import Demand
+from hkv.dialects.vllm.demand import Demand
 from hkv.dialects.vllm.parameters import CacheField, View
 from hkv.operations import RESULT_FRONT, Argument, Code
-from hkv.state import free_queue
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, read, when
 from hkv.state.state import Request, Row
 from hkv.state.status import Status
@@ -224,6 +224,7 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
     answer = answer.refuse(mine & (adopted > 0) & ~(fresh & (adopted == op.hit)), Status.STALE_HIT)
     answer = answer.refuse(mine & (external > 0) & ~waiting, Status.NOT_WAITING)
     blocks = ceil_divide(jnp.maximum(jnp.maximum(slots, main), arrived), view.whole(CacheField.LEAST_BLOCK))
+    blocks += view.whole(CacheField.MOST_SCRATCH)
     answer = answer.refuse(mine & (blocks > w.sizes.buckets.row), Status.ROW_FULL)
     w, unwritten = _unwritten(w, view, op, adopted, mine & answer.ok)
     answer = answer.refuse(unwritten, Status.NOT_YET_WRITTEN)
@@ -365,6 +366,17 @@ def _unwritten(work: Workspace, view: View, op: Op, adopted: Scalar, enabled: Sc
     return work, ending & (step == work.steps)
 
 
+def register(work: Workspace, view: View, op: Op, answer: Answer, certain: Scalar) -> tuple[Workspace, Answer]:
+    """What an ALLOCATE or a COMMIT registers: the first `certain` tokens; nothing if below 0."""
+
+    def once(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        w, fails = registration.register(w, view, op.slot, certain, op.computed, certain >= 0)
+        return w, (False, fails)
+
+    work, (_, fails) = loop(lambda c: c[0], once, work, (certain >= 0, False), writes=registration.WRITES)
+    return work, answer.refuse(fails, Status.ENGINE_FAILURE)
+
+
 def step(work: Workspace, op: Op, answer: Answer) -> Workspace:
     """STEP: a new scheduling step begins."""
     return work.replace(steps=work.steps + (answer.ok & (op.code == int(Code.STEP))))
@@ -418,34 +430,6 @@ def evict(work: Workspace, view: View, op: Op, answer: Answer, payload: Payload)
     )
     answer = answer.refuse(mine & (outside | (unknown > 0)), Status.OUT_OF_RANGE)
     return work, answer._replace(value=jnp.where(mine, unknown, answer.value))
-
-
-COPIES_WRITES = tuple(dict.fromkeys((*retirement.WRITES, "rows")))
-"""What `made_copies` writes."""
-
-
-def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:
-    """COPIES: blocks give back the references that their copies held, one by one, through a row that no request has.
-
-    One block may have been copied for several requests: it goes back to the queue with the last of its copies.
-    """
-    mine = answer.ok & (op.code == int(Code.COPIES))
-    start, count = op.argument(Argument.KEY_START), op.argument(Argument.KEYS)
-    outside = (count < 0) | (start < 0) | (start + count > payload.size)
-    answer = answer.refuse(mine & outside, Status.OUT_OF_RANGE)
-    answer = answer.refuse(mine & (count > work.sizes.buckets.row), Status.ROW_FULL)
-    count = jnp.where(mine & answer.ok, count, 0)
-    row = work.row(work.spare_slot, jnp.int32(0))
-
-    def put(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        block = read(payload.numbers, payload.base + start + local[0])
-        return w.write("rows", block, row + local[0]), (local[0] + 1,)
-
-    def give(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return free_queue.release(w, row + local[0], jnp.int32(1)), (local[0] + 1,)
-
-    work, _ = loop(lambda c: c[0] < count, put, work, (0,), writes=("rows",))
-    return loop(lambda c: c[0] < count, give, work, (0,), writes=COPIES_WRITES)[0], answer
 
 
 def reset(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer]:

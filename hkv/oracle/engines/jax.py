@@ -21,6 +21,7 @@ from hkv.oracle.configuration import to_config
 from hkv.oracle.engines import jax_reading as reading
 from hkv.oracle.engines.numpy import identity_of
 from hkv.oracle.oplog import AllocateOp, Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Header, Hit, Operation
+from hkv.spec import Mamba
 from hkv.state.state import Buckets, Counter
 from hkv.state.status import Status
 
@@ -407,7 +408,9 @@ class JaxEngine:
 
     def _blocks(self, tokens: int) -> int:
         tokens = min(tokens, self.config.max_model_len)
-        return sum(-(-tokens // size) + 8 for size in self.config.block_sizes)
+        specs, sizes = self.config.topology.specs, self.config.block_sizes
+        scratch = sum(spec.num_speculative_blocks for spec in specs if isinstance(spec, Mamba))
+        return sum(-(-tokens // size) + 8 for size in sizes) + scratch
 
     def _room_of(self, tokens: int) -> _Room:
         blocks = self._blocks(max(0, tokens))

@@ -119,10 +119,15 @@ def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules the compiled schedule does not have.
 
     Raises:
-      ConfigError: sub-block hits, or what the compiled cache cannot do either.
+      ConfigError: sub-block hits, states for drafts or inside chunks, or what the compiled cache cannot do either.
     """
     if config.partial_hits:
         raise ConfigError("partial_hits", True, "False: the compiled schedule has no sub-block hits")
+    for group, spec in enumerate(config.topology.specs):
+        for name in ("num_speculative_blocks", "num_prefill_checkpoint_blocks"):
+            if getattr(spec, name, 0):
+                expected = "0: the compiled schedule has no speculative or checkpoint states"
+                raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), expected)
     of_config(config, len(config.topology.groups) + 1)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import register, transitions
+from hkv.dialects.vllm import transitions
 from hkv.dialects.vllm.parameters import CacheField, Parameters, View
 from hkv.dialects.vllm.transitions import EMPTY, Answer, Op, Payload
 from hkv.operations import RESULT_FRONT, Argument, Code
@@ -35,7 +35,7 @@ from hkv.oracle.replay.compiled_state import (
     Trace,
 )
 from hkv.state import free_queue
-from hkv.state.loops import Scalar, divide, loop, peek, remainder, when
+from hkv.state.loops import Scalar, divide, loop, peek, remainder
 from hkv.state.state import Request, State
 from hkv.state.status import Status
 from hkv.state.workspace import ARRAYS, COUNTERS, Sizes
@@ -320,12 +320,7 @@ def _perform(w: Any, view: View, op: Op, payload: Payload) -> tuple[Any, Answer]
     w, answer = transitions.lookup(w, view, op, answer)
     w, answer, plan = transitions.admit_or_give_back(w, view, op, answer)
     w, answer, certain = transitions.allocate(w, view, op, answer, plan)
-    w = when(
-        certain >= 0,
-        lambda v: register.register(v, view, op.slot, certain, op.computed, certain >= 0),
-        w,
-        writes=register.WRITES,
-    )
+    w, answer = transitions.register(w, view, op, answer, certain)
     w, answer = transitions.leave(w, op, answer)
     w = w.replace(clock=w.clock + transitions.may_change_hits(op.code))
     if w.sizes.ids:

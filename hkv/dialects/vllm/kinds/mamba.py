@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.finders import Query, Search
 from hkv.dialects.vllm.parameters import UNLIMITED
-from hkv.errors import ConfigError
 from hkv.spec import Mamba
 from hkv.state.loops import Scalar
 
@@ -21,18 +20,10 @@ LOOKED_UP_ONCE = False
 
 
 def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
-    """Which states are kept, each for one length; states for drafts and states inside a chunk are refused.
-
-    Raises:
-      ConfigError: the group has speculative or checkpoint blocks.
-    """
+    """Which states are kept, each for one length; how many are scratch; which a chunk leaves behind for others."""
     del eagle
     spec = config.topology.specs[group]
     assert isinstance(spec, Mamba)
-    for name in ("num_speculative_blocks", "num_prefill_checkpoint_blocks"):
-        if getattr(spec, name):
-            expected = "0: the compiled cache has no speculative or checkpoint states yet"
-            raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), expected)
     cached = config.caching and spec.prefix_cacheable
     coarse = config.block_size(group) != config.hash_block_size
     return {
@@ -40,6 +31,11 @@ def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
         "FINE": cached and coarse and config.partial_hits,
         "PERIOD": _period(config.retention_interval, spec.block_size),
         "KEEP": 1,
+        "SCRATCH": spec.num_speculative_blocks,
+        "EXPORT_UNIT": config.hit_alignment,
+        "EXPORT_STEP": (spec.prefill_checkpoint_alignment or 0) if spec.num_prefill_checkpoint_blocks else 0,
+        "EXPORT_LAST": config.retention_interval == 0,
+        "EXPORT_FAILS": "checkpoint-beyond-keys" in config.bugs,
     }
 
 

@@ -1,0 +1,143 @@
+"""States that a prefill chunk leaves behind inside itself, so that its prompt can be resumed close to its end.
+
+vLLM 0.33 `MambaManager`'s prefill checkpoints: planned when the chunk is admitted, written by the chunk into the column
+before the last, registered with it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.demand import Demand
+from hkv.dialects.vllm.hit import resumable
+from hkv.dialects.vllm.parameters import CacheField, GroupField, View
+from hkv.state import key_table
+from hkv.state.events import Event, emit
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
+from hkv.state.state import Request, Row
+from hkv.state.workspace import Workspace
+
+WRITES = ("rows", "chains", "requests", *key_table.WRITES)
+"""What registering writes; `rows` and `chains` only to their spare elements."""
+
+
+def plan(
+    work: Workspace, view: View, demand: Demand, group: Scalar, length: Scalar, scratch: Scalar
+) -> tuple[Workspace, Scalar]:
+    """Whether a demanded chunk leaves a state behind. Which, the row notes, unless only admission asks (`capped`).
+
+    vLLM 0.33 `MambaManager.get_num_blocks_to_allocate`, `is_mamba_prefill_checkpoint_valid`: the chunk starts on a hash
+    block, spans at least two column ends, and reaches the state's place after at least one hash block, a multiple of
+    the kernel's step from its start. The column must be free, or scratch.
+
+    Args:
+      work: needs `requests` to write and `rows` to read.
+      view: the configuration.
+      demand: what is wanted.
+      group: the group.
+      length: entries of its row.
+      scratch: how many of them are scratch, at the end.
+    """
+    step = view.group(group, GroupField.EXPORT_STEP)
+    block, hash_block = view.group(group, GroupField.BLOCK), view.whole(CacheField.HASH_BLOCK)
+    start, end, slot = demand.total, demand.main, demand.slot
+    place = resumable(view, end, jnp.maximum(view.group(group, GroupField.EXPORT_UNIT), 1))
+    column = ceil_divide(end, block) - 2
+    reached = (start + hash_block <= place) & (place < end)
+    reached = reached & (remainder(jnp.maximum(place - start, 0), jnp.maximum(step, 1)) == 0)
+    fits = reached & (remainder(start, hash_block) == 0) & (column >= ceil_divide(start, block))
+    last_only = view.group(group, GroupField.EXPORT_LAST) != 0
+
+    def once(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        held = (column >= 0) & (column < length - scratch)
+        entry = jnp.where(held, column, 0)
+        w, (prompt, tokens, first, taken) = peek(
+            step > 0,
+            lambda v: (
+                *v.get(slot, Request.PROMPT, Request.TOKENS),
+                *v.get_row(slot, group, Row.FIRST),
+                v.read("rows", v.row(slot, group) + entry),
+            ),
+            w,
+            reads=("requests", "rows"),
+            default=(0, 0, 0, 0),
+        )
+        early = last_only & (end < jnp.maximum(prompt, tokens - 1))
+        free = ~held | (column < first) | (taken == 0)
+        planned = fits & ~early & free
+        noted = jnp.where(demand.capped, w.spare_slot, slot)
+        w = w.set_row(noted, group, Row.EXPORT, jnp.where(planned, place, 0))
+        return w.set_row(noted, group, Row.EXPORT_ENTRY, jnp.maximum(column, 0)), (False, planned)
+
+    work, (_, planned) = loop(lambda c: c[0], once, work, (step > 0, False), writes=("requests", "rows"))
+    return work, planned
+
+
+class Exported(NamedTuple):
+    """What is known of a request when its chunk's state is due: tokens, tokens, keys, entries, entries."""
+
+    prompt: Scalar
+    junction: Scalar
+    keys: Scalar
+    first: Scalar
+    length: Scalar
+
+
+def register(
+    work: Workspace, view: View, slot: Scalar, group: Scalar, known: Exported, enabled: Scalar
+) -> tuple[Workspace, Scalar]:
+    """Registers the state that a chunk leaves behind, if somebody could resume there; else its block must not be found.
+
+    vLLM 0.33 `MambaManager._cache_partial_tail_block`.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      slot: the request.
+      group: the group.
+      known: what is known of the request.
+      enabled: whether to do it.
+
+    Returns:
+      The workspace, and whether the engine fails (`hkv.bugs`: checkpoint-beyond-keys).
+    """
+    hash_block, block = view.whole(CacheField.HASH_BLOCK), view.group(group, GroupField.BLOCK)
+    column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
+    groups = work.sizes.buckets.groups
+    work, (tokens, entry_at) = peek(
+        enabled,
+        lambda w: w.get_row(slot, group, Row.EXPORT, Row.EXPORT_ENTRY),
+        work,
+        reads=("requests",),
+        default=(0, 0),
+    )
+    units = divide(tokens, hash_block)
+    keyed = units <= known.keys
+    present = (tokens > 0) & (entry_at >= known.first) & (entry_at < known.length)
+    work, (held, key) = peek(
+        present,
+        lambda w: (
+            w.read("rows", w.row(slot, group) + entry_at),
+            w.read("chains", w.chain(slot) + jnp.where(keyed, units - 1, 0)),
+        ),
+        work,
+        reads=("rows", "chains"),
+        default=(0, 0),
+    )
+    present = present & (held != 0)
+    period, ends = view.group(group, GroupField.PERIOD), divide(tokens, block)
+    retained = (remainder(tokens, block) == 0) & ((period == 0) | (remainder(ends, jnp.maximum(period, 1)) == 0))
+    at_end = tokens == resumable(view, known.prompt, jnp.maximum(view.group(group, GroupField.EXPORT_UNIT), 1))
+    wanted = at_end | retained | (tokens == known.junction)
+    entry = key * groups + column
+    work, primary = key_table.primary_entry(work, present, held)
+    fresh = present & wanted & ~(keyed & (primary == entry))
+    fails = fresh & ~keyed & (view.group(group, GroupField.EXPORT_FAILS) != 0)
+    fresh = fresh & keyed
+    work = key_table.drop_keys(work, fresh | (present & ~wanted), held)
+    work = key_table.add_key(work, fresh, held, remainder(units, scale), entry)
+    work = emit(work, fresh, Event.KEY, entry)
+    work = emit(work, fresh, Event.STORED_PART + 8 * slot, group, tokens - hash_block, tokens)
+    return work.write_if(fresh, "table", work.steps, work.entry(key * groups + groups - 1)), fails
