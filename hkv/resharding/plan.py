@@ -205,29 +205,39 @@ def plan_resharding(
     if replicas not in ("forward", "direct"):
         raise PlanError("replicas", replicas, "forward or direct")
     layers = range(source.layout.num_layers) if layers is None else layers
-    if layers.step != 1 or layers.start < 0 or layers.stop > source.layout.num_layers:
-        raise PlanError("layers", layers, f"consecutive layers of {source.layout.num_layers}")
+    if not layers or layers.step != 1 or layers.start < 0 or layers.stop > source.layout.num_layers:
+        raise PlanError("layers", layers, f"consecutive layers, at least one, of {source.layout.num_layers}")
     if positions.step != 1 or positions.start < 0:
         raise PlanError("positions", positions, "consecutive positions, 0 or more")
     found: dict[tuple[Rank, Rank, int, int, range, bool], list[StateRun]] = {}
     shares = tuple(_shares(source.shape, target.shape))
-    for run, (column, part), (goal, target_part) in _runs(
-        source, target, states_of_positions(source.layout, positions)
-    ):
+    states = states_of_positions(source.layout, positions)
+    for run, (column, part), (goal, target_part) in _runs(source, target, states):
+        block, place = source.row[column], target.row[goal]
+        again = dataclasses.replace(run, source=run.target)
         for heads, source_ranks, target_ranks in shares:
             givers, takers = source.holders(source_ranks, part), target.holders(target_ranks, target_part)
-            block, place = source.row[column], target.row[goal]
-            first = takers[goal % len(takers)]
-            for index, taker in enumerate(takers):
-                if replicas == "direct" or taker == first:
-                    giver = givers[(goal + index * (replicas == "direct")) % len(givers)]
-                    found.setdefault((giver, taker, block, place, heads, False), []).append(run)
-                else:
-                    again = dataclasses.replace(run, source=run.target)
-                    found.setdefault((first, taker, place, place, heads, True), []).append(again)
+            for sender, receiver, forwarded in _hops(givers, takers, goal, replicas):
+                key = (sender, receiver, place if forwarded else block, place, heads, forwarded)
+                found.setdefault(key, []).append(again if forwarded else run)
     moves = tuple(Move(*key, tuple(runs)) for key, runs in found.items())
     sends = tuple(move for move in moves if not move.forwarded)
     return Plan(source, target, layers, sends, tuple(move for move in moves if move.forwarded))
+
+
+def _hops(
+    givers: Sequence[Rank], takers: Sequence[Rank], turn: int, replicas: Replicas
+) -> Iterator[tuple[Rank, Rank, bool]]:
+    """`(sender, receiver, forwarded)` until every one of `takers` has what each of `givers` holds."""
+    if replicas == "direct":
+        for index, taker in enumerate(takers):
+            yield givers[(turn + index) % len(givers)], taker, False
+        return
+    first = takers[turn % len(takers)]
+    yield givers[turn % len(givers)], first, False
+    for taker in takers:
+        if taker != first:
+            yield first, taker, True
 
 
 def _runs(source: Side, target: Side, states: range) -> Iterator[tuple[StateRun, tuple[int, int], tuple[int, int]]]:

@@ -180,8 +180,9 @@ def wider(chosen: Side) -> Side:
 
 def test_other_refusals() -> None:
     case = simple(ParallelShape(heads=4), ParallelShape(heads=4, tensor=2))
-    with pytest.raises(PlanError, match=r"layers = range\(1, 3\)"):
-        plan_of(case, layers=range(1, 3))
+    for layers in (range(1, 3), range(0), range(0, 2, 2)):
+        with pytest.raises(PlanError, match=r"layers = .*expected consecutive layers, at least one, of 2"):
+            plan_of(case, layers=layers)
     with pytest.raises(PlanError, match="replicas = 'some': expected forward or direct"):
         plan_of(case, replicas="some")
     with pytest.raises(PlanError, match="row = 6: expected block ids below 6"):

@@ -14,6 +14,7 @@ from hkv.layout import Order
 from hkv.parallel_shape import ParallelShape
 from hkv.sharding import ShardedLayout, make_mesh
 from hkv.views.numpy import numpy_dtype
+from tests.pallas_kernels.cases import DEPRECATED
 from tests.sharding.cases import BLOCKS, Case, latent, make_case
 
 TOKENS = 6
@@ -122,3 +123,19 @@ def test_packings(packing: str) -> None:
 @pytest.mark.parametrize("packing", ["fp8_ds_mla", "fp8_indexer"])
 def test_latents(packing: str) -> None:
     check(latent(ParallelShape(heads=1, tensor=2, context=4, interleave=2), packing), seed=6)
+
+
+@pytest.mark.filterwarnings(DEPRECATED)
+def test_a_kernel_under_the_mesh() -> None:
+    """The same bytes by a Pallas kernel, interpreted, as by XLA."""
+    case = make_case(ParallelShape(heads=2, tensor=2, context=2), layers=1)
+    sharded = ShardedLayout(make_mesh(case.shape), case.shape, case.layout)
+    pools, values = case.random_pools(7)[1], case.random_values(TOKENS, 7)
+    slots, _, _, table = arguments(case, 7)
+    results = []
+    for implementation in (None, "pallas_triton:interpret"):
+        pool = jax.device_put(pools, sharded.sharding)
+        pool, _ = sharding.write(pool, sharded, np.int32(0), *slots, values, implementation)
+        found, _ = sharding.gather(pool, sharded, np.int32(0), table, implementation=implementation)
+        results.append([np.asarray(array).tobytes() for array in (pool, *found.values())])
+    assert results[0] == results[1]
