@@ -67,6 +67,17 @@ def test_shrinking_traffic(data: st.DataObject, feature: str) -> None:
     lockstep(draw_header(choices, feature, 2), choices)
 
 
+@pytest.mark.parametrize("feature", [feature for feature in FEATURES if feature != "retention"])
+def test_retention_beside_other_features(feature: str) -> None:
+    """Any interval, and hashes that look ahead: combinations that no feature's own traffic has."""
+    for seed in range(4):
+        choices = RandomChoices(seed)
+        header = draw_header(choices, feature, 2)
+        sparse = any(group["kind"] in ("sliding_window", "mamba") for group in header.groups)
+        interval = choices.integer(0, 3) * header.scheduler_block_size if sparse else 0
+        lockstep(msgspec.structs.replace(header, retention_interval=interval, hash_lookahead=seed % 2), choices)
+
+
 class FailedError(Exception):
     """Both engines failed, as the defect has it."""
 
