@@ -51,17 +51,17 @@ def start(num_blocks: int = 40) -> tuple[RtpParameters, PooledState]:
 
 def operations(batch: RtpBatch) -> Operations:
     """Operations, of one size for all tests."""
-    return batch.build(16, rtp_jax.PAYLOAD)
+    return batch.build(rtp_jax.OPERATIONS, rtp_jax.PAYLOAD)
 
 
 @functools.cache
 def program(lanes: int = 0) -> Any:
     """The program that all tests share, compiled once; for stacked states if there are lanes."""
     arguments = (*start(), operations(RtpBatch().add(RtpCode.EVICT)))
-    function = rtp_cache.pure(ids=64, only=ALL)
-    if lanes:
-        arguments = jax.tree.map(lambda x: np.stack([x] * lanes), arguments)
-        function = jax.vmap(function)
+    if not lanes:
+        return rtp_cache._jitted(ALL, rtp_jax.IDS).lower(*arguments).compile()
+    arguments = jax.tree.map(lambda x: np.stack([x] * lanes), arguments)
+    function = jax.vmap(rtp_cache.pure(ids=rtp_jax.IDS))
     return jax.jit(function, donate_argnums=(1,)).lower(*arguments).compile()
 
 

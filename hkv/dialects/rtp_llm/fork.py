@@ -62,13 +62,24 @@ def fork(work: PooledWorkspace, view: View, at: Fork) -> tuple[PooledWorkspace, 
     """
     single = view.whole(CacheField.SINGLE) != 0
     work = _count_uses(work, at)
-    work = _drop(work, view, at, single)
-    work, refused = _targets(work, view, at, single)
-    work = _drop(work, view, at, ~single & ~refused)
-    done = ~refused
-    work, copies = _assemble(work, view, at, done)
-    work = _settle(work, view, at, done)
-    return work, done, copies
+
+    def prepare(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+        first, refused = local[0] == 0, local[1]
+        w = _drop(w, view, at, jnp.where(first, single, ~single & ~refused))
+        w, missing = _targets(w, view, at, single, first)
+        return w, (local[0] + 1, refused | missing)
+
+    trips = jnp.where(at.count > 0, 2, 0)
+    work, (_, refused) = loop(lambda c: c[0] < trips, prepare, work, (0, False), writes=WRITES)
+    work = _rewind_targets(work, view.num_groups)
+
+    def move(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+        w, copied = _move(w, view, at, local[0] == 0)
+        return w, (local[0] + 1, local[1] + copied)
+
+    trips = jnp.where(refused, 0, trips)
+    work, (_, copies) = loop(lambda c: c[0] < trips, move, work, (0, 0), writes=WRITES)
+    return work.write_if(trips > 0, "requests", at.count, work.request(at.slot, Request.BATCH)), ~refused, copies
 
 
 def _count_uses(work: PooledWorkspace, at: Fork) -> PooledWorkspace:
@@ -111,7 +122,9 @@ def _look(work: PooledWorkspace, at: Fork, sequence: Scalar, group: Scalar) -> t
     return work, (uses, length, last, recycled)
 
 
-def _targets(work: PooledWorkspace, view: View, at: Fork, single: Scalar) -> tuple[PooledWorkspace, Scalar]:
+def _targets(
+    work: PooledWorkspace, view: View, at: Fork, single: Scalar, enabled: Scalar
+) -> tuple[PooledWorkspace, Scalar]:
     """Finds a block for every copy, group by group: recycled ones, then fresh ones; True when there are too few."""
 
     def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
@@ -121,7 +134,7 @@ def _targets(work: PooledWorkspace, view: View, at: Fork, single: Scalar) -> tup
         w, refused = _fresh(w, view, group, (recycled, wanted), single)
         return w, (group + 1, refused)
 
-    groups = jnp.where(at.copy & (at.count > 0), view.num_groups, 0)
+    groups = jnp.where(at.copy & enabled, view.num_groups, 0)
     work, (reached, refused) = loop(lambda c: (c[0] < groups) & ~c[1], one, work, (0, False), writes=WRITES)
 
     def give_back(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
@@ -250,31 +263,40 @@ def _drop(work: PooledWorkspace, view: View, at: Fork, enabled: Scalar) -> Poole
         over = group + 1 == groups
         return w, (sequence + over, jnp.where(over, 0, group + 1))
 
-    end = jnp.where(enabled & (at.count > 0), at.batch, 0)
+    end = jnp.where(enabled, at.batch, 0)
     return loop(lambda c: c[0] < end, one, work, (0, 0), writes=lists.LISTS)[0]
 
 
-def _assemble(work: PooledWorkspace, view: View, at: Fork, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
-    """Makes the new sequences in the scratch slot; how many copies they need."""
-    groups = view.num_groups
-    work = _rewind_targets(work, groups)
+def _move(work: PooledWorkspace, view: View, at: Fork, making: Scalar) -> tuple[PooledWorkspace, Scalar]:
+    """Makes the new sequences in the scratch slot; once they are made, moves them to the request's.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      at: the fork.
+      making: whether they are to be made.
+
+    Returns:
+      The workspace, and how many copies the new sequences need.
+    """
+    groups, scratch = view.num_groups, work.scratch_slot
+    slots = jnp.where(making, at.slot, scratch), jnp.where(making, scratch, at.slot)
 
     def one(w: PooledWorkspace, local: tuple[Scalar, Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
         sequence, group, copies = local
-        source, scratch = at.source(sequence), w.scratch_slot
+        origin = jnp.where(making, at.source(sequence), sequence)
         w, (left,) = peek(
-            sequence >= 0, lambda v: (v.read("requests", v.mark(scratch, source, Mark.LEFT)),), w, ("requests",), (0,)
+            making, lambda v: (v.read("requests", v.mark(scratch, origin, Mark.LEFT)),), w, ("requests",), (1,)
         )
-        original = left == 1
-        w = lists.copy_list(w, view, group, (at.slot, source), (scratch, sequence), ~original)
-        w, copied = _copy_last(w, view, at, (sequence, group, source), ~original & at.copy)
+        source, target = (slots[0], origin), (slots[1], sequence)
+        w = lists.copy_list(w, view, group, source, target, left > 1)
+        w, copied = _copy_last(w, view, at, (sequence, group, origin), (left > 1) & at.copy)
         over = group + 1 == groups
-        w = w.write_if(over, "requests", left - 1, w.mark(scratch, source, Mark.LEFT))
-        w = _copy_keys(w, at, (at.slot, source), (scratch, sequence), over)
+        w = w.write_if(over & making, "requests", left - 1, w.mark(scratch, origin, Mark.LEFT))
+        w = _copy_keys(w, at, source, target, over)
         return w, (sequence + over, jnp.where(over, 0, group + 1), copies + copied)
 
-    end = jnp.where(enabled, at.count, 0)
-    work, (_, _, copies) = loop(lambda c: c[0] < end, one, work, (0, 0, 0), writes=WRITES)
+    work, (_, _, copies) = loop(lambda c: c[0] < at.count, one, work, (0, 0, 0), writes=WRITES)
     return work, copies
 
 
@@ -322,20 +344,3 @@ def _copy_keys(
 
     end = jnp.where(enabled, at.keys, 0)
     return loop(lambda c: c[0] < end, body, work, (0,), writes=("chains",))[0]
-
-
-def _settle(work: PooledWorkspace, view: View, at: Fork, done: Scalar) -> PooledWorkspace:
-    """Moves the new sequences from the scratch slot to the request's."""
-    groups = view.num_groups
-
-    def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
-        sequence, group = local
-        source, target = (w.scratch_slot, sequence), (at.slot, sequence)
-        w = lists.copy_list(w, view, group, source, target, jnp.bool_(False))
-        over = group + 1 == groups
-        w = _copy_keys(w, at, source, target, over)
-        return w, (sequence + over, jnp.where(over, 0, group + 1))
-
-    end = jnp.where(done, at.count, 0)
-    work, _ = loop(lambda c: c[0] < end, one, work, (0, 0), writes=WRITES)
-    return work.write_if(end > 0, "requests", at.count, work.request(at.slot, Request.BATCH))
