@@ -30,9 +30,8 @@ from hkv.oracle.shrink import Case, Shrinker
 @click.command("diff")
 @click.option(
     "--engines",
-    default="numpy,vllm",
-    show_default=True,
-    help=f"The engine in doubt, then the one that counts, each one of: {FORMS}.",
+    help=f"The engine in doubt, then the one that counts, each one of: {FORMS}.  [default: numpy,vllm; under RTP-LLM's "
+    "rules jax,numpy]",
 )
 @dialect_option
 @click.option("--seeds", default=50, show_default=True, type=click.IntRange(1), help="How many seeds a feature.")
@@ -50,7 +49,7 @@ from hkv.oracle.shrink import Case, Shrinker
 @timeout_option
 @json_option
 @click.pass_context
-def command(context: click.Context, engines: str, timeout: float, json_path: str | None, **options: Any) -> None:
+def command(context: click.Context, engines: str | None, timeout: float, json_path: str | None, **options: Any) -> None:
     """Drive two engines through the same random traffic and compare every answer, the whole state after each step.
 
     Stops at the first difference of each feature, makes the case small, names the first invariant that the engine in
@@ -64,9 +63,9 @@ def command(context: click.Context, engines: str, timeout: float, json_path: str
       hkv diff --engines 'cmd:./my-engine --fast,numpy' --seeds 500 --feature eagle --save differences
       hkv diff --engines jax,numpy --dialect rtp-llm/hybrid --seeds 500
     """
-    tested, right = _engines(engines)
-    factories = engine_factory(tested, timeout), engine_factory(right, timeout)
     dialect = options["dialect"]
+    tested, right = _engines(engines or ("numpy,vllm" if dialect == VLLM else "jax,numpy"))
+    factories = engine_factory(tested, timeout), engine_factory(right, timeout)
     only = only_of(options["kinds"], options["max_groups"], dialect)
     options["bugs"] = bugs_of(options["bugs"])
     options["versions"] = (options["version"],) if options["version"] else _versions(dialect)

@@ -6,6 +6,7 @@ import click
 
 from hkv.cli.engine_options import FEATURE_NAMES, dialect_option, only_of, only_options, timeout_option
 from hkv.cli.json_output import json_option, write_json
+from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.oracle.engines import FORMS, engine_factory
 from hkv.oracle.record import record
 from hkv.oracle.rtp_llm.coverage import exercised_by
@@ -13,7 +14,9 @@ from hkv.oracle.rtp_llm.log_file import read_any_log, write_any_log
 
 
 @click.command("record")
-@click.option("--engine", default="vllm", show_default=True, help=f"Which engine to record, one of: {FORMS}.")
+@click.option(
+    "--engine", help=f"Which engine to record, one of: {FORMS}.  [default: vllm; under RTP-LLM's rules numpy]"
+)
 @dialect_option
 @click.option("--feature", required=True, type=click.Choice(FEATURE_NAMES), help="What the traffic is about.")
 @click.option("--seed", required=True, type=click.IntRange(0), help="Seed of the traffic; the same seed, the same log.")
@@ -24,7 +27,7 @@ from hkv.oracle.rtp_llm.log_file import read_any_log, write_any_log
 @timeout_option
 @json_option
 def command(
-    engine: str,
+    engine: str | None,
     dialect: str,
     feature: str,
     seed: int,
@@ -43,6 +46,7 @@ def command(
       hkv record --engine vllm --feature partial --seed 7 -o partial-7.jsonl
       hkv record --engine numpy --dialect rtp-llm/hybrid --feature fork --seed 7 -o fork-7.jsonl
     """
+    engine = engine or ("vllm" if dialect == VLLM else "numpy")
     factory = engine_factory(engine, timeout)
     recording = record(factory, feature, seed, version, steps, only_of(kinds, max_groups, dialect))
     write_any_log(output, recording.header, recording.operations, recording.answers)

@@ -110,7 +110,9 @@ class Positive(click.ParamType):
 @click.option("--block-size", type=click.IntRange(min=1), help="With --model: tokens per block, if not its kernels'.")
 @click.option("--kv-dtype", metavar="TYPE", help="With --model: element type of its cache.  [default: auto]")
 @click.option("--draft", metavar="CONFIG", help="With --model: config of a draft (EAGLE or MTP) module.")
-@click.option("--engine", default=DEFAULT_ENGINE, show_default=True, help=f"Whose cache, one of: {FORMS}.")
+@click.option(
+    "--engine", default=DEFAULT_ENGINE, show_default=True, help=f"Whose cache, one of: {FORMS}; rtp-llm: numpy."
+)
 @click.option("--check", is_flag=True, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
 @click.option("--caching/--no-caching", default=True, show_default=True, help="Prefix caching.")
 @rtp_options

@@ -47,7 +47,7 @@ def test_recorded_logs_agree_and_exercise_the_rules(dialect: str, tmp_path: path
     for feature in rtp_features(dialect):
         for seed in range(6):
             path = str(tmp_path / f"{feature}-{seed}.jsonl")
-            found = run("record", "--engine", "numpy", "--dialect", dialect, "--feature", feature, "--seed", str(seed),
+            found = run("record", "--dialect", dialect, "--feature", feature, "--seed", str(seed),
                         "-o", path, "--json", "-")  # fmt: skip
             assert found.exit_code == 0, found.output
             rules |= set(json.loads(found.output)["rules"])
