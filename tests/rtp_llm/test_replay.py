@@ -241,6 +241,18 @@ def test_what_does_not_make_sense_is_refused_by_name(monkeypatch, capsys, trace,
     assert err.count("\n") == 1
 
 
+def test_check_stops_at_the_first_difference(monkeypatch, capsys, trace) -> None:
+    path = trace((0, [0, 1], 8, 1))
+    arguments = ("--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "9", "--tokens-per-id", "4", "--check")
+    engine = "tests.rtp_llm.test_commands:"
+    code, _, err = run(monkeypatch, capsys, "replay", path, *arguments, "--engine", f"{engine}Largest")
+    assert code == 1
+    assert "operation 2, malloc of request 0: lists[0][0] differs" in err
+    code, out, err = run(monkeypatch, capsys, "replay", path, *arguments, "--engine", f"{engine}Forgetful")
+    assert (code, err) == (0, ""), "with one group it does nothing wrong"
+    assert "1 granted" in out
+
+
 def test_tables(monkeypatch, capsys, trace, tmp_path) -> None:
     path = trace((0, [0], 4, 1))
     arguments = ("--dialect", POOLS, "--groups", "full:4,swa:4:4", "--num-blocks", "9,5", "--tokens-per-id", "4")
