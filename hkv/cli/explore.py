@@ -35,7 +35,7 @@ BROKEN = 1
     "--groups", type=Groups(), default="full:1,swa:1:2", show_default=True, help="kind:block_size[:window],..."
 )
 @click.option(
-    "--num-blocks", default=6, show_default=True, type=click.IntRange(2), help="Blocks, the null block included."
+    "--num-blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks, the null block included."
 )
 @click.option("--requests", default=2, show_default=True, type=click.IntRange(1), help="Requests at the same time.")
 @click.option(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,9 +19,10 @@ from hkv.oracle.engine import apply
 from hkv.oracle.engines.jax_reading import Reader
 from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.oplog import CacheState, Operation
-from hkv.state.state import State
+from hkv.state.state import Request, State
 from hkv.testing.explorer.ledger import LOOKED_UP, Fact
 from hkv.testing.explorer.space import Space
+from hkv.testing.explorer.transition import World, unpack
 
 PLAIN = {"lookahead": 0, "external": 0, "must_fit": False, "reserved": 0, "in_flight": 0}
 
@@ -51,13 +53,24 @@ class Strings:
 
 def cache_state(space: Space, state: State) -> CacheState:
     """What a compiled state says, as the log format writes it; requests are called 0, 1, ..."""
+    return _reader(space).state(jax.device_get(state), {str(slot): slot for slot in range(space.requests)})
+
+
+@functools.cache
+def _reader(space: Space) -> Reader:
     parameters, _ = cache.init(space.config, space.buckets)
-    reader = Reader(space.config, parameters, Strings(space), 2)  # type: ignore[arg-type]
-    return reader.state(jax.device_get(state), {str(slot): slot for slot in range(space.requests)})
+    return Reader(space.config, parameters, Strings(space), 2)  # type: ignore[arg-type]
 
 
-def standings(ledger: np.ndarray, hits: Any) -> list[Standing]:
-    """Where the requests of a compiled world stand; `hits` as `Picture.hits`."""
+@functools.cache
+def unpack_many(space: Space) -> Callable[[Any], World]:
+    """`hkv.testing.explorer.transition.unpack` of many worlds."""
+    return jax.jit(jax.vmap(lambda words: unpack(space, words)))
+
+
+def standings(world: World) -> list[Standing]:
+    """Where the requests of a compiled world stand."""
+    ledger, hits = np.asarray(world.ledger), np.asarray(world.state.requests)[:, Request.HIT]
     found = []
     for slot, row in enumerate(ledger.tolist()):
         looked = row[Fact.FOCUS] == LOOKED_UP

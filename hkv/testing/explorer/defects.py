@@ -34,7 +34,9 @@ DEFECTS = MappingProxyType(
         "cached-blocks-first": Patch(
             f"{QUEUE}release", 'w.read("keys", w.key(block)) != 0', 'w.read("keys", w.key(block)) == 0'
         ),
-        "adopted-block-stays-queued": Patch(f"{QUEUE}adopt", "queued = place > 0", "queued = place > 1"),
+        "adopted-block-stays-queued": Patch(
+            f"{QUEUE}adopt", "jnp.where(queued, w.place(place - 1), w.queue.shape[0] - 1)", "w.queue.shape[0] - 1"
+        ),
     }
 )
 """Every defect, by name."""

@@ -27,9 +27,10 @@ class Picture(NamedTuple):
       key: int32[B], the string of the block's primary key, 0 for none.
       group: int32[B], the group of that key; -1 for none.
       rows: int32[R, G, W], block ids; 0 where null, and beyond the row.
-      lengths: int32[R, G], columns of a row.
+      lengths: int32[R, G], columns of a row, null ones at its front included.
       found: int32[R, G, W], what the last lookup of a request found, likewise; only of use right after it.
       hits: int32[R], tokens it found.
+      listed: bool, the key table leads to exactly the blocks that have keys.
     """
 
     queued: jax.Array
@@ -41,6 +42,7 @@ class Picture(NamedTuple):
     lengths: jax.Array
     found: jax.Array
     hits: jax.Array
+    listed: jax.Array
 
     @property
     def free(self) -> jax.Array:
@@ -116,10 +118,36 @@ def picture(space: Space, state: State) -> Picture:
         key=key,
         group=group.astype(jnp.int32),
         rows=jnp.where(held, cells, 0),
-        lengths=lengths,
+        lengths=jnp.maximum(lengths, first),
         found=jnp.where(given, cells, 0),
         hits=hits,
+        listed=_listed(state, blocks),
     )
+
+
+def _listed(state: State, blocks: int) -> jax.Array:
+    """Whether the key table and the blocks' keys say the same.
+
+    Every key of a block is in the table; every block that the table names has that key; and where several blocks have
+    one key, each one's links lead on to another of them and back.
+    """
+    table, groups = state.table.reshape(-1), state.table.shape[1]
+    ids, named, right = np.arange(blocks), jnp.int32(0), jnp.bool_(True)
+    for part in range(state.keys.shape[1]):
+        word = state.keys[:blocks, part]
+        entry = (word >> 2) - 1 if part == 0 else word - 1
+        known = entry >= 0
+        value = jnp.where(known, table[jnp.clip(entry, 0, table.shape[0] - 1)], 0)
+        twins = (entry[:, None] == entry) & known[:, None]
+        several = jnp.sum(twins, axis=1) > 1
+        after, before = state.links[:blocks, 2 * part], state.links[:blocks, 2 * part + 1]
+        joined = jnp.any(twins & (after[:, None] == ids) & (before[None, :] == ids[:, None]), axis=1)
+        apart = after != ids
+        first = known & (value >> 3 == ids)
+        named = named + jnp.sum(first)
+        right = right & jnp.all(~known | ((value > 0) & ((value & 1 == 1) == several)))
+        right = right & jnp.all(~several | (joined & apart))
+    return right & (named == jnp.sum(state.table[:-1, : groups - 1] > 0))
 
 
 def primary(keys: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:

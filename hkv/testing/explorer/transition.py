@@ -108,8 +108,10 @@ class Program:
 
     Attributes:
       space: as given.
-      assess: judges and names: of worlds int16[k, w], rows int32[k, 4], the states after them, and int32[k, 2], status
-        and single-group hit that were answered.
+      parameters: its configuration as data.
+      perform: of the parameters, worlds and rows, the states after the operations, and int32[k, 2], status and
+        single-group hit that were answered.
+      assess: judges and names: of worlds, rows, and both that `perform` returned.
     """
 
     def __init__(self, space: Space, form: str = LANES) -> None:
@@ -117,8 +119,8 @@ class Program:
         known = {int(code) for code in moves.all_moves(space)[:, 0]}
         only = tuple(code for code in cache.ALL if int(code) in known)
         parameters, _ = cache.init(space.config, space.buckets)
-        self._parameters = jax.device_put(parameters)
-        self._perform = _performance(space, form, cache.pure(only=only), only)
+        self.parameters: Parameters = jax.device_put(parameters)
+        self.perform = _performance(space, form, cache.pure(only=only), only)
         self.assess = _assessment(space)
 
     def __call__(self, worlds: Any, rows: Any) -> Outcome:
@@ -128,7 +130,7 @@ class Program:
           worlds: int16[k, w], packed worlds.
           rows: int32[k, 4], a `Move` each.
         """
-        state, answers = self._perform(self._parameters, worlds, rows)
+        state, answers = self.perform(self.parameters, worlds, rows)
         return self.assess(worlds, rows, state, answers)
 
 

@@ -87,7 +87,8 @@ def eviction_order(m: Moment) -> jax.Array:
     """Blocks are handed out from the front; those without a key come back to the front, cached ones to the back."""
     still = jnp.any(m.before.place != m.after.place)
     everything = jnp.where(m.mine[:, None, None], m.before.rows, 0)
-    freed = _differs(m, _given_back(m, jnp.sum(everything, axis=0)), jnp.zeros_like(m.before.cached))
+    whole = _given_back(m, jnp.sum(everything, axis=0))
+    freed = _differs(m, whole, jnp.zeros_like(m.before.cached)) | (jnp.sum(_queue(m, whole)) != m.after.free)
     mine_before = jnp.sum(everything, axis=0)
     mine_after = jnp.sum(jnp.where(m.mine[:, None, None], m.after.rows, 0), axis=0)
     ids = np.arange(m.before.refs.shape[0])
@@ -189,3 +190,9 @@ def key_life(m: Moment) -> jax.Array:
     late = m.move.is_a(Code.ALLOCATE) & (m.move.extra != 0) & jnp.any(gained & ~taken & ~own)
     filling = m.move.is_a(Code.ALLOCATE, Code.COMMIT)
     return jnp.where(filling, strange | late, named)
+
+
+@judge("key table")
+def key_table(m: Moment) -> jax.Array:
+    """The table in which lookups search leads to exactly the blocks that have keys."""
+    return ~m.after.listed

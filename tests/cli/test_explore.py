@@ -1,0 +1,98 @@
+"""`hkv explore`: what it says, a planted defect with its shortest counterexample, limits, bad input."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hkv.cli.check import command as check
+from hkv.cli.explore import command
+from hkv.errors import HKVError
+from hkv.oracle.log_file import read_log
+from hkv.testing.explorer.defects import DEFECTS
+from hkv.testing.mutants.patch import applied
+from tests.testing.test_explore import CHUNK
+
+SMALL = ["--num-blocks", "5", "--max-model-len", "2", "--prompt", "1", "--chunk", str(CHUNK)]
+LEFT_OUT = ["--without", "evict", "--without", "reset", "--without", "delay"]
+"""The space of `tests.testing.test_explore`, so that programs are shared."""
+
+
+def run(*arguments: str) -> Result:
+    """The command on the small space."""
+    return CliRunner().invoke(command, [*SMALL, *LEFT_OUT, *arguments])
+
+
+def test_a_space_is_exhausted(tmp_path: pathlib.Path) -> None:
+    done = run("--json", str(tmp_path / "report.json"), "--save", str(tmp_path / "none.jsonl"))
+    assert done.exit_code == 0, done.output
+    assert "exhausted: no invariant is broken" in done.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["exhausted"]
+    assert report["states"] > 1000
+    assert report["states_per_second"] > 0
+    assert report["counterexample"] is None
+    assert f"{report['states']:,} states, {report['transitions']:,} transitions, depth {report['depth']}" in done.output
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_limits_are_said() -> None:
+    done = run("--limit-states", "100", "--json", "-")
+    report = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert not report["exhausted"]
+    assert "not exhausted" in run("--seconds", "0.000001").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--requests", "9"), "requests"),
+        (("--prompt", "7"), "prompt"),
+        (("--groups", "opaque:1"), "group"),
+        (("--groups", "full:1,mamba:2"), "block_size"),
+        (("--save", "no/such/folder/log.jsonl"), "save"),
+    ],
+)
+def test_bad_input_is_refused_by_name(arguments: tuple[str, ...], named: str) -> None:
+    done = run(*arguments)
+    assert isinstance(done.exception, HKVError)
+    assert named in done.exception.argument
+
+
+def test_an_error_is_one_line_and_exit_status_two() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hkv", "explore", "--without", "nothing"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "--without" in done.stderr
+
+
+def test_help_has_an_example() -> None:
+    assert "Example: hkv explore" in CliRunner().invoke(command, ["--help"]).output
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_defects_can_be_planted(name: str) -> None:
+    """Their text still stands where they change it."""
+    with applied(DEFECTS[name]):
+        pass
+
+
+def test_a_planted_defect_is_found_with_its_shortest_counterexample(tmp_path: pathlib.Path) -> None:
+    """A window one token too short: arrive, compute one token, get a second, and the block of the first is given back
+    when the second is asked for, though it reads the first. No four operations come to that."""
+    path = tmp_path / "found.jsonl"
+    done = run("--plant", "window-one-short", "--save", str(path))
+    assert done.exit_code == 1, done.output
+    assert "broken: retirement, after 5 operations" in done.output
+    log = read_log(path)
+    names = [type(operation).__name__ for operation in log.operations]
+    assert names == ["RequestOp", "AllocateOp", "AdvanceOp", "AppendOp", "AllocateOp", "StateOp"]
+    assert CliRunner().invoke(check, [str(path), "--engine", "numpy"]).exit_code == 0
