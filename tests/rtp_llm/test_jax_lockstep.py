@@ -4,19 +4,25 @@ operation."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import random
+import sys
 from collections import Counter
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.oracle.check import describe
+from hkv.oracle.check import check_log, describe
 from hkv.oracle.engine import Failure
+from hkv.oracle.engines import engine_factory
 from hkv.oracle.engines.rtp_jax import RtpJaxEngine
 from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
 from hkv.oracle.rtp_llm import structs
 from hkv.oracle.rtp_llm.configuration import to_rtp_header
 from hkv.oracle.rtp_llm.engine import attempt_rtp
+from hkv.oracle.rtp_llm.log_file import RtpLog
 from tests.rtp_llm.operations import draw_operation
 from tests.rtp_llm.traffic import draw_config
 
@@ -101,3 +107,26 @@ def test_a_window_without_its_last_blocks() -> None:
         assert isinstance(want, Failure) or want == got
         assert engines[0].state() == engines[1].state()
     assert "the last blocks of a window to be there" in got.message  # type: ignore[union-attr]
+
+
+def test_a_recorded_log_agrees_where_the_reference_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the reference answered, checked against the compiled cache alone."""
+    rng = random.Random(5)
+    header = to_rtp_header(dataclasses.replace(draw_config(rng), prefix_tree=False), "recorded")
+    reference = RtpNumpyEngine(header)
+    operations: list[structs.RtpOp] = []
+    for number in range(60):
+        operation = draw_operation(rng, number, reference)
+        answer = attempt_rtp(reference, operation)
+        if not isinstance(answer, Failure):
+            answered = {} if operation.answer_type is None else {"want": answer}
+            operations.append(msgspec.structs.replace(operation, **answered))
+    operations.append(structs.StateOp(want=reference.state()))
+    log = RtpLog("recorded", header, tuple(operations))
+    for name in list(sys.modules):
+        if name.split(".")[0] == "reference":
+            monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError):
+        importlib.import_module("reference.state.lru")
+    assert check_log(log, engine_factory("jax")) is None
+    assert len(log.operations) > 40

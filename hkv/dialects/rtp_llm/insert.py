@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.parameters import CacheField, GroupField, View
+from hkv.dialects.rtp_llm.slot_mapper import canonical_place
 from hkv.state import item_table, recency
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
 from hkv.state.pooled import Counter, Item
@@ -91,8 +92,8 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
             v, (key, parent) = peek(
                 step >= 0,
                 lambda u: (
-                    u.read("chains", chain + (position + 1) * stride - 1),
-                    u.read("chains", chain + jnp.where(before, position * stride - 1, 0)),
+                    u.read("chains", chain + canonical_place(position, stride)),
+                    u.read("chains", chain + jnp.where(before, canonical_place(position - 1, stride), 0)),
                 ),
                 v,
                 ("chains",),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.parameters import CacheField, GroupField, View
+from hkv.dialects.rtp_llm.slot_mapper import canonical_place
 from hkv.state import item_table, role_counts
 from hkv.state.loops import Scalar, divide, loop, peek
 from hkv.state.pooled import Role
@@ -52,7 +53,7 @@ def adopt(
 
 
 def _key(work: PooledWorkspace, asked: Keys, place: Scalar) -> Scalar:
-    return work.read("chains", work.chain(asked.slot, 0) + (place + 1) * asked.stride - 1)
+    return work.read("chains", work.chain(asked.slot, 0) + canonical_place(place, asked.stride))
 
 
 def _full_groups(work: PooledWorkspace, view: View, asked: Keys) -> tuple[PooledWorkspace, Scalar]:

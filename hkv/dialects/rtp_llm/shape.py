@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.parameters import CacheField, GroupField, View
+from hkv.dialects.rtp_llm.slot_mapper import effective_tokens
 from hkv.state.loops import Scalar, ceil_divide, remainder
 
 
@@ -54,9 +55,8 @@ def total(shape: Shape, tokens: Scalar, reserve: Scalar) -> Scalar:
 
 def effective(view: View, group: Scalar, tokens: Scalar) -> Scalar:
     """The length for which a group allocates on this rank (RTP-LLM `effectiveSeqLenForAlloc`)."""
-    block = view.whole(CacheField.BLOCK)
-    local = ceil_divide(ceil_divide(tokens, block), view.whole(CacheField.RANKS))
-    return jnp.where(view.flag(group, GroupField.DEALT), local * block, tokens)
+    dealt = view.flag(group, GroupField.DEALT)
+    return effective_tokens(tokens, view.whole(CacheField.BLOCK), view.whole(CacheField.RANKS), dealt)
 
 
 def on_grid(shape: Shape, position: Scalar, reuse: Scalar) -> Scalar:

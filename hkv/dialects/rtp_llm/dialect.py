@@ -1,0 +1,27 @@
+"""RTP-LLM's rules, compiled: one record for each allocator, which differ in data alone (`parameters.CacheField`)."""
+
+from __future__ import annotations
+
+from hkv.dialects.dialect import Dialect, Rules
+from hkv.dialects.rtp_llm.admit import capacity
+from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
+from hkv.dialects.rtp_llm.evict import select
+from hkv.dialects.rtp_llm.insert import insert
+from hkv.dialects.rtp_llm.joint_hit import adopt
+from hkv.dialects.rtp_llm.lists import sweep
+from hkv.dialects.rtp_llm.malloc import malloc
+from hkv.group_policy import GroupType
+
+
+def _dialect(name: str) -> Dialect[GroupType]:
+    return Dialect(
+        name=name,
+        kinds={group_type.name: group_type for group_type in GroupType},
+        rules=Rules(
+            hit=adopt, admit=capacity, allocate=malloc, register=insert, retire=sweep, free=sweep, evict=select
+        ),
+    )
+
+
+RTP_SINGLE, RTP_HYBRID, RTP_HYBRID_POOL = (_dialect(name) for name in (SINGLE, HYBRID, HYBRID_POOL))
+"""Each rule works on a `hkv.state.pooled_workspace.PooledWorkspace` under a `hkv.dialects.rtp_llm.parameters.View`."""
