@@ -20,14 +20,14 @@ from tests.sharding.cases import BLOCKS, Case, latent, make_case
 TOKENS = 6
 
 
-@functools.partial(jax.jit, static_argnames="sharded", donate_argnames="pool")
-def everything(pool, sharded, layer, slots, values, copies, zeroed, table):
+@functools.partial(jax.jit, static_argnames=("sharded", "apart"), donate_argnames="pool")
+def everything(pool, sharded, apart, layer, slots, values, copies, zeroed, table):
     """All operations in one executable, inside a caller's own `jit`."""
     pool, written = sharding.write(pool, sharded, layer, *slots, values)
     pool, copied = sharding.copy_blocks(pool, sharded, *copies)
     pool, cleared = sharding.zero_blocks(pool, sharded, zeroed)
     found, missing = sharding.gather(pool, sharded, layer, table)
-    parts, _ = sharding.gather(pool, sharded, layer, table, assemble="local")
+    parts, _ = sharding.gather(pool, sharded, layer, table, assemble="local") if apart else ({}, None)
     return pool, found, parts, (written, copied, cleared, missing)
 
 
@@ -45,14 +45,15 @@ def arguments(case: Case, seed: int):
     return (blocks, inner), tuple(map(np.int32, copies)), np.int32(zeroed), np.int32(table)
 
 
-def check(case: Case, seed: int) -> None:
+def check(case: Case, seed: int, apart: bool = False) -> None:
     sharded = ShardedLayout(make_mesh(case.shape), case.shape, case.layout)
     whole, pools = case.random_pools(seed)
     slots, copies, zeroed, table = arguments(case, seed)
     values = case.random_values(TOKENS, seed)
     pool = jax.device_put(pools, sharded.sharding)
     layer = seed % case.layout.num_layers
-    pool, found, parts, counts = everything(pool, sharded, np.int32(layer), slots, values, copies, zeroed, table)
+    moved = (slots, values, copies, zeroed, table)
+    pool, found, parts, counts = everything(pool, sharded, apart, np.int32(layer), *moved)
     found, parts = jax.tree.map(np.asarray, (found, parts))  # indexed by JAX, a sharded NaN is quieted on its way
     dtypes = {part.name: numpy_dtype(part.dtype) for part in case.layout.content}
     for data, one in enumerate(whole):
@@ -69,7 +70,8 @@ def check(case: Case, seed: int) -> None:
             assert found[name][data].tobytes() == content.tobytes()
     case.spread(whole, pools)
     assert np.asarray(pool).tobytes() == pools.tobytes()
-    for (data, tensor, context), one in ((at, pools[at]) for at in np.ndindex(pools.shape[:3])):
+    assert bool(parts) == apart
+    for (data, tensor, context), one in ((at, pools[at]) for at in np.ndindex(pools.shape[:3]) if apart):
         own, _ = reference.gather(one, case.layout, layer, table[data].tolist(), dtypes)
         for name, content in own.items():
             assert parts[name][data, tensor, context].tobytes() == content.tobytes()
@@ -93,7 +95,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes(name: str) -> None:
-    check(make_case(SHAPES[name]), seed=1)
+    check(make_case(SHAPES[name]), seed=1, apart=True)
 
 
 MIXED = ParallelShape(heads=4, tensor=2, context=4, interleave=2)
