@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hkv.dialects.vllm.config import FULL_FAMILY, VllmConfig
 from hkv.oracle import oplog
 from hkv.testing.invariants.invariant import invariant
 from hkv.testing.invariants.moment import Moment
@@ -72,7 +73,54 @@ def key_life(moment: Moment) -> Iterator[str]:
         strange = lost - taken - own
         if strange:
             yield f"blocks {sorted(strange)} lost their keys, though neither handed out nor the request's own"
-        if isinstance(operation, oplog.AllocateOp) and operation.delay and gained - taken - own:
+        if isinstance(operation, oplog.AllocateOp) and operation.delay and gained:
             yield f"blocks {sorted(gained)} gained keys, though registration was to wait"
     elif lost or gained:
         yield f"blocks {sorted(lost)} lost and {sorted(gained)} gained keys"
+
+
+@invariant("registration", "B-I13", "B-I31", after=(oplog.AllocateOp, oplog.CommitOp))
+def registration(moment: Moment) -> Iterator[str]:
+    """Keys come to blocks that a hit may end in, and that nobody fills again; full attention's all get theirs at once.
+
+    Holds after `allocate` and `commit`. Tokens that drafts may prefill again are left out where a draft's group, or one
+    group alone, is concerned; of several groups, blocks beyond the last whole scheduler block too, but for one more of
+    a draft's. Without caching there are no keys. Exceptions: the lower bound is not asked of `commit`, of tokens that
+    come from elsewhere, of sparse retention and with hits inside blocks. With blocks of 4 and 6, of 20 tokens the first
+    12 get keys.
+    """
+    operation, config = moment.operation, moment.config
+    assert isinstance(operation, oplog.AllocateOp | oplog.CommitOp)
+    if not config.caching and moment.after.cached:
+        yield f"blocks {sorted(moment.after.cached)} have keys, though nothing is to be cached"
+    length = len(moment.ledger.requests[operation.id].tokens)
+    allocating = isinstance(operation, oplog.AllocateOp)
+    tokens = min(moment.ledger.main(operation), length) if allocating else operation.tokens
+    moved = moment.before.entries
+    for block, (group, covered, key) in moment.after.cached.items():
+        fresh = moment.before.cached.get(block) != (group, covered, key) and (group, key) not in moved
+        if fresh and covered > _registrable(config, group, tokens):
+            yield f"block {block} of group {group} is known by {covered} tokens of {tokens}"
+    granted = isinstance(moment.answer, oplog.Allocation) and moment.answer.blocks is not None
+    dense = config.caching and config.retention_interval is None and not config.partial_hits
+    if not (allocating and granted and dense) or operation.delay:
+        return
+    for group, row in enumerate(moment.after.rows[operation.id]):
+        size, end = config.block_size(group), _registrable(config, group, tokens)
+        if config.topology.groups[group].spec.kind in FULL_FAMILY:
+            end = min(end, max(0, length - config.hash_lookahead) // config.hash_block_size * config.hash_block_size)
+            for column in range(-(-(moment.ledger.total(operation) + 1) // size) - 1, end // size):
+                if row[column] not in moment.after.cached:
+                    yield f"block {row[column]} at column {column} of group {group} is full, and has no key"
+
+
+def _registrable(config: VllmConfig, group: int, tokens: int) -> int:
+    """How many of the first `tokens` tokens may get keys in a group."""
+    settled = max(0, tokens - max(0, config.prefill_lookahead - 1))
+    if len(config.topology.groups) == 1:
+        return settled
+    drafts = {config.topology.groups[index].spec for index in config.eagle_group_ids}
+    unit = 1 if config.partial_hits else config.scheduler_block_size
+    if config.topology.groups[group].spec in drafts and tokens >= unit:
+        return min(settled, settled // unit * unit + config.block_size(group))
+    return tokens // unit * unit

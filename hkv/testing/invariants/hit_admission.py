@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.config import FULL_FAMILY, VllmConfig
 from hkv.oracle import oplog
 from hkv.spec import Mamba, SlidingWindow
 from hkv.testing.invariants.invariant import remembering
@@ -30,31 +30,51 @@ class HitAdmission:
 
         It needs a block for each column from the first one that is still read, less the columns of its hit that
         somebody uses already, and one for a hit that ends inside a block. Holds after `allocate` of a waiting request.
-        Exceptions: requests that must fit whole; with Mamba groups only refusals are judged, by a bound that no rule
-        can exceed, and not those of a hit on a state that got its key, or was moved to a copy, in this very step.
+        Exceptions: of requests that must fit whole only grants are judged, by what full attention takes; with Mamba
+        groups only refusals are, by a bound that no rule can exceed, and not those of a hit on a state that got its
+        key, or was moved to a copy, in this very step.
         """
         operation, answer = moment.operation, moment.answer
         if isinstance(operation, oplog.StepOp):
             self._young.clear()
         elif isinstance(operation, oplog.LookupOp) and isinstance(answer, oplog.Hit):
             self._found = answer
-        elif isinstance(operation, oplog.AllocateOp) and not operation.must_fit:
+        elif isinstance(operation, oplog.AllocateOp) and operation.id not in moment.before.rows:
             granted = isinstance(answer, oplog.Allocation) and answer.blocks is not None
-            if operation.id not in moment.before.rows:
-                yield from self._judge(moment, operation, granted)
+            judge = self._judge_gate if operation.must_fit else self._judge
+            yield from judge(moment, operation, granted)
         self._young |= {
             (group, key)
             for block, (group, tokens, key) in moment.after.cached.items()
             if moment.before.cached.get(block) != (group, tokens, key)
         }
 
+    def _judge_gate(self, moment: Moment, operation: oplog.AllocateOp, granted: bool) -> Iterator[str]:
+        """Of what must fit whole, full attention's blocks alone are counted: those do fit."""
+        hit = self._adopted(operation)
+        length = min(len(moment.ledger.requests[operation.id].tokens), self._config.max_model_len)
+        needed = 0
+        for group, row in enumerate(hit):
+            if self._config.topology.groups[group].spec.kind in FULL_FAMILY:
+                used = sum(block != 0 and not _is_free(moment.before, block) for block in row)
+                needed += -(-length // self._config.block_size(group)) - used
+        free = len(moment.before.free) - self._set_aside(moment)
+        if granted and needed > free:
+            yield f"granted with {free} blocks free, where the whole request takes {needed} of full attention alone"
+
+    def _adopted(self, operation: oplog.AllocateOp) -> list[list[int]]:
+        found = self._found
+        return found.blocks if operation.hit and found is not None else [[] for _ in self._config.block_sizes]
+
+    def _set_aside(self, moment: Moment) -> int:
+        """The watermark, while anybody else runs."""
+        others = any(moment.before.rows.get(id) for id in moment.before.rows)
+        return self._config.watermark_blocks if others else 0
+
     def _judge(self, moment: Moment, operation: oplog.AllocateOp, granted: bool) -> Iterator[str]:
         before = moment.before
-        hit = (
-            self._found.blocks if operation.hit and self._found is not None else [[] for _ in self._config.block_sizes]
-        )
-        others = any(before.rows.get(id) for id in before.rows)
-        free = len(before.free) - operation.reserved - (self._config.watermark_blocks if others else 0)
+        hit = self._adopted(operation)
+        free = len(before.free) - operation.reserved - self._set_aside(moment)
         if self._recurrent:
             newest = {before.cached[row[-1]][::2] for row in hit if row and row[-1] in before.cached}
             if not granted and not newest & self._young and free >= self._bound(moment, operation):

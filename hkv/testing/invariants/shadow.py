@@ -28,7 +28,7 @@ class Computation:
     """Tokens of a request that a step computes.
 
     Attributes:
-      id: the request.
+      record: the request.
       start: first token.
       end: token after the last.
       resumed: nothing was computed by this request before, so `start` is where a hit or a load ends.
@@ -36,12 +36,17 @@ class Computation:
       rows: its blocks in each group; it may be freed before the step runs.
     """
 
-    id: str
+    record: RequestRecord
     start: int
     end: int
     resumed: bool
     main: int
     rows: list[list[int]]
+
+    @property
+    def id(self) -> str:
+        """Name of the request."""
+        return self.record.id
 
 
 @remembering("shadow tags", "B-I7", "B-I15", "B-I17")
@@ -92,7 +97,7 @@ class Shadow:
                 if record.computed > start:
                     resumed = operation.id in self._fresh
                     rows = moment.after.rows.get(operation.id, [])
-                    self._pending.append(Computation(operation.id, start, record.computed, resumed, record.main, rows))
+                    self._pending.append(Computation(record, start, record.computed, resumed, record.main, rows))
                     self._fresh.discard(operation.id)
                     self._progress[operation.id] = record.computed
             case oplog.FreeOp():
@@ -144,28 +149,22 @@ class Shadow:
                 self._blocks.pop(block, None)
 
     def _flush(self, moment: Moment, copies: list[tuple[int, int]]) -> Iterator[str]:
-        """Runs what was scheduled, each request's copies first."""
+        """Runs what was scheduled: all copies at once, each of what its source held before, and then the tokens."""
+        held = [(dict(self._blocks.get(source, {})), source, target) for source, target in copies]
+        for content, source, target in held:
+            self._blocks[target] = content
+            if source in self._young:
+                self._young.add(target)
         pending, self._pending = self._pending, []
         for computation in pending:
-            if computation.id not in moment.ledger.requests:
+            if moment.ledger.requests.get(computation.id) is not computation.record:
                 continue
-            held = {block for row in computation.rows for block in row}
-            for copy in [copy for copy in copies if held & set(copy)]:
-                copies.remove(copy)
-                self._copy(*copy)
             problems = list(self._compute(moment, computation))
             # What a request reads that was freed in this very step goes nowhere; its blocks may be poison by now.
             yield from problems if computation.id in moment.before.rows else ()
-        for copy in copies:
-            self._copy(*copy)
-
-    def _copy(self, source: int, target: int) -> None:
-        self._blocks[target] = dict(self._blocks.get(source, {}))
-        if source in self._young:
-            self._young.add(target)
 
     def _compute(self, moment: Moment, work: Computation) -> Iterator[str]:
-        record = moment.ledger.requests[work.id]
+        record = work.record
         end = min(work.end, len(record.tokens))
         names = self._named(record, end)
         for group, row in enumerate(work.rows):

@@ -6,6 +6,7 @@ import dataclasses
 from types import MappingProxyType
 
 from hkv.testing.mutants import (
+    admission,
     events,
     eviction,
     hashing,
@@ -34,6 +35,7 @@ SECTIONS = MappingProxyType(
         "recurrent-state": recurrent_state.MUTANTS,
         "hashing": hashing.MUTANTS,
         "partial-blocks": partial_blocks.MUTANTS,
+        "admission": admission.MUTANTS,
         "preemption": preemption.MUTANTS,
         "speculation": speculation.MUTANTS,
         "events": events.MUTANTS,

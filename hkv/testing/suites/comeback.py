@@ -88,6 +88,8 @@ class Turns:
             self._kept = id
         else:
             perform(oplog.FreeOp(id=id))
+            if choices.chance(10):
+                perform(oplog.ResetOp())
 
     def _external(self, hit: int, length: int) -> int:
         unit = self._header.scheduler_block_size

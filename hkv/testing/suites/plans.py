@@ -219,6 +219,28 @@ def fits(case: Planned) -> Iterator[str]:
             yield f"{plan.max_model_len} tokens are the longest that fit, and one more fits"
 
 
+@case_check("start-up", "B-I4", "B-I23")
+def start_up(case: Planned) -> Iterator[str]:
+    """Memory for the longest request alone is refused, as the null block takes a block; one block more is accepted.
+
+    Exception: a number of blocks that is given, or a length that may be lowered.
+    """
+    plan, layers = case.plan, case.layers
+    if plan is None or not plan.groups or layers.options.auto_fit or layers.options.num_blocks is not None:
+        return
+    needed = [request_blocks(worker.groups, layers.options.limits) for worker in plan.workers]
+    for spare in (0, 1):
+        memory = [(count + spare) * worker.bytes_per_block for count, worker in zip(needed, plan.workers, strict=True)]
+        try:
+            plan_vllm(layers.workers, memory, layers.options)
+        except HKVError:
+            accepted = False
+        else:
+            accepted = True
+        if accepted != bool(spare):
+            yield f"{memory} bytes were {'accepted' if accepted else 'refused'} for {needed} blocks and the null block"
+
+
 @case_check("some length fits", "B-I23")
 def some_length(case: Planned) -> Iterator[str]:
     """Where the length may be lowered and a request of one token fits, a plan is made."""
@@ -395,6 +417,7 @@ SUITE = CaseSuite(
         unified,
         budget,
         fits,
+        start_up,
         some_length,
         reservation,
         states_reserved,

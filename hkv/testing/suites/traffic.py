@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from hkv.oracle.oplog import Answer, Header, Operation
 from hkv.testing.choices import RandomChoices
 from hkv.testing.headers import FEATURES, draw_header
@@ -18,9 +20,12 @@ STEPS = 10
 def begin(choices: RandomChoices, topic: str) -> tuple[Header, Callable[[Callable[[Operation], Answer]], None]]:
     """Random lock-step traffic over a small pool, prefixes that come back, lengths around every modulus."""
     header = draw_header(choices, topic, version=2)
+    if choices.chance(50):
+        # Whoever names no defect is held to the contract, also where vLLM 0.33 fails.
+        header = msgspec.structs.replace(header, bugs=[])
 
     def play(perform: Callable[[Operation], Answer]) -> None:
-        drive(header, choices, perform, STEPS)
+        drive(header, choices, perform, STEPS, careful=bool(header.bugs))
 
     return header, play
 
