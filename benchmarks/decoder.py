@@ -51,7 +51,7 @@ def main(rows: int, prompt: int, steps: int, heads: int, json_path: str | None) 
     outside, managing, second = on_host(model, prompts, steps, blocks)
     if not np.array_equal(first, second):
         raise click.ClickException("the two say different tokens: the figures do not compare")
-    seconds = {"cache in jit": inside, "cache on the host": outside, "  of which outside the device": managing}
+    seconds = {"cache in jit": inside, "cache on the host": outside, "  of which the manager": managing}
     report(seconds, rows)
     if json_path:
         from hkv.oracle.atomic import write_atomically

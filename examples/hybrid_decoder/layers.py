@@ -32,6 +32,13 @@ class Store(Protocol):
         """Takes the parts of the new tokens [R, T, ...]; gives those of positions 0 to S - 1 of each row."""
         ...
 
+    def by_kernel(self, layer: int, query: jax.Array, readers: jax.Array) -> jax.Array | None:
+        """Attention of queries [R, T, heads, k] at int32[R, T] to all tokens up to theirs; None if that takes `attend`.
+
+        Returns sums of whole cells, key and value or latent, [R, T, heads, cell].
+        """
+        ...
+
     def recurrence(self, layer: int) -> State:
         """The state before each row's first new token."""
         ...
@@ -96,6 +103,11 @@ def allowed(model: Model, kind: str, query: jax.Array, key: jax.Array) -> jax.Ar
     return read
 
 
+def scale_of(size: int) -> float:
+    """What scores of keys of `size` elements are multiplied by: a power of two, which rounds nothing."""
+    return 2.0 ** -round(np.log2(size) / 2)
+
+
 def attend(model: Model, query: jax.Array, key: jax.Array, value: jax.Array, read: jax.Array) -> jax.Array:
     """Grouped-query attention. Keys and values that no query reads may be anything, NaN too.
 
@@ -111,8 +123,7 @@ def attend(model: Model, query: jax.Array, key: jax.Array, value: jax.Array, rea
     """
     rows, new, heads, size = query.shape
     query = query.reshape(rows, new, key.shape[2], -1, size)
-    scale = 2.0 ** -round(np.log2(size) / 2)
-    scores = contract(model.exact, "rtkgd,rskd->rtkgs", query, key) * scale
+    scores = contract(model.exact, "rtkgd,rskd->rtkgs", query, key) * scale_of(size)
     read = read[:, :, None, None, :]
     scores = jnp.where(read, scores, -jnp.inf)
     scores = jnp.exp(scores - jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), -1e30))
@@ -131,8 +142,12 @@ def attention(
         dense(model, x, layer[name]).reshape(*x.shape[:2], -1, model.head) for name in ("query", "key", "value")
     )
     kept = store.attention(index, {"key": rotate(model, key, turn), "value": value})
-    read = allowed(model, model.layers[index], readers, jnp.arange(kept["key"].shape[1]))
-    return attend(model, rotate(model, query, turn), kept["key"], kept["value"], read).reshape(*x.shape)
+    query = rotate(model, query, turn)
+    found = store.by_kernel(index, query, readers)
+    if found is None:
+        read = allowed(model, model.layers[index], readers, jnp.arange(kept["key"].shape[1]))
+        found = attend(model, query, kept["key"], kept["value"], read)
+    return found[..., -model.head :].reshape(*x.shape)
 
 
 def latent_attention(
@@ -148,9 +163,11 @@ def latent_attention(
     cell = dense(model, x, layer["latent"])[:, :, None]
     cell = jnp.concatenate([normal(model, cell[..., :rank]), rotate(model, cell[..., rank:], turn)], axis=-1)
     kept = store.attention(index, {"latent": cell})["latent"]
-    read = allowed(model, "mla", readers, jnp.arange(kept.shape[1]))
-    found = attend(model, query, kept, kept[..., :rank], read)
-    return contract(model.exact, "rthl,hld->rthd", found, layer["value"]).reshape(*x.shape)
+    found = store.by_kernel(index, query, readers)
+    if found is None:
+        read = allowed(model, "mla", readers, jnp.arange(kept.shape[1]))
+        found = attend(model, query, kept, kept[..., :rank], read)
+    return contract(model.exact, "rthl,hld->rthd", found[..., :rank], layer["value"]).reshape(*x.shape)
 
 
 # Recurrence.

@@ -81,6 +81,7 @@ class Plan:
       chunk: most tokens of a row in a turn of prefill.
       drafts: most drafts of a row in a turn of decode.
       room: of `hkv.step.step`.
+      kernels: whether attention may be a GPU's kernel.
     """
 
     model: Model
@@ -88,6 +89,7 @@ class Plan:
     chunk: int
     drafts: int
     room: int
+    kernels: bool
 
     @property
     def by_kind(self) -> Layouts:
@@ -151,7 +153,7 @@ def turn(plan: Plan, decoding: bool, parameters: Parameters, weights: list[Weigh
         wrong = audit.wrong_reads(model, tags, names, where)
     settled = not (decoding and plan.drafts)
     tokens = _from(history, asked.start, width)
-    logits, pool, states = forward(model, layouts, weights, pool, tokens, where, settled)
+    logits, pool, states = forward(model, layouts, weights, pool, tokens, where, settled, plan.kernels)
 
     end = computed + jnp.where(served, asked.counts, 0)
     rows, accepted = _choose(plan, carry.rows, logits, asked, where, end, served)

@@ -9,10 +9,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from examples.hybrid_decoder.layers import Parts, State, logits_of
+from examples.hybrid_decoder.kernel_attention import attend_by_kernel, readable
+from examples.hybrid_decoder.layers import Parts, State, logits_of, scale_of
 from examples.hybrid_decoder.model import DELTA, Model, Weights
 from hkv.layout import Layout
 from hkv.paged.operations import gather, write
+
+WHOLE = ("full", "mla")
+"""Kinds whose queries read every token before them."""
 
 Layouts = Mapping[str, Layout]
 """How each kind's pages lie."""
@@ -41,7 +45,8 @@ class Addresses(NamedTuple):
 class Pages:
     """The pool as a `Store` while a forward pass is traced; `pool` uint32[words] is what it has become so far.
 
-    With `settled`, states are written as soon as they are known; else they wait in `states`.
+    With `settled`, states are written as soon as they are known; else they wait in `states`. With `kernels`, attention
+    to whole rows is JAX's paged-attention kernel where it can be.
     """
 
     model: Model
@@ -49,6 +54,7 @@ class Pages:
     pool: jax.Array
     addresses: Addresses
     settled: bool
+    kernels: bool
     states: dict[int, State] = dataclasses.field(default_factory=dict)
 
     def attention(self, layer: int, new: Parts) -> Parts:
@@ -61,6 +67,16 @@ class Pages:
         tables = where.tables[:, group]
         found, _ = gather(self.pool, self.layouts[kind], at, tables.reshape(-1))
         return {name: array.reshape(tables.shape[0], -1, *array.shape[1:]) for name, array in found.items()}
+
+    def by_kernel(self, layer: int, query: jax.Array, readers: jax.Array) -> jax.Array | None:
+        """By JAX's kernel: one query a row, of kinds that read the whole row, from pages that it can read."""
+        kind, at = self._of(layer)
+        layout, alone = self.layouts[kind], query.shape[1] == 1
+        if not (self.kernels and alone and kind in WHOLE and readable(layout)):
+            return None
+        table = self.addresses.tables[:, self.model.group(kind)]
+        scaled = query[:, 0] * scale_of(query.shape[-1])
+        return attend_by_kernel(layout, self.pool, at, scaled, table, readers[:, 0] + 1)[:, None]
 
     def recurrence(self, layer: int) -> State:
         """The state in the block that holds the token before the first new one; zeros before token 0."""
@@ -93,6 +109,7 @@ def forward(
     tokens: jax.Array,
     addresses: Addresses,
     settled: bool,
+    kernels: bool = False,
 ) -> tuple[jax.Array, jax.Array, dict[int, State]]:
     """Computes new tokens int32[R, T].
 
@@ -103,12 +120,13 @@ def forward(
       pool: uint32[words].
       tokens: int32[R, T].
       addresses: where they go.
-      settled: static; whether all tokens stay. Else recurrent states are answered, and `write_states` is due.
+      settled: static; whether all tokens stay. If not, recurrent states are answered, and `write_states` is due.
+      kernels: static; whether the pool may be read by a GPU's kernels. They may read NaN where nothing was written.
 
     Returns:
       Logits [R, T, vocabulary], the pool, and for each recurrent layer its states after 0 to T tokens.
     """
-    store = Pages(model, layouts, pool, addresses, settled)
+    store = Pages(model, layouts, pool, addresses, settled, kernels)
     positions = jnp.minimum(addresses.start[:, None] + jnp.arange(tokens.shape[1]), model.longest - 1)
     logits = logits_of(model, weights, tokens, positions, addresses.counts, store)
     return logits, store.pool, store.states

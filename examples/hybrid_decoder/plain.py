@@ -22,6 +22,9 @@ class NoStore:
         """The new tokens are all there are."""
         return new
 
+    def by_kernel(self, layer: int, query: jax.Array, readers: jax.Array) -> None:
+        """There are no pages."""
+
     def recurrence(self, layer: int) -> State:
         """Zeros."""
         model = self._model

@@ -95,6 +95,7 @@ class Decoder:
             chunk=chunk,
             drafts=drafts,
             room=2 * serving.room_for(self.config, rows=rows, tokens=tokens, lookahead=drafts),
+            kernels=jax.default_backend() == "gpu" and not audited and not model.exact,
         )
         self.weights = weights_of(model, seed)
         parameters, state = serving.init(self.config, rows=rows, row=width)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.hybrid_decoder import loop
 from examples.hybrid_decoder.loop import COUNTS
 from examples.hybrid_decoder.model import KINDS, Model
 from examples.hybrid_decoder.plain import without_cache
@@ -193,6 +194,22 @@ def test_everything_carried_is_changed_in_place(plain_program):
     carried = sum(leaf.nbytes for leaf in jax.tree.leaves(plain_program.carry))
     assert memory.alias_size_in_bytes > 0.99 * carried
     assert memory.output_size_in_bytes <= memory.alias_size_in_bytes + 4096
+
+
+def test_memory_does_not_grow_with_the_steps_of_a_loop():
+    decoder = Decoder(dataclasses.replace(SMALL, exact=False, layers=("window",)), 2, 73, chunk=1)
+
+    def memory(steps: int):
+        def run(parameters, weights, carry):
+            body = lambda carry, _: (loop.turn(decoder.plan, True, parameters, weights, carry), None)  # noqa: E731
+            return jax.lax.scan(body, carry, length=steps)[0]
+
+        arguments = (decoder.parameters, decoder.weights, decoder.carry)
+        return jax.jit(run, donate_argnums=2).lower(*arguments).compile().memory_analysis()
+
+    few, many = memory(8), memory(32)
+    assert few.temp_size_in_bytes == many.temp_size_in_bytes
+    assert few.output_size_in_bytes == many.output_size_in_bytes
 
 
 def test_a_request_that_never_fits_is_refused(plain_program):
