@@ -30,14 +30,18 @@ def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> 
       key: the key.
       group: the group.
     """
-    work, (flags, block) = peek(
+    work, (flags, block, *seen) = peek(
         present,
-        lambda w: (w.read("items", w.item(key, Item.FLAGS)), w.read("items", w.cached(key, group))),
+        lambda w: (
+            w.read("items", w.item(key, Item.FLAGS)),
+            w.read("items", w.cached(key, group)),
+            *recency.look(w, key),
+        ),
         work,
         ("items",),
-        (0, 0),
+        (0,) * 5,
     )
-    return recency.touch(work, flags != 0, key), block
+    return recency.use(work, flags != 0, flags != 0, key, seen), block
 
 
 def fill(
@@ -56,10 +60,19 @@ def fill(
     Returns:
       The workspace, and whether it was put.
     """
-    work, (old,) = peek(present, lambda w: (w.read("items", w.cached(key, group)),), work, ("items",), (1,))
+    work, (old, references) = peek(
+        present,
+        lambda w: (
+            w.read("items", w.cached(key, group)),
+            w.read("references", w.reference(pool, block, Role.CACHE)),
+        ),
+        work,
+        ("items", "references"),
+        (1, 0),
+    )
     filled = jnp.asarray(present) & (old == 0)
     work = work.write_if(filled, "items", block, work.cached(key, group))
-    return role_counts.reference(work, filled, pool, block, jnp.int32(Role.CACHE)), filled
+    return work.write_if(filled, "references", references + 1, work.reference(pool, block, Role.CACHE)), filled
 
 
 def remove(

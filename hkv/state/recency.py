@@ -1,6 +1,13 @@
-"""Keys in order of use: a ring of links through the keys' own rows, the least recently used first."""
+"""Keys in order of use: a ring of links through the keys' own rows, the least recently used first.
+
+What `look` reads within a `hkv.state.loops.peek`, `use` is handed to write.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
 
 from hkv.state.loops import Scalar, peek
 from hkv.state.pooled import Item
@@ -10,20 +17,32 @@ WRITES = ("items",)
 """What these functions write."""
 
 
-def append(work: PooledWorkspace, present: Scalar, key: Scalar) -> PooledWorkspace:
-    """Makes a key that is not in the ring the most recently used, if `present`.
+def look(work: PooledWorkspace, key: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+    """The neighbours of a key, the one used after it first, and the key used last; reads `items`."""
+    places = work.item(key, Item.NEXT), work.item(key, Item.PREVIOUS), work.item(work.ring, Item.PREVIOUS)
+    after, before, last = (work.read("items", place) for place in places)
+    return after, before, last
+
+
+def use(work: PooledWorkspace, present: Scalar, known: Scalar, key: Scalar, seen: Sequence[Scalar]) -> PooledWorkspace:
+    """Makes a key the most recently used, if `present`.
 
     Args:
       work: needs `items` to write.
       present: whether to do it.
+      known: whether the key is in the ring; it is put in where not.
       key: the key.
+      seen: what `look` returned.
     """
-    ring = work.ring
-    work, (last,) = peek(present, lambda w: (w.read("items", w.item(ring, Item.PREVIOUS)),), work, ("items",), (0,))
+    after, before, last = seen
+    known = jnp.asarray(present) & known
+    last = jnp.where(known & (last == key), before, last)
+    work = work.write_if(known, "items", after, work.item(before, Item.NEXT))
+    work = work.write_if(known, "items", before, work.item(after, Item.PREVIOUS))
     work = work.write_if(present, "items", key, work.item(last, Item.NEXT))
     work = work.write_if(present, "items", last, work.item(key, Item.PREVIOUS))
-    work = work.write_if(present, "items", ring, work.item(key, Item.NEXT))
-    return work.write_if(present, "items", key, work.item(ring, Item.PREVIOUS))
+    work = work.write_if(present, "items", work.ring, work.item(key, Item.NEXT))
+    return work.write_if(present, "items", key, work.item(work.ring, Item.PREVIOUS))
 
 
 def unlink(work: PooledWorkspace, present: Scalar, key: Scalar) -> PooledWorkspace:
@@ -43,8 +62,3 @@ def unlink(work: PooledWorkspace, present: Scalar, key: Scalar) -> PooledWorkspa
     )
     work = work.write_if(present, "items", after, work.item(before, Item.NEXT))
     return work.write_if(present, "items", before, work.item(after, Item.PREVIOUS))
-
-
-def touch(work: PooledWorkspace, present: Scalar, key: Scalar) -> PooledWorkspace:
-    """Makes a key in the ring the most recently used, if `present`."""
-    return append(unlink(work, present, key), present, key)

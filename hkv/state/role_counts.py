@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 
 from hkv.state import id_bitmap
@@ -71,26 +73,35 @@ def release(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar,
       block: its id.
       role: a `Role`.
     """
-    work, (free, held, request, connector, cache, *words) = peek(
-        present,
-        lambda w: [
-            *_counts(w, pool),
-            *(w.read("references", w.reference(pool, block, each)) for each in Role),
-            *id_bitmap.path(w, pool, block),
-        ],
-        work,
-        WRITES,
-        (0,) * (5 + len(work.sizes.buckets.levels)),
-    )
+    work, seen = peek(present, lambda w: look(w, pool, block), work, WRITES, (0,) * looked(work))
+    return let_go(work, present, pool, block, role, seen)
+
+
+def looked(work: PooledWorkspace) -> int:
+    """How many scalars `look` returns."""
+    return 5 + len(work.sizes.buckets.levels)
+
+
+def look(work: PooledWorkspace, pool: Scalar, block: Scalar) -> list[Scalar]:
+    """What `let_go` wants to know of a block; reads `WRITES` within a `hkv.state.loops.peek`."""
+    counts = [work.read("references", work.reference(pool, block, each)) for each in Role]
+    return [*_counts(work, pool), *counts, *id_bitmap.path(work, pool, block)]
+
+
+def let_go(
+    work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Scalar, seen: Sequence[Scalar]
+) -> PooledWorkspace:
+    """`release`, handed what `look` returned."""
+    free, held, request, connector, cache, *words = seen
     left = [count - (role == int(each)) for each, count in zip(Role, (request, connector, cache), strict=True)]
     own = jnp.where(role == int(Role.REQUEST), left[0], jnp.where(role == int(Role.CONNECTOR), left[1], left[2]))
     work = work.write_if(present, "references", own, work.reference(pool, block, role))
     users = left[Role.REQUEST] + left[Role.CONNECTOR]
-    let_go = jnp.asarray(present) & (role != int(Role.CACHE)) & (users == 0)
+    unused = jnp.asarray(present) & (role != int(Role.CACHE)) & (users == 0)
     nobody = jnp.asarray(present) & (users + left[Role.CACHE] == 0)
     work = id_bitmap.put(work, nobody, pool, block, words)
     work = work.write_if(nobody, "counters", free + 1, work.pool_counter(pool, PoolCounter.FREE))
-    return work.write_if(let_go, "counters", held - 1, work.pool_counter(pool, PoolCounter.HELD))
+    return work.write_if(unused, "counters", held - 1, work.pool_counter(pool, PoolCounter.HELD))
 
 
 def _counts(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:

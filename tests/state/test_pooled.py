@@ -68,7 +68,8 @@ def program() -> Any:
                 return v.write("results", block, place)
 
             def fill(v):
-                v = recency.append(v, v.read("items", v.item(a, Item.FLAGS)) == 0, a)
+                new = v.read("items", v.item(a, Item.FLAGS)) == 0
+                v = recency.use(v, new, jnp.bool_(False), a, recency.look(v, a))
                 v = v.write("items", item_table.PRESENT, v.item(a, Item.FLAGS))
                 v, filled = item_table.fill(v, code == FILL, a, b, b, c)
                 return v.write("results", filled, place)

@@ -68,8 +68,8 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
     sharded = ranks > 1
     passes = jnp.where(sharded, groups, 1)
 
-    def one(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        (place,) = local
+    def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+        place = local[0]
         sequence, group = divide(place, passes), remainder(place, passes)
         canonical = view.flag(group, GroupField.CANONICAL) & sharded
         stride = jnp.where(canonical, ranks, 1)
@@ -84,8 +84,8 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
         count = divide(batch.keys, stride)
         count = jnp.where(sharded, jnp.minimum(count, jnp.minimum(whole, length)), count)
 
-        def enter(v: PooledWorkspace, at: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-            (step,) = at
+        def enter(v: PooledWorkspace, at: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+            step, changes = at
             position = jnp.where(single, step, count - 1 - step)
             chain = v.chain(batch.slot, sequence)
             before = (position > 0) & ~single
@@ -112,30 +112,41 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
                 parent=jnp.where(before, parent + 1, 0),
                 resident=batch.resident,
             )
-            return put(v, view, entry), (step + 1,)
+            v, changed = put(v, view, entry)
+            return v, (step + 1, changes + changed)
 
-        w, _ = loop(lambda c: c[0] < count, enter, w, (0,), writes=WRITES)
-        return w, (place + 1,)
+        w, (_, changes) = loop(lambda c: c[0] < count, enter, w, (0, local[1]), writes=WRITES)
+        return w, (place + 1, changes)
 
     sequences = jnp.where(single, jnp.minimum(batch.sequences, 1), batch.sequences)
     end = sequences * passes
-    return loop(lambda c: c[0] < end, one, work, (0,), writes=WRITES)[0]
+    work, (_, changes) = loop(lambda c: c[0] < end, one, work, (0, 0), writes=WRITES)
+    work, (version,) = peek(
+        changes > 0, lambda w: (w.read("counters", w.counter(Counter.VERSION)),), work, ("counters",), (0,)
+    )
+    return work.write_if(changes > 0, "counters", version + changes, work.counter(Counter.VERSION))
 
 
-def put(work: PooledWorkspace, view: View, entry: Entry) -> PooledWorkspace:
+def put(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledWorkspace, Scalar]:
     """Enters one key, if any of its groups has a block there (RTP-LLM `SharedBlockCache::put`).
 
     A slot that is filled keeps its block. Residence stays once it is there, and a dependency among virtual blocks is
     not replaced by one of another namespace.
+
+    Returns:
+      The workspace, and whether this makes a new version of the cache.
     """
     work, there = _any_block(work, view, entry)
     fields = (Item.FLAGS, Item.ORDINAL, Item.PARENT)
-    work, (flags, ordinal, parent) = peek(
-        there, lambda w: [w.read("items", w.item(entry.key, field)) for field in fields], work, ("items",), (0, 0, 0)
+    work, (flags, ordinal, parent, *seen) = peek(
+        there,
+        lambda w: [*(w.read("items", w.item(entry.key, field)) for field in fields), *recency.look(w, entry.key)],
+        work,
+        ("items",),
+        (0,) * 6,
     )
     known, namespace = there & (flags != 0), flags // item_table.NAMESPACE
-    work = recency.unlink(work, known, entry.key)
-    work = recency.append(work, there, entry.key)
+    work = recency.use(work, there, known, entry.key, seen)
     work, filled = _fill(work, view, entry, there)
     resident = entry.resident | ((flags & item_table.RESIDENT) != 0)
     kept = known & (namespace == GPU_CP_CANONICAL) & (entry.namespace != GPU_CP_CANONICAL)
@@ -146,10 +157,7 @@ def put(work: PooledWorkspace, view: View, entry: Entry) -> PooledWorkspace:
     work = work.write_if(there, "items", word, work.item(entry.key, Item.FLAGS))
     work = work.write_if(there & ~kept, "items", entry.ordinal, work.item(entry.key, Item.ORDINAL))
     work = work.write_if(there & ~kept, "items", entry.parent, work.item(entry.key, Item.PARENT))
-    work, (version,) = peek(
-        there, lambda w: (w.read("counters", w.counter(Counter.VERSION)),), work, ("counters",), (0,)
-    )
-    return work.write_if(there & (changed | resident), "counters", version + 1, work.counter(Counter.VERSION))
+    return work, there & (changed | resident)
 
 
 def _block(work: PooledWorkspace, view: View, entry: Entry, group: Scalar) -> Scalar:

@@ -186,17 +186,17 @@ def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode
 
         def give(v: PooledWorkspace, at: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
             (position,) = at
-            v, (block, noted) = peek(
-                position >= 0,
-                lambda u: (u.read("rows", row + position), u.read("rows", notes + position)),
-                v,
-                ("rows",),
-                (0, 0),
-            )
+
+            def look(u: PooledWorkspace) -> list[Scalar]:
+                block = u.read("rows", row + position)
+                return [block, u.read("rows", notes + position), *role_counts.look(u, shape.pool, block)]
+
+            names, nothing = ("rows", *role_counts.WRITES), (0,) * (2 + role_counts.looked(v))
+            v, (block, noted, *seen) = peek(position >= 0, look, v, names, nothing)
             brought = (position >= start) | (noted != 0)
             goes = clear | (undo & brought) | (clean & ~on_grid(shape, position, growth.reuse))
             goes = goes & (block != 0)
-            v = role_counts.release(v, goes, shape.pool, block, jnp.int32(Role.REQUEST))
+            v = role_counts.let_go(v, goes, shape.pool, block, jnp.int32(Role.REQUEST), seen)
             return v.write_if(goes, "rows", 0, row + position), (position + 1,)
 
         first = jnp.where(undo & ~shape.linear, start, 0)
