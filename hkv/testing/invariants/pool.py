@@ -32,7 +32,7 @@ def conservation(moment: Moment) -> Iterator[str]:
         yield f"blocks {sorted(missing)} are neither free nor referenced"
 
 
-@invariant("references", "B-I2")
+@invariant("references", "B-I2", "B-I38")
 def references(moment: Moment) -> Iterator[str]:
     """A block has one reference for each place in a row, and one for each end of a pending copy.
 

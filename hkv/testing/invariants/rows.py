@@ -10,7 +10,7 @@ from hkv.testing.invariants.invariant import invariant
 from hkv.testing.invariants.moment import Moment
 
 
-@invariant("retirement", "B-I14", after=(AllocateOp,))
+@invariant("retirement", "B-I14", "B-I38", after=(AllocateOp,))
 def retirement(moment: Moment) -> Iterator[str]:
     """A block has left the row if and only if no token still to be processed can read it.
 

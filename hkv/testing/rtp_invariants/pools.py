@@ -28,7 +28,7 @@ def conservation(moment: RtpMoment) -> Iterator[str]:
             yield f"{sorted(held & set(pool.free))} both free and held"
 
 
-@rtp_invariant("rtp references", "B-I2", "B-I32")
+@rtp_invariant("rtp references", "B-I2", "B-I32", "B-I38")
 def references(moment: RtpMoment) -> Iterator[str]:
     """Every reference is somebody's: a list's, a connector's, the cache's; and the other way round.
 

@@ -48,6 +48,11 @@ class CaseCheck(Generic[Case]):
     promises: tuple[str, ...]
     check: Callable[[Case], Iterator[str]]
 
+    @property
+    def promise(self) -> str:
+        """What it promises, in one sentence."""
+        return " ".join((self.check.__doc__ or "").strip().partition("\n\n")[0].split())
+
 
 def case_check(name: str, *promises: str) -> Callable[[Callable[[Case], Iterator[str]]], CaseCheck[Case]]:
     """Makes a named check of a generator of problems."""

@@ -250,7 +250,7 @@ def _track(pins: Counter[bytes], seen: Seen) -> None:
         del pins[key]
 
 
-@case_check("tier pins", "B-I28")
+@case_check("tier pins", "B-I28", "B-I38")
 def pins(case: TierCase) -> Iterator[str]:
     """What is pinned stays, as it is, until it is unpinned as often; nothing else can be unpinned."""
     held: Counter[bytes] = Counter()
