@@ -47,6 +47,14 @@ class _Rows(NamedTuple):
     cached: jax.Array
 
 
+class _Queue(NamedTuple):
+    """What may be handed out, int32[] each: free blocks, those the step has room for, and the watermark."""
+
+    free: jax.Array
+    limit: jax.Array
+    watermark: jax.Array
+
+
 class _Spans(NamedTuple):
     """Spans of rows, one a row and group in that order, cut into one lane an entry.
 
@@ -97,8 +105,10 @@ def step(
     need = jnp.where(groups[:, GroupField.KIND] == MAMBA, jnp.minimum(grown - rows.length, 1), grown - rows.length)
     need = jnp.where(taking[:, None], need, 0)
     free = state.counters[StepCounter.TAIL] - state.counters[StepCounter.HEAD]
-    served, left = _serve(taking, need.sum(axis=1), jnp.minimum(free, room))
-    short = need.sum(axis=1) > left + jnp.maximum(free - room, 0)
+    queue = _Queue(free, jnp.minimum(free, room), parameters.cache[CacheField.WATERMARK])
+    total, running = need.sum(axis=1), (rows.live != 0) & (rows.computed > 0)
+    served = _serve(taking, total, running, queue)
+    short, _ = _short(served, total, running, queue)
     refusal = jnp.where(short, int(Status.NO_ROOM), int(Status.STEP_FULL))
     status = jnp.where(taking & ~served, refusal, status)
     state = _take(state, grown, jnp.where(served[:, None], need, 0), room)
@@ -324,27 +334,40 @@ def _give_back(
     return state, first + counts, jnp.sum(due - counts)
 
 
-def _serve(taking: jax.Array, need: jax.Array, limit: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which rows are served, bool[R], in order, out of `limit` blocks, and what was left when each row's turn came.
+def _short(served: jax.Array, need: jax.Array, running: jax.Array, queue: _Queue) -> tuple[jax.Array, jax.Array]:
+    """Which rows find too few free blocks at their turn, bool[R], and which find those or the room short."""
+    before = jnp.cumsum(jnp.where(served, need, 0)) - jnp.where(served, need, 0)
+    others = jnp.any(running) | (jnp.cumsum(served) - served > 0)
+    return _exceeds(need, before, others & ~running, queue)
+
+
+def _exceeds(need: jax.Array, before: jax.Array, kept: jax.Array, queue: _Queue) -> tuple[jax.Array, jax.Array]:
+    """What `_short` answers, if `before` blocks are gone and rows of `kept` have to leave the watermark's."""
+    short = need + before + jnp.where(kept, queue.watermark, 0) > queue.free
+    return short, short | (need + before > queue.limit)
+
+
+def _serve(taking: jax.Array, need: jax.Array, running: jax.Array, queue: _Queue) -> jax.Array:
+    """Which rows are served, bool[R], in order.
 
     Everyone is served unless blocks run short. Then with the first row that is refused go all later ones that need more
-    than is left; there are at most as many rounds as different needs.
+    than is left; there are at most as many rounds as different needs. A row that runs already may take the watermark's
+    blocks too, and so may any if no other row runs (vLLM 0.33 `KVCacheManager.allocate_slots`).
     """
     index = jnp.arange(taking.shape[0])
 
-    def remaining(served: jax.Array) -> jax.Array:
-        given = jnp.where(served, need, 0)
-        return limit - (jnp.cumsum(given) - given)
-
     def refused(served: jax.Array) -> jax.Array:
-        return served & (need > remaining(served))
+        return served & _short(served, need, running, queue)[1]
 
     def refuse(served: jax.Array) -> jax.Array:
         place = jnp.argmax(refused(served))
-        return served & ~((index >= place) & (need > remaining(served)[place]))
+        earlier = served & (index < place)
+        before = jnp.sum(jnp.where(earlier, need, 0))
+        others = jnp.any(running) | jnp.any(earlier)
+        _, beyond = _exceeds(need, before, others & ~running, queue)
+        return served & ~((index >= place) & beyond)
 
-    served = lax.while_loop(lambda served: jnp.any(refused(served)), refuse, taking)
-    return served, remaining(served)
+    return lax.while_loop(lambda served: jnp.any(refused(served)), refuse, taking)
 
 
 def _take(state: StepState, length: jax.Array, need: jax.Array, room: int) -> StepState:

@@ -196,8 +196,6 @@ def require_expressible(config: VllmConfig) -> None:
         raise ConfigError("retention_interval", config.retention_interval, "None: a step does not know prompts' ends")
     if config.hash_lookahead:
         raise ConfigError("hash_lookahead", config.hash_lookahead, "0: a step hashes the tokens of whole blocks alone")
-    if config.watermark_blocks:
-        raise ConfigError("watermark", config.watermark, "0: admission looks at it, a step does not")
     for group, spec in enumerate(config.topology.specs):
         coarse = config.block_size(group) != config.hash_block_size
         if config.caching and coarse and spec.kind in ("full_attention", "mla"):

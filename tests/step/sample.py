@@ -51,6 +51,7 @@ def configs(draw, least_blocks: int = 4) -> VllmConfig:
         scheduler_block_size=math.lcm(*(spec.block_size for spec in specs)),
         caching=caching,
         eagle=eagle,
+        watermark=draw(st.sampled_from((0.0, 0.0, 0.1, 0.4))),
         max_model_len=48,
     )
 

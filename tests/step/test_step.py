@@ -192,6 +192,19 @@ def test_rows_are_served_in_order_and_a_small_one_after_a_large_one():
     assert pair.step([[], [], [1], [1, 1], []]) == [OK, OK, NO_ROOM, NO_ROOM, OK]
 
 
+def test_the_watermark_holds_for_rows_that_begin_while_others_run():
+    pair = Pair(build("full:2", num_blocks=11, watermark=0.5))
+    for row in range(4):
+        pair.start(row)
+    assert pair.step([[], [1] * 6, [2] * 6, [3] * 2, []]) == [OK, OK, NO_ROOM, OK, OK]
+    assert pair.step([[1] * 4, [1] * 6, [], [], []]) == [NO_ROOM, OK, OK, OK, OK]
+    pair = Pair(build("full:2", num_blocks=11, watermark=0.5))
+    pair.start(0)
+    assert pair.step([[1] * 6, [], [], [], []])[0] == OK, "nobody else runs"
+    assert pair.step([[1] * 6, [], [], [], []])[0] == OK
+    assert pair.step([[1] * 6, [], [], [], []])[0] == OK
+
+
 def test_a_refused_row_has_retired_all_the_same():
     pair = Pair(build("swa:2:3", num_blocks=6))
     pair.start(0)
@@ -280,7 +293,6 @@ def test_other_roots_share_nothing():
     ("groups", "fields", "name"),
     [
         ("full:4,swa:2:4", {}, "groups[0].block_size"),
-        ("full:2", {"watermark": 0.5}, "watermark"),
         ("full:2", {"context_parallel": 2}, "context_parallel"),
         ("full:2", {"retention_interval": 0}, "retention_interval"),
         ("full:2", {"hash_lookahead": 1}, "hash_lookahead"),
