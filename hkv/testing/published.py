@@ -105,8 +105,8 @@ HEAD = (
     "What always holds in a hybrid KV cache, whichever engine it is in, and the check that says so. Each row of the",
     "first table names what published bugs broke; the second says what each check promises. Those of a log are asked",
     "after every operation of any engine that speaks it (`hkv.testing.invariants.Watch`,",
-    "`hkv.testing.rtp_invariants.RtpWatch`), those of a suite of random cases of this code. Docstrings of the checks say",
-    "more, and name the exceptions by example; [mutants.md](mutants.md) shows which bug each of them catches.",
+    "`hkv.testing.rtp_invariants.RtpWatch`), those of a suite of random cases of this code. Docstrings of the checks",
+    "say more, and name the exceptions by example; [mutants.md](mutants.md) shows which bug each of them catches.",
     "",
     "This page is written by `python -m hkv.testing.published docs/invariants.md`.",
 )
