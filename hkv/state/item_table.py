@@ -5,7 +5,7 @@ A block in an item holds a reference of its own, so that it outlives the request
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
@@ -44,8 +44,20 @@ def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> 
     return recency.use(work, flags != 0, flags != 0, key, seen), block
 
 
+def look(work: PooledWorkspace, key: Scalar, group: Scalar, pool: Scalar, block: Scalar) -> tuple[Scalar, Scalar]:
+    """What `fill` wants to know; reads `items` and `references` within a `hkv.state.loops.peek`."""
+    old = work.read("items", work.cached(key, group))
+    return old, work.read("references", work.reference(pool, block, Role.CACHE))
+
+
 def fill(
-    work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar, pool: Scalar, block: Scalar
+    work: PooledWorkspace,
+    present: Scalar,
+    key: Scalar,
+    group: Scalar,
+    pool: Scalar,
+    block: Scalar,
+    seen: Sequence[Scalar],
 ) -> tuple[PooledWorkspace, Scalar]:
     """Puts a block under a key, with a reference, if `present` and the group has none there.
 
@@ -56,20 +68,12 @@ def fill(
       group: the group.
       pool: the group's pool.
       block: a block that somebody holds.
+      seen: what `look` returned.
 
     Returns:
       The workspace, and whether it was put.
     """
-    work, (old, references) = peek(
-        present,
-        lambda w: (
-            w.read("items", w.cached(key, group)),
-            w.read("references", w.reference(pool, block, Role.CACHE)),
-        ),
-        work,
-        ("items", "references"),
-        (1, 0),
-    )
+    old, references = seen
     filled = jnp.asarray(present) & (old == 0)
     work = work.write_if(filled, "items", block, work.cached(key, group))
     return work.write_if(filled, "references", references + 1, work.reference(pool, block, Role.CACHE)), filled

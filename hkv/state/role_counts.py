@@ -26,18 +26,27 @@ def claim(work: PooledWorkspace, present: Scalar, pool: Scalar) -> tuple[PooledW
     Returns:
       The workspace, and the block.
     """
-    nothing = (0,) * (3 + len(work.sizes.buckets.levels))
-    work, (free, held, *found) = peek(
-        present,
-        lambda w: [*_counts(w, pool), *id_bitmap.smallest(w, pool)],
-        work,
-        ("counters", "bitmap"),
-        nothing,
-    )
+    work, found = peek(present, lambda w: look_free(w, pool), work, ("counters", "bitmap"), (0,) * looked_free(work))
+    return claim_found(work, present, pool, found), found[2]
+
+
+def looked_free(work: PooledWorkspace) -> int:
+    """How many scalars `look_free` returns."""
+    return 3 + len(work.sizes.buckets.levels)
+
+
+def look_free(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:
+    """What `claim_found` wants to know of a pool, the smallest free block as the third; reads `counters`, `bitmap`."""
+    return [*_counts(work, pool), *id_bitmap.smallest(work, pool)]
+
+
+def claim_found(work: PooledWorkspace, present: Scalar, pool: Scalar, seen: Sequence[Scalar]) -> PooledWorkspace:
+    """`claim`, handed what `look_free` returned."""
+    free, held, *found = seen
     work = id_bitmap.take(work, present, pool, found)
     work = work.write_if(present, "references", 1, work.reference(pool, found[0], Role.REQUEST))
     work = work.write_if(present, "counters", free - 1, work.pool_counter(pool, PoolCounter.FREE))
-    return work.write_if(present, "counters", held + 1, work.pool_counter(pool, PoolCounter.HELD)), found[0]
+    return work.write_if(present, "counters", held + 1, work.pool_counter(pool, PoolCounter.HELD))
 
 
 def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Scalar) -> PooledWorkspace:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hkv.errors import ConfigError
 from hkv.state import item_table, recency, role_counts
-from hkv.state.loops import loop, read, when
+from hkv.state.loops import loop, peek, read, when
 from hkv.state.pooled import (
     COUNTER_WORDS,
     ITEM_WORDS,
@@ -71,7 +71,10 @@ def program() -> Any:
                 new = v.read("items", v.item(a, Item.FLAGS)) == 0
                 v = recency.use(v, new, jnp.bool_(False), a, recency.look(v, a))
                 v = v.write("items", item_table.PRESENT, v.item(a, Item.FLAGS))
-                v, filled = item_table.fill(v, code == FILL, a, b, b, c)
+                v, seen = peek(
+                    code == FILL, lambda u: item_table.look(u, a, b, b, c), v, ("items", "references"), (1, 0)
+                )
+                v, filled = item_table.fill(v, code == FILL, a, b, b, c, seen)
                 return v.write("results", filled, place)
 
             def remove(v):

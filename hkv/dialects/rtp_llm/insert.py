@@ -184,8 +184,15 @@ def _fill(work: PooledWorkspace, view: View, entry: Entry, enabled: Scalar) -> t
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         group, any_filled = local
-        w, (block,) = peek(group >= 0, lambda v: (_block(v, view, entry, group),), w, ("rows", "requests"), (0,))
-        w, filled = item_table.fill(w, block != 0, entry.key, group, view.pool_of(group), block)
+        pool = view.pool_of(group)
+
+        def look(v: PooledWorkspace) -> list[Scalar]:
+            block = _block(v, view, entry, group)
+            return [block, *item_table.look(v, entry.key, group, pool, block)]
+
+        names = ("rows", "requests", "items", "references")
+        w, (block, *seen) = peek(group >= 0, look, w, names, (0, 1, 0))
+        w, filled = item_table.fill(w, block != 0, entry.key, group, pool, block, seen)
         return w, (group + 1, any_filled | filled)
 
     end = jnp.where(enabled, entry.end, entry.first)

@@ -114,9 +114,16 @@ def _extend_list(
 
     def fill(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
         (position,) = local
-        w, (old,) = peek(position >= 0, lambda v: (v.read("rows", at.row + position),), w, ("rows",), (0,))
+        w, (old, *seen) = peek(
+            position >= 0,
+            lambda v: [v.read("rows", at.row + position), *role_counts.look_free(v, shape.pool)],
+            w,
+            ("rows", "counters", "bitmap"),
+            (0,) * (1 + role_counts.looked_free(w)),
+        )
         new = missing(old, position)
-        w, block = role_counts.claim(w, new, shape.pool)
+        w = role_counts.claim_found(w, new, shape.pool, seen)
+        block = jnp.where(new, seen[2], 0)
         w = w.write_if(new | (position >= start), "rows", block, at.row + position)
         w = w.write_if(position < start, "rows", new, at.notes + position)
         return w, (position + 1,)
