@@ -22,6 +22,7 @@ from hkv.dialects.vllm.admit import MAMBA, OPAQUE
 from hkv.dialects.vllm.parameters import CacheField, GroupField, Parameters
 from hkv.state.status import Status
 from hkv.step_keys import hash_tokens
+from hkv.step_slots import slots_of
 from hkv.step_state import (
     PAD,
     StepBatch,
@@ -122,7 +123,7 @@ def step(
     state, cached, later = _register(parameters, state, rows, computed, served, room)
     rows = rows._replace(computed=computed, cached=cached)
     asked = jnp.where(served, batch.counts + jnp.maximum(batch.lookahead, 0), 0)
-    blocks, offsets = _slots(groups, state.rows, before, asked, batch.tokens.shape[1] + drafts)
+    blocks, offsets = slots_of(groups, state.rows, before, asked, batch.tokens.shape[1] + drafts)
     return _with_fields(state, rows), StepResult(status.astype(jnp.int32), blocks, offsets, jnp.stack([waiting, later]))
 
 
@@ -437,21 +438,6 @@ def _register(
     counters = state.counters.at[StepCounter.REGISTERED].add(order[-1])
     state = replace(state, refs=state.refs.at[place].set(refs | 1, mode="drop"), keys=keys, counters=counters)
     return state, rows.cached + counts, jnp.sum(due - counts)
-
-
-def _slots(
-    groups: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array, width: int
-) -> tuple[jax.Array, jax.Array]:
-    """Block and offset of `count` tokens of each row from position `start` on, int32[R, G, width] each."""
-    token = jnp.arange(width)
-    size = _blocks(groups)[:, None]
-    position = (start[:, None] + token)[:, None, :]
-    mapped = (groups[:, GroupField.KIND] != OPAQUE) & (groups[:, GroupField.BLOCK] > 0)
-    column = position // size
-    inside = (token < count[:, None])[:, None, :] & mapped[:, None] & (column < rows.shape[2])
-    block = jnp.take_along_axis(rows, jnp.where(inside, column, 0), axis=2)
-    good = inside & (block != 0)
-    return jnp.where(good, block, PAD), jnp.where(good, position % size, PAD)
 
 
 __all__ = ["find", "finish", "init", "jitted", "room_for", "start", "step"]

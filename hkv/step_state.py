@@ -126,7 +126,8 @@ class StepResult:
       status: int32[R], `hkv.state.status.Status`. All but OK took nothing; NO_ROOM and STEP_FULL have nevertheless
         given back what the row cannot read any more, as vLLM 0.33 does.
       blocks: int32[R, G, T + drafts], the block in which each token is written, -1 for none.
-      offsets: int32[R, G, T + drafts], its place there, in tokens, -1 for none.
+      offsets: int32[R, G, T + drafts], its place there, in tokens, -1 for none. Under context parallelism a block
+        counts the tokens of all ranks that share it; `hkv.step_slots.on_rank` says which are whose.
       deferred: int32[2], blocks that could not be given back, and blocks that could not be looked at for registration,
         because the step's room was too small; later steps will.
     """
@@ -183,13 +184,10 @@ def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules a whole step does not have.
 
     Raises:
-      ConfigError: context parallelism, sub-block hits, a watermark, sparse retention (a step does not know where
-        prompts end), hashes that look ahead, recurrent groups with speculative or checkpoint states, or a
-        full-attention group whose blocks hold several hash blocks (vLLM 0.33 gives those blocks a second key, at the
-        prompt's end).
+      ConfigError: sub-block hits, sparse retention (a step does not know where prompts end), hashes that look ahead,
+        recurrent groups with speculative or checkpoint states, or a full-attention group whose blocks hold several hash
+        blocks (vLLM 0.33 gives those blocks a second key, at the prompt's end).
     """
-    if config.context_parallel != 1:
-        raise ConfigError("context_parallel", config.context_parallel, "1: a step's slots are one rank's")
     if config.partial_hits:
         raise ConfigError("partial_hits", True, "False: a block has one key in whole steps")
     if config.retention_interval is not None:

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from hkv import step as serving
 from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
+from hkv.spec import FullAttention, SlidingWindow
 from hkv.state.status import Status
+from hkv.step_slots import on_rank, ranks_of
 from hkv.step_state import StepBatch, StepCounter
+from reference.slots import Geometry, slot_mapping
 from reference.step import NO_ROOM, OK, Rows
 from tests.reference.build import config as build
 from tests.step.sample import assert_same, configs, state_of
@@ -205,6 +208,31 @@ def test_the_watermark_holds_for_rows_that_begin_while_others_run():
     assert pair.step([[1] * 6, [], [], [], []])[0] == OK
 
 
+@pytest.mark.parametrize("interleave", [1, 2])
+def test_ranks_share_the_tokens_of_a_group_as_slot_mappings_say(interleave):
+    specs = [FullAttention(block_size=2, cp_sharded=True), SlidingWindow(block_size=4, window=5)]
+    config = build(specs, num_blocks=60, context_parallel=2, hash_block_size=4, scheduler_block_size=4)
+    pair = Pair(config)
+    pair.start(0)
+    pair.start(3)
+    assert pair.step([[1] * 5, [], [], [1] * 2, []]) == [OK] * 5
+    assert pair.step([[1] * 6, [], [], [1] * 5, []], [1, 0, 0, 3, 0]) == [OK] * 5
+    new = batch([[1] * 3, [], [], [1] * 6, []])
+    pair.state, result = serving.jitted(ROOM, L)(pair.parameters, pair.state, new)
+    pair.rows.step([[1] * 3, [], [], [1] * 6, []], [0] * R, [0] * R)
+    tables = pair.rows.manager.rows(pair.rows.names[0]), pair.rows.manager.rows(pair.rows.names[3])
+    for rank in range(2):
+        blocks, offsets = on_rank(result.blocks[:, :2], result.offsets[:, :2], ranks_of(config), rank, interleave)
+        for group, (size, ranks) in enumerate(((2, 2), (4, 1))):
+            geometry = Geometry(size, ranks, rank % ranks, interleave if ranks > 1 else 1)
+            for (row, first, count), table in zip(((0, 11, 3), (3, 7, 6)), tables, strict=True):
+                columns = [table[group]]
+                positions = list(range(first, first + count))
+                wanted, _ = slot_mapping(geometry, columns, [len(columns[0])], 60, [0] * count, positions)
+                got = zip(blocks[row, group, :count].tolist(), offsets[row, group, :count].tolist(), strict=True)
+                assert list(got) == wanted
+
+
 def test_a_refused_row_has_retired_all_the_same():
     pair = Pair(build("swa:2:3", num_blocks=6))
     pair.start(0)
@@ -293,7 +321,6 @@ def test_other_roots_share_nothing():
     ("groups", "fields", "name"),
     [
         ("full:4,swa:2:4", {}, "groups[0].block_size"),
-        ("full:2", {"context_parallel": 2}, "context_parallel"),
         ("full:2", {"retention_interval": 0}, "retention_interval"),
         ("full:2", {"hash_lookahead": 1}, "hash_lookahead"),
         ("full:2,mamba:4", {"hash_block_size": 2, "partial_hits": True}, "partial_hits"),
