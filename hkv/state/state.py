@@ -82,9 +82,9 @@ class Row(enum.IntEnum):
     """1 plus the entry whose block is registered before it is full: it is copied before the request writes on. 0:
     none."""
     GROWN = 7
-    """1 once the request was given blocks of its own: the row's last entries may be scratch then."""
+    """1 once the request was given scratch, the row's last entries; means nothing while the row is empty."""
     EXPORT = 8
-    """Tokens whose state the chunk at hand leaves behind for others; 0: none."""
+    """Tokens whose state the chunk at hand leaves behind for others; 0: none. Means nothing while the row is empty."""
     EXPORT_ENTRY = 9
     """The entry whose block takes that state."""
 

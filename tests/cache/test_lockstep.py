@@ -121,7 +121,7 @@ DEFECTS = [
     (allocate.adopt_hit, "jnp.maximum(skip, found))", "found)"),
     (free_queue.release, "w.tail + (left - 1)", "w.tail + (count - left)"),
     (allocate._copy, "jnp.where(adopted, copy, source)", "source"),
-    (allocate.grow, "spread.moved", "0 * spread.moved"),
+    (allocate._move_scratch, "spread.moved", "0 * spread.moved"),
     (key_table.insert, "w.link(last, part, 0)", "w.link(first, part, 0)"),
     (retention.Kept.stretch, "entry >= begin", "entry > begin"),
 ]  # fmt: skip

@@ -132,7 +132,7 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     skip = jnp.where(have == 0, skipped_blocks(view, group, demand.total), 0)
     recurrent = kind == MAMBA
     split = ends_inside(w, view, group, demand)
-    scratch = view.group(group, GroupField.SCRATCH)
+    scratch, grown = view.group(group, GroupField.SCRATCH), jnp.where(have > 0, grown, 0)
     wanted = ceil_divide(demand.slots, block) + scratch
     target = jnp.where(demand.capped, jnp.minimum(wanted, view.group(group, GroupField.CAP)), wanted)
     estimate = jnp.maximum(target - jnp.maximum(skip, computed + have), 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.admit import MAMBA, OPAQUE, arrives, ends_inside, hit_blocks, skipped_blocks, spread_row
+from hkv.dialects.vllm.admit import MAMBA, OPAQUE, Spread, arrives, ends_inside, hit_blocks, skipped_blocks, spread_row
 from hkv.dialects.vllm.demand import Demand
 from hkv.dialects.vllm.parameters import GroupField, View
 from hkv.state import free_queue, key_table
@@ -40,7 +40,7 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
         w = free_queue.adopt(w, w.row(slot, group) + first, found - first)
         split = ends_inside(w, view, group, demand) & (found > first)
         w = w.set_row(slot, group, Row.LENGTH, length)
-        w = w.set_row(slot, group, Row.FIRST, first)
+        w = w.set_row(slot, group, Row.FIRST, first).set_row(slot, group, Row.GROWN, 0)
         w = w.set_row(slot, group, Row.PARTIAL, jnp.where(split, found, 0))
         return w.set_row(slot, group, Row.CACHED, length - split), (group + 1,)
 
@@ -82,18 +82,19 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
         target = jnp.where(arriving & ~arrives(view, group, demand), 0, target)
         scratch = view.group(group, GroupField.SCRATCH)
         target = jnp.where(kind == OPAQUE, 1, target + jnp.where(arriving, 0, scratch))
-        spread = spread_row(have, target, scratch, exported > 0, grown)
+        spread = spread_row(have, target, scratch, exported > 0, jnp.where(have > 0, grown, 0))
         states = recurrent & ~arriving & ~for_copy
         owed = for_copy & (partial > 0)
         w = _skip_columns(w, slot, group, have, jnp.where(states, spread.gap_end, have))
-        w = _move(w, slot, group, spread.scratch, spread.gap_end, jnp.where(states, spread.moved, 0))
+        w = when(
+            states & (scratch > 0), lambda v: _move_scratch(v, slot, group, spread), w, writes=("rows", "requests")
+        )
         filled = jnp.where(states, spread.end, have)
         target = jnp.where(for_copy, have, jnp.maximum(target, filled))
         place = jnp.where(for_copy, w.row(w.spare_slot, group), w.row(slot, group) + filled)
         w = free_queue.take(w, place, jnp.where(for_copy, owed.astype(jnp.int32), target - filled))
         if copying:
             w = when(owed, lambda v: _copy(v, slot, group, partial - 1, demand.hit > 0), w, writes=GROW_WRITES)
-        w = w.set_row(jnp.where(states, slot, w.spare_slot), group, Row.GROWN, 1)
         w = w.set_row(slot, group, Row.LENGTH, target)
         return w.set_row(slot, group, Row.NEW_FIRST, have), (turn + 1, copies + owed)
 
@@ -141,12 +142,10 @@ def _skip_columns(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, e
     return loop(lambda c: c[0] < end, body, work, (start,), writes=("rows",))[0]
 
 
-def _move(work: Workspace, slot: Scalar, group: Scalar, source: Scalar, target: Scalar, count: Scalar) -> Workspace:
-    """Moves entries of a row to the right, past their old places, which become null.
-
-    What a trip reads, the next one writes.
-    """
+def _move_scratch(work: Workspace, slot: Scalar, group: Scalar, spread: Spread) -> Workspace:
+    """Scratch moves along to the right, past its old places, which become null. What a trip reads, the next writes."""
     row, spare = work.row(slot, group), work.rows.shape[0] - 1
+    source, target, count = spread.scratch, spread.gap_end, spread.moved
 
     def settle(w: Workspace, gone: Scalar, place: Scalar, block: Scalar) -> Workspace:
         return w.write("rows", 0, gone).write("rows", block, place)
@@ -157,7 +156,7 @@ def _move(work: Workspace, slot: Scalar, group: Scalar, source: Scalar, target: 
         return w, (i + 1, row + source + i, row + target + i, w.read("rows", row + source + i))
 
     work, (_, *last) = loop(lambda c: c[0] < count, body, work, (0, spare, spare, 0), writes=("rows",))
-    return settle(work, *last)
+    return settle(work, *last).set_row(slot, group, Row.GROWN, 1)
 
 
 def report_row(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, first: Scalar, end: Scalar) -> Workspace:

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.admit import OPAQUE
 from hkv.dialects.vllm.hit import MODULES, resumable
 from hkv.dialects.vllm.parameters import UNLIMITED, CacheField, GroupField, View
-from hkv.dialects.vllm.register import cacheable_tokens
-from hkv.state.loops import Scalar, ceil_divide, loop, peek
+from hkv.state.loops import Scalar, loop, peek
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
@@ -70,12 +69,14 @@ def _unregistered(view: View, group: Scalar, cached: Scalar, known: _Known) -> S
     """Tokens up to which a group registers nothing.
 
     A state may be due where exactly so many tokens may be registered. An allocation registers one token more than are
-    computed, or all that the request has: if that is beyond the state's place, none will be due any more.
+    computed, or all that the request has, rounded down (`hkv.dialects.vllm.register.cacheable_tokens`): if that is
+    beyond the state's place, none will be due any more.
     """
     block = view.group(group, GroupField.BLOCK)
     tail = view.group(group, GroupField.TAIL)
     end = resumable(view, known.prompt, view.whole(CacheField.HASH_BLOCK))
-    passed = cacheable_tokens(view, group, jnp.minimum(known.computed + 1, known.tokens)) > end
+    least = jnp.minimum(known.computed + 1, known.tokens) - view.whole(CacheField.REPREFILLABLE)
+    passed = least - view.whole(CacheField.GRAIN) >= end
     before = jnp.where(passed, UNLIMITED, end - 1)
     before = jnp.where((view.whole(CacheField.JUNCTIONS) != 0) & (known.computed < known.prompt), 0, before)
     before = jnp.where(tail == 2, before, jnp.where(tail == 1, 0, UNLIMITED))
@@ -85,8 +86,7 @@ def _unregistered(view: View, group: Scalar, cached: Scalar, known: _Known) -> S
 def _unexported(view: View, group: Scalar, exported: Scalar, known: _Known) -> Scalar:
     """Tokens up to which a chunk leaves no state behind: it must span two ends of columns; none while one is noted."""
     block = view.group(group, GroupField.BLOCK)
-    spanned = (ceil_divide(known.computed, block) + 1) * block
-    unexported = jnp.where(view.group(group, GroupField.EXPORT_STEP) > 0, spanned, UNLIMITED)
+    unexported = jnp.where(view.group(group, GroupField.EXPORT_STEP) > 0, known.computed + block, UNLIMITED)
     return jnp.where(exported > 0, 0, unexported)
 
 

@@ -41,16 +41,10 @@ def plan(
       scratch: how many of them are scratch, at the end.
     """
     step = view.group(group, GroupField.EXPORT_STEP)
-    block, hash_block = view.group(group, GroupField.BLOCK), view.whole(CacheField.HASH_BLOCK)
     start, end, slot = demand.total, demand.main, demand.slot
-    place = resumable(view, end, jnp.maximum(view.group(group, GroupField.EXPORT_UNIT), 1))
-    column = ceil_divide(end, block) - 2
-    reached = (start + hash_block <= place) & (place < end)
-    reached = reached & (remainder(jnp.maximum(place - start, 0), jnp.maximum(step, 1)) == 0)
-    fits = reached & (remainder(start, hash_block) == 0) & (column >= ceil_divide(start, block))
-    last_only = view.group(group, GroupField.EXPORT_LAST) != 0
 
     def once(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        place, column, fits = _place(view, group, start, end)
         held = (column >= 0) & (column < length - scratch)
         entry = jnp.where(held, column, 0)
         w, (prompt, tokens, first, taken) = peek(
@@ -64,7 +58,7 @@ def plan(
             reads=("requests", "rows"),
             default=(0, 0, 0, 0),
         )
-        early = last_only & (end < jnp.maximum(prompt, tokens - 1))
+        early = (view.group(group, GroupField.EXPORT_LAST) != 0) & (end < jnp.maximum(prompt, tokens - 1))
         free = ~held | (column < first) | (taken == 0)
         planned = fits & ~early & free
         noted = jnp.where(demand.capped, w.spare_slot, slot)
@@ -73,6 +67,17 @@ def plan(
 
     work, (_, planned) = loop(lambda c: c[0], once, work, (step > 0, False), writes=("requests", "rows"))
     return work, planned
+
+
+def _place(view: View, group: Scalar, start: Scalar, end: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+    """Where a chunk from `start` to `end` would leave a state behind, in which column, and whether it can."""
+    step, unit = view.group(group, GroupField.EXPORT_STEP), view.group(group, GroupField.EXPORT_UNIT)
+    block, hash_block = view.group(group, GroupField.BLOCK), view.whole(CacheField.HASH_BLOCK)
+    place = resumable(view, end, jnp.maximum(unit, 1))
+    column = ceil_divide(end, block) - 2
+    reached = (start + hash_block <= place) & (place < end)
+    reached = reached & (remainder(jnp.maximum(place - start, 0), jnp.maximum(step, 1)) == 0)
+    return place, column, reached & (remainder(start, hash_block) == 0) & (column >= ceil_divide(start, block))
 
 
 class Exported(NamedTuple):
@@ -103,11 +108,21 @@ def register(
     Returns:
       The workspace, and whether the engine fails (`hkv.bugs`: checkpoint-beyond-keys).
     """
+
+    def once(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        w, fails = _register(w, view, slot, group, known)
+        return w, (False, fails)
+
+    work, (_, fails) = loop(lambda c: c[0], once, work, (enabled, False), writes=WRITES)
+    return work, fails
+
+
+def _register(work: Workspace, view: View, slot: Scalar, group: Scalar, known: Exported) -> tuple[Workspace, Scalar]:
     hash_block, block = view.whole(CacheField.HASH_BLOCK), view.group(group, GroupField.BLOCK)
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups = work.sizes.buckets.groups
     work, (tokens, entry_at) = peek(
-        enabled,
+        group >= 0,
         lambda w: w.get_row(slot, group, Row.EXPORT, Row.EXPORT_ENTRY),
         work,
         reads=("requests",),

@@ -110,6 +110,8 @@ def _share(work: Workspace, view: View, op: Op, child: Scalar, place: Scalar, en
             w = report(w, copied, block)
         for field, value in ((Row.LENGTH, full + copied), (Row.FIRST, first), (Row.CACHED, full)):
             w = w.set_row(child, group, field, value)
+        for field in (Row.PARTIAL, Row.GROWN, Row.EXPORT):
+            w = w.set_row(child, group, field, 0)
         column = RESULT_FRONT + 2 * group
         w = w.write("results", full, w.result(place, column))
         return w.write("results", full + copied, w.result(place, column + 1)), (group + 1,)

@@ -64,9 +64,7 @@ def give_back(
         gone = everything | ((partial <= retired) & (view.whole(CacheField.TAIL_OUTLIVES) == 0))
         w = w.set_row(slot, group, Row.PARTIAL, jnp.where(gone, 0, partial))
         left = jnp.where(everything, slot, w.spare_slot)
-        for field in (Row.CACHED, Row.GROWN, Row.EXPORT):
-            w = w.set_row(left, group, field, 0)
-        return w, (group + 1,)
+        return w.set_row(left, group, Row.CACHED, 0), (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
     return loop(lambda c: c[0] < groups, body, work, (0,), writes=WRITES)[0]
