@@ -29,6 +29,9 @@ from hkv.testing.ledger import Ledger, RequestRecord
 from tests.testing.plain_explorer import cache_state, unpack_many
 from tests.testing.test_explore import CHUNK, space
 
+ROWS = {"registration"}
+"""Twins that take for granted that the request's row is there and long enough."""
+
 JUDGED = 192
 """Of so many moments the twins are asked in one example; they take most of the time."""
 
@@ -82,7 +85,11 @@ class Twins:
             again=answer if isinstance(answer, oplog.Hit) else None,
             hits={},
         )
-        return {name for name, invariant in self._invariants(operation, moment).items() if _breaks(invariant, asked)}
+        invariants = self._invariants(operation, moment)
+        broken = {name for name, invariant in invariants.items() if name not in ROWS and _breaks(invariant, asked)}
+        if "room" in broken or str(move[1]) not in moment.after.rows:
+            return broken
+        return broken | {name for name in ROWS if name in invariants and _breaks(invariants[name], asked)}
 
     def requests(self) -> dict[str, RequestRecord]:
         """What the plain ledger says after the operation."""
@@ -258,6 +265,8 @@ def test_verdicts_are_those_of_the_twins(
         given = _Given(small, rows[i], before.state, after[i], answers[i])
         wanted = twins.broken(rows[i], before.ledger, given) & set(TWINS)
         found = {name for bit, name in enumerate(JUDGES) if broken[i] >> bit & 1} & set(TWINS)
+        if "room" in wanted or str(rows[i, 1]) not in given.after.rows:
+            found -= ROWS
         assert found == wanted, (rows[i].tolist(), given.before, given.after, given.status)
         assert bool(broken[i] >> list(JUDGES).index("key table") & 1) != listed(after[i])
         counted += bool(wanted)

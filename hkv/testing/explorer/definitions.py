@@ -9,6 +9,7 @@ import dataclasses
 
 import numpy as np
 
+from hkv.dialects.vllm.config import FULL_FAMILY
 from hkv.spec import ChunkedLocal, Mamba, SlidingWindow
 from hkv.testing.explorer.space import Space
 from hkv.testing.hit_causes import Cause, causes
@@ -32,6 +33,9 @@ class Definitions:
       may_be_less, may_be_more: bool[L + 1], requests of so many tokens whose hit may be shorter or longer than defined
         (`hkv.testing.hit_causes`).
       watermark: blocks that stay free when a request is admitted beside others.
+      registrable: int32[G, L + 1], how many of so many computed tokens may get keys.
+      family: bool[G], groups whose blocks all get keys as soon as they are full.
+      dense: whether nothing is left out on purpose.
     """
 
     sizes: np.ndarray
@@ -48,6 +52,9 @@ class Definitions:
     may_be_less: np.ndarray
     may_be_more: np.ndarray
     watermark: int
+    registrable: np.ndarray
+    family: np.ndarray
+    dense: bool
 
 
 def definitions(space: Space) -> Definitions:
@@ -94,7 +101,23 @@ def definitions(space: Space) -> Definitions:
         may_be_less=np.array([any(cause.direction == "less" for cause in found) for found in named]),
         may_be_more=np.array([bool(found & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID}) for found in named]),
         watermark=config.watermark_blocks,
+        registrable=np.array([[_registrable(space, g, n) for n in lengths] for g in range(len(specs))], np.int32),
+        family=np.array([spec.kind in FULL_FAMILY for spec in specs]),
+        dense=config.retention_interval is None,
     )
+
+
+def _registrable(space: Space, group: int, tokens: int) -> int:
+    """How many of the first `tokens` tokens may get keys: those that drafts do not prefill again, and of several groups
+    whole scheduler blocks, a draft's group one block more."""
+    config = space.config
+    settled = max(0, tokens - max(0, config.prefill_lookahead - 1))
+    specs, unit = config.topology.specs, config.scheduler_block_size
+    if len(specs) == 1:
+        return settled
+    if any(specs[index] == specs[group] for index in config.eagle_group_ids) and tokens >= unit:
+        return min(settled, settled // unit * unit + config.block_size(group))
+    return tokens // unit * unit
 
 
 def _proof(space: Space, length: int) -> list[set[tuple[int, int]]]:

@@ -9,6 +9,7 @@ import numpy as np
 from hkv.operations import Code
 from hkv.state.status import Status
 from hkv.testing.explorer.judges.moment import Moment, judge
+from hkv.testing.explorer.ledger import Fact
 from hkv.testing.explorer.picture import Picture, of_blocks
 
 RESTING = (
@@ -23,12 +24,14 @@ REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
 
 @judge("totality")
 def totality(m: Moment) -> jax.Array:
-    """Every legal operation is performed, or refused for a reason that it may be refused for."""
+    """Every legal operation is performed, or refused for a reason that it may be refused for; who is granted blocks has
+    some."""
     refused = jnp.zeros((), bool)
     for status in REFUSALS:
         refused = refused | (m.status == int(status))
     fine = m.granted | (m.move.is_a(Code.ALLOCATE) & refused)
-    return ~(fine | (m.move.is_a(Code.RESET) & (m.status == int(Status.IN_USE))))
+    fine = fine | (m.move.is_a(Code.RESET) & (m.status == int(Status.IN_USE)))
+    return ~fine | (m.move.is_a(Code.ALLOCATE) & m.granted & ~jnp.any(_mine(m, m.after.lengths) > 0))
 
 
 @judge("conservation")
@@ -63,9 +66,9 @@ def ownership(m: Moment) -> jax.Array:
     known = ends <= m.space.config.max_model_len
     names = m.prefixes[:, np.where(known, ends, 0)]
     names = jnp.where(known, names, -1)[..., None]
-    low = jnp.min(jnp.where(named, names, 1 << 30), axis=0)
+    low = jnp.min(jnp.where(named & (names > 0), names, 1 << 30), axis=0)
     high = jnp.max(jnp.where(named, names, -1), axis=0)
-    differ = (owners > 1) & ((low != high) | (low < 0))
+    differ = (owners > 1) & (low != high)
     several = jnp.sum(named, axis=(0, 1, 2)) > 1
     return jnp.any(several & (scattered | jnp.any(differ, axis=(0, 1))))
 
@@ -187,9 +190,31 @@ def key_life(m: Moment) -> jax.Array:
     taken = (before.queued > 0) & (after.queued == 0)
     own = jnp.any(_mine(m, before.rows)[..., None] == ids, axis=(0, 1))
     strange = jnp.any(lost & ~taken & ~own)
-    late = m.move.is_a(Code.ALLOCATE) & (m.move.extra != 0) & jnp.any(gained & ~taken & ~own)
+    late = m.move.is_a(Code.ALLOCATE) & (m.move.extra != 0) & jnp.any(gained)
     filling = m.move.is_a(Code.ALLOCATE, Code.COMMIT)
     return jnp.where(filling, strange | late, named)
+
+
+@judge("registration")
+def registration(m: Moment) -> jax.Array:
+    """Keys come to blocks that a hit may end in and nobody fills again; full attention's all get theirs at once."""
+    longest, unit = m.space.config.max_model_len, m.space.config.hash_block_size
+    length, computed = (jnp.sum(jnp.where(m.mine, m.ledger[:, fact], 0)) for fact in (Fact.LENGTH, Fact.COMPUTED))
+    total = computed + m.adopted
+    tokens = jnp.where(m.move.is_a(Code.ALLOCATE), jnp.minimum(total + m.move.value, length), computed)
+    limit = jnp.asarray(m.define.registrable)[:, jnp.clip(tokens, 0, longest)]
+    before, after = m.before, m.after
+    moved = jnp.any((after.key[:, None] == before.key) & (after.group[:, None] == before.group), axis=1)
+    covered = jnp.sum(after.key[:, None] >> np.arange(1, longest + 1) > 0, axis=1)
+    fresh = after.cached & ~moved
+    beyond = jnp.any(fresh[:, None] & (after.group[:, None] == np.arange(len(limit))) & (covered[:, None] > limit))
+    ends = jnp.minimum(limit, length // unit * unit)
+    at = np.arange(after.rows.shape[2])
+    first = -(-(total + 1) // m.define.sizes) - 1
+    due = (at >= first[:, None]) & (at < (ends // m.define.sizes)[:, None]) & m.define.family[:, None]
+    unknown = jnp.any(due & ~of_blocks(_mine(m, after.rows), after.cached))
+    at_once = m.move.is_a(Code.ALLOCATE) & m.granted & (m.move.extra == 0) & (m.define.dense)
+    return m.move.is_a(Code.ALLOCATE, Code.COMMIT) & (beyond | (at_once & unknown))
 
 
 @judge("key table")
