@@ -133,13 +133,15 @@ class Model:
         Args:
           num_blocks: blocks in the pool.
           order: of the axes, as `hkv.orders.Order` names them; one that keeps a page together.
-          kernel_block: tokens of the blocks that kernels see, None for the cache's own. Recurrent states, and padded
-            pages, are never split.
+          kernel_block: tokens of the blocks that kernels see, None for the cache's own. Recurrent states are
+            never split.
+
+        Raises:
+          LayoutError: an order that scatters a page, or padded pages that are to be split.
         """
         found = {}
         for kind, spec in zip(self.kinds, self.specs, strict=True):
-            whole = kind == DELTA or getattr(spec, "page_size_padded", None) is not None
-            split = None if whole else kernel_block
+            split = None if kind == DELTA else kernel_block
             sizes = {"num_blocks": num_blocks, "num_layers": self.slots}
             found[kind] = Layout.of_spec(spec, order, kernel_block_size=split, **sizes)
         return found
