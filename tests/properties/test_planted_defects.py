@@ -65,6 +65,13 @@ DEFECTS = [
     ("shadow tags", ["partial"], MambaKind._register_tail, "row.partial = (column, block)", "pass"),
     ("event index", FEATURES, Pool.drop_keys, "self.events.append(Removed(*key))", "pass"),
     ("hit admission", FEATURES, MambaKind.new_step, "self.new_keys.clear()", "pass"),
+    (
+        "registration",
+        FEATURES,
+        coordinator.cacheable_tokens,
+        "unit = 1 if config.partial_hits else config.scheduler_block_size",
+        "unit = 1",
+    ),
     ("release", FEATURES, Pool.reset, "!= self.num_blocks - 1", "< self.num_blocks // 2"),
 ]
 """The invariant that finds it, what the traffic is about, and the defect."""
