@@ -62,7 +62,7 @@ DEFECTS = [
     ("eviction order", FEATURES, Pool.release, "self.free.prepend(unknown)", "self.free.append(unknown)"),
     ("eviction order", FEATURES, Kind.free, "reversed(row.blocks)", "row.blocks"),
     ("release", FEATURES, Kind.free, "self.rows.pop(id, None)", "self.rows.get(id)"),
-    ("shadow tags", ["partial"], MambaKind._register_tail, "row.partial = (column, block)", "pass"),
+    ("shadow tags", FEATURES, MambaKind.estimate, "if hit and self.key_of(hit[-1]) in self.new_keys:", "if False:"),
     ("event index", FEATURES, Pool.drop_keys, "self.events.append(Removed(*key))", "pass"),
     ("hit admission", FEATURES, MambaKind.new_step, "self.new_keys.clear()", "pass"),
     (
