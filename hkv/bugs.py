@@ -89,6 +89,13 @@ _BUGS: tuple[Bug, ...] = (
         "and registering it fails",
     ),
     Bug(
+        name="plan-outlives-refusal",
+        engine="vLLM 0.33 MambaManager.get_num_blocks_to_allocate",
+        contract="a chunk that is refused leaves nothing behind: no state of it is registered",
+        behaviour="the checkpoint that was planned for it stays planned, and the next registration asserts that the "
+        "row has its column, or registers a state that was never computed",
+    ),
+    Bug(
         name="tail-key-outlives-state",
         engine="vLLM 0.33 MambaManager._cache_partial_tail_block",
         contract="the copy that a request owes to the cache, of a state it registered, is dropped with that state",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -75,7 +75,10 @@ def check_log(log: Log | RtpLog, factory: EngineFactory, bugs: Sequence[str] = (
         raise FileError(log.path, 1, error.argument, error.value, error.expected) from error
     except Exception as error:
         raise FileError(log.path, 1, "engine", failure_of(error).message, "an engine that takes this header") from error
-    given = answers(engine, log.operations) if isinstance(log, Log) else rtp_answers(engine, log.operations)
+    if isinstance(log, Log):
+        given = answers(engine, log.operations, lambda: factory(with_bugs(log.header, bugs)))
+    else:
+        given = rtp_answers(engine, log.operations)
     for index, got in enumerate(given):
         operation = log.operations[index]
         want = getattr(operation, "want", None)
@@ -91,13 +94,21 @@ def with_bugs(header: AnyHeader, bugs: Sequence[str]) -> AnyHeader:
     return msgspec.structs.replace(header, oplog=2, bugs=sorted({*header.bugs, *bugs}))
 
 
-def answers(engine: Engine, operations: Sequence[Operation]) -> Iterator[Answer | Failure]:
+def answers(engine: Engine, operations: Sequence[Operation], again: Callable[[], Engine]) -> Iterator[Answer | Failure]:
     """What an engine answers to each operation, in order; an engine that takes batches gets them all at once.
 
-    An error of the engine stands as a Failure in its place, and ends the run.
+    An error of the engine stands as a Failure in its place, and ends the run. An engine that fails in a batch does not
+    say where: engines that `again` makes are given ever closer prefixes of it.
     """
     if isinstance(engine, BatchEngine):
         got, failure = _run(engine, operations)
+        if failure is not None:
+            right, wrong = 0, len(operations)
+            while wrong - right > 1:
+                middle = (right + wrong) // 2
+                found = _run(again(), operations[:middle])
+                right, wrong = (right, middle) if found[1] else (middle, wrong)
+                got, failure = (got, found[1]) if found[1] else (found[0], failure)
         yield from got
         if failure is not None:
             yield failure
@@ -118,7 +129,7 @@ def rtp_answers(engine: object, operations: Sequence[RtpOp]) -> Iterator[RtpAnsw
             return
 
 
-def _run(engine: BatchEngine, operations: Sequence[Operation]) -> tuple[Sequence[Answer], Failure | None]:
+def _run(engine: Any, operations: Sequence[Operation]) -> tuple[Sequence[Answer], Failure | None]:
     try:
         return engine.run(operations), None
     except HKVError as error:

@@ -32,6 +32,7 @@ MANAGER_BUGS = (
     "external-state-not-counted",
     "finder-index-error",
     "negative-estimate",
+    "plan-outlives-refusal",
     "tail-key-outlives-state",
     "window-one-never-hits",
 )

@@ -58,6 +58,15 @@ def test_logs_keep_the_contract_and_show_the_defect(path: pathlib.Path) -> None:
     assert check_log(log, engine_factory("numpy"), others) is None
 
 
+def test_the_compiled_cache_fails_at_the_line_that_does_it() -> None:
+    (path,) = (path for path in LOGS if path.stem == "plan-outlives-refusal")
+    log = read_log(path)
+    assert check_log(log, engine_factory("jax")) is None
+    found = check_log(log, engine_factory("jax"), [path.stem])
+    assert isinstance(found, Difference)
+    assert (found.line, found.operation) == (len(log.operations) + 1, "commit")
+
+
 @pytest.mark.vllm
 @needs_vllm
 @foreign_warnings

@@ -114,6 +114,7 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
 
     start = (False, True, False, False, enabled)
     work, (_, ok, fails, grows, _) = loop(lambda c: c[-1], attempt, work, start, writes=WRITES)
+    work = export.forget(work, view, demand.slot, enabled & ~ok & ~demand.capped)
     return work, Verdict(ok, ok & fails, grows)
 
 

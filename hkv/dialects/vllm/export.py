@@ -69,6 +69,25 @@ def plan(
     return work, planned
 
 
+def forget(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
+    """Forgets the states that a refused chunk would have left behind, if `enabled`.
+
+    Args:
+      work: needs `requests` to write.
+      view: the configuration.
+      slot: the request.
+      enabled: whether to do it.
+    """
+
+    def one(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (group,) = local
+        forgets = view.group(group, GroupField.EXPORT_FAILS) < 2
+        return w.set_row(jnp.where(forgets, slot, w.spare_slot), group, Row.EXPORT, 0), (group + 1,)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    return loop(lambda c: c[0] < groups, one, work, (0,), writes=("requests",))[0]
+
+
 def _place(view: View, group: Scalar, start: Scalar, end: Scalar) -> tuple[Scalar, Scalar, Scalar]:
     """Where a chunk from `start` to `end` would leave a state behind, in which column, and whether it can."""
     step, unit = view.group(group, GroupField.EXPORT_STEP), view.group(group, GroupField.EXPORT_UNIT)
@@ -149,7 +168,8 @@ def _register(work: Workspace, view: View, slot: Scalar, group: Scalar, known: E
     entry = key * groups + column
     work, primary = key_table.primary_entry(work, present, held)
     fresh = present & wanted & ~(keyed & (primary == entry))
-    fails = fresh & ~keyed & (view.group(group, GroupField.EXPORT_FAILS) != 0)
+    defects = view.group(group, GroupField.EXPORT_FAILS)
+    fails = (fresh & ~keyed & ((defects & 1) != 0)) | ((tokens > 0) & (entry_at >= known.length) & (defects >= 2))
     fresh = fresh & keyed
     work = key_table.drop_keys(work, fresh | (present & ~wanted), held)
     work = key_table.add_key(work, fresh, held, remainder(units, scale), entry)

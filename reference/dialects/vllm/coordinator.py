@@ -79,12 +79,14 @@ def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Dem
       free: blocks it may count on: those free, less what is reserved.
     """
     estimates = [kind.estimate(id, blocks, demand) for kind, blocks in zip(cache.kinds, hit, strict=True)]
-    if sum(estimates) > free:
-        return False
-    if demand.whole or cache.exact:
-        return True
-    pairs = zip(cache.kinds, hit, estimates, strict=True)
-    return sum(kind.taken(id, blocks, demand, cost) for kind, blocks, cost in pairs) <= len(cache.pool.free)
+    fits = sum(estimates) <= free
+    if fits and not demand.whole and not cache.exact:
+        pairs = zip(cache.kinds, hit, estimates, strict=True)
+        fits = sum(kind.taken(id, blocks, demand, cost) for kind, blocks, cost in pairs) <= len(cache.pool.free)
+    if not fits and not demand.whole:
+        for kind in cache.kinds:
+            kind.refuse(id)
+    return fits
 
 
 def allocate(

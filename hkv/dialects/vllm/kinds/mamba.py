@@ -35,7 +35,7 @@ def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
         "EXPORT_UNIT": config.hit_alignment,
         "EXPORT_STEP": (spec.prefill_checkpoint_alignment or 0) if spec.num_prefill_checkpoint_blocks else 0,
         "EXPORT_LAST": config.retention_interval == 0,
-        "EXPORT_FAILS": "checkpoint-beyond-keys" in config.bugs,
+        "EXPORT_FAILS": ("checkpoint-beyond-keys" in config.bugs) + 2 * ("plan-outlives-refusal" in config.bugs),
     }
 
 

@@ -149,6 +149,9 @@ class Kind:
         copied = 1 if hit and demand.local % self.block_size else 0
         return new + self.evictable(hit[max(0, skipped - have) :]) + copied
 
+    def refuse(self, id: str) -> None:
+        """What `estimate` was asked for is not granted."""
+
     def taken(self, id: str, hit: Sequence[int], demand: Demand, estimate: int) -> int:
         """Blocks of the free queue that granting `demand`, of which `estimate` was asked before, really takes."""
         return max(0, estimate)

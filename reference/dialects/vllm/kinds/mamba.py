@@ -127,6 +127,12 @@ class MambaKind(Kind):
             new = min(new, 1 + copied + (1 if position else 0) + (0 if row.grown else self.scratch))
         return new + self.evictable(hit)
 
+    def refuse(self, id: str) -> None:
+        """The chunk will not be computed, nor the state inside it that was planned."""
+        row = self.rows.get(id)
+        if isinstance(row, MambaRow) and "plan-outlives-refusal" not in self.config.bugs:
+            row.checkpoint = None
+
     def _copies(self, row: MambaRow, hit: Sequence[int], demand: Demand) -> int:
         """1 when a partly filled state has to be copied before the request writes on, else 0."""
         return int(row.partial is not None or (len(hit) > 0 and demand.local % self.block_size != 0))
@@ -287,6 +293,8 @@ class MambaKind(Kind):
 
     def _register_checkpoint(self, row: MambaRow, request: Request, position: int, column: int) -> Key | None:
         """Register the exported state at `position` if somebody can resume there; else its block must not be found."""
+        if column >= len(row.blocks):
+            raise EngineFailure("checkpoint", position, f"a state in one of the row's {len(row.blocks)} columns")
         block = row.blocks[column]
         retained = False
         if position % self.block_size == 0:
