@@ -91,7 +91,7 @@ MUTANTS = (
         "admission|totality",
         "traffic",
         COORDINATOR + "admit",
-        "if sum(estimates) > free:",
-        "if sum(estimates) > free + 2:",
+        "fits = sum(estimates) <= free",
+        "fits = sum(estimates) <= free + 2",
     ),
 )
