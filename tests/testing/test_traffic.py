@@ -104,7 +104,7 @@ def test_same_seed_same_traffic() -> None:
 
 def test_a_recording_replays() -> None:
     recording = record(NumpyEngine, "partial", 7, 2, 10)
-    replayed = answers(NumpyEngine(recording.header), recording.operations)
+    replayed = answers(NumpyEngine(recording.header), recording.operations, lambda: NumpyEngine(recording.header))
     for want, got in zip(recording.answers, replayed, strict=True):
         assert compare(want, got) is None
 
