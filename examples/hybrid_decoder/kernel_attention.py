@@ -7,13 +7,19 @@ MLA are key and value at once. So nothing is copied or moved.
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
 
 from hkv.layout import Layout
+
+with warnings.catch_warnings():
+    # JAX 0.11 deprecates its kernels for GPUs; this one is still the kernel that both versions have.
+    warnings.filterwarnings("ignore", r"jax\.experimental\.pallas\.ops\.gpu\.paged_attention", DeprecationWarning)
+    from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
 
 SPLITS, PAGES = 4, 4
 """Parts into which the kernel splits a row, and pages that it reads together."""
