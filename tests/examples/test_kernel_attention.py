@@ -16,6 +16,7 @@ from examples.hybrid_decoder.layers import attend
 from examples.hybrid_decoder.model import Model
 from examples.hybrid_decoder.serving import Decoder
 from hkv.paged.operations import gather
+from tests.pallas_kernels.programs import Program, lowered
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 MODEL = Model(layers=("full", "mla", "mla"), block=16)
@@ -60,8 +61,8 @@ def test_pages_that_the_kernel_cannot_read_are_told_apart():
 def test_the_whole_decode_loop_lowers_for_a_gpu_with_it():
     decoder = Decoder(dataclasses.replace(MODEL, layers=("full", "window", "mla")), 2, 24, chunk=8, order="LBHNC")
     run = functools.partial(loop.run, dataclasses.replace(decoder.plan, kernels=True), True)
-    traced = jax.jit(run).trace(decoder.parameters, decoder.weights, decoder.carry, jnp.asarray(False))
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    arguments = (decoder.parameters, decoder.weights, decoder.carry, jnp.asarray(False))
+    text = lowered(Program(run, arguments, (), 0)).as_text()
     assert "paged_attention" in text
 
 
@@ -72,6 +73,5 @@ def test_it_lowers_for_a_gpu():
     def run(query, pool, table):
         return attend_by_kernel(layouts["full"], pool, jnp.int32(0), query, table, jnp.asarray(LENGTHS))
 
-    traced = jax.jit(run).trace(query, pool, table)
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    text = lowered(Program(run, (query, pool, table), (), 0)).as_text()
     assert "paged_attention" in text
