@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 import re
-from types import ModuleType
 
 import pytest
 
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import Only, differ
+from tests.scripts import load_script
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "new-engine-version.md"
 
 
-def load(path: pathlib.Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_tables_are_written_by_the_script() -> None:
     page = PAGE.read_text()
-    assert load(DOCS / "write_tables.py").written(page) == page, "run python docs/write_tables.py"
+    assert load_script(DOCS / "write_tables.py").written(page) == page, "run python docs/write_tables.py"
     for row in ("| 0 | `OK` |", "| `OperationError` | `HKVError` |"):
         assert row in page
 

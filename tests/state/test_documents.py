@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 import re
 from types import ModuleType
@@ -17,6 +16,7 @@ from hkv.operations import Batch, Code
 from hkv.state.state import State
 from hkv.state.workspace import ARRAYS, COUNTERS, OUTPUTS, Sizes, Workspace
 from tests.cache.build import BUCKETS, prompt, run, start
+from tests.scripts import load_script
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -24,13 +24,7 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 @pytest.fixture(scope="module")
 def pictures() -> ModuleType:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'hkv[plots]'")
-    path = DOCS / "pictures" / "draw_state.py"
-    spec = importlib.util.spec_from_file_location("draw_state", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(DOCS / "pictures" / "draw_state.py")
 
 
 def labels(path: pathlib.Path) -> list[str]:
