@@ -16,6 +16,7 @@ from hkv.keys.interning import Interner
 from hkv.keys.rolling import RollingKeys, first_keys, next_keys
 from hkv.operations import bucket
 from hkv.oracle.engines.rtp_jax_reading import Reader
+from hkv.oracle.engines.rtp_kept import check_unused, taken
 from hkv.oracle.rtp_llm import structs
 from hkv.oracle.rtp_llm.configuration import to_rtp_config
 from hkv.state.pooled import Counter, Role, resized
@@ -105,12 +106,12 @@ class RtpJaxEngine:
             case structs.HoldOp():
                 return self._hold(operation)
             case structs.ReleaseOp():
-                role, pairs = _taken(self._held, operation.name)
+                role, pairs = taken(self._held, operation.name)
                 self._do(RtpCode.RELEASE, None, pairs, role=int(role))
             case structs.ExportOp():
                 return self._export(operation)
             case structs.SettleOp():
-                self._do(RtpCode.RELEASE, None, _taken(self._exported, operation.name), role=int(Role.CACHE))
+                self._do(RtpCode.RELEASE, None, taken(self._exported, operation.name), role=int(Role.CACHE))
             case structs.EvictOp():
                 row, _ = self._do(RtpCode.EVICT, None, least=operation.least)
                 return structs.Count(int(row[RtpColumn.VALUE]))
@@ -241,7 +242,7 @@ class RtpJaxEngine:
         del self._requests[id]
 
     def _hold(self, operation: structs.HoldOp) -> structs.Selected:
-        _check_unused(self._held, operation.name)
+        check_unused(self._held, operation.name)
         request, sequence = self._request(operation.id), operation.sequence
         if not 0 <= sequence < len(request.tokens):
             raise OperationError("sequence", sequence, f"a sequence from 0 to {len(request.tokens) - 1}")
@@ -256,7 +257,7 @@ class RtpJaxEngine:
         return selected
 
     def _export(self, operation: structs.ExportOp) -> structs.Selected:
-        _check_unused(self._exported, operation.name)
+        check_unused(self._exported, operation.name)
         groups = len(self.config.policies)
         room = operation.least * (1 + groups)
         row, ids = self._do(RtpCode.EXPORT, None, room=room, least=operation.least)
@@ -377,14 +378,3 @@ class RtpJaxEngine:
 def _pairs(blocks: Sequence[tuple[int, int]]) -> list[int]:
     """Groups and blocks in turn, holes left out."""
     return [number for group, block in blocks if block > 0 for number in (group, block)]
-
-
-def _check_unused(kept: dict[str, Any], name: str) -> None:
-    if name in kept:
-        raise OperationError("name", name, "a name under which nothing is kept")
-
-
-def _taken(kept: dict[str, Any], name: str) -> Any:
-    if name not in kept:
-        raise OperationError("name", name, "a name under which something is kept")
-    return kept.pop(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hkv.errors import OperationError
+from hkv.oracle.engines.rtp_kept import check_unused, taken
 from hkv.oracle.rtp_llm import structs
 from hkv.oracle.rtp_llm.configuration import to_rtp_config
 from hkv.oracle.rtp_llm.key_history import KeyHistory
@@ -56,7 +56,7 @@ class RtpNumpyEngine:
             case structs.HoldOp():
                 return self._hold(operation)
             case structs.ReleaseOp():
-                _taken(self._held, operation.name).release()
+                taken(self._held, operation.name).release()
             case structs.ExportOp():
                 return self._export(operation)
             case structs.SettleOp():
@@ -150,7 +150,7 @@ class RtpNumpyEngine:
     def _hold(self, operation: structs.HoldOp) -> structs.Selected:
         from reference.dialects.rtp_llm.export import hold
 
-        _check_unused(self._held, operation.name)
+        check_unused(self._held, operation.name)
         row = self.manager.sequence(operation.id, operation.sequence)
         held = hold(self.manager.allocator, row, row.keys, connector=operation.connector)
         if held is None:
@@ -161,7 +161,7 @@ class RtpNumpyEngine:
     def _export(self, operation: structs.ExportOp) -> structs.Selected:
         from reference.dialects.rtp_llm.export import pop_from_cache
 
-        _check_unused(self._exported, operation.name)
+        check_unused(self._exported, operation.name)
         exported = pop_from_cache(self.manager.allocator, operation.least)
         if exported is None:
             return structs.Selected(None, None)
@@ -171,7 +171,7 @@ class RtpNumpyEngine:
     def _settle(self, operation: structs.SettleOp) -> None:
         from reference.dialects.rtp_llm.export import free_cached
 
-        free_cached(self.manager.allocator, _taken(self._exported, operation.name))
+        free_cached(self.manager.allocator, taken(self._exported, operation.name))
 
 
 def _selected(row: Any) -> structs.Selected:
@@ -184,14 +184,3 @@ def _pool_state(pool: Any) -> structs.PoolState:
         for role, numbers in pool.refs.counts.items()
     }
     return structs.PoolState(free=list(pool.unheld), **counts)
-
-
-def _check_unused(kept: dict[str, Any], name: str) -> None:
-    if name in kept:
-        raise OperationError("name", name, "a name under which nothing is kept")
-
-
-def _taken(kept: dict[str, Any], name: str) -> Any:
-    if name not in kept:
-        raise OperationError("name", name, "a name under which something is kept")
-    return kept.pop(name)
