@@ -7,14 +7,12 @@ state.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import custom_batching
 
 from hkv.dialects.vllm import execute
 from hkv.dialects.vllm.config import VllmConfig
@@ -22,6 +20,7 @@ from hkv.dialects.vllm.parameters import Parameters, of_config
 from hkv.errors import OperationError
 from hkv.operations import RESULT_FRONT, WIDTH, Argument, Code, Column, Operations, Results
 from hkv.spec import Mamba
+from hkv.state.programs import Programs
 from hkv.state.state import Buckets, State, empty
 from hkv.state.status import Status
 
@@ -102,58 +101,25 @@ def run(
     Returns:
       The new state, and the results.
     """
-    return _jitted(tuple(only), ids, events)(parameters, state, operations)
+    return _PROGRAMS.jitted(only=tuple(only), ids=ids, events=events)(parameters, state, operations)
 
 
 def pure(ids: int = 0, events: int = 0, only: tuple[Code, ...] = ALL) -> Callable[..., tuple[State, Results]]:
     """`run` as a function to use inside compiled functions, or to `vmap` over stacked states. It is not jitted."""
-    return _batchable(tuple(only), ids, events)
-
-
-@functools.cache
-def _jitted(only: tuple[Code, ...], ids: int, events: int) -> Callable[..., tuple[State, Results]]:
-    program = jax.jit(_batchable(only, ids, events), donate_argnums=(1,))
-    _programs.append(program)
-    return program
-
-
-@functools.cache
-def _batchable(only: tuple[Code, ...], ids: int, events: int) -> Callable[..., tuple[State, Results]]:
-    """The single-state program. Under `vmap` its states become lanes of one program, not selects over whole pools."""
-
-    @custom_batching.custom_vmap
-    def single(parameters: Parameters, state: State, operations: Operations) -> tuple[State, Results]:
-        stacked = jax.tree.map(lambda x: jnp.expand_dims(x, 0), (parameters, state, operations))
-        new = execute.execute(*stacked, only=only, ids=ids, events=events)
-        return jax.tree.map(lambda x: jnp.squeeze(x, 0), new)
-
-    @single.def_vmap
-    def lanes(size: int, in_batched: Any, *arguments: Any) -> tuple[Any, Any]:
-        def stack(batched: bool, x: Any) -> Any:
-            return x if batched else jnp.broadcast_to(x, (size, *jnp.shape(x)))
-
-        stacked = jax.tree.map(stack, tuple(in_batched), arguments)
-        new = execute.execute(*stacked, only=only, ids=ids, events=events)
-        return new, jax.tree.map(lambda _: True, new)
-
-    return single
+    return _PROGRAMS.batchable(only=tuple(only), ids=ids, events=events)
 
 
 def forget_programs() -> None:
     """Forgets every compiled `run`: the next one is traced and compiled anew."""
-    for program in _programs:
-        program.clear_cache()
-    _programs.clear()
-    _jitted.cache_clear()
-    _batchable.cache_clear()
+    _PROGRAMS.forget()
 
 
 def count_programs() -> int:
     """How many times `run` was compiled since `forget_programs`."""
-    return sum(program._cache_size() for program in _programs)
+    return _PROGRAMS.count()
 
 
-_programs: list[Any] = []
+_PROGRAMS = Programs(execute.execute)
 
 
 def _verb(code: Code, doc: str) -> Callable[..., tuple[State, Results]]:
@@ -164,7 +130,7 @@ def _verb(code: Code, doc: str) -> Callable[..., tuple[State, Results]]:
             row = row.at[Argument[name.upper()]].set(value)
         table = jnp.stack([row, jnp.zeros(WIDTH, jnp.int32)])
         padded = jnp.concatenate([payload, jnp.zeros(1, jnp.int32)])
-        return _batchable((code,), 0, 0)(parameters, state, Operations(table, padded))
+        return _PROGRAMS.batchable(only=(code,), ids=0, events=0)(parameters, state, Operations(table, padded))
 
     jitted = jax.jit(program, donate_argnums=(1,))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import numpy as np
@@ -145,6 +145,12 @@ class Results:
 class Batch:
     """Collects operations on the host and makes `Operations` of them, padded so that shapes repeat."""
 
+    ARGUMENTS: ClassVar[type[enum.IntEnum]] = Argument
+    """Columns of a row; `CODE` and `SLOT` are among them."""
+
+    SPAN: ClassVar[tuple[enum.IntEnum, enum.IntEnum]] = (Argument.KEYS, Argument.KEY_START)
+    """Columns of how many integers of the payload are an operation's, and of where they begin."""
+
     def __init__(self) -> None:
         self._rows: list[np.ndarray] = []
         self._payload: list[int] = []
@@ -157,20 +163,21 @@ class Batch:
         """Integers of payload so far."""
         return len(self._payload)
 
-    def add(self, code: Code, slot: int = 0, payload: Sequence[int] = (), **arguments: int) -> Self:
+    def add(self, code: enum.IntEnum, slot: int = 0, payload: Sequence[int] = (), **arguments: int) -> Self:
         """Adds an operation.
 
         Args:
           code: what it does.
           slot: the request slot.
-          payload: prefix keys or block ids.
-          **arguments: further `Argument` columns, by their names in small letters; the others are 0.
+          payload: the integers that it names.
+          **arguments: further columns, by their names in small letters; the others are 0.
         """
         row = np.zeros(WIDTH, np.int32)
-        row[Argument.CODE], row[Argument.SLOT] = code, slot
-        row[Argument.KEYS], row[Argument.KEY_START] = len(payload), len(self._payload)
+        row[self.ARGUMENTS["CODE"]], row[self.ARGUMENTS["SLOT"]] = code, slot
+        for column, value in zip(self.SPAN, (len(payload), len(self._payload)), strict=True):
+            row[column] = value
         for name, value in arguments.items():
-            row[Argument[name.upper()]] = value
+            row[self.ARGUMENTS[name.upper()]] = value
         self._rows.append(row)
         self._payload.extend(payload)
         return self

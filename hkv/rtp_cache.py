@@ -6,14 +6,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import custom_batching
 
 from hkv.dialects.rtp_llm import execute
 from hkv.dialects.rtp_llm.config import RtpConfig
@@ -22,6 +17,7 @@ from hkv.dialects.rtp_llm.parameters import RtpParameters, of_config
 from hkv.errors import OperationError
 from hkv.operations import Operations, bucket
 from hkv.state.pooled import PooledBuckets, PooledState, empty_pooled
+from hkv.state.programs import Programs
 from hkv.state.status import Status
 
 
@@ -85,58 +81,25 @@ def run(
     Returns:
       The new state, and the results.
     """
-    return _jitted(tuple(only), ids)(parameters, state, operations)
+    return _PROGRAMS.jitted(only=tuple(only), ids=ids)(parameters, state, operations)
 
 
 def pure(ids: int = 0, only: tuple[RtpCode, ...] = ALL) -> Callable[..., tuple[PooledState, RtpResults]]:
     """`run` as a function to use inside compiled functions, or to `vmap` over stacked states. It is not jitted."""
-    return _batchable(tuple(only), ids)
-
-
-@functools.cache
-def _jitted(only: tuple[RtpCode, ...], ids: int) -> Callable[..., tuple[PooledState, RtpResults]]:
-    program = jax.jit(_batchable(only, ids), donate_argnums=(1,))
-    _programs.append(program)
-    return program
-
-
-@functools.cache
-def _batchable(only: tuple[RtpCode, ...], ids: int) -> Callable[..., tuple[PooledState, RtpResults]]:
-    """The single-state program. Under `vmap` its states become lanes of one program, not selects over whole pools."""
-
-    @custom_batching.custom_vmap
-    def single(parameters: RtpParameters, state: PooledState, operations: Operations) -> tuple[PooledState, RtpResults]:
-        stacked = jax.tree.map(lambda x: jnp.expand_dims(x, 0), (parameters, state, operations))
-        new = execute.execute(*stacked, only=only, ids=ids)
-        return jax.tree.map(lambda x: jnp.squeeze(x, 0), new)
-
-    @single.def_vmap
-    def lanes(size: int, in_batched: Any, *arguments: Any) -> tuple[Any, Any]:
-        def stack(batched: bool, x: Any) -> Any:
-            return x if batched else jnp.broadcast_to(x, (size, *jnp.shape(x)))
-
-        stacked = jax.tree.map(stack, tuple(in_batched), arguments)
-        new = execute.execute(*stacked, only=only, ids=ids)
-        return new, jax.tree.map(lambda _: True, new)
-
-    return single
+    return _PROGRAMS.batchable(only=tuple(only), ids=ids)
 
 
 def forget_programs() -> None:
     """Forgets every compiled `run`: the next one is traced and compiled anew."""
-    for program in _programs:
-        program.clear_cache()
-    _programs.clear()
-    _jitted.cache_clear()
-    _batchable.cache_clear()
+    _PROGRAMS.forget()
 
 
 def count_programs() -> int:
     """How many times `run` was compiled since `forget_programs`."""
-    return sum(program._cache_size() for program in _programs)
+    return _PROGRAMS.count()
 
 
-_programs: list[Any] = []
+_PROGRAMS = Programs(execute.execute)
 
 
 def check(results: RtpResults) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from hkv.state import loops
+from hkv.state.flat_arrays import FlatArrays
 from hkv.state.loops import Scalar
 from hkv.state.pooled import (
     COUNTER_WORDS,
@@ -57,7 +56,7 @@ class PooledSizes:
 
 
 @dataclasses.dataclass(frozen=True)
-class PooledWorkspace:
+class PooledWorkspace(FlatArrays):
     """The arrays of `PooledState`, lanes one after the other and flat, and what belongs to one lane of them.
 
     Attributes:
@@ -69,6 +68,9 @@ class PooledWorkspace:
       num_ids: what has been written to `ids`; beyond capacity it is counted, not written.
     """
 
+    CARRIED = (*ARRAYS, *OUTPUTS)
+    ROOMS = ("ids",)
+
     sizes: PooledSizes
     bitmap: jax.Array
     references: jax.Array
@@ -79,47 +81,9 @@ class PooledWorkspace:
     counters: jax.Array
     ids: jax.Array
     results: jax.Array
-    lane: Scalar
     num_ids: Scalar
 
-    def replace(self, **changes: Any) -> Self:
-        """The workspace with some fields replaced."""
-        return dataclasses.replace(self, **changes)
-
-    def present(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of the names that a loop must carry: outputs without room are left out, and repetitions."""
-        absent = {"ids", "num_ids"} if self.sizes.ids == 0 else set()
-        return tuple(name for name in dict.fromkeys(names) if name not in absent)
-
-    def only(self, names: Sequence[str], values: Sequence[jax.Array]) -> Self:
-        """The workspace as a loop's body sees it: arrays that are not named are absent."""
-        absent = dict.fromkeys((*ARRAYS, *OUTPUTS))
-        return dataclasses.replace(self, **{**absent, **dict(zip(names, values, strict=True))})
-
-    # Reading and writing: indices come from the functions below.
-
-    def read(self, name: str, index: Any) -> Scalar:
-        """An element of the array of that name."""
-        return loops.read(self._array(name), index)
-
-    def write(self, name: str, value: Any, index: Any) -> Self:
-        """The workspace with one element of the array of that name replaced."""
-        return self.replace(**{name: loops.write(self._array(name), value, index)})
-
-    def write_if(self, condition: Scalar, name: str, value: Any, index: Any) -> Self:
-        """`write` where the condition holds; a write to the array's spare element where not."""
-        return self.write(name, value, jnp.where(condition, index, self._array(name).shape[0] - 1))
-
-    def _array(self, name: str) -> jax.Array:
-        array = getattr(self, name)
-        if array is None:
-            raise TypeError(f"{name} is not among what this loop carries")
-        return array
-
     # Indices.
-
-    def _base(self, size: int) -> Scalar:
-        return 0 if self.sizes.lanes == 1 else self.lane * size
 
     def word(self, pool: Scalar, level: int, word: Scalar) -> Scalar:
         """Index into `bitmap`."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 
-from hkv.state import loops
+from hkv.state.flat_arrays import FlatArrays
 from hkv.state.loops import Scalar
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Buckets, Counter, Request, Row, State
 
@@ -57,7 +55,7 @@ class Sizes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Workspace:
+class Workspace(FlatArrays):
     """The arrays of `State`, lanes one after the other and flat, and what belongs to one lane of them.
 
     Attributes:
@@ -71,6 +69,9 @@ class Workspace:
       num_ids, num_events: what has been written to `ids` and `events`; beyond capacity it is counted, not written.
     """
 
+    CARRIED = (*ARRAYS, *OUTPUTS)
+    ROOMS = ("ids", "events")
+
     sizes: Sizes
     queue: jax.Array
     blocks: jax.Array
@@ -83,7 +84,6 @@ class Workspace:
     ids: jax.Array
     events: jax.Array
     results: jax.Array
-    lane: Scalar
     head: Scalar
     tail: Scalar
     free: Scalar
@@ -95,49 +95,7 @@ class Workspace:
     num_ids: Scalar
     num_events: Scalar
 
-    def replace(self, **changes: Any) -> Self:
-        """The workspace with some fields replaced."""
-        return dataclasses.replace(self, **changes)
-
-    def present(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of the names that a loop must carry: outputs without room are left out, and repetitions."""
-        absent = set()
-        if self.sizes.ids == 0:
-            absent |= {"ids", "num_ids"}
-        if self.sizes.events == 0:
-            absent |= {"events", "num_events"}
-        return tuple(name for name in dict.fromkeys(names) if name not in absent)
-
-    def only(self, names: Sequence[str], values: Sequence[jax.Array]) -> Self:
-        """The workspace as a loop's body sees it: arrays that are not named are absent."""
-        absent = dict.fromkeys((*ARRAYS, *OUTPUTS))
-        return dataclasses.replace(self, **{**absent, **dict(zip(names, values, strict=True))})
-
-    # Reading and writing: indices come from the functions below.
-
-    def read(self, name: str, index: Any) -> Scalar:
-        """An element of the array of that name."""
-        return loops.read(self._array(name), index)
-
-    def write(self, name: str, value: Any, index: Any) -> Self:
-        """The workspace with one element of the array of that name replaced."""
-        return self.replace(**{name: loops.write(self._array(name), value, index)})
-
-    def write_if(self, condition: Scalar, name: str, value: Any, index: Any) -> Self:
-        """`write` where the condition holds; a write to the array's spare element where not."""
-        spare = self._array(name).shape[0] - 1
-        return self.write(name, value, jnp.where(condition, index, spare))
-
-    def _array(self, name: str) -> jax.Array:
-        array = getattr(self, name)
-        if array is None:
-            raise LookupError(f"a loop uses {name}, which it does not name among its reads or writes")
-        return array
-
     # Where things are.
-
-    def _base(self, size: int) -> Any:
-        return 0 if self.sizes.lanes == 1 else self.lane * size
 
     @property
     def mask(self) -> int:

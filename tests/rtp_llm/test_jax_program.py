@@ -16,7 +16,7 @@ import pytest
 
 from hkv import rtp_cache
 from hkv.dialects.rtp_llm.config import RtpConfig
-from hkv.dialects.rtp_llm.operations import ALL, RtpBatch, RtpCode, RtpColumn, RtpResults
+from hkv.dialects.rtp_llm.operations import RtpBatch, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.parameters import RtpParameters, of_config
 from hkv.errors import ConfigError, OperationError, UnsupportedConfigError
 from hkv.operations import Operations
@@ -58,10 +58,10 @@ def operations(batch: RtpBatch) -> Operations:
 def program(lanes: int = 0) -> Any:
     """The program that all tests share, compiled once; for stacked states if there are lanes."""
     arguments = (*start(), operations(RtpBatch().add(RtpCode.EVICT)))
-    if not lanes:
-        return rtp_cache._jitted(ALL, rtp_jax.IDS).lower(*arguments).compile()
-    arguments = jax.tree.map(lambda x: np.stack([x] * lanes), arguments)
-    function = jax.vmap(rtp_cache.pure(ids=rtp_jax.IDS))
+    function = rtp_cache.pure(ids=rtp_jax.IDS)
+    if lanes:
+        arguments = jax.tree.map(lambda x: np.stack([x] * lanes), arguments)
+        function = jax.vmap(function)
     return jax.jit(function, donate_argnums=(1,)).lower(*arguments).compile()
 
 
@@ -142,7 +142,7 @@ def test_refusals_take_nothing(batch: RtpBatch, status: Status) -> None:
     before, results = run(start()[1], batch)
     assert statuses(results, batch)[-1] == status
     shorter = RtpBatch()
-    shorter._rows, shorter._numbers = batch._rows[:-1] or [np.zeros(16, np.int32)], batch._numbers
+    shorter._rows, shorter._payload = batch._rows[:-1] or [np.zeros(16, np.int32)], batch._payload
     after, _ = run(start()[1], shorter)
     held = [before.references[..., :3], before.bitmap[:, :-1], before.items[:-1]]
     for got, want in zip(held, [after.references[..., :3], after.bitmap[:, :-1], after.items[:-1]], strict=True):

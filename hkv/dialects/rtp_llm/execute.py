@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm import transitions
-from hkv.dialects.rtp_llm.operations import COLUMNS, WIDTH, RtpArgument, RtpCode, RtpColumn, RtpResults
+from hkv.dialects.rtp_llm.operations import COLUMNS, RtpArgument, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.parameters import RtpParameters, View
-from hkv.dialects.rtp_llm.transitions import Answer, Op, Payload
+from hkv.dialects.rtp_llm.transitions import Answer, Op
 from hkv.operations import Operations
-from hkv.state.loops import Scalar, loop, read
+from hkv.state.loops import Scalar, loop
+from hkv.state.operation_loop import Payload, perform_all
 from hkv.state.pooled import PooledState
 from hkv.state.pooled_workspace import ARRAYS, OUTPUTS, PooledSizes, PooledWorkspace
 from hkv.state.status import Status
@@ -75,26 +76,12 @@ def execute(
 
 
 def _perform(work: PooledWorkspace, view: View, operations: Operations, only: tuple[RtpCode, ...]) -> PooledWorkspace:
-    size = work.sizes.operations
-    alone = work.sizes.lanes == 1
-    base = 0 if alone else work.lane * (size * WIDTH)
-    room = operations.payload.shape[0] // work.sizes.lanes
-    payload = Payload(operations.payload, jnp.int32(0) if alone else work.lane * room, room)
+    def one(w: PooledWorkspace, row: Scalar, place: Scalar, code: Scalar, payload: Payload) -> PooledWorkspace:
+        w, op = transitions.fetch(w, view, operations.table, row, code)
+        return _one(w, view, op, payload, place, only)
 
-    def code_at(place: Scalar) -> Scalar:
-        inside = place < size
-        at = jnp.where(inside, place, 0) * WIDTH
-        code = read(operations.table, base + at + int(RtpArgument.CODE))
-        return jnp.where(inside, code, int(RtpCode.END))
-
-    def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
-        place, code = local
-        w, op = transitions.fetch(w, view, operations.table, base + place * WIDTH, code)
-        w = _one(w, view, op, payload, place, only)
-        return w, (place + 1, code_at(place + 1))
-
-    start = (jnp.int32(0), code_at(jnp.int32(0)))
-    return loop(lambda c: c[1] != int(RtpCode.END), body, work, start, writes=EVERYTHING)[0]
+    table, payload = operations.table, operations.payload
+    return perform_all(work, table, payload, RtpArgument.CODE, int(RtpCode.END), one, EVERYTHING)
 
 
 Phase = Callable[[PooledWorkspace, View, Op, Answer, Payload], tuple[PooledWorkspace, Answer]]

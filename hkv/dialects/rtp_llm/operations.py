@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
-from typing import Self
 
 import jax
-import numpy as np
 
-from hkv.errors import OperationError
-from hkv.operations import Operations, bucket
+from hkv.operations import Batch
 
 
 class RtpCode(enum.IntEnum):
@@ -79,10 +75,6 @@ class RtpArgument(enum.IntEnum):
     the other way round)."""
 
 
-WIDTH = 16
-"""Columns of `Operations.table`."""
-
-
 class RtpColumn(enum.IntEnum):
     """Columns of `RtpResults.table`."""
 
@@ -118,44 +110,8 @@ class RtpResults:
     count: jax.Array
 
 
-class RtpBatch:
-    """Collects operations on the host and makes `Operations` of them, padded so that shapes repeat."""
+class RtpBatch(Batch):
+    """A batch of RTP-LLM's operations: keys, sources, or groups and blocks as payload."""
 
-    def __init__(self) -> None:
-        self._rows: list[np.ndarray] = []
-        self._numbers: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, code: RtpCode, slot: int = 0, numbers: Sequence[int] = (), **arguments: int) -> Self:
-        """Adds an operation.
-
-        Args:
-          code: what it does.
-          slot: the request slot.
-          numbers: keys, sources, or groups and blocks.
-          **arguments: further `RtpArgument` columns, by their names in small letters; the others are 0.
-        """
-        row = np.zeros(WIDTH, np.int32)
-        row[RtpArgument.CODE], row[RtpArgument.SLOT] = code, slot
-        row[RtpArgument.NUMBERS], row[RtpArgument.START] = len(numbers), len(self._numbers)
-        for name, value in arguments.items():
-            row[RtpArgument[name.upper()]] = value
-        self._rows.append(row)
-        self._numbers.extend(numbers)
-        return self
-
-    def build(self, least: int = 16, least_payload: int = 64) -> Operations:
-        """The operations as NumPy arrays; both sizes are rounded up to a power of four times the least.
-
-        Raises:
-          OperationError: there are none.
-        """
-        if not self._rows:
-            raise OperationError("operations", 0, "at least one")
-        table = np.zeros((bucket(len(self._rows) + 1, least), WIDTH), np.int32)
-        table[: len(self._rows)] = self._rows
-        payload = np.zeros(bucket(len(self._numbers), least_payload), np.int32)
-        payload[: len(self._numbers)] = self._numbers
-        return Operations(table=table, payload=payload)  # type: ignore[arg-type]
+    ARGUMENTS = RtpArgument
+    SPAN = (RtpArgument.NUMBERS, RtpArgument.START)

@@ -13,7 +13,8 @@ import numpy as np
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, SINGLE, RtpConfig
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.group_policy import CpMapping, GroupType
-from hkv.state.loops import Scalar, read
+from hkv.state.loops import Scalar
+from hkv.state.parameter_view import ParameterView
 
 CacheField = enum.IntEnum(
     "CacheField",
@@ -82,30 +83,10 @@ class RtpParameters:
     groups: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class View:
-    """A lane of parameters that were given a leading axis, read field by field.
+class View(ParameterView):
+    """A lane of `RtpParameters`, read field by field."""
 
-    Attributes:
-      cache, groups: as in `RtpParameters`, lanes one after the other and flat.
-      lane: the lane to read; None if there is only one.
-      width: rows of `RtpParameters.groups`.
-    """
-
-    cache: jax.Array
-    groups: jax.Array
-    lane: Scalar | None
-    width: int
-
-    def whole(self, field: CacheField) -> Scalar:
-        """A field of the whole cache."""
-        base = 0 if self.lane is None else self.lane * FIELDS
-        return read(self.cache, base + int(field))
-
-    def group(self, group: Any, field: GroupField) -> Scalar:
-        """A field of a group."""
-        base = 0 if self.lane is None else self.lane * (self.width * FIELDS)
-        return read(self.groups, base + group * FIELDS + int(field))
+    FIELDS = FIELDS
 
     def flag(self, group: Any, field: GroupField) -> Scalar:
         """A field of a group that says yes or no."""

@@ -15,6 +15,7 @@ from hkv.dialects.rtp_llm.parameters import CacheField, GroupField, View
 from hkv.dialects.rtp_llm.shape import effective, shape_of, total
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, read, when
+from hkv.state.operation_loop import Payload
 from hkv.state.pooled import Counter, Request, Role
 from hkv.state.pooled_workspace import PooledWorkspace
 from hkv.state.status import Status
@@ -51,14 +52,6 @@ class Op(NamedTuple):
     def flag(self, argument: RtpArgument) -> Scalar:
         """An argument that says yes or no."""
         return self.row[argument] != 0
-
-
-class Payload(NamedTuple):
-    """A lane's payload: integers, lanes one after the other; where the lane's begin; how many it has."""
-
-    numbers: jax.Array
-    base: Scalar
-    size: int
 
 
 class Answer(NamedTuple):

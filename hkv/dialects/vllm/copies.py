@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from hkv.dialects.vllm import retire
-from hkv.dialects.vllm.transitions import Answer, Op, Payload
+from hkv.dialects.vllm.transitions import Answer, Op
 from hkv.operations import Argument, Code
 from hkv.state import free_queue
 from hkv.state.loops import Scalar, loop, read
+from hkv.state.operation_loop import Payload
 from hkv.state.status import Status
 from hkv.state.workspace import Workspace
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm import calm, copies, fork, transitions
 from hkv.dialects.vllm.parameters import Parameters, View
-from hkv.dialects.vllm.transitions import Answer, Payload
+from hkv.dialects.vllm.transitions import Answer
 from hkv.operations import RESULT_FRONT, Argument, Code, Column, Operations, Results
-from hkv.operations import WIDTH as OPERATION_WIDTH
 from hkv.state import free_queue
-from hkv.state.loops import Scalar, loop, read
+from hkv.state.loops import Scalar, loop
+from hkv.state.operation_loop import Payload, perform_all
 from hkv.state.state import State
 from hkv.state.status import Status
 from hkv.state.workspace import ARRAYS, COUNTERS, EVENT_WORDS, OUTPUTS, Sizes, Workspace
@@ -90,28 +90,14 @@ _GIVING = {Code.ALLOCATE, Code.RETIRE, Code.FREE, Code.COPIES}
 
 
 def _perform(work: Workspace, view: View, operations: Operations, only: tuple[Code, ...]) -> Workspace:
-    size = work.sizes.operations
-    alone = work.sizes.lanes == 1
-    base = 0 if alone else work.lane * (size * OPERATION_WIDTH)
-    room = operations.payload.shape[0] // work.sizes.lanes
-    payload = Payload(operations.payload, jnp.int32(0) if alone else work.lane * room, room)
-
-    def code_at(place: Scalar) -> Scalar:
-        inside = place < size
-        at = jnp.where(inside, place, 0) * OPERATION_WIDTH
-        code = read(operations.table, base + at + int(Argument.CODE))
-        return jnp.where(inside, code, int(Code.END))
-
-    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
-        place, code = local
+    def one(w: Workspace, row: Scalar, place: Scalar, code: Scalar, payload: Payload) -> Workspace:
         if _GIVING.intersection(only):
             w = free_queue.make_room(w)
-        w, op = transitions.fetch(w, operations.table, base + place * OPERATION_WIDTH, code)
-        w = _one(w, view, op, payload, place, only)
-        return w, (place + 1, code_at(place + 1))
+        w, op = transitions.fetch(w, operations.table, row, code)
+        return _one(w, view, op, payload, place, only)
 
-    start = (jnp.int32(0), code_at(jnp.int32(0)))
-    return loop(lambda c: c[1] != int(Code.END), body, work, start, writes=EVERYTHING)[0]
+    table, payload = operations.table, operations.payload
+    return perform_all(work, table, payload, Argument.CODE, int(Code.END), one, EVERYTHING)
 
 
 _SELDOM = {Code.REQUEST, Code.APPEND, Code.EVICT, Code.RESET, Code.COPIES, Code.FORK}

@@ -13,7 +13,8 @@ import numpy as np
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError
-from hkv.state.loops import Scalar, read
+from hkv.state.loops import Scalar
+from hkv.state.parameter_view import ParameterView
 
 CacheField = enum.IntEnum(
     "CacheField",
@@ -120,30 +121,10 @@ class Parameters:
     groups: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class View:
-    """A lane of parameters that were given a leading axis, read field by field.
+class View(ParameterView):
+    """A lane of `Parameters`, read field by field."""
 
-    Attributes:
-      cache, groups: as in `Parameters`, lanes one after the other and flat.
-      lane: the lane to read; None if there is only one.
-      width: rows of `Parameters.groups`.
-    """
-
-    cache: jax.Array
-    groups: jax.Array
-    lane: Scalar | None
-    width: int
-
-    def whole(self, field: CacheField) -> Scalar:
-        """A field of the whole cache."""
-        base = 0 if self.lane is None else self.lane * FIELDS
-        return read(self.cache, base + int(field))
-
-    def group(self, group: Any, field: GroupField) -> Scalar:
-        """A field of a group."""
-        base = 0 if self.lane is None else self.lane * (self.width * FIELDS)
-        return read(self.groups, base + group * FIELDS + int(field))
+    FIELDS = FIELDS
 
     @property
     def num_groups(self) -> Scalar:

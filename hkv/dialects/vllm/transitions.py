@@ -20,6 +20,7 @@ from hkv.dialects.vllm.demand import Demand
 from hkv.dialects.vllm.parameters import CacheField, View
 from hkv.operations import RESULT_FRONT, Argument, Code
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, read, when
+from hkv.state.operation_loop import Payload
 from hkv.state.state import Request, Row
 from hkv.state.status import Status
 from hkv.state.workspace import Workspace
@@ -48,14 +49,6 @@ class Op(NamedTuple):
     def argument(self, argument: Argument) -> Scalar:
         """One of its arguments."""
         return self.row[argument]
-
-
-class Payload(NamedTuple):
-    """A lane's payload: integers, lanes one after the other; where the lane's begin; how many it has."""
-
-    numbers: jax.Array
-    base: Scalar
-    size: int
 
 
 class Answer(NamedTuple):

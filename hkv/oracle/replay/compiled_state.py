@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -287,17 +286,14 @@ def begin(cache: State, requests: int, steps: int) -> Resident:
 class ScheduleWorkspace(Workspace):
     """A `Workspace` with the arrays of a schedule, flat: as in `Resident`."""
 
+    CARRIED = (*Workspace.CARRIED, *SCHEDULE_ARRAYS)
+
     seats: jax.Array
     order: jax.Array
     vacant: jax.Array
     stack: jax.Array
     fates: jax.Array
     samples: jax.Array
-
-    def only(self, names: Sequence[str], values: Sequence[jax.Array]) -> Self:
-        """The workspace as a loop's body sees it: arrays that are not named are absent."""
-        named = dict(zip(names, values, strict=True))
-        return dataclasses.replace(super().only((), ()), **{**dict.fromkeys(SCHEDULE_ARRAYS), **named})
 
     def seat(self, slot: Scalar, column: Seat) -> Scalar:
         """Index into `seats`."""

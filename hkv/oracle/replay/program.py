@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm import transitions
 from hkv.dialects.vllm.parameters import CacheField, Parameters, View
-from hkv.dialects.vllm.transitions import EMPTY, Answer, Op, Payload
+from hkv.dialects.vllm.transitions import EMPTY, Answer, Op
 from hkv.operations import RESULT_FRONT, Argument, Code
 from hkv.oracle.replay import calm, compiled_reasons
 from hkv.oracle.replay.compiled_state import (
@@ -36,6 +36,7 @@ from hkv.oracle.replay.compiled_state import (
 )
 from hkv.state import free_queue
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
+from hkv.state.operation_loop import Payload
 from hkv.state.state import Request, State
 from hkv.state.status import Status
 from hkv.state.workspace import ARRAYS, COUNTERS, Sizes
