@@ -118,11 +118,18 @@ def replays(draw):
     return config, schedule, random_arrivals(draw(st.integers(0, 1 << 30)), config, schedule)
 
 
-@given(replays())
+@pytest.fixture(scope="module")
+def compiled_before():
+    """How many executables other modules of this process left behind: a checked replay may have had the same room."""
+    return program.compiled(ROOM)._cache_size()
+
+
+@given(example=replays())
 @settings(max_examples=150)
-def test_decides_as_the_plain_schedule_does(example):
+def test_decides_as_the_plain_schedule_does(compiled_before, example):
     both(*example)
-    assert program.compiled(ROOM)._cache_size() <= len(SIZES), "an example was compiled for itself"
+    compiled = program.compiled(ROOM)._cache_size() - compiled_before
+    assert compiled <= len(SIZES), "an example was compiled for itself"
 
 
 def test_the_traffic_meets_every_outcome():
