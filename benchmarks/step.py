@@ -5,7 +5,7 @@ python benchmarks/step.py --vllm-python ~/vllm/bin/python        # and vLLM 0.33
 
 Every row computes one token a step: what its query cannot read is given back, blocks are allocated in every group, the
 new token is hashed, filled blocks are registered. `hkv.step` also answers slots; vLLM computes those on its workers,
-which is not timed. At the end both must hold and have null the same entries.
+which is not timed. At the end both must hold and have null the same entries. Both run on one thread (`hkv.single_thread`).
 """
 
 from __future__ import annotations
@@ -87,10 +87,12 @@ def token_table(rows: int, length: int) -> np.ndarray:
 def run_hkv(rows: int, prompt: int, steps: int, blocks: int, groups: str) -> dict[str, Any]:
     import jax
 
+    from hkv import single_thread
     from hkv import step as serving
     from hkv.keys.fingerprint import ROOT as FIRST_KEY
     from hkv.step_state import StepBatch, StepRequest, StepRow
 
+    single_thread.enable()
     config = config_of(groups, blocks)
     tokens = token_table(rows, prompt + 2 * steps)
     room = serving.room_for(config, rows=rows, tokens=1)
