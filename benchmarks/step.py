@@ -5,7 +5,8 @@ python benchmarks/step.py --vllm-python ~/vllm/bin/python        # and vLLM 0.33
 
 Every row computes one token a step: what its query cannot read is given back, blocks are allocated in every group, the
 new token is hashed, filled blocks are registered. `hkv.step` also answers slots; vLLM computes those on its workers,
-which is not timed. At the end both must hold and have null the same entries. Both run on one thread (`hkv.single_thread`).
+which is not timed. At the end both must hold and have null the same entries. Both run on one thread
+(`hkv.single_thread`).
 """
 
 from __future__ import annotations
