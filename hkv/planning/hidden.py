@@ -16,7 +16,8 @@ def add_hidden_states(
     """The groups, large enough for one token's hidden state, and one more group for each hidden-state layer.
 
     A hidden-state layer takes as many tokens a block as fit the common page and divide every group's block (vLLM 0.33,
-    `get_kv_cache_groups` and `_ensure_min_page_size`).
+    `get_kv_cache_groups` and `_ensure_min_page_size`). Where the page has to grow, the distance between recurrent
+    states grows with the attention blocks, so that the ratio of the groups' blocks stays what it was.
 
     Args:
       groups: groups whose pages are all of one size.

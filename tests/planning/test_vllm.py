@@ -276,6 +276,15 @@ def test_hidden_states_get_a_group_of_their_own() -> None:
     assert [group.spec.block_size for group in large.groups] == [32, 32, 1]
 
 
+def test_the_grid_of_states_grows_with_the_attention_blocks_beside_a_large_hidden_state() -> None:
+    state, small = Mamba(block_size=64, shapes=((48,),)), dataclasses.replace(FULL, num_kv_heads=1, head_size=8)
+    hidden = HiddenState(block_size=16, head_size=1024)
+    made = plan({"state": state, "full": small, "hidden": hidden})
+    assert [group.spec.block_size for group in made.groups] == [256, 64, 1]
+    assert {group.spec.page_size_bytes for group in made.groups} == {2048}
+    assert (made.scheduler_block_size, made.groups[0].spec.unpadded_page_size_bytes) == (256, 192)
+
+
 def test_the_null_block_is_not_given_away() -> None:
     blocks = request_blocks(plan({"full": FULL}).groups, LIMITS)
     assert plan({"full": FULL}, memory=(blocks + 1) * 8192).num_blocks == blocks + 1

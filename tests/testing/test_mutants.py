@@ -99,6 +99,17 @@ def test_a_suite_passes_on_code_that_is_right(name):
         assert SUITES[name].run(seed) is None, seed
 
 
+GROWN = 1000094
+"""A plan with states whose grid grows beside a hidden state that does not fit their page."""
+
+
+def test_a_grid_that_grows_for_a_hidden_state_is_right_and_one_that_grows_further_is_not():
+    target = "hkv.planning.hidden:add_hidden_states"
+    assert SUITES["plans"].run(GROWN) is None
+    with applied(Patch(target, "scale = -(-largest // page)", "scale = -(-largest // page) + 1")):
+        assert (SUITES["plans"].run(GROWN) or pytest.fail("not noticed")).invariant == "pages"
+
+
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_mutant_is_caught(name):
     verdict = judge(MUTANTS[name])

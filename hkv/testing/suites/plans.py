@@ -135,10 +135,15 @@ def _apart(spec: LayerSpec) -> bool:
 
 @case_check("pages", "B-I21")
 def pages(case: Planned) -> Iterator[str]:
-    """Payload fits its page; a longer block carries its tokens in proportion; states keep their bytes."""
+    """Payload fits its page; a longer block carries its tokens in proportion; states keep their bytes and their grid.
+
+    Exception: where no token's hidden state fits the page, all blocks and grids become longer, by as little as will do.
+    """
     plan, layers = case.plan, case.all_layers
     if plan is None:
         return
+    hidden = max((spec.bytes_per_token for spec in layers.values() if isinstance(spec, HiddenState)), default=0)
+    ratios: set[int] = set()
     for group in plan.groups:
         for name, spec in zip(group.names, group.specs, strict=True):
             old = layers[name]
@@ -149,8 +154,14 @@ def pages(case: Planned) -> Iterator[str]:
                 payload = old.unpadded_page_size_bytes * spec.block_size // old.block_size
             if spec.unpadded_page_size_bytes != payload:
                 yield f"{name}: {spec.block_size} tokens take {spec.unpadded_page_size_bytes} bytes, not {payload}"
-            if isinstance(spec, Mamba) and spec.block_size != old.block_size:
-                yield f"{name}: states every {spec.block_size} tokens instead of {old.block_size}"
+            if isinstance(spec, Mamba):
+                ratio, page = spec.block_size // old.block_size, spec.page_size_bytes
+                ratios.add(ratio)
+                needed = ratio == 1 or (page - page // ratio < hidden <= page and page % ratio == 0)
+                if spec.block_size != old.block_size * ratio or not needed:
+                    yield f"{name}: states every {spec.block_size} tokens instead of {old.block_size}"
+    if len(ratios) > 1:
+        yield f"some states' grids are {min(ratios)} times as long as they were, some {max(ratios)} times"
 
 
 @case_check("unified pages", "B-I21")
