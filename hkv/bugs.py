@@ -63,6 +63,12 @@ _BUGS: tuple[Bug, ...] = (
         behaviour="the old padding stays, or the alignment is overridden: planning aborts, or pages are misaligned",
     ),
     Bug(
+        name="scattered-heads-unaligned",
+        engine="vLLM 0.33 _get_layer_block_stride",
+        contract="the distance between two blocks of a layer is a multiple of what its kernel asks for",
+        behaviour="only pages are aligned: in LHBNC, which stores head after head, blocks lie a head's bytes apart",
+    ),
+    Bug(
         name="finder-index-error",
         engine="vLLM 0.33 find_longest_cache_hit of SlidingWindowManager, ChunkedLocalAttentionManager, MambaManager",
         contract="a lookup looks at the keys that a request has, and at no other",

@@ -121,16 +121,14 @@ def _compact_names() -> str:
 def aligned_block_stride(spec: LayerSpec, order: Order, shape: Axes, padded: int | None) -> int | None:
     """Block stride that a spec's alignment asks for, None when the natural one is aligned (vLLM 0.33 planning)."""
     alignment = spec.stride_alignment_bytes
-    if order.block_outermost:
-        natural = order_strides(shape, order, padded)[B]
-        return None if natural % alignment == 0 else -(-natural // alignment) * alignment
-    if spec.page_size_bytes % alignment == 0:
+    natural = order_strides(shape, order, padded)[B]
+    if natural % alignment == 0:
         return None
-    if not order.block_compact:
+    if not order.block_outermost and not order.block_compact:
         raise LayoutError(
             "layout", order.value, f"one of {_compact_names()}, as blocks are aligned to {alignment} bytes"
         )
-    return -(-spec.page_size_bytes // alignment) * alignment
+    return -(-natural // alignment) * alignment
 
 
 def check_split(spec: LayerSpec, order: Order, kernel_block_size: int, padded: int | None, block_stride: int) -> int:

@@ -78,6 +78,13 @@ def stale_padding(bugs: Bugs) -> str:
     return f"blocks of {unified.block_size} tokens in pages of {unified.page_size_bytes} bytes"
 
 
+def scattered_heads(bugs: Bugs) -> str:
+    """Pages of two heads that are aligned as a whole, in the order that stores head after head."""
+    aligned = dataclasses.replace(FULL, block_stride_alignment=8192)
+    made = _plan([{"full": aligned}], bugs, "LHBNC", True)
+    return f"blocks {made.workers[0].tensors[0].block_stride} bytes apart, aligned to {aligned.block_stride_alignment}"
+
+
 CASES: dict[str, Callable[[Bugs], str]] = {
     "window-sizes-abort-grouping": window_sizes,
     "window-latent-merge": latent_merge,
@@ -85,6 +92,7 @@ CASES: dict[str, Callable[[Bugs], str]] = {
     "absent-layers-get-tensors": absent_layers,
     "latent-window-promotion": latent_promotion,
     "stale-page-padding": stale_padding,
+    "scattered-heads-unaligned": scattered_heads,
 }
 
 

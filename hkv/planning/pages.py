@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hkv.errors import HKVError, PlanError
 from hkv.spec import AttentionSpec, LayerSpec, Mamba, MLAAttention, OpaqueState
@@ -97,9 +98,9 @@ def align_states(
     if any(isinstance(spec, MLAAttention) for spec in tokens):
         kernel_block_size = max(kernel_block_size, 128)
     unit = max(kernel_block_size, *(spec.block_size for spec in tokens))
-    per_token = min(spec.with_block_size(1).page_size_bytes for spec in tokens)
     largest = max(spec.unpadded_page_size_bytes for spec in states)
-    block = max(unit * -(-largest // (unit * per_token)), *(spec.block_size for spec in tokens))
+    multiples = range(1, 1 + -(-largest // unit))
+    block = unit * (1 + bisect.bisect_left(multiples, largest, key=lambda count: _smallest_page(tokens, unit * count)))
     resized = {
         name: spec.with_block_size(block) if isinstance(spec, AttentionSpec) else spec for name, spec in layers.items()
     }
@@ -113,3 +114,7 @@ def align_states(
         else spec
         for name, spec in resized.items()
     }
+
+
+def _smallest_page(specs: Sequence[AttentionSpec], block_size: int) -> int:
+    return min(spec.with_block_size(block_size).page_size_bytes for spec in specs)

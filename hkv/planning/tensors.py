@@ -33,7 +33,9 @@ def aligned_page(spec: LayerSpec) -> int:
     return -(-spec.page_size_bytes // alignment) * alignment
 
 
-def cache_tensors(groups: Sequence[PlannedGroup], order: Order, num_blocks: int, block: int) -> tuple[CacheTensor, ...]:
+def cache_tensors(
+    groups: Sequence[PlannedGroup], order: Order, num_blocks: int, block: int, bugs: frozenset[str] = frozenset()
+) -> tuple[CacheTensor, ...]:
     """Where every layer lies in a buffer of `num_blocks` blocks (vLLM 0.33 `get_kv_cache_config_from_groups`).
 
     Every group starts at byte 0: a block belongs to one group at a time, so the groups' tensors overlap on purpose.
@@ -43,16 +45,17 @@ def cache_tensors(groups: Sequence[PlannedGroup], order: Order, num_blocks: int,
       order: physical order of the axes.
       num_blocks: blocks in the pool, the null block included.
       block: bytes of one block, see `bytes_per_block`.
+      bugs: names of upstream defects to reproduce.
 
     Raises:
-      PlanError: the order cannot pad a page.
+      PlanError: the order cannot pad a page, or lays its heads' blocks at distances that are not aligned.
       LayoutError: the order cannot pad a page of several heads.
     """
     tensors = []
     for group in groups:
         offset = 0
         for spec, names in _layers_by_spec(group).items():
-            layer_stride, block_stride = _strides(spec, len(names), order, num_blocks, block)
+            layer_stride, block_stride = _strides(spec, len(names), order, num_blocks, block, bugs)
             tensors.append(CacheTensor(tuple(names), layer_stride, block_stride, offset, block * num_blocks, spec))
             offset += len(names) * (spec.page_size_bytes if order.block_outermost else layer_stride)
     return tuple(tensors)
@@ -65,7 +68,9 @@ def _layers_by_spec(group: PlannedGroup) -> dict[LayerSpec, list[str]]:
     return layers
 
 
-def _strides(spec: LayerSpec, layers: int, order: Order, num_blocks: int, block: int) -> tuple[int, int]:
+def _strides(
+    spec: LayerSpec, layers: int, order: Order, num_blocks: int, block: int, bugs: frozenset[str]
+) -> tuple[int, int]:
     fixed = block if order.block_outermost else None
     if fixed is None and aligned_page(spec) != spec.page_size_bytes:
         if not order.block_compact:
@@ -74,4 +79,7 @@ def _strides(spec: LayerSpec, layers: int, order: Order, num_blocks: int, block:
     padded = None if getattr(spec, "page_size_padded", None) is None else spec.page_size_bytes
     shape = (layers, num_blocks, spec.num_heads, spec.num_states, spec.content_bytes)
     strides = order_strides(shape, order, padded, (None, fixed, None, None, None))
+    if strides[1] % spec.stride_alignment_bytes and "scattered-heads-unaligned" not in bugs:
+        expected = f"an order with blocks a multiple of {spec.stride_alignment_bytes} bytes apart, not {strides[1]}"
+        raise PlanError("layout", order.value, expected)
     return strides[0], strides[1]

@@ -56,7 +56,7 @@ def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int],
             groups=tuple(share),
             num_blocks=count,
             bytes_per_block=block,
-            tensors=cache_tensors(placed, order, count, block) if block else (),
+            tensors=cache_tensors(placed, order, count, block, options.bugs) if block else (),
             memory=bytes_,
             fitting_blocks=own,
             tp_replicas=_replicas(placed, options),
@@ -140,7 +140,7 @@ def _checked(
         share = [group.restricted(set(owned)) for group in groups]
         check_groups(order, [group.specs for group in share])
         if owned:
-            cache_tensors(share, order, 1, bytes_per_block(share, order))
+            cache_tensors(share, order, 1, bytes_per_block(share, order), options.bugs)
     return groups
 
 

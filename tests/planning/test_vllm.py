@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.errors import HKVError, MissingEngineError, PlanError
+from hkv.layout import Layout
 from hkv.orders import Order
 from hkv.planning import Plan, PlanOptions, plan_vllm
 from hkv.planning.packed import approximate_gcd
@@ -36,6 +37,7 @@ DEFECTS = frozenset(
         "absent-layers-get-tensors",
         "latent-window-promotion",
         "packed-split-loses-layers",
+        "scattered-heads-unaligned",
         "stale-page-padding",
         "window-latent-merge",
         "window-sizes-abort-grouping",
@@ -263,6 +265,19 @@ def test_latent_layers_beside_windows_that_fit_no_page_cache_everything() -> Non
     made = plan({"latent": dataclasses.replace(LATENT, head_size=100), "swa": WINDOW})
     assert len(made.groups) == 1
     assert made.groups[0].mixed
+
+
+def test_an_order_that_scatters_heads_keeps_their_blocks_aligned_unless_the_defect_is_asked_for() -> None:
+    aligned = dataclasses.replace(FULL, block_stride_alignment=8192)
+    assert aligned.page_size_bytes == 8192
+    with pytest.raises(PlanError, match="8192 bytes apart, not 4096"):
+        plan({"full": aligned}, layout="LHBNC")
+    defect = plan({"full": aligned}, layout="LHBNC", bugs=frozenset({"scattered-heads-unaligned"}))
+    assert defect.workers[0].tensors[0].block_stride == 4096
+    one_head = dataclasses.replace(aligned, num_kv_heads=1, head_size=128)
+    assert plan({"full": one_head}, layout="LHBNC").workers[0].tensors[0].block_stride == 8192
+    with pytest.raises(HKVError, match="aligned to 8192 bytes"):
+        Layout.of_spec(aligned, "LHBNC", num_blocks=4)
 
 
 def test_hidden_states_get_a_group_of_their_own() -> None:

@@ -69,8 +69,8 @@ MUTANTS = (
         "the attention block is rounded down, and a state does not fit its page",
         "states beside attention",
         PAGES + "align_states",
-        "unit * -(-largest // (unit * per_token))",
-        "unit * (largest // (unit * per_token))",
+        "unit * (1 + bisect",
+        "unit * max(1, bisect",
     ),
     _plan(
         "state-grid-apart-from-the-blocks",

@@ -94,9 +94,11 @@ def ownership(moment: RtpMoment) -> Iterator[str]:
     """A block that is cached or shared holds one whole prefix: the same, at the same place, for all that name it.
 
     Holds after every operation. A cached block in a list is full, and its key is that of the list's own tokens.
-    Exceptions: context parallelism, and requests that were forked without copies, with a reserve, or freed and begun
-    anew: a fork copies the last slot alone, and with slots in reserve the block that is written next lies before it; a
-    first allocation takes all sequences for equal, up to what was the common length when they came.
+    Exceptions: context parallelism, and requests that were forked without copies, with a reserve, after an insertion,
+    or freed and begun anew: a fork copies the last slot alone, and with slots in reserve the block that is written next
+    lies before it; copies go into last blocks of sequences that are given up, cached or not (RTP-LLM enters what has
+    ended, which nobody forks); a first allocation takes all sequences for equal, up to what was the common length when
+    they came.
     """
     if moment.config.cp_size > 1:
         return

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from hkv.dialects.rtp_llm.config import NULL, RtpConfig
+from hkv.dialects.rtp_llm.config import NULL, SINGLE, RtpConfig
 from hkv.group_policy import CpMapping, GroupType
 from hkv.keys.rolling import first_keys
 from hkv.oracle.rtp_llm import structs
-from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpOp, RtpState
+from hkv.oracle.rtp_llm.structs import Lists, RtpAnswer, RtpOp, RtpState
 from hkv.testing.invariants.invariant import EVERY, Invariant
 
 Held = dict[tuple[int, int], int]
@@ -28,13 +28,16 @@ class RtpRecord:
       tokens: of each sequence.
       reserve: tokens to come in a step beyond the next one's.
       shared: whether sequences were forked and may write into one another's blocks: without copies; with a reserve,
-        where the one copied block is not the one that is written next; or freed and begun anew, as if they were equal.
+        where the one copied block is not the one that is written next; or freed and begun anew, as if they were equal;
+        or after their blocks were entered, when a copy may go into a block of a sequence that is given up.
+      entered: whether its blocks were entered into the cache since it last waited.
       forked: whether its sequences were ever forked.
     """
 
     tokens: list[list[int]]
     reserve: int
     shared: bool = False
+    entered: bool = False
     forked: bool = False
 
 
@@ -60,8 +63,8 @@ class RtpLedger:
         self.resident: set[int] = set()
         self.parents: dict[int, int | None] = {}
 
-    def follow(self, operation: RtpOp, answer: RtpAnswer) -> None:
-        """Takes note of an operation that was performed, and of its answer."""
+    def follow(self, operation: RtpOp, answer: RtpAnswer, lists: Mapping[str, Lists]) -> None:
+        """Takes note of an operation that was performed, of its answer, and of every request's blocks before it."""
         match operation:
             case structs.RequestOp():
                 tokens = [list(operation.tokens) for _ in range(operation.sequences)]
@@ -74,14 +77,15 @@ class RtpLedger:
                 if answer.copies is not None:
                     record.forked = True
                     record.tokens = [list(record.tokens[source]) for source in operation.sources]
-                    record.shared |= not operation.copy_last or record.reserve > 0
+                    record.shared |= not operation.copy_last or record.reserve > 0 or record.entered
             case structs.FreeOp():
                 record = self.requests[operation.id]
-                record.shared = record.forked and len(record.tokens) > 1
+                record.shared, record.entered = record.forked and len(record.tokens) > 1, False
             case structs.DropOp():
                 del self.requests[operation.id]
             case structs.InsertOp():
-                self._entered(operation)
+                self.requests[operation.id].entered = True
+                self._entered(operation, lists.get(operation.id, []))
             case structs.HoldOp() if isinstance(answer, structs.Selected) and answer.blocks is not None:
                 role = "connector" if operation.connector else "request"
                 self.held[operation.name] = (role, self._counted(answer.blocks))
@@ -94,13 +98,23 @@ class RtpLedger:
             case _:
                 pass
 
-    def _entered(self, operation: structs.InsertOp) -> None:
-        for sequence in range(len(self.requests[operation.id].tokens)):
+    def _entered(self, operation: structs.InsertOp, rows: Lists) -> None:
+        for sequence, row in enumerate(rows if self._config.name != SINGLE else rows[:1]):
             keys = self.keys(operation.id, sequence)
-            for parent, key in zip([None, *keys], keys, strict=False):
-                self.parents[key] = parent
-                if operation.resident:
+            for position, key in enumerate(keys):
+                self.parents[key] = keys[position - 1] if position else None
+                if operation.resident and self._is_held(row, position):
                     self.resident.add(key)
+
+    def _is_held(self, row: list[list[int]], position: int) -> bool:
+        """Whether some group that is cached has a block there: every one, where ranks hold different parts."""
+        cached = [
+            blocks
+            for blocks, policy in zip(row, self._config.policies, strict=True)
+            if policy.enable_prefix_reuse and position < len(blocks)
+        ]
+        every = all if self._config.cp_size > 1 else any
+        return bool(cached) and every(blocks[position] != NULL for blocks in cached)
 
     def _counted(self, blocks: list[list[int]]) -> Held:
         pools = self._config.topology.num_pools

@@ -40,7 +40,7 @@ class RtpWatch:
           InvariantError: an invariant does not hold after it.
         """
         answer = self._engine.perform(operation)
-        self.ledger.follow(operation, answer)
+        self.ledger.follow(operation, answer, self.state.lists)
         before, self.state = self.state, self._read()
         moment = RtpMoment(self._config, self.ledger, operation, answer, before, self.state)
         for invariant in self._invariants:

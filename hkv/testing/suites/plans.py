@@ -19,6 +19,7 @@ from hkv.spec import (
     HiddenState,
     LayerSpec,
     Mamba,
+    MLAAttention,
     OpaqueState,
     RequestLimits,
     SlidingWindow,
@@ -409,8 +410,12 @@ def aligned_states(case: Planned) -> Iterator[str]:
     block = blocks.pop()
     smallest = min(spec.with_block_size(block).page_size_bytes for spec in tokens)
     largest = max(spec.unpadded_page_size_bytes for spec in states)
-    if smallest < largest and all(spec.stride_alignment_bytes == 1 for spec in tokens):
+    if smallest < largest:
         yield f"a state of {largest} bytes in a page of {smallest}"
+    latent = any(isinstance(spec, MLAAttention) for spec in tokens)
+    unit = max(128 if latent else 16, *(spec.block_size for spec in tokens))
+    if block > unit and min(spec.with_block_size(block - unit).page_size_bytes for spec in tokens) >= largest:
+        yield f"blocks of {block} tokens, where {block - unit} hold a state of {largest} bytes"
     for spec in made.values():
         if isinstance(spec, Mamba) and spec.block_size != block:
             yield f"states every {spec.block_size} tokens beside blocks of {block}"

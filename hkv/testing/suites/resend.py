@@ -13,6 +13,7 @@ from hkv.oracle.configuration import to_config
 from hkv.oracle.engine import apply
 from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.oplog import Allocation, Header, Hit
+from hkv.spec import SlidingWindow
 from hkv.testing.choices import Choices
 from hkv.testing.headers import draw_header
 from hkv.testing.hit_causes import Cause, causes
@@ -70,10 +71,10 @@ class Resend:
         if (header.eagle and windows > 1) or (header.partial_hits and header.retention_interval is not None):
             return 0
         unit, interval = self.unit, header.retention_interval
-        drop = unit * self._dropped_units()
         end = self.kept - header.hash_lookahead
         end = min(end, len(self.again) - 1)
         boundary = end // unit * unit
+        drop = unit * self._dropped_units(boundary)
         if interval is not None:
             replayed = (len(self.prompt) - 1) // unit * unit - drop
             on_grid = boundary // interval * interval if interval else 0
@@ -81,17 +82,29 @@ class Resend:
             return max(0, boundary - (drop if boundary == on_grid else 0))
         return max(0, boundary - drop)
 
-    def _dropped_units(self) -> int:
+    def _dropped_units(self, boundary: int) -> int:
         """Units that the drop costs: two where states cannot be peeked at, or a short window is looked up last.
 
-        Another text, or a second group of longer blocks, shortens the candidate before the window drops.
+        Another text, or a second group of longer blocks, shortens the candidate before the window drops; and a window
+        that reaches back to the first token is rounded down before it drops, wherever its candidate ends.
         """
         if not (self.header.eagle or self.header.eagle_groups):
             return 0
         short = Cause.SHORT_PREFIX_DROP in causes(to_config(self.header), len(self.again))
         recurrent = any(group["kind"] == "mamba" for group in self.header.groups)
         others = {str(group) for group in self.header.groups if group["kind"] != "opaque"}
-        return 2 if recurrent or (short and (self.suffix or len(others) > 2)) else 1
+        whole = self._reads_all(boundary - self.unit)
+        return 2 if recurrent or (short and (self.suffix or len(others) > 2 or whole)) else 1
+
+    def _reads_all(self, hit: int) -> bool:
+        """Whether a draft's window of blocks shorter than a unit wants every block before a hit of so many tokens."""
+        config = to_config(self.header)
+        specs = [config.topology.specs[group] for group in config.eagle_group_ids]
+        return any(
+            hit < -(-(spec.window - 1) // spec.block_size) * spec.block_size
+            for spec in specs
+            if isinstance(spec, SlidingWindow) and spec.block_size < self.unit
+        )
 
     def __str__(self) -> str:
         groups = "; ".join(" ".join(f"{k}={v}" for k, v in group.items()) for group in self.header.groups)
