@@ -79,7 +79,7 @@ def _strides(
     padded = None if getattr(spec, "page_size_padded", None) is None else spec.page_size_bytes
     shape = (layers, num_blocks, spec.num_heads, spec.num_states, spec.content_bytes)
     strides = order_strides(shape, order, padded, (None, fixed, None, None, None))
-    if strides[1] % spec.stride_alignment_bytes and "scattered-heads-unaligned" not in bugs:
+    if fixed is None and strides[1] % spec.stride_alignment_bytes and "scattered-heads-unaligned" not in bugs:
         expected = f"an order with blocks a multiple of {spec.stride_alignment_bytes} bytes apart, not {strides[1]}"
         raise PlanError("layout", order.value, expected)
     return strides[0], strides[1]

@@ -98,11 +98,12 @@ def ownership(moment: RtpMoment) -> Iterator[str]:
     or freed and begun anew: a fork copies the last slot alone, and with slots in reserve the block that is written next
     lies before it; copies go into last blocks of sequences that are given up, cached or not (RTP-LLM enters what has
     ended, which nobody forks); a first allocation takes all sequences for equal, up to what was the common length when
-    they came.
+    they came. What such a request entered is not judged either.
     """
     if moment.config.cp_size > 1:
         return
     cached = {(moment.pool_of(g), block): (key, g) for (key, g), block in moment.slots(moment.after).items()}
+    unsure = {place for place, (key, _) in cached.items() if key in moment.ledger.unsure}
     names: dict[tuple[int, int], set[tuple[int, int, int | None]]] = defaultdict(set)
     times: Counter[tuple[int, int]] = Counter()
     for id, rows in moment.after.lists.items():
@@ -112,9 +113,9 @@ def ownership(moment: RtpMoment) -> Iterator[str]:
             keys = moment.ledger.keys(id, sequence)
             for group, blocks in enumerate(row):
                 for position, block in enumerate(blocks):
-                    if block == NULL:
-                        continue
                     place = (moment.pool_of(group), block)
+                    if block == NULL or place in unsure:
+                        continue
                     key = keys[position] if position < len(keys) else None
                     names[place].add((group, position, key))
                     times[place] += 1
@@ -133,7 +134,7 @@ def refusal(moment: RtpMoment) -> Iterator[str]:
     refusal is judged by more blocks than any rule could ask for, one for every slot of every sequence; who takes over
     cached blocks but is not to be reused is refused by a need that leaves them out. A group in need evicts only keys
     of which it has a block, so that cached blocks count as free only under keys that all groups have, and only where
-    nothing is resident.
+    nothing is resident and no group may lose blocks alone, which does so in place of keys that leave whole.
     """
     operation, answer = moment.operation, moment.answer
     assert isinstance(operation, structs.MallocOp)
@@ -171,9 +172,9 @@ def _most_needed(moment: RtpMoment, operation: structs.MallocOp) -> list[int]:
 
 
 def _evictable(moment: RtpMoment) -> list[int]:
-    """Of each pool, blocks that only the cache holds and that eviction can give; none where anything is resident."""
+    """Of each pool, blocks that only the cache holds and that eviction gives for sure."""
     counts = [0] * moment.config.topology.num_pools
-    if moment.ledger.resident:
+    if moment.ledger.resident or moment.config.independent_groups:
         return counts
     for _, row in moment.before.cached:
         for group, block in enumerate(row if NULL not in row else ()):

@@ -52,6 +52,7 @@ class RtpLedger:
       held: of everything that is held under a name, the role and the blocks.
       exported: of everything that was exported under a name and not settled, the blocks.
       resident: keys that were entered never to be evicted.
+      unsure: keys entered by requests whose sequences may write into one another's blocks.
       parents: the key that each key was last entered behind; None for a first one.
     """
 
@@ -61,6 +62,7 @@ class RtpLedger:
         self.held: dict[str, tuple[str, Held]] = {}
         self.exported: dict[str, Held] = {}
         self.resident: set[int] = set()
+        self.unsure: set[int] = set()
         self.parents: dict[int, int | None] = {}
 
     def follow(self, operation: RtpOp, answer: RtpAnswer, lists: Mapping[str, Lists]) -> None:
@@ -103,6 +105,8 @@ class RtpLedger:
             keys = self.keys(operation.id, sequence)
             for position, key in enumerate(keys):
                 self.parents[key] = keys[position - 1] if position else None
+                if self.requests[operation.id].shared:
+                    self.unsure.add(key)
                 if operation.resident and self._is_held(row, position):
                     self.resident.add(key)
 
