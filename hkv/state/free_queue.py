@@ -44,7 +44,7 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
         w = w.write("rows", block, start + taken)
         w = w.write("blocks", -given.astype(jnp.int32), w.block(jnp.where(fast, block, 0)))
         w = emit(w, named, Event.REMOVED, entry)
-        w = w.replace(head=w.head + fast, evictions=w.evictions + named)
+        w = w.replace(head=w.head + 1, evictions=w.evictions + named)
         return w, (taken + given, jnp.where(fast, block, 0), ~fast)
 
     def stretch(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
@@ -56,7 +56,7 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
             reads=("queue",),
             writes=("rows", "blocks", "keys", "table", "head", "evictions", "events", "num_events"),
         )
-        w = w.write("keys", 0, w.key(before))
+        w = w.write("keys", 0, w.key(before)).replace(head=w.head - stopped)
         w, (block,) = peek(stopped, lambda v: (v.read("queue", v.place(v.head)),), w, ("queue",), (0,))
         w = key_table.drop_keys(w, stopped, block)
         return w.replace(evictions=w.evictions + stopped), (taken,)

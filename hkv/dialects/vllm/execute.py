@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -127,20 +128,73 @@ def _seldom(
             w, got = fork.fork(w, view, op, got, place)
         return w, (False, *got)
 
-    mine = jnp.bool_(False)
-    for code in sorted(_SELDOM.intersection(only)):
-        mine = mine | (op.code == int(code))
+    mine = _one_of(op.code, _SELDOM.intersection(only))
     work, local = loop(lambda c: c[0], perform, work, (mine, *answer), writes=EVERYTHING)
     return work, Answer(*local[1:])
+
+
+_ABOUT_BLOCKS = {Code.ALLOCATE, Code.COMMIT, Code.RETIRE, Code.FREE}
+"""Operations that take, register or give back blocks; of these, the first two may take or register."""
+
+
+def _blocks(
+    work: Workspace, view: View, op: transitions.Op, answer: Answer, only: tuple[Code, ...]
+) -> tuple[Workspace, Answer]:
+    def perform(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        got = Answer(*local[1:])
+        plan = None
+        if not only_commits:
+            w, got, plan = transitions.admit_or_give_back(w, view, op, got, Code.ALLOCATE in only)
+        if Code.ALLOCATE in only or Code.COMMIT in only:
+            w, got = _granted(w, view, op, got, plan, only)
+        return w, (False, *got)
+
+    only_commits = not {Code.ALLOCATE, Code.RETIRE, Code.FREE}.intersection(only)
+    mine = _one_of(op.code, _ABOUT_BLOCKS.intersection(only))
+    work, local = loop(lambda c: c[0], perform, work, (mine, *answer), writes=EVERYTHING)
+    return work, Answer(*local[1:])
+
+
+def _granted(
+    work: Workspace,
+    view: View,
+    op: transitions.Op,
+    answer: Answer,
+    plan: transitions.Plan | None,
+    only: tuple[Code, ...],
+) -> tuple[Workspace, Answer]:
+    """What follows once blocks are granted, and COMMIT."""
+
+    def perform(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        got, certain = Answer(*local[1:]), jnp.int32(-1)
+        if plan is not None and Code.ALLOCATE in only:
+            w, got, certain = transitions.allocate(w, view, op, got, plan)
+        if Code.COMMIT in only:
+            got, certain = transitions.commit(op, got, certain)
+        w, got = transitions.register(w, view, op, got, certain)
+        if plan is not None and Code.ALLOCATE in only:
+            w = calm.note(w, view, op.slot, plan.granted & ~plan.calm)
+        return w, (False, *got)
+
+    mine = op.code == int(Code.COMMIT)
+    if plan is not None:
+        mine = mine | plan.granted
+    work, local = loop(lambda c: c[0], perform, work, (mine, *answer), writes=EVERYTHING)
+    return work, Answer(*local[1:])
+
+
+def _one_of(code: Scalar, codes: Iterable[Code]) -> Scalar:
+    found = jnp.bool_(False)
+    for each in sorted(codes):
+        found = found | (code == int(each))
+    return found
 
 
 def _one(
     w: Workspace, view: View, op: transitions.Op, payload: Payload, place: Scalar, only: tuple[Code, ...]
 ) -> Workspace:
     code = op.code
-    known = jnp.bool_(False)
-    for each in only:
-        known = known | (code == int(each))
+    known = _one_of(code, only)
     nowhere = known & transitions.needs_slot(code) & ~op.exists
     status = jnp.where(known, int(Status.OK), int(Status.UNKNOWN_OPERATION))
     answer = Answer(
@@ -152,22 +206,12 @@ def _one(
     )
     w = w.replace(dropped=w.dropped + nowhere)
     first_id = w.num_ids
-    certain = jnp.int32(-1)
     if _SELDOM.intersection(only):
         w, answer = _seldom(w, view, op, answer, payload, place, only)
     if Code.LOOKUP in only:
         w, answer = transitions.lookup(w, view, op, answer)
-    plan = None
-    if {Code.ALLOCATE, Code.RETIRE, Code.FREE}.intersection(only):
-        w, answer, plan = transitions.admit_or_give_back(w, view, op, answer, Code.ALLOCATE in only)
-    if plan is not None and Code.ALLOCATE in only:
-        w, answer, certain = transitions.allocate(w, view, op, answer, plan)
-    if Code.COMMIT in only:
-        answer, certain = transitions.commit(op, answer, certain)
-    if Code.ALLOCATE in only or Code.COMMIT in only:
-        w, answer = transitions.register(w, view, op, answer, certain)
-    if plan is not None and Code.ALLOCATE in only:
-        w = calm.note(w, view, op.slot, plan.granted & ~plan.calm)
+    if _ABOUT_BLOCKS.intersection(only):
+        w, answer = _blocks(w, view, op, answer, only)
     if Code.ADVANCE in only:
         w, answer = transitions.advance(w, op, answer)
     if Code.FREE in only or Code.DROP in only:

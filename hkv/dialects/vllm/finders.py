@@ -90,10 +90,10 @@ def forward(
             key = v.read("chains", chain + i * query.scale)
             value = v.read("table", v.entry(key * groups + column))
             v = v.write("rows", first_block(value), row + i)
-            return v, (i + (value > 0), value > 0)
+            return v, (i + 1, value > 0)
 
-        w, (length, _) = loop(lambda c: (c[0] < limit) & c[1], step, w, (start, True), reads=READS, writes=WRITES)
-        return w, (column + 1, length)
+        w, (end, found) = loop(lambda c: (c[0] < limit) & c[1], step, w, (start, True), reads=READS, writes=WRITES)
+        return w, (column + 1, end - ~found)
 
     end = jnp.where(enabled, query.first + query.members, query.first)
     names = (*READS, *WRITES)
@@ -152,11 +152,11 @@ def inside(
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         i, _ = local
         w, found = _known(w, view, query, i, divide(i, query.scale))
-        return w, (i - ~found, found)
+        return w, (i - 1, found)
 
     start = (jnp.where(enabled, most, least) - 1, False)
-    work, (last, _) = loop(lambda c: (c[0] >= least) & ~c[1], body, work, start, reads=READS, writes=WRITES)
-    units = jnp.maximum(last + 1, least)
+    work, (last, found) = loop(lambda c: (c[0] >= least) & ~c[1], body, work, start, reads=READS, writes=WRITES)
+    units = jnp.maximum(last + 1 + found, least)
     first = jnp.where(search.backward, divide(jnp.maximum(units - 1, 0), query.scale), 0)
     return work, units - (search.drop & (units > 0)), first
 

@@ -95,6 +95,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
     unitary = view.whole(CacheField.UNITARY) != 0
     single_pass = view.whole(CacheField.SINGLE_PASS) != 0
     hash_block = view.whole(CacheField.HASH_BLOCK)
+    drops = view.whole(CacheField.DROPS) != 0
     has_parts = work.sizes.buckets.parts > 0
 
     def visit(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
@@ -143,11 +144,12 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
         forget = ~again & ~drop & (new < at.current)
         verified = jnp.where(~again & drop, at.verified | bit, jnp.where(forget, 0, at.verified))
         end = at.finder + 1 == searches
-        done = end & ((new >= at.hit) | single_pass)
+        nothing = (new == 0) & ~drops
+        done = (end & ((new >= at.hit) | single_pass)) | nothing
         return w, _Progress(
             finder=jnp.where(end, 0, at.finder + 1),
             current=new,
-            hit=jnp.where(end, jnp.minimum(at.hit, new), at.hit),
+            hit=jnp.where(end | nothing, jnp.minimum(at.hit, new), at.hit),
             longest=jnp.where(again, at.longest, jnp.maximum(at.longest, new)),
             verified=verified,
             seen=at.seen | bit,
@@ -160,6 +162,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
     start = _Progress(zero, tokens, tokens, zero, zero, zero, no, enabled & (searches > 0))
     work, local = loop(lambda c: c[-1], visit, work, start, writes=WRITES)
     end = _Progress(*local)
+    work = _forget(work, view, slot, jnp.where(enabled & ~drops & (end.current == 0), view.num_groups, 0))
     hit = jnp.where(enabled & (searches > 0) & ~end.fails, end.hit, 0)
     shared = jnp.where((end.longest > hit) & ~unitary & enabled & ~end.fails, end.longest, 0)
     return work, Hit(hit, shared, end.fails)
@@ -195,3 +198,14 @@ def _note(work: Workspace, view: View, query: Query, enabled: Scalar, tokens: Sc
 
     count = jnp.where(enabled, query.members, 0)
     return loop(lambda c: c[0] < count, body, work, (0,), writes=("requests",))[0]
+
+
+def _forget(work: Workspace, view: View, slot: Scalar, groups: Scalar) -> Workspace:
+    """Notes that the first `groups` groups found nothing: one that found nothing ends the search for all."""
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (group,) = local
+        w = w.set_row(slot, group, Row.HIT_FIRST, 0)
+        return w.set_row(slot, group, Row.HIT_LENGTH, 0), (group + 1,)
+
+    return loop(lambda c: c[0] < groups, body, work, (0,), writes=("requests",))[0]

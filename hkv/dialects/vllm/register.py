@@ -128,7 +128,7 @@ def _whole_blocks(
         new = (w.read("table", w.entry(entry)) <= 0) & ((why != 0) | (w.read("keys", w.key(block)) == 0))
         value = jnp.where(why != 0, why, block * 8)
         after = jnp.where(new, kept.next_phase(phase), phase)
-        return w, (i + new, after, inside, jnp.where(new, entry, spare), jnp.where(new, value, 0), ~new)
+        return w, (i + 1, after, inside, jnp.where(new, entry, spare), jnp.where(new, value, 0), ~new)
 
     def stretch(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         inside, until = kept.stretch(local[0], full)
@@ -140,7 +140,7 @@ def _whole_blocks(
             reads=("rows", "chains"),
             writes=("table", "keys", "events", "num_events"),
         )
-        w = settle(w, entry, value)
+        w, i = settle(w, entry, value), i - stopped
         w, (block, why, entry) = peek(
             stopped,
             lambda v: look(v, i, inside | (phase >= kept.least)),
@@ -148,11 +148,15 @@ def _whole_blocks(
             reads=("rows", "chains"),
             default=(0, 0, 0),
         )
-        entered = stopped & (why == 0)
-        w = key_table.note_absence(w, stopped & ~entered, entry, why)
+        w = when(stopped, lambda v: enter(v, block, why, entry), w, writes=key_table.WRITES)
+        return w, (i + stopped,)
+
+    def enter(w: Workspace, block: Scalar, why: Scalar, entry: Scalar) -> Workspace:
+        entered = why == 0
+        w = key_table.note_absence(w, ~entered, entry, why)
         w = key_table.drop_keys(w, entered, block)
         w = key_table.add_key(w, entered, block, jnp.int32(0), entry)
-        return emit(w, entered, Event.KEY, entry), (i + stopped,)
+        return emit(w, entered, Event.KEY, entry)
 
     work, _ = loop(lambda c: c[0] < full, stretch, work, (done,), writes=WRITES)
     work = emit(work, full > done, Event.STORED + 8 * slot, group, done, full)

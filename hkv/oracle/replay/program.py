@@ -179,11 +179,12 @@ def _grow(w: ScheduleWorkspace, trace: Trace, m: Machine) -> Pair:
         )
         new = jnp.where(inside, chunk(trace, request, tokens, junction, computed, budget), 0)
         easy = inside & ((new == 0) | (computed + new <= calm))
-        return v, (cursor + easy, budget - jnp.where(easy, new, 0), slot, new, easy)
+        return v, (cursor + 1, budget - jnp.where(easy, new, 0), slot, new, easy)
 
     start = (m.cursor, m.budget, w.spare_slot, 0, mine)
     w, local = loop(lambda c: c[4], body, w, start, reads=("order",), writes=("seats",))
-    cursor, budget, slot, new, _ = local
+    cursor, budget, slot, new, easy = local
+    cursor -= ~easy
     after = jnp.where(m.refused != 0, int(Mode.RECORD), int(Mode.ADMIT))
     mode = jnp.where(new > 0, int(Mode.ASK), after)
     return w, m.when(mine, cursor=cursor, budget=budget, asked=slot, new=new, mode=mode)
@@ -237,11 +238,12 @@ def _compute(w: ScheduleWorkspace, trace: Trace, m: Machine) -> Pair:
         stays = inside & ~ends
         tokens = tokens + jnp.where(caught_up, more, 0)
         place = jnp.where(stays, kept, spare)
-        return v, (cursor + stays, kept + stays, slot, computed, tokens, place, stays, ends)
+        return v, (cursor + 1, kept + stays, slot, computed, tokens, place, stays, ends)
 
     start = (m.cursor, m.kept, spare, 0, 0, spare, mine, False)
     w, local = loop(lambda c: c[6], body, w, start, writes=("order", "seats"))
-    cursor, kept, slot, _, _, _, _, ends = local
+    cursor, kept, slot, _, _, _, stays, ends = local
+    cursor -= ~stays
     m = m.when(mine, cursor=cursor, kept=kept, asked=slot)
     m = m.when(mine & ends, mode=int(Mode.FINISH))
     return w, m.when(mine & ~ends, mode=int(Mode.BEGIN), active=kept, step=m.step + 1)
