@@ -10,8 +10,8 @@ import numpy as np
 
 from hkv import cache
 from hkv.operations import WIDTH, Argument, Code, Column, Operations
-from hkv.oracle.replay import compiled
-from hkv.oracle.replay.compiled_state import Fate
+from hkv.oracle.replay import compiled, dispatches
+from hkv.oracle.replay.schedule_state import Fate
 from hkv.state.state import Counter
 
 IDS = 1 << 23
@@ -21,17 +21,17 @@ PROMPT = (Code.REQUEST, Code.LOOKUP, Code.ALLOCATE, Code.FREE, Code.DROP)
 """What happens to a prompt."""
 
 
-def prepare(case: Any) -> compiled.Incoming:
+def prepare(case: Any) -> dispatches.Incoming:
     """The requests as arrays: keys are made here."""
-    return compiled.incoming(case.arrivals, case.schedule.max_model_len)
+    return dispatches.incoming(case.arrivals, case.schedule.max_model_len)
 
 
-def run(case: Any, prepared: compiled.Incoming, ids: bool) -> dict[str, Any]:
+def run(case: Any, prepared: dispatches.Incoming, ids: bool) -> dict[str, Any]:
     """One run from an empty cache: what was decided, and the seconds of the dispatches; the first compiles."""
     return _schedule(case, prepared, ids) if case.mode == "schedule" else _prompts(case, prepared, ids)
 
 
-def _schedule(case: Any, prepared: compiled.Incoming, ids: bool) -> dict[str, Any]:
+def _schedule(case: Any, prepared: dispatches.Incoming, ids: bool) -> dict[str, Any]:
     config, schedule = case.config, case.schedule
     sizes = compiled.Sizes.of(config, schedule, prepared)
     room = IDS if ids else 0
@@ -53,7 +53,7 @@ def _schedule(case: Any, prepared: compiled.Incoming, ids: bool) -> dict[str, An
     }
 
 
-def prompt_operations(prepared: compiled.Incoming, hash_block: int) -> Operations:
+def prompt_operations(prepared: dispatches.Incoming, hash_block: int) -> Operations:
     """REQUEST, LOOKUP, ALLOCATE of all that is left, FREE and DROP for each prompt, all in slot 0."""
     count = prepared.count
     table = np.zeros((len(PROMPT) * count + 1, WIDTH), np.int32)
@@ -74,7 +74,7 @@ def prompt_operations(prepared: compiled.Incoming, hash_block: int) -> Operation
     return Operations(table, prepared.keys)  # type: ignore[arg-type]
 
 
-def _prompts(case: Any, prepared: compiled.Incoming, ids: bool) -> dict[str, Any]:
+def _prompts(case: Any, prepared: dispatches.Incoming, ids: bool) -> dict[str, Any]:
     config = case.config
     longest = int(prepared.requests[:-1, 1].max())
     buckets = cache.buckets_for(config, requests=8, keys=prepared.num_keys, tokens=longest)

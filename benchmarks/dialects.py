@@ -31,7 +31,7 @@ from hkv.dialects.rtp_llm.operations import RtpBatch, RtpCode, RtpColumn
 from hkv.errors import HKVError
 from hkv.keys.interning import Interner
 from hkv.oracle.engines.rtp_jax import VERDICTS
-from hkv.oracle.replay import compiled
+from hkv.oracle.replay import compiled, dispatches
 from hkv.oracle.replay.chunking import Chunking
 from hkv.oracle.replay.record import Recorder
 from hkv.oracle.replay.rtp_record import RtpRecorder
@@ -138,7 +138,7 @@ class Sides:
         self.vllm = cache_config(specs, blocks, schedule)
         self.rtp = rtp_config(dialect, specs, [blocks], reserve_ratio=0)
         self._schedule, self._made = schedule, made
-        self._incoming = compiled.incoming(made, schedule.max_model_len)
+        self._incoming = dispatches.incoming(made, schedule.max_model_len)
         self._sizes = compiled.Sizes.of(self.vllm, schedule, self._incoming)
         self.listened = Listening(keyed_rtp_engine("numpy", self.rtp), self.rtp.block_size)
         _, self._hits = self._rtp_over(self.listened)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.errors import MissingExtraError
-from hkv.oracle.replay import compiled
+from hkv.oracle.replay import dispatches
 from hkv.oracle.replay.schedule import Schedule
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"
@@ -69,13 +69,13 @@ def _point(num_blocks: int, tokens: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def _incoming(count: int, tokens: int) -> compiled.Incoming:
+def _incoming(count: int, tokens: int) -> dispatches.Incoming:
     per_request = tokens // 16
     requests = np.zeros((count + 1, 4), np.int32)
     requests[:-1, 1] = tokens
     requests[:, 3] = np.arange(count + 1) * per_request
     ends = np.arange(count + 1, dtype=np.int64) * per_request
-    return compiled.Incoming(requests, np.arange(count * per_request, dtype=np.int32), ends, count * per_request)
+    return dispatches.Incoming(requests, np.arange(count * per_request, dtype=np.int32), ends, count * per_request)
 
 
 @jax.jit

@@ -22,8 +22,8 @@ from hkv.errors import ConfigError
 from hkv.oracle.engines import FORMS
 from hkv.oracle.replay import plot, summary
 from hkv.oracle.replay.lockstep import Difference
-from hkv.oracle.replay.rtp_run import rtp_replay
-from hkv.oracle.replay.run import DEFAULT_ENGINE, REFERENCE, Outcome, Timing, default_engine, replay
+from hkv.oracle.replay.rtp_run import default_rtp_engine, rtp_replay
+from hkv.oracle.replay.run import DEFAULT_ENGINE, Outcome, Timing, default_engine, replay
 from hkv.oracle.replay.schedule import Schedule
 from hkv.oracle.replay.tables import tables
 from hkv.oracle.traces.reader import TOKENS_PER_ID, read_trace
@@ -110,9 +110,7 @@ class Positive(click.ParamType):
 @click.option("--block-size", type=click.IntRange(min=1), help="With --model: tokens per block, if not its kernels'.")
 @click.option("--kv-dtype", metavar="TYPE", help="With --model: element type of its cache.  [default: auto]")
 @click.option("--draft", metavar="CONFIG", help="With --model: config of a draft (EAGLE or MTP) module.")
-@click.option(
-    "--engine", default=DEFAULT_ENGINE, show_default=True, help=f"Whose cache, one of: {FORMS}; rtp-llm: numpy."
-)
+@click.option("--engine", default=DEFAULT_ENGINE, show_default=True, help=f"Whose cache, one of: {FORMS}.")
 @click.option("--check", is_flag=True, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
 @click.option("--caching/--no-caching", default=True, show_default=True, help="Prefix caching.")
 @rtp_options
@@ -192,9 +190,8 @@ def command(ctx: click.Context, **options: Any) -> int:
     cache = (studied_rtp_cache if by_rtp else studied_cache)(options)
     timing = Timing(step_ms=options["step_ms"], speed=options["speed"])
     if ctx.get_parameter_source("engine") is ParameterSource.DEFAULT:
-        options["engine"], reason = REFERENCE, ""
-        if not isinstance(cache.config, RtpConfig):
-            options["engine"], reason = default_engine(cache.config)
+        of_config = default_rtp_engine if isinstance(cache.config, RtpConfig) else default_engine
+        options["engine"], reason = of_config(cache.config)  # type: ignore[arg-type]
         if reason:
             print(f"hkv: engine {options['engine']}: {reason}", file=sys.stderr)
     if options["plot_path"]:

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.errors import ConfigError
-from hkv.oracle.replay import agreement, compiled, program, run
+from hkv.oracle.replay import agreement, compiled, dispatches, program, run, schedule_loop
 from hkv.oracle.replay.chunking import Chunking
-from hkv.oracle.replay.compiled_state import Number
 from hkv.oracle.replay.diagnosis import REASONS
 from hkv.oracle.replay.lockstep import Difference
 from hkv.oracle.replay.schedule import Arrival, Schedule
+from hkv.oracle.replay.schedule_state import Number, Trace
 from hkv.oracle.traces.workloads import Workload, generate
 from hkv.oracle.traces.writer import trace_lines
 from hkv.spec import FullAttention, Mamba, spec_from_text
@@ -83,7 +83,7 @@ def sizes_for(config):
 
 def both(config, schedule, arrivals):
     """Replays on both, compares everything but reasons as it goes, and returns both outcomes."""
-    prepared = compiled.incoming(arrivals, schedule.max_model_len)
+    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
     mine = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS)
     steps = mine.run()
     outcome = run.Outcome(config, mine.recorder(), steps, mine.evictions, 0.0)
@@ -161,7 +161,7 @@ def test_a_wrong_block_is_named():
     schedule = Schedule(step_tokens=64, max_running=8, max_model_len=200)
     config = cache("full:4", 60, schedule)
     arrivals = random_arrivals(3, config, schedule)
-    prepared = compiled.incoming(arrivals, schedule.max_model_len)
+    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
     mine = compiled.CompiledReplay(config, schedule, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
     mine.run()
     ids = np.concatenate(mine.ids)
@@ -178,7 +178,7 @@ def test_a_wrong_number_is_noticed(field):
     schedule = Schedule(step_tokens=64, decode_tokens=2, max_running=3, max_model_len=200)
     config = cache("full:4,swa:4:32,swa:4:8", 130, schedule)
     arrivals = random_arrivals(5, config, schedule)
-    prepared = compiled.incoming(arrivals, schedule.max_model_len)
+    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
     other = dataclasses.replace(schedule, **{field: getattr(schedule, field) - 1})
     mine = compiled.CompiledReplay(config, other, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
     mine.run()
@@ -191,7 +191,7 @@ def test_progress_is_told_between_dispatches():
     schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
     config = cache("full:4", 60, schedule)
     arrivals = random_arrivals(1, config, schedule)
-    prepared = compiled.incoming(arrivals, schedule.max_model_len)
+    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
     mine = compiled.CompiledReplay(config, schedule, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
     told = []
     mine.run(lambda: told.append(None))
@@ -203,7 +203,7 @@ def test_nothing_of_a_pools_size_is_copied_in_a_step():
     buckets = Buckets(blocks=4096, requests=9, groups=4, row=64, chain=64, keys=8192)
     schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
     config = cache("full:4,swa:4:32", 4000, schedule)
-    prepared = compiled.incoming(random_arrivals(1, config, schedule), schedule.max_model_len)
+    prepared = dispatches.incoming(random_arrivals(1, config, schedule), schedule.max_model_len)
     mine = compiled.CompiledReplay(config, schedule, prepared, sizes=compiled.Sizes(buckets, 64, 4096), steps=STEPS)
     lowered = program.compiled(0).lower(mine._parameters, mine._inputs, mine.resident)
     assert large_copies(lowered.compile().as_text(), 1024) == []
@@ -228,21 +228,21 @@ def test_a_copy_would_be_found():
 
 
 def test_arrivals_that_cannot_be_counted_are_refused():
-    late = Arrival(0, compiled.LATEST, 4, 1, lambda: [])
+    late = Arrival(0, dispatches.LATEST, 4, 1, lambda: [])
     with pytest.raises(ConfigError, match="step-ms"):
-        compiled.incoming([late], 100)
+        dispatches.incoming([late], 100)
 
 
 def test_what_the_compiled_cache_has_not_is_refused():
     schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
     config = cache("full:4,mamba:16", 100, schedule)
     with pytest.raises(ConfigError, match="partial_hits"):
-        compiled.CompiledReplay(config, schedule, compiled.incoming([], 240))
+        compiled.CompiledReplay(config, schedule, dispatches.incoming([], 240))
     drafting = run.cache_config(
         [FullAttention(block_size=4), Mamba(block_size=4, num_speculative_blocks=1)], 9, schedule
     )
     with pytest.raises(ConfigError, match="num_speculative_blocks"):
-        compiled.CompiledReplay(drafting, schedule, compiled.incoming([], 240))
+        compiled.CompiledReplay(drafting, schedule, dispatches.incoming([], 240))
     assert run.default_engine(drafting)[0] == "numpy"
 
 
@@ -257,7 +257,7 @@ def test_chunking_is_the_plain_schedules():
         tokens: int
         junction: int
 
-    chunk = jax.jit(program.chunk)
+    chunk = jax.jit(schedule_loop.chunk)
     for _ in range(300):
         prompt = source.randint(1, 100)
         tokens = prompt + source.randint(0, 20)
@@ -267,7 +267,7 @@ def test_chunking_is_the_plain_schedules():
         numbers[Number.STEP_TOKENS] = chunking.step_tokens
         numbers[Number.KEPT_BLOCK] = chunking.block_size
         numbers[Number.KEPT_EAGLE] = chunking.eagle
-        trace = compiled.Trace(np.array([[0, prompt, 40, 0]] * 2, np.int32), np.zeros(1, np.int32), numbers, None)
+        trace = Trace(np.array([[0, prompt, 40, 0]] * 2, np.int32), np.zeros(1, np.int32), numbers)
         scalars = (np.int32(x) for x in (0, tokens, request.junction, start, budget))
         assert int(chunk(trace, *scalars)) == chunking.tokens(request, start, budget)
 

@@ -23,24 +23,10 @@ STATE = structs.StateOp()
 MODELS = pathlib.Path(__file__).parents[1] / "data" / "models"
 
 
-@pytest.fixture
-def trace(tmp_path: pathlib.Path) -> Any:
-    """Writes requests of `(step, hash_ids, tokens, output)`; an id stands for 4 tokens."""
-
-    def write(*requests: tuple[int, list[int], int, int]) -> str:
-        lines = [
-            {"timestamp": 50 * step, "input_length": tokens, "output_length": output, "hash_ids": ids}
-            for step, ids, tokens, output in requests
-        ]
-        path = tmp_path / "trace.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return str(path)
-
-    return write
-
-
 def replayed(monkeypatch: Any, capsys: Any, path: str, *arguments: str) -> dict[str, Any]:
-    code, out, err = run(monkeypatch, capsys, "replay", path, "--tokens-per-id", "4", *arguments, "--json", "-")
+    """By the NumPy engine, which compiles nothing; `test_compiled_replay.py` holds the compiled one against it."""
+    how = ("--tokens-per-id", "4", "--engine", "numpy", "--json", "-")
+    code, out, err = run(monkeypatch, capsys, "replay", path, *how, *arguments)
     assert (code, err) == (0, "")
     return json.loads(out)
 
@@ -222,7 +208,10 @@ def test_models_that_hits_would_leave_without_a_window_are_refused(monkeypatch, 
             "--retention is not for",
         ),
         (["--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "9", "--engine", "no.such:Engine"], "no.such"),
-        (["--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "9", "--check"], "other than numpy"),
+        (
+            ["--dialect", SINGLE, "--groups", "full:4", "--num-blocks", "9", "--check", "--engine", "numpy"],
+            "other than numpy",
+        ),
         (["--dialect", HYBRID, "--groups", "full:4,swa:4:64", "--num-blocks", "9"], "bring one block of a window"),
         (["--dialect", HYBRID, "--groups", "full:4,chunked:4:64", "--num-blocks", "9"], "full, mla, swa or mamba"),
         (["--dialect", HYBRID, "--groups", "full:4,mamba:8", "--num-blocks", "9"], "a block for each cache key"),
@@ -256,7 +245,9 @@ def test_check_stops_at_the_first_difference(monkeypatch, capsys, trace) -> None
 def test_tables(monkeypatch, capsys, trace, tmp_path) -> None:
     path = trace((0, [0], 4, 1))
     arguments = ("--dialect", POOLS, "--groups", "full:4,swa:4:4", "--num-blocks", "9,5", "--tokens-per-id", "4")
-    code, out, err = run(monkeypatch, capsys, "replay", path, *arguments, "--plot", str(tmp_path / "a.svg"))
+    code, out, err = run(
+        monkeypatch, capsys, "replay", path, *arguments, "--engine", "numpy", "--plot", str(tmp_path / "a.svg")
+    )
     assert (code, err) == (0, "")
     for text in ("of 12", "1 granted", "blocks cached, peak", "whole prompt", "swa:4:4", "engine numpy"):
         assert text in out

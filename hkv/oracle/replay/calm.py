@@ -6,7 +6,8 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm import admit
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
-from hkv.oracle.replay.compiled_state import Number, ScheduleWorkspace, Seat, Trace
+from hkv.oracle.replay.compiled_state import ScheduleWorkspace
+from hkv.oracle.replay.schedule_state import Number, Seat, Trace
 from hkv.state.loops import Scalar, divide, loop, when
 from hkv.state.state import Row
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from hkv.dialects.vllm import admit, kinds
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
 from hkv.oracle.replay import diagnosis
-from hkv.oracle.replay.compiled_state import FATE, ScheduleWorkspace
+from hkv.oracle.replay.compiled_state import ScheduleWorkspace
+from hkv.oracle.replay.schedule_state import FATE
 from hkv.state.loops import Scalar, divide, loop, when
 from hkv.state.state import EVICTED, NEVER_SEEN, NOT_RETAINED, RETIRED
 

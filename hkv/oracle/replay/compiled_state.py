@@ -3,225 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
-from typing import Any, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from hkv.state.loops import Scalar
+from hkv.oracle.replay.schedule_state import SCHEDULE_ARRAYS, ScheduleArrays, Trace, empty_arrays
 from hkv.state.state import State
 from hkv.state.workspace import ARRAYS, COUNTERS, OUTPUTS, Workspace
-
-Number = enum.IntEnum(
-    "Number",
-    (
-        "STEP_TOKENS",
-        "DECODE_TOKENS",
-        "MAX_RUNNING",
-        "LOOKAHEAD",
-        "MAX_MODEL_LEN",
-        "CLOSED_LOOP",
-        "REQUESTS",
-        "KEPT_BLOCK",
-        "KEPT_EAGLE",
-        "DIAGNOSE",
-    ),
-    start=0,
-)
-"""Columns of `Trace.numbers`.
-
-The first six are as in `Schedule`. REQUESTS: requests of the trace. KEPT_BLOCK and KEPT_EAGLE:
-`Chunking.block_size` and `Chunking.eagle`. DIAGNOSE: whether to find out why hits ended.
-"""
-
-
-class Arriving(enum.IntEnum):
-    """Columns of `Trace.requests`."""
-
-    STEP = 0
-    PROMPT = 1
-    OUTPUT = 2
-    KEY_START = 3
-
-
-ARRIVING = 4
-"""Columns of `Trace.requests`."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Trace:
-    """What a replay reads and never writes.
+class DiagnosedTrace(Trace):
+    """A `Trace` and what finding the reasons wants.
 
     Attributes:
-      requests: int32[requests + 1, 4], a row a request, columns `Arriving`; the last row is spare.
-      keys: int32[keys], every request's prefix keys, one request after the other, output included.
-      numbers: int32[10], `Number`.
       diagnosed: int32[groups, 16], `Parameters.groups` as `compiled_reasons` wants them.
     """
 
-    requests: jax.Array
-    keys: jax.Array
-    numbers: jax.Array
     diagnosed: jax.Array
-
-    def number(self, number: Number) -> Scalar:
-        """One of the numbers."""
-        return self.numbers[int(number)]
-
-    def request(self, index: Scalar, column: Arriving) -> Scalar:
-        """A column of a request of the trace, whose index may be one too large."""
-        return self.requests.reshape(-1)[index.astype(jnp.uint32) * ARRIVING + int(column)]
-
-    def too_long(self, index: Scalar) -> Scalar:
-        """Whether a request is longer than the model allows."""
-        prompt, most = self.request(index, Arriving.PROMPT), self.number(Number.MAX_MODEL_LEN)
-        return (prompt > most) | (self.request(index, Arriving.OUTPUT) > most - prompt)
-
-
-class Seat(enum.IntEnum):
-    """What the schedule knows of the request in a slot: columns of `Resident.seats`. Lengths are in tokens."""
-
-    REQUEST = 0
-    """Its number in the trace."""
-    COMPUTED = 1
-    TOKENS = 2
-    CALM = 3
-    """As long as no more than these are to be computed, an allocation would change nothing but counts."""
-    SCHEDULED = 4
-    """Tokens that this step computes, those of a hit included."""
-    JUNCTION = 5
-
-
-SEAT = 8
-"""Columns of `Resident.seats`."""
-
-
-class Fate(enum.IntEnum):
-    """What became of a request: columns of `Resident.fates`; its reasons follow, one a group."""
-
-    HIT = 0
-    ADMITTED = 1
-    ENDED = 2
-    OUTCOME = 3
-    PREEMPTIONS = 4
-    RECOMPUTED = 5
-    RECOVERED = 6
-    TOKENS = 7
-    """Tokens it has while it waits."""
-
-
-FATE = 8
-"""Columns of `Resident.fates` before those of the groups."""
-
-
-class Ending(enum.IntEnum):
-    """Values of `Fate.OUTCOME`."""
-
-    NONE = 0
-    FINISHED = 1
-    NEVER_FITS = 2
-    TOO_LONG = 3
-
-
-SAMPLE = 8
-"""Columns of `Resident.samples`: the fields of `StepRecords`, in order."""
-
-
-class Mode(enum.IntEnum):
-    """What a compiled replay does next."""
-
-    BEGIN = 0
-    """Begin a step."""
-    GROW = 1
-    """Give running requests their next tokens."""
-    ASK = 2
-    """ALLOCATE for the running request at the cursor."""
-    PREEMPT = 3
-    """FREE the request that was admitted last."""
-    ADMIT = 4
-    """Look at the head of the queue."""
-    SEAT = 5
-    """REQUEST for it."""
-    FIND = 6
-    """LOOKUP."""
-    TAKE = 7
-    """ALLOCATE for it."""
-    RECORD = 8
-    """Every request has its blocks."""
-    COMPUTE = 9
-    """Let the step compute."""
-    FINISH = 10
-    """FREE the request at the cursor, whose last token is out."""
-    DONE = 11
-    FAILED = 12
-    """The cache refused something for a reason that a replay should not give it."""
-
-
-class Machine(NamedTuple):
-    """The scalars of a schedule, between two operations.
-
-    Attributes:
-      mode: `Mode`.
-      step: the step's number.
-      cursor: place in the list of running requests that is looked at.
-      kept: COMPUTE: requests that stay in the list so far.
-      active: running requests.
-      budget: tokens that the step may still compute.
-      refused: whether a running request was refused blocks in this step.
-      arrived: requests of the trace that have arrived.
-      taken: requests of the trace that have left the queue, or were too long for it.
-      stacked: preempted requests at the front of the queue.
-      waiting: requests in the queue.
-      head: the request at the head of the queue.
-      seated: the request that sits in the candidate's slot, or -1.
-      candidate: slot for the request that is to be admitted next.
-      vacant: slots in `Resident.vacant`.
-      asked: slot of the running request that an operation is about.
-      new: tokens to compute for it, or for the candidate.
-      hit: tokens found for the candidate.
-      prompt_tokens, hit_tokens, put_off, preemptions: as in `StepRecords`, of this step.
-      samples: steps recorded in this dispatch.
-      ended: requests that finished or were refused for good.
-      status: what an operation answered that failed.
-    """
-
-    mode: Scalar
-    step: Scalar
-    cursor: Scalar
-    kept: Scalar
-    active: Scalar
-    budget: Scalar
-    refused: Scalar
-    arrived: Scalar
-    taken: Scalar
-    stacked: Scalar
-    waiting: Scalar
-    head: Scalar
-    seated: Scalar
-    candidate: Scalar
-    vacant: Scalar
-    asked: Scalar
-    new: Scalar
-    hit: Scalar
-    prompt_tokens: Scalar
-    hit_tokens: Scalar
-    put_off: Scalar
-    preemptions: Scalar
-    samples: Scalar
-    ended: Scalar
-    status: Scalar
-
-    def when(self, condition: Scalar, **changes: Any) -> Machine:
-        """The machine with some scalars replaced where the condition holds."""
-        chosen = {name: jnp.where(condition, value, getattr(self, name)) for name, value in changes.items()}
-        return self._replace(**chosen)
-
-    def at(self, mode: Mode) -> Scalar:
-        """Whether that is what comes next."""
-        return self.mode == int(mode)
 
 
 @jax.tree_util.register_dataclass
@@ -250,9 +49,6 @@ class Resident:
     machine: jax.Array
 
 
-SCHEDULE_ARRAYS = ("seats", "order", "vacant", "stack", "fates", "samples")
-"""Names of the arrays of `Resident` that are not the cache's."""
-
 EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", *SCHEDULE_ARRAYS)
 """What one trip of a replay may write."""
 
@@ -266,25 +62,12 @@ def begin(cache: State, requests: int, steps: int) -> Resident:
       steps: most steps of one dispatch.
     """
     slots, groups = cache.rows.shape[0] - 1, cache.rows.shape[1]
-    machine = np.zeros(len(Machine._fields), np.int32)
-    machine[Machine._fields.index("seated")] = -1
-    machine[Machine._fields.index("vacant")] = slots - 1
-    vacant = np.zeros(slots + 1, np.int32)
-    vacant[: slots - 1] = np.arange(slots - 1, 0, -1)
-    arrays = {
-        "seats": np.zeros((slots + 1, SEAT), np.int32),
-        "order": np.zeros(slots + 1, np.int32),
-        "vacant": vacant,
-        "stack": np.zeros(requests + 1, np.int32),
-        "fates": np.zeros((requests + 1, FATE + groups), np.int32),
-        "samples": np.zeros((steps + 1, SAMPLE), np.int32),
-    }
-    return Resident(cache=cache, machine=machine, **arrays)  # type: ignore[arg-type]
+    return Resident(cache=cache, **empty_arrays(slots, slots, groups, requests, steps))
 
 
 @dataclasses.dataclass(frozen=True)
-class ScheduleWorkspace(Workspace):
-    """A `Workspace` with the arrays of a schedule, flat: as in `Resident`."""
+class ScheduleWorkspace(Workspace, ScheduleArrays):
+    """A `Workspace` with the arrays of a schedule."""
 
     CARRIED = (*Workspace.CARRIED, *SCHEDULE_ARRAYS)
 
@@ -294,36 +77,3 @@ class ScheduleWorkspace(Workspace):
     stack: jax.Array
     fates: jax.Array
     samples: jax.Array
-
-    def seat(self, slot: Scalar, column: Seat) -> Scalar:
-        """Index into `seats`."""
-        return slot * SEAT + int(column)
-
-    def fate(self, request: Any, column: Any) -> Scalar:
-        """Index into `fates`."""
-        return request * (FATE + self.sizes.buckets.groups) + column
-
-    def get_seat(self, slot: Scalar, *columns: Seat) -> tuple[Scalar, ...]:
-        """Columns of a seat."""
-        return tuple(self.read("seats", self.seat(slot, column)) for column in columns)
-
-    def get_fate(self, request: Scalar, *columns: Fate) -> tuple[Scalar, ...]:
-        """Columns of a fate."""
-        return tuple(self.read("fates", self.fate(request, int(column))) for column in columns)
-
-    def set_seat(self, slot: Scalar, **values: Any) -> Self:
-        """The workspace with columns of a seat replaced, named in small letters."""
-        for name, value in values.items():
-            self = self.write("seats", value, self.seat(slot, Seat[name.upper()]))
-        return self
-
-    def set_fate(self, request: Scalar, **values: Any) -> Self:
-        """The workspace with columns of a fate replaced, named in small letters."""
-        for name, value in values.items():
-            self = self.write("fates", value, self.fate(request, int(Fate[name.upper()])))
-        return self
-
-    @property
-    def spare_request(self) -> int:
-        """A request that the trace does not have."""
-        return self.stack.shape[0] - 1

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, HKVError
 from hkv.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.replay.rtp_agreement import RtpLockstep
+from hkv.oracle.replay.agreement import compare
+from hkv.oracle.replay.rtp_agreement import ComparedRtpEngine, RtpLockstep, compare_rtp_records, compare_states
 from hkv.oracle.replay.rtp_record import REASONS, RtpDiagnosis, RtpMissDiagnosis, RtpRecorder
 from hkv.oracle.replay.rtp_schedule import RtpReplay
-from hkv.oracle.replay.run import REFERENCE, Outcome, Timing, arrivals
-from hkv.oracle.replay.schedule import Schedule
+from hkv.oracle.replay.run import COMPILED, REFERENCE, Outcome, Timing, arrivals
+from hkv.oracle.replay.schedule import Arrival, Schedule
 from hkv.oracle.rtp_llm.configuration import to_rtp_header
 from hkv.oracle.rtp_llm.engine import KeyedRtpEngine
+from hkv.oracle.rtp_llm.structs import RtpState, StateOp
 from hkv.oracle.traces.prefix_keys import PrefixKeys
 from hkv.oracle.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import AttentionSpec, LayerSpec, Mamba, SlidingWindow
 from hkv.topology import Group, Topology
+
+if TYPE_CHECKING:
+    from hkv.oracle.replay.rtp_compiled import RtpCompiledReplay
 
 RESERVE_RATIO = 5
 """Percent of its blocks that RTP-LLM leaves free at a first allocation unless told otherwise."""
@@ -134,7 +143,7 @@ def rtp_replay(
       timing: how time stamps become steps.
       engine: name of the engine.
       caching: whether requests reuse and are reused.
-      check: whether the NumPy engine runs beside it and every answer is compared.
+      check: whether the NumPy engine runs beside it; where the replay is compiled whole, after it, and all is compared.
       tokens_per_id: tokens that one of the trace's `hash_ids` stands for.
       limit: most requests to replay, or None for all.
       progress: called each time a request has finished or is refused for good.
@@ -145,27 +154,132 @@ def rtp_replay(
     """
     if check and engine == REFERENCE:
         raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
+    keys = PrefixKeys(config.block_size, tokens_per_id)
+    coming = arrivals(read_trace(trace, tokens_per_id, limit), keys, timing)
+    if engine == COMPILED:
+        return _compiled(config, schedule, list(coming), caching, check, progress)
     driven = keyed_rtp_engine(engine, config)
     oracle: object = driven
     if check:
         reference = keyed_rtp_engine(REFERENCE, config)
         driven, oracle = RtpLockstep(driven, reference, (engine, REFERENCE)), reference
+    return _plain(config, schedule, coming, driven, oracle, caching, progress)
+
+
+def default_rtp_engine(config: RtpConfig) -> tuple[str, str]:
+    """The compiled engine; where it cannot represent the cache, the NumPy engine and the reason."""
+    from hkv.oracle.replay import rtp_compiled
+
+    try:
+        rtp_compiled.require_expressible(config)
+    except HKVError as error:
+        return REFERENCE, str(error)
+    return COMPILED, ""
+
+
+def _plain(
+    config: RtpConfig,
+    schedule: Schedule,
+    coming: Iterable[Arrival],
+    driven: KeyedRtpEngine,
+    oracle: object,
+    caching: bool,
+    progress: Callable[[], None],
+) -> Outcome:
+    """The schedule in Python, over any engine; `oracle` is asked why hits ended, if it can tell."""
     diagnosis = RtpDiagnosis(config, oracle, caching=caching) if isinstance(oracle, RtpMissDiagnosis) else None
     recorder = RtpRecorder(config, diagnosis, getattr(oracle, "num_cached", None), progress)
-    keys = PrefixKeys(config.block_size, tokens_per_id)
-    coming = arrivals(read_trace(trace, tokens_per_id, limit), keys, timing)
     started = time.perf_counter()
     steps = RtpReplay(driven, config.block_size, caching, schedule, coming, recorder).run()
     seconds = time.perf_counter() - started
+    counts = getattr(oracle, "evictions", None), getattr(oracle, "duplicates", None)
+    return _outcome(config, schedule, recorder, steps, seconds, counts)
+
+
+def _compiled(
+    config: RtpConfig,
+    schedule: Schedule,
+    coming: Sequence[Arrival],
+    caching: bool,
+    check: bool,
+    progress: Callable[[], None],
+) -> Outcome:
+    """The compiled schedule over the compiled cache; checked, afterwards, by the plain one over the NumPy engine."""
+    from hkv.oracle.replay import dispatches, rtp_compiled
+
+    prepared = dispatches.incoming(coming, schedule.max_model_len)
+    sizes = rtp_compiled.RtpSizes.of(config, schedule, prepared)
+    room = 2 * sizes.ids_of_a_step() if check else 0
+    running = rtp_compiled.RtpCompiledReplay(config, schedule, prepared, caching=caching, sizes=sizes, ids=room)
+    started = time.perf_counter()
+    steps = running.run((lambda: None) if check else progress)
+    seconds = time.perf_counter() - started
+    outcome = outcome_of(running, schedule, steps, seconds)
+    if check:
+        again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
+        verify(running, outcome, schedule, again, caching=caching, progress=progress)
+    return outcome
+
+
+def outcome_of(running: RtpCompiledReplay, schedule: Schedule, steps: int, seconds: float) -> Outcome:
+    """What a compiled replay left that took so many steps and seconds."""
+    counts = running.evictions, running.duplicates
+    return _outcome(running.config, schedule, running.recorder(), steps, seconds, counts)
+
+
+def verify(
+    running: RtpCompiledReplay,
+    outcome: Outcome,
+    schedule: Schedule,
+    coming: Sequence[Arrival],
+    *,
+    caching: bool,
+    progress: Callable[[], None] = lambda: None,
+) -> None:
+    """Holds a compiled replay that has run, with room for ids, against the plain schedule over the NumPy engine.
+
+    Args:
+      running: the replay.
+      outcome: what it left.
+      schedule: the numbers.
+      coming: the same requests.
+      caching: as it was.
+      progress: called each time a request has finished or is refused for good.
+
+    Raises:
+      Difference: names the first one.
+    """
+    from hkv.oracle.replay.rtp_compiled import REPORTED
+
+    names, config = (COMPILED, REFERENCE), running.config
+    reference = keyed_rtp_engine(REFERENCE, config)
+    compared = ComparedRtpEngine(reference, np.concatenate(running.ids), REPORTED, names)
+    other = _plain(config, schedule, coming, cast(KeyedRtpEngine, compared), reference, caching, progress)
+    compared.check_all_compared()
+    compare_rtp_records(cast(RtpRecorder, outcome.recorder), cast(RtpRecorder, other.recorder), names)
+    for field in ("steps", "evictions", "duplicates"):
+        compare(field, getattr(outcome, field), getattr(other, field), names)
+    compare_states(running.state(), cast(RtpState, reference.perform(StateOp())), names)
+
+
+def _outcome(
+    config: RtpConfig,
+    schedule: Schedule,
+    recorder: RtpRecorder,
+    steps: int,
+    seconds: float,
+    counts: tuple[int | None, int | None],
+) -> Outcome:
+    evictions, duplicates = counts
     return Outcome(
         config,
         recorder,
         steps,
-        getattr(oracle, "evictions", None),
+        evictions,
         seconds,
         longest=schedule.max_model_len,
         reasons=REASONS,
         verdicts={name: dict(counter) for name, counter in recorder.verdicts.items()},
         cached_peak=recorder.cached_peak,
-        duplicates=getattr(oracle, "duplicates", None),
+        duplicates=duplicates,
     )

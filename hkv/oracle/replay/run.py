@@ -264,9 +264,9 @@ def _compiled(
     config: VllmConfig, schedule: Schedule, coming: Sequence[Arrival], check: bool, progress: Callable[[], None]
 ) -> Outcome:
     """The compiled schedule over the compiled cache; checked, afterwards, by the plain one over the NumPy engine."""
-    from hkv.oracle.replay import compiled
+    from hkv.oracle.replay import compiled, dispatches
 
-    prepared = compiled.incoming(coming, schedule.max_model_len)
+    prepared = dispatches.incoming(coming, schedule.max_model_len)
     sizes = compiled.Sizes.of(config, schedule, prepared)
     room = sizes.ids_of_a_step(config, schedule) * 2 if check else 0
     running = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes, ids=room)

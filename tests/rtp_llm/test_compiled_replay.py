@@ -1,0 +1,173 @@
+"""The compiled schedule under RTP-LLM's rules against the plain one over NumPy: every answer, list, record and key."""
+
+import collections
+import dataclasses
+import json
+import random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.oracle.replay import dispatches, rtp_compiled, rtp_program, rtp_run
+from hkv.oracle.replay.lockstep import Difference
+from hkv.oracle.replay.rtp_compiled import NAMES, RtpCompiledReplay, RtpSizes
+from hkv.oracle.replay.rtp_record import REASONS
+from hkv.oracle.replay.schedule import Schedule
+from hkv.spec import spec_from_text
+from hkv.state.pooled import PooledBuckets
+from tests.cli.test_replay import run
+from tests.replay.test_compiled import large_copies
+from tests.rtp_llm.test_replay import draw
+
+SIZES = RtpSizes(
+    PooledBuckets(blocks=64, groups=2, pools=2, requests=9, sequences=1, row=64, chain=64, keys=2048), 64, 4096
+)
+"""All examples share one executable."""
+
+ROOM = 2 * SIZES.ids_of_a_step()
+
+LONG = 39
+"""A seed whose replay reports more than half the room."""
+
+
+def example_of(seed):
+    config, schedule, arrivals = draw(random.Random(seed))
+    return dataclasses.replace(config, prefix_tree=False), schedule, arrivals
+
+
+def compiled(config, schedule, arrivals, *, caching=True):
+    """A compiled replay that has run, and what it left."""
+    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
+    running = RtpCompiledReplay(config, schedule, prepared, caching=caching, sizes=SIZES, ids=ROOM)
+    return running, rtp_run.outcome_of(running, schedule, running.run(), 0.0)
+
+
+@given(seed=st.integers(0, 1 << 30), caching=st.sampled_from((True, True, True, False)))
+@example(seed=3, caching=False)
+@settings(max_examples=80)
+def test_decides_as_the_plain_schedule_does(seed, caching):
+    config, schedule, arrivals = example_of(seed)
+    running, outcome = compiled(config, schedule, arrivals, caching=caching)
+    rtp_run.verify(running, outcome, schedule, arrivals, caching=caching)
+    assert rtp_program.compiled(ROOM)._cache_size() == 1, "an example was compiled for itself"
+
+
+def test_the_traffic_meets_every_outcome():
+    """Every verdict of admissions, refusals of growth, preemptions, both refusals for good, and all reasons but one."""
+    seen, reasons = collections.Counter(), collections.Counter()
+    for seed in range(30):
+        running, outcome = compiled(*example_of(seed))
+        records = outcome.recorder.requests.values()
+        seen.update(record.outcome for record in records)
+        seen.update({"preemptions": sum(record.preemptions for record in records), "evictions": running.evictions})
+        seen.update({"hits": sum(record.hit for record in records), "duplicates": running.duplicates})
+        for kind, counts in outcome.verdicts.items():
+            seen.update({f"{kind} {name}": count for name, count in counts.items()})
+        for counter in outcome.recorder.reasons:
+            reasons.update(counter)
+    wanted = {"finished", "never fits", "preemptions", "evictions", "hits", "duplicates", "growth internal_error"}
+    wanted |= {f"admission {name}" for name in NAMES}
+    assert wanted <= {name for name, count in seen.items() if count}, seen
+    assert set(reasons) >= set(REASONS) - {"never shared", "caching is off"}, reasons
+
+
+@pytest.mark.parametrize("place", [0.2, 0.6, 0.95])
+def test_a_wrong_integer_is_named(place):
+    config, schedule, arrivals = example_of(2)
+    running, outcome = compiled(config, schedule, arrivals)
+    ids = np.concatenate(running.ids)
+    ids[int(place * len(ids))] += 1
+    running.ids = [ids]
+    with pytest.raises(Difference, match="malloc of request"):
+        rtp_run.verify(running, outcome, schedule, arrivals, caching=True)
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_missing_answers_are_noticed(cut):
+    config, schedule, arrivals = example_of(2)
+    running, outcome = compiled(config, schedule, arrivals)
+    running.ids = [np.concatenate(running.ids)[:-cut]]
+    with pytest.raises(Difference):
+        rtp_run.verify(running, outcome, schedule, arrivals, caching=True)
+
+
+@pytest.mark.parametrize("field", ["step_tokens", "max_running", "decode_tokens"])
+def test_another_schedule_is_noticed(field):
+    config, _, arrivals = example_of(4)
+    schedule = Schedule(step_tokens=8, decode_tokens=2, max_running=3, max_model_len=60)
+    other = dataclasses.replace(schedule, **{field: getattr(schedule, field) - 1})
+    running, outcome = compiled(config, other, arrivals)
+    with pytest.raises(Difference):
+        rtp_run.verify(running, outcome, schedule, arrivals, caching=True)
+
+
+@pytest.mark.parametrize("field", ["evictions", "duplicates", "cached_peak", "reasons", "verdicts", "order"])
+def test_a_wrong_count_is_noticed(field):
+    config, schedule, arrivals = example_of(2)
+    running, outcome = compiled(config, schedule, arrivals)
+    if field == "cached_peak":
+        outcome.recorder.cached_peak += 1
+    elif field == "reasons":
+        outcome.recorder.reasons[0]["evicted"] += 1
+    elif field == "verdicts":
+        outcome.recorder.verdicts["growth"]["granted"] += 1
+    elif field == "order":
+        state = running.state()
+        running.state = lambda: msgspec.structs.replace(state, cached=state.cached[1:] + state.cached[:1])
+    else:
+        outcome = dataclasses.replace(outcome, **{field: getattr(outcome, field) + 1})
+    with pytest.raises(Difference):
+        rtp_run.verify(running, outcome, schedule, arrivals, caching=True)
+
+
+def test_progress_is_told_between_dispatches():
+    config, schedule, arrivals = example_of(LONG)
+    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
+    running = RtpCompiledReplay(config, schedule, prepared, sizes=SIZES, ids=ROOM)
+    told = []
+    running.run(lambda: told.append(None))
+    assert len(told) == len(arrivals)
+    assert len(running.ids) > 1, "one dispatch only"
+
+
+def test_nothing_of_a_pools_size_is_copied_in_a_step():
+    config, schedule, arrivals = example_of(0)
+    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
+    running = RtpCompiledReplay(config, schedule, prepared, sizes=SIZES, ids=ROOM)
+    lowered = rtp_program.compiled(ROOM).lower(running._parameters, running._inputs, running.resident)
+    smallest = min(SIZES.buckets.pools * SIZES.buckets.blocks * 4, SIZES.buckets.keys)
+    assert large_copies(lowered.compile().as_text(), smallest) == []
+
+
+def test_what_the_compiled_schedule_has_not_is_refused():
+    config, schedule, _ = example_of(0)
+    tree = dataclasses.replace(config, prefix_tree=True)
+    with pytest.raises(UnsupportedConfigError, match="prefix_tree"):
+        RtpCompiledReplay(tree, schedule, dispatches.incoming([], 60))
+    engine, reason = rtp_run.default_rtp_engine(tree)
+    assert (engine, "prefix_tree" in reason) == ("numpy", True)
+    assert rtp_run.default_rtp_engine(config) == ("jax", "")
+    dealt = dataclasses.replace(rtp_run.rtp_cache("rtp-llm/single", [spec_from_text("full:4")], [20]), cp_size=2)
+    with pytest.raises(ConfigError, match="cp_size"):
+        rtp_compiled.require_expressible(dealt)
+
+
+def test_the_command_compiles_by_default_and_checks(monkeypatch, capsys, trace):
+    monkeypatch.setattr(RtpSizes, "of", classmethod(lambda cls, *_: SIZES))
+    path = trace((0, [0, 1], 8, 4), (1, [0, 1], 8, 1), (9, [0, 1], 8, 1))
+    groups = ("--dialect", "rtp-llm/single", "--groups", "full:2", "--num-blocks", "40", "--max-running", "4")
+    code, out, err = run(monkeypatch, capsys, "replay", path, "--tokens-per-id", "4", *groups, "--check", "--json", "-")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["options"]["engine"], found["requests"]["hit"]) == ("jax", [0, 0, 6])
+    assert (found["totals"]["blocks_cached_peak"], found["totals"]["blocks_not_cached_twice"]) == (5, 5)
+    code, out, err = run(
+        monkeypatch, capsys, "replay", path, "--tokens-per-id", "4", *groups, "--prefix-tree", "--json", "-"
+    )
+    assert code == 0
+    assert json.loads(out)["options"]["engine"] == "numpy"
+    assert "engine numpy: prefix_tree" in err
