@@ -97,7 +97,8 @@ def one(case: cases.Case, implementation: str, subject: cases.Measurable, repeat
 def timed(run: Callable[[], Any], wait: Callable[[Any], None], repeats: int) -> float:
     """Median seconds of a call, of calls queued a few at a time so that dispatch does not count."""
     calls = 4 if jax.default_backend() == "gpu" else 1
-    wait(run())
+    result = run()
+    wait(result)
     found = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -56,7 +56,7 @@ class Case:
     page_bytes: int
     run_bytes: int
     bytes_moved: int
-    makers: dict[str, Callable[[], Measurable]]
+    makers: Mapping[str, Callable[[], Measurable]]
 
     @property
     def name(self) -> str:

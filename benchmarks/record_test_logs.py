@@ -21,8 +21,9 @@ import coverage
 from hkv.oracle.check import check_log
 from hkv.oracle.coverage import exercised
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import Log, read_log, write_log
+from hkv.oracle.log_file import Log, read_log
 from hkv.oracle.record import record
+from hkv.oracle.rtp_llm.log_file import write_any_log
 from hkv.testing.traffic import FEATURES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -63,7 +64,7 @@ def candidates(seeds: int, steps: int) -> list[Candidate]:
             for seed in range(seeds):
                 recording = record(engine_factory("vllm"), feature, seed, 1 + seed % 2, steps)
                 path = pathlib.Path(folder, "log.jsonl")
-                write_log(path, recording.header, recording.operations, recording.answers)
+                write_any_log(path, recording.header, recording.operations, recording.answers)
                 log = read_log(path)
                 name = f"{feature}-{seed}.jsonl"
                 made.append(Candidate(name, feature, path.read_bytes(), reached_by(log), frozenset(exercised(log))))

@@ -68,7 +68,8 @@ class Move:
 
 
 def make(shapes: tuple[ParallelShape, ParallelShape], tokens: int, layers: int) -> Move:
-    sides, places = [], []
+    sides: list[Side] = []
+    places: list[ShardedLayout] = []
     for shape, devices in zip(shapes, (jax.devices()[:4], jax.devices()[4:]), strict=True):
         spec = FullAttention(block_size=BLOCK, num_kv_heads=shape.heads_per_rank, head_size=128)
         columns = -(-tokens // (BLOCK * shape.token_ranks))
@@ -77,18 +78,19 @@ def make(shapes: tuple[ParallelShape, ParallelShape], tokens: int, layers: int) 
         sides.append(Side(shape=shape, layout=layout, row=row))
         count = shape.tensor * shape.context
         places.append(ShardedLayout(make_mesh(shape, devices[:count]), shape, layout))
-    have = content(sides[0], places[0], tokens)
+    (source, target), (here, there) = sides, places
+    have = content(source, here, tokens)
     start = time.perf_counter()
-    plan = plan_resharding(*sides, range(tokens))
-    return Move(plan, *places, have, tokens, time.perf_counter() - start)
+    plan = plan_resharding(source, target, range(tokens))
+    return Move(plan, here, there, have, tokens, time.perf_counter() - start)
 
 
 def content(side: Side, place: ShardedLayout, tokens: int) -> jax.Array:
     """A pool in which every replica holds the same: random values, written."""
     pool = place.zeros(place.layout.end // 4)
     span = side.shape.virtual_states(side.layout)
-    blocks = np.int32([[side.row[token // span] for token in range(tokens)]])
-    states = np.int32([[token % span for token in range(tokens)]])
+    blocks = np.array([[side.row[token // span] for token in range(tokens)]], np.int32)
+    states = np.array([[token % span for token in range(tokens)]], np.int32)
     for layer in range(place.layout.num_layers):
         raw = np.random.default_rng(layer).normal(size=(2, 1, tokens, side.shape.heads, 128)).astype(np.float32)
         key, value = jnp.asarray(raw, "bfloat16")
@@ -101,12 +103,12 @@ def by_plan(move: Move, pool: jax.Array) -> jax.Array:
 
 
 def by_arrays(move: Move, pool: jax.Array) -> jax.Array:
-    table = np.int32([move.plan.source.row])
+    table = np.array([move.plan.source.row], np.int32)
     span = move.plan.target.shape.virtual_states(move.target.layout)
     numbers = np.arange(table.size * move.plan.source.shape.virtual_states(move.source.layout))
     row = np.array([*move.plan.target.row, *[-1] * len(numbers)])
-    blocks = np.int32([np.where(numbers < move.tokens, row[numbers // span], -1)])
-    states = np.int32([numbers % span])
+    blocks = np.where(numbers < move.tokens, row[numbers // span], -1)[None].astype(np.int32)
+    states = (numbers % span)[None].astype(np.int32)
     heads = P(None, None, "tensor") if move.plan.target.shape.head_replicas == 1 else P()
     for layer in range(move.target.layout.num_layers):
         found, _ = sharding.gather(move.have, move.source, np.int32(layer), table, assemble="context")

@@ -107,7 +107,7 @@ def run_hkv(rows: int, prompt: int, steps: int, blocks: int, groups: str) -> dic
         return state, result.status.max()
 
     many = jax.jit(functools.partial(jax.lax.scan, one), donate_argnums=0)
-    state, _ = serving.start(empty, np.arange(rows, dtype=np.int32), np.tile(np.uint32(FIRST_KEY), (rows, 1)))
+    state, _ = serving.start(empty, np.arange(rows, dtype=np.int32), np.tile(np.array(FIRST_KEY, np.uint32), (rows, 1)))
     for first in range(0, prompt, CHUNK):
         state, status = many(state, tokens[first : first + CHUNK])
         assert not np.asarray(status).any(), "a row was refused"

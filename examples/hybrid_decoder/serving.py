@@ -107,14 +107,14 @@ class Decoder:
         self.carry = jax.device_put(
             Carry(
                 cache=state,
-                pool=np.zeros(num_blocks * model.slots * page // 4, np.uint32),
-                rows=Rows(np.zeros((rows, model.longest), np.int32), *np.zeros((3, rows), np.int32)),
-                refused=np.zeros(rows, bool),
-                counts=np.zeros(len(COUNTS), np.int32),
-                held=np.zeros(groups, np.int32),
-                most=np.zeros(2, np.int32),
-                logits=np.full((kept, model.longest, model.vocabulary), np.nan, np.float32),
-                tags=np.zeros((num_blocks if audited else 0, max(self.config.block_sizes)), np.uint32),
+                pool=jnp.zeros(num_blocks * model.slots * page // 4, jnp.uint32),
+                rows=Rows(jnp.zeros((rows, model.longest), jnp.int32), *(jnp.zeros(rows, jnp.int32) for _ in range(3))),
+                refused=jnp.zeros(rows, bool),
+                counts=jnp.zeros(len(COUNTS), jnp.int32),
+                held=jnp.zeros(groups, jnp.int32),
+                most=jnp.zeros(2, jnp.int32),
+                logits=jnp.full((kept, model.longest, model.vocabulary), jnp.nan, jnp.float32),
+                tags=jnp.zeros((num_blocks if audited else 0, max(self.config.block_sizes)), jnp.uint32),
             )
         )
         self.asked, self.adopted = 0, 0
@@ -134,8 +134,9 @@ class Decoder:
                 raise OperationError("target", request.target, f"{len(request.tokens) + 1} to {longest} tokens")
             places[index], counts[index] = row, len(request.tokens)
             tokens[index, : counts[index]] = request.tokens
-        roots = np.tile(np.uint32(ROOT), (self.num_rows, 1))
-        cache, result = arrive(self.parameters, self.carry.cache, Arrivals(places, roots, tokens, counts))
+        roots = np.tile(np.array(ROOT, np.uint32), (self.num_rows, 1))
+        arrivals = Arrivals(*map(jnp.asarray, (places, roots, tokens, counts)))
+        cache, result = arrive(self.parameters, self.carry.cache, arrivals)
         if np.asarray(result.status).any():
             raise OperationError("rows", places.tolist(), "empty rows")
         hits = np.asarray(result.hits)
