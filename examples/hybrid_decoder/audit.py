@@ -36,11 +36,12 @@ def poison(
     """NaN into all pages of blocks that a step handed out, or that are neither held nor registered after it."""
     gone = (after.refs == 0) | ((before.refs < 2) & (after.refs >= 2))
     gone = gone[: layout.num_blocks]
-    words = layout.page_size // 4
-    layers = layout.shape[0]
-    inner = gone[None, :, None] if layout.order.layer_compact else gone[:, None, None]
-    shape = (layers, layout.num_blocks, words) if layout.order.layer_compact else (layout.num_blocks, layers, words)
-    pool = jnp.where(inner, jnp.uint32(NAN), pool.reshape(shape)).reshape(-1)
+    order = layout.order.value
+    outer = order[: 1 + max(order.index("L"), order.index("B"))]
+    sizes = {"L": layout.shape[0], "B": layout.num_blocks, "H": layout.shape[2]}
+    shape = [sizes[axis] for axis in outer]
+    inner = gone.reshape([layout.num_blocks if axis == "B" else 1 for axis in outer] + [1])
+    pool = jnp.where(inner, jnp.uint32(NAN), pool.reshape(*shape, -1)).reshape(-1)
     return pool, jnp.where(gone[:, None], 0, tags)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.errors import LayoutError
 from hkv.layout import Layout
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
 from hkv.topology import Topology
@@ -132,7 +133,8 @@ class Model:
 
         Args:
           num_blocks: blocks in the pool.
-          order: of the axes, as `hkv.orders.Order` names them; one that keeps a page together.
+          order: of the axes, as `hkv.orders.Order` names them; where kinds share the pool, one that keeps a page
+            together.
           kernel_block: tokens of the blocks that kernels see, None for the cache's own. Recurrent states are
             never split.
 
@@ -144,6 +146,8 @@ class Model:
             split = None if kind == DELTA else kernel_block
             sizes = {"num_blocks": num_blocks, "num_layers": self.slots}
             found[kind] = Layout.of_spec(spec, order, kernel_block_size=split, **sizes)
+            if len(self.kinds) > 1 and len(found[kind].block_runs(0, 0)) > 1:
+                raise LayoutError("order", order, f"one that keeps a page of {kind} together: kinds share the pool")
         return found
 
 

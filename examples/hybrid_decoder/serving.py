@@ -55,6 +55,7 @@ class Decoder:
       drafts: tokens guessed in a turn of decode.
       order: of the pages' axes, one that keeps a page together.
       kernel_block: tokens of the blocks that kernels see, None for the cache's.
+      room: blocks that there are pages for, `num_blocks` by default; decoders with the same room share their programs.
       keep_logits: whether requests get their logits.
       audited: whether the loop watches itself (`audit`).
       seed: of the weights.
@@ -78,6 +79,7 @@ class Decoder:
         drafts: int = 0,
         order: str = "LBNHC",
         kernel_block: int | None = None,
+        room: int | None = None,
         keep_logits: bool = False,
         audited: bool = False,
         seed: int = 0,
@@ -86,7 +88,8 @@ class Decoder:
             raise ConfigError("drafts", drafts, f"fewer than a chunk's {chunk} tokens")
         self.model, self.num_rows = model, rows
         self.config = model.config(num_blocks)
-        layouts = model.layouts(num_blocks, order, kernel_block)
+        room = num_blocks if room is None else room
+        layouts = model.layouts(room, order, kernel_block)
         width = -(-model.longest // min(self.config.block_sizes))
         tokens = max(chunk, 2 * drafts + 1)
         self.plan = Plan(
@@ -98,7 +101,7 @@ class Decoder:
             kernels=jax.default_backend() == "gpu" and not audited and not model.exact,
         )
         self.weights = weights_of(model, seed)
-        parameters, state = serving.init(self.config, rows=rows, row=width)
+        parameters, state = serving.init(self.config, rows=rows, row=width, blocks=room)
         self.parameters = jax.device_put(parameters)
         groups = len(model.kinds)
         page = max(layout.page_size for layout in self.plan.layouts)
@@ -107,14 +110,14 @@ class Decoder:
         self.carry = jax.device_put(
             Carry(
                 cache=state,
-                pool=jnp.zeros(num_blocks * model.slots * page // 4, jnp.uint32),
+                pool=jnp.zeros(room * model.slots * page // 4, jnp.uint32),
                 rows=Rows(jnp.zeros((rows, model.longest), jnp.int32), *(jnp.zeros(rows, jnp.int32) for _ in range(3))),
                 refused=jnp.zeros(rows, bool),
                 counts=jnp.zeros(len(COUNTS), jnp.int32),
                 held=jnp.zeros(groups, jnp.int32),
                 most=jnp.zeros(2, jnp.int32),
                 logits=jnp.full((kept, model.longest, model.vocabulary), jnp.nan, jnp.float32),
-                tags=jnp.zeros((num_blocks if audited else 0, max(self.config.block_sizes)), jnp.uint32),
+                tags=jnp.zeros((room if audited else 0, max(self.config.block_sizes)), jnp.uint32),
             )
         )
         self.asked, self.adopted = 0, 0
