@@ -173,7 +173,8 @@ class Workspace(FlatArrays):
 
     def get(self, slot: Scalar, *fields: Request) -> tuple[Scalar, ...]:
         """Fields of a request."""
-        return tuple(self.read("requests", self.request(slot, field)) for field in fields)
+        record = self._record(slot)
+        return tuple(self.read("requests", record + int(field)) for field in fields)
 
     def set(self, slot: Scalar, field: Request, value: Any) -> Self:
         """The workspace with a field of a request replaced."""
@@ -181,7 +182,8 @@ class Workspace(FlatArrays):
 
     def get_row(self, slot: Scalar, group: Scalar, *fields: Row) -> tuple[Scalar, ...]:
         """Fields of a request's row in a group."""
-        return tuple(self.read("requests", self.row_field(slot, group, field)) for field in fields)
+        record = self.row_field(slot, group, Row(0))
+        return tuple(self.read("requests", record + int(field)) for field in fields)
 
     def set_row(self, slot: Scalar, group: Scalar, field: Row, value: Any) -> Self:
         """The workspace with a field of a request's row in a group replaced."""
