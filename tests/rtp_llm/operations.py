@@ -24,11 +24,12 @@ def draw_operation(rng: random.Random, number: int, engine: RtpNumpyEngine) -> s
     if not running and request.resource.rows[0].keys and rng.random() < 0.3:
         return structs.DropOp(id=id)
     if not running and rng.random() < 0.6:
-        return structs.MallocOp(id=id, reuse=rng.random() < 0.8, device_cache=rng.random() < 0.9)
+        flags = {"reuse": rng.random() < 0.8, "device_cache": rng.random() < 0.9}
+        return structs.MallocOp(id=id, length=_length(rng, request.lengths.seq), **flags)
     if running and rng.random() < 0.3:
         return structs.AppendOp(id=id, tokens=[_tokens(rng, count) for count in [rng.randint(1, 3)] * width])
     choices: list[Any] = [
-        *[structs.MallocOp(id=id, reuse=rng.random() < 0.8)] * 4,
+        *[structs.MallocOp(id=id, reuse=rng.random() < 0.8, length=_length(rng, request.lengths.seq))] * 4,
         *[structs.InsertOp(id=id, resident=rng.random() < 0.05)] * 5,
         *[structs.FreeOp(id=id), structs.DropOp(id=id)] * 2,
         *[_fork(rng, id, width)] * 2,
@@ -42,6 +43,7 @@ def draw_operation(rng: random.Random, number: int, engine: RtpNumpyEngine) -> s
     if rng.random() < 0.05:
         choices = [
             structs.AppendOp(id=id, tokens=[[1]] * (width + 1)),
+            structs.MallocOp(id=id, length=0),
             structs.ForkOp(id=id, sources=[width]),
             structs.HoldOp(name=f"h{number}", id=id, sequence=width),
             structs.FreeOp(id="nobody"),
@@ -49,6 +51,11 @@ def draw_operation(rng: random.Random, number: int, engine: RtpNumpyEngine) -> s
             structs.ReleaseOp(name="nothing"),
         ]
     return rng.choice(choices)
+
+
+def _length(rng: random.Random, tokens: int) -> int | None:
+    """Now and then slots for other than all tokens."""
+    return None if rng.random() < 0.9 else max(1, tokens + rng.randint(-6, 6))
 
 
 def _arrival(rng: random.Random, id: str) -> structs.RequestOp:

@@ -33,7 +33,7 @@ def _need(parameters: RtpParameters, common: Any, seq: Any, reserve: Any, reused
     nothing: dict[str, Any] = dict.fromkeys((*ARRAYS, "ids", "results", "lane", "num_ids"))
     work = PooledWorkspace(PooledSizes(None, 1, 1, 1, 0), **nothing)  # type: ignore[arg-type]
     view = View(parameters.cache, parameters.groups.reshape(-1), None, parameters.groups.shape[0])
-    ask = Ask(jnp.int32(0), jnp.int32(1), seq, common, reserve, reuse)
+    ask = Ask(jnp.int32(0), jnp.int32(1), seq, seq, common, reserve, reuse)
     return admit.need(view, work, shape_of(view, jnp.int32(0)), ask, reused)
 
 

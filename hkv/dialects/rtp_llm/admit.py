@@ -14,11 +14,13 @@ from hkv.state.pooled_workspace import PooledWorkspace
 
 
 class Ask(NamedTuple):
-    """What a request asks for. `seq`, `common` and `reserve` are in tokens; `reuse`: whether it is reused."""
+    """What a request asks for, in tokens: `seq` it has in each sequence, `length` get slots, `common` are shared,
+    `reserve` may come. `reuse`: whether it is reused."""
 
     slot: Scalar
     batch: Scalar
     seq: Scalar
+    length: Scalar
     common: Scalar
     reserve: Scalar
     reuse: Scalar

@@ -89,7 +89,7 @@ def malloc(
         growth = Growth(
             slot=ask.slot,
             sequences=sequences,
-            tokens=jnp.where(begin, ask.common, ask.seq),
+            tokens=jnp.where(begin, ask.common, ask.length),
             reserve=jnp.where(begin, 0, ask.reserve),
             reuse=ask.reuse,
         )
@@ -117,7 +117,7 @@ def _sequences(
         grow & single, lambda w: (w.read("requests", w.length(ask.slot, 0, 0)),), work, ("requests",), (0,)
     )
     shape = shape_of(view, jnp.int32(0))
-    idle = single & (slots(shape, ask.seq + ask.reserve) <= length)
+    idle = single & (slots(shape, ask.length + ask.reserve) <= length)
     return work, jnp.where(begin, 1, jnp.where(grow & ~idle, ask.batch, 0))
 
 

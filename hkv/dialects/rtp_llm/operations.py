@@ -21,7 +21,7 @@ class RtpCode(enum.IntEnum):
     APPEND = 2
     """Each sequence gets TOKENS more tokens; the NUMBERS keys of the blocks that they fill, sequence after sequence."""
     MALLOC = 3
-    """Blocks for all tokens that a request has: of a new one, or one that grew. REUSE, DEVICE_CACHE, KEEP."""
+    """Blocks for all tokens that a request has: of a new one, or one that grew. REUSE, DEVICE_CACHE, KEEP, LENGTH."""
     INSERT = 4
     """A request's whole blocks are entered into the cache; with RESIDENT they are never evicted."""
     FORK = 5
@@ -73,6 +73,8 @@ class RtpArgument(enum.IntEnum):
     KEEP = 14
     """MALLOC: whether a request that grows keeps what decoding does not need (RTP-LLM `enable_remove_skipped_blocks`,
     the other way round)."""
+    LENGTH = 15
+    """MALLOC: tokens of each sequence that get slots (RTP-LLM `incr_seq_len_override`); 0 for all it has."""
 
 
 class RtpColumn(enum.IntEnum):

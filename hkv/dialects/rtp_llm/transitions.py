@@ -184,7 +184,10 @@ def allocate(
     """MALLOC and FREE: keys as they stand then, and the allocation's stages."""
     asks = answer.ok & (op.code == int(RtpCode.MALLOC))
     frees = answer.ok & (op.code == int(RtpCode.FREE))
-    work, fits = _rows_fit(work, view, op, asks)
+    override = op.argument(RtpArgument.LENGTH)
+    length = jnp.where(override == 0, op.tokens, override)
+    answer = answer.refuse(asks & (length < 1), Status.BAD_LENGTH)
+    work, fits = _rows_fit(work, view, jnp.maximum(length, op.tokens), op.reserve, asks & answer.ok)
     answer = answer.refuse(asks & ~fits, Status.ROW_FULL)
     asks = asks & answer.ok
     new, block = op.held == 0, view.whole(CacheField.BLOCK)
@@ -197,6 +200,7 @@ def allocate(
         slot=op.slot,
         batch=op.batch,
         seq=op.tokens,
+        length=length,
         common=jnp.minimum(op.common, op.tokens + op.reserve),
         reserve=op.reserve,
         reuse=op.flag(RtpArgument.REUSE),
@@ -214,14 +218,16 @@ def allocate(
     return work, answer._replace(value=reused)
 
 
-def _rows_fit(work: PooledWorkspace, view: View, op: Op, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
-    """Whether every list has room for the request's tokens and reserve."""
+def _rows_fit(
+    work: PooledWorkspace, view: View, tokens: Scalar, reserve: Scalar, enabled: Scalar
+) -> tuple[PooledWorkspace, Scalar]:
+    """Whether every list has room for so many tokens and a reserve."""
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         group, most = local
         shape = shape_of(view, group)
-        tokens = jnp.maximum(effective(view, group, op.tokens), op.tokens)
-        return w, (group + 1, jnp.maximum(most, total(shape, tokens, op.reserve)))
+        slots = total(shape, jnp.maximum(effective(view, group, tokens), tokens), reserve)
+        return w, (group + 1, jnp.maximum(most, slots))
 
     end = jnp.where(enabled, view.num_groups, 0)
     work, (_, most) = loop(lambda c: c[0] < end, body, work, (0, 0))

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from hkv import rtp_cache
+from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.operations import RtpBatch, RtpCode, RtpColumn
 from hkv.errors import OperationError
 from hkv.keys.interning import Interner
@@ -19,6 +20,7 @@ from hkv.oracle.engines.rtp_jax_reading import Reader
 from hkv.oracle.engines.rtp_kept import check_unused, taken
 from hkv.oracle.rtp_llm import structs
 from hkv.oracle.rtp_llm.configuration import to_rtp_config
+from hkv.oracle.rtp_llm.key_history import KeyHistory
 from hkv.state.pooled import Counter, Role, resized
 from hkv.state.status import Status
 
@@ -62,7 +64,7 @@ class Request:
 
 
 class RtpJaxEngine:
-    """The compiled cache under RTP-LLM's rules. Implements `hkv.oracle.rtp_llm.engine.RtpEngine`.
+    """The compiled cache under RTP-LLM's rules. Implements `hkv.oracle.rtp_llm.engine.KeyedRtpEngine`.
 
     Args:
       header: the configuration, as a log's first line.
@@ -78,6 +80,7 @@ class RtpJaxEngine:
         self._requests: dict[str, Request] = {}
         self._held: dict[str, tuple[Role, list[int]]] = {}
         self._exported: dict[str, list[int]] = {}
+        self._history = KeyHistory(len(self.config.policies))
         self._buckets = rtp_cache.buckets_for(self.config, tokens=BLOCKS * self.config.block_size)
         self._free_slots = list(range(self._buckets.requests))
         parameters, state = rtp_cache.init(self.config, self._buckets)
@@ -98,9 +101,7 @@ class RtpJaxEngine:
             case structs.ForkOp():
                 return self._fork(operation)
             case structs.FreeOp():
-                request = self._request(operation.id)
-                self._do(RtpCode.FREE, request)
-                request.keys = [RollingKeys() for _ in request.keys]
+                self._free(self._request(operation.id))
             case structs.DropOp():
                 self._drop(operation.id)
             case structs.HoldOp():
@@ -146,6 +147,15 @@ class RtpJaxEngine:
     def evictions(self) -> int:
         """Blocks that were evicted so far."""
         return int(jax.device_get(self._state.counters)[Counter.EVICTIONS])
+
+    @property
+    def duplicates(self) -> int:
+        """Blocks of keyed requests that were not cached because another one was there."""
+        return self._history.duplicates
+
+    def absence(self, group: int, key: int) -> str:
+        """What became of the block of a group under a key of keyed requests (`KeyHistory`)."""
+        return self._history.absence(group, key, cached=self._cached(key)[group] != NULL)
 
     def state(self) -> structs.RtpState:
         """Everything that can be compared."""
@@ -193,10 +203,14 @@ class RtpJaxEngine:
     def _malloc(self, operation: structs.MallocOp) -> structs.Malloc:
         request = self._request(operation.id)
         new = not self._reader.running(self._state, request.slot)
+        if operation.length is not None and operation.length < 1:
+            raise OperationError("length", operation.length, "at least 1")
+        self._fit((operation.length or 0) + self._reader.reserve(self._state, request.slot), 1)
         request.keys = [self._keys(request, sequence, new) for sequence in range(len(request.keys))]
         row, _ = self._do(
             RtpCode.MALLOC,
             request,
+            length=operation.length or 0,
             allowed=(*VERDICTS, Status.TAIL_MISSING),
             reuse=int(operation.reuse),
             device_cache=int(operation.device_cache),
@@ -204,6 +218,8 @@ class RtpJaxEngine:
         status = Status(int(row[RtpColumn.STATUS]))
         if status == Status.TAIL_MISSING:
             raise OperationError("blocks", status.name, "the last blocks of a window to be there")
+        if new and status == Status.OK:
+            self._history.begin(request.given or ())
         return structs.Malloc(VERDICTS[status], int(row[RtpColumn.VALUE]), self._lists(request))
 
     def _insert(self, operation: structs.InsertOp) -> None:
@@ -212,6 +228,20 @@ class RtpJaxEngine:
             raise OperationError("id", operation.id, "a request with blocks")
         self._do(RtpCode.INSERT, request, resident=int(operation.resident))
         request.keys = [keys.without_partial() for keys in request.keys]
+        if request.given is not None:
+            keys, lists = request.keys[0].keys, self._lists(request)[0]
+            self._history.inserted(keys, lists, [self._cached(key) for key in keys])
+
+    def _free(self, request: Request) -> None:
+        if self._reader.running(self._state, request.slot):
+            self._history.end(request.given or ())
+        self._do(RtpCode.FREE, request)
+        request.keys = [RollingKeys() for _ in request.keys]
+
+    def _cached(self, key: int) -> list[int]:
+        """The blocks that the cache has under a key, one a group."""
+        number = self._interner.find(key)
+        return self._reader.item(self._state, number) if number is not None else [NULL] * len(self.config.policies)
 
     def _fork(self, operation: structs.ForkOp) -> structs.Fork:
         request, sources = self._request(operation.id), operation.sources

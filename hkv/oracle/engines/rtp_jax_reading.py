@@ -63,6 +63,11 @@ class Reader:
             for sequence in range(record[Request.BATCH])
         ]
 
+    def item(self, state: PooledState, number: int) -> list[int]:
+        """The blocks that the cache has under the key of a number, one a group, -1 for none."""
+        items = np.asarray(state.items)
+        return _holes(items[number, ITEM_WORDS : ITEM_WORDS + self._groups])
+
     def running(self, state: PooledState, slot: int) -> bool:
         """Whether a request's first sequence has slots."""
         return bool(_lengths(state, np.asarray(state.requests)[slot])[0, : self._groups].any())

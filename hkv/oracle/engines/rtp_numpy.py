@@ -117,7 +117,8 @@ class RtpNumpyEngine:
     def _malloc(self, operation: structs.MallocOp) -> structs.Malloc:
         request = self.manager.requests.get(operation.id)
         new = request is not None and request.given is not None and not request.resource.current_blocks
-        result = self.manager.malloc(operation.id, reuse=operation.reuse, device_cache=operation.device_cache)
+        flags = {"reuse": operation.reuse, "device_cache": operation.device_cache}
+        result = self.manager.malloc(operation.id, length=operation.length, **flags)
         if new and result.success:
             self._history.begin(self._prompt_keys(operation.id))
         return structs.Malloc(VERDICTS[result.verdict], result.reused, self.manager.rows(operation.id))

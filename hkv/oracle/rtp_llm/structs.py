@@ -137,6 +137,7 @@ class MallocOp(RtpOp, tag="malloc"):
     id: str
     reuse: bool = True
     device_cache: bool = True
+    length: int | None = None
     want: Malloc | None = None
 
 

@@ -99,15 +99,20 @@ class Manager:
         if request.resource.current_blocks == 0:
             _forget_keys(request)
 
-    def malloc(self, id: str, *, reuse: bool = True, device_cache: bool = True) -> MallocResult:
+    def malloc(
+        self, id: str, *, reuse: bool = True, device_cache: bool = True, length: int | None = None
+    ) -> MallocResult:
         """Blocks for all tokens that a request has now. A new one may take over cached blocks and prunes nothing.
 
         Args:
           id: the request.
           reuse: its blocks may be reused by others.
           device_cache: it may take over cached blocks.
+          length: tokens of each sequence that get slots, instead of all it has (RTP-LLM `incr_seq_len_override`).
         """
         request = self._request(id)
+        if length is not None and length < 1:
+            raise OperationError("length", length, "at least 1")
         new = request.resource.current_blocks == 0
         for row, tokens in zip(request.resource.rows, request.tokens, strict=True):
             if request.given is not None:
@@ -116,7 +121,7 @@ class Manager:
                 _set_keys(row, next_keys(RollingKeys(tuple(row.keys), row.aligned), tokens, self.config.block_size))
             elif not row.keys:
                 _set_keys(row, first_keys(tokens, self.config.block_size))
-        info = MallocInfo(request.resource, request.lengths, reuse, device_cache, cleanup=not new)
+        info = MallocInfo(request.resource, request.lengths, reuse, device_cache, cleanup=not new, seq=length)
         return self.allocator.malloc(info)
 
     def append(self, id: str, tokens: Sequence[Sequence[int]]) -> None:

@@ -68,7 +68,7 @@ class MallocInfo:
       reuse: its blocks may be reused by others: states on the grid are kept.
       device_cache: it may take over cached blocks, when it is new.
       cleanup: blocks that decoding does not need are given back afterwards.
-      seq: tokens to count when a request grows, instead of all; None for all.
+      seq: tokens of each sequence that get slots, instead of all (RTP-LLM `incr_seq_len_override`); None for all.
     """
 
     resource: BatchResource
