@@ -52,9 +52,9 @@ def index(moment: Moment) -> Iterator[str]:
 def key_life(moment: Moment) -> Iterator[str]:
     """Keys come when blocks are filled and go when blocks are handed out, evicted, filled further or reset; only then.
 
-    Holds after every operation: `allocate` and `commit` may add keys, and take them only from blocks of the request's
-    own row or of the queue's front; `evict` takes exactly the keys of the blocks it names; a successful `reset` all of
-    them; everything else none. Exception: a Mamba owner that writes on leaves its key to a copy: the block in its row
+    Holds after every operation: `allocate` and `commit` may add keys to blocks in rows, and take them only from blocks
+    of the request's own row or of the queue's front; `evict` takes exactly the keys of the blocks it names; a successful
+    `reset` all of them; everything else none. Exception: a Mamba owner that writes on leaves its key to a copy: the block in its row
     loses it, a block taken from the queue has it.
     """
     before, after, operation = moment.before, moment.after, moment.operation
@@ -70,11 +70,16 @@ def key_life(moment: Moment) -> Iterator[str]:
     elif isinstance(operation, oplog.AllocateOp | oplog.CommitOp):
         taken = set(before.free) - set(after.free)
         own = {block for block, owners in before.owners.items() if any(id == operation.id for id, _, _ in owners)}
+        moved = {before.cached[block] for block in lost & own}
+        for block in sorted(gained - after.owners.keys()):
+            if after.cached[block] not in moved:
+                yield f"block {block} gained a key, in nobody's row, that no block of the request's lost"
         strange = lost - taken - own
         if strange:
             yield f"blocks {sorted(strange)} lost their keys, though neither handed out nor the request's own"
-        if isinstance(operation, oplog.AllocateOp) and operation.delay and gained:
-            yield f"blocks {sorted(gained)} gained keys, though registration was to wait"
+        early = {block for block in gained if after.cached[block] not in moved}
+        if isinstance(operation, oplog.AllocateOp) and operation.delay and early:
+            yield f"blocks {sorted(early)} gained keys, though registration was to wait"
     elif lost or gained:
         yield f"blocks {sorted(lost)} lost and {sorted(gained)} gained keys"
 

@@ -69,10 +69,11 @@ def admission(moment: Moment) -> Iterator[str]:
     """A refusal takes nothing, only what does not fit is refused, and a grant leaves free what was to stay free.
 
     Holds after `allocate`. Exceptions: a refused running request may have retired columns it outgrew: its row is the
-    same but for more nulls. A hit on a Mamba state of this very step waits for the next, however much is free. Where
-    the engine's estimate is a bound (Mamba rows; a hit, of which some blocks are in use and some are not; tokens from
-    elsewhere; a request that must fit whole) a refusal is judged by whole rows: two groups with blocks of 4 and 20 free
-    blocks take 20 tokens whatever the rest.
+    same but for more nulls. With Mamba groups, a grant to a running request or with tokens from elsewhere may use what
+    is set aside, as the engine counts a state too few. A hit on a Mamba state of this very step waits for the next,
+    however much is free. Where the engine's estimate is a bound (Mamba rows; a hit, of which some blocks are in use and
+    some are not; tokens from elsewhere; a request that must fit whole) a refusal is judged by whole rows: two groups
+    with blocks of 4 and 20 free blocks take 20 tokens whatever the rest.
     """
     operation, answer = moment.operation, moment.answer
     assert isinstance(operation, AllocateOp)
@@ -81,7 +82,8 @@ def admission(moment: Moment) -> Iterator[str]:
     spared = operation.reserved + _watermark(moment)
     free = len(moment.after.free)
     if answer.blocks is not None:
-        if free < spared and not mamba:
+        counted = not mamba or (operation.id not in moment.before.rows and not operation.external)
+        if free < spared and counted:
             yield f"granted, and {free} blocks are left free of {spared} set aside"
         return
     yield from _changed(moment, operation.id)

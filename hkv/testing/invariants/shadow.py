@@ -77,7 +77,8 @@ class Shadow:
         groups, which are never shared; Mamba rows without caching (`none`); a state among rejected drafts, whose column
         the engine leaves null; a chunk that starts inside a Mamba block and goes beyond it, where a scheduler would
         have ended it: the state at the block's end counts as written; chunks of attention that do not start at blocks
-        (`CHUNK_OFF_GRID`) may begin with a hit's null column.
+        (`CHUNK_OFF_GRID`) may begin with a hit's null column; and a hit inside a block of tokens that this very step
+        fills is judged as though it were copied afterwards (`docs/upstream-bugs.md`).
         """
         operation = moment.operation
         if self._is_due(operation):
@@ -159,9 +160,18 @@ class Shadow:
         for computation in pending:
             if moment.ledger.requests.get(computation.id) is not computation.record:
                 continue
+            self._copy_late(copies, computation)
             problems = list(self._compute(moment, computation))
             # What a request reads that was freed in this very step goes nowhere; its blocks may be poison by now.
             yield from problems if computation.id in moment.before.rows else ()
+
+    def _copy_late(self, copies: list[tuple[int, int]], work: Computation) -> None:
+        """Copies for the request's rows of tokens once more, as though after what this step computed so far."""
+        specs = self._config.topology.specs
+        own = {block for spec, row in zip(specs, work.rows, strict=False) if not spec.snapshot for block in row}
+        for source, target in copies:
+            if target in own:
+                self._blocks[target] = dict(self._blocks.get(source, {}))
 
     def _compute(self, moment: Moment, work: Computation) -> Iterator[str]:
         record = work.record

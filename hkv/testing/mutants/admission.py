@@ -107,6 +107,16 @@ MUTANTS = (
         ("external", "speculative_state"),
     ),
     mutant(
+        "attention-copy-not-admitted",
+        "sglang#36890 lmcache#2206",
+        "a hit that ends inside a block of attention is admitted without the block for its copy",
+        "admission|totality",
+        "tails",
+        KIND + "estimate",
+        "copied = 1 if hit and demand.local % self.block_size else 0",
+        "copied = 0",
+    ),
+    mutant(
         "opaque-block-not-admitted",
         "tensorrt-llm#18660",
         "a pool that is not paged is left out of admission",

@@ -35,6 +35,16 @@ MUTANTS = (
         "pass",
     ),
     mutant(
+        "row-stays-after-the-drop",
+        "tpu-inference#2779 rtp-llm@600f8684d",
+        "a request that was refused and dropped leaves the row that its estimate made",
+        "no trace",
+        "misuse",
+        MANAGER + "drop",
+        "kind.forget(id)",
+        "pass",
+    ),
+    mutant(
         "granted-room-survives",
         "tensorrt-llm#13104",
         "the room that a request was granted before it was preempted still counts",

@@ -1,7 +1,7 @@
 """Recurrent states: filed at the wrong length, kept too long or too short, moved over one another."""
 
 from hkv.testing.mutants.mutant import edits, mutant
-from hkv.testing.mutants.targets import CHECKPOINTS, KIND, MAMBA, RETENTION
+from hkv.testing.mutants.targets import CHECKPOINTS, KIND, MAMBA, POOL, RETENTION
 
 MUTANTS = (
     mutant(
@@ -239,5 +239,34 @@ MUTANTS = (
         "self.copies.append((source, target))",
         "self.copies.append((target, source))",
         ("partial",),
+    ),
+    mutant(
+        "moved-state-is-old",
+        "vllm#39589 vllm#53505",
+        "a state that its owner moves to a copy in this step can be resumed from at once, before the copy is made",
+        "shadow tags",
+        "tails",
+        MAMBA + "_leave_copy_to_cache",
+        "self.new_keys.add(key)",
+        "pass",
+    ),
+    edits(
+        "copy-of-a-state-that-is-gone",
+        "vllm#53505 vllm#43559",
+        "a state that was given back is copied to the cache all the same",
+        "conservation|references|key life|shadow tags",
+        "tails",
+        (MAMBA + "retire", "row.partial = None", "pass"),
+        (MAMBA + "_leave_copy_to_cache", "if row.blocks[column] != source:", "if False:"),
+    ),
+    mutant(
+        "move-leaves-the-keys-behind",
+        "kvcached#362 rtp-llm@de882cf89",
+        "a block whose keys moved to a copy still counts as known by them",
+        "key life|event index|totality",
+        "tails",
+        POOL + "move_keys",
+        "self.forget_keys(source)",
+        "pass",
     ),
 )

@@ -13,6 +13,7 @@ from hkv.testing.suites import (
     resend,
     rtp,
     slots,
+    tails,
     tiers,
     traffic,
     transfers,
@@ -35,6 +36,7 @@ _EVERY: tuple[Suite, ...] = (
     pages.SUITE,
     plans.SUITE,
     slots.SUITE,
+    tails.SUITE,
     tiers.SUITE,
     transfers.SUITE,
 )

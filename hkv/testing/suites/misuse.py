@@ -12,7 +12,7 @@ from hkv.errors import OperationError
 from hkv.oracle import oplog
 from hkv.oracle.engine import apply
 from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import Header, Hit
+from hkv.oracle.oplog import Allocation, Header, Hit
 from hkv.testing.choices import Choices
 from hkv.testing.headers import draw_header
 from hkv.testing.suites.suite import CaseSuite, case_check
@@ -170,4 +170,23 @@ def misuse(case: Misuse) -> Iterator[str]:
         yield f"{case.wrong} was answered with {answer}"
 
 
-SUITE = CaseSuite("misuse", "the reference manager when it is asked what must not be asked", draw_misuse, (misuse,))
+@case_check("no trace", "B-I32")
+def no_trace(case: Misuse) -> Iterator[str]:
+    """Who is refused, or finds nothing, and is then forgotten leaves nothing under its name, not even an empty row."""
+    engine = story(case)
+    found = engine.lookup("again")
+    operation = allocation("again", case.length - found.hit, found.hit)
+    answer = apply(engine, msgspec.structs.replace(operation, reserved=case.header.num_blocks))
+    assert isinstance(answer, Allocation)
+    if answer.blocks is not None:
+        yield f"granted, though all {case.header.num_blocks} blocks are set aside"
+        return
+    apply(engine, oplog.DropOp(id="again"))
+    for kind in engine.manager.cache.kinds:
+        if "again" in kind.rows:
+            yield f"group {kind.group} still has the row {kind.rows['again']} of a request that was forgotten"
+
+
+SUITE = CaseSuite(
+    "misuse", "the reference manager when it is asked what must not be asked", draw_misuse, (misuse, no_trace)
+)

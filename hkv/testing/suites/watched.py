@@ -56,6 +56,7 @@ class WatchedLegal:
         self._ledger = run.watch.ledger
         self._found: tuple[str, int] | None = None
         self._owed: tuple[str, int] | None = None
+        self._granted: dict[str, int] = {}
 
     def in_order(self, operation: Operation) -> bool:
         """Whether what was granted last is computed before anything else happens: its keys stand for content."""
@@ -81,7 +82,7 @@ class WatchedLegal:
                 if record is None or not record.running:
                     return None
                 owed = self._owed[1] - record.computed if self._owed is not None else 0
-                tokens = min(max(operation.tokens, owed), record.main - record.computed)
+                tokens = min(max(operation.tokens, owed), self._granted[operation.id] - record.computed)
                 return change(operation, tokens=tokens) if tokens >= 0 else None
             case oplog.CommitOp():
                 if record is None or not record.running:
@@ -114,7 +115,8 @@ class WatchedLegal:
         elif isinstance(operation, oplog.AllocateOp):
             if isinstance(answer, oplog.Allocation) and answer.blocks is not None:
                 record = self._ledger.requests[operation.id]
-                self._owed = (operation.id, min(record.main, len(record.tokens)))
+                self._granted[operation.id] = self._ledger.main(operation)
+                self._owed = (operation.id, min(self._granted[operation.id], len(record.tokens)))
             self._found = None
         elif isinstance(operation, oplog.AdvanceOp):
             self._owed = None

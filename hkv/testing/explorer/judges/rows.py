@@ -40,7 +40,7 @@ def admission(m: Moment) -> jax.Array:
     waiting = ~jnp.any(_row(m, m.before.lengths) > 0)
     busy = jnp.any(m.held_before & ~m.mine)
     spared = jnp.where(waiting & busy, define.watermark, 0)
-    crowded = (m.after.free < spared) & (not m.recurrent)
+    crowded = (m.after.free < spared) & (waiting | (not m.recurrent))
     changed = jnp.any((m.before.key != m.after.key) | (m.before.group != m.after.group))
     others = ~m.mine[:, None]
     theirs = jnp.any((m.before.lengths != m.after.lengths) & others)
