@@ -1,13 +1,13 @@
 """The same trace through vLLM's rules and RTP-LLM's: what an operation costs in the NumPy and in the compiled forms.
 
   python benchmarks/dialects.py --trace TRACE.jsonl --requests 300
+  python benchmarks/dialects.py --trace TRACE.jsonl --requests 12031 --compiled
 
 A block operation is one block of one group through lookup, allocation, registration and release:
 ceil(tokens / block size) x groups for each request, generated tokens included. The NumPy forms are driven by the plain
-schedules of `hkv replay`; of vLLM's compiled form the whole schedule is one program; RTP-LLM's compiled form performs,
-in one dispatch, the operations that the plain schedule asked of the NumPy form, and must answer each allocation alike.
-Making keys, reading the trace and compiling are left out. Runs of all four alternate; the least time says most on a
-machine that others use too.
+schedules of `hkv replay`; of the compiled forms the whole schedule is one program. Both forms of a dialect must find
+the same tokens. Making keys, reading the trace and compiling are left out. Runs of all forms alternate; the least time
+says most on a machine that others use too.
 """
 
 from __future__ import annotations
@@ -17,21 +17,17 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
 import jax
-import numpy as np
 
-from hkv import native_loops, rtp_cache
+from hkv import native_loops
 from hkv.cli.json_output import json_option, write_json
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
-from hkv.dialects.rtp_llm.operations import RtpBatch, RtpCode, RtpColumn
 from hkv.errors import HKVError
-from hkv.keys.interning import Interner
-from hkv.oracle.engines.rtp_jax import VERDICTS
-from hkv.oracle.replay import compiled, dispatches
+from hkv.oracle.replay import compiled, dispatches, rtp_compiled
 from hkv.oracle.replay.chunking import Chunking
 from hkv.oracle.replay.record import Recorder
 from hkv.oracle.replay.rtp_record import RtpRecorder
@@ -40,83 +36,9 @@ from hkv.oracle.replay.rtp_run import rtp_cache as rtp_config
 from hkv.oracle.replay.rtp_schedule import RtpReplay
 from hkv.oracle.replay.run import Timing, arrivals, cache_config, keyed_engine
 from hkv.oracle.replay.schedule import Arrival, Replay, Schedule
-from hkv.oracle.rtp_llm import structs
-from hkv.oracle.rtp_llm.engine import KeyedRtpEngine
 from hkv.oracle.traces.prefix_keys import PrefixKeys
 from hkv.oracle.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import spec_from_text
-from hkv.state.status import Status
-
-DIALECTS = (SINGLE, HYBRID, HYBRID_POOL)
-
-
-class Listening:
-    """An engine under RTP-LLM's rules that writes down what is asked of it, as a compiled batch.
-
-    Args:
-      engine: performs the operations.
-      block_size: tokens between two keys.
-
-    Attributes:
-      batch: the operations.
-      verdicts: the answers to allocations, as `(verdict, tokens reused)`.
-      places: where allocations stand in the batch.
-    """
-
-    def __init__(self, engine: KeyedRtpEngine, block_size: int) -> None:
-        self.batch = RtpBatch()
-        self.verdicts: list[tuple[str, int]] = []
-        self.places: list[int] = []
-        self.slots = 0
-        self.keys = Interner()
-        self._engine, self._size = engine, block_size
-        self._requests: dict[str, tuple[int, Sequence[int], int]] = {}
-        self._free: list[int] = []
-
-    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int) -> None:
-        """A request arrives in the lowest empty slot."""
-        self._engine.request_keyed(id, num_tokens, keys, reserve)
-        if not self._free:
-            self._free.append(self.slots)
-            self.slots += 1
-        slot = self._free.pop()
-        self._requests[id] = slot, keys, num_tokens
-        numbers = self.keys.numbers(keys[: num_tokens // self._size])
-        self.batch.add(RtpCode.REQUEST, slot, numbers, tokens=num_tokens, sequences=1, reserve=reserve)
-
-    def extend(self, id: str, tokens: int) -> None:
-        """Tokens are appended, and the keys of the blocks that they fill."""
-        self._engine.extend(id, tokens)
-        slot, keys, length = self._requests[id]
-        self._requests[id] = slot, keys, length + tokens
-        first = length // self._size
-        numbers = self.keys.numbers(keys[first : (length + tokens) // self._size], first)
-        self.batch.add(RtpCode.APPEND, slot, numbers, tokens=tokens)
-
-    def num_available(self) -> int:
-        """As the engine's."""
-        return self._engine.num_available()
-
-    def perform(self, operation: structs.RtpOp) -> structs.RtpAnswer:
-        """As the engine's."""
-        answer = self._engine.perform(operation)
-        id = str(getattr(operation, "id", ""))
-        slot, _, _ = self._requests[id]
-        match operation:
-            case structs.MallocOp():
-                assert isinstance(answer, structs.Malloc)
-                self.verdicts.append((answer.verdict, answer.reused))
-                self.places.append(len(self.batch))
-                self.batch.add(RtpCode.MALLOC, slot, reuse=operation.reuse, device_cache=operation.device_cache)
-            case structs.InsertOp():
-                self.batch.add(RtpCode.INSERT, slot)
-            case structs.FreeOp():
-                self.batch.add(RtpCode.FREE, slot)
-            case structs.DropOp():
-                self.batch.add(RtpCode.DROP, slot)
-                self._free.append(slot)
-                del self._requests[id]
-        return answer
 
 
 def nobody() -> None:
@@ -140,15 +62,7 @@ class Sides:
         self._schedule, self._made = schedule, made
         self._incoming = dispatches.incoming(made, schedule.max_model_len)
         self._sizes = compiled.Sizes.of(self.vllm, schedule, self._incoming)
-        self.listened = Listening(keyed_rtp_engine("numpy", self.rtp), self.rtp.block_size)
-        _, self._hits = self._rtp_over(self.listened)
-        operations = self.listened.batch
-        self.operations = len(operations)
-        self._batch = operations.build()
-        longest = max(arrival.prompt + arrival.output for arrival in made) + 1
-        self._buckets = rtp_cache.buckets_for(
-            self.rtp, tokens=longest, requests=self.listened.slots, sequences=1, keys=len(self.listened.keys)
-        )
+        self._rtp_sizes = rtp_compiled.RtpSizes.of(self.rtp, schedule, self._incoming)
 
     def vllm_numpy(self) -> tuple[float, int]:
         """Seconds and hit tokens of the plain schedule over vLLM's NumPy form."""
@@ -172,44 +86,49 @@ class Sides:
 
     def rtp_numpy(self) -> tuple[float, int]:
         """Seconds and hit tokens of the plain schedule over RTP-LLM's NumPy form."""
-        return self._rtp_over(keyed_rtp_engine("numpy", self.rtp))
-
-    def _rtp_over(self, engine: KeyedRtpEngine) -> tuple[float, int]:
         recorder = RtpRecorder(self.rtp, None, None, nobody)
+        engine = keyed_rtp_engine("numpy", self.rtp)
         replay = RtpReplay(engine, self.rtp.block_size, True, self._schedule, self._made, recorder)
         start = time.perf_counter()
         replay.run()
         return time.perf_counter() - start, _hits(recorder)
 
     def rtp_jax(self) -> tuple[float, int]:
-        """Seconds and hit tokens of RTP-LLM's compiled form, performing what the plain schedule asked."""
-        parameters, state = jax.device_put(rtp_cache.init(self.rtp, self._buckets))
-        operations = jax.device_put(self._batch)
-        jax.block_until_ready((parameters, state, operations))
+        """Seconds and hit tokens of the compiled schedule over RTP-LLM's compiled form."""
+        replay = rtp_compiled.RtpCompiledReplay(
+            self.rtp, self._schedule, self._incoming, sizes=self._rtp_sizes, diagnose=False
+        )
+        jax.block_until_ready(replay.resident)
         start = time.perf_counter()
-        _, results = jax.block_until_ready(rtp_cache.run(parameters, state, operations))
+        replay.run()
         seconds = time.perf_counter() - start
-        table = np.asarray(results.table)
-        for place, wanted in zip(self.listened.places, self.listened.verdicts, strict=True):
-            found = VERDICTS[Status(int(table[place, RtpColumn.STATUS]))], int(table[place, RtpColumn.VALUE])
-            if found != wanted:
-                raise click.ClickException(f"allocation {place}: the forms differ, {wanted} and {found}")
-        return seconds, self._hits
+        return seconds, _hits(replay.recorder())
 
 
 def _hits(recorder: Recorder) -> int:
     return sum(request.hit for request in recorder.requests.values())
 
 
-def measure(sides: Sides, block_operations: int, repeats: int) -> dict[str, Any]:
-    """Runs every form once to compile, then all of them in turn."""
-    forms: dict[str, Callable[[], tuple[float, int]]] = {
-        "vllm-0.33, NumPy": sides.vllm_numpy,
-        f"{sides.rtp.name}, NumPy": sides.rtp_numpy,
-        "vllm-0.33, JAX": sides.vllm_jax,
-        f"{sides.rtp.name}, JAX": sides.rtp_jax,
-    }
+def forms_of(sides: Sides, only_compiled: bool) -> dict[str, Callable[[], tuple[float, int]]]:
+    """What is run, by name."""
+    plain = {"vllm-0.33, NumPy": sides.vllm_numpy, f"{sides.rtp.name}, NumPy": sides.rtp_numpy}
+    compiled_forms = {"vllm-0.33, JAX": sides.vllm_jax, f"{sides.rtp.name}, JAX": sides.rtp_jax}
+    return compiled_forms if only_compiled else {**plain, **compiled_forms}
+
+
+def measure(
+    forms: dict[str, Callable[[], tuple[float, int]]], block_operations: int, repeats: int
+) -> dict[str, dict[str, float]]:
+    """Runs every form once to compile, then all of them in turn.
+
+    Raises:
+      ClickException: the forms of a dialect find different tokens.
+    """
     hits = {name: form()[1] for name, form in forms.items()}
+    for name, found in hits.items():
+        other = name.replace("NumPy", "JAX")
+        if found != hits[other]:
+            raise click.ClickException(f"{name} finds {found} tokens, {other} {hits[other]}")
     seconds: dict[str, list[float]] = {name: [] for name in forms}
     for _ in range(repeats):
         for name, form in forms.items():
@@ -249,10 +168,18 @@ def dialect_of(groups: int, apart: bool) -> str:
 @click.option(
     "--num-blocks", default=20_000, show_default=True, type=click.IntRange(min=2), help="Of the pool, or each."
 )
+@click.option("--compiled", "only_compiled", is_flag=True, help="Leave the NumPy forms out.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Timed runs of each form.")
 @json_option
 def main(
-    trace: str, requests: int, groups: str, apart: bool, num_blocks: int, repeats: int, json_path: str | None
+    trace: str,
+    requests: int,
+    groups: str,
+    apart: bool,
+    num_blocks: int,
+    only_compiled: bool,
+    repeats: int,
+    json_path: str | None,
 ) -> None:
     """Measure both dialects, both forms, on the same requests."""
     specs = [spec_from_text(part) for part in groups.split(",")]
@@ -266,10 +193,9 @@ def main(
         "groups": groups,
         "num_blocks": num_blocks,
         "block_operations": block_operations,
-        "rtp_operations": sides.operations,
         "cores": os.cpu_count(),
         "jax": jax.__version__,
-        "forms": measure(sides, block_operations, repeats),
+        "forms": measure(forms_of(sides, only_compiled), block_operations, repeats),
     }
     if json_path:
         write_json(json_path, result)

@@ -1,10 +1,12 @@
-"""`benchmarks/dialects.py`: what it writes down of a replay is what was asked, in slots that are used again."""
+"""`benchmarks/dialects.py`: both dialects run the same requests, and forms that find different tokens are noticed."""
 
 import random
 
-from benchmarks.dialects import Listening, Sides
+import click
+import pytest
+
+from benchmarks.dialects import Sides, forms_of, measure
 from hkv.dialects.rtp_llm.config import HYBRID
-from hkv.dialects.rtp_llm.operations import RtpArgument, RtpCode
 from hkv.oracle.replay.schedule import Arrival, Schedule
 from hkv.spec import spec_from_text
 
@@ -18,16 +20,19 @@ def made() -> list[Arrival]:
     return arrivals
 
 
-def test_the_operations_of_a_replay_are_written_down() -> None:
+def test_all_forms_run_the_same_requests() -> None:
     specs = [spec_from_text("full:4"), spec_from_text("mamba:4")]
     sides = Sides(specs, 30, HYBRID, Schedule(max_model_len=64), made())
-    listened: Listening = sides.listened
-    table = sides._batch.table[: sides.operations]
-    counts = [int((table[:, RtpArgument.CODE] == code).sum()) for code in RtpCode]
-    assert counts[RtpCode.REQUEST] == counts[RtpCode.INSERT] == counts[RtpCode.DROP] == 12
-    assert counts[RtpCode.MALLOC] == len(listened.verdicts) >= 12
-    assert counts[RtpCode.FREE] >= 12
-    assert 2 <= listened.slots < 12, "slots are used again"
-    assert sum(reused for _, reused in listened.verdicts) > 0
+    forms = forms_of(sides, only_compiled=False)
+    assert list(forms) == ["vllm-0.33, NumPy", "rtp-llm/hybrid, NumPy", "vllm-0.33, JAX", "rtp-llm/hybrid, JAX"]
+    assert list(forms_of(sides, only_compiled=True)) == list(forms)[2:]
     assert sides.rtp_numpy()[1] > 0
     assert sides.vllm_numpy()[1] > 0
+
+
+def test_forms_that_find_different_tokens_are_noticed() -> None:
+    measured = measure({"a, NumPy": lambda: (2.0, 7), "a, JAX": lambda: (1.0, 7)}, 10, 2)
+    assert measured["a, NumPy"]["ns_per_block_operation"] == 2e8
+    assert measured["a, JAX"]["hit_tokens"] == 7
+    with pytest.raises(click.ClickException, match="a, NumPy finds 7 tokens, a, JAX 8"):
+        measure({"a, NumPy": lambda: (2.0, 7), "a, JAX": lambda: (1.0, 8)}, 10, 2)
