@@ -90,6 +90,7 @@ def _of_groups(options: dict[str, Any]) -> StudiedCache:
         reserve_ratio=_ratio(options),
         prefix_tree=options["prefix_tree"],
         independent_eviction=options["independent_eviction"],
+        caching=options["caching"],
     )
     return StudiedCache(config, schedule_for_groups(options), f"{options['dialect']}, {groups_text(options)}")
 
@@ -122,7 +123,7 @@ def _of_model(options: dict[str, Any]) -> StudiedCache:
         independent_eviction=options["independent_eviction"],
         reserve_blocks=reserve_for_ratio(_ratio(options), plan.num_blocks - 1),
     )
-    check_replayable(config, options["dialect"])
+    check_replayable(config, options["dialect"], options["caching"])
     _check_windows(model.specs.values(), config.block_size)
     length = parse_length(options["max_model_len"])
     if length == 0:
@@ -138,7 +139,7 @@ def _of_model(options: dict[str, Any]) -> StudiedCache:
 def _check_windows(specs: Any, size: int) -> None:
     for spec in specs:
         if isinstance(spec, SlidingWindow) and spec.window > size + 1:
-            expected = f"a model whose windows are at most {size + 1} tokens, a block and one: hits bring one block"
+            expected = f"a model whose windows are at most {size + 1} tokens, a block and one: hits bring one block, that of the last key"
             raise ConfigError("model", f"window {spec.window}", expected)
 
 

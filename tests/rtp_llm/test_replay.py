@@ -191,6 +191,23 @@ def test_planned_models(monkeypatch, capsys, trace, dialect: str, name: str, poo
     assert found["requests"]["hit"] == [0, 799 // size * size]
 
 
+def test_without_hits_a_wide_window_keeps_what_it_reads(monkeypatch, capsys, trace) -> None:
+    path = trace((0, [0], 4, 60), (0, list(range(10)), 37, 9))
+    arguments = ("--dialect", POOLS, "--groups", "full:4,swa:4:12", "--num-blocks", "40,40", "--no-caching")
+    found = replayed(monkeypatch, capsys, path, *arguments)
+    assert found["totals"]["finished"] == 2
+    for window in range(1, 30):
+        config = rtp_cache(POOLS, [spec_from_text("full:4"), spec_from_text(f"swa:4:{window}")], [60], caching=False)
+        engine, spec = keyed_rtp_engine("numpy", config), config.topology.specs[1]
+        engine.request_keyed("a", 1, list(range(40)), 0)
+        for tokens in range(1, 80):
+            answer = engine.perform(structs.MallocOp(id="a", reuse=False, device_cache=False))
+            read = {position // 4 for position in spec.readable(tokens) if position < tokens}
+            assert isinstance(answer, structs.Malloc)
+            assert all(answer.lists[0][1][block] > 0 for block in read), "the next query reads no hole"
+            engine.extend("a", 1)
+
+
 def test_models_that_hits_would_leave_without_a_window_are_refused(monkeypatch, capsys, trace) -> None:
     path, model = trace((0, [0], 4, 1)), str(MODELS / "gemma3_text.json")
     code, _, err = run(monkeypatch, capsys, "replay", path, "--dialect", POOLS, "--model", model, "--memory", "8GiB")

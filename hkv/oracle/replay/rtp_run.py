@@ -43,11 +43,12 @@ def rtp_cache(
     reserve_ratio: int = RESERVE_RATIO,
     prefix_tree: bool = False,
     independent_eviction: bool = False,
+    caching: bool = True,
 ) -> RtpConfig:
     """The cache that a replay studies under RTP-LLM's rules.
 
     Attention is a FULL group, a recurrent state a LINEAR one, a window a SWA one with reuse and two blocks at the end,
-    as RTP-LLM's descriptions of state caches have it. One number of blocks serves every pool; the pool of a window
+    as RTP-LLM's descriptions of state caches have it; more where nothing is cached and the window reads more. One number of blocks serves every pool; the pool of a window
     then has one for every `linear_step` of them (`CacheConfig::finalizeBlockNums`).
 
     Args:
@@ -58,12 +59,13 @@ def rtp_cache(
       reserve_ratio: percent of the blocks that a first allocation leaves free.
       prefix_tree: eviction by chains of the prefix tree.
       independent_eviction: windows may lose blocks alone.
+      caching: whether requests reuse and are reused.
 
     Raises:
       HKVError: RTP-LLM has no such group, or forbids the cache.
     """
     groups = tuple(
-        Group(tag=f"{spec.short_name}{index}", spec=spec, policy=_policy(index, spec))
+        Group(tag=f"{spec.short_name}{index}", spec=spec, policy=_policy(index, spec, caching))
         for index, spec in enumerate(specs)
     )
     pools = "independent" if dialect == HYBRID_POOL else "shared"
@@ -80,30 +82,45 @@ def rtp_cache(
         prefix_tree=prefix_tree,
         independent_eviction=independent_eviction,
     )
-    check_replayable(config, dialect)
+    check_replayable(config, dialect, caching)
     return config
 
 
-def check_replayable(config: RtpConfig, dialect: str) -> None:
-    """Make sure that a configuration is the dialect's and that its hits leave nothing unread.
+def check_replayable(config: RtpConfig, dialect: str, caching: bool) -> None:
+    """Make sure that a configuration is the dialect's and that queries after a hit find all that they read.
+
+    Args:
+      config: the cache.
+      dialect: whose it is said to be.
+      caching: whether there are hits.
 
     Raises:
-      ConfigError: another dialect's, or a window wider than a block, of which RTP-LLM's hits bring the last block only.
+      ConfigError: another dialect's, or hits, and a window that reads more than a block before its own token. RTP-LLM
+        looks a SWA group up under the last key alone (`SWAKVCacheGroup::matchSingleKey`), whatever the window.
     """
     if config.name != dialect:
         groups = len(config.topology.groups)
         raise ConfigError("dialect", dialect, f"{config.name}, for {groups} group{'s' * (groups > 1)} over these pools")
     for group in config.topology.groups:
-        if isinstance(group.spec, SlidingWindow) and group.spec.window > group.spec.block_size + 1:
-            expected = f"at most {group.spec.block_size + 1}: RTP-LLM's hits bring one block of a window"
+        if caching and isinstance(group.spec, SlidingWindow) and group.spec.window > group.spec.block_size + 1:
+            expected = (
+                f"at most {group.spec.block_size + 1}: RTP-LLM's hits bring one block of a window, that of the last "
+            )
+            expected += f"key; larger blocks, of {group.spec.window - 1} tokens, or --no-caching"
             raise ConfigError(f"window of group {group.tag}", group.spec.window, expected)
 
 
-def _policy(index: int, spec: LayerSpec) -> GroupPolicy:
+def tail_blocks(window: SlidingWindow) -> int:
+    """Blocks at the end of a list that the next query reads at most; 2, RTP-LLM's default, where it reads fewer."""
+    return max(2, 1 + -(-(window.window - 2) // window.block_size))
+
+
+def _policy(index: int, spec: LayerSpec, caching: bool) -> GroupPolicy:
     if isinstance(spec, Mamba):
         return default_policy(GroupType.LINEAR)
     if isinstance(spec, SlidingWindow):
-        return GroupPolicy(group_type=GroupType.SWA, evict_policy=EvictPolicy.INDEPENDENT, active_tail_blocks=2)
+        tail = 2 if caching else tail_blocks(spec)
+        return GroupPolicy(group_type=GroupType.SWA, evict_policy=EvictPolicy.INDEPENDENT, active_tail_blocks=tail)
     if isinstance(spec, AttentionSpec) and spec.readable(1 << 40).start == 0:
         return default_policy(GroupType.FULL)
     raise ConfigError(f"groups[{index}]", spec.kind, "full, mla, swa or mamba under RTP-LLM")
