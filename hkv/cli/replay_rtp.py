@@ -139,7 +139,7 @@ def _of_model(options: dict[str, Any]) -> StudiedCache:
 def _check_windows(specs: Any, size: int) -> None:
     for spec in specs:
         if isinstance(spec, SlidingWindow) and spec.window > size + 1:
-            expected = f"a model whose windows are at most {size + 1} tokens, a block and one: hits bring one block, that of the last key"
+            expected = f"a model whose windows are at most {size + 1} tokens, a block and one: hits bring one block"
             raise ConfigError("model", f"window {spec.window}", expected)
 
 

@@ -48,8 +48,9 @@ def rtp_cache(
     """The cache that a replay studies under RTP-LLM's rules.
 
     Attention is a FULL group, a recurrent state a LINEAR one, a window a SWA one with reuse and two blocks at the end,
-    as RTP-LLM's descriptions of state caches have it; more where nothing is cached and the window reads more. One number of blocks serves every pool; the pool of a window
-    then has one for every `linear_step` of them (`CacheConfig::finalizeBlockNums`).
+    as RTP-LLM's descriptions of state caches have it; more where nothing is cached and the window reads more. One
+    number of blocks serves every pool; the pool of a window then has one for every `linear_step` of them
+    (`CacheConfig::finalizeBlockNums`).
 
     Args:
       dialect: one of `hkv.dialects.rtp_llm.config.NAMES`; it must be the one that the groups amount to.
