@@ -53,9 +53,9 @@ def key_life(moment: Moment) -> Iterator[str]:
     """Keys come when blocks are filled and go when blocks are handed out, evicted, filled further or reset; only then.
 
     Holds after every operation: `allocate` and `commit` may add keys to blocks in rows, and take them only from blocks
-    of the request's own row or of the queue's front; `evict` takes exactly the keys of the blocks it names; a successful
-    `reset` all of them; everything else none. Exception: a Mamba owner that writes on leaves its key to a copy: the block in its row
-    loses it, a block taken from the queue has it.
+    of the request's own row or of the queue's front; `evict` takes exactly the keys of the blocks it names; a
+    successful `reset` all of them; everything else none. Exception: a Mamba owner that writes on leaves its key to a
+    copy: the block in its row loses it, a block taken from the queue has it.
     """
     before, after, operation = moment.before, moment.after, moment.operation
     lost = {block for block, entry in before.cached.items() if after.cached.get(block) != entry}

@@ -22,6 +22,9 @@ from hkv.testing.ledger import RequestRecord
 STATE = -1
 """The offset under which a recurrent state is filed in its block."""
 
+PASSED = -2
+"""The offset of a second state that the block may stand for: the one at its end, which a chunk ran past."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
@@ -76,9 +79,9 @@ class Shadow:
         step. What a block held is gone when it is handed out, or free without a key. Exceptions: rows of `opaque`
         groups, which are never shared; Mamba rows without caching (`none`); a state among rejected drafts, whose column
         the engine leaves null; a chunk that starts inside a Mamba block and goes beyond it, where a scheduler would
-        have ended it: the state at the block's end counts as written; chunks of attention that do not start at blocks
-        (`CHUNK_OFF_GRID`) may begin with a hit's null column; and a hit inside a block of tokens that this very step
-        fills is judged as though it were copied afterwards (`docs/upstream-bugs.md`).
+        have ended it: the state at the block's end counts as written too; chunks of attention that do not start at
+        blocks (`CHUNK_OFF_GRID`) may begin with a hit's null column; and a hit inside a block of tokens that this very
+        step fills is judged as though it were copied afterwards (`docs/upstream-bugs.md`).
         """
         operation = moment.operation
         if self._is_due(operation):
@@ -209,20 +212,21 @@ class Shadow:
         column = (work.start - 1) // size
         block = row[column] if 0 <= column < len(row) else 0
         if work.start and (block or work.resumed):
-            found = self._blocks.get(block, {}).get(STATE) if block else None
+            held = self._blocks.get(block, {}) if block else {}
+            found = held.get(STATE)
             if work.resumed and block in self._young:
                 yield f"{work.id} resumes from the state in block {block}, which this very step computes"
-            if found != names[work.start - 1]:
+            if names[work.start - 1] not in (found, held.get(PASSED)):
                 what = self._what(found, block)
                 yield f"{work.id} goes on from the state after {work.start} tokens in block {block}, {what}"
         self._export(moment, work, group, row, names)
         boundary = (column + 1) * size
         if block and work.start < boundary < end:
-            self._slots(block)[STATE] = names[boundary - 1]
+            self._slots(block)[PASSED] = names[boundary - 1]
         column = -(-end // size) - 1
         block = row[column] if column < len(row) else 0
         if block and end > work.start:
-            self._slots(block)[STATE] = names[end - 1]
+            self._blocks[block] = {STATE: names[end - 1]}
             self._young.add(block)
 
     def _export(self, moment: Moment, work: Computation, group: int, row: list[int], names: list[int]) -> None:

@@ -121,7 +121,7 @@ class Tails:
         self._allocate(request, self._chunk(request, request.computed), 0, 0)
 
     def _stands(self, request: _Request) -> bool:
-        """Whether the last chunk but one left its states in columns of their own, where the last one wrote none."""
+        """Whether the last chunk left alone the columns in which the one before it left its states."""
         return all(-(-request.before // size) < -(-request.computed // size) for size in self._states)
 
     def _allocate(self, request: _Request, new: int, hit: int, reserved: int) -> bool:
