@@ -1,0 +1,80 @@
+"""What HKV offers of RTP-LLM's rules without JAX, beside the reference: capacities, and what connectors see."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv.dialects.rtp_llm.capacities import slots_missing, token_capacity, tokens_of
+from hkv.dialects.rtp_llm.connector_projection import project
+from hkv.errors import ConfigError
+from reference.dialects.rtp_llm.connector_projection import project as project_resource
+from reference.dialects.rtp_llm.manager import ALLOCATORS
+from reference.dialects.rtp_llm.resource import BatchResource, Resource
+from tests.rtp_llm.build import resource, single, tiny_hybrid, tiny_multi
+from tests.rtp_llm.traffic import draw_config
+
+N = -1
+
+
+def test_g21_context_parallelism_counts_tokens_only() -> None:
+    config = single(block_size=8, cp_size=2).config
+    assert (tokens_of(config, [9]), slots_missing(config, 65, [0], 0)) == (144, 5)
+
+
+def test_i1_i2_sizes() -> None:
+    config = tiny_multi(6, 8).config
+    assert (tokens_of(config, [5, 7]), token_capacity(config)) == (28, 20)
+    assert tokens_of(tiny_multi(6, 8, cp_size=2).config, [5, 7]) == 56
+
+
+def test_counts_that_are_not_one_a_pool_are_refused() -> None:
+    with pytest.raises(ConfigError, match="one number for each of 2 pools"):
+        tokens_of(tiny_multi(6, 8).config, [5])
+
+
+@pytest.mark.parametrize(
+    ("count", "aligned", "keys"), [(4, True, [1, 3]), (4, False, [1, 3]), (5, False, [1, 3, 4]), (5, True, [1, 3])]
+)
+def test_a_partial_block_off_the_last_rank_gets_a_dummy_tail(count: int, aligned: bool, keys: list[int]) -> None:
+    config = tiny_hybrid(cp_size=2).config
+    lists = [list(range(10, 10 + count)), [20, 21, 22][: -(-count // 2)]]
+    found = project(config, list(range(count)), lists, [1, 3], aligned=aligned)
+    assert (found.keys, found.aligned) == (keys, aligned)
+    assert found.blocks == [[11, 13, N][: len(keys)], [20, 21, 22][: len(keys)]]
+
+
+@settings(max_examples=60)
+@given(rng=st.randoms(use_true_random=False))
+def test_capacities_are_the_references(rng: random.Random) -> None:
+    config = draw_config(rng)
+    allocator = ALLOCATORS[config.name](config)
+    for pool in allocator.pools:
+        pool.malloc(rng.randint(0, pool.total))
+    free = [pool.free for pool in allocator.pools]
+    assert tokens_of(config, free) == allocator.tokens_of("free_blocks")
+    assert tokens_of(config, [pool.total for pool in allocator.pools]) == allocator.tokens_of("total")
+    assert token_capacity(config) == allocator.token_capacity
+    row: BatchResource = resource(allocator)
+    slots = [rng.randint(0, 5) for _ in config.policies]
+    for blocks, count in zip(row.rows[0].groups, slots, strict=True):
+        blocks.assign([N] * count)
+    tokens, reserve = rng.randint(1, 60), rng.randint(0, 4)
+    assert slots_missing(config, tokens, slots, reserve) == allocator.single_need(row, tokens, reserve)
+
+
+@settings(max_examples=60)
+@given(rng=st.randoms(use_true_random=False))
+def test_projections_are_the_references(rng: random.Random) -> None:
+    config = draw_config(rng)
+    keys, aligned = list(range(100, 100 + rng.randint(1, 9))), rng.random() < 0.5
+    selected = config.mapper.canonical_keys(keys)[: rng.randint(0, 9)]
+    source = Resource(config.topology, keys, aligned=aligned)
+    for blocks in source.groups:
+        blocks.assign([rng.choice([N, block]) for block in range(1, 1 + rng.randint(0, len(keys)))])
+    wanted = project_resource(config, source, selected)
+    found = project(config, keys, [blocks.blocks for blocks in source.groups], selected, aligned=aligned)
+    assert found == (list(wanted.keys), wanted.aligned, [blocks.blocks for blocks in wanted.groups])
