@@ -1,8 +1,8 @@
 """Requests that arrive between whole steps: their prompts are hashed, looked up and adopted, all inside `jit`.
 
 `arrive` serves K requests at once. It may stand in the same compiled loop as `hkv.step.step`. Unlike a step it takes
-time of the pool's size: every block looks itself up among the prompts' keys, and the free queue is closed up where hits
-took blocks out of its middle. There is no loop over requests, and one over the prompts' tokens, to hash them.
+time of the pool's size: every block looks itself up among the prompts' keys, and the free queue is closed up if hits
+took free blocks out of its middle. There is no loop over requests, and one over the prompts' tokens, to hash them.
 
 The hit is the longest length at which every group can resume, by its definition (`docs/hits.md`). Without EAGLE, and
 with chunks that are multiples of the block, that is what vLLM 0.33 finds; where it finds another length, it is for one
@@ -213,28 +213,71 @@ def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array,
 def _first_blocks(state: StepState, chains: jax.Array) -> jax.Array:
     """The block registered first under each key of `chains` uint32[K, C, 4] in each group, int32[K, G, C]; 0 for none.
 
-    Keys are sorted by their first word, and every block searches its own among them. Of different keys with equal first
-    words only one is found: of n keys, one is overlooked with a probability below n**2 / 2**33, which costs a hit.
+    Every block looks for its own key among the different keys asked for, sorted into buckets by their first bits.
     """
     groups = state.rows.shape[1]
-    keys = chains.reshape(-1, 4)
-    order = jnp.argsort(keys[:, 0])
-    words = keys[order, 0]
-    leader = jnp.searchsorted(words, keys[:, 0], method="scan").astype(jnp.int32)
-    place = jnp.searchsorted(words, state.keys[:, 0], method="scan").astype(jnp.int32)
-    place = jnp.minimum(place, keys.shape[0] - 1)
-    same = jnp.all(keys[order[place]] == state.keys[:, :4], axis=1) & (state.refs % 2 == 1)
-    place = jnp.where(same, place, keys.shape[0])
+    asked = _index(chains.reshape(-1, 4))
+    place = _find(asked, state.keys[:, :4], state.refs % 2 == 1)
     group = jnp.minimum(state.keys[:, 4].astype(jnp.int32), groups - 1)
     age = state.counters[StepCounter.REGISTERED].astype(jnp.uint32) - state.keys[:, 5]
-    oldest = jnp.zeros((keys.shape[0], groups), jnp.uint32).at[place, group].max(age, mode="drop")
+    size = asked.words.shape[0]
+    oldest = jnp.zeros((size, groups), jnp.uint32).at[place, group].max(age, mode="drop")
     counts = age == oldest.at[place, group].get(mode="fill", fill_value=0)
     blocks = jnp.arange(state.refs.shape[0], dtype=jnp.int32)
     first = jnp.zeros(oldest.shape, jnp.int32)
-    first = first.at[jnp.where(counts, place, keys.shape[0]), group].max(blocks, mode="drop")
-    own = jnp.all(keys == keys[order[leader]], axis=1)
-    found = jnp.where(own[:, None], first[leader], 0)
-    return jnp.swapaxes(found.reshape(*chains.shape[:2], groups), 1, 2)
+    first = first.at[jnp.where(counts, place, size), group].max(blocks, mode="drop")
+    return jnp.swapaxes(first[asked.place].reshape(*chains.shape[:2], groups), 1, 2)
+
+
+class _Index(NamedTuple):
+    """Different keys in order, in buckets of those that begin with the same bits.
+
+    `words` uint32[n, 4]; `place` int32[n], where each key that was given is among them; `start` and `sizes` int32[T],
+    of each bucket, T a power of two.
+    """
+
+    words: jax.Array
+    place: jax.Array
+    start: jax.Array
+    sizes: jax.Array
+
+
+def _index(keys: jax.Array) -> _Index:
+    """Keys uint32[n, 4], some of them equal, in order, and at least sixteen buckets for each."""
+    size = keys.shape[0]
+    *words, order = lax.sort((*keys.T, jnp.arange(size, dtype=jnp.int32)), num_keys=4)
+    ordered = jnp.stack(words, axis=1)
+    new = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1).at[0].set(True)
+    rank = jnp.cumsum(new, dtype=jnp.int32) - 1
+    place = jnp.zeros(size, jnp.int32).at[order].set(rank)
+    sizes = jnp.zeros(1 << (16 * size - 1).bit_length(), jnp.int32)
+    sizes = sizes.at[_bucket(sizes, words[0])].add(new.astype(jnp.int32))
+    return _Index(jnp.zeros_like(keys).at[rank].set(ordered), place, jnp.cumsum(sizes, dtype=jnp.int32) - sizes, sizes)
+
+
+def _bucket(buckets: jax.Array, first: jax.Array) -> jax.Array:
+    """The bucket of keys with the first words uint32[n], of as many as `buckets` [T] has; T is a power of two."""
+    return (first >> (33 - buckets.shape[0].bit_length())).astype(jnp.int32)
+
+
+def _find(index: _Index, keys: jax.Array, live: jax.Array) -> jax.Array:
+    """Where keys uint32[N, 4] are in an index of n, int32[N]; n for those that are not, or not `live` bool[N].
+
+    Takes as many rounds as the fullest bucket that is looked into has keys: few, as their bits are random.
+    """
+    missing = index.words.shape[0]
+    bucket = _bucket(index.sizes, keys[:, 0])
+    start, count = index.start[bucket], jnp.where(live, index.sizes[bucket], 0)
+
+    def compare(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        turn, found = carry
+        at = start + turn
+        same = (turn < count) & jnp.all(index.words[jnp.minimum(at, missing - 1)] == keys, axis=1)
+        return turn + 1, jnp.where(same, at, found)
+
+    most = jnp.max(count)
+    found = jnp.full(keys.shape[0], missing, jnp.int32)
+    return lax.while_loop(lambda carry: carry[0] < most, compare, (jnp.int32(0), found))[1]
 
 
 # Adopting.
@@ -244,6 +287,7 @@ def _hold(state: StepState, blocks: jax.Array) -> StepState:
     """References to blocks, as often as they are named; those that were free leave the queue, the rest closes up."""
     named = blocks.reshape(-1)
     size = state.queue.shape[0]
+    free = jnp.any((named > 0) & (state.refs[named] < 2))
     refs = state.refs.at[jnp.where(named > 0, named, state.refs.shape[0])].add(2, mode="drop")
     head, tail = state.counters[StepCounter.HEAD], state.counters[StepCounter.TAIL]
 
@@ -255,5 +299,5 @@ def _hold(state: StepState, blocks: jax.Array) -> StepState:
         closed = queue.at[jnp.where(kept, place & (size - 1), size)].set(block, mode="drop")
         return closed, kept.sum(dtype=jnp.int32)
 
-    queue, free = lax.cond(jnp.any(named > 0), close_up, lambda queue: (queue, tail - head), state.queue)
-    return replace(state, refs=refs, queue=queue, counters=state.counters.at[StepCounter.TAIL].set(head + free))
+    queue, left = lax.cond(free, close_up, lambda queue: (queue, tail - head), state.queue)
+    return replace(state, refs=refs, queue=queue, counters=state.counters.at[StepCounter.TAIL].set(head + left))
