@@ -14,13 +14,9 @@ from hkv.dialects.vllm.demand import Demand
 from hkv.dialects.vllm.hit import resumable
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
 from hkv.state import key_table
-from hkv.state.events import Event, emit
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
-
-WRITES = ("rows", "chains", "requests", *key_table.WRITES)
-"""What registering writes; `rows` and `chains` only to their spare elements."""
 
 
 def plan(
@@ -109,34 +105,51 @@ class Exported(NamedTuple):
     length: Scalar
 
 
+class Due(NamedTuple):
+    """What is to become of a block's keys.
+
+    Attributes:
+      drops: whether it loses those that it has.
+      adds: whether it gets one then.
+      block: id of the block.
+      part: which of its keys is added; 0 for the key of the whole block.
+      entry: the key's place in the table.
+      end: tokens up to which the key reaches if it is reported by itself; 0 if not.
+    """
+
+    drops: Scalar
+    adds: Scalar
+    block: Scalar
+    part: Scalar
+    entry: Scalar
+    end: Scalar
+
+    def instead(self, condition: Scalar, other: Due) -> Due:
+        """The other where the condition holds."""
+        return Due(*(jnp.where(condition, b, a) for a, b in zip(self, other, strict=True)))
+
+
+NOTHING_DUE = (False, False, 0, 0, 0, 0)
+"""The values of a `Due` that changes nothing."""
+
+
 def register(
-    work: Workspace, view: View, slot: Scalar, group: Scalar, known: Exported, enabled: Scalar
-) -> tuple[Workspace, Scalar]:
-    """Registers the state that a chunk leaves behind, if somebody could resume there; else its block must not be found.
+    work: Workspace, view: View, slot: Scalar, group: Scalar, known: Exported
+) -> tuple[Workspace, Due, Scalar]:
+    """The state that a chunk leaves behind, to be registered if somebody could resume there; else not to be found.
 
     vLLM 0.33 `MambaManager._cache_partial_tail_block`.
 
     Args:
-      work: needs `WRITES` to write.
+      work: needs `rows`, `chains`, `requests`, `keys` and `table` to write; all but `table` only to spare elements.
       view: the configuration.
       slot: the request.
       group: the group.
       known: what is known of the request.
-      enabled: whether to do it.
 
     Returns:
-      The workspace, and whether the engine fails (`hkv.bugs`: checkpoint-beyond-keys).
+      The workspace, what is due, and whether the engine fails (`hkv.bugs`: checkpoint-beyond-keys).
     """
-
-    def once(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        w, fails = _register(w, view, slot, group, known)
-        return w, (False, fails)
-
-    work, (_, fails) = loop(lambda c: c[0], once, work, (enabled, False), writes=WRITES)
-    return work, fails
-
-
-def _register(work: Workspace, view: View, slot: Scalar, group: Scalar, known: Exported) -> tuple[Workspace, Scalar]:
     hash_block, block = view.whole(CacheField.HASH_BLOCK), view.group(group, GroupField.BLOCK)
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups = work.sizes.buckets.groups
@@ -171,8 +184,5 @@ def _register(work: Workspace, view: View, slot: Scalar, group: Scalar, known: E
     defects = view.group(group, GroupField.EXPORT_FAILS)
     fails = (fresh & ~keyed & ((defects & 1) != 0)) | ((tokens > 0) & (entry_at >= known.length) & (defects >= 2))
     fresh = fresh & keyed
-    work = key_table.drop_keys(work, fresh | (present & ~wanted), held)
-    work = key_table.add_key(work, fresh, held, remainder(units, scale), entry)
-    work = emit(work, fresh, Event.KEY, entry)
-    work = emit(work, fresh, Event.STORED_PART + 8 * slot, group, tokens - hash_block, tokens)
-    return work.write_if(fresh, "table", work.steps, work.entry(key * groups + groups - 1)), fails
+    work = work.write_if(fresh, "table", work.steps, work.entry(key * groups + groups - 1))
+    return work, Due(fresh | (present & ~wanted), fresh, held, remainder(units, scale), entry, tokens), fails

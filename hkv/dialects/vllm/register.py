@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm import export, retention
+from hkv.dialects.vllm.export import NOTHING_DUE, Due
 from hkv.dialects.vllm.hit import SNAPSHOT, hashed_keys, resumable
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
 from hkv.state import key_table
@@ -79,21 +80,8 @@ def register(
         cacheable = jnp.where(view.group(group, GroupField.CACHEABLE) != 0, cacheable_tokens(view, group, tokens), 0)
         block, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
         full = jnp.minimum(divide(cacheable, block), divide(keys, scale))
-        w = when(
-            full > done,
-            lambda v: _whole_blocks(v, view, slot, group, done, full, first),
-            w,
-            writes=WRITES,
-        )
-        w = when(
-            (view.group(group, GroupField.TAIL) != 0) & (cacheable > 0) & (exported == 0),
-            lambda v: _prompt_tail(v, view, slot, group, _Tail(cacheable, prompt, junction, keys, first, rows)),
-            w,
-            writes=WRITES,
-        )
-        w, fails = export.register(
-            w, view, slot, group, export.Exported(prompt, shared, keys, first, rows), exported > 0
-        )
+        ends = _Ends(cacheable, prompt, junction, shared, keys, first, rows, exported)
+        w, fails = _group(w, view, slot, group, done, full, ends)
         w = _stamp(w, view, slot, group, jnp.maximum(done, first), full)
         return w, (group + 1, failed | fails)
 
@@ -102,16 +90,44 @@ def register(
     return work, failed
 
 
-def _whole_blocks(
-    work: Workspace, view: View, slot: Scalar, group: Scalar, done: Scalar, full: Scalar, first: Scalar
-) -> Workspace:
+class _Ends(NamedTuple):
+    """What is known of a request's row when a key that ends inside a block may be due: tokens four times, keys, entries
+    twice, tokens.
+
+    `junction`: where others were seen to branch off, if the request comes to compute it now; else -1. `shared`: where
+    they were. `exported`: where the chunk leaves a state behind; 0 if it does not.
+    """
+
+    cacheable: Scalar
+    prompt: Scalar
+    junction: Scalar
+    shared: Scalar
+    keys: Scalar
+    first: Scalar
+    length: Scalar
+    exported: Scalar
+
+
+def _group(
+    work: Workspace, view: View, slot: Scalar, group: Scalar, done: Scalar, full: Scalar, ends: _Ends
+) -> tuple[Workspace, Scalar]:
+    """Registers blocks from `done` to `full` of a row, then what may be due inside a block.
+
+    Entries that nobody has under their key and blocks without keys come in stretches, a few nanoseconds each. What is
+    different ends a stretch and is entered by itself. So is what is due inside a block, in a trip of its own at the
+    end.
+
+    Returns:
+      The workspace, and whether the engine fails over it.
+    """
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups, spare = work.sizes.buckets.groups, work.spare_entry
     row, chain = work.row(slot, group), work.chain(slot) + (scale - 1)
-    work, kept = retention.kept(work, view, slot, group)
+    tail = (view.group(group, GroupField.TAIL) != 0) & (ends.cacheable > 0) & (ends.exported == 0)
+    inside_due = tail | (ends.exported > 0)
 
     def look(w: Workspace, i: Scalar, kept_here: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        block = jnp.where(i >= first, w.read("rows", row + i), 0)
+        block = jnp.where(i >= ends.first, w.read("rows", row + i), 0)
         why = jnp.where(block == 0, RETIRED, jnp.where(kept_here, 0, NOT_RETAINED))
         return block, why, w.read("chains", chain + i * scale) * groups + column
 
@@ -121,47 +137,86 @@ def _whole_blocks(
         w = w.write("keys", jnp.where(value > 0, key_table.word_of(entry), 0), w.key(block))
         return emit(w, value > 0, Event.KEY, entry)
 
-    def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        i, phase, inside, entry, value, _ = local
-        w = settle(w, entry, value)
-        block, why, entry = look(w, i, inside | (phase >= kept.least))
-        new = (w.read("table", w.entry(entry)) <= 0) & ((why != 0) | (w.read("keys", w.key(block)) == 0))
-        value = jnp.where(why != 0, why, block * 8)
-        after = jnp.where(new, kept.next_phase(phase), phase)
-        return w, (i + 1, after, inside, jnp.where(new, entry, spare), jnp.where(new, value, 0), ~new)
+    def everything(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        w, kept = retention.kept(w, view, slot, group)
+        place = jnp.where(full > done, slot, w.spare_slot)
+        w = w.set_row(place, group, Row.CACHED, full).set(place, Request.KNOWN, 1)
 
-    def stretch(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        inside, until = kept.stretch(local[0], full)
-        w, (i, phase, _, entry, value, stopped) = loop(
-            lambda c: (c[0] < until) & ~c[-1],
-            plain,
-            w,
-            (local[0], kept.phase(local[0]), inside, spare, 0, False),
-            reads=("rows", "chains"),
-            writes=("table", "keys", "events", "num_events"),
-        )
-        w, i = settle(w, entry, value), i - stopped
-        w, (block, why, entry) = peek(
-            stopped,
-            lambda v: look(v, i, inside | (phase >= kept.least)),
-            w,
-            reads=("rows", "chains"),
-            default=(0, 0, 0),
-        )
-        w = when(stopped, lambda v: enter(v, block, why, entry), w, writes=key_table.WRITES)
-        return w, (i + stopped,)
+        def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+            i, phase, inside, entry, value, _ = local
+            w = settle(w, entry, value)
+            block, why, entry = look(w, i, inside | (phase >= kept.least))
+            new = (w.read("table", w.entry(entry)) <= 0) & ((why != 0) | (w.read("keys", w.key(block)) == 0))
+            value = jnp.where(why != 0, why, block * 8)
+            after = jnp.where(new, kept.next_phase(phase), phase)
+            return w, (i + 1, after, inside, jnp.where(new, entry, spare), jnp.where(new, value, 0), ~new)
 
-    def enter(w: Workspace, block: Scalar, why: Scalar, entry: Scalar) -> Workspace:
-        entered = why == 0
-        w = key_table.note_absence(w, ~entered, entry, why)
-        w = key_table.drop_keys(w, entered, block)
-        w = key_table.add_key(w, entered, block, jnp.int32(0), entry)
-        return emit(w, entered, Event.KEY, entry)
+        def stretch(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+            i, late, failed = local
+            late = late & (i >= full)
+            inside, until = kept.stretch(i, full)
+            w, (i, phase, _, entry, value, stopped) = loop(
+                lambda c: (c[0] < until) & ~c[-1],
+                plain,
+                w,
+                (i, kept.phase(i), inside, spare, 0, False),
+                reads=("rows", "chains"),
+                writes=("table", "keys", "events", "num_events"),
+            )
+            w, i = settle(w, entry, value), i - stopped
+            w, (block, why, entry) = peek(
+                stopped,
+                lambda v: look(v, i, inside | (phase >= kept.least)),
+                w,
+                reads=("rows", "chains"),
+                default=(0, 0, 0),
+            )
+            w = emit(w, late & (full > done), Event.STORED + 8 * slot, group, done, full)
+            w, due, fails = _inside_a_block(w, view, slot, group, ends, late)
+            entered = stopped & (why == 0)
+            due = due.instead(~late, Due(entered, entered, block, jnp.int32(0), entry, jnp.int32(0)))
+            w = key_table.note_absence(w, stopped & ~entered, entry, why)
+            w = when(due.drops | due.adds, lambda v: _enter(v, view, slot, group, due), w, writes=key_table.WRITES)
+            return w, (i + stopped, inside_due & ~late, failed | fails)
 
-    work, _ = loop(lambda c: c[0] < full, stretch, work, (done,), writes=WRITES)
-    work = emit(work, full > done, Event.STORED + 8 * slot, group, done, full)
-    work = work.set_row(slot, group, Row.CACHED, full)
-    return work.set(slot, Request.KNOWN, 1)
+        start = (done, inside_due, False)
+        w, (_, _, failed) = loop(lambda c: (c[0] < full) | c[1], stretch, w, start, writes=WRITES)
+        w = emit(w, (full > done) & ~inside_due, Event.STORED + 8 * slot, group, done, full)
+        return w, (False, failed)
+
+    start = ((full > done) | inside_due, False)
+    work, (_, failed) = loop(lambda c: c[0], everything, work, start, writes=WRITES)
+    return work, failed
+
+
+def _enter(work: Workspace, view: View, slot: Scalar, group: Scalar, due: Due) -> Workspace:
+    """A block stands under a key that it has not, or loses those it has."""
+    work = key_table.drop_keys(work, due.drops, due.block)
+    work = key_table.add_key(work, due.adds, due.block, due.part, due.entry)
+    work = emit(work, due.adds, Event.KEY, due.entry)
+    begin = due.end - view.whole(CacheField.HASH_BLOCK)
+    return emit(work, due.adds & (due.end > 0), Event.STORED_PART + 8 * slot, group, begin, due.end)
+
+
+def _inside_a_block(
+    work: Workspace, view: View, slot: Scalar, group: Scalar, ends: _Ends, enabled: Scalar
+) -> tuple[Workspace, Due, Scalar]:
+    """What is due under a key that ends inside a block: the prompt's tail, or a state that the chunk leaves behind."""
+
+    def tail(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        w, due = _prompt_tail(w, view, slot, group, ends)
+        return w, (False, *due)
+
+    def left_behind(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        known = export.Exported(ends.prompt, ends.shared, ends.keys, ends.first, ends.length)
+        w, due, fails = export.register(w, view, slot, group, known)
+        return w, (False, fails, *due)
+
+    exporting = ends.exported > 0
+    work, (_, *found) = loop(lambda c: c[0], tail, work, (enabled & ~exporting, *NOTHING_DUE), writes=WRITES)
+    start = (enabled & exporting, False, *NOTHING_DUE)
+    work, (_, fails, *left) = loop(lambda c: c[0], left_behind, work, start, writes=WRITES)
+    return work, Due(*left).instead(~exporting, Due(*found)), fails
 
 
 def _stamp(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
@@ -179,22 +234,8 @@ def _stamp(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Scal
     return loop(lambda c: c[0] < end, body, work, first, writes=("rows", "keys", "table"))[0]
 
 
-class _Tail(NamedTuple):
-    """What is known of a request's row when a tail is due: tokens three times, keys, blocks twice.
-
-    `junction`: where others were seen to branch off, if the request comes to compute it now; else -1.
-    """
-
-    cacheable: Scalar
-    prompt: Scalar
-    junction: Scalar
-    keys: Scalar
-    first: Scalar
-    length: Scalar
-
-
-def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail: _Tail) -> Workspace:
-    """Registers the prompt's last hash block, where it is not yet.
+def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail: _Ends) -> tuple[Workspace, Due]:
+    """The prompt's last hash block, to be registered where it is not yet.
 
     In full attention it may end inside a manager block, which its owner goes on to fill: `FullAttentionManager`. A
     recurrent state is registered when exactly as many tokens are computed as a repeated prompt could resume from, or
@@ -227,14 +268,11 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     covered = wanted & snapshot & (highest == part) & known
     wanted, fresh = wanted & ~covered, wanted & ~known & ~covered
     less = (highest > 0) & ((part == 0) | (highest < part))
-    work = key_table.drop_keys(work, fresh & (less | (highest == part)), block)
-    work = key_table.add_key(work, fresh, block, part, entry)
-    work = emit(work, fresh, Event.KEY, entry)
-    work = emit(work, fresh, Event.STORED_PART + 8 * slot, group, end - hash_block, end)
     work = work.write_if(wanted & snapshot, "table", work.steps, work.entry(key * groups + groups - 1))
     place = jnp.where(wanted & snapshot & (part != 0), slot, work.spare_slot)
     work = work.set_row(place, group, Row.PARTIAL, index + 1).set_row(place, group, Row.CACHED, index)
-    return work.set(place, Request.CALM, 0)
+    drops = fresh & (less | (highest == part))
+    return work.set(place, Request.CALM, 0), Due(drops, fresh, block, part, entry, end)
 
 
 def _reusable(view: View, group: Scalar, prompt: Scalar, keys: Scalar) -> Scalar:
