@@ -48,7 +48,7 @@ def compiled(config, schedule, arrivals, *, caching=True):
 
 @given(seed=st.integers(0, 1 << 30), caching=st.sampled_from((True, True, True, False)))
 @example(seed=3, caching=False)
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_decides_as_the_plain_schedule_does(seed, caching):
     config, schedule, arrivals = example_of(seed)
     running, outcome = compiled(config, schedule, arrivals, caching=caching)
