@@ -111,9 +111,11 @@ class Ledger:
     def prefix(self, id: str, end: int) -> int | None:
         """Name of the request's first `end` tokens, a positive multiple of the hash block.
 
-        None when the request is not that long, look-ahead included, and so cannot have a key for it.
+        None when the request is not that long, look-ahead included, and so cannot have a key for it; or not there.
         """
-        record = self.requests[id]
+        record = self.requests.get(id)
+        if record is None:
+            return None
         size, lookahead = self._config.hash_block_size, self._config.hash_lookahead
         if end <= 0 or end % size or end + lookahead > len(record.tokens):
             return None

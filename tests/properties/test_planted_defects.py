@@ -23,6 +23,14 @@ from reference.state.pool import Pool
 from tests.properties.planting import planted
 
 DEFECTS = [
+    ("form", FEATURES, Kind.free, "self.rows.pop(id, None)", "self.rows.get(id)"),
+    (
+        "bystanders",
+        FEATURES,
+        Manager.drop,
+        "self._waiting(id)",
+        "self._rules.free(self.cache, next(iter(self.requests)))",
+    ),
     ("conservation", FEATURES, Pool.touch, "self.free.remove(block)", "pass"),
     ("references", FEATURES, Pool.touch, "refs[block] += 1", "refs[block] = 1"),
     ("references", FEATURES, Kind.retire, "self.pool.release(freed)", "pass"),

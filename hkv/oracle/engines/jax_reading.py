@@ -74,7 +74,7 @@ class Reader:
         for group in range(len(self._config.topology.groups)):
             base = REQUEST_WORDS + GROUP_WORDS * group
             length, first = (int(state.requests[slot, base + field]) for field in (Row.LENGTH, Row.FIRST))
-            rows.append([0] * first + state.rows[slot, group, first:length].tolist())
+            rows.append([0] * min(first, length) + state.rows[slot, group, first:length].tolist())
         return rows
 
     def _cached(self, keys: np.ndarray) -> dict[str, tuple[int, int, str]]:

@@ -118,7 +118,7 @@ def picture(space: Space, state: State) -> Picture:
         key=key,
         group=group.astype(jnp.int32),
         rows=jnp.where(held, cells, 0),
-        lengths=jnp.maximum(lengths, first),
+        lengths=lengths,
         found=jnp.where(given, cells, 0),
         hits=hits,
         listed=_listed(state, blocks),

@@ -4,7 +4,7 @@ Each check sees one operation with the cache before and after it, and keeps its 
 engine's internals. `Watch` asks them after every operation.
 """
 
-from hkv.testing.invariants import content, event_index, hit_admission, hits, pool, queue, rows, shadow
+from hkv.testing.invariants import content, event_index, form, hit_admission, hits, pool, queue, rows, shadow
 from hkv.testing.invariants.invariant import EVERY, INVARIANTS, Invariant
 from hkv.testing.invariants.moment import InvariantError, KeyBook, Moment, Snapshot
 from hkv.testing.invariants.watch import Watch
@@ -20,6 +20,7 @@ __all__ = [
     "Watch",
     "content",
     "event_index",
+    "form",
     "hit_admission",
     "hits",
     "pool",

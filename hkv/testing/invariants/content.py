@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hkv.dialects.vllm.config import FULL_FAMILY, VllmConfig
 from hkv.oracle import oplog
+from hkv.spec import Mamba
 from hkv.testing.invariants.invariant import invariant
 from hkv.testing.invariants.moment import Moment
 
@@ -42,10 +43,16 @@ def index(moment: Moment) -> Iterator[str]:
         for id, owner_group, column in moment.after.owners.get(block, ()):
             start = column * config.block_size(owner_group)
             inside = start < tokens <= start + config.block_size(owner_group)
-            if owner_group != group or not (inside or config.topology.groups[group].spec.snapshot):
+            if owner_group != group or not (inside or _holds_checkpoints(config, group)):
                 yield f"block {block} at column {column} of group {owner_group} is cached as {tokens} tokens of {group}"
             elif ledger.prefix(id, tokens) not in names:
                 yield f"block {block} holds the first {tokens} tokens of {id}, but its key is of another prefix"
+
+
+def _holds_checkpoints(config: VllmConfig, group: int) -> bool:
+    """Whether chunks export states on their way, each in a column that says nothing of its length."""
+    spec = config.topology.groups[group].spec
+    return isinstance(spec, Mamba) and spec.num_prefill_checkpoint_blocks > 0
 
 
 @invariant("key life", "B-I5")
@@ -110,13 +117,16 @@ def registration(moment: Moment) -> Iterator[str]:
     dense = config.caching and config.retention_interval is None and not config.partial_hits
     if not (allocating and granted and dense) or operation.delay:
         return
-    for group, row in enumerate(moment.after.rows[operation.id]):
+    rows = moment.after.rows.get(operation.id, [])
+    for group in range(len(config.topology.groups)):
+        row = rows[group] if group < len(rows) else []
         size, end = config.block_size(group), _registrable(config, group, tokens)
         if config.topology.groups[group].spec.kind in FULL_FAMILY:
             end = min(end, max(0, length - config.hash_lookahead) // config.hash_block_size * config.hash_block_size)
             for column in range(-(-(moment.ledger.total(operation) + 1) // size) - 1, end // size):
-                if row[column] not in moment.after.cached:
-                    yield f"block {row[column]} at column {column} of group {group} is full, and has no key"
+                block = row[column] if column < len(row) else 0
+                if block not in moment.after.cached:
+                    yield f"block {block} at column {column} of group {group} is full, and has no key"
 
 
 def _registrable(config: VllmConfig, group: int, tokens: int) -> int:

@@ -74,7 +74,7 @@ def ownership(moment: Moment) -> Iterator[str]:
             apart = any(owner[1:] != (group, column) for owner in owners)
         if apart:
             yield f"block {block} is at several places: {owners}"
-        elif len({moment.ledger.prefix(id, end) for id, _, _ in owners} | {None}) != 2:
+        elif len(names := {moment.ledger.prefix(id, end) for id, _, _ in owners}) != 1 or None in names:
             yield f"block {block} is shared by requests whose first {end} tokens differ: {owners}"
 
 

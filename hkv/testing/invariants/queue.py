@@ -110,3 +110,20 @@ def release(moment: Moment) -> Iterator[str]:
         yield "somebody else's row changed"
     if before.spare() != after.spare():
         yield f"references beside those of rows went from {before.spare()} to {after.spare()}"
+
+
+@invariant("bystanders", "B-I2", "B-I32")
+def bystanders(moment: Moment) -> Iterator[str]:
+    """An operation changes nobody's row but its own request's, and most change no row and no reference at all.
+
+    Holds after every operation: only `allocate` and `free` change rows, only they and `copies` references. No
+    exception: blocks that a request outgrew leave its row when it asks for more itself.
+    """
+    before, after, operation = moment.before, moment.after, moment.operation
+    own = operation.id if isinstance(operation, oplog.AllocateOp | oplog.FreeOp) else None
+    for id in sorted(before.rows.keys() | after.rows.keys()):
+        old, new = before.rows.get(id), after.rows.get(id)
+        if id != own and old != new:
+            yield f"the row of {id} went from {old} to {new}"
+    if isinstance(operation, RESTING) and before.refs != after.refs:
+        yield f"references went from {before.refs} to {after.refs}"

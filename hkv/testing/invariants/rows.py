@@ -50,9 +50,9 @@ def room(moment: Moment) -> Iterator[str]:
     assert isinstance(answer, Allocation)
     if answer.blocks is None:
         return
-    record = moment.ledger.requests[operation.id]
-    for group, row in enumerate(moment.after.rows.get(operation.id, [])):
-        spec, size = config.topology.groups[group].spec, config.block_size(group)
+    record, rows = moment.ledger.requests[operation.id], moment.after.rows.get(operation.id, [])
+    for group, spec in enumerate(config.topology.specs):
+        row, size = rows[group] if group < len(rows) else [], config.block_size(group)
         if spec.kind == "opaque":
             columns = 1
         elif isinstance(spec, Mamba):

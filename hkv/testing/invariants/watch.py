@@ -32,7 +32,9 @@ class Watch:
         self._engine = engine
         self._config = to_config(header)
         chosen = INVARIANTS.values() if invariants is None else invariants
-        self._invariants = tuple(invariant.begin(self._config) for invariant in chosen)
+        # What a state names must exist before anything else can be asked of it.
+        ordered = sorted(chosen, key=lambda invariant: invariant.name != "form")
+        self._invariants = tuple(invariant.begin(self._config) for invariant in ordered)
         self._probes = any(invariant.name == "monotonicity" for invariant in self._invariants)
         self._book = KeyBook()
         self._state = Snapshot(engine.state())

@@ -66,9 +66,9 @@ def ownership(m: Moment) -> jax.Array:
     known = ends <= m.space.config.max_model_len
     names = m.prefixes[:, np.where(known, ends, 0)]
     names = jnp.where(known, names, -1)[..., None]
-    low = jnp.min(jnp.where(named & (names > 0), names, 1 << 30), axis=0)
+    low = jnp.min(jnp.where(named, names, 1 << 30), axis=0)
     high = jnp.max(jnp.where(named, names, -1), axis=0)
-    differ = (owners > 1) & (low != high)
+    differ = (owners > 1) & ((low != high) | (low < 0))
     several = jnp.sum(named, axis=(0, 1, 2)) > 1
     return jnp.any(several & (scattered | jnp.any(differ, axis=(0, 1))))
 
@@ -171,9 +171,8 @@ def index(m: Moment) -> jax.Array:
     column = np.arange(keys.shape[2])[:, None]
     sizes = m.define.sizes[:, None, None]
     inside = (column * sizes < ends) & (ends <= (column + 1) * sizes)
-    fits = inside | m.define.snapshot[:, None, None]
     names = m.prefixes[:, None, None, :]
-    right = jnp.any((names == keys[..., None]) & fits, axis=-1)
+    right = jnp.any((names == keys[..., None]) & inside, axis=-1)
     mine = groups == np.arange(keys.shape[1])[:, None]
     return odd | jnp.any((m.after.rows > 0) & (keys > 0) & ~(right & mine))
 
