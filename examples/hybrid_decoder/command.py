@@ -7,14 +7,14 @@ import json
 import time
 
 import click
-import jax.numpy as jnp
 import numpy as np
 
 from examples.hybrid_decoder.model import KINDS, Model
-from examples.hybrid_decoder.plain import without_cache
 from examples.hybrid_decoder.report import draw, figures, lines
 from examples.hybrid_decoder.serving import Decoder, Request
+from examples.hybrid_decoder.verification import allowed, difference
 from hkv.errors import HKVError
+from hkv.oracle.atomic import write_atomically
 
 
 def prompts_of(model: Model, count: int, length: int, draw: np.random.Generator) -> list[list[int]]:
@@ -27,20 +27,6 @@ def prompts_of(model: Model, count: int, length: int, draw: np.random.Generator)
             prompt[:shared] = found[-1][:shared]
         found.append(prompt)
     return found
-
-
-def largest_difference(decoder: Decoder, requests: list[Request]) -> float:
-    """The largest difference of any computed logit from the forward pass without a cache."""
-    worst = 0.0
-    for request in requests:
-        tokens = np.zeros(decoder.model.longest, np.int32)
-        tokens[: len(request.tokens)] = request.tokens
-        exact = np.asarray(without_cache(decoder.model, decoder.weights, jnp.array(tokens)))
-        assert request.logits is not None
-        last = len(request.tokens) - 1
-        computed = request.logits[min(request.hits) : last]
-        worst = max(worst, float(np.abs(computed - exact[min(request.hits) : last]).max()))
-    return worst
 
 
 @click.command()
@@ -59,7 +45,9 @@ def largest_difference(decoder: Decoder, requests: list[Request]) -> float:
 @click.option("--kernel-block", type=int, help="Tokens of the blocks that kernels see.")
 @click.option("--exact", is_flag=True, help="Sums whose order does not depend on chunks: logits are equal to the bit.")
 @click.option("--audit", is_flag=True, help="Shadow tags, and NaN in what is freed, inside the loop.")
-@click.option("--verify", is_flag=True, help="Compare every logit with the pass without a cache.")
+@click.option(
+    "--verify", is_flag=True, help="Compare every logit with the pass without a cache; exit with 1 if one is wrong."
+)
 @click.option("--seed", default=0, show_default=True, help="Of weights and prompts.")
 @click.option("--json", "json_path", help="Write the figures there.")
 @click.option("--plot", help="Draw them there, as .png or .svg.")
@@ -103,16 +91,16 @@ def main(
         sizes = {"chunk": chunk, "drafts": drafts, "order": order, "kernel_block": kernel_block}
         decoder = Decoder(model, rows, blocks, **sizes, keep_logits=verify, audited=audit, seed=seed)
         found = served(decoder, prompts_of(model, count, prompt, np.random.default_rng(seed)), verify)
+        for line in lines(found, audit):
+            click.echo(line)
+        if json_path:
+            write_atomically(json_path, json.dumps({"model": dataclasses.asdict(model), **found}, indent=2).encode())
+        if plot:
+            draw(found, plot)
     except HKVError as error:
         raise click.UsageError(str(error)) from error
-    for line in lines(found, audit):
-        click.echo(line)
-    if json_path:
-        from hkv.oracle.atomic import write_atomically
-
-        write_atomically(json_path, json.dumps({"model": dataclasses.asdict(model), **found}, indent=2).encode())
-    if plot:
-        draw(found, plot)
+    if found["wrong"] or found.get("largest_difference_ulps", 0) > allowed(model):
+        raise click.ClickException("the cache is wrong: see above")
 
 
 def served(decoder: Decoder, prompts: list[list[int]], verify: bool) -> dict:
@@ -127,5 +115,5 @@ def served(decoder: Decoder, prompts: list[list[int]], verify: bool) -> dict:
     preempted = decoder.serve(requests)
     found = figures(decoder, time.perf_counter() - start, compiling) | {"preempted": preempted}
     if verify:
-        found["largest_difference"] = largest_difference(decoder, requests)
+        found["largest_difference_ulps"] = max(difference(decoder.model, decoder.weights, one) for one in requests)
     return found

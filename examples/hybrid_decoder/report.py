@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
 
 from examples.hybrid_decoder.loop import COUNTS
 from examples.hybrid_decoder.serving import Decoder
+from hkv.oracle.atomic import write_atomically
 from hkv.spec import FullAttention
 from hkv.step_state import StepCounter
 
@@ -68,13 +70,18 @@ def lines(found: dict[str, Any], audited: bool) -> list[str]:
     shown.append(f"memory: {used / 1024:.0f} KiB; with full attention in every layer {whole / 1024:.0f} KiB")
     if audited:
         shown.append(f"reads of a wrong or freed slot: {found['wrong']}")
-    if "largest_difference" in found:
-        shown.append(f"largest difference of a logit from the pass without a cache: {found['largest_difference']:.1e}")
+    if "largest_difference_ulps" in found:
+        ulps = found["largest_difference_ulps"]
+        shown.append(f"largest difference of a logit from the pass without a cache: {ulps:.3g} units in the last place")
     return shown
 
 
 def draw(found: dict[str, Any], path: str) -> None:
-    """Hit rates and memory of each kind, as a PNG or SVG file."""
+    """Hit rates and memory of each kind, as a PNG or SVG file.
+
+    Raises:
+      FileError: it cannot be written there.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -104,4 +111,6 @@ def draw(found: dict[str, Any], path: str) -> None:
     right.set_xlim(0, 1.15 * whole)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.rpartition(".")[2], dpi=150)
+    write_atomically(path, drawn.getvalue())

@@ -19,17 +19,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 
 from examples.hybrid_decoder.covering import Row, covering
 from examples.hybrid_decoder.loop import COUNTS
-from examples.hybrid_decoder.model import DELTA, KINDS, Model, Weights
-from examples.hybrid_decoder.plain import without_cache
+from examples.hybrid_decoder.model import DELTA, KINDS, Model
 from examples.hybrid_decoder.serving import Decoder, Request
+from examples.hybrid_decoder.verification import allowed, difference
 from hkv.errors import HKVError
+from hkv.oracle.atomic import write_atomically
 from hkv.orders import Order
 from hkv.step_state import StepCounter
 
@@ -37,8 +37,6 @@ LONGEST, TARGET, ROWS = 48, 46, 3
 WINDOW, LOCAL_CHUNK = 7, 12
 """No multiples of any block, so that hits fall inside; sequences are more than three times as long as either."""
 VOCABULARY = 32
-ULPS = 64
-"""Of the largest logit: what XLA's own sums may differ by in another order."""
 
 FACTORS: Mapping[str, Sequence[Any]] = {
     "kinds": (*KINDS, "all"),
@@ -174,7 +172,7 @@ def judged(traffic: Traffic, judge: Model) -> Outcome:
     weights, exact = traffic.decoder.weights, traffic.decoder.model.exact
     ulps = max(difference(judge, weights, request) for request in traffic.requests)
     problems = [f"no {name}" for name, times in traffic.happened.items() if times <= 0]
-    if ulps > (0 if exact else ULPS):
+    if ulps > allowed(traffic.decoder.model):
         problems.append(f"a logit differs by {ulps:.3g} ulps")
     if traffic.wrong:
         problems.append(f"{traffic.wrong} reads of a wrong slot")
@@ -188,20 +186,6 @@ def _served(decoder: Decoder, prompts: list[list[int]], target: int) -> list[Req
     requests = [Request(list(prompt), target) for prompt in prompts]
     decoder.serve(requests)
     return requests
-
-
-def difference(judge: Model, weights: list[Weights], request: Request) -> float:
-    """The largest difference of a computed logit from the pass without a cache, in ulps; 0 if no bit differs."""
-    tokens = np.zeros(judge.longest, np.int32)
-    tokens[: len(request.tokens)] = request.tokens
-    first, last = min(request.hits), len(request.tokens) - 1
-    right = np.asarray(without_cache(judge, weights, jnp.asarray(tokens)))[first:last]
-    assert request.logits is not None
-    found = request.logits[first:last]
-    if (found.view(np.uint32) == right.view(np.uint32)).all():
-        return 0.0
-    difference = np.abs(found - right).max() / np.spacing(np.abs(right).max())
-    return float(difference) if np.isfinite(difference) else np.inf
 
 
 def parsed(only: Sequence[str]) -> Mapping[str, Sequence[Any]]:
@@ -247,9 +231,10 @@ def main(strength: int, only: tuple[str, ...], json_path: str | None) -> None:
     for sums, ulps in found["ulps"].items():
         click.echo(f"largest difference, {sums} sums: {ulps:.3g} ulps")
     if json_path:
-        from hkv.oracle.atomic import write_atomically
-
-        write_atomically(json_path, json.dumps({"factors": dict(factors), **found}, indent=2).encode())
+        try:
+            write_atomically(json_path, json.dumps({"factors": dict(factors), **found}, indent=2).encode())
+        except HKVError as error:
+            raise click.UsageError(str(error)) from error
     sys.exit(1 if found["failed"] else 0)
 
 
