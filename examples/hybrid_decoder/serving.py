@@ -238,6 +238,12 @@ def _compiled(plan: Plan, decoding: bool, shapes: tuple[Any, ...], tree: Any) ->
     return jax.jit(functools.partial(loop.run, plan, decoding), donate_argnums=2).lower(*arguments).compile()
 
 
+def forget_programs() -> None:
+    """Frees all compiled loops. They hold memory mappings, of which Linux gives a process 65,530."""
+    _compiled.cache_clear()
+    jax.clear_caches()
+
+
 @functools.partial(jax.jit, donate_argnums=(0, 1))
 def _place(
     rows: Rows,

@@ -26,7 +26,7 @@ from rich.progress import track
 from examples.hybrid_decoder.covering import Row, covering
 from examples.hybrid_decoder.loop import COUNTS
 from examples.hybrid_decoder.model import DELTA, KINDS, Model
-from examples.hybrid_decoder.serving import Decoder, Request
+from examples.hybrid_decoder.serving import Decoder, Request, forget_programs
 from examples.hybrid_decoder.verification import allowed, difference
 from hkv.errors import HKVError
 from hkv.oracle.atomic import write_atomically
@@ -220,6 +220,7 @@ def main(strength: int, only: tuple[str, ...], json_path: str | None) -> None:
     outcomes = []
     for row in track(rows, "configurations", console=Console(stderr=True)):
         outcomes.append(verify(row))
+        forget_programs()
         if outcomes[-1].problems:
             alone = " ".join(f"--only {shlex.quote(f'{name}={value}')}" for name, value in row.items())
             click.echo(f"{alone}: {'; '.join(outcomes[-1].problems)}")
