@@ -18,7 +18,7 @@ from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
 from hkv.state.state import State
 from hkv.testing.explorer import Report, Space, explore
 from hkv.testing.explorer.definitions import definitions
-from hkv.testing.explorer.transition import Program, World, start
+from hkv.testing.explorer.transition import FORMS, Program, World, start
 from hkv.testing.explorer.visited import Visited
 from hkv.topology import Topology
 from reference.hits import longest_hit_by_definition
@@ -146,6 +146,16 @@ def _renamed(world: World, blocks: np.ndarray, slots: np.ndarray, turn: int) -> 
         "counters": counters,
     }
     return World(State(**new_state), ledger[slots])
+
+
+def test_both_forms_explore_the_same() -> None:
+    """Worlds stepped one after the other and side by side: as many states and operations of each sort, and no more."""
+    tiny = space(GROUPS[0], num_blocks=3, length=1, without=("evict", "reset", "delay", "drop", "parts"))
+    reports = [explore(tiny, form=form, chunk=64) for form in FORMS]
+    same = ("states", "transitions", "depth", "evictions", "refusals", "by_operation", "exhausted", "counterexample")
+    assert [getattr(reports[0], name) for name in same] == [getattr(reports[1], name) for name in same]
+    assert reports[0].exhausted
+    assert reports[0].states == 99
 
 
 def test_limits_end_a_search() -> None:

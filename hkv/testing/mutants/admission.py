@@ -308,7 +308,7 @@ MUTANTS = (
         "tensorrt-llm#15018 vllm#49125",
         "a reset forgets what blocks are known by, but for their further keys",
         "totality|soundness|event index",
-        "comeback",
+        "tails",
         POOL + "reset",
         "self.extra.clear()",
         "pass",

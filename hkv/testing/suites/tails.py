@@ -68,6 +68,8 @@ class Tails:
         self._perform(oplog.StepOp())
         for request in list(self._running):
             self._continue(request)
+        if not self._running and self._choices.chance(25):
+            self._perform(oplog.ResetOp())
         if len(self._running) + len(self._waiting) < 2:
             self._arrive()
         for request in list(self._waiting):
