@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,27 @@ def test_the_traffic_reaches_hits_forks_refusals_and_evictions() -> None:
         play(perform)
     for name in ("eviction", "granted", "retryable", "permanent", "hit", "copy", "selected"):
         assert seen[name] >= 10, (name, seen)
+
+
+def test_invariants_hold_where_other_than_all_tokens_get_slots() -> None:
+    """Every allocation of the traffic asks for slots for fewer or more tokens than there are."""
+    asked: Counter[str] = Counter()
+    for seed in range(4 * len(TOPICS)):
+        rng = random.Random(seed)
+        header, play = begin(RandomChoices(seed), TOPICS[seed % len(TOPICS)])
+        run = open_run(header, None)
+        if any(group.type == "SWA" for group in header.groups):
+            continue  # a window may be left without its last blocks, which is an error
+
+        def perform(operation: structs.RtpOp, run=run, rng=rng) -> structs.RtpAnswer:
+            if isinstance(operation, structs.MallocOp):
+                operation = msgspec.structs.replace(operation, length=rng.randint(1, 40))
+            answer = run.perform(operation)
+            asked.update([answer.verdict] if isinstance(answer, structs.Malloc) else [])
+            return answer
+
+        play(perform)
+    assert asked["granted"] > 50, asked
 
 
 @pytest.mark.parametrize("name", RTP_INVARIANTS)

@@ -31,13 +31,13 @@ def lists(moment: RtpMoment) -> Iterator[str]:
 def room(moment: RtpMoment) -> Iterator[str]:
     """A list has a slot for every block of the tokens, and the reserve: in tokens, or LINEAR states less one.
 
-    Holds after a granted `malloc`, for every sequence; lists never become shorter. Exception: under context parallelism
-    a rank has slots for its own share. With blocks of 4, 10 tokens and a reserve of 3 are 4 slots of a full group and
-    3 + 2 of a linear one.
+    Holds after a granted `malloc`, for every sequence; lists never become shorter. Exceptions: under context
+    parallelism a rank has slots for its own share; with `length` they are for other than all tokens. With blocks of 4,
+    10 tokens and a reserve of 3 are 4 slots of a full group and 3 + 2 of a linear one.
     """
     operation = moment.operation
     assert isinstance(operation, structs.MallocOp)
-    if not moment.granted or moment.config.cp_size > 1:
+    if not moment.granted or moment.config.cp_size > 1 or operation.length is not None:
         return
     record, size = moment.ledger.requests[operation.id], moment.config.block_size
     tokens = len(record.tokens[0])
@@ -58,12 +58,12 @@ def retention(moment: RtpMoment) -> Iterator[str]:
     """The last states and blocks are there, those on the grid stay for reuse, what lies further back is given back.
 
     Holds after a granted `malloc`. A first allocation gives nothing back, whatever a hit brought. Exceptions: one
-    group alone gives nothing back; under context parallelism positions are a rank's own; SWA lists are not filled
-    afterwards.
+    group alone gives nothing back; under context parallelism positions are a rank's own; with `length` the end is not
+    that of all tokens; SWA lists are not filled afterwards.
     """
     operation, config = moment.operation, moment.config
     assert isinstance(operation, structs.MallocOp)
-    if not moment.granted or config.cp_size > 1 or config.name == SINGLE:
+    if not moment.granted or config.cp_size > 1 or config.name == SINGLE or operation.length is not None:
         return
     record, old = moment.ledger.requests[operation.id], moment.before.lists.get(operation.id)
     slots = -(-len(record.tokens[0]) // config.block_size)
@@ -164,7 +164,8 @@ def refusal(moment: RtpMoment) -> Iterator[str]:
 
 def _most_needed(moment: RtpMoment, operation: structs.MallocOp) -> list[int]:
     record = moment.ledger.requests[operation.id]
-    slots = -(-(len(record.tokens[0]) + record.reserve) // moment.config.block_size) + record.reserve
+    tokens = max(len(record.tokens[0]), operation.length or 0)
+    slots = -(-(tokens + record.reserve) // moment.config.block_size) + record.reserve
     totals = [0] * moment.config.topology.num_pools
     for group in range(len(moment.config.policies)):
         totals[moment.pool_of(group)] += slots * len(record.tokens)

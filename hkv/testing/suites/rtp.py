@@ -117,6 +117,8 @@ def _plainer(operation: RtpOp) -> Iterator[RtpOp]:
         case structs.MallocOp():
             if not (operation.reuse and operation.device_cache):
                 yield change(operation, reuse=True, device_cache=True)
+            if operation.length is not None:
+                yield change(operation, length=None)
         case structs.AppendOp() if len(operation.tokens[0]) > 1:
             yield change(operation, tokens=[row[:1] for row in operation.tokens])
         case structs.ForkOp() if len(operation.sources) > 1:
