@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from hkv.planning.plan import PlannedGroup
 from hkv.spec import RequestLimits
@@ -28,11 +30,13 @@ class Residency:
 
 
 def simulate(groups: Sequence[PlannedGroup], usable_blocks: int, limits: RequestLimits) -> Residency:
-    """Runs requests of the longest length through the pool until one more does not fit.
+    """Runs requests of the longest length through the pool, and finds how many never run out of blocks.
 
     Prompts of all tokens but the last are computed in order of arrival, `max_in_flight_tokens` a step, so that a step
-    may hold the end of one prompt and the beginning of the next. What a window or chunk no longer reads is given back
-    in the step after. A request whose prompt is done stays, at its last token. Nothing is shared or swapped out.
+    may hold the end of one prompt and the beginning of the next. A request gives back what its window or chunk no
+    longer reads when its own turn comes in the step after, as vLLM 0.33 `KVCacheManager.allocate_slots` does: those
+    after it still hold theirs. A request whose prompt is done stays, at its last token. Nothing is shared or swapped
+    out.
 
     Args:
       groups: the model's groups.
@@ -46,41 +50,53 @@ def simulate(groups: Sequence[PlannedGroup], usable_blocks: int, limits: Request
         return sum(_held(group, start, end, limits) for group in groups)
 
     last = held(limits.max_model_len - 1, limits.max_model_len)
-    requests = peak = in_step = begun = step = 0
-    while last and (requests + 1) * last <= usable_blocks:
-        first = requests * prompt
-        if first // budget != step:
-            step, in_step, begun = first // budget, 0, 0
-        usage, blocks = _run(first, prompt, budget, held, in_step + (requests - begun) * last, requests * last)
-        if usage > usable_blocks:
-            break
-        requests += 1
-        peak = max(peak, usage, requests * last)
-        end_step = (first + prompt - 1) // budget
-        in_step, begun = (in_step + blocks, begun + 1) if end_step == step else (blocks, 1)
-        step = end_step
+    run = functools.partial(_run, prompt=prompt, budget=budget, held=held, last=last, usable=usable_blocks)
+    whole = run(usable_blocks // last) if last else _Run(0, 0, 0, True)
+    fits, most = whole.settled, whole.begun
+    while fits < most:
+        middle = (fits + most + 1) // 2
+        fits, most = (middle, most) if run(middle).fits else (fits, middle - 1)
     return Residency(
-        requests,
+        fits,
         tuple(_held(group, limits.max_model_len - 1, limits.max_model_len, limits) for group in groups),
         tuple(_peak(group, budget, prompt, limits) for group in groups),
-        peak,
+        run(fits).peak,
     )
 
 
-def _run(
-    first: int, prompt: int, budget: int, held: Callable[[int, int], int], beside: int, later: int
-) -> tuple[int, int]:
-    """Most blocks in use while one prompt runs, and its own blocks in its last step.
+class _Run(NamedTuple):
+    """How requests ran: most blocks in use; how many began, and how many came to their last token; whether all did."""
 
-    `beside` blocks belong to others in its first step, `later` in those after.
-    """
-    start = most = blocks = 0
-    while start < prompt:
-        end = min(prompt, ((first + start) // budget + 1) * budget - first)
-        blocks = held(start, end)
-        most = max(most, blocks + (later if start else beside))
-        start = end
-    return most, blocks
+    peak: int
+    begun: int
+    settled: int
+    fits: bool
+
+
+def _run(requests: int, prompt: int, budget: int, held: Callable[[int, int], int], last: int, usable: int) -> _Run:
+    """Runs so many requests until all are at their last token, or one finds too few blocks."""
+    computing: list[tuple[int, int]] = []
+    usage = peak = begun = settled = 0
+    while settled < requests:
+        left, before, computing = budget, computing, []
+        for turn in itertools.count():
+            if turn < len(before):
+                done, blocks = before[turn]
+            elif begun < requests and left:
+                done, blocks, begun = 0, 0, begun + 1
+            else:
+                break
+            tokens = min(left, prompt - done)
+            now = held(done, done + tokens) if done < prompt else last
+            usage += now - blocks
+            if usage > usable:
+                return _Run(peak, begun, settled, False)
+            peak = max(peak, usage)
+            settled += done == prompt
+            if done < prompt:
+                computing.append((done + tokens, now))
+                left -= tokens
+    return _Run(peak, begun, settled, True)
 
 
 def _held(group: PlannedGroup, start: int, end: int, limits: RequestLimits) -> int:

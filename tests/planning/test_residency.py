@@ -21,24 +21,27 @@ KINDS: tuple[LayerSpec, ...] = (
 
 
 def usage_by_walking(groups: list[PlannedGroup], limits: RequestLimits, requests: int) -> int:
-    """Most blocks in use while `requests` prompts are computed in order of arrival, a budget of tokens a step."""
+    """Most blocks in use while `requests` prompts are computed in order of arrival, a budget of tokens a step.
+
+    Requests take their turns one after the other: those whose turn is to come hold what they held in the step before.
+    """
     prompt, done, peak = max(limits.max_model_len - 1, 1), [0] * requests, 0
+    holding = [0] * requests
 
     def held(start: int, end: int) -> int:
         return sum(group.spec.held_blocks(start, end, limits) for group in groups)
 
-    while any(tokens < prompt for tokens in done):
-        left, used = limits.max_in_flight_tokens, 0
+    while any(tokens <= prompt for tokens in done):
+        left = limits.max_in_flight_tokens
         for index, tokens in enumerate(done):
-            step = min(left, prompt - tokens)
+            step = min(left, prompt - tokens) if tokens < prompt else int(tokens == prompt)
             if step:
-                used += held(tokens, tokens + step)
-                left -= step
+                start = tokens if tokens < prompt else limits.max_model_len - 1
+                holding[index] = held(start, start + step)
                 done[index] = tokens + step
-            elif tokens == prompt:
-                used += held(limits.max_model_len - 1, limits.max_model_len)
-        peak = max(peak, used)
-    return max(peak, requests * held(limits.max_model_len - 1, limits.max_model_len))
+                left -= step if tokens < prompt else 0
+                peak = max(peak, sum(holding))
+    return peak
 
 
 @given(
