@@ -173,14 +173,18 @@ def _most_needed(moment: RtpMoment, operation: structs.MallocOp) -> list[int]:
 
 
 def _evictable(moment: RtpMoment) -> list[int]:
-    """Of each pool, blocks that only the cache holds and that eviction gives for sure."""
+    """Of each pool, blocks that only the cache holds, once, and that eviction gives for sure.
+
+    A block that was exported and entered again has a second reference until whoever copies it gives that back.
+    """
     counts = [0] * moment.config.topology.num_pools
     if moment.ledger.resident or moment.config.independent_groups:
         return counts
     for _, row in moment.before.cached:
         for group, block in enumerate(row if NULL not in row else ()):
-            pool = moment.before.pools[moment.pool_of(group)]
-            counts[moment.pool_of(group)] += str(block) not in pool.request and str(block) not in pool.connector
+            pool, name = moment.before.pools[moment.pool_of(group)], str(block)
+            held = name in pool.request or name in pool.connector or pool.cache.get(name) != 1
+            counts[moment.pool_of(group)] += not held
     return counts
 
 
