@@ -83,7 +83,7 @@ class Resend:
         return max(0, boundary - drop)
 
     def _dropped_units(self, boundary: int) -> int:
-        """Units that the drop costs: two where states cannot be peeked at, or a short window is looked up last.
+        """Units that the drop costs: one more where states cannot be peeked at, one more if a short window comes last.
 
         Another text, or a second group of longer blocks, shortens the candidate before the window drops; and a window
         that reaches back to the first token is rounded down before it drops, wherever its candidate ends.
@@ -94,7 +94,7 @@ class Resend:
         recurrent = any(group["kind"] == "mamba" for group in self.header.groups)
         others = {str(group) for group in self.header.groups if group["kind"] != "opaque"}
         whole = self._reads_all(boundary - self.unit)
-        return 2 if recurrent or (short and (self.suffix or len(others) > 2 or whole)) else 1
+        return 1 + recurrent + bool(short and (self.suffix or len(others) > 2 or whole))
 
     def _reads_all(self, hit: int) -> bool:
         """Whether a draft's window of blocks shorter than a unit wants every block before a hit of so many tokens."""
