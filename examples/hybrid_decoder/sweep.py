@@ -134,7 +134,7 @@ class Traffic(NamedTuple):
 
 
 def serve(row: Row) -> Traffic:
-    """Prompts A, B, A with room for all; then all of them at once, and A again, with room for one and a half."""
+    """Prompts A, B, A and what it generated with room for all; then all of them at once, and A again, with room for one and a half."""
     draw = np.random.default_rng(1)
     first, second = ([draw.integers(0, VOCABULARY, size).tolist() for size in sizes] for sizes in ((9, 15), (11,)))
     model = model_of(row)
@@ -142,7 +142,8 @@ def serve(row: Row) -> Traffic:
     roomy = decoder_of(row, room, room)
     whole = _served(roomy, [[*first[0][:3], *first[1]]], TARGET)
     peak = int(roomy.carry.most[0])
-    once, other, again = (_served(roomy, prompts, 24) for prompts in (first, second, first))
+    once, other = (_served(roomy, prompts, 24) for prompts in (first, second))
+    again = _served(roomy, [request.tokens[:20] for request in once], 24)
     inside = _served(roomy, [[*once[1].tokens[:22], 1, 2]], 30)
 
     tight = decoder_of(row, 1 + peak + peak // 2, room)
