@@ -134,7 +134,7 @@ class Traffic(NamedTuple):
 
 
 def serve(row: Row) -> Traffic:
-    """Prompts A, B, A and what it generated with room for all; then all of them at once, and A again, with room for one and a half."""
+    """Prompts A, B, A with what it generated, with room for all; then all at once, and A again, with room for fewer."""
     draw = np.random.default_rng(1)
     first, second = ([draw.integers(0, VOCABULARY, size).tolist() for size in sizes] for sizes in ((9, 15), (11,)))
     model = model_of(row)
