@@ -95,14 +95,22 @@ def _place(view: View, group: Scalar, start: Scalar, end: Scalar) -> tuple[Scala
     return place, column, reached & (remainder(start, hash_block) == 0) & (column >= ceil_divide(start, block))
 
 
-class Exported(NamedTuple):
-    """What is known of a request when its chunk's state is due: tokens, tokens, keys, entries, entries."""
+class Ends(NamedTuple):
+    """What is known of a request's row when a key that ends inside a block may be due: tokens four times, keys, entries
+    twice, tokens.
 
+    `junction`: where others were seen to branch off, if the request comes to compute it now; else -1. `shared`: where
+    they were. `exported`: where the chunk leaves a state behind; 0 if it does not.
+    """
+
+    cacheable: Scalar
     prompt: Scalar
     junction: Scalar
+    shared: Scalar
     keys: Scalar
     first: Scalar
     length: Scalar
+    exported: Scalar
 
 
 class Due(NamedTuple):
@@ -133,9 +141,7 @@ NOTHING_DUE = (False, False, 0, 0, 0, 0)
 """The values of a `Due` that changes nothing."""
 
 
-def register(
-    work: Workspace, view: View, slot: Scalar, group: Scalar, known: Exported
-) -> tuple[Workspace, Due, Scalar]:
+def register(work: Workspace, view: View, slot: Scalar, group: Scalar, ends: Ends) -> tuple[Workspace, Due, Scalar]:
     """The state that a chunk leaves behind, to be registered if somebody could resume there; else not to be found.
 
     vLLM 0.33 `MambaManager._cache_partial_tail_block`.
@@ -145,7 +151,7 @@ def register(
       view: the configuration.
       slot: the request.
       group: the group.
-      known: what is known of the request.
+      ends: what is known of the row.
 
     Returns:
       The workspace, what is due, and whether the engine fails (`hkv.bugs`: checkpoint-beyond-keys).
@@ -161,8 +167,8 @@ def register(
         default=(0, 0),
     )
     units = divide(tokens, hash_block)
-    keyed = units <= known.keys
-    present = (tokens > 0) & (entry_at >= known.first) & (entry_at < known.length)
+    keyed = units <= ends.keys
+    present = (tokens > 0) & (entry_at >= ends.first) & (entry_at < ends.length)
     work, (held, key) = peek(
         present,
         lambda w: (
@@ -174,15 +180,15 @@ def register(
         default=(0, 0),
     )
     present = present & (held != 0)
-    period, ends = view.group(group, GroupField.PERIOD), divide(tokens, block)
-    retained = (remainder(tokens, block) == 0) & ((period == 0) | (remainder(ends, jnp.maximum(period, 1)) == 0))
-    at_end = tokens == resumable(view, known.prompt, jnp.maximum(view.group(group, GroupField.EXPORT_UNIT), 1))
-    wanted = at_end | retained | (tokens == known.junction)
+    period, columns = view.group(group, GroupField.PERIOD), divide(tokens, block)
+    retained = (remainder(tokens, block) == 0) & ((period == 0) | (remainder(columns, jnp.maximum(period, 1)) == 0))
+    at_end = tokens == resumable(view, ends.prompt, jnp.maximum(view.group(group, GroupField.EXPORT_UNIT), 1))
+    wanted = at_end | retained | (tokens == ends.shared)
     entry = key * groups + column
     work, primary = key_table.primary_entry(work, present, held)
     fresh = present & wanted & ~(keyed & (primary == entry))
     defects = view.group(group, GroupField.EXPORT_FAILS)
-    fails = (fresh & ~keyed & ((defects & 1) != 0)) | ((tokens > 0) & (entry_at >= known.length) & (defects >= 2))
+    fails = (fresh & ~keyed & ((defects & 1) != 0)) | ((tokens > 0) & (entry_at >= ends.length) & (defects >= 2))
     fresh = fresh & keyed
     work = work.write_if(fresh, "table", work.steps, work.entry(key * groups + groups - 1))
     return work, Due(fresh | (present & ~wanted), fresh, held, remainder(units, scale), entry, tokens), fails

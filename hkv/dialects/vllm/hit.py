@@ -139,7 +139,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
         if has_parts:
             w, units, first_inside = finders.inside(w, view, query, search, blocks, ~again & fine)
             found, start = jnp.where(fine, units * hash_block, found), jnp.where(fine, first_inside, start)
-        w = _note(w, view, query, ~again, found, start)
+        w = _note(w, view, slot, first, jnp.where(again, 0, count), found, start)
         new = jnp.where(again, jnp.minimum(at.current, known), found)
         forget = ~again & ~drop & (new < at.current)
         verified = jnp.where(~again & drop, at.verified | bit, jnp.where(forget, 0, at.verified))
@@ -162,7 +162,8 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
     start = _Progress(zero, tokens, tokens, zero, zero, zero, no, enabled & (searches > 0))
     work, local = loop(lambda c: c[-1], visit, work, start, writes=WRITES)
     end = _Progress(*local)
-    work = _forget(work, view, slot, jnp.where(enabled & ~drops & (end.current == 0), view.num_groups, 0))
+    # A group that found nothing ended the search for all, before the others were looked up.
+    work = _note(work, view, slot, 0, jnp.where(enabled & ~drops & (end.current == 0), view.num_groups, 0), 0, 0)
     hit = jnp.where(enabled & (searches > 0) & ~end.fails, end.hit, 0)
     shared = jnp.where((end.longest > hit) & ~unitary & enabled & ~end.fails, end.longest, 0)
     return work, Hit(hit, shared, end.fails)
@@ -189,23 +190,15 @@ def _search(kind: Scalar, query: Query) -> Search:
     return chosen
 
 
-def _note(work: Workspace, view: View, query: Query, enabled: Scalar, tokens: Scalar, first: Scalar) -> Workspace:
+def _note(
+    work: Workspace, view: View, slot: Scalar, column: Scalar, count: Scalar, tokens: Scalar, first: Scalar
+) -> Workspace:
+    """Notes what the `count` groups from a column on found: a hit of so many tokens, from that entry on."""
+
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (member,) = local
-        group = view.group(query.first + member, GroupField.MEMBER)
-        w = w.set_row(query.slot, group, Row.HIT_FIRST, first)
-        return w.set_row(query.slot, group, Row.HIT_LENGTH, tokens), (member + 1,)
+        group = view.group(column + member, GroupField.MEMBER)
+        w = w.set_row(slot, group, Row.HIT_FIRST, first)
+        return w.set_row(slot, group, Row.HIT_LENGTH, tokens), (member + 1,)
 
-    count = jnp.where(enabled, query.members, 0)
     return loop(lambda c: c[0] < count, body, work, (0,), writes=("requests",))[0]
-
-
-def _forget(work: Workspace, view: View, slot: Scalar, groups: Scalar) -> Workspace:
-    """Notes that the first `groups` groups found nothing: one that found nothing ends the search for all."""
-
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (group,) = local
-        w = w.set_row(slot, group, Row.HIT_FIRST, 0)
-        return w.set_row(slot, group, Row.HIT_LENGTH, 0), (group + 1,)
-
-    return loop(lambda c: c[0] < groups, body, work, (0,), writes=("requests",))[0]

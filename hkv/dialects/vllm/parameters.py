@@ -88,13 +88,12 @@ block.
 CAP: most blocks admission counts. COLUMN: the group's column in the key table. CACHEABLE: whether it is ever hit.
 STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail is
 registered (1: in a block that goes on to be filled, 2: as a snapshot). FINE: whether hits may end inside a block.
-PERIOD, KEEP and
-SHIFT: of every PERIOD blocks, counted from SHIFT on, the last KEEP are registered; PERIOD 0: all. With sparse
-retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.retention`). SCRATCH: blocks for drafts at a
-row's end. EXPORT_STEP: tokens; at which distances from its start a chunk can leave a state behind, 0: at none.
-EXPORT_UNIT: tokens, to which the lengths of such states are aligned. EXPORT_LAST: whether only a prompt's last chunk
-leaves one. EXPORT_FAILS: 1, one beyond the keys is a failure,
-plus 2, one that was planned stays planned when its chunk is refused (`hkv.bugs`).
+PERIOD, KEEP and SHIFT: of every PERIOD blocks, counted from SHIFT on, the last KEEP are registered; PERIOD 0: all.
+With sparse retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.retention`). SCRATCH: blocks for
+drafts at a row's end. EXPORT_STEP: tokens; at which distances from its start a chunk can leave a state behind, 0: at
+none. EXPORT_UNIT: tokens, to which the lengths of such states are aligned. EXPORT_LAST: whether only a prompt's last
+chunk leaves one. EXPORT_FAILS: 1, one beyond the keys is a failure, plus 2, one that was planned stays planned when
+its chunk is refused (`hkv.bugs`).
 
 The last three do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT: first column and number of
 the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column is c.

@@ -6,12 +6,10 @@ vLLM 0.33 `KVCacheCoordinator.cache_blocks`, `SingleTypeKVCacheManager.cache_blo
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 
 from hkv.dialects.vllm import export, retention
-from hkv.dialects.vllm.export import NOTHING_DUE, Due
+from hkv.dialects.vllm.export import NOTHING_DUE, Due, Ends
 from hkv.dialects.vllm.hit import SNAPSHOT, hashed_keys, resumable
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
 from hkv.state import key_table
@@ -80,7 +78,7 @@ def register(
         cacheable = jnp.where(view.group(group, GroupField.CACHEABLE) != 0, cacheable_tokens(view, group, tokens), 0)
         block, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
         full = jnp.minimum(divide(cacheable, block), divide(keys, scale))
-        ends = _Ends(cacheable, prompt, junction, shared, keys, first, rows, exported)
+        ends = Ends(cacheable, prompt, junction, shared, keys, first, rows, exported)
         w, fails = _group(w, view, slot, group, done, full, ends)
         w = _stamp(w, view, slot, group, jnp.maximum(done, first), full)
         return w, (group + 1, failed | fails)
@@ -90,26 +88,8 @@ def register(
     return work, failed
 
 
-class _Ends(NamedTuple):
-    """What is known of a request's row when a key that ends inside a block may be due: tokens four times, keys, entries
-    twice, tokens.
-
-    `junction`: where others were seen to branch off, if the request comes to compute it now; else -1. `shared`: where
-    they were. `exported`: where the chunk leaves a state behind; 0 if it does not.
-    """
-
-    cacheable: Scalar
-    prompt: Scalar
-    junction: Scalar
-    shared: Scalar
-    keys: Scalar
-    first: Scalar
-    length: Scalar
-    exported: Scalar
-
-
 def _group(
-    work: Workspace, view: View, slot: Scalar, group: Scalar, done: Scalar, full: Scalar, ends: _Ends
+    work: Workspace, view: View, slot: Scalar, group: Scalar, done: Scalar, full: Scalar, ends: Ends
 ) -> tuple[Workspace, Scalar]:
     """Registers blocks from `done` to `full` of a row, then what may be due inside a block.
 
@@ -199,7 +179,7 @@ def _enter(work: Workspace, view: View, slot: Scalar, group: Scalar, due: Due) -
 
 
 def _inside_a_block(
-    work: Workspace, view: View, slot: Scalar, group: Scalar, ends: _Ends, enabled: Scalar
+    work: Workspace, view: View, slot: Scalar, group: Scalar, ends: Ends, enabled: Scalar
 ) -> tuple[Workspace, Due, Scalar]:
     """What is due under a key that ends inside a block: the prompt's tail, or a state that the chunk leaves behind."""
 
@@ -208,8 +188,7 @@ def _inside_a_block(
         return w, (False, *due)
 
     def left_behind(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        known = export.Exported(ends.prompt, ends.shared, ends.keys, ends.first, ends.length)
-        w, due, fails = export.register(w, view, slot, group, known)
+        w, due, fails = export.register(w, view, slot, group, ends)
         return w, (False, fails, *due)
 
     exporting = ends.exported > 0
@@ -234,7 +213,7 @@ def _stamp(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Scal
     return loop(lambda c: c[0] < end, body, work, first, writes=("rows", "keys", "table"))[0]
 
 
-def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail: _Ends) -> tuple[Workspace, Due]:
+def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail: Ends) -> tuple[Workspace, Due]:
     """The prompt's last hash block, to be registered where it is not yet.
 
     In full attention it may end inside a manager block, which its owner goes on to fill: `FullAttentionManager`. A
