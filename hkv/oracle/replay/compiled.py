@@ -39,10 +39,12 @@ class Sizes:
     @classmethod
     def of(cls, config: VllmConfig, schedule: Schedule, trace: Incoming) -> Sizes:
         """Sizes that a replay fits, rounded up so that few executables serve many."""
-        lengths = trace.requests[:-1, 1:3].astype(np.int64).sum(axis=1)
-        longest = int(lengths[lengths <= schedule.max_model_len].max(initial=1)) + schedule.lookahead
-        slots = min(schedule.max_running, max(1, trace.count)) + 1
-        buckets = cache.buckets_for(config, requests=slots, keys=max(1, trace.num_keys), tokens=longest)
+        buckets = cache.buckets_for(
+            config,
+            requests=trace.slots(schedule.max_running),
+            keys=max(1, trace.num_keys),
+            tokens=trace.longest(schedule.max_model_len) + schedule.lookahead,
+        )
         return cls(buckets, rounded(trace.count, 64), rounded(len(trace.keys), 4096))
 
     def ids_of_a_step(self, config: VllmConfig, schedule: Schedule) -> int:

@@ -6,7 +6,13 @@ import dataclasses
 
 import jax
 
-from hkv.oracle.replay.schedule_state import SCHEDULE_ARRAYS, ScheduleArrays, Trace, empty_arrays
+from hkv.oracle.replay.schedule_state import (
+    SCHEDULE_ARRAYS,
+    ScheduleArrays,
+    ScheduleResident,
+    Trace,
+    empty_arrays,
+)
 from hkv.state.state import State
 from hkv.state.workspace import ARRAYS, COUNTERS, OUTPUTS, Workspace
 
@@ -25,28 +31,14 @@ class DiagnosedTrace(Trace):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Resident:
-    """A replay between two dispatches; donated. Every array but the last ends in a spare element or row.
+class Resident(ScheduleResident):
+    """A replay between two dispatches; donated.
 
     Attributes:
       cache: the cache.
-      seats: int32[slots + 1, 8], `Seat` of each request slot.
-      order: int32[slots + 1], slots of the running requests in order of admission.
-      vacant: int32[slots + 1], a stack of slots that hold no request.
-      stack: int32[requests + 1], preempted requests, the next to be admitted last.
-      fates: int32[requests + 1, 8 + groups], `Fate` of each request of the trace, and why its hit ended, by group.
-      samples: int32[steps + 1, 8], the steps of one dispatch.
-      machine: int32[25], `Machine`.
     """
 
     cache: State
-    seats: jax.Array
-    order: jax.Array
-    vacant: jax.Array
-    stack: jax.Array
-    fates: jax.Array
-    samples: jax.Array
-    machine: jax.Array
 
 
 EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", *SCHEDULE_ARRAYS)
@@ -70,10 +62,3 @@ class ScheduleWorkspace(Workspace, ScheduleArrays):
     """A `Workspace` with the arrays of a schedule."""
 
     CARRIED = (*Workspace.CARRIED, *SCHEDULE_ARRAYS)
-
-    seats: jax.Array
-    order: jax.Array
-    vacant: jax.Array
-    stack: jax.Array
-    fates: jax.Array
-    samples: jax.Array

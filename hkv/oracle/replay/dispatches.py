@@ -51,6 +51,15 @@ class Incoming:
         """Requests of the trace."""
         return len(self.requests) - 1
 
+    def longest(self, limit: int) -> int:
+        """Most tokens of a request that has at most `limit`, its output included; at least 1."""
+        lengths = self.requests[:-1, 1:3].astype(np.int64).sum(axis=1)
+        return int(lengths[lengths <= limit].max(initial=1))
+
+    def slots(self, most: int) -> int:
+        """Request slots for at most so many running requests and the head of the queue."""
+        return min(most, max(1, self.count)) + 1
+
     def keys_of(self, index: int) -> Callable[[], list[int]]:
         """Makes one request's keys when called; none for a request that was too long."""
         start, end = self.ends[index], self.ends[index + 1]

@@ -46,15 +46,14 @@ class RtpSizes:
     @classmethod
     def of(cls, config: RtpConfig, schedule: Schedule, trace: Incoming) -> RtpSizes:
         """Sizes that a replay fits, rounded up so that few executables serve many."""
-        lengths = trace.requests[:-1, 1:3].astype(np.int64).sum(axis=1)
-        longest = int(lengths[lengths <= schedule.max_model_len].max(initial=1))
+        longest = trace.longest(schedule.max_model_len)
         groups = rounded(len(config.policies), 1)
         row = rounded(-(-longest // config.block_size) + schedule.lookahead + 3, 64)
         buckets = PooledBuckets(
             blocks=rounded(max(config.num_blocks), 1024),
             groups=groups,
             pools=groups,
-            requests=rounded(min(schedule.max_running, max(1, trace.count)) + 1, 4),
+            requests=rounded(trace.slots(schedule.max_running), 4),
             sequences=1,
             row=row,
             chain=row,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.oracle.replay.schedule_state import SCHEDULE_ARRAYS, ScheduleArrays, empty_arrays
+from hkv.oracle.replay.schedule_state import SCHEDULE_ARRAYS, ScheduleArrays, ScheduleResident, empty_arrays
 from hkv.state.loops import Scalar
 from hkv.state.pooled import SPARE, PooledState
 from hkv.state.pooled_workspace import ARRAYS, OUTPUTS, PooledWorkspace
@@ -60,27 +60,18 @@ class Tally(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RtpResident:
-    """A replay between two dispatches; donated. Every array but the last two ends in a spare element or row.
+class RtpResident(ScheduleResident):
+    """A replay between two dispatches; donated.
 
     Attributes:
       cache: the cache.
-      history: int32[keys + 1, 2], what became of each key: `INSERTED` and a bit for each group in which a block was
-        entered; requests with blocks that have it.
-      seats, order, vacant, stack, fates, samples: as in `hkv.oracle.replay.schedule_state.ScheduleArrays`.
-      machine: int32[25], `hkv.oracle.replay.schedule_state.Machine`.
+      history: int32[keys + 1, 2], what became of each key, the last one spare: `INSERTED` and a bit for each group in
+        which a block was entered; requests with blocks that have it.
       tally: int32[11], `Tally`.
     """
 
     cache: PooledState
     history: jax.Array
-    seats: jax.Array
-    order: jax.Array
-    vacant: jax.Array
-    stack: jax.Array
-    fates: jax.Array
-    samples: jax.Array
-    machine: jax.Array
     tally: jax.Array
 
 
@@ -111,12 +102,6 @@ class RtpScheduleWorkspace(PooledWorkspace, ScheduleArrays):
 
     CARRIED = (*PooledWorkspace.CARRIED, *OWN_ARRAYS)
 
-    seats: jax.Array
-    order: jax.Array
-    vacant: jax.Array
-    stack: jax.Array
-    fates: jax.Array
-    samples: jax.Array
     history: jax.Array
 
     def past(self, key: Scalar) -> Scalar:

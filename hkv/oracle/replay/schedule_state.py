@@ -253,8 +253,9 @@ def empty_arrays(slots: int, spare: int, groups: int, requests: int, steps: int)
     }
 
 
-class ScheduleArrays(FlatArrays):
-    """The arrays of a schedule in a workspace, flat; the first three end with the slot that no request has.
+@dataclasses.dataclass(frozen=True)
+class ScheduleResident:
+    """What a schedule leaves on the device between two dispatches. Every array but the last ends in a spare row.
 
     Attributes:
       seats: int32[slots + 1, 8], `Seat` of each request slot.
@@ -263,6 +264,24 @@ class ScheduleArrays(FlatArrays):
       stack: int32[requests + 1], preempted requests, the next to be admitted last.
       fates: int32[requests + 1, 8 + groups], `Fate` of each request of the trace, and why its hit ended, by group.
       samples: int32[steps + 1, 8], the steps of one dispatch.
+      machine: int32[25], `Machine`.
+    """
+
+    seats: jax.Array
+    order: jax.Array
+    vacant: jax.Array
+    stack: jax.Array
+    fates: jax.Array
+    samples: jax.Array
+    machine: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleArrays(FlatArrays):
+    """The arrays of a schedule in a workspace, flat; the first three end with the slot that no request has.
+
+    Attributes:
+      seats, order, vacant, stack, fates, samples: as in `ScheduleResident`.
     """
 
     seats: jax.Array
