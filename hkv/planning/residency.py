@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -50,12 +51,14 @@ def simulate(groups: Sequence[PlannedGroup], usable_blocks: int, limits: Request
         return sum(_held(group, start, end, limits) for group in groups)
 
     last = held(limits.max_model_len - 1, limits.max_model_len)
-    run = functools.partial(_run, prompt=prompt, budget=budget, held=held, last=last, usable=usable_blocks)
-    whole = run(usable_blocks // last) if last else _Run(0, 0, 0, True)
-    fits, most = whole.settled, whole.begun
-    while fits < most:
-        middle = (fits + most + 1) // 2
-        fits, most = (middle, most) if run(middle).fits else (fits, middle - 1)
+
+    @functools.cache
+    def run(requests: int) -> _Run:
+        return _run(requests, prompt, budget, held, last, usable_blocks)
+
+    most = run(usable_blocks // last if last else 0)
+    more = range(most.settled + 1, most.begun + 1)
+    fits = most.settled + bisect.bisect_left(more, True, key=lambda requests: not run(requests).fits)
     return Residency(
         fits,
         tuple(_held(group, limits.max_model_len - 1, limits.max_model_len, limits) for group in groups),
