@@ -8,14 +8,13 @@ import msgspec
 
 from hkv.oracle import oplog
 from hkv.oracle.configuration import to_config
-from hkv.oracle.oplog import Allocation, Answer, Header, Hit, Operation
+from hkv.oracle.oplog import Allocation, Header, Hit
 from hkv.spec import spec_from_log
 from hkv.testing.choices import Choices, RandomChoices
 from hkv.testing.headers import FEATURES, copies_states, draw_header, effective_size
 from hkv.testing.suites.history import HistorySuite
 from hkv.testing.suites.watched import WATCHED
-
-Perform = Callable[[Operation], Answer]
+from hkv.testing.traffic import Perform
 
 
 def begin(choices: RandomChoices, topic: str) -> tuple[Header, Callable[[Perform], None]]:

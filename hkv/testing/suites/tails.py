@@ -8,13 +8,12 @@ from collections.abc import Callable
 import msgspec
 
 from hkv.oracle import oplog
-from hkv.oracle.oplog import Allocation, Answer, CacheState, Header, Hit, Operation
+from hkv.oracle.oplog import Allocation, CacheState, Header, Hit
 from hkv.testing.choices import Choices, RandomChoices
 from hkv.testing.headers import draw_header
 from hkv.testing.suites.history import HistorySuite
 from hkv.testing.suites.watched import WATCHED
-
-Perform = Callable[[Operation], Answer]
+from hkv.testing.traffic import Perform
 
 STEPS = 7
 """Scheduling steps of an example."""
