@@ -109,6 +109,13 @@ _BUGS: tuple[Bug, ...] = (
         "the next column; it is given back, and the request's next allocation fails for want of it",
     ),
     Bug(
+        name="copied-before-written",
+        engine="vLLM 0.33 FullAttentionManager, get_num_blocks_to_allocate",
+        contract="what a hit adopts is written before the request reads or copies it: else it waits for the next step",
+        behaviour="a hit that ends inside a block which another request fills in the same step is granted; the block "
+        "is copied before the step runs, and the request reads what was never written",
+    ),
+    Bug(
         name="window-one-never-hits",
         engine="vLLM 0.33 SlidingWindowManager",
         contract="a window of one token reads no earlier token: it can be resumed from any length",

@@ -57,6 +57,12 @@ class Request(enum.IntEnum):
     """Tokens that have slots, lookahead ones not counted."""
     CALM = 11
     """Tokens, lookahead ones included, up to which a dialect noted that an allocation has nothing to do."""
+    GRANT_STEP = 12
+    """`Counter.STEP` when it was last granted blocks, 0 for never; kept only where blocks have parts."""
+    WRITTEN = 13
+    """Tokens up to which its blocks were written when that step began."""
+    JOINED = 14
+    """Whether that step admitted it: the blocks up to there are a hit's, every other one was new."""
 
 
 REQUEST_WORDS = 16
@@ -116,6 +122,9 @@ class Buckets:
       parts: most prefix keys that end inside one block: the largest ratio of block size to hash block size, less 1.
     """
 
+    WRITTEN_WORDS = 2
+    """Words at the end of a row of `State.keys` that say what a step found written of a block that has parts."""
+
     blocks: int
     requests: int
     groups: int
@@ -141,6 +150,11 @@ class Buckets:
             )
 
     @property
+    def key_words(self) -> int:
+        """Words of a row of `State.keys`."""
+        return 1 + self.parts + (self.WRITTEN_WORDS if self.parts else 0)
+
+    @property
     def queue(self) -> int:
         """Places in the queue's ring: a power of two, room for all blocks twice and for what a request gives back."""
         return 1 << (2 * self.blocks + 4 * self.groups * self.row - 1).bit_length()
@@ -162,7 +176,8 @@ class State:
       keys: int32[blocks + 1, 1 + parts], the keys of each block. Column 0: `(entry + 1) * 4` of the key of the whole
         block or 0, plus 2 if there are keys that end inside it, plus 1 if its entry says more than where the block is;
         column p: `entry + 1` of the one that ends p hash blocks into it, or 0. An entry is `key * groups + column`, a
-        place in `table`.
+        place in `table`. Where blocks have parts, two columns more: the step in which the block was last registered
+        though it was not written to its end, and how many tokens of it that step found written.
       table: int32[keys + 1, groups], by key and group. Above 0: 8 times the block that was registered first, plus 2
         times what to say when it is gone (0: `EVICTED`, 1: `RETIRED`, 2: `NOT_RETAINED`), plus 1 if others have the
         same key. Otherwise why there is none: `NEVER_SEEN`, `EVICTED`, `RETIRED`, `NOT_RETAINED`. The last column
@@ -198,7 +213,7 @@ class State:
             row=row,
             chain=self.chains.shape[1],
             keys=self.table.shape[0] - 1,
-            parts=self.keys.shape[1] - 1,
+            parts=max(0, self.keys.shape[1] - 1 - Buckets.WRITTEN_WORDS),
         )
 
     def replace(self, **changes: jax.Array) -> Self:
@@ -229,7 +244,7 @@ def empty(buckets: Buckets, num_blocks: int) -> State:
     return State(
         queue=queue,  # type: ignore[arg-type]
         blocks=blocks,  # type: ignore[arg-type]
-        keys=np.zeros((buckets.blocks + 1, width), np.int32),  # type: ignore[arg-type]
+        keys=np.zeros((buckets.blocks + 1, buckets.key_words), np.int32),  # type: ignore[arg-type]
         table=np.zeros((buckets.keys + 1, buckets.groups), np.int32),  # type: ignore[arg-type]
         links=np.zeros((buckets.blocks + 1, 2 * width), np.int32),  # type: ignore[arg-type]
         rows=np.zeros((buckets.requests + 1, buckets.groups, buckets.row), np.int32),  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ class Status(enum.IntEnum):
     """Refused: with the upstream defects that were asked for by name, the engine would run out of blocks halfway, or
     look for a key that a request does not have."""
     NOT_YET_WRITTEN = 16
-    """Refused: the hit ends in a recurrent state that is written only when this very step has run."""
+    """Refused: the hit ends in a state, or inside a block, that is written only when this very step has run."""
     STEP_FULL = 17
     """Refused: a whole step hands out more blocks than its program has room for; the next step may serve the row."""
     NO_SUCH_ROW = 18

@@ -112,8 +112,12 @@ class Workspace(FlatArrays):
 
     def key(self, block: Any, part: Any = 0) -> Scalar:
         """Index into `keys` of one of a block's keys."""
-        width = 1 + self.sizes.buckets.parts
+        width = self.sizes.buckets.key_words
         return self._base((self.sizes.buckets.blocks + 1) * width) + block * width + part
+
+    def written(self, block: Any) -> Scalar:
+        """Index into `keys` of the step that registered a block before it was written; what was written follows."""
+        return self.key(block, 1 + self.sizes.buckets.parts)
 
     def link(self, block: Scalar, part: Scalar, side: int) -> Scalar:
         """Index into `links` of the next (0) or previous (1) block with the same key."""

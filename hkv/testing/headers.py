@@ -29,6 +29,7 @@ SIZES = ((2, 4, 8, 16), (2, 4, 8), (1, 2, 4), (3, 6, 12), (4, 8, 16))
 
 MANAGER_BUGS = (
     "checkpoint-beyond-keys",
+    "copied-before-written",
     "external-state-not-counted",
     "finder-index-error",
     "negative-estimate",

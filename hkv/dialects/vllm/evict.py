@@ -73,7 +73,7 @@ def reset(work: Workspace, view: View, enabled: Scalar) -> tuple[Workspace, Scal
         w = w.write_if(value > 0, "table", key_table.absent(value), w.entry(entry - 1))
         return w, (entry + 1, w.read("table", w.entry(entry)))
 
-    end = jnp.where(done, buckets.blocks * (1 + buckets.parts), 0)
+    end = jnp.where(done, buckets.blocks * buckets.key_words, 0)
     work, _ = loop(lambda c: c[0] < end, clear_keys, work, (0,), writes=("keys",))
     end = jnp.where(done, work.spare_entry, -1)
     work, _ = loop(lambda c: c[0] <= end, clear_table, work, (0, 0), writes=("table",))

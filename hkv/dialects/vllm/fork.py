@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from hkv.dialects.vllm import unwritten
 from hkv.dialects.vllm.admit import MAMBA, OPAQUE, skipped_blocks
 from hkv.dialects.vllm.parameters import GroupField, View
 from hkv.dialects.vllm.transitions import EMPTY, RUNNING, Answer, Op
@@ -129,6 +130,7 @@ def _clone(work: Workspace, op: Op, child: Scalar) -> Workspace:
     changed = {Request.HIT: -1, Request.KNOWN: 1, Request.GRANTED: op.computed, Request.CALM: 0}
     for field, value in zip(fields, values, strict=True):
         work = work.set(child, field, changed.get(field, value))
+    work = unwritten.note_grant(work, child, op.computed, jnp.bool_(True), op.live == RUNNING)
     work = _copy(work, "chains", work.chain(op.slot), work.chain(child), op.keys)
     return work.replace(running=work.running + 1)
 

@@ -77,6 +77,7 @@ GroupField = enum.IntEnum(
         "FINDER_FIRST",
         "FINDER_COUNT",
         "MEMBER",
+        "WAITS",
     ),
     start=0,
 )
@@ -93,10 +94,12 @@ With sparse retention, so are the last KEEP before some lengths (`hkv.dialects.v
 drafts at a row's end. EXPORT_STEP: tokens; at which distances from its start a chunk can leave a state behind, 0: at
 none. EXPORT_UNIT: tokens, to which the lengths of such states are aligned. EXPORT_LAST: whether only a prompt's last
 chunk leaves one. EXPORT_FAILS: 1, one beyond the keys is a failure, plus 2, one that was planned stays planned when
-its chunk is refused (`hkv.bugs`).
+its chunk is refused (`hkv.bugs`). WAITS: whether a hit that ends inside a block waits until the block is written so
+far.
 
-The last three do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT: first column and number of
-the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column is c.
+FINDER_FIRST, FINDER_COUNT and MEMBER do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT:
+first column and number of the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column
+is c.
 """
 
 FIELDS = 24

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import export, retention
+from hkv.dialects.vllm import export, retention, unwritten
 from hkv.dialects.vllm.export import NOTHING_DUE, Due, Ends
-from hkv.dialects.vllm.hit import SNAPSHOT, hashed_keys, resumable
+from hkv.dialects.vllm.hit import hashed_keys, resumable
 from hkv.dialects.vllm.parameters import CacheField, GroupField, View
 from hkv.state import key_table
 from hkv.state.events import Event, emit
@@ -80,7 +80,7 @@ def register(
         full = jnp.minimum(divide(cacheable, block), divide(keys, scale))
         ends = Ends(cacheable, prompt, junction, shared, keys, first, rows, exported)
         w, fails = _group(w, view, slot, group, done, full, ends)
-        w = _stamp(w, view, slot, group, jnp.maximum(done, first), full)
+        w = unwritten.note_row(w, view, slot, group, jnp.maximum(done, first), full)
         return w, (group + 1, failed | fails)
 
     groups = jnp.where(enabled, view.num_groups, 0)
@@ -198,21 +198,6 @@ def _inside_a_block(
     return work, Due(*left).instead(~exporting, Due(*found)), fails
 
 
-def _stamp(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
-    """Notes the step at the keys of states that were looked at: nothing has written them yet."""
-    row, groups = work.row(slot, group), work.sizes.buckets.groups
-    recurrent = view.group(group, GroupField.KIND) == SNAPSHOT
-
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        w, (block,) = peek(recurrent, lambda v: (v.read("rows", row + local[0]),), w, reads=("rows",), default=(0,))
-        w, entry = key_table.primary_entry(w, block != 0, block)
-        last = w.entry(jnp.maximum(entry, 0) | (groups - 1))
-        return w.write_if(entry >= 0, "table", w.steps, last), (local[0] + 1,)
-
-    first = (jnp.where(recurrent, start, end),)
-    return loop(lambda c: c[0] < end, body, work, first, writes=("rows", "keys", "table"))[0]
-
-
 def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail: Ends) -> tuple[Workspace, Due]:
     """The prompt's last hash block, to be registered where it is not yet.
 
@@ -240,6 +225,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
         default=(0, 0),
     )
     wanted = wanted & (block != 0)
+    work = unwritten.note_blocks(work, view, slot, group, index, index + (wanted & ~snapshot))
     entry = key * groups + column
     work, (held,) = peek(wanted, lambda w: (w.read("keys", w.key(block, part)),), work, reads=("keys",), default=(0,))
     known = jnp.where(part == 0, key_table.entry_of(held), held - 1) == entry

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import admit, hit
+from hkv.dialects.vllm import admit, hit, unwritten
 from hkv.dialects.vllm import allocate as allocation
 from hkv.dialects.vllm import evict as eviction
 from hkv.dialects.vllm import register as registration
@@ -19,7 +19,7 @@ from hkv.dialects.vllm import retire as retirement
 from hkv.dialects.vllm.demand import Demand
 from hkv.dialects.vllm.parameters import CacheField, View
 from hkv.operations import RESULT_FRONT, Argument, Code
-from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, read, when
+from hkv.state.loops import Scalar, ceil_divide, loop, peek, read, when
 from hkv.state.operation_loop import Payload
 from hkv.state.state import Request, Row
 from hkv.state.status import Status
@@ -219,8 +219,8 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
     blocks = ceil_divide(jnp.maximum(jnp.maximum(slots, main), arrived), view.whole(CacheField.LEAST_BLOCK))
     blocks += view.whole(CacheField.MOST_SCRATCH)
     answer = answer.refuse(mine & (blocks > w.sizes.buckets.row), Status.ROW_FULL)
-    w, unwritten = _unwritten(w, view, op, adopted, mine & answer.ok)
-    answer = answer.refuse(unwritten, Status.NOT_YET_WRITTEN)
+    w, waits = unwritten.must_wait(w, view, op.slot, adopted, mine & answer.ok)
+    answer = answer.refuse(waits, Status.NOT_YET_WRITTEN)
     plan = Plan(
         adopted,
         external,
@@ -337,26 +337,14 @@ def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) ->
         (jnp.where(ahead, op.slot, spare), Request.COMPUTED, plan.main),
     ):
         work = work.set(place, field, value)
-    work = work.replace(running=work.running + (plan.granted & (op.live == WAITING)))
+    waiting = op.live == WAITING
+    work = unwritten.note_grant(work, op.slot, op.computed + plan.adopted, waiting, plan.granted)
+    work = work.replace(running=work.running + (plan.granted & waiting))
     certain = jnp.where(op.argument(Argument.DELAY) != 0, -1, jnp.minimum(plan.main, op.tokens))
     answer = answer._replace(
         value=jnp.where(plan.granted, plan.adopted, answer.value), reported=answer.reported | plan.grows, copies=copies
     )
     return work, answer, jnp.where(plan.granted & ~plan.calm, certain, -1)
-
-
-def _unwritten(work: Workspace, view: View, op: Op, adopted: Scalar, enabled: Scalar) -> tuple[Workspace, Scalar]:
-    """Whether a hit ends in a recurrent state that was registered in this very step: nothing has written it yet."""
-    ending = enabled & (adopted > 0) & (view.whole(CacheField.SNAPSHOTS) != 0)
-
-    def noted(w: Workspace) -> tuple[Scalar]:
-        last = divide(adopted, view.whole(CacheField.HASH_BLOCK)) - 1
-        key = w.read("chains", w.chain(op.slot) + jnp.maximum(last, 0))
-        groups = w.sizes.buckets.groups
-        return (w.read("table", w.entry(key * groups + groups - 1)),)
-
-    work, (step,) = peek(ending, noted, work, reads=("chains", "table"), default=(0,))
-    return work, ending & (step == work.steps)
 
 
 def register(work: Workspace, view: View, op: Op, answer: Answer, certain: Scalar) -> tuple[Workspace, Answer]:

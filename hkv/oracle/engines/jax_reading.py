@@ -66,7 +66,7 @@ class Reader:
             free=queue[queue > 0].tolist(),
             refs=counts,
             rows={name: blocks for name, blocks in rows.items() if any(blocks)},
-            cached=self._cached(state.keys),
+            cached=self._cached(state.keys, state.buckets.parts),
         )
 
     def _rows(self, state: Any, slot: int) -> list[list[int]]:
@@ -77,12 +77,12 @@ class Reader:
             rows.append([0] * min(first, length) + state.rows[slot, group, first:length].tolist())
         return rows
 
-    def _cached(self, keys: np.ndarray) -> dict[str, tuple[int, int, str]]:
+    def _cached(self, keys: np.ndarray, parts: int) -> dict[str, tuple[int, int, str]]:
         cached = {}
         for block in np.flatnonzero(keys[:-1, 0]):
             entry = (int(keys[block, 0]) >> 2) - 1
             if entry < 0:
-                entry = int(keys[block, np.flatnonzero(keys[block, 1:])[-1] + 1]) - 1
+                entry = int(keys[block, np.flatnonzero(keys[block, 1 : 1 + parts])[-1] + 1]) - 1
             number, column = divmod(entry, self._width)
             tokens = (self._interner.places[number] + 1) * self._config.hash_block_size
             cached[str(block)] = (self._members[column], tokens, self._text(number))

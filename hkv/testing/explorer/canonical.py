@@ -35,8 +35,8 @@ PASSING = {Counter.HEAD, Counter.TAIL, Counter.EVICTIONS, Counter.DROPPED, Count
 OF_THE_LOOKUP = {Request.HIT, Row.HIT_FIRST, Row.HIT_LENGTH}
 """Fields that say what a lookup found."""
 
-UNSAID = {Request.HIT_CLOCK, Row.NEW_FIRST}
-"""Fields that a name leaves out: a time, and what is only reported."""
+UNSAID = {Request.HIT_CLOCK, Request.GRANT_STEP, Request.WRITTEN, Request.JOINED, Row.NEW_FIRST}
+"""Fields that a name leaves out: times, what only hits inside a block ask for, and what is only reported."""
 
 
 def young(state: State) -> jax.Array:

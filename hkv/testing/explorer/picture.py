@@ -99,7 +99,7 @@ def picture(space: Space, state: State) -> Picture:
     queued = jnp.sum(stands, axis=1).astype(jnp.int32)
     raw = jnp.min(jnp.where(stands, after_head, FAR), axis=1)
     place = jnp.sum(raw[None, :] < raw[:, None], axis=1).astype(jnp.int32)
-    key, column = primary(state.keys[:blocks], space.buckets.groups)
+    key, column = primary(state.keys[:blocks, : 1 + space.buckets.parts], space.buckets.groups)
     group = jnp.full(blocks, -1)
     for number, member in enumerate(layout.members):
         group = jnp.where((key > 0) & (column == number), int(member), group)
@@ -133,7 +133,7 @@ def _listed(state: State, blocks: int) -> jax.Array:
     """
     table, groups = state.table.reshape(-1), state.table.shape[1]
     ids, named, right = np.arange(blocks), jnp.int32(0), jnp.bool_(True)
-    for part in range(state.keys.shape[1]):
+    for part in range(1 + state.buckets.parts):
         word = state.keys[:blocks, part]
         entry = (word >> 2) - 1 if part == 0 else word - 1
         known = entry >= 0

@@ -13,7 +13,7 @@ from hkv.testing.invariants.moment import Moment, Snapshot
 
 @remembering("hit admission", "B-I24")
 class HitAdmission:
-    """Remembers the last hit and the keys of this step, and counts. One for each run.
+    """Remembers the last hit, the keys of this step and how far requests had come before it, and counts. One a run.
 
     Args:
       config: the cache's configuration.
@@ -24,6 +24,7 @@ class HitAdmission:
         self._recurrent = any(isinstance(spec, Mamba) for spec in config.topology.specs)
         self._found: oplog.Hit | None = None
         self._young: set[tuple[int, str]] = set()
+        self._came: dict[str, int] = {}
 
     def check(self, moment: Moment) -> Iterator[str]:
         """A waiting request is granted blocks if and only if those it needs are free beside those set aside.
@@ -31,12 +32,16 @@ class HitAdmission:
         It needs a block for each column from the first one that is still read, less the columns of its hit that
         somebody uses already, and one for a hit that ends inside a block. Holds after `allocate` of a waiting request.
         Exceptions: of requests that must fit whole only grants are judged, by what full attention takes; with Mamba
-        groups only refusals are, by a bound that no rule can exceed, and not those of a hit on a state that got its
-        key, or was moved to a copy, in this very step.
+        groups only refusals are, by a bound that no rule can exceed, and not those of a hit that will be copied
+        before it is written: on a state that got its key, or was moved to a copy, in this very step; inside a block
+        that got its key in this step, unless a running request in whose row it stands had come so far before.
         """
         operation, answer = moment.operation, moment.answer
         if isinstance(operation, oplog.StepOp):
             self._young.clear()
+            self._came = {id: record.computed for id, record in moment.ledger.requests.items()}
+        elif isinstance(operation, oplog.FreeOp):
+            self._came.pop(operation.id, None)
         elif isinstance(operation, oplog.LookupOp) and isinstance(answer, oplog.Hit):
             self._found = answer
         elif isinstance(operation, oplog.AllocateOp) and operation.id not in moment.before.rows:
@@ -76,13 +81,23 @@ class HitAdmission:
         hit = self._adopted(operation)
         free = len(before.free) - operation.reserved - self._set_aside(moment)
         if self._recurrent:
-            newest = {before.cached[row[-1]][::2] for row in hit if row and row[-1] in before.cached}
-            if not granted and not newest & self._young and free >= self._bound(moment, operation):
+            waits = any(self._waits(moment, operation.hit, group, row) for group, row in enumerate(hit))
+            if not granted and not waits and free >= self._bound(moment, operation):
                 yield f"refused with {free} blocks free, and less than {self._bound(moment, operation)} needed"
             return
         needed = sum(self._cost(moment, operation, group, row) for group, row in enumerate(hit))
         if granted != (needed <= free):
             yield f"{'granted' if granted else 'refused'} with {free} blocks free and {needed} needed"
+
+    def _waits(self, moment: Moment, hit: int, group: int, row: list[int]) -> bool:
+        """Whether what a hit ends in is written in this very step, and will be copied before."""
+        before, size = moment.before, self._config.block_size(group)
+        if not row or row[-1] not in before.cached or before.cached[row[-1]][::2] not in self._young:
+            return False
+        if self._config.topology.groups[group].spec.snapshot:
+            return True
+        owners = (id for id, rows in before.rows.items() if rows[group][len(row) - 1 : len(row)] == row[-1:])
+        return hit % size > 0 and all(self._came.get(id, 0) < hit for id in owners)
 
     def _cost(self, moment: Moment, operation: oplog.AllocateOp, group: int, hit: list[int]) -> int:
         spec, size = self._config.topology.groups[group].spec, self._config.block_size(group)

@@ -68,12 +68,13 @@ def room(moment: Moment) -> Iterator[str]:
 def admission(moment: Moment) -> Iterator[str]:
     """A refusal takes nothing, only what does not fit is refused, and a grant leaves free what was to stay free.
 
-    Holds after `allocate`. Exceptions: a refused running request may have retired columns it outgrew: its row is the
-    same but for more nulls. With Mamba groups, a grant to a running request or with tokens from elsewhere may use what
-    is set aside, as the engine counts a state too few. A hit on a Mamba state of this very step waits for the next,
-    however much is free. Where the engine's estimate is a bound (Mamba rows; a hit, of which some blocks are in use and
-    some are not; tokens from elsewhere; a request that must fit whole) a refusal is judged by whole rows: two groups
-    with blocks of 4 and 20 free blocks take 20 tokens whatever the rest.
+    Holds after `allocate`. Exceptions: a refused running request may have retired columns it outgrew: its row is
+    the same but for more nulls. With Mamba groups, a grant to a running request or with tokens from elsewhere may
+    use what is set aside, as the engine counts a state too few. A hit on a Mamba state, or inside a block, of this
+    very step waits for the next, however much is free. Where the engine's estimate is a bound (Mamba rows; a hit,
+    of which some blocks are in use and some are not; tokens from elsewhere; a request that must fit whole) a
+    refusal is judged by whole rows: two groups with blocks of 4 and 20 free blocks take 20 tokens whatever the
+    rest.
     """
     operation, answer = moment.operation, moment.answer
     assert isinstance(operation, AllocateOp)

@@ -77,11 +77,10 @@ class Shadow:
         Holds after every operation. Tokens that `advance` counts are computed: each reads the cached values of
         `LayerSpec.readable`, in the row's blocks, and writes its own slot. Nobody resumes from a state of the same
         step. What a block held is gone when it is handed out, or free without a key. Exceptions: rows of `opaque`
-        groups, which are never shared; Mamba rows without caching (`none`); a state among rejected drafts, whose column
-        the engine leaves null; a chunk that starts inside a Mamba block and goes beyond it, where a scheduler would
-        have ended it: the state at the block's end counts as written too; chunks of attention that do not start at
-        blocks (`CHUNK_OFF_GRID`) may begin with a hit's null column; and a hit inside a block of tokens that this very
-        step fills is judged as though it were copied afterwards (`docs/upstream-bugs.md`).
+        groups, which are never shared; Mamba rows without caching (`none`); a state among rejected drafts, whose
+        column the engine leaves null; a chunk that goes beyond the end of a Mamba block that is there, where a
+        scheduler would have ended it, or drafts did: the state at the block's end counts as written too; and chunks
+        of attention that do not start at blocks (`CHUNK_OFF_GRID`) may begin with a hit's null column.
         """
         operation = moment.operation
         if self._is_due(operation):
@@ -163,18 +162,9 @@ class Shadow:
         for computation in pending:
             if moment.ledger.requests.get(computation.id) is not computation.record:
                 continue
-            self._copy_late(copies, computation)
             problems = list(self._compute(moment, computation))
             # What a request reads that was freed in this very step goes nowhere; its blocks may be poison by now.
             yield from problems if computation.id in moment.before.rows else ()
-
-    def _copy_late(self, copies: list[tuple[int, int]], work: Computation) -> None:
-        """Copies for the request's rows of tokens once more, as though after what this step computed so far."""
-        specs = self._config.topology.specs
-        own = {block for spec, row in zip(specs, work.rows, strict=False) if not spec.snapshot for block in row}
-        for source, target in copies:
-            if target in own:
-                self._blocks[target] = dict(self._blocks.get(source, {}))
 
     def _compute(self, moment: Moment, work: Computation) -> Iterator[str]:
         record = work.record
@@ -220,9 +210,10 @@ class Shadow:
                 what = self._what(found, block)
                 yield f"{work.id} goes on from the state after {work.start} tokens in block {block}, {what}"
         self._export(moment, work, group, row, names)
-        boundary = (column + 1) * size
-        if block and work.start < boundary < end:
-            self._slots(block)[PASSED] = names[boundary - 1]
+        for passed in range(max(column, 0), min(end // size, len(row))):
+            boundary = (passed + 1) * size
+            if row[passed] and work.start < boundary < end:
+                self._slots(row[passed])[PASSED] = names[boundary - 1]
         column = -(-end // size) - 1
         block = row[column] if column < len(row) else 0
         if block and end > work.start:

@@ -40,6 +40,12 @@ class Watch:
         self._state = Snapshot(engine.state())
         self.ledger = Ledger(self._config)
 
+    @property
+    def copies_pending(self) -> bool:
+        """Whether blocks are referenced by more than rows: copies that were not made yet."""
+        rows = sum(block != 0 for groups in self._state.rows.values() for row in groups for block in row)
+        return sum(self._state.refs.values()) > rows
+
     def perform(self, operation: Operation) -> Answer:
         """Performs one operation and returns the engine's answer.
 

@@ -39,6 +39,7 @@ class _Request:
     computed: int = 0
     before: int = 0
     owed: bool = False
+    late: bool = False
 
 
 class Tails:
@@ -122,8 +123,8 @@ class Tails:
         self._allocate(request, self._chunk(request, request.computed), 0, 0)
 
     def _stands(self, request: _Request) -> bool:
-        """Whether the last chunk left alone the columns in which the one before it left its states."""
-        return all(-(-request.before // size) < -(-request.computed // size) for size in self._states)
+        """Whether the last chunk left alone the columns in which the one before it left its states, and their keys."""
+        return request.late and all(-(-request.before // size) < -(-request.computed // size) for size in self._states)
 
     def _allocate(self, request: _Request, new: int, hit: int, reserved: int) -> bool:
         late = self._choices.chance(25)
@@ -135,7 +136,7 @@ class Tails:
         if answer.blocks is None:
             return False
         request.before, request.computed = request.computed, request.computed + hit + new
-        request.owed |= late
+        request.owed, request.late = request.owed or late, late
         self._perform(oplog.AdvanceOp(id=request.id, tokens=hit + new))
         return True
 

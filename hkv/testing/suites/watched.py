@@ -8,9 +8,11 @@ import msgspec
 
 from hkv.errors import EngineFailure
 from hkv.oracle import oplog
+from hkv.oracle.configuration import to_config
 from hkv.oracle.engine import Engine
 from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.oplog import Answer, Header, Hit, Operation
+from hkv.testing.headers import copies_states
 from hkv.testing.invariants import INVARIANTS, InvariantError, Watch
 from hkv.testing.suites.history import Setting
 from hkv.testing.suites.shrinking import Broken
@@ -54,12 +56,22 @@ class WatchedLegal:
     def __init__(self, header: Header, run: WatchedRun) -> None:
         self._num_blocks = header.num_blocks
         self._ledger = run.watch.ledger
+        self._watch = run.watch
+        self._copies = copies_states(to_config(header))
+        self._served: set[str] = set()
         self._found: tuple[str, int] | None = None
         self._owed: tuple[str, int] | None = None
         self._granted: dict[str, int] = {}
 
     def in_order(self, operation: Operation) -> bool:
-        """Whether what was granted last is computed before anything else happens: its keys stand for content."""
+        """Whether what a step owes is done: what was granted last is computed at once, as its keys stand for content.
+
+        Where blocks are copied, nobody is granted blocks twice in a step, and copies are made before the next one.
+        """
+        if self._copies and isinstance(operation, oplog.AllocateOp) and operation.id in self._served:
+            return False
+        if isinstance(operation, oplog.StepOp) and self._watch.copies_pending:
+            return False
         return self._owed is None or getattr(operation, "id", None) == self._owed[0]
 
     def fit(self, operation: Operation) -> Operation | None:
@@ -110,11 +122,14 @@ class WatchedLegal:
 
     def note(self, operation: Operation, answer: Answer) -> None:
         """Takes note of an answer."""
+        if isinstance(operation, oplog.StepOp):
+            self._served.clear()
         if isinstance(operation, oplog.LookupOp) and isinstance(answer, Hit):
             self._found = (operation.id, answer.hit)
         elif isinstance(operation, oplog.AllocateOp):
             if isinstance(answer, oplog.Allocation) and answer.blocks is not None:
                 record = self._ledger.requests[operation.id]
+                self._served.add(operation.id)
                 self._granted[operation.id] = self._ledger.main(operation)
                 self._owed = (operation.id, min(self._granted[operation.id], len(record.tokens)))
             self._found = None

@@ -46,6 +46,8 @@ def fork(manager: Manager, parent: str, child: str) -> list[list[tuple[int, int]
     started = copy.deepcopy(request)
     started.id = child
     started.num_granted = computed
+    started.written = None
+    manager.note_grant(started, computed, joins=True)
     manager.requests[child] = started
     return copies
 

@@ -48,6 +48,7 @@ class Manager:
         self.config = config
         self.cache = Coordinator(config, dialect.kind)
         self.requests: dict[str, Request] = {}
+        self._granted: list[Request] = []
         self._rules = dialect.rules
         self._digest = digest_by_name(config.hash)
         self._found: tuple[str, Found] | None = None
@@ -61,6 +62,9 @@ class Manager:
 
     def step(self) -> None:
         """A new scheduling step begins."""
+        for request in self._granted:
+            request.written = None
+        self._granted.clear()
         for kind in self.cache.kinds:
             kind.new_step()
 
@@ -254,11 +258,24 @@ class Manager:
             blocks = self._rules.allocate(self.cache, request.id, rows, local, external, slots, main)
         except OperationError as error:
             raise EngineFailure(error.argument, error.value, error.expected) from error
+        self.note_grant(request, local, joins=not request.running)
         request.running = True
         request.num_granted = main
         if not delay:
             self._rules.register(self.cache, request, min(main, request.num_tokens))
         return blocks
+
+    def note_grant(self, request: Request, local: int, joins: bool) -> None:
+        """What the step finds written of a request, the first time that it grants it blocks.
+
+        Args:
+          request: the request.
+          local: tokens computed, or of the hit that it comes in by.
+          joins: whether it comes in by it.
+        """
+        if request.written is None or joins:
+            request.written, request.joined = local, joins
+            self._granted.append(request)
 
     def _adopted(self, id: str, hit: int) -> list[list[int]]:
         """The rows of the lookup just before, when `hit` tokens of it are adopted."""

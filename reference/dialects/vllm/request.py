@@ -24,6 +24,9 @@ class Request:
       num_granted: tokens, drafts included, that its rows have room for.
       shared_prefix: where others were seen to branch off, or 0.
       running: whether it holds blocks; a request that does not is waiting.
+      written: tokens up to which its blocks were written when the step began, if this step granted it blocks; None
+        if it did not.
+      joined: whether this step admitted it: the blocks up to `written` are a hit's, every other one is new.
     """
 
     id: str
@@ -36,6 +39,8 @@ class Request:
     num_granted: int = 0
     shared_prefix: int = 0
     running: bool = False
+    written: int | None = None
+    joined: bool = False
 
 
 class TokenRequest(Request):

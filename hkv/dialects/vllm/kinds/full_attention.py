@@ -15,10 +15,14 @@ LOOKED_UP_ONCE = True
 
 
 def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
-    """Where a manager block holds several hash blocks, the prompt's tail is registered, and hits may end inside."""
+    """Where a manager block holds several hash blocks, the prompt's tail is registered, and hits may end inside.
+
+    Such a hit waits for the next step if its block is not written so far (`hkv.bugs`: copied-before-written).
+    """
     del eagle
     coarse = config.caching and config.block_size(group) != config.hash_block_size
-    return {"TAIL": coarse, "FINE": coarse and config.partial_hits}
+    fine = coarse and config.partial_hits
+    return {"TAIL": coarse, "FINE": fine, "WAITS": fine and "copied-before-written" not in config.bugs}
 
 
 def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:

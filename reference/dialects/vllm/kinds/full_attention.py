@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from reference.dialects.vllm.kinds.kind import Kind, ceil_div
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.spec import LayerSpec
+from reference.dialects.vllm.kinds.kind import Demand, Kind, ceil_div
 from reference.dialects.vllm.registration import register_partial
 from reference.dialects.vllm.request import Request
 from reference.keys.views import Chain, block_keys
+from reference.state.pool import Pool
 
 
 class FullAttentionKind(Kind):
-    """vLLM 0.33 `FullAttentionManager`."""
+    """vLLM 0.33 `FullAttentionManager`.
+
+    Attributes:
+      written: of blocks registered in this step, tokens that each held when it began. A block's other tokens are
+        written only when the step has run.
+    """
 
     fine_grained: ClassVar[bool] = True
+
+    def __init__(self, group: int, spec: LayerSpec, config: VllmConfig, pool: Pool) -> None:
+        super().__init__(group, spec, config, pool)
+        self.written: dict[int, int] = {}
 
     def find(
         self, keys: Sequence[Chain], max_length: int, groups: Sequence[int], drop: bool, alignment: int
@@ -52,12 +64,26 @@ class FullAttentionKind(Kind):
                 return (part + 1) * alignment
         return whole * self.block_size
 
+    def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
+        """As for every kind; more than there is for a hit that ends inside a block before what is written of it.
+
+        Its block will be copied before the step runs, so that it has to wait for the next one. vLLM 0.33 copies what
+        is not there (`hkv.bugs`: copied-before-written).
+        """
+        inside = demand.local % self.block_size
+        unwritten = bool(hit) and inside > self.written.get(hit[-1], inside)
+        if unwritten and "copied-before-written" not in self.config.bugs:
+            return self.pool.num_blocks + 1
+        return super().estimate(id, hit, demand)
+
     def register(self, request: Request, tokens: int) -> None:
         """Full blocks, and then the prompt's tail: the last hash block of the prompt that a repeat could resume from.
 
         The request goes on writing behind that tail; what stands before it does not change.
         """
+        before = self.row(request.id).registered or 0
         super().register(request, tokens)
+        self._note_written(request, range(before, self.row(request.id).registered or 0))
         if self.block_size == self.hash_block_size:
             return
         size = self.hash_block_size
@@ -68,6 +94,19 @@ class FullAttentionKind(Kind):
         if tail == 0 or tail > tokens or tail % self.block_size == 0 or column >= len(blocks):
             return
         register_partial(self.pool, request, self.group, blocks[column], tail, size)
+        self._note_written(request, (column,))
+
+    def _note_written(self, request: Request, columns: Iterable[int]) -> None:
+        """Notes of columns that were registered, those of a hit left out, what they held when the step began."""
+        if request.written is None:
+            return
+        blocks, size = self.row(request.id).blocks, self.block_size
+        for column in columns:
+            if column >= request.written // size:
+                self.written[blocks[column]] = 0 if request.joined else max(0, request.written - column * size)
+
+    def new_step(self) -> None:
+        self.written.clear()
 
 
 def _append(lists: list[list[int]], found: Sequence[int]) -> None:
