@@ -126,7 +126,7 @@ MUTANTS = (
         "hit admission",
         "siblings",
         FULL + "_note_written",
-        "max(0, request.written - column * size)",
+        "max(0, written - column * size)",
         "0",
     ),
     mutant(

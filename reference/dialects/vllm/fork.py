@@ -13,6 +13,7 @@ from hkv.errors import OperationError
 from hkv.spec import Mamba, OpaqueState
 from reference.dialects.vllm.kinds.kind import Kind
 from reference.dialects.vllm.manager import Manager
+from reference.dialects.vllm.request import Grant
 from reference.state.pool import NULL
 
 
@@ -46,8 +47,8 @@ def fork(manager: Manager, parent: str, child: str) -> list[list[tuple[int, int]
     started = copy.deepcopy(request)
     started.id = child
     started.num_granted = computed
-    started.written = None
-    manager.note_grant(started, computed, joins=True)
+    started.grant = None
+    manager.note_grant(started, Grant(computed, joined=True))
     manager.requests[child] = started
     return copies
 

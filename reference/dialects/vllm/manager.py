@@ -14,7 +14,7 @@ from reference.dialects.vllm.coordinator import Coordinator
 from reference.dialects.vllm.dialect import VLLM
 from reference.dialects.vllm.hits import Found
 from reference.dialects.vllm.kinds.kind import Demand, Kind
-from reference.dialects.vllm.request import KeyedRequest, Request, TokenRequest
+from reference.dialects.vllm.request import Grant, KeyedRequest, Request, TokenRequest
 from reference.keys.views import Chain
 from reference.state.events import Event
 from reference.state.history import NAMES
@@ -63,7 +63,7 @@ class Manager:
     def step(self) -> None:
         """A new scheduling step begins."""
         for request in self._granted:
-            request.written = None
+            request.grant = None
         self._granted.clear()
         for kind in self.cache.kinds:
             kind.new_step()
@@ -258,24 +258,17 @@ class Manager:
             blocks = self._rules.allocate(self.cache, request.id, rows, local, external, slots, main)
         except OperationError as error:
             raise EngineFailure(error.argument, error.value, error.expected) from error
-        self.note_grant(request, local, joins=not request.running)
+        self.note_grant(request, Grant(local, joined=not request.running))
         request.running = True
         request.num_granted = main
         if not delay:
             self._rules.register(self.cache, request, min(main, request.num_tokens))
         return blocks
 
-    def note_grant(self, request: Request, local: int, joins: bool) -> None:
-        """What the step finds written of a request, the first time that it grants it blocks.
-
-        Args:
-          request: the request.
-          local: tokens computed, or of the hit that it comes in by.
-          joins: whether it comes in by it.
-        """
-        if request.written is None or joins:
-            request.written, request.joined = local, joins
-            self._granted.append(request)
+    def note_grant(self, request: Request, grant: Grant) -> None:
+        """Notes what the step finds of a request that it grants blocks, the first time that it does."""
+        request.grant = request.grant or grant
+        self._granted.append(request)
 
     def _adopted(self, id: str, hit: int) -> list[list[int]]:
         """The rows of the lookup just before, when `hit` tokens of it are adopted."""
@@ -306,7 +299,7 @@ class Manager:
         request = self._running(id)
         self._found = None
         self._rules.free(self.cache, id)
-        request.running = False
+        request.running, request.grant = False, None
         request.num_computed = request.num_in_flight = request.num_granted = 0
 
     def copies(self) -> list[tuple[int, int]]:

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hkv.keys.chained import KeyChain
 from reference.keys.views import Chain
+
+
+class Grant(NamedTuple):
+    """What a scheduling step found of a request that it granted blocks.
+
+    Attributes:
+      written: tokens up to which the request's blocks were written.
+      joined: whether the step admitted it: the blocks up to there are a hit's, every other one is new.
+    """
+
+    written: int
+    joined: bool
 
 
 @dataclasses.dataclass
@@ -24,9 +37,7 @@ class Request:
       num_granted: tokens, drafts included, that its rows have room for.
       shared_prefix: where others were seen to branch off, or 0.
       running: whether it holds blocks; a request that does not is waiting.
-      written: tokens up to which its blocks were written when the step began, if this step granted it blocks; None
-        if it did not.
-      joined: whether this step admitted it: the blocks up to `written` are a hit's, every other one is new.
+      grant: what this step found of it when it granted it blocks, the first time; None if it did not.
     """
 
     id: str
@@ -39,8 +50,7 @@ class Request:
     num_granted: int = 0
     shared_prefix: int = 0
     running: bool = False
-    written: int | None = None
-    joined: bool = False
+    grant: Grant | None = None
 
 
 class TokenRequest(Request):

@@ -98,12 +98,13 @@ class FullAttentionKind(Kind):
 
     def _note_written(self, request: Request, columns: Iterable[int]) -> None:
         """Notes of columns that were registered, those of a hit left out, what they held when the step began."""
-        if request.written is None:
+        if request.grant is None:
             return
+        written, joined = request.grant
         blocks, size = self.row(request.id).blocks, self.block_size
         for column in columns:
-            if column >= request.written // size:
-                self.written[blocks[column]] = 0 if request.joined else max(0, request.written - column * size)
+            if column >= written // size:
+                self.written[blocks[column]] = 0 if joined else max(0, written - column * size)
 
     def new_step(self) -> None:
         self.written.clear()
