@@ -172,7 +172,9 @@ def corrupt(random: np.random.Generator, small: Space, state: Any, answers: np.n
         case 3:
             keys[block] = keys[int(random.integers(1, blocks))]
         case 4:
-            keys[block, 0] = 4 * (int(random.integers(2, small.buckets.keys)) * small.buckets.groups + group + 1)
+            part, number = int(random.integers(1 + small.buckets.parts)), int(random.integers(2, small.buckets.keys))
+            keys[block, part] = (number * small.buckets.groups + group + 1) * (1 if part else 4)
+            keys[block, 0] |= 2 * np.any(keys[block, 1 : 1 + small.buckets.parts])
         case 5:
             keys[block] = 0
         case 6:
@@ -204,7 +206,17 @@ def test_a_row_that_begins_behind_its_end_is_read_without_the_columns_between() 
 
 def listed(state: Any) -> bool:
     """Whether walking the key table finds each block under each of its keys, and nothing else."""
-    wanted = {(int(word) >> 2, block) for block, word in enumerate(state.keys[:-1, 0]) if word >> 2}
+    parts = state.buckets.parts
+    # Which of its keys a block has under an entry, counted from 1: 0 for the key of the whole block.
+    held: dict[tuple[int, int], int] = {}
+    for block, words in enumerate(state.keys[:-1, : 1 + parts].tolist()):
+        if bool(words[0] & 2) != any(words[1:]):
+            return False
+        for part, word in enumerate([words[0] >> 2, *words[1:]]):
+            if (word, block) in held:
+                return False
+            if word:
+                held[word, block] = part
     found: set[tuple[int, int]] = set()
     for entry, value in enumerate(state.table[:-1].ravel().tolist(), 1):
         if value <= 0 or entry % state.table.shape[1] == 0:
@@ -212,8 +224,11 @@ def listed(state: Any) -> bool:
         block = value >> 3
         chain = [block]
         while value & 1 and len(chain) <= len(state.keys):
-            after = int(state.links[block, 0])
-            if int(state.links[after, 1]) != block:
+            if (entry, block) not in held:
+                return False
+            part = held[entry, block]
+            after = int(state.links[block, 2 * part])
+            if (entry, after) not in held or int(state.links[after, 2 * held[entry, after] + 1]) != block:
                 return False
             block = after
             if block == chain[0]:
@@ -222,17 +237,24 @@ def listed(state: Any) -> bool:
         if bool(value & 1) != (len(chain) > 1):
             return False
         found |= {(entry, block) for block in chain}
-    return found == wanted
+    return found == set(held)
 
 
 RECURRENT = (FullAttention(block_size=1), Mamba(block_size=1))
 """Attention and states; explored with the drop of a draft."""
 
+MIXED = (FullAttention(block_size=2), Mamba(block_size=1))
+"""Blocks of two sizes; the longer ones have keys that end inside."""
 
-@pytest.fixture(scope="module", params=["tokens", "states"])
+
+@pytest.fixture(scope="module", params=["tokens", "states", "mixed"])
 def reached(request: pytest.FixtureRequest) -> tuple[Space, Program, np.ndarray, np.ndarray]:
     """A space, its program, and some of its worlds with the operations that may follow."""
-    small = space() if request.param == "tokens" else space(*RECURRENT, num_blocks=6, length=3, prompt=2, eagle=True)
+    small = {
+        "tokens": lambda: space(),
+        "states": lambda: space(*RECURRENT, num_blocks=6, length=3, prompt=2, eagle=True),
+        "mixed": lambda: space(*MIXED, num_blocks=7, length=4, prompt=3),
+    }[request.param]()
     program, random = Program(small), np.random.default_rng(1)
     worlds, enabled = start(small)[None], None
     moves = all_moves(small)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm.parameters import GroupField, of_config
+from hkv.state.key_table import PARTS
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Counter, Request, Row, State
 from hkv.testing.explorer.space import Space
 
@@ -129,11 +130,15 @@ def _listed(state: State, blocks: int) -> jax.Array:
     """Whether the key table and the blocks' keys say the same.
 
     Every key of a block is in the table; every block that the table names has that key; and where several blocks have
-    one key, each one's links lead on to another of them and back.
+    one key, each one's links lead on to another of them and back. A block's word says whether it has keys that end
+    inside it.
     """
     table, groups = state.table.reshape(-1), state.table.shape[1]
-    ids, named, right = np.arange(blocks), jnp.int32(0), jnp.bool_(True)
-    for part in range(1 + state.buckets.parts):
+    ids, named = np.arange(blocks), jnp.int32(0)
+    parts = state.buckets.parts
+    inside = jnp.any(state.keys[:blocks, 1 : 1 + parts] != 0, axis=1)
+    right = jnp.all((state.keys[:blocks, 0] & PARTS != 0) == inside)
+    for part in range(1 + parts):
         word = state.keys[:blocks, part]
         entry = (word >> 2) - 1 if part == 0 else word - 1
         known = entry >= 0
@@ -146,7 +151,7 @@ def _listed(state: State, blocks: int) -> jax.Array:
         first = known & (value >> 3 == ids)
         named = named + jnp.sum(first)
         right = right & jnp.all(~known | ((value > 0) & ((value & 1 == 1) == several)))
-        right = right & jnp.all(~several | (joined & apart))
+        right = right & jnp.all(jnp.where(several, joined & apart, ~known | first))
     return right & (named == jnp.sum(state.table[:-1, : groups - 1] > 0))
 
 

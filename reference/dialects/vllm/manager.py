@@ -299,7 +299,8 @@ class Manager:
         request = self._running(id)
         self._found = None
         self._rules.free(self.cache, id)
-        request.running, request.grant = False, None
+        request.running = False
+        request.grant = None
         request.num_computed = request.num_in_flight = request.num_granted = 0
 
     def copies(self) -> list[tuple[int, int]]:
