@@ -13,7 +13,7 @@ from hkv.oracle.log_file import Log
 from hkv.oracle.oplog import Hit
 from hkv.oracle.resumption import Resumption, resumptions
 from hkv.oracle.rtp_llm.log_file import RtpLog
-from hkv.oracle.story import Event, Story, words
+from hkv.oracle.story import Event, Story
 from hkv.testing.hit_causes import causes
 
 AnyLog: TypeAlias = Log | RtpLog
@@ -84,7 +84,7 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
     return Explanation(
         line=line,
         operation=describe(operation),
-        answer=words(operation, answer),
+        answer=story.words(answer),
         departed=story.departed,
         request=id,
         situation=situation,

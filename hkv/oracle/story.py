@@ -15,6 +15,7 @@ from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.log_file import Log
 from hkv.oracle.oplog import Allocation, Answer, Hit, Operation
 from hkv.testing.invariants import Snapshot
+from reference.dialects.vllm.coordinator import Refusal
 from reference.state.key_table import Key
 
 Event = tuple[int, str]
@@ -48,7 +49,7 @@ class Story:
             self.departed = line
         before, self._state = self._state, Snapshot(self.engine.state())
         if id := getattr(operation, "id", None):
-            self.requests[id].append((line, f"{_asked(operation)}{words(operation, answer)}"))
+            self.requests[id].append((line, f"{_asked(operation)}{self.words(answer)}"))
         for block in range(1, self.config.num_blocks):
             for text in _changes(block, operation, before, self._state):
                 self.blocks[block].append((line, text))
@@ -58,6 +59,22 @@ class Story:
             for key in set(known) - set(self.engine.manager.pool.keys_of(block)):
                 self.lost[key] = (line, block, by)
         return answer
+
+    def words(self, answer: Answer | Failure) -> str:
+        """The last answer in words, to stand behind the operation; nothing for an operation that has none."""
+        match answer:
+            case Failure():
+                return f": fails, {answer.message}"
+            case Hit():
+                return f": hit {answer.hit}, blocks {answer.blocks}"
+            case Allocation(blocks=None):
+                return f": refused, {_why(self.engine.manager.cache.refusal)}"
+            case Allocation():
+                return f": new blocks {answer.blocks}"
+            case None:
+                return ""
+            case _:
+                return ": answered"
 
     def situation(self, id: str) -> str:
         """How a request stands."""
@@ -98,16 +115,14 @@ def _asked(operation: Operation) -> str:
     return f"{text} {len(tokens)} tokens" if isinstance(tokens, list) else text
 
 
-def words(operation: Operation, answer: Answer | Failure) -> str:
-    """An answer in words, to stand behind the operation; nothing for an operation that has none."""
-    match answer:
-        case Failure():
-            return f": fails, {answer.message}"
-        case Hit():
-            return f": hit {answer.hit}, blocks {answer.blocks}"
-        case Allocation():
-            return ": refused" if answer.blocks is None else f": new blocks {answer.blocks}"
-        case None:
-            return ""
-        case _:
-            return ": answered"
+def _why(refusal: Refusal | None) -> str:
+    """Why an allocation was refused, in words."""
+    assert refusal is not None, "whoever refuses says why"
+    if refusal.waits:
+        groups = ", ".join(map(str, refusal.waits))
+        return f"until the next step: the hit ends in what this step has yet to write, in group {groups}"
+    total, needs = sum(refusal.needs), " + ".join(map(str, refusal.needs))
+    by_group = f" ({needs} by group)" if len(refusal.needs) > 1 else ""
+    aside = refusal.free - refusal.usable
+    free = f"{refusal.free} free" + (f", {aside} to be left" if aside else "")
+    return f"{'the whole request' if refusal.whole else 'it'} needs {total} block{'s' * (total != 1)}{by_group}: {free}"

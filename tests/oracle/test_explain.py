@@ -43,6 +43,27 @@ def test_a_hit() -> None:
     assert (group.largest, group.next, group.lacks) == (2, None, ())
 
 
+def test_a_refusal_says_why() -> None:
+    """Block 0 aside there are few blocks: some are asked to be left, or the whole request is asked about."""
+    asked = {**ALLOCATE, "id": "r3", "must_fit": False, "want": {"blocks": None}}
+    more = [{"op": "request", "id": "r3", "tokens": list(range(40))}, {**asked, "new": 30}, {**asked, "reserved": 99}]
+    blocks = HEADER["num_blocks"] - 1
+    for line, change, why in (
+        (13, {}, f"it needs 15 blocks: {blocks} free"),
+        (14, {"reserved": 99}, f"it needs 2 blocks: {blocks} free, 99 to be left"),
+        (14, {"must_fit": True}, f"the whole request needs 20 blocks: {blocks} free"),
+        (14, {"new": 1, "reserved": blocks}, f"it needs 1 block: {blocks} free, {blocks} to be left"),
+    ):
+        answer = explain(log(*more[:2], {**asked, **change}), line).answer
+        assert answer == f": refused, {why}"
+
+
+def test_a_refusal_of_a_hit_that_is_not_written() -> None:
+    path = pathlib.Path(__file__).parents[2] / "docs" / "upstream-bugs" / "copied-before-written.jsonl"
+    answer = explain(read_log(path), 9).answer
+    assert answer == ": refused, until the next step: the hit ends in what this step has yet to write, in group 0"
+
+
 def test_what_was_lost_and_where() -> None:
     found = explain(log(), 10)
     (group,) = found.groups

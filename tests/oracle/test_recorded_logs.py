@@ -57,10 +57,9 @@ exclude_also =
     if (self|pool)\.records:
     if need == 0 and self.contract_of_one
     if position > len.request.keys
-    if unwritten and
 """
 """What no log of vLLM's can hold: refused operations, failures that stop an engine, requests that come with keys only,
-and the three contracts that vLLM breaks without failing."""
+and the two contracts that vLLM breaks without failing."""
 
 
 def test_logs_reach_the_branches_of_the_reference(tmp_path: pathlib.Path) -> None:

@@ -17,9 +17,6 @@ from hkv.state.loops import Scalar, divide, loop, peek, remainder, when
 from hkv.state.state import Request
 from hkv.state.workspace import Workspace
 
-WRITES = ("keys", "table")
-"""What noting what was registered writes."""
-
 
 def note_grant(work: Workspace, slot: Scalar, local: Scalar, joins: Scalar, enabled: Scalar) -> Workspace:
     """Notes of a request what the step finds written, the first time that the step grants it blocks.

@@ -115,9 +115,9 @@ MUTANTS = (
         "a hit ends inside a block that this very step fills, and copies what is not there",
         "shadow tags",
         "siblings",
-        FULL + "estimate",
-        "if unwritten and",
-        "if False and",
+        FULL + "waits",
+        "inside > self.written",
+        "0 > self.written",
     ),
     mutant(
         "written-part-is-not-believed",

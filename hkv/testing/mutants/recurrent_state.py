@@ -126,9 +126,9 @@ MUTANTS = (
         "a state is resumed from in the very step that computes it",
         "shadow tags",
         "traffic",
-        MAMBA + "estimate",
-        "if hit and self.key_of(hit[-1]) in self.new_keys:",
-        "if False:",
+        MAMBA + "waits",
+        "len(hit) > 0 and",
+        "False and",
     ),
     mutant(
         "new-states-are-never-forgotten",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError
@@ -12,6 +13,24 @@ from reference.dialects.vllm.kinds.chunked_local import ChunkedLocalKind
 from reference.dialects.vllm.kinds.kind import Demand, Kind
 from reference.dialects.vllm.request import Request
 from reference.state.pool import Pool
+
+
+class Refusal(NamedTuple):
+    """Why `admit` refused.
+
+    Attributes:
+      needs: of each group, the blocks that were asked for; more than there are where it waits.
+      free: blocks in the free queue.
+      usable: of those, how many the request could count on.
+      whole: the question was whether the whole request fits.
+      waits: groups that need what this very step writes.
+    """
+
+    needs: tuple[int, ...]
+    free: int
+    usable: int
+    whole: bool
+    waits: tuple[int, ...]
 
 
 class Coordinator:
@@ -24,6 +43,7 @@ class Coordinator:
       members: the groups that are looked up together; empty without caching.
       alone: whether there is one group only.
       exact: whether every group's estimate is always what it takes.
+      refusal: why `admit` last refused; for diagnosis.
     """
 
     def __init__(self, config: VllmConfig, kind_of: Callable[[LayerSpec], type[Kind]]) -> None:
@@ -34,6 +54,7 @@ class Coordinator:
         self.members = spec_groups(self.kinds, config.eagle_group_ids) if config.caching else []
         self.alone = len(self.kinds) == 1
         self.exact = all(kind.exact for kind in self.kinds)
+        self.refusal: Refusal | None = None
         if config.caching and not self.alone and not self.members:
             raise ConfigError("groups", len(self.kinds), "one kind at least that can be cached, or caching off")
         for member in self.members:
@@ -79,10 +100,15 @@ def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Dem
       free: blocks it may count on: those free, less what is reserved.
     """
     estimates = [kind.estimate(id, blocks, demand) for kind, blocks in zip(cache.kinds, hit, strict=True)]
+    needs, usable = estimates, free
     fits = sum(estimates) <= free
     if fits and not demand.whole and not cache.exact:
         pairs = zip(cache.kinds, hit, estimates, strict=True)
-        fits = sum(kind.taken(id, blocks, demand, cost) for kind, blocks, cost in pairs) <= len(cache.pool.free)
+        needs, usable = [kind.taken(id, blocks, demand, cost) for kind, blocks, cost in pairs], len(cache.pool.free)
+        fits = sum(needs) <= usable
+    if not fits:
+        waits = (kind.group for kind, blocks in zip(cache.kinds, hit, strict=True) if kind.waits(blocks, demand))
+        cache.refusal = Refusal(tuple(needs), len(cache.pool.free), usable, demand.whole, tuple(waits))
     if not fits and not demand.whole:
         for kind in cache.kinds:
             kind.refuse(id)

@@ -64,17 +64,19 @@ class FullAttentionKind(Kind):
                 return (part + 1) * alignment
         return whole * self.block_size
 
-    def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
-        """As for every kind; more than there is for a hit that ends inside a block before what is written of it.
+    def waits(self, hit: Sequence[int], demand: Demand) -> bool:
+        """Whether a hit ends inside a block, beyond what is written of it.
 
-        Its block will be copied before the step runs, so that it has to wait for the next one. vLLM 0.33 copies what
-        is not there (`hkv.bugs`: copied-before-written).
+        The block will be copied before the step runs. vLLM 0.33 copies what is not there (`hkv.bugs`:
+        copied-before-written).
         """
+        if not hit or "copied-before-written" in self.config.bugs:
+            return False
         inside = demand.local % self.block_size
-        unwritten = bool(hit) and inside > self.written.get(hit[-1], inside)
-        if unwritten and "copied-before-written" not in self.config.bugs:
-            return self.pool.num_blocks + 1
-        return super().estimate(id, hit, demand)
+        return inside > self.written.get(hit[-1], inside)
+
+    def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
+        return self.pool.num_blocks + 1 if self.waits(hit, demand) else super().estimate(id, hit, demand)
 
     def register(self, request: Request, tokens: int) -> None:
         """Full blocks, and then the prompt's tail: the last hash block of the prompt that a repeat could resume from.

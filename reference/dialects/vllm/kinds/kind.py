@@ -132,6 +132,10 @@ class Kind:
         row = self.rows.get(id)
         return row is not None and row.registered is not None
 
+    def waits(self, hit: Sequence[int], demand: Demand) -> bool:
+        """Whether a hit needs what this very step writes, before it is written: then it costs more than there is."""
+        return False
+
     def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
         """Blocks of the free queue that `demand` costs: new ones, and free blocks of the hit that leave the queue.
 

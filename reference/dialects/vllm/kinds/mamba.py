@@ -103,14 +103,18 @@ class MambaKind(Kind):
 
     # Admission.
 
+    def waits(self, hit: Sequence[int], demand: Demand) -> bool:
+        """Whether a hit ends in a state of this very step."""
+        return len(hit) > 0 and self.key_of(hit[-1]) in self.new_keys
+
     def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
         """As for every kind in `none` mode. In `align` mode a step takes few blocks, however long it is.
 
-        One running state, the scratch of a request that has none yet, a checkpoint, a copy. A hit on a state of this
-        very step costs more than there is. The engine's own number: it may be too small (see `taken`) or negative.
+        One running state, the scratch of a request that has none yet, a checkpoint, a copy. The engine's own
+        number: it may be too small (see `taken`) or negative.
         vLLM 0.33 `MambaManager.get_num_blocks_to_allocate`, which also plans the chunk's checkpoint.
         """
-        if hit and self.key_of(hit[-1]) in self.new_keys:
+        if self.waits(hit, demand):
             return self.pool.num_blocks + 1
         if not self.aligned:
             room = self.spec.block_size * self.scratch
