@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv import cache
 from hkv.dialects.vllm import allocate, finders, retention
 from hkv.oracle.check import describe
 from hkv.oracle.compare import Mismatch, compare
@@ -131,13 +130,6 @@ def many_seeds() -> None:
     for seed in range(120):
         choices = RandomChoices(seed)
         lockstep(draw_header(choices, FEATURES[seed % len(FEATURES)]), choices)
-
-
-@pytest.fixture
-def _fresh_programs():
-    cache.forget_programs()
-    yield
-    cache.forget_programs()
 
 
 @pytest.mark.usefixtures("_fresh_programs")

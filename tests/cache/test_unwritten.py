@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from hkv import cache
 from hkv.dialects.vllm import unwritten
 from hkv.operations import Batch, Code
 from hkv.oracle.compare import compare
@@ -29,7 +28,7 @@ SEEDS = range(60)
 
 
 def lockstep(seed: int) -> None:
-    header, play = siblings.begin(RandomChoices(seed), "partial")
+    header, play = siblings.SUITE.begin(RandomChoices(seed), "partial")
     compiled, reference = JaxEngine(header), NumpyEngine(header)
 
     def perform(operation: Operation) -> Answer:
@@ -65,13 +64,6 @@ DEFECTS = [
     (unwritten.note_grant, "(last != work.steps)", "(last > work.steps)"),
     (unwritten.note_blocks, "jnp.where(joined != 0, 0, ", "jnp.where(joined < 0, 0, "),
 ]  # fmt: skip
-
-
-@pytest.fixture
-def _fresh_programs():
-    cache.forget_programs()
-    yield
-    cache.forget_programs()
 
 
 @pytest.mark.usefixtures("_fresh_programs")

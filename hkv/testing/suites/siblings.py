@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
-
 from hkv.oracle import oplog
-from hkv.oracle.oplog import Header, Hit
-from hkv.testing.choices import RandomChoices
-from hkv.testing.headers import draw_header
+from hkv.oracle.oplog import Hit
 from hkv.testing.suites.history import HistorySuite
-from hkv.testing.suites.tails import Tails
+from hkv.testing.suites.tails import Tails, beginning
 from hkv.testing.suites.watched import WATCHED
-from hkv.testing.traffic import Perform
-
-STEPS = 5
-"""Scheduling steps of an example."""
-
-
-def begin(choices: RandomChoices, topic: str) -> tuple[Header, Callable[[Perform], None]]:
-    """A cache with hits inside blocks, room for all, and requests that begin with one text."""
-    header = draw_header(choices, topic, version=2)
-    header = msgspec.structs.replace(header, num_blocks=choices.integer(40, 90), watermark=0.0, bugs=[])
-
-    def play(perform: Perform) -> None:
-        siblings = Siblings(header, choices, perform)
-        for _ in range(STEPS):
-            siblings.step()
-
-    return header, play
 
 
 class Siblings(Tails):
@@ -73,6 +50,6 @@ SUITE = HistorySuite(
     "the reference manager when several requests of one text come in one step, some of which ignore the cache",
     ("partial",),
     WATCHED,
-    begin,
+    beginning(Siblings, steps=5, blocks=(40, 90)),
     pace=4,
 )

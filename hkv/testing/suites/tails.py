@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
@@ -15,21 +16,31 @@ from hkv.testing.suites.history import HistorySuite
 from hkv.testing.suites.watched import WATCHED
 from hkv.testing.traffic import Perform
 
-STEPS = 7
-"""Scheduling steps of an example."""
+Begin: TypeAlias = Callable[[RandomChoices, str], tuple[Header, Callable[[Perform], None]]]
+"""Makes the configuration of an example, and what is played over it, of choices and a topic."""
 
 
-def begin(choices: RandomChoices, topic: str) -> tuple[Header, Callable[[Perform], None]]:
-    """A cache whose states are kept inside blocks, and requests that all begin with one text."""
-    header = draw_header(choices, topic, version=2)
-    header = msgspec.structs.replace(header, num_blocks=choices.integer(30, 60), watermark=0.0, bugs=[])
+def beginning(scheduler: Callable[[Header, Choices, Perform], Tails], steps: int, blocks: tuple[int, int]) -> Begin:
+    """Examples of a cache whose states are kept inside blocks, and of requests that all begin with one text.
 
-    def play(perform: Perform) -> None:
-        tails = Tails(header, choices, perform)
-        for _ in range(STEPS):
-            tails.step()
+    Args:
+      scheduler: who plays.
+      steps: scheduling steps of an example.
+      blocks: fewest and most blocks of its pool.
+    """
 
-    return header, play
+    def begin(choices: RandomChoices, topic: str) -> tuple[Header, Callable[[Perform], None]]:
+        header = draw_header(choices, topic, version=2)
+        header = msgspec.structs.replace(header, num_blocks=choices.integer(*blocks), watermark=0.0, bugs=[])
+
+        def play(perform: Perform) -> None:
+            player = scheduler(header, choices, perform)
+            for _ in range(steps):
+                player.step()
+
+        return header, play
+
+    return begin
 
 
 @dataclasses.dataclass
@@ -146,6 +157,6 @@ SUITE = HistorySuite(
     "the reference manager when prompts that end inside a block are sent again at once",
     ("partial",),
     WATCHED,
-    begin,
+    beginning(Tails, steps=7, blocks=(30, 60)),
     pace=4,
 )
