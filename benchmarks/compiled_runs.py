@@ -28,7 +28,9 @@ def prepare(case: Any) -> dispatches.Incoming:
 
 def run(case: Any, prepared: dispatches.Incoming, ids: bool) -> dict[str, Any]:
     """One run from an empty cache: what was decided, and the seconds of the dispatches; the first compiles."""
-    return _schedule(case, prepared, ids) if case.mode == "schedule" else _prompts(case, prepared, ids)
+    if case.mode == "schedule":
+        return _schedule(case, prepared, ids)
+    return prompts(case.config, prepared, 2 * case.block_operations if ids else 0)
 
 
 def _schedule(case: Any, prepared: dispatches.Incoming, ids: bool) -> dict[str, Any]:
@@ -74,13 +76,12 @@ def prompt_operations(prepared: dispatches.Incoming, hash_block: int) -> Operati
     return Operations(table, prepared.keys)  # type: ignore[arg-type]
 
 
-def _prompts(case: Any, prepared: dispatches.Incoming, ids: bool) -> dict[str, Any]:
-    config = case.config
+def prompts(config: Any, prepared: dispatches.Incoming, room: int) -> dict[str, Any]:
+    """A run of prompts one at a time, as `run`; with room for so many block ids, 0 for none."""
     longest = int(prepared.requests[:-1, 1].max())
     buckets = cache.buckets_for(config, requests=8, keys=prepared.num_keys, tokens=longest)
     operations = jax.device_put(prompt_operations(prepared, config.hash_block_size))
     parameters, state = jax.device_put(cache.init(config, buckets))
-    room = 2 * case.block_operations if ids else 0
     jax.block_until_ready((operations, parameters, state))
     start = time.perf_counter()
     state, results = jax.block_until_ready(cache.run(parameters, state, operations, ids=room, only=PROMPT))
@@ -93,6 +94,6 @@ def _prompts(case: Any, prepared: dispatches.Incoming, ids: bool) -> dict[str, A
         "hits": table[1 :: len(PROMPT), Column.VALUE],
         "preemptions": 0,
         "evictions": int(counters[Counter.EVICTIONS]),
-        "ids": np.asarray(results.ids)[: int(results.counts[0])] if ids else None,
+        "ids": np.asarray(results.ids)[: int(results.counts[0])] if room else None,
         "queue": compiled.free_queue(jax.device_get(state)),
     }

@@ -12,7 +12,9 @@ import numpy as np
 
 from hkv.errors import MissingExtraError
 from hkv.oracle.replay import dispatches
+from hkv.oracle.replay.run import cache_config
 from hkv.oracle.replay.schedule import Schedule
+from hkv.spec import spec_from_text
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"
 POOLS = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -44,17 +46,16 @@ def measure(repeats: int, plot_path: str | None) -> dict[str, Any]:
 def _point(num_blocks: int, tokens: int, repeats: int) -> dict[str, Any]:
     """Prompts without anything in common: every block in turn is taken, registered and given back."""
     from benchmarks import compiled_runs
-    from benchmarks.replay import Case
 
     schedule = Schedule(max_model_len=max(tokens, 16))
     per_request = tokens // 16
     count = max(1, max(BLOCKS, 3 * num_blocks) // (3 * per_request))
     prepared = _incoming(count, tokens)
-    case = Case("prompts", GROUPS, num_blocks, schedule, [])
+    config = cache_config([spec_from_text(part) for part in GROUPS.split(",")], num_blocks, schedule)
     operations = 3 * per_request * count
     times, gathers = [], []
     for turn in range(repeats + 1):
-        seconds = compiled_runs.run(case, prepared, ids=False)["seconds"]
+        seconds = compiled_runs.prompts(config, prepared, 0)["seconds"]
         gathered = _gather(num_blocks, prepared.num_keys)
         if turn:
             times.append(seconds / operations * 1e9)

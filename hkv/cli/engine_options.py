@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hkv.oracle.engines.process import TIMEOUT
+from hkv.oracle.engines.engine_process import TIMEOUT
 from hkv.oracle.record import DIALECTS, KINDS, Only
 from hkv.testing.rtp_headers import RTP_FEATURES, RTP_KINDS
 from hkv.testing.traffic import FEATURES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hkv.oracle.engines.process import EngineProcess
+from hkv.oracle.engines.engine_process import EngineProcess
 from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpOp
 
 
