@@ -70,7 +70,7 @@ DEFECTS = [
     ("eviction order", FEATURES, Pool.release, "self.free.prepend(unknown)", "self.free.append(unknown)"),
     ("eviction order", FEATURES, Kind.free, "reversed(row.blocks)", "row.blocks"),
     ("release", FEATURES, Kind.free, "self.rows.pop(id, None)", "self.rows.get(id)"),
-    ("shadow tags", FEATURES, MambaKind.estimate, "if hit and self.key_of(hit[-1]) in self.new_keys:", "if False:"),
+    ("shadow tags", FEATURES, MambaKind.waits, "len(hit) > 0 and", "False and"),
     ("event index", FEATURES, Pool.drop_keys, "self.events.append(Removed(*key))", "pass"),
     ("hit admission", FEATURES, MambaKind.new_step, "self.new_keys.clear()", "pass"),
     (
