@@ -62,9 +62,10 @@ class Resend:
         """Tokens that the last prompt resumes at, at least.
 
         With every boundary kept: the last one before it leaves the first prompt. With sparse retention: the last
-        multiple of the interval before that, or the end of the prompt if it gets there. A draft's drop costs one unit,
-        tokens that a key looks ahead at must be there, and one token is always computed. Exceptions, where nothing is
-        promised: hits inside blocks with sparse retention; several draft windows (`hkv.testing.hit_causes`).
+        multiple of the interval before that, or the end of the prompt if it gets there. A draft's drop comes first
+        and costs one unit, tokens that a key looks ahead at must be there, and one token is always computed.
+        Exceptions, where nothing is promised: hits inside blocks with sparse retention; several draft windows
+        (`hkv.testing.hit_causes`).
         """
         header = self.header
         windows = sum(group["kind"] == "sliding_window" for group in header.groups)
@@ -77,9 +78,8 @@ class Resend:
         drop = unit * self._dropped_units(boundary)
         if interval is not None:
             replayed = (len(self.prompt) - 1) // unit * unit - drop
-            on_grid = boundary // interval * interval if interval else 0
-            boundary = max(on_grid, replayed if replayed <= boundary - drop and replayed >= 0 else 0)
-            return max(0, boundary - (drop if boundary == on_grid else 0))
+            on_grid = max(0, boundary - drop) // interval * interval if interval else 0
+            return max(on_grid, replayed if 0 <= replayed <= boundary - drop else 0)
         return max(0, boundary - drop)
 
     def _dropped_units(self, boundary: int) -> int:
