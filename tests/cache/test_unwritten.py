@@ -40,18 +40,17 @@ def lockstep(seed: int) -> None:
 
 
 def test_both_forms_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[str] = []
-    asked = FullAttentionKind.estimate
+    waited: list[bool] = []
+    asked = FullAttentionKind.waits
 
-    def estimate(self: FullAttentionKind, id: str, hit: Any, demand: Any) -> int:
-        blocks = asked(self, id, hit, demand)
-        waited.extend([id] * (blocks > self.pool.num_blocks))
-        return blocks
+    def waits(self: FullAttentionKind, hit: Any, demand: Any) -> bool:
+        waited.append(asked(self, hit, demand))
+        return waited[-1]
 
-    monkeypatch.setattr(FullAttentionKind, "estimate", estimate)
+    monkeypatch.setattr(FullAttentionKind, "waits", waits)
     for seed in SEEDS:
         lockstep(seed)
-    assert len(waited) > 3
+    assert sum(waited) > 3
 
 
 def many_seeds() -> None:

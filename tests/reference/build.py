@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,3 +53,19 @@ def cached(cache: Manager) -> dict[int, tuple[int, int]]:
     """Group and tokens covered of each block that has a key."""
     pool = cache.pool
     return {block: (key[0], pool.covered[block]) for block, key in enumerate(pool.primary) if key is not None}
+
+
+def picture(cache: Manager) -> bytes:
+    """Everything but the pending lookup, comparable."""
+    return pickle.dumps(
+        (
+            list(cache.pool.free),
+            cache.pool.refs,
+            cache.pool.primary,
+            cache.pool.events,
+            {
+                id: (cache.rows(id), vars(request).get("num_computed"), request.running)
+                for id, request in cache.requests.items()
+            },
+        )
+    )

@@ -1,7 +1,6 @@
 """The verbs: what they change, what they refuse, and what they say of what is not there."""
 
 import copy
-import pickle
 import random
 
 import pytest
@@ -10,25 +9,8 @@ from hkv.errors import ConfigError, EngineFailure, OperationError
 from hkv.keys.chained import PrefixIdentity
 from hkv.spec import FullAttention, Mamba
 from reference.dialects.vllm.dialect import VLLM
-from reference.dialects.vllm.manager import Manager
 from reference.state.events import Cleared, Removed, Stored
-from tests.reference.build import admit, cached, config, finish, manager
-
-
-def picture(cache: Manager) -> bytes:
-    """Everything but the pending lookup, comparable."""
-    return pickle.dumps(
-        (
-            list(cache.pool.free),
-            cache.pool.refs,
-            cache.pool.primary,
-            cache.pool.events,
-            {
-                id: (cache.rows(id), vars(request).get("num_computed"), request.running)
-                for id, request in cache.requests.items()
-            },
-        )
-    )
+from tests.reference.build import admit, cached, config, finish, manager, picture
 
 
 def test_two_requests_that_compute_the_same_keep_both_blocks():
@@ -143,63 +125,6 @@ def test_a_partly_filled_block_is_copied_before_the_request_writes_on():
     assert cache.rows("b") == [[row[0], target], [0, state_target]]
     assert cache.pool.refs[target] == 1
     assert cache.copies() == []
-
-
-def _siblings():
-    """A cache in which 12 tokens are cached, and 16 more tokens of the same text are being filled in this step."""
-    specs = [FullAttention(block_size=16), Mamba(block_size=32)]
-    cache = manager(specs, num_blocks=20, hash_block_size=4, scheduler_block_size=32, partial_hits=True)
-    cache.step()
-    cache.request("a", range(14))
-    cache.allocate("a", 12)
-    cache.advance("a", 12)
-    cache.step()
-    cache.copies()
-    return cache
-
-
-def test_a_hit_inside_a_block_of_this_step_waits():
-    cache = _siblings()
-    cache.request("b", range(24))
-    assert cache.allocate("b", 16) is not None
-    cache.advance("b", 16)
-    before = picture(cache)
-    cache.request("c", range(20))
-    assert cache.lookup("c").hit == 12
-    assert cache.lookup("c").blocks[0] == cache.rows("b")[0]
-    assert cache.allocate("c", 8, hit=12) is None
-    cache.drop("c")
-    assert picture(cache) == before
-    cache.step()
-    cache.request("c", range(20))
-    assert cache.lookup("c").hit == 12
-    assert cache.allocate("c", 8, hit=12) is not None
-
-
-def test_a_hit_on_what_was_written_before_this_step_does_not_wait():
-    cache = _siblings()
-    cache.request("b", range(24))
-    cache.allocate("b", 13)
-    cache.advance("b", 13)
-    cache.step()
-    cache.allocate("b", 3)
-    cache.advance("b", 3)
-    cache.request("c", range(20))
-    assert cache.lookup("c").hit == 12
-    assert cache.lookup("c").blocks[0] == cache.rows("b")[0]
-    assert cache.allocate("c", 8, hit=12) is not None
-
-
-def test_a_hit_inside_a_copy_of_this_step_waits():
-    cache = _siblings()
-    for id in ("b", "c"):
-        cache.request(id, range(20))
-        assert cache.lookup(id).hit == 12
-        assert (cache.allocate(id, 8, hit=12) is None) == (id == "c")
-        if id == "b":
-            cache.advance("b", 20)
-    assert cache.lookup("c").blocks[0] == cache.rows("b")[0][:1]
-    assert cache.copies()
 
 
 def test_the_owner_of_a_cached_state_leaves_a_copy_to_the_cache():

@@ -30,8 +30,7 @@ def note_grant(work: Workspace, slot: Scalar, local: Scalar, joins: Scalar, enab
     """
     if work.sizes.buckets.parts == 0:
         return work
-    fields = (Request.GRANT_STEP,)
-    work, (last,) = peek(enabled, lambda w: w.get(slot, *fields), work, reads=("requests",), default=(0,))
+    work, (last,) = peek(enabled, lambda w: w.get(slot, Request.GRANT_STEP), work, reads=("requests",), default=(0,))
 
     def note(w: Workspace) -> Workspace:
         w = w.set(slot, Request.GRANT_STEP, w.steps).set(slot, Request.WRITTEN, local)

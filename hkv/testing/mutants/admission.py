@@ -268,7 +268,7 @@ MUTANTS = (
         "shadow tags",
         "traffic",
         MAMBA + "register",
-        "for block in row.blocks[before:after]:",
+        "for block in row.blocks[span.start : span.stop]:",
         "for block in ():",
     ),
     mutant(

@@ -101,7 +101,7 @@ MUTANTS = (
         "admission|totality",
         "traffic",
         COORDINATOR + "admit",
-        "fits = sum(estimates) <= free",
-        "fits = sum(estimates) <= free + 2",
+        "sum(estimates) <= free",
+        "sum(estimates) <= free + 2",
     ),
 )

@@ -19,7 +19,7 @@ class Refusal(NamedTuple):
     """Why `admit` refused.
 
     Attributes:
-      needs: of each group, the blocks that were asked for; more than there are where it waits.
+      needs: of each group, the blocks that were asked for; 0 where it waits.
       free: blocks in the free queue.
       usable: of those, how many the request could count on.
       whole: the question was whether the whole request fits.
@@ -90,7 +90,7 @@ def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Dem
     """Whether `demand` fits into `free` blocks, and into the pool.
 
     The engine's estimate decides, and beside it, where that is too small, what would really be taken: without that the
-    allocation would fail halfway.
+    allocation would fail halfway. A hit that needs what this very step writes is never granted.
 
     Args:
       cache: the cache.
@@ -99,16 +99,18 @@ def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Dem
       demand: how far it wants to go.
       free: blocks it may count on: those free, less what is reserved.
     """
-    estimates = [kind.estimate(id, blocks, demand) for kind, blocks in zip(cache.kinds, hit, strict=True)]
+    groups = list(zip(cache.kinds, hit, strict=True))
+    waits = tuple(kind.group for kind, blocks in groups if kind.waits(blocks, demand))
+    estimates = [0 if kind.group in waits else kind.estimate(id, blocks, demand) for kind, blocks in groups]
     needs, usable = estimates, free
-    fits = sum(estimates) <= free
+    fits = not waits and sum(estimates) <= free
     if fits and not demand.whole and not cache.exact:
-        pairs = zip(cache.kinds, hit, estimates, strict=True)
-        needs, usable = [kind.taken(id, blocks, demand, cost) for kind, blocks, cost in pairs], len(cache.pool.free)
+        costs = zip(groups, estimates, strict=True)
+        needs = [kind.taken(id, blocks, demand, cost) for (kind, blocks), cost in costs]
+        usable = len(cache.pool.free)
         fits = sum(needs) <= usable
     if not fits:
-        waits = (kind.group for kind, blocks in zip(cache.kinds, hit, strict=True) if kind.waits(blocks, demand))
-        cache.refusal = Refusal(tuple(needs), len(cache.pool.free), usable, demand.whole, tuple(waits))
+        cache.refusal = Refusal(tuple(needs), len(cache.pool.free), usable, demand.whole, waits)
     if not fits and not demand.whole:
         for kind in cache.kinds:
             kind.refuse(id)

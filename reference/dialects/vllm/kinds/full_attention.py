@@ -75,28 +75,25 @@ class FullAttentionKind(Kind):
         inside = demand.local % self.block_size
         return inside > self.written.get(hit[-1], inside)
 
-    def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
-        return self.pool.num_blocks + 1 if self.waits(hit, demand) else super().estimate(id, hit, demand)
-
-    def register(self, request: Request, tokens: int) -> None:
+    def register(self, request: Request, tokens: int) -> range:
         """Full blocks, and then the prompt's tail: the last hash block of the prompt that a repeat could resume from.
 
         The request goes on writing behind that tail; what stands before it does not change.
         """
-        before = self.row(request.id).registered or 0
-        super().register(request, tokens)
-        self._note_written(request, range(before, self.row(request.id).registered or 0))
+        span = super().register(request, tokens)
+        self._note_written(request, span)
         if self.block_size == self.hash_block_size:
-            return
+            return span
         size = self.hash_block_size
         limit = request.num_prompt if self.eagle else request.num_prompt - 1
         tail = min(limit // size, len(request.keys)) * size
         blocks = self.row(request.id).blocks
         column = tail // self.block_size
         if tail == 0 or tail > tokens or tail % self.block_size == 0 or column >= len(blocks):
-            return
+            return span
         register_partial(self.pool, request, self.group, blocks[column], tail, size)
         self._note_written(request, (column,))
+        return span
 
     def _note_written(self, request: Request, columns: Iterable[int]) -> None:
         """Notes of columns that were registered, those of a hit left out, what they held when the step began."""

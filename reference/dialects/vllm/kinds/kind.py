@@ -133,7 +133,7 @@ class Kind:
         return row is not None and row.registered is not None
 
     def waits(self, hit: Sequence[int], demand: Demand) -> bool:
-        """Whether a hit needs what this very step writes, before it is written: then it costs more than there is."""
+        """Whether a hit needs what this very step writes, before it is written: then it waits for the next one."""
         return False
 
     def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
@@ -230,24 +230,28 @@ class Kind:
 
     # Registration.
 
-    def register(self, request: Request, tokens: int) -> None:
+    def register(self, request: Request, tokens: int) -> range:
         """Register the full blocks among the first `tokens` tokens that were not looked at yet (`cache_blocks`).
 
         A block that is null or masked out now is never looked at again.
+
+        Returns:
+          The columns that were looked at.
         """
         if not self.spec.prefix_cacheable:
-            return
+            return range(0)
         row = self.row(request.id)
         done = row.registered or 0
         full = min(tokens, len(request.keys) * self.hash_block_size) // self.block_size
         if done >= full:
-            return
+            return range(0)
         span = range(done, full)
         keys = block_keys(request.keys, self.hash_block_size, self.block_size)
         sparse = self.config.retention_interval is not None
         mask = self.mask(span, self.boundaries(request) if sparse else ())
         register_full(self.pool, request, self.group, row.blocks, span, keys, self.block_size, mask)
         row.registered = full
+        return span
 
     def boundaries(self, request: Request) -> tuple[int, ...]:
         """Lengths, in tokens, from which somebody is expected to resume: the prompt's end, and a known junction."""

@@ -114,8 +114,6 @@ class MambaKind(Kind):
         number: it may be too small (see `taken`) or negative.
         vLLM 0.33 `MambaManager.get_num_blocks_to_allocate`, which also plans the chunk's checkpoint.
         """
-        if self.waits(hit, demand):
-            return self.pool.num_blocks + 1
         if not self.aligned:
             room = self.spec.block_size * self.scratch
             return super().estimate(id, hit, demand._replace(slots=demand.slots + room))
@@ -252,19 +250,18 @@ class MambaKind(Kind):
 
     # Registration.
 
-    def register(self, request: Request, tokens: int) -> None:
+    def register(self, request: Request, tokens: int) -> range:
         """Full columns, then one off the grid: a planned checkpoint, or the prompt's last state (`cache_blocks`)."""
         row = self.row(request.id)
-        before = row.registered or 0
-        super().register(request, tokens)
-        after = row.registered or 0
+        span = super().register(request, tokens)
         if self.aligned:
             key = self._register_tail(row, request, tokens)
             if key is not None:
                 self.new_keys.add(key)
-        for block in row.blocks[before:after]:
+        for block in row.blocks[span.start : span.stop]:
             if (key := self.key_of(block)) is not None:
                 self.new_keys.add(key)
+        return span
 
     def _register_tail(self, row: MambaRow, request: Request, tokens: int) -> Key | None:
         if row.checkpoint is not None:
