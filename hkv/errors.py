@@ -55,6 +55,10 @@ class EngineProcessError(HKVError):
     """An engine in a process of its own cannot start, died, hung, or did not keep to the process protocol."""
 
 
+class EngineTimeoutError(EngineProcessError):
+    """An engine in a process of its own was silent for longer than it may be."""
+
+
 class MissingExtraError(HKVError):
     """An optional package is not installed.
 

@@ -10,7 +10,7 @@ import click
 
 from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import FEATURE_NAMES, dialect_option, ids_option, only_of, only_options, timeout_option
-from hkv.cli.failing_case import print_case
+from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.cli.shrink import shrink_with_bar
@@ -21,7 +21,7 @@ from hkv.oracle.check import describe
 from hkv.oracle.engine import EngineFactory
 from hkv.oracle.engines import ENGINES, FORMS, engine_factory
 from hkv.oracle.engines.process import PREFIX
-from hkv.oracle.record import VERSIONS, Disagreement, Only, differ, draw, features_of
+from hkv.oracle.record import VERSIONS, Disagreement, Only, Recording, differ, draw, features_of
 from hkv.oracle.rtp_llm.configuration import VERSION as RTP_VERSION
 from hkv.oracle.rtp_llm.log_file import write_any_log
 from hkv.oracle.shrink import Case, Shrinker
@@ -75,15 +75,18 @@ def command(context: click.Context, engines: str | None, timeout: float, json_pa
     for factory in factories:
         _check_installed(factory, only, chosen, options["versions"][0])
     run = _Run(factories, only, options, json_path != "-")
-    with progress_bar("comparing", len(chosen) * seeds) as advance:
-        for feature in chosen:
-            for seed in range(options["first_seed"], options["first_seed"] + seeds):
-                parted = run.seed(feature, seed)
-                advance()
-                if parted is not None:
-                    break
-    for feature, (seed, parted) in run.parted.items():
-        run.report(parted, feature, seed)
+    try:
+        with progress_bar("comparing", len(chosen) * seeds) as advance:
+            for feature in chosen:
+                for seed in range(options["first_seed"], options["first_seed"] + seeds):
+                    parted = run.seed(feature, seed)
+                    advance()
+                    if parted is not None:
+                        break
+    except BaseException:
+        run.report(shrink=False)  # what was found is said, whatever ends the search
+        raise
+    run.report(options["shrink"])
     _finish(context, (tested, right), run, chosen, seeds, json_path)
 
 
@@ -151,22 +154,38 @@ class _Run:
             self.parted[feature] = seed, parted
         return parted
 
-    def report(self, parted: Disagreement, feature: str, seed: int) -> None:
-        """Prints a difference, small, and saves it."""
-        recording, mismatch = parted.recording, parted.mismatch
-        case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), mismatch)
-        whole = len(case.operations)
-        if whole and self._options["shrink"]:
+    def report(self, shrink: bool) -> None:
+        """Prints the differences, small if so wanted, and saves them.
+
+        Raises:
+          KeyboardInterrupt: shrinking was interrupted; every difference was reported, as small as it was by then.
+        """
+        interrupt: KeyboardInterrupt | None = None
+        for feature, (seed, parted) in self.parted.items():
+            recording = parted.recording
+            case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
             shrinker = Shrinker(self._tested, self._right, self._options["ids"])
-            case = shrink_with_bar(shrinker, case)
-        broken = self._broken(case, recording)
+            if case.operations and shrink and interrupt is None:
+                try:
+                    case = shrink_with_bar(shrinker, case)
+                except KeyboardInterrupt as pressed:
+                    case, interrupt = shrinker.best or case, pressed
+            self._report(case, recording, shrinker.problem, feature, seed)
+        if interrupt is not None:
+            raise interrupt
+
+    def _report(self, case: Case, recording: Recording, problem: str | None, feature: str, seed: int) -> None:
+        """Prints one difference and saves it."""
+        whole, broken = len(recording.operations), self._broken(case, recording)
+        if self._talk:
+            click.echo(f"{feature} seed {seed} version {self.version(seed)}: {_where(case)}")
+            print_case(case, whole, broken, problem)
         path = None
         if self._options["save"] is not None:
             path = pathlib.Path(self._options["save"]) / f"{feature}-{seed}-v{self.version(seed)}.jsonl"
             write_any_log(path, case.header, case.operations, case.answers)
-        if self._talk:
-            click.echo(f"{feature} seed {seed} version {self.version(seed)}: {_where(case)}")
-            print_case(case, whole, broken, path)
+            if self._talk:
+                print_log(path)
         self.found[feature] = {
             "seed": seed,
             "version": self.version(seed),
@@ -179,6 +198,7 @@ class _Run:
             "operations_before_shrinking": whole,
             "invariant": broken.name if isinstance(broken, Broken) else None,
             "invariant_problem": broken.problem if isinstance(broken, Broken) else broken,
+            **({} if problem is None else {"shrinking_problem": problem}),
             **({} if path is None else {"log": str(path)}),
         }
 

@@ -16,14 +16,14 @@ MOST = 20
 """Operations of a case that are printed; of a longer one, the last."""
 
 
-def print_case(case: Case, whole: int, broken: Broken | str, path: pathlib.Path | str | None) -> None:
+def print_case(case: Case, whole: int, broken: Broken | str, problem: str | None = None) -> None:
     """Prints where the engines differ, which invariant is broken, and the operations that lead there.
 
     Args:
       case: the case, shrunk or not.
       whole: operations it had before.
       broken: what `first_broken` said.
-      path: where it was saved, or None.
+      problem: the error that ended shrinking too early, or None.
     """
     mismatch = case.mismatch
     click.echo(f"  {mismatch.field}\n    wanted {mismatch.want}\n    got    {mismatch.got}")
@@ -41,8 +41,13 @@ def print_case(case: Case, whole: int, broken: Broken | str, path: pathlib.Path 
             click.echo(f"    ... {first} more before these")
         for index in range(first, len(case.operations)):
             click.echo(f"    {index + 2:>4}: {_plain(describe(case.operations[index]))}")
-    if path is not None:
-        click.echo(f"  log     {path}")
+    if problem is not None:
+        click.echo(f"  shrinking ended early, this is the smallest case up to there: {_one_line(problem)}")
+
+
+def print_log(path: pathlib.Path | str) -> None:
+    """Prints where a case was saved."""
+    click.echo(f"  log     {path}")
 
 
 def _cache(header: Header | RtpHeader) -> str:
@@ -51,6 +56,10 @@ def _cache(header: Header | RtpHeader) -> str:
         return f"{' and '.join(map(str, header.num_blocks))} blocks, groups {groups}"
     groups = ", ".join(f"{group['kind']}:{group['block_size']}" for group in header.groups)
     return f"{header.num_blocks} blocks, groups {groups}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _plain(text: str) -> str:

@@ -7,7 +7,7 @@ import pathlib
 import click
 
 from hkv.cli.engine_options import ids_option, timeout_option
-from hkv.cli.failing_case import print_case
+from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import counting_bar
 from hkv.errors import ConfigError
@@ -55,10 +55,12 @@ def command(
     small = shrink_with_bar(shrinker, case)
     broken = first_broken(tested, small.header, small.operations)
     path = pathlib.Path(output) if output else pathlib.Path(log).with_name(f"{pathlib.Path(log).stem}-small.jsonl")
-    write_any_log(path, small.header, small.operations, small.answers)
     if json_path != "-":
         click.echo(f"{log}: {engine} differs from {against}")
-        print_case(small, len(read.operations), broken, path)
+        print_case(small, len(read.operations), broken, shrinker.problem)
+    write_any_log(path, small.header, small.operations, small.answers)
+    if json_path != "-":
+        print_log(path)
     result = {
         "log": log,
         "small": str(path),
@@ -69,5 +71,6 @@ def command(
         "want": small.mismatch.want,
         "got": small.mismatch.got,
         "invariant": broken.name if isinstance(broken, Broken) else None,
+        **({} if shrinker.problem is None else {"shrinking_problem": shrinker.problem}),
     }
     write_json(json_path, result)

@@ -7,16 +7,22 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from hkv.errors import HKVError
+from hkv.errors import EngineTimeoutError, HKVError
 from hkv.oracle import oplog
 from hkv.oracle.oplog import Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Hit, Operation
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What stands for an answer when an engine raised an error instead."""
+    """What stands for an answer when an engine raised an error instead.
+
+    Attributes:
+      message: the error, in words.
+      timed_out: whether the engine was silent for as long as it may be.
+    """
 
     message: str
+    timed_out: bool = False
 
 
 @runtime_checkable
@@ -143,7 +149,7 @@ def attempt(engine: Engine, operation: Operation) -> Answer | Failure:
 def failure_of(error: Exception) -> Failure:
     """What stands for the answer of an engine that raised: an error of HKV's in its words, any other with its place."""
     if isinstance(error, HKVError):
-        return Failure(str(error))
+        return Failure(str(error), isinstance(error, EngineTimeoutError))
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return Failure(f"{type(error).__name__}: {error}{place}")

@@ -23,11 +23,15 @@ class Pair:
       right: the engine whose answers count.
       header: the configuration.
       ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
+
+    Attributes:
+      timed_out: whether the engine in doubt was silent, at any operation, for as long as it may be.
     """
 
     def __init__(self, tested: Engine, right: Engine, header: Header, ids: str = "exact") -> None:
         self.tested = tested
         self.right = right
+        self.timed_out = False
         self._version = header.oplog
         self._renaming = _renaming(ids)(to_config(header).block_sizes)
 
@@ -36,6 +40,7 @@ class Pair:
         if self._renaming.wants_state and isinstance(operation, oplog.EvictOp):
             self._renaming.answer(*self._states())
         got = attempt(self.tested, self._renaming.operation(operation))
+        self.timed_out |= isinstance(got, Failure) and got.timed_out
         want = attempt(self.right, operation)
         mismatch = compare(want, self._renaming.answer(want, got), self._version)
         if self._renaming.wants_state and isinstance(operation, oplog.AllocateOp) and operation.external:

@@ -1,12 +1,10 @@
-"""What every way of making a failing case smaller works with: the case, and the steps that know no rules."""
+"""Failing cases, and the ways of making one smaller that know no dialect's rules."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
-
-import msgspec
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from hkv.oracle.compare import Mismatch
 from hkv.oracle.oplog import Operation
@@ -45,13 +43,44 @@ class Case:
 
 @dataclasses.dataclass
 class Best:
-    """The smallest case so far; generators of candidates read it anew each time, and go on from where they are."""
+    """The smallest case so far. It may be replaced whenever a generator of candidates yields one."""
 
     case: Case
 
 
 Candidates = Iterator[tuple[Any, list[Any]]]
 """Headers and operations to try."""
+
+
+class Repair(Protocol):
+    """Makes operations legal again, one after the other, after something was taken away."""
+
+    def fitted(self, operation: Any) -> Any | None:
+        """The operation with its numbers cut to what is legal now, and followed; None when it cannot follow at all."""
+        ...
+
+    def answered(self, operation: Any, answer: Any) -> None:
+        """Takes note of the answer to the operation that was fitted last."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ShrinkRules:
+    """What shrinking has to know of a dialect's logs.
+
+    Attributes:
+      repair: a fresh `Repair` of a header.
+      headers: smaller configurations than a header's, legal ones only.
+      operations: operations that are simpler than one, each by itself.
+      pairs: a header and an operation that are simpler together.
+      rewrites: candidates that change several operations at once.
+    """
+
+    repair: Callable[[Any], Repair]
+    headers: Callable[[Any], Iterator[Any]]
+    operations: Callable[[Any], Iterator[Any]]
+    pairs: Callable[[Any, Any], Iterator[tuple[Any, Any]]]
+    rewrites: tuple[Callable[[Best], Candidates], ...]
 
 
 def without_requests(best: Best) -> Candidates:
@@ -73,20 +102,43 @@ def without_runs(best: Best) -> Candidates:
         size //= 2
 
 
-def each(best: Best) -> Iterator[tuple[int, Any]]:
-    """Index and operation, one after the other, of a case that may shrink meanwhile."""
-    index = 0
-    while index < len(best.case.operations):
-        yield index, best.case.operations[index]
-        index += 1
+def smaller_header(best: Best, smaller: Callable[[Any], Iterator[Any]]) -> Candidates:
+    """A smaller configuration; once one is taken, what is smaller than that.
+
+    Args:
+      best: the case.
+      smaller: configurations smaller than a header's.
+    """
+    taken = True
+    while taken:
+        asked, taken = best.case.header, False
+        for header in smaller(asked):
+            yield header, list(best.case.operations)
+            taken = best.case.header != asked
+            if taken:
+                break
 
 
-def replaced(best: Best, index: int, **fields: Any) -> tuple[Any, list[Any]]:
-    """The case with fields of one operation changed, if it has them."""
-    operations = list(best.case.operations)
-    if index < len(operations) and all(name in operations[index].__struct_fields__ for name in fields):
-        operations[index] = msgspec.structs.replace(operations[index], **fields)
-    return best.case.header, operations
+def one_simpler(best: Best, simpler: Callable[[Any, Any], Iterator[tuple[Any, Any]]]) -> Candidates:
+    """One operation simpler, and maybe the header with it, place after place.
+
+    A candidate that is taken changes the operation, or leaves it out, and what `simpler` said of it is void: the
+    operation that stands at the place afterwards is asked about anew.
+
+    Args:
+      best: the case.
+      simpler: of a header and an operation, what may stand in their place.
+    """
+    place = 0
+    while place < len(best.case.operations):
+        asked = best.case.header, best.case.operations[place]
+        for header, operation in simpler(*asked):
+            operations = best.case.operations
+            yield header, [*operations[:place], operation, *operations[place + 1 :]]
+            if place >= len(best.case.operations) or (best.case.header, best.case.operations[place]) != asked:
+                break
+        else:
+            place += 1
 
 
 def weight(operation: Operation | RtpOp) -> int:

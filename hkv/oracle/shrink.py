@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import time
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from hkv.errors import HKVError
-from hkv.oracle import oplog
 from hkv.oracle.compare import Mismatch
-from hkv.oracle.configuration import to_config
-from hkv.oracle.engine import EngineFactory, Failure
-from hkv.oracle.lifecycle import Lifecycle
-from hkv.oracle.oplog import Answer, Header, Operation
+from hkv.oracle.engine import EngineFactory, Failure, failure_of
+from hkv.oracle.oplog import Header
 from hkv.oracle.pair import Pair, make_pair
-from hkv.oracle.reduction import Best, Candidates, Case, each, replaced, without_requests, without_runs
-from hkv.oracle.repair import repaired
-from hkv.oracle.rtp_llm.shrink_steps import RTP_STEPS, first_rtp_disagreement
+from hkv.oracle.reduction import (
+    Best,
+    Candidates,
+    Case,
+    ShrinkRules,
+    one_simpler,
+    smaller_header,
+    without_requests,
+    without_runs,
+)
+from hkv.oracle.rtp_llm.pair import RtpPair
+from hkv.oracle.rtp_llm.shrink_rules import RTP_SHRINK_RULES
 from hkv.oracle.rtp_llm.structs import RtpHeader
+from hkv.oracle.shrink_rules import SHRINK_RULES
 
-__all__ = ["ATTEMPTS", "SECONDS", "STEPS", "Case", "Shrinker"]
+__all__ = ["CANDIDATES", "TIMEOUTS", "Case", "Shrinker"]
 
-ATTEMPTS = 3000
-"""Most candidates that are tried."""
+CANDIDATES = 3000
+"""Most candidates that are tried, unless told otherwise."""
 
-SECONDS = 60.0
-"""Seconds after which no further candidate is tried, unless told otherwise: an engine may hang at each."""
+TIMEOUTS = 20
+"""Candidates after which an engine that is silent until its timeout, at each of them, is not asked again."""
 
 
 class Shrinker:
@@ -37,16 +44,21 @@ class Shrinker:
     cut, so that what is left is legal traffic whichever part was taken away. It counts if the engines still disagree,
     wherever, and a wrong answer does not turn into a failure; what comes after the first disagreement is dropped.
 
+    What bounds the search is the number of candidates, never the time, so that a case is as small on a busy machine.
+
     Args:
       tested: the engine in doubt.
       right: the engine that counts.
       ids: `exact` or `isomorphic`, how block ids are compared.
       progress: called after each attempt with the number of operations left.
-      seconds: after so many no further candidate is tried.
+      candidates: most candidates that are tried.
 
     Attributes:
       progress: as given; may be set anew.
-      attempts: candidates tried so far.
+      attempts: candidates tried so far, none of them twice.
+      timeouts: of these, the ones in which an engine was silent until its timeout.
+      best: the smallest case so far of the last `shrink`; None before the first.
+      problem: why the last `shrink` gave up before its time: the error that it met; None if it met none.
     """
 
     def __init__(
@@ -55,11 +67,13 @@ class Shrinker:
         right: EngineFactory,
         ids: str = "exact",
         progress: Callable[[int], None] = lambda left: None,
-        seconds: float = SECONDS,
+        candidates: int = CANDIDATES,
     ) -> None:
-        self._tested, self._right, self._ids, self._seconds = tested, right, ids, seconds
+        self._tested, self._right, self._ids, self._candidates = tested, right, ids, candidates
         self.progress = progress
-        self.attempts = 0
+        self.attempts = self.timeouts = 0
+        self.best: Case | None = None
+        self.problem: str | None = None
 
     def failing(self, header: Header | RtpHeader, operations: Sequence[Any]) -> Case | None:
         """The case up to the first disagreement, after repairs; None if the engines agree, or the right one fails."""
@@ -69,42 +83,76 @@ class Shrinker:
             return None
         if isinstance(pair, Mismatch):
             return None
-        first: Callable[..., Any] = first_rtp_disagreement if isinstance(header, RtpHeader) else _first_disagreement
-        found = first(pair, header, operations)
-        return None if found is None else Case(header, *found)
+        found = _up_to_disagreement(pair, header, operations)
+        self.timeouts += pair.timed_out
+        return found
 
     def shrink(self, case: Case) -> Case:
-        """The smallest case found: no single step makes it smaller, unless attempts or seconds ran out."""
-        best, deadline = Best(case), time.monotonic() + self._seconds
-        steps: Sequence[Callable[[Any], Any]] = RTP_STEPS if isinstance(case.header, RtpHeader) else STEPS
-        while True:
-            before = best.case.size
-            for simpler in steps:
-                for header, operations in simpler(best):
-                    if self.attempts >= ATTEMPTS or time.monotonic() > deadline:
-                        return best.case
-                    self.attempts += 1
-                    found = self.failing(header, operations)
-                    if found is not None and found.size < best.case.size and found.fails == case.fails:
-                        best.case = found
-                    self.progress(len(best.case.operations))
-            if best.case.size >= before:
-                return best.case
+        """The smallest case found: no single step makes it smaller, unless candidates ran out.
 
-
-def _first_disagreement(
-    pair: Pair, header: Header, operations: Sequence[Operation]
-) -> tuple[tuple[Operation, ...], tuple[Answer, ...], Mismatch] | None:
-    lifecycle = Lifecycle(header)
-    performed: list[Operation] = []
-    answers: list[Answer] = []
-    for wanted in operations:
-        operation = repaired(wanted, lifecycle, performed, answers)
-        if operation is None:
-            continue
+        A case is returned whatever happens: where an error ends the search, `problem` says which, and the smallest case
+        up to there is returned; where the user interrupts it, `best` holds that case.
+        """
+        best, self.problem = Best(case), None
+        self.best = case
         try:
-            lifecycle.follow(operation)
-        except HKVError:
+            self._search(best)
+        except Exception as error:
+            self.problem = failure_of(error).message
+        return best.case
+
+    def _search(self, best: Best) -> None:
+        fails, tried = best.case.fails, set[bytes]()
+        before = None
+        while before != best.case.size:
+            before = best.case.size
+            for header, operations in _candidates(best):
+                if self.attempts >= self._candidates or self.timeouts >= TIMEOUTS:
+                    return
+                name = hashlib.sha256(msgspec.json.encode((header, operations))).digest()
+                if name in tried:
+                    continue
+                tried.add(name)
+                self.attempts += 1
+                found = self.failing(header, operations)
+                if found is not None and found.size < best.case.size and found.fails == fails:
+                    best.case = self.best = found
+                self.progress(len(best.case.operations))
+
+
+def _candidates(best: Best) -> Candidates:
+    """Everything that may make a case smaller, in the order in which it is tried."""
+    rules = _rules(best.case.header)
+
+    def simpler(header: Any, operation: Any) -> Iterator[tuple[Any, Any]]:
+        for changed in rules.operations(operation):
+            yield header, changed
+
+    yield from without_runs(best)
+    yield from smaller_header(best, rules.headers)
+    yield from without_requests(best)
+    yield from without_runs(best)
+    yield from one_simpler(best, simpler)
+    yield from one_simpler(best, rules.pairs)
+    for rewrite in rules.rewrites:
+        yield from rewrite(best)
+
+
+def _rules(header: Header | RtpHeader) -> ShrinkRules:
+    return RTP_SHRINK_RULES if isinstance(header, RtpHeader) else SHRINK_RULES
+
+
+def _up_to_disagreement(pair: Pair | RtpPair, header: Header | RtpHeader, operations: Sequence[Any]) -> Case | None:
+    """The case up to the first disagreement; None if the engines agree, or if the right one fails.
+
+    Operations that cannot follow are repaired or left out.
+    """
+    repair = _rules(header).repair(header)
+    performed: list[Any] = []
+    answers: list[Any] = []
+    for wanted in operations:
+        operation = repair.fitted(wanted)
+        if operation is None:
             continue
         want, mismatch = pair.perform(operation)
         if isinstance(want, Failure):
@@ -112,126 +160,6 @@ def _first_disagreement(
         performed.append(operation)
         answers.append(want)
         if mismatch is not None:
-            return tuple(performed), tuple(answers), mismatch
-        lifecycle.answered(operation, want)
+            return Case(header, tuple(performed), tuple(answers), mismatch)
+        repair.answered(operation, want)
     return None
-
-
-def _with_shorter_tokens(best: Best) -> Candidates:
-    """One token list shorter, or all of one token."""
-    for index, operation in each(best):
-        tokens = _tokens(operation)
-        least = 1 if isinstance(operation, oplog.RequestOp) else 0
-        for length in sorted({least, len(tokens) // 2, len(tokens) - 4, len(tokens) - 1}):
-            if least <= length < len(tokens):
-                yield replaced(best, index, tokens=tokens[:length])
-        if len(set(tokens)) > 1:
-            yield replaced(best, index, tokens=[min(tokens)] * len(tokens))
-
-
-def _with_renumbered_tokens(best: Best) -> Candidates:
-    """Tokens called 1, 2, 3 and so on."""
-    operations = best.case.operations
-    known = sorted({token for operation in operations for token in _tokens(operation)})
-    names = {token: name for name, token in enumerate(known, 1)}
-    yield (
-        best.case.header,
-        [
-            msgspec.structs.replace(operation, tokens=[names[token] for token in _tokens(operation)])
-            if _tokens(operation)
-            else operation
-            for operation in operations
-        ],
-    )
-
-
-_PLAIN: dict[str, Any] = {
-    "lookahead": 0,
-    "external": 0,
-    "delay": False,
-    "must_fit": False,
-    "reserved": 0,
-    "in_flight": 0,
-    "shared_prefix": None,
-    "extra": None,
-}
-
-
-def _with_simpler_fields(best: Best) -> Candidates:
-    """One field at its plainest value, or one number smaller."""
-    for index, operation in each(best):
-        for name, plain in _PLAIN.items():
-            if getattr(operation, name, plain) != plain:
-                yield replaced(best, index, **{name: plain})
-        for name in ("new", "lookahead", "reserved", "tokens"):
-            value = getattr(operation, name, None)
-            if type(value) is int and value > 0:
-                for smaller in sorted({0, value // 2, value - 1}):
-                    yield replaced(best, index, **{name: smaller})
-        if isinstance(operation, oplog.EvictOp):
-            for block in operation.blocks:
-                yield replaced(best, index, blocks=[other for other in operation.blocks if other != block])
-
-
-def _with_less(best: Best) -> Candidates:
-    """A smaller configuration: a group or feature less, fewer blocks."""
-    for header in _headers(best.case.header):
-        try:
-            to_config(header)
-        except HKVError:
-            continue
-        yield header, list(best.case.operations)
-
-
-def _with_smaller_pool(best: Best) -> Candidates:
-    """Fewer blocks, and an allocation that asks for as many fewer."""
-    for index, operation in each(best):
-        if not isinstance(operation, oplog.AllocateOp):
-            continue
-        size = max(group["block_size"] for group in best.case.header.groups)
-        for blocks in (best.case.header.num_blocks // 2, 4, 1):
-            left, new = best.case.header.num_blocks - blocks, operation.new - blocks * size
-            if blocks and left >= 2 and new > 0:
-                header = msgspec.structs.replace(best.case.header, num_blocks=left)
-                yield header, replaced(best, index, new=new)[1]
-
-
-STEPS = (
-    without_runs,
-    _with_less,
-    without_requests,
-    without_runs,
-    _with_shorter_tokens,
-    _with_simpler_fields,
-    _with_smaller_pool,
-    _with_renumbered_tokens,
-)
-"""What makes a case smaller, in the order in which it is tried; again from the start until nothing helps."""
-
-
-def _headers(header: Header) -> Iterator[Header]:
-    for index in range(len(header.groups) if len(header.groups) > 1 else 0):
-        groups = header.groups[:index] + header.groups[index + 1 :]
-        eagle = [group - (group > index) for group in header.eagle_groups if group != index]
-        plain = header.partial_hits and len(groups) > 1
-        yield msgspec.structs.replace(header, groups=groups, eagle_groups=eagle, partial_hits=plain)
-        yield msgspec.structs.replace(
-            header,
-            groups=groups,
-            eagle_groups=eagle,
-            partial_hits=False,
-            hash_block_size=groups[0]["block_size"],
-            scheduler_block_size=groups[0]["block_size"],
-        )
-    for size in sorted({2, header.num_blocks // 2, header.num_blocks - 4, header.num_blocks - 1}):
-        if 2 <= size < header.num_blocks:
-            yield msgspec.structs.replace(header, num_blocks=size)
-    plainer = {"watermark": 0.0, "shared_prefix_checkpoint": False, "retention_interval": None, "bugs": []}
-    for name, value in {**plainer, "prefill_lookahead": 0, "max_in_flight_tokens": None}.items():
-        if getattr(header, name) != value:
-            yield msgspec.structs.replace(header, **{name: value})
-
-
-def _tokens(operation: Operation) -> list[int]:
-    tokens = getattr(operation, "tokens", None)
-    return tokens if isinstance(tokens, list) else []

@@ -7,18 +7,23 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from hkv.cli.check import command as check
 from hkv.cli.diff import command as diff
 from hkv.cli.shrink import command as shrink
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, HKVError
 from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.log_file import read_log, write_log
-from hkv.oracle.record import Only, record
+from hkv.oracle.record import Only, differ, record
+from hkv.oracle.shrink import Case, Shrinker
 
+Patch = pytest.MonkeyPatch
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 WRONG = f"{ROOT / 'examples' / 'wrong_engine.py'}:WrongEngine"
 RENAMED = f"{ROOT / 'tests' / 'oracle' / 'test_renaming.py'}:Renamed"
@@ -65,6 +70,62 @@ def test_diff_names_invariant_and_operation(tmp_path: pathlib.Path) -> None:
     assert (found["invariant"], found["operation"], found["operations"]) == ("index", "lookup id=r4", 7)
     assert found["operations_before_shrinking"] == 70
     assert len(read_log(found["log"]).operations) == 7
+
+
+def at_the_sixtieth(error: BaseException) -> Callable[..., Case | None]:
+    """`Shrinker.failing`, with an error at the sixtieth candidate."""
+    whole, candidates = Shrinker.failing, list[object]()
+
+    def failing(self: Shrinker, header: Any, operations: Any) -> Case | None:
+        candidates.append(operations)
+        if len(candidates) == 60:
+            raise error
+        return whole(self, header, operations)
+
+    return failing
+
+
+def test_a_difference_is_reported_though_shrinking_fails(tmp_path: pathlib.Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Shrinker, "failing", at_the_sixtieth(TypeError("object of type 'int' has no len()")))
+    arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--save", str(tmp_path)]
+    done = CliRunner().invoke(diff, [*arguments, "--json", str(tmp_path / "found.json")])
+    assert done.exit_code == 1, done.output
+    (line,) = (line for line in done.output.splitlines() if "shrinking ended early" in line)
+    assert "TypeError: object of type 'int' has no len() at " in line
+    found = json.loads((tmp_path / "found.json").read_text())["differences"]["core"]
+    assert len(read_log(found["log"]).operations) == found["operations"] < 70
+    assert found["shrinking_problem"].startswith("TypeError")
+
+
+def test_a_difference_is_reported_though_shrinking_is_interrupted(tmp_path: pathlib.Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Shrinker, "failing", at_the_sixtieth(KeyboardInterrupt()))
+    arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--save", str(tmp_path)]
+    done = CliRunner().invoke(diff, arguments, standalone_mode=False)
+    assert isinstance(done.exception, click.Abort)
+    assert "core seed 2 version 1: line " in done.output
+    assert len(read_log(tmp_path / "core-2-v1.jsonl").operations) < 70
+
+
+def test_a_difference_is_reported_though_the_search_for_others_is_interrupted(monkeypatch: Patch) -> None:
+    def differ_once(*arguments: Any) -> Any:
+        if arguments[2] != "core":
+            raise KeyboardInterrupt
+        return differ(*arguments)
+
+    monkeypatch.setattr("hkv.cli.diff.differ", differ_once)
+    arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--feature", "eagle"]
+    done = CliRunner().invoke(diff, arguments, standalone_mode=False)
+    assert isinstance(done.exception, click.Abort)
+    assert "core seed 2 version 1: line " in done.output
+    assert "  70 operations, on" in done.output
+
+
+def test_a_difference_is_printed_though_its_log_cannot_be_saved(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--save", str(tmp_path / "file" / "folder")]
+    done = CliRunner().invoke(diff, arguments)
+    assert isinstance(done.exception, HKVError)
+    assert "core seed 2 version 1: line 8: lookup id=r4" in done.output
 
 
 def test_diff_without_shrinking(tmp_path: pathlib.Path) -> None:

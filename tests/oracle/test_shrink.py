@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
+import time
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.errors import HKVError
+from hkv.dialects.rtp_llm.config import NAMES
+from hkv.errors import EngineTimeoutError, HKVError
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import Failure, attempt
 from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
 from hkv.oracle.lifecycle import Lifecycle
 from hkv.oracle.log_file import read_log, write_log
 from hkv.oracle.oplog import AllocateOp, Allocation, CacheState, Header, Hit, LookupOp, ResetOp
-from hkv.oracle.record import differ, record
+from hkv.oracle.record import Only, differ, record
 from hkv.oracle.repair import repaired
-from hkv.oracle.shrink import Case, Shrinker
+from hkv.oracle.rtp_llm import structs
+from hkv.oracle.shrink import TIMEOUTS, Case, Shrinker
 from hkv.testing.traffic import FEATURES
 
 
@@ -75,6 +80,108 @@ def test_small_cases_of_known_defects(engine: type, feature: str, most: int, tmp
     assert small
     assert min(small) <= most
     assert max(small) <= 12
+
+
+def failing(engine: type, feature: str, seed: int, steps: int = 12) -> Case:
+    """A case of a seed on which an engine is known to be wrong."""
+    recording, parted = differ(engine, NumpyEngine, feature, seed, 2, steps)
+    assert parted is not None
+    return Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
+
+
+def test_a_case_may_become_smaller_while_one_of_its_operations_is_being_simplified() -> None:
+    """Operations left out make others move: here an advance to the place of a request, whose tokens are a list."""
+    shrinker = Shrinker(Miser, NumpyEngine)
+    small = shrinker.shrink(failing(Miser, "external", 9))
+    assert shrinker.problem is None
+    assert len(small.operations) <= 6
+
+
+def test_an_error_ends_the_search_and_the_smallest_case_so_far_is_returned() -> None:
+    case, left = failing(Optimist, "core", 0), list[int]()
+
+    def progress(operations: int) -> None:
+        left.append(operations)
+        if len(left) == 10:
+            raise ZeroDivisionError("nothing to divide by")
+
+    shrinker = Shrinker(Optimist, NumpyEngine, progress=progress)
+    small = shrinker.shrink(case)
+    assert len(small.operations) == left[-1] < len(case.operations)
+    assert small == shrinker.best
+    assert shrinker.problem is not None
+    assert shrinker.problem.startswith("ZeroDivisionError: nothing to divide by at ")
+
+
+def test_an_interruption_leaves_the_smallest_case_so_far() -> None:
+    case, left = failing(Optimist, "core", 0), list[int]()
+
+    def progress(operations: int) -> None:
+        left.append(operations)
+        if len(left) == 10:
+            raise KeyboardInterrupt
+
+    shrinker = Shrinker(Optimist, NumpyEngine, progress=progress)
+    with pytest.raises(KeyboardInterrupt):
+        shrinker.shrink(case)
+    assert shrinker.best is not None
+    assert len(shrinker.best.operations) == left[-1] < len(case.operations)
+
+
+def test_candidates_bound_the_search_and_time_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = failing(Optimist, "core", 0)
+    whole = Shrinker(Optimist, NumpyEngine).shrink(case)
+    monkeypatch.setattr(time, "monotonic", itertools.count(0, 1e6).__next__)
+    monkeypatch.setattr(time, "perf_counter", itertools.count(0, 1e6).__next__)
+    assert Shrinker(Optimist, NumpyEngine).shrink(case) == whole
+    few = Shrinker(Optimist, NumpyEngine, candidates=7)
+    few.shrink(case)
+    assert few.attempts == 7
+
+
+class Deaf(NumpyEngine):
+    """Does not answer a lookup that hits."""
+
+    def lookup(self, id: str) -> Hit:
+        found = super().lookup(id)
+        if found.hit:
+            raise EngineTimeoutError("engine", "silent for 10 seconds", "an answer")
+        return found
+
+
+def test_an_engine_that_hangs_is_not_waited_for_at_every_candidate() -> None:
+    case = failing(Deaf, "core", 0)
+    shrinker = Shrinker(Deaf, NumpyEngine)
+    small = shrinker.shrink(case)
+    assert shrinker.timeouts == TIMEOUTS
+    assert small.fails
+    assert len(small.operations) < len(case.operations)
+
+
+class Hoarder(RtpNumpyEngine):
+    """Under RTP-LLM's rules; says of every allocation after the first append that it failed."""
+
+    appended = False
+
+    def perform(self, operation: structs.RtpOp) -> structs.RtpAnswer:
+        self.appended |= isinstance(operation, structs.AppendOp)
+        answer = super().perform(operation)
+        if self.appended and isinstance(answer, structs.Malloc):
+            return msgspec.structs.replace(answer, verdict="internal_error")
+        return answer
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+def test_both_dialects_are_shrunk_by_the_same_search(dialect: str) -> None:
+    only = Only(dialect=dialect)
+    for seed in range(4):
+        recording, parted = differ(Hoarder, RtpNumpyEngine, "core", seed, 2, 12, only=only)
+        if parted is None:
+            continue
+        case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
+        shrinker = Shrinker(Hoarder, RtpNumpyEngine)
+        assert len(shrinker.shrink(case).operations) <= 5
+        assert shrinker.problem is None
 
 
 def test_engines_that_agree_have_no_case() -> None:

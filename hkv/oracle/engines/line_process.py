@@ -11,7 +11,7 @@ import subprocess
 import time
 import weakref
 
-from hkv.errors import EngineProcessError
+from hkv.errors import EngineProcessError, EngineTimeoutError
 
 PATIENCE = 1.0
 """Seconds that a process has to end by itself once its input was closed."""
@@ -108,7 +108,7 @@ class LineProcess:
         return data
 
     def _too_slow(self, wanted: str) -> None:
-        raise EngineProcessError("engine", f"silent for {self._timeout:g} seconds", wanted)
+        raise EngineTimeoutError("engine", f"silent for {self._timeout:g} seconds", wanted)
 
     def _died(self, what: str) -> None:
         try:

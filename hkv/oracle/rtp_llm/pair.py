@@ -17,6 +17,9 @@ class RtpPair:
       right: the engine whose answers count.
       ids: `exact`; no other way of comparing, for the rules hand out the smallest id.
 
+    Attributes:
+      timed_out: whether the engine in doubt was silent, at any operation, for as long as it may be.
+
     Raises:
       ConfigError: another way.
     """
@@ -25,8 +28,10 @@ class RtpPair:
         if ids != "exact":
             raise ConfigError("ids", ids, "exact: RTP-LLM's rules say which block is handed out, the smallest free id")
         self.tested, self.right = tested, right
+        self.timed_out = False
 
     def perform(self, operation: RtpOp) -> tuple[RtpAnswer | Failure, Mismatch | None]:
         """The right engine's answer, and where the tested one's differs from it."""
         got, want = attempt_rtp(self.tested, operation), attempt_rtp(self.right, operation)
+        self.timed_out |= isinstance(got, Failure) and got.timed_out
         return want, compare(want, got)
