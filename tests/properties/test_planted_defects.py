@@ -98,6 +98,24 @@ def test_the_same_traffic_breaks_nothing_without_a_defect():
         play(number, FEATURES, INVARIANTS.values())
 
 
+def test_a_hit_that_leaves_no_token_to_compute_is_no_matter_of_drafts():
+    with planted(coordinator.longest_hit, "request.num_tokens - 1", "request.num_tokens"):
+        named = {first_named(("core", "eagle"), number) for number in range(SEEDS // 2)}
+    assert "consistency" in named
+    assert "draft margin" not in named
+
+
+def first_named(features: Sequence[str], number: int) -> str | None:
+    """Of the invariants about hits, the one that breaks first."""
+    try:
+        play(number, features, [INVARIANTS[name] for name in ("soundness", "maximality", "draft margin", "consistency")])
+    except InvariantError as error:
+        return error.name
+    except Exception:
+        return "the engine fails"
+    return None
+
+
 def test_every_invariant_has_a_defect_that_it_finds():
     assert {name for name, *_ in DEFECTS} == set(INVARIANTS)
 

@@ -75,23 +75,34 @@ def maximality(moment: Moment) -> Iterator[str]:
 def draft_margin(moment: Moment) -> Iterator[str]:
     """An EAGLE group at a hit of h tokens also holds the unit after h, which the hit gives up; others need not.
 
-    Holds after `lookup`. Exceptions: causes of direction `more` in `hkv.testing.hit_causes` (two EAGLE windows with
-    different holes, `DROP_NOT_REPEATED`); and with hits inside blocks, keys beside a block's primary one are not seen.
+    Holds after `lookup`. Without an EAGLE group there is no margin, and a hit that leaves no token to compute, or lies
+    between the lengths that hits may have, has no unit after it: `consistency` says what is wrong with it. Exceptions:
+    causes of direction `more` in `hkv.testing.hit_causes` (two EAGLE windows with different holes,
+    `DROP_NOT_REPEATED`); and with hits inside blocks, keys beside a block's primary one are not seen.
     """
-    operation, answer = moment.operation, moment.answer
+    operation, answer, config = moment.operation, moment.answer, moment.config
     assert isinstance(operation, LookupOp)
     assert isinstance(answer, Hit)
     num_tokens = len(moment.ledger.requests[operation.id].tokens)
-    named = causes(moment.config, num_tokens)
-    if moment.config.partial_hits or named & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID}:
+    named = causes(config, num_tokens)
+    if config.partial_hits or named & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID}:
+        return
+    if not config.eagle_group_ids or not _may_be_hit(moment, answer.hit):
         return
     best = _definition(moment, operation.id, num_tokens)
     if answer.hit > best:
-        yield f"{answer.hit} tokens were found, {best} are proven"
+        yield f"{answer.hit} tokens were found; with the unit after them, which drafts give up, {best} are proven"
 
 
 def _definition(moment: Moment, id: str, num_tokens: int) -> int:
     return longest_hit_by_definition(moment.config, lambda group, end: moment.has_entry(id, group, end), num_tokens)
+
+
+def _may_be_hit(moment: Moment, hit: int) -> bool:
+    """Whether a hit of so many tokens is aligned, and leaves the request's last token to compute."""
+    assert isinstance(moment.operation, LookupOp)
+    num_tokens = len(moment.ledger.requests[moment.operation.id].tokens)
+    return 0 <= hit < num_tokens and hit % hit_alignment(moment.config) == 0
 
 
 @invariant("consistency", "B-I10", after=(LookupOp,))
@@ -108,7 +119,7 @@ def consistency(moment: Moment) -> Iterator[str]:
         yield "the lookup changed the cache"
     if moment.again != answer:
         yield f"the same lookup answered {answer} and then {moment.again}"
-    if not 0 <= answer.hit < len(moment.ledger.requests[operation.id].tokens) or answer.hit % hit_alignment(config):
+    if not _may_be_hit(moment, answer.hit):
         yield f"a hit of {answer.hit} tokens is not below the request's length or not aligned"
     if answer.shared_prefix and answer.shared_prefix <= answer.hit:
         yield f"the longest hit of one group, {answer.shared_prefix}, is not beyond {answer.hit}"

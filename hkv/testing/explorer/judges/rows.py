@@ -123,18 +123,24 @@ def maximality(m: Moment) -> jax.Array:
 
 @judge("draft margin")
 def draft_margin(m: Moment) -> jax.Array:
-    """No hit is longer than what is proven: an EAGLE group also holds the unit after it."""
+    """No hit that may be one is longer than what is proven: an EAGLE group also holds the unit after it."""
+    if not m.space.config.eagle_group_ids:
+        return jnp.zeros((), bool)
     exempt = jnp.asarray(m.define.may_be_more)[_fact(m, Fact.LENGTH)]
-    return m.move.is_a(Code.LOOKUP) & ~exempt & (_defined(m) < _row(m, m.after.hits))
+    return m.move.is_a(Code.LOOKUP) & ~exempt & _may_be_hit(m) & (_defined(m) < _row(m, m.after.hits))
 
 
 @judge("consistency")
 def consistency(m: Moment) -> jax.Array:
     """A lookup changes nothing; its hit is aligned and leaves a token to compute."""
+    short = (m.shared_prefix != 0) & (m.shared_prefix <= _row(m, m.after.hits))
+    return m.move.is_a(Code.LOOKUP) & (~m.before.same(m.after) | ~_may_be_hit(m) | short)
+
+
+def _may_be_hit(m: Moment) -> jax.Array:
+    """Whether the hit is aligned, and leaves the request's last token to compute."""
     hit = _row(m, m.after.hits)
-    inside = jnp.any((np.arange(len(m.define.aligned)) == hit) & m.define.aligned & (hit < _fact(m, Fact.LENGTH)))
-    short = (m.shared_prefix != 0) & (m.shared_prefix <= hit)
-    return m.move.is_a(Code.LOOKUP) & (~m.before.same(m.after) | ~inside | short)
+    return jnp.any((np.arange(len(m.define.aligned)) == hit) & m.define.aligned & (hit < _fact(m, Fact.LENGTH)))
 
 
 def _row(m: Moment, values: jax.Array) -> jax.Array:
