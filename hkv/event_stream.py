@@ -54,11 +54,27 @@ class Restart:
     seq: int
 
 
-Item = Message | Gap | Restart
+@dataclasses.dataclass(frozen=True)
+class Reconnection:
+    """The connection was lost between the batches `last` and `seq`, and nobody can say who published in between.
+
+    If the publisher began anew, batches 0 to `seq - 1` of the new one are lost.
+    """
+
+    last: int
+    seq: int
+
+
+Item = Message | Gap | Restart | Reconnection
 
 
 class Sequencer:
     """Puts messages into order: finds gaps, asks for what was missed, leaves out what comes twice.
+
+    A publisher that begins anew numbers its batches from 0. It is noticed by a number that was there before; and, as
+    its first message that comes may have a higher one, by the last batch that was taken: whenever something is missing
+    or the connection was lost, that batch is asked for as well, and a publisher that began anew has another in its
+    place.
 
     Args:
       replay: returns the messages from a sequence number on that can still be had; None when nobody can be asked.
@@ -66,8 +82,17 @@ class Sequencer:
 
     def __init__(self, replay: Any = None) -> None:
         self._replay = replay
+        self._doubted = False
+        self._begin()
+
+    def _begin(self) -> None:
         self._next = 0
+        self._last = b""
         self._replayed: dict[int, bytes] = {}
+
+    def reconnected(self) -> None:
+        """The connection to the publisher was lost and is there again: the next message may be of another publisher."""
+        self._doubted = True
 
     def take(self, seq: int, payload: bytes) -> Iterator[Item]:
         """What a message that came in amounts to."""
@@ -75,28 +100,51 @@ class Sequencer:
             if self._replayed.pop(seq, None) == payload:
                 return
             yield Restart(self._next - 1, seq)
-            self._next = 0
-            self._replayed.clear()
-        if seq > self._next:
+            self._begin()
+        if seq > self._next or (self._doubted and self._next):
             yield from self._fill(seq)
+        self._doubted = False
+        self._replayed.pop(seq, None)
         if seq >= self._next:
-            self._next = seq + 1
+            self._took(seq, payload)
             yield Message(seq, payload)
+
+    def _took(self, seq: int, payload: bytes) -> None:
+        self._next, self._last = seq + 1, payload
 
     def _fill(self, seq: int) -> Iterator[Item]:
         """What was missed before `seq`: replayed where that is possible; a gap where not."""
-        for number, payload in self._replay(self._next) if self._replay is not None else ():
-            if number < self._next:
+        last, known = self._next - 1, self._next == 0
+        for number, payload in self._replay(max(0, last)) if self._replay is not None else ():
+            if number == last and payload != self._last:
+                yield from self._restarted(seq)
+                return
+            known = known or number == last
+            if number <= last:
                 continue
+            yield from self._doubts(seq, known)
             if number > self._next and self._next < seq:
                 yield Gap(self._next, min(number, seq) - 1)
             if number >= seq:
                 self._replayed[number] = payload
-            self._next = number + 1
+            self._took(number, payload)
             yield Message(number, payload, replayed=True)
+        yield from self._doubts(seq, known)
         if self._next < seq:
             yield Gap(self._next, seq - 1)
             self._next = seq
+
+    def _restarted(self, seq: int) -> Iterator[Item]:
+        yield Restart(self._next - 1, seq)
+        self._begin()
+        if seq:
+            yield from self._fill(seq)
+
+    def _doubts(self, seq: int, known: bool) -> Iterator[Item]:
+        """Says once that another publisher may have sent what comes, unless the last batch is known to be the same."""
+        if self._doubted and not known:
+            yield Reconnection(self._next - 1, seq)
+        self._doubted = False
 
 
 class Subscription:
@@ -125,6 +173,8 @@ class Subscription:
         self._sequencer = Sequencer(None if replay_endpoint is None else self._ask)
         self._replay_endpoint = replay_endpoint
         self._socket = self._context.socket(self._zmq.SUB)
+        self._connections = 0
+        self._monitor = self._socket.get_monitor_socket(self._zmq.EVENT_CONNECTED)
         try:
             self._socket.setsockopt_string(self._zmq.SUBSCRIBE, topic)
             self._connect(self._socket, "endpoint", endpoint)
@@ -142,6 +192,8 @@ class Subscription:
 
     def close(self) -> None:
         """Ends the subscription."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
         self._context.destroy(linger=0)
 
     def __iter__(self) -> Iterator[Item]:
@@ -153,7 +205,17 @@ class Subscription:
             frames = self._socket.recv_multipart()
             if len(frames) != 3 or len(frames[1]) != 8:
                 raise ConfigError("message", [len(frame) for frame in frames], "topic, 8 bytes of number, batch")
+            self._note_connections()
             yield from self._sequencer.take(int.from_bytes(frames[1], "big"), frames[2])
+
+    def _note_connections(self) -> None:
+        """Tells the sequencer when the publisher was connected to again."""
+        receive = importlib.import_module("zmq.utils.monitor").recv_monitor_message
+        while self._monitor.poll(0):
+            receive(self._monitor)
+            self._connections += 1
+            if self._connections > 1:
+                self._sequencer.reconnected()
 
     def _ask(self, start: int) -> Iterator[tuple[int, bytes]]:
         """The publisher's answer to a request for everything from `start` on."""

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hkv.cli.json_output import json_option, write_json
 from hkv.errors import ConfigError, FileError
-from hkv.event_stream import Gap, Item, Message, Restart, Subscription, read_recording, recorded_line
+from hkv.event_stream import Gap, Item, Message, Reconnection, Restart, Subscription, read_recording, recorded_line
 from hkv.events import EventError, KeyIndex, Problem, decode_batch
 
 SHOWN = 20
@@ -103,6 +103,10 @@ class _Checked:
                 lost = item.last - item.first + 1
                 text = f"batches {item.first} to {item.last} are lost ({lost})"
                 self.problems.append(Problem(item.last, "gap", text))
+                self.index.forget()
+            case Reconnection():
+                text = f"connected anew after batch {item.last}: if the publisher began anew, batches before are lost"
+                self.problems.append(Problem(item.seq, "reconnection", text))
                 self.index.forget()
             case Restart():
                 self.restarts += 1

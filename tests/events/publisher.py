@@ -14,15 +14,18 @@ class Publisher:
     Args:
       lost: sequence numbers of batches that are kept and not sent.
       forgotten: of batches that cannot be had again either.
+      like: a publisher that was closed, in whose place this one is.
     """
 
-    def __init__(self, lost: Container[int] = (), forgotten: Container[int] = ()) -> None:
+    def __init__(
+        self, lost: Container[int] = (), forgotten: Container[int] = (), like: Publisher | None = None
+    ) -> None:
         self._lost, self._forgotten = lost, forgotten
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.XPUB)
-        self.endpoint = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self.endpoint = _bound(self._socket, like and like.endpoint)
         self._replies = self._context.socket(zmq.ROUTER)
-        self.replay_endpoint = f"tcp://127.0.0.1:{self._replies.bind_to_random_port('tcp://127.0.0.1')}"
+        self.replay_endpoint = _bound(self._replies, like and like.replay_endpoint)
         self._sent: list[bytes] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve)
@@ -54,3 +57,11 @@ class Publisher:
         self._stopped.set()
         self._thread.join()
         self._context.destroy(linger=0)
+
+
+def _bound(socket: zmq.Socket, endpoint: str | None) -> str:
+    """Where the socket listens: at the endpoint, or at any port."""
+    if endpoint is None:
+        return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+    socket.bind(endpoint)
+    return endpoint

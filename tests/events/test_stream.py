@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import threading
+from collections.abc import Container
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 
 from hkv.cli.check_events import command
 from hkv.errors import ConfigError, FileError
-from hkv.event_stream import Gap, Message, Restart, Sequencer, Subscription, read_recording, write_recording
+from hkv.event_stream import (
+    Gap,
+    Message,
+    Reconnection,
+    Restart,
+    Sequencer,
+    Subscription,
+    read_recording,
+    write_recording,
+)
 from hkv.events import Batch, BlockRemoved, BlockStored, encode_batch
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'hkv[events]'")
@@ -65,6 +75,41 @@ def test_a_restart_is_noticed() -> None:
     assert [item.seq for item in items if isinstance(item, Message)] == [0, 1, 2, 0, 1]
 
 
+@pytest.mark.parametrize("first", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("reconnected", [True, False])
+@pytest.mark.parametrize("kept", [range(12), range(5, 12), ()])
+def test_a_restart_first_seen_later_is_replayed_or_reported(first: int, reconnected: bool, kept: Container) -> None:
+    """Batches 0 to 3 of one publisher, then those of another from `first` on, of which some can be had again."""
+    anew = [encode_batch(Batch(100.0 + number, ())) for number in range(12)]
+
+    def replay(start: int):
+        return [(number, anew[number]) for number in range(start, first + 1) if number in kept]
+
+    sequencer = Sequencer(replay)
+    items = [item for seq in range(4) for item in sequencer.take(seq, PAYLOADS[seq])]
+    if reconnected:
+        sequencer.reconnected()
+    items = list(sequencer.take(first, anew[first]))
+    had = {item.seq for item in items if isinstance(item, Message)}
+    lost = {number for item in items if isinstance(item, Gap) for number in range(item.first, item.last + 1)}
+    if first < 4 or (3 in kept and (reconnected or first > 4)):
+        assert items[0] == Restart(3, first)
+        assert had | lost == set(range(first + 1))
+        assert had == {first} | {number for number in range(first) if number in kept}
+    elif reconnected:
+        assert items[0] == Reconnection(3, first)
+    else:
+        assert had | lost == set(range(4, first + 1))
+
+
+def test_a_connection_that_was_lost_and_a_publisher_that_stayed() -> None:
+    sequencer = Sequencer(lambda start: [(number, PAYLOADS[number]) for number in range(start, 5)])
+    items = [*sequencer.take(0, PAYLOADS[0]), *sequencer.take(1, PAYLOADS[1])]
+    sequencer.reconnected()
+    items += [item for seq in (2, 3, 4, 5) for item in sequencer.take(seq, PAYLOADS[seq])]
+    assert [(type(item), item.seq) for item in items] == [(Message, seq) for seq in range(6)]
+
+
 def follow(publisher: Publisher, count: int, replay: bool = True) -> list:
     """What a follower gets of the payloads; the publisher starts when it is there."""
     found = []
@@ -95,6 +140,47 @@ def test_what_cannot_be_had_again_is_a_gap() -> None:
     assert Gap(5, 5) in found
     assert [item.seq for item in found if isinstance(item, Message)] == [n for n in range(12) if n != 5]
     assert Gap(4, 6) in follow(Publisher(lost={4, 5, 6}), 12, replay=False)
+
+
+def follow_two(can_ask: bool) -> list:
+    """What a follower gets of the fifth batch of a publisher that began where another had sent four and was closed."""
+    first = Publisher()
+    publishers, found = [first], []
+
+    def send() -> None:
+        first.wait_for_follower()
+        for data in PAYLOADS[:4]:
+            first.send(data)
+
+    def send_anew() -> None:
+        first.close()
+        publishers.append(Publisher(lost=range(4), like=first))
+        publishers[1].wait_for_follower()
+        for number in range(5):
+            publishers[1].send(encode_batch(Batch(100.0 + number, ())))
+
+    senders = [threading.Thread(target=send), threading.Thread(target=send_anew)]
+    with Subscription(first.endpoint, first.replay_endpoint if can_ask else None, "kv", seconds=20) as items:
+        senders[0].start()
+        for item in items:
+            found.append(item)
+            if len(found) == 4:
+                senders[1].start()
+            if isinstance(item, Message) and item.seq == 4:
+                break
+    for sender in senders:
+        sender.join()
+    publishers[1].close()
+    return found[4:]
+
+
+def test_another_publisher_is_noticed_though_its_numbers_go_on() -> None:
+    items = follow_two(can_ask=True)
+    assert items[0] == Restart(3, 4)
+    assert [item.seq for item in items if isinstance(item, Message)] == [0, 1, 2, 3, 4]
+    items = follow_two(can_ask=False)
+    assert items[0] == Reconnection(3, 4)
+    assert [item.seq for item in items[1:]] == [4]
 
 
 def test_endpoints_are_checked() -> None:
