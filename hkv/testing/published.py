@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hkv.oracle.atomic import write_atomically
 from hkv.testing.invariants import INVARIANTS
@@ -69,22 +70,30 @@ ELSEWHERE: MappingProxyType[str, str] = MappingProxyType(
 
 
 class Row(NamedTuple):
-    """One check: its name, who asks it, what it stands for, and what it promises in a sentence."""
+    """One check: its name, who asks it, what it stands for, its promise in a sentence, and the exceptions."""
 
     name: str
     where: str
     promises: tuple[str, ...]
     promise: str
+    exceptions: str
 
 
 def rows() -> list[Row]:
     """Every check, in order of the published invariants."""
-    found = [Row(each.name, "vLLM's log", each.promises, each.promise) for each in INVARIANTS.values()]
-    found += [Row(each.name, "RTP-LLM's log", each.promises, each.promise) for each in RTP_INVARIANTS.values()]
+    found = [_row(each, "vLLM's log") for each in INVARIANTS.values()]
+    found += [_row(each, "RTP-LLM's log") for each in RTP_INVARIANTS.values()]
     for suite in SUITES.values():
         if isinstance(suite, CaseSuite):
-            found += [Row(each.name, f"suite `{suite.name}`", each.promises, each.promise) for each in suite.checks]
+            found += [_row(each, f"suite `{suite.name}`") for each in suite.checks]
     return found
+
+
+def _row(check: Any, where: str) -> Row:
+    """A check's row; its docstring says when it holds, and with what exceptions, after its first paragraph."""
+    _, _, more = inspect.cleandoc(check.check.__doc__ or "").partition("\n\n")
+    exceptions = " ".join(more.split()) if "xception" in more else ""
+    return Row(check.name, where, check.promises, check.promise, exceptions)
 
 
 def page() -> str:
@@ -96,6 +105,8 @@ def page() -> str:
         lines.append(f"| {id} | {sentence} | {', '.join(names) or f'none: {ELSEWHERE[id]}'} |")
     lines += ["", "## The checks", "", "| check | asked of | stands for | promise |", "|---|---|---|---|"]
     lines += [f"| `{row.name}` | {row.where} | {', '.join(row.promises)} | {row.promise} |" for row in every]
+    lines += ["", "## Exceptions", "", *EXCEPTIONS, "", "| check | when it holds, and the exceptions |", "|---|---|"]
+    lines += [f"| `{row.name}` | {row.exceptions} |" for row in every if row.exceptions]
     return "\n".join([*lines, ""])
 
 
@@ -105,10 +116,15 @@ HEAD = (
     "What always holds in a hybrid KV cache, whichever engine it is in, and the check that says so. Each row of the",
     "first table names what published bugs broke; the second says what each check promises. Those of a log are asked",
     "after every operation of any engine that speaks it (`hkv.testing.invariants.Watch`,",
-    "`hkv.testing.rtp_invariants.RtpWatch`), those of a suite of random cases of this code. Docstrings of the checks",
-    "say more, and name the exceptions by example; [mutants.md](mutants.md) shows which bug each of them catches.",
+    "`hkv.testing.rtp_invariants.RtpWatch`), those of a suite of random cases of this code. The last table has the",
+    "exceptions; [mutants.md](mutants.md) shows which bug each of the checks catches.",
     "",
     "This page is written by `python -m hkv.testing.published docs/invariants.md`.",
+)
+
+EXCEPTIONS = (
+    "Where a promise is not asked for, and why; a check that is not here holds always. Capital letters name causes in",
+    "`hkv.testing.hit_causes` ([hits.md](hits.md) explains them).",
 )
 
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.oracle import oplog
 from hkv.oracle.configuration import to_config, to_header
 from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.oplog import Answer, Operation
-from hkv.spec import Mamba, OpaqueState
+from hkv.spec import FullAttention, Mamba, OpaqueState
 from hkv.testing.choices import RandomChoices
 from hkv.testing.headers import FEATURES
 from hkv.testing.hit_comparison import make_config
 from hkv.testing.invariants import INVARIANTS, Watch
 from hkv.testing.strategies import HypothesisChoices, headers
+from hkv.testing.suites import alone
+from hkv.testing.suites.alone import Alone, blocks_at_once, completion, draw_alone, refused_after
 from hkv.testing.traffic import drive
+from hkv.topology import Topology
 
 COUNTED = ("hit", "eviction", "refusal", "preemption")
 EXAMPLES = settings.default.max_examples
@@ -111,64 +116,72 @@ def test_an_emptied_cache_is_like_a_new_one(data):
 @given(data=st.data())
 @settings(max_examples=60)
 def test_a_request_that_fits_alone_finishes_alone(data):
-    """What `must_fit` admits into an empty pool is never refused on its way to its last token, chunk by chunk.
-
-    Exception: a pool without room for two states (and scratch) of each Mamba group beside the request's other blocks:
-    the gate counts one state. vLLM 0.33 turns such a pool away at start-up (`MambaSpec.max_memory_usage_bytes`).
-    """
-    header = data.draw(headers([feature for feature in FEATURES if feature != "external"]))
-    choices = HypothesisChoices(data)
-    length = choices.integer(1, min(64, header.max_model_len))
-    limit = header.max_in_flight_tokens or header.max_model_len
-    chunks = [min(choices.integer(1, 3) * header.scheduler_block_size, limit) for _ in range(length)]
-    stuck = run_alone(header, length, chunks)
-    small = has_states(header) and header.num_blocks - 1 < blocks_needed(header, length)
-    assert stuck is None or small, f"admitted, and refused after {stuck} tokens"
+    case = draw_alone(HypothesisChoices(data))
+    assert list(completion.check(case)) == [], case
 
 
-def run_alone(header, length, chunks):
-    """Tokens after which a request that was admitted is refused, or None."""
-    engine = NumpyEngine(header)
-    engine.request("alone", [0] * length, None)
-    computed = 0
-    for chunk in chunks:
-        new = min(chunk, length - computed)
-        # The gate is for admission: it counts blocks before any is retired, so a running request would be turned away.
-        gate = computed == 0
-        operation = oplog.AllocateOp(
-            id="alone", new=new, hit=0, lookahead=0, external=0, delay=False, must_fit=gate, reserved=0, in_flight=0
-        )
-        if engine.allocate(operation).blocks is None:
-            return computed or None
-        engine.advance("alone", new)
-        computed += new
-        if computed == length:
-            break
-    return None
+def tails(specs, num_blocks, hash_block_size, **fields):
+    """Hits inside blocks, with drafts, in steps of three tokens at most."""
+    return VllmConfig(
+        topology=Topology.of_specs(specs),
+        num_blocks=num_blocks,
+        hash_block_size=hash_block_size,
+        scheduler_block_size=math.lcm(*(spec.block_size for spec in specs)),
+        eagle=True,
+        partial_hits=True,
+        max_model_len=400,
+        max_in_flight_tokens=3,
+        **fields,
+    )
 
 
-def blocks_needed(header, length):
-    """Blocks a request of `length` tokens may hold at once, as vLLM 0.33 reckons: two states a Mamba group."""
-    config = to_config(header)
-    total = 0
-    for group, spec in enumerate(config.topology.specs):
-        if isinstance(spec, Mamba):
-            total += 2 + spec.num_speculative_blocks + spec.num_prefill_checkpoint_blocks
-        else:
-            total += 1 if isinstance(spec, OpaqueState) else -(-length // config.block_size(group))
-    return total
+def test_a_copied_tail_gives_its_block_back_when_its_step_ends(monkeypatch):
+    """Met by chance: the last token of 61 has a block where copies are made after each step, and none where not."""
+    config = tails([Mamba(block_size=12), FullAttention(block_size=6)], num_blocks=14, hash_block_size=3)
+    case = Alone(to_header(config, "partial"), 61, (3,) * 61)
+    assert refused_after(case) is None
+    monkeypatch.setattr(NumpyEngine, "copies", lambda self: [])
+    assert refused_after(case) == 60
 
 
-def has_states(header):
-    return any(isinstance(spec, Mamba) for spec in to_config(header).topology.specs)
+def test_a_tail_is_copied_beside_two_states():
+    """A pool that vLLM 0.33 starts with, and whose only request it refuses at its last three tokens."""
+    full = FullAttention(block_size=8)
+    specs = [full, OpaqueState(block_size=4), full, Mamba(block_size=4)]
+    config = tails(specs, num_blocks=14, hash_block_size=2, shared_prefix_checkpoint=True)
+    case = Alone(to_header(config, "partial"), 33, (3,) * 33)
+    assert refused_after(case) == 30
+    assert blocks_at_once(config, case.length) == config.num_blocks
+    roomy = dataclasses.replace(config, num_blocks=15)
+    assert refused_after(dataclasses.replace(case, header=to_header(roomy, "partial"))) is None
+
+
+def test_most_cases_of_a_request_alone_are_checked(monkeypatch):
+    """All but pools with Mamba groups that no engine would start with."""
+    played = 0
+
+    def play(case):
+        nonlocal played
+        played += 1
+
+    monkeypatch.setattr(alone, "refused_after", play)
+    for number in range(400):
+        case = draw_alone(RandomChoices(number))
+        config = to_config(case.header)
+        before = played
+        list(completion.check(case))
+        if played == before:
+            assert any(isinstance(spec, Mamba) for spec in config.topology.specs)
+            assert config.num_blocks - 1 < blocks_at_once(config, case.length)
+    assert played > 0.8 * 400
 
 
 def test_a_pool_of_one_state_a_group_admits_what_it_cannot_finish():
     """Three Mamba groups over three blocks: the first chunk fits, the second needs the old state and a new one."""
-    config = make_config([Mamba(block_size=2)] * 3, [])
-    header = to_header(dataclasses.replace(config, num_blocks=4), "core")
-    assert run_alone(header, 3, [2, 1]) == 2
-    assert header.num_blocks - 1 < blocks_needed(header, 3)
+    config = dataclasses.replace(make_config([Mamba(block_size=2)] * 3, []), num_blocks=4)
+    case = Alone(to_header(config, "core"), 3, (2, 1))
+    assert refused_after(case) == 2
+    assert config.num_blocks - 1 < blocks_at_once(config, case.length)
 
 
 def test_every_invariant_says_what_it_promises():

@@ -108,7 +108,9 @@ def test_a_hit_that_leaves_no_token_to_compute_is_no_matter_of_drafts():
 def first_named(features: Sequence[str], number: int) -> str | None:
     """Of the invariants about hits, the one that breaks first."""
     try:
-        play(number, features, [INVARIANTS[name] for name in ("soundness", "maximality", "draft margin", "consistency")])
+        play(
+            number, features, [INVARIANTS[name] for name in ("soundness", "maximality", "draft margin", "consistency")]
+        )
     except InvariantError as error:
         return error.name
     except Exception:

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import msgspec
 
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.oracle import oplog
 from hkv.oracle.configuration import to_config
 from hkv.oracle.engine import apply
 from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.oplog import Allocation, Header
-from hkv.spec import Mamba
+from hkv.spec import Mamba, OpaqueState
 from hkv.testing.choices import Choices
 from hkv.testing.headers import FEATURES, draw_header
 from hkv.testing.suites.suite import CaseSuite, case_check
@@ -34,7 +35,7 @@ class Alone:
 
     @property
     def operations(self) -> int:
-        """Operations of the case: arrival, and two for each chunk."""
+        """Operations of the case: arrival, and for each chunk, in a step of its own, an allocation and an advance."""
         left, count = self.length, 1
         for chunk in self.chunks:
             if left > 0:
@@ -61,12 +62,22 @@ def draw_alone(choices: Choices) -> Alone:
 def completion(case: Alone) -> Iterator[str]:
     """What `must_fit` admits into an empty pool is never refused on its way to its last token, chunk by chunk.
 
-    Exception: Mamba groups, of which admission counts one state where the next step holds two; a pool without a block
-    to spare is turned away at start-up instead.
+    Copies are made at the end of each step, as a scheduler does: a pending one holds a block. Exception: with Mamba
+    groups, a pool of fewer blocks than `blocks_at_once`. Admission counts one state of each, where the next step holds
+    two, and with hits inside blocks three: the copy of a tail beside them. vLLM 0.33 turns pools with room for one
+    state away before it serves, those with room for two it does not.
     """
-    specs = to_config(case.header).topology.specs
-    if any(isinstance(spec, Mamba) for spec in specs) or case.header.num_blocks <= len(specs):
+    config = to_config(case.header)
+    recurrent = any(isinstance(spec, Mamba) for spec in config.topology.specs)
+    if recurrent and case.header.num_blocks - 1 < blocks_at_once(config, case.length):
         return
+    refused = refused_after(case)
+    if refused is not None:
+        yield f"admitted, and refused after {refused} of {case.length} tokens"
+
+
+def refused_after(case: Alone) -> int | None:
+    """Tokens after which the request is refused, though it was admitted; None if it gets to its end, or never in."""
     engine = NumpyEngine(case.header)
     apply(engine, oplog.RequestOp(id="alone", tokens=[0] * case.length))
     computed = 0
@@ -74,15 +85,33 @@ def completion(case: Alone) -> Iterator[str]:
     for chunk in case.chunks:
         new = min(chunk, case.length - computed)
         if not new:
-            return
+            break
+        apply(engine, oplog.StepOp())
+        # The gate is for admission: it counts blocks before any is retired, so a running request would be turned away.
         answer = apply(engine, oplog.AllocateOp(id="alone", new=new, hit=0, must_fit=not computed, **plain))
         assert isinstance(answer, Allocation)
         if answer.blocks is None:
-            if computed:
-                yield f"admitted, and refused after {computed} of {case.length} tokens"
-            return
+            return computed or None
         apply(engine, oplog.AdvanceOp(id="alone", tokens=new))
+        apply(engine, oplog.CopiesOp())
         computed += new
+    return None
+
+
+def blocks_at_once(config: VllmConfig, length: int) -> int:
+    """Blocks that a request of `length` tokens may hold at once.
+
+    A Mamba group holds two states, that of the step before and the new one, and its scratch and checkpoint blocks, as
+    vLLM 0.33 reckons before it serves (`MambaSpec.max_memory_usage_bytes`); and, with hits inside blocks, the copy of
+    the prompt's tail until the step ends, which it does not reckon with.
+    """
+    total = 0
+    for group, spec in enumerate(config.topology.specs):
+        if isinstance(spec, Mamba):
+            total += 2 + spec.num_speculative_blocks + spec.num_prefill_checkpoint_blocks + config.partial_hits
+        else:
+            total += 1 if isinstance(spec, OpaqueState) else -(-length // config.block_size(group))
+    return total
 
 
 SUITE = CaseSuite("alone", "the reference manager with one request in an empty pool", draw_alone, (completion,))
