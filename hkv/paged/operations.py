@@ -189,7 +189,7 @@ def zero_blocks(
     Args:
       buffer: unsigned words `[size]`: the pool, donated.
       layout: how it is laid out (static).
-      blocks: int32 `[blocks]`; -1 zeros nothing.
+      blocks: int32 `[blocks]`; -1 zeros nothing. Unlike targets of a copy, an id may be there twice.
       implementation: as in `write`.
 
     Returns:
@@ -197,7 +197,10 @@ def zero_blocks(
     """
     runs = runs_of(buffer, layout.cells(), 2)
     layers = jnp.arange(layout.shape[0], dtype=jnp.int32)[:, None]
-    starts, _ = runs.start_rows(layers, blocks[None])
+    # Implementations take no run twice: of equal ids, which lie side by side once sorted, the first alone is moved.
+    ordered = jnp.sort(blocks)
+    again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])[: ordered.shape[0]]
+    starts, _ = runs.start_rows(layers, jnp.where(again, -1, ordered)[None])
     starts = starts.reshape(-1, len(runs.starts))
     zeros = jnp.zeros((*starts.shape, runs.rows_per_run, runs.row), buffer.dtype)
     rows = choose(implementation).scatter(buffer.reshape(-1, runs.row), starts, zeros)

@@ -45,8 +45,28 @@ def scatter_runs(pools: Sequence[jax.Array], starts: jax.Array, values: jax.Arra
       values: `[pools, n, runs, rows_per_run, row]` of the same dtype.
     """
     dimensions = lax.ScatterDimensionNumbers((2, 3), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,))
-    mode = lax.GatherScatterMode.FILL_OR_DROP
+    last = pools[0].shape[0] - values.shape[3]
+    # Unless told that indices are unique, XLA compiles a GPU's scatter of bytes to one compare-and-swap a byte.
     return tuple(
-        lax.scatter(pool, starts[index][..., None], values[index], dimensions, mode=mode)
+        lax.scatter(
+            pool,
+            distinct_starts(starts[index], last)[..., None],
+            values[index],
+            dimensions,
+            unique_indices=True,
+            mode=lax.GatherScatterMode.FILL_OR_DROP,
+        )
         for index, pool in enumerate(pools)
     )
+
+
+def distinct_starts(starts: jax.Array, last: int) -> jax.Array:
+    """Starts such that no two are equal: those of runs that are dropped become distinct negative numbers.
+
+    Args:
+      starts: int32 of any shape, first rows of runs; no two inside are equal.
+      last: last row that a run can start at.
+    """
+    # Negative, because numbers past the end of a pool of nearly 2**31 rows would wrap around into it.
+    outside = -1 - jnp.arange(starts.size, dtype=jnp.int32).reshape(starts.shape)
+    return jnp.where((starts >= 0) & (starts <= last), starts, outside)

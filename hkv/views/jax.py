@@ -74,11 +74,16 @@ def write_blocks(buffer: jax.Array, strided: StridedView, blocks: jax.Array, val
         raise LayoutError("values", f"{values.dtype}{list(values.shape)}", f"{strided.dtype}{list(expected)}")
     words = lax.bitcast_convert_type(values, buffer.dtype).reshape(-1, *plan.logical_sizes, plan.item)
     updates = words.transpose(plan.to_physical).reshape(-1, len(plan.starts), plan.run // plan.row, plan.row)
+    starts = plan.first_rows(blocks)
+    # Unless told that indices are unique, XLA compiles a GPU's scatter of bytes to one compare-and-swap a byte. So rows
+    # that are dropped must differ, too: negative ones, which cannot wrap around into a pool of nearly 2**31 rows.
+    dropped = -1 - np.arange(starts.size, dtype=np.int32).reshape(starts.shape)
     rows = lax.scatter(
         buffer.reshape(-1, plan.row),
-        plan.first_rows(blocks),
+        jnp.where(starts < plan.num_rows, starts, dropped),
         updates,
         lax.ScatterDimensionNumbers((2, 3), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,)),
+        unique_indices=True,
         mode=lax.GatherScatterMode.FILL_OR_DROP,
     )
     return rows.reshape(buffer.shape)

@@ -89,6 +89,17 @@ def test_all_layers_of_a_large_model(sharding, direction, kernel):
     check_in_place(programs.lowered(program, sharding).compile().as_text(), program.pool_bytes, direction)
 
 
+@pytest.mark.parametrize("operation", ["write", "scatter", "copy_blocks", "zero_blocks"])
+def test_xla_stores_bytes_without_compare_and_swap(sharding, operation, tmp_path):
+    """A scatter that may meet an index twice is one atomic exchange a byte; these promise that they do not."""
+    program = programs.paged_program(programs.LAYOUTS["656 bytes"], "xla", operation)
+    dump = {"xla_dump_to": str(tmp_path), "xla_gpu_dump_llvmir": True, "xla_dump_emitter_re": ".*"}
+    programs.lowered(program, sharding).compile(compiler_options=dump)
+    code = "".join(path.read_text() for path in tmp_path.glob("*.ptx"))
+    assert "st.global.b8" in code
+    assert not re.findall(r"atom\S*\.cas", code)
+
+
 def test_an_undonated_pool_is_copied(sharding):
     """The search for copies sees one where there has to be one."""
     program = programs.paged_program(programs.LAYOUTS["LBNHC"], "pallas_triton", "write")._replace(donated=())

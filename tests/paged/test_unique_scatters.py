@@ -1,0 +1,79 @@
+"""Scatters of bytes say that no two of their indices are equal, and keep that promise for runs that move nothing."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hkv.paged import xla
+from hkv.paged.runs import ROW_LIMIT
+from hkv.strided import StridedView
+from hkv.views import jax as jax_views
+from tests.pallas_kernels import cases, programs
+
+SCATTER = re.compile(r'"stablehlo.scatter".*unique_indices = (\w+)')
+
+
+def promises(text):
+    return SCATTER.findall(text)
+
+
+@pytest.mark.parametrize("operation", ["write", "scatter", "copy_blocks", "zero_blocks"])
+def test_paged_operations(operation):
+    layout = programs.LAYOUTS["656 bytes"]
+    found = promises(programs.lowered(programs.paged_program(layout, "xla", operation)).as_text())
+    assert found == ["true"] * (len(layout.content) if operation == "scatter" else 1)
+
+
+@pytest.mark.parametrize("direction", ["pack", "unpack"])
+def test_chunk_transfers(direction):
+    geometries, _, _ = programs.GROUPS["K and V apart in each layer"]
+    found = promises(programs.lowered(programs.chunk_program(geometries, "xla", direction)).as_text())
+    assert found == ["true"] * (1 if direction == "pack" else 3)
+
+
+def test_views():
+    view = StridedView((4, 8), (8, 1), 0, "uint8")
+    arguments = (jnp.zeros(32, jnp.uint8), np.int32([1, 5, -1]), jnp.zeros((3, 8), jnp.uint8))
+    lowered = jax.jit(lambda pool, ids, new: jax_views.write_blocks(pool, view, ids, new)).lower(*arguments)
+    assert promises(lowered.as_text()) == ["true"]
+
+
+def test_a_scatter_that_promises_nothing_is_seen():
+    text = jax.jit(lambda x, i: x.at[i].set(1, mode="drop")).lower(jnp.zeros(8, jnp.uint8), np.int32([1, 2])).as_text()
+    assert promises(text) == ["false"]
+
+
+@given(cases.scatter_starts(1, 3, 2, 2), st.sampled_from([cases.NUM_ROWS, ROW_LIMIT]))
+def test_starts_of_runs_that_are_dropped_are_distinct_and_outside(starts, num_rows):
+    last = num_rows - 2
+    found = np.asarray(xla.distinct_starts(jnp.asarray(starts), last))
+    inside = (starts >= 0) & (starts <= last)
+    kept = starts[inside]
+    assert len(set(found.ravel().tolist())) == found.size - (kept.size - len(set(kept.tolist())))
+    assert np.array_equal(found[inside], kept)
+    assert np.all(found[~inside] < 0)
+
+
+@pytest.mark.parametrize("rows", [[4, 4, 9, -1, 4, -7, 9], [], [-1, -1]])
+def test_rows_of_views_that_are_dropped_are_distinct(rows, monkeypatch):
+    """Also where the same row that does not exist is named again and again."""
+    seen = []
+    real = jax.lax.scatter
+    monkeypatch.setattr(
+        jax_views.lax,
+        "scatter",
+        lambda pool, starts, *rest, **named: seen.append(starts) or real(pool, starts, *rest, **named),
+    )
+    view = StridedView((4, 8), (8, 1), 0, "uint8")
+    pool = cases.random_words((32,), np.uint8, 0)
+    kept = jax_views.write_blocks(jnp.asarray(pool), view, np.int32(rows), jnp.ones((len(rows), 8), jnp.uint8))
+    assert cases.bits(kept) == cases.bits(pool)
+    found = np.asarray(seen[0]).ravel()
+    assert len(set(found.tolist())) == found.size == len(rows)
