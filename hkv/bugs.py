@@ -140,6 +140,13 @@ _BUGS: tuple[Bug, ...] = (
         contract="a chunk whose kept blocks are all null has nothing to store",
         behaviour="blocks outside the window count as well, and an object of the null block's bytes is stored",
     ),
+    Bug(
+        name="lmcache-two-blocks",
+        engine="LMCache 0.5.6 discovery of vLLM's formats",
+        contract="a tensor whose shape does not show which axis is K and V, and which the blocks, is refused",
+        behaviour="of two axes of extent 2 the first is taken for K and V: two blocks that each hold K and V are read "
+        "as planes, and half of what is stored is another block's",
+    ),
 )
 
 BUGS = MappingProxyType({bug.name: bug for bug in _BUGS})

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hkv.chunks.detection import Hints, detect
 from hkv.chunks.formats import TRAITS, EngineKVFormat
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, PageGeometry, group_layers
 from hkv.chunks.objects import object_groups, object_layout
 from hkv.chunks.plans import null_chunks
 from hkv.chunks.tensor_view import TensorView
+from hkv.errors import LayoutError
 
 Bugs = frozenset[str]
 
@@ -42,10 +44,20 @@ def null_mask(bugs: Bugs) -> str:
     return f"stored: {', '.join(f'chunk {i}' for i, null in enumerate(nulls) if not null)}"
 
 
+def two_blocks(bugs: Bugs) -> str:
+    """A layer of two blocks, K and V apart: `[2, 2, slots, heads, elements]` either way."""
+    try:
+        found, _ = detect([TensorView((2, 2, 16, 8, 64))], "vllm", Hints("NHD"), bugs)
+    except LayoutError as refusal:
+        return f"refused: {refusal.argument} = {refusal.value}"
+    return f"format {found.name}"
+
+
 CASES: dict[str, Callable[[Bugs], str]] = {
     "lmcache-group-key": group_key,
     "lmcache-full-window": full_window,
     "lmcache-null-mask": null_mask,
+    "lmcache-two-blocks": two_blocks,
 }
 
 

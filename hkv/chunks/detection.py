@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -75,25 +76,36 @@ def recovered(tensors: Nested) -> Nested:
     return [recovered(entry) for entry in tensors]
 
 
-def detect(tensors: Nested, engine: str, hints: Hints) -> tuple[EngineKVFormat, Nested]:
+def detect(
+    tensors: Nested, engine: str, hints: Hints, bugs: frozenset[str] = frozenset()
+) -> tuple[EngineKVFormat, Nested]:
     """The format of tensors that all have one, and the tensors as that format sees them.
+
+    vLLM's `[2, 2, slots, heads, elements]` may be the K and V planes of two blocks, or two blocks of K and V. LMCache
+    0.5.6 takes it for planes without a word (bug `lmcache-two-blocks`).
 
     Args:
       tensors: recovered here first.
       engine: `vllm`, `sglang`, `trtllm` or `atom`.
       hints: what the engine says beside.
+      bugs: names of defects to reproduce.
 
     Raises:
-      LayoutError: unknown engine, or a structure that no rule knows.
+      LayoutError: unknown engine, a structure that no rule knows, or one that two formats have.
     """
-    detectors = {"vllm": _detect_vllm, "sglang": _detect_sglang, "trtllm": _detect_trtllm, "atom": _detect_atom}
+    vllm = functools.partial(_detect_vllm, bugs=bugs)
+    detectors = {"vllm": vllm, "sglang": _detect_sglang, "trtllm": _detect_trtllm, "atom": _detect_atom}
     if engine not in detectors:
         raise LayoutError("engine", engine, f"one of {', '.join(detectors)}")
     return detectors[engine](recovered(tensors), hints)
 
 
 def discover_per_layer_formats(
-    tensors: Nested, engine: str, hints: Hints, layers_of_engine_groups: Sequence[Sequence[int]] | None = None
+    tensors: Nested,
+    engine: str,
+    hints: Hints,
+    layers_of_engine_groups: Sequence[Sequence[int]] | None = None,
+    bugs: frozenset[str] = frozenset(),
 ) -> tuple[list[EngineKVFormat], Nested]:
     """A format for each layer, and the tensors as those formats see them.
 
@@ -105,9 +117,13 @@ def discover_per_layer_formats(
       engine: as in `detect`.
       hints: as in `detect`.
       layers_of_engine_groups: layer indices of each engine group, or None for one group of all.
+      bugs: as in `detect`.
+
+    Raises:
+      LayoutError: as `detect`, or groups without a layer, or with one that does not exist.
     """
     if _same_shapes(tensors):
-        found, seen = detect(tensors, engine, hints)
+        found, seen = detect(tensors, engine, hints, bugs)
         if TRAITS[found].structure is not Structure.LAYER_LIST:
             return [found] * _num_layers(found, seen), seen
     layers = _layer_entries(tensors)
@@ -116,19 +132,22 @@ def discover_per_layer_formats(
         raise LayoutError("layers_of_engine_groups", groups, "at least one layer in a group")
     formats: list[EngineKVFormat | None] = [None] * len(layers)
     for bucket in _buckets(layers, groups):
-        found, seen = detect([layers[layer] for layer in bucket], engine, hints)
+        found, seen = detect([layers[layer] for layer in bucket], engine, hints, bugs)
         for layer, view in zip(bucket, _layer_entries(seen), strict=True):
             formats[layer], layers[layer] = found, view
     placeholder = next(found for found in formats if found is not None)
     return [placeholder if found is None else found for found in formats], layers
 
 
-def _detect_vllm(tensors: Nested, hints: Hints) -> tuple[EngineKVFormat, Nested]:
+def _detect_vllm(tensors: Nested, hints: Hints, bugs: frozenset[str]) -> tuple[EngineKVFormat, Nested]:
     heads_first = hints.heads_first
     if isinstance(tensors, TensorView):
         return F.NB_NL_TWO_BS_NH_HS, tensors
     first = tensors[0] if len(tensors) else None
     if isinstance(first, TensorView):
+        if first.rank == 5 and first.shape[:2] == (2, 2) and "lmcache-two-blocks" not in bugs:
+            ambiguity = "K and V planes of two blocks, and two blocks of K and V, have this shape"
+            raise LayoutError("tensors", first.shape, f"other than two blocks: {ambiguity} (bugs: lmcache-two-blocks)")
         return _detect_vllm_layers(tensors, first, heads_first)
     if first is not None and all(isinstance(plane, TensorView) and plane.rank == 4 for plane in first):
         return _detect_planes([plane for plane in first if isinstance(plane, TensorView)]), tensors

@@ -19,7 +19,7 @@ from hkv.keys.blake3 import chunk_keys, kv_rank, none_hash
 from hkv.oracle.engines import installed_lmcache as lmcache
 
 INSTALLED = importlib.util.find_spec("lmcache") is not None
-KNOWN = frozenset({"lmcache-group-key"})
+KNOWN = frozenset({"lmcache-group-key", "lmcache-two-blocks"})
 """LMCache leaves blocks and strides out of a group's key; everything else is compared without defects."""
 
 CHUNK = 12
@@ -134,7 +134,7 @@ hints = st.sampled_from([None, *VLLM_HINTS]).map(lambda name: Hints(name, on_cpu
 
 
 def ours(views, hint, infos=(), members=None):
-    formats, seen = discover_per_layer_formats(views, "vllm", hint, members)
+    formats, seen = discover_per_layer_formats(views, "vllm", hint, members, KNOWN)
     return formats, group_layers(formats, seen, infos, KNOWN)
 
 

@@ -163,13 +163,33 @@ def test_vector_23_planes_outermost(hints, expected):
     [
         ((7, 2, 3, 4, 8), "NHD", 2),
         ((7, 2, 3, 4, 8), "HND", 7),
-        ((2, 2, 3, 4, 8), "NHD", 1),
         ((7, 3, 4, 16), "NHD", 13),
         ((7, 3, 4, 16), "HND", 12),
     ],
 )
 def test_vectors_24_to_26_by_shape_and_hint(shape, layout, expected):
     assert detect([TensorView(shape)], "vllm", Hints(layout))[0] == expected
+
+
+AMBIGUOUS = TensorView((2, 2, 3, 4, 8))
+"""K and V of two blocks each, or two blocks of K and V."""
+
+
+@pytest.mark.parametrize(("layout", "expected"), [("NHD", 1), ("HND", 6), ("BLNHC", 1), ("BLHNC", 6)])
+def test_vector_25_two_blocks_are_planes_to_lmcache_and_refused_here(layout, expected):
+    bugs = frozenset({"lmcache-two-blocks"})
+    assert detect([AMBIGUOUS] * 2, "vllm", Hints(layout), bugs)[0] == expected
+    assert discover_per_layer_formats([AMBIGUOUS] * 2, "vllm", Hints(layout), bugs=bugs)[0] == [expected] * 2
+    with pytest.raises(LayoutError, match="two blocks of K and V, have this shape"):
+        detect([AMBIGUOUS] * 2, "vllm", Hints(layout))
+
+
+def test_one_layer_of_two_blocks_among_others_is_refused():
+    layers = [TensorView((2, 7, 3, 4, 8)), TensorView((7, 3, 32)), AMBIGUOUS]
+    with pytest.raises(LayoutError, match="two blocks of K and V, have this shape"):
+        discover_per_layer_formats(layers, "vllm", Hints("NHD"))
+    found, _ = discover_per_layer_formats(layers, "vllm", Hints("NHD"), bugs=frozenset({"lmcache-two-blocks"}))
+    assert found == [1, 3, 1]
 
 
 @pytest.mark.parametrize(
