@@ -2,6 +2,9 @@
 
 A run is contiguous, so it is copied as one stretch of words. Each kernel takes what differs between releases of
 jax-triton, whether an aliased buffer is one pointer or two, from its caller.
+
+A run that is not inside has no words to move. That is written as a length of 0 and not as `mask & inside`: Triton's
+interpreter makes int32 of a comparison of scalars that is broadcast, and from 3.9 on refuses it as a mask.
 """
 
 from __future__ import annotations
@@ -16,10 +19,10 @@ def gather_kernel(starts, pool, out, last: tl.constexpr, row: tl.constexpr, leng
     run = tl.program_id(0).to(tl.int64)
     start = tl.load(starts + run).to(tl.int64)
     columns = tl.program_id(1) * width + tl.arange(0, width)
-    mask = columns < length
     inside = (start >= 0) & (start <= last)
-    words = tl.load(pool + tl.where(inside, start, 0) * row + columns, mask=mask & inside, other=0)
-    tl.store(out + run * length + columns, words, mask=mask)
+    present = columns < tl.where(inside, length, 0)
+    words = tl.load(pool + tl.where(inside, start, 0) * row + columns, mask=present, other=0)
+    tl.store(out + run * length + columns, words, mask=columns < length)
 
 
 @triton.jit
@@ -37,7 +40,7 @@ def scatter_kernel(
     start = tl.load(starts + run).to(tl.int64)
     columns = tl.program_id(1) * width + tl.arange(0, width)
     inside = (start >= 0) & (start <= last)
-    mask = (columns < length) & inside
+    mask = columns < tl.where(inside, length, 0)
     words = tl.load(values + run * length + columns, mask=mask)
     tl.store(pool + tl.where(inside, start, 0) * row + columns, words, mask=mask)
 

@@ -68,7 +68,8 @@ def test_kernels_compile_for_hopper(kernel, row, word):
 
 @needs_torch
 def test_values_under_tritons_interpreter():
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     command = [sys.executable, "-W", "ignore", "-m", "tests.pallas_kernels.triton_values"]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-3000:]
