@@ -25,6 +25,8 @@ import data_plane_cases as cases
 import jax
 import numpy as np
 
+from hkv.errors import ConfigError
+
 MIB = 1 << 20
 
 
@@ -53,6 +55,7 @@ def measure(nbytes: int, repeats: int, only: str) -> dict[str, Any]:
     copy = [copy_bandwidth(nbytes, repeats)]
     rows: list[dict[str, Any]] = []
     failures: list[dict[str, str]] = []
+    refusals: list[dict[str, str]] = []
     for case in cases.all_cases(nbytes):
         if only not in case.name:
             continue
@@ -60,6 +63,8 @@ def measure(nbytes: int, repeats: int, only: str) -> dict[str, Any]:
             progress(f"{case.name}: {implementation}")
             try:
                 rows.append(one(case, implementation, make(), repeats))
+            except ConfigError as refusal:  # runs that this kernel does not move
+                refusals.append({"case": case.name, "implementation": implementation, "refusal": str(refusal)[:300]})
             except Exception as error:  # one implementation that fails must not cost the figures of the others
                 failures.append(
                     {
@@ -74,7 +79,14 @@ def measure(nbytes: int, repeats: int, only: str) -> dict[str, Any]:
         row["fraction_of_copy"] = row["gb_per_s"] / bandwidth
     progress("")
     described = {**device(), "copy_gb_per_s": bandwidth, "copy_gb_per_s_before_and_after": copy}
-    return {"device": described, "bytes_per_operation": nbytes, "repeats": repeats, "rows": rows, "failures": failures}
+    return {
+        "device": described,
+        "bytes_per_operation": nbytes,
+        "repeats": repeats,
+        "rows": rows,
+        "refusals": refusals,
+        "failures": failures,
+    }
 
 
 def one(case: cases.Case, implementation: str, subject: cases.Measurable, repeats: int) -> dict[str, Any]:
@@ -155,6 +167,8 @@ def show(report: dict[str, Any]) -> None:
         names = (row["operation"], row["layout"], row["dtype"], row["page_bytes"], row["run_bytes"])
         figures = (f"{row['bytes_moved'] / 1e6:.1f}", f"{row['gb_per_s']:.2f}", f"{row['fraction_of_copy']:.0%}")
         print(*(f"{entry!s:>14}" for entry in (*names, row["implementation"], *figures)))
+    for refusal in report["refusals"]:
+        print(f"refused {refusal['case']} by {refusal['implementation']}: {refusal['refusal']}")
     for failure in report["failures"]:
         print(f"FAILED {failure['case']} by {failure['implementation']}: {failure['error']}")
 

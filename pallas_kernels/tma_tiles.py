@@ -62,3 +62,16 @@ def tma_tiles(row: int, rows_per_run: int, word_bytes: int) -> TmaTiles | None:
     limit = min(MAX_EXTENT, STAGE_BYTES // line_bytes)
     whole = [n for n in range(1, limit + 1) if lines % n == 0 and n * line_bytes % TILE_MULTIPLE_BYTES == 0]
     return TmaTiles(words, max(whole), lines // max(whole), row // words) if whole else None
+
+
+def required_tma_tiles(row: int, rows_per_run: int, word_bytes: int) -> TmaTiles:
+    """`tma_tiles`, of runs that a bulk copy can move.
+
+    Raises:
+      ValueError: no bulk copy can.
+    """
+    tiles = tma_tiles(row, rows_per_run, word_bytes)
+    if tiles is None:
+        expected = f"lines of a multiple of {LINE_MULTIPLE_BYTES} bytes in tiles of a multiple of {TILE_MULTIPLE_BYTES}"
+        raise ValueError(f"runs of {rows_per_run} rows of {row} words of {word_bytes} bytes: expected {expected}")
+    return tiles

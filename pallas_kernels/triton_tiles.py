@@ -38,12 +38,20 @@ def tiles_of(run_words: int, word_bytes: int) -> Tiles:
     return Tiles(width, -(-run_words // width))
 
 
+def addressable(array: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether Pallas on Triton addresses an array rightly: it counts words in 32 bits below 4 GiB, whatever their size.
+
+    False for arrays of more than 2**31 words and at most 4 GiB, which are those of bytes.
+    """
+    return array.size <= 2**31 or array.size * array.dtype.itemsize > 2**32
+
+
 def check_addressable(*arrays: jax.Array | jax.ShapeDtypeStruct) -> None:
-    """Refuses what Pallas on Triton addresses wrongly: it counts words in 32 bits below 4 GiB, whatever their size.
+    """Refuses what Pallas on Triton addresses wrongly.
 
     Raises:
-      ValueError: an array of more than 2**31 words and at most 4 GiB, which is one of bytes.
+      ValueError: an array that is not `addressable`.
     """
     for array in arrays:
-        if array.size > 2**31 and array.size * array.dtype.itemsize <= 2**32:
+        if not addressable(array):
             raise ValueError(f"{array.dtype}{list(array.shape)}: expected words of 2 or 4 bytes from 2 GiB to 4 GiB")

@@ -17,7 +17,7 @@ import numpy as np
 from hkv.content import Part
 from hkv.errors import LayoutError
 from hkv.layout import Layout
-from hkv.paged.implementations import choose
+from hkv.paged.implementations import choose, implementation_for
 from hkv.paged.runs import from_words, runs_of, to_words
 from hkv.strided import StridedView
 from hkv.views.numpy import numpy_dtype
@@ -207,6 +207,42 @@ def zero_blocks(
     return rows.reshape(-1), _count((blocks != -1) & ~_inside(blocks, layout.num_blocks))
 
 
+def implementations_of(
+    buffer: jax.Array | jax.ShapeDtypeStruct, layout: Layout, implementation: str | None = None
+) -> dict[str, dict[str, str]]:
+    """Which code moves the bytes of each operation, on the device that the program is traced for.
+
+    Args:
+      buffer: unsigned words `[size]`: the pool, or its shape and dtype.
+      layout: how it is laid out.
+      implementation: as in `write`.
+
+    Returns:
+      Per operation, the implementation's name by part; `cell` where all parts move as one.
+
+    Raises:
+      ConfigError: an operation would refuse the implementation, on this device or for these runs.
+      LayoutError: the pool does not fit the layout.
+    """
+
+    def chosen(view: StridedView, num_coordinates: int) -> str:
+        runs = runs_of(buffer, view, num_coordinates)
+        rows = jax.ShapeDtypeStruct((buffer.size // runs.row, runs.row), buffer.dtype)
+        return implementation_for(implementation, rows, runs.rows_per_run)
+
+    names = [part.name for part in layout.content]
+    tokens = {"cell": layout.cells()} if _cell_order(layout) else {name: layout.part_cells(name) for name in names}
+    blocks = {name: chosen(_block_view(layout, name), 2) for name in names}
+    cells = {"cell": chosen(layout.cells(), 2)}
+    return {
+        "write": {name: chosen(_with_states_third(view), 4) for name, view in tokens.items()},
+        "gather": blocks,
+        "scatter": dict(blocks),
+        "copy_blocks": cells,
+        "zero_blocks": dict(cells),
+    }
+
+
 def _inside(index: jax.Array, extent: int) -> jax.Array:
     return (index >= 0) & (index < extent)
 
@@ -236,12 +272,19 @@ def _parts_to_write(layout: Layout, values: Values, lead: int) -> list[tuple[str
     for name, content in values.items():
         part = layout.part(name)
         _check_values(name, content, (*content.shape[:lead], _heads(layout, part), *part.shape), part.dtype)
-    in_cells = [part for part in layout.content if part.strides is None and part.heads is None]
-    together = sorted(in_cells, key=lambda part: part.offset)
-    if len(together) == len(layout.content) == len(values) and sum(part.nbytes for part in together) == layout.shape[4]:
+    together = _cell_order(layout)
+    if together and len(values) == len(together):
         cells = [_as_bytes(values[part.name], lead + 1) for part in together]
         return [("cell", layout.cells(), jnp.concatenate(cells, axis=-1))]
     return [(name, layout.part_cells(name), content) for name, content in values.items()]
+
+
+def _cell_order(layout: Layout) -> list[Part]:
+    """The parts of a cell as they lie, if they fill it and there are no others; else none."""
+    in_cells = [part for part in layout.content if part.strides is None and part.heads is None]
+    together = sorted(in_cells, key=lambda part: part.offset)
+    fill = sum(part.nbytes for part in together) == layout.shape[4]
+    return together if fill and len(together) == len(layout.content) else []
 
 
 def _as_bytes(values: jax.Array, lead: int) -> jax.Array:

@@ -72,11 +72,11 @@ class Runs:
         return jnp.where(inside[..., None], rows, np.int32(self.num_rows)), inside
 
 
-def runs_of(buffer: jax.Array, view: StridedView, num_coordinates: int) -> Runs:
+def runs_of(buffer: jax.Array | jax.ShapeDtypeStruct, view: StridedView, num_coordinates: int) -> Runs:
     """The runs of the units that the first axes of a view count.
 
     Args:
-      buffer: unsigned words `[size]`: the whole pool.
+      buffer: unsigned words `[size]`: the whole pool, or its shape and dtype.
       view: a strided view of the pool; its last axes are the unit.
       num_coordinates: leading axes that say which unit.
 

@@ -1,6 +1,6 @@
 """Gather by Pallas on Mosaic GPU: bulk copies through a ring of stages in shared memory, Hopper and later.
 
-No byte passes through registers. Rows that no bulk copy can move take the register path of
+No byte passes through registers. Runs that no bulk copy can move are refused: those are for
 `pallas_kernels.gather.pallas_triton`.
 """
 
@@ -16,8 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gather import pallas_triton
-from pallas_kernels.tma_tiles import MAX_POOLS, NUM_STAGES, TASKS_PER_PROGRAM, TmaTiles, tma_tiles
+from pallas_kernels.tma_tiles import MAX_POOLS, NUM_STAGES, TASKS_PER_PROGRAM, TmaTiles, required_tma_tiles
 
 AXIS = "program"
 
@@ -110,12 +109,13 @@ def gather_runs(
 
     Returns:
       `[pools, n, runs, rows_per_run, row]`.
+
+    Raises:
+      ValueError: runs that no bulk copy can move.
     """
     (num_rows, row), dtype = pools[0].shape, pools[0].dtype
     shape = (*starts.shape, rows_per_run, row)
-    tiles = tma_tiles(row, rows_per_run, dtype.itemsize)
-    if tiles is None:
-        return pallas_triton.gather_runs(pools, starts, rows_per_run, interpret=bool(interpret))
+    tiles = required_tma_tiles(row, rows_per_run, dtype.itemsize)
     if 0 in shape:
         return jnp.zeros(shape, dtype)
     if len(pools) > MAX_POOLS:

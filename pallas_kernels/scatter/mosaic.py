@@ -12,8 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gather.mosaic import AXIS, ring
-from pallas_kernels.scatter import pallas_triton
-from pallas_kernels.tma_tiles import MAX_POOLS, NUM_STAGES, TASKS_PER_PROGRAM, TmaTiles, tma_tiles
+from pallas_kernels.tma_tiles import MAX_POOLS, NUM_STAGES, TASKS_PER_PROGRAM, TmaTiles, required_tma_tiles
 
 
 def _body(lines_ref: Any, values_ref: Any, *refs: Any, tiles: TmaTiles, num_lines: int, tasks: int) -> None:
@@ -61,12 +60,13 @@ def scatter_runs(
         one pool overlap.
       values: `[pools, n, runs, rows of a run, row]` of the same dtype.
       interpret: False, or the parameters of Mosaic GPU's interpreter (static).
+
+    Raises:
+      ValueError: runs that no bulk copy can move.
     """
     (num_rows, row), dtype = pools[0].shape, pools[0].dtype
     rows_per_run = values.shape[3]
-    tiles = tma_tiles(row, rows_per_run, dtype.itemsize)
-    if tiles is None:
-        return pallas_triton.scatter_runs(pools, starts, values, interpret=bool(interpret))
+    tiles = required_tma_tiles(row, rows_per_run, dtype.itemsize)
     if 0 in values.shape:
         return tuple(pools)
     if len(pools) > MAX_POOLS:

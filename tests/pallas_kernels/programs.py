@@ -20,7 +20,9 @@ from hkv.layout import Layout, Order
 from hkv.spec import FullAttention, MLAAttention
 from hkv.views.numpy import numpy_dtype
 
-KERNELS = ("mosaic", "pallas_triton")
+KERNELS = ("auto", "pallas_triton")
+"""What moves runs of any size: bulk copies where they can and registers elsewhere, and registers alone."""
+
 GPU = "NVIDIA H200"
 DTYPES = ("float16", "float32", "int8", "float8_e4m3fn", "uint8")
 

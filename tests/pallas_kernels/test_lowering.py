@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+import jax
 import pytest
 
+from hkv import paged
+from hkv.errors import ConfigError
 from tests.pallas_kernels import cases, programs
 
 pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
@@ -28,8 +31,31 @@ def test_paged_operations(layout, kernel):
     parts = len(layout.content)
     # A copy is a gather and a scatter; a write of all parts of a cell is one launch.
     assert 5 + parts <= len(found) <= 3 + 3 * parts
-    assert set(found) <= {"mosaic_gpu", "__gpu$xla.gpu.triton"} if kernel == "mosaic" else {"__gpu$xla.gpu.triton"}
-    assert kernel != "mosaic" or "mosaic_gpu" in found
+    assert set(found) <= {"mosaic_gpu", "__gpu$xla.gpu.triton"} if kernel == "auto" else {"__gpu$xla.gpu.triton"}
+    assert kernel != "auto" or "mosaic_gpu" in found
+
+
+def test_a_kernel_that_is_named_is_the_one_that_is_called():
+    found = calls(programs.paged_program(programs.LAYOUTS["LBNHC"], "mosaic", *programs.OPERATIONS))
+    assert set(found) == {"mosaic_gpu"}
+
+
+@pytest.mark.parametrize("layout", ["132 bytes", "656 bytes"])
+def test_runs_that_a_named_kernel_cannot_move_are_refused(layout):
+    with pytest.raises(
+        ConfigError, match=r"implementation = 'mosaic': expected runs that bulk copies can move.*'auto'"
+    ):
+        calls(programs.paged_program(programs.LAYOUTS[layout], "mosaic", "write"))
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "132 bytes", "656 bytes"])
+@pytest.mark.parametrize("operation", programs.OPERATIONS)
+def test_the_kernels_that_are_reported_are_called(layout, operation):
+    program = programs.paged_program(programs.LAYOUTS[layout], "auto", operation)
+    with jax.sharding.use_abstract_mesh(programs.gpu_mesh()):
+        reported = paged.implementations_of(program.arguments[0], programs.LAYOUTS[layout], "auto")[operation]
+    names = {"mosaic": "mosaic_gpu", "pallas_triton": "__gpu$xla.gpu.triton"}
+    assert set(calls(program)) == {names[name] for name in reported.values()}
 
 
 @pytest.mark.parametrize("kernel", programs.KERNELS)
@@ -37,6 +63,6 @@ def test_paged_operations(layout, kernel):
 @pytest.mark.parametrize(("geometries", "launches", "writes"), programs.GROUPS.values(), ids=programs.GROUPS)
 def test_chunk_transfers(geometries, launches, writes, direction, kernel):
     found = calls(programs.chunk_program(geometries, kernel, direction))
-    assert found == [{"mosaic": "mosaic_gpu", "pallas_triton": "__gpu$xla.gpu.triton"}[kernel]] * (
+    assert found == [{"auto": "mosaic_gpu", "pallas_triton": "__gpu$xla.gpu.triton"}[kernel]] * (
         launches + (writes if direction == "pack" else 0)
     )

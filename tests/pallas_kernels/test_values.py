@@ -14,7 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.errors import ConfigError
 from hkv.paged.implementations import choose
+from pallas_kernels.gather import mosaic as gather_mosaic
+from pallas_kernels.scatter import mosaic as scatter_mosaic
 from tests.pallas_kernels import cases
 
 pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
@@ -37,7 +40,7 @@ BULK = {name: shape for name, shape in SHAPES.items() if "bulk" in name}
 GATHERS = {
     **{f"xla, {name}": ("xla", shape) for name, shape in SHAPES.items()},
     **{f"pallas_triton, {name}": ("pallas_triton:interpret", shape) for name, shape in SHAPES.items()},
-    **{f"mosaic, {name}": ("mosaic:interpret", shape) for name, shape in SHAPES.items()},
+    **{f"mosaic, {name}": ("mosaic:interpret", shape) for name, shape in BULK.items()},
 }
 JITTED = {name: jax.jit(choose(name).gather_runs, static_argnums=2) for name, _ in GATHERS.values()}
 JITTED_SCATTER = {name: jax.jit(choose(name).scatter_runs) for name, _ in GATHERS.values()}
@@ -64,7 +67,7 @@ def test_gather(implementation, shape):
 
 @pytest.mark.parametrize(("implementation", "shape"), GATHERS.values(), ids=GATHERS)
 def test_scatter(implementation, shape):
-    if OLD_JAX and implementation.startswith("mosaic") and shape in BULK.values():
+    if OLD_JAX and implementation.startswith("mosaic"):
         pytest.skip("JAX 0.10 cannot interpret a Mosaic GPU kernel that writes through a reference (KeyError: None)")
     row, dtype, pools, n, runs, rows_per_run = shape
 
@@ -80,8 +83,24 @@ def test_scatter(implementation, shape):
     check()
 
 
-@pytest.mark.parametrize("implementation", JITTED)
-@pytest.mark.parametrize("row", [132, 256])
+@pytest.mark.parametrize("shape", [shape for name, shape in SHAPES.items() if name not in BULK])
+def test_runs_that_no_bulk_copy_can_move_are_refused(shape):
+    row, dtype, pools, n, runs, rows_per_run = shape
+    arrays = tuple(jnp.zeros((cases.NUM_ROWS, row), dtype) for _ in range(pools))
+    starts, values = np.zeros((pools, n, runs), np.int32), jnp.zeros((pools, n, runs, rows_per_run, row), dtype)
+    with pytest.raises(ConfigError, match="implementation = 'mosaic:interpret'"):
+        choose("mosaic:interpret").gather_runs(arrays, starts, rows_per_run)
+    with pytest.raises(ConfigError, match="implementation = 'mosaic:interpret'"):
+        choose("mosaic:interpret").scatter_runs(arrays, starts, values)
+    for kernel, arguments in ((gather_mosaic.gather_runs, (rows_per_run,)), (scatter_mosaic.scatter_runs, (values,))):
+        with pytest.raises(ValueError, match="expected lines of a multiple of 16 bytes"):
+            kernel(arrays, jnp.asarray(starts), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "row"),
+    [(name, row) for name in JITTED for row in (132, 256) if row == 256 or not name.startswith("mosaic")],
+)
 def test_nothing_to_move(implementation, row):
     pool = jnp.asarray(cases.random_words((cases.NUM_ROWS, row), np.uint8, 0))
     starts = np.zeros((1, 0, 2), np.int32)
