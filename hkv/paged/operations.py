@@ -2,6 +2,9 @@
 
 A pool is a flat buffer of bytes or wider unsigned words, and its `Layout`, a static value. Block ids and states that do
 not exist move nothing and are counted; -1 is no id at all: it moves nothing and is not counted.
+
+A pool is bits, so no derivative passes it: `write` and `scatter` refuse values that are differentiated, and what
+`gather` finds is a constant.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from hkv.layout import Layout
 from hkv.paged.implementations import choose, implementation_for
 from hkv.paged.runs import from_words, runs_of, to_words
 from hkv.strided import StridedView
+from hkv.views.derivatives import without_derivative
 from hkv.views.numpy import numpy_dtype
 
 Values = Mapping[str, jax.Array]
@@ -56,8 +60,9 @@ def write(
       The buffer, and how many slots did not exist (int32).
 
     Raises:
-      LayoutError: a part that the layout has not, or values of another shape or dtype.
+      LayoutError: a part that the layout has not, values of another shape or dtype, or values with a derivative.
     """
+    values = _constants(values)
     pieces, within = states // layout.shape[3], states % layout.shape[3]
     for name, view, content in _parts_to_write(layout, values, lead=1):
         runs = runs_of(buffer, _with_states_third(view), 4)
@@ -131,7 +136,11 @@ def scatter(
 
     Returns:
       The buffer, and how many ids did not exist (int32).
+
+    Raises:
+      LayoutError: as `write`.
     """
+    values = _constants(values)
     shown = jnp.where(table == null_block, -1, table)
     for name, content in values.items():
         part, view = layout.part(name), _block_view(layout, name)
@@ -241,6 +250,10 @@ def implementations_of(
         "copy_blocks": cells,
         "zero_blocks": dict(cells),
     }
+
+
+def _constants(values: Values) -> Values:
+    return {name: without_derivative(f"values[{name!r}]", content) for name, content in values.items()}
 
 
 def _inside(index: jax.Array, extent: int) -> jax.Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.errors import LayoutError
+from hkv.views.derivatives import without_derivative
 from hkv.views.numpy import numpy_dtype
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -22,7 +23,7 @@ def quantize_per_tensor(values: jax.Array, scale: jax.Array, dtype: str) -> jax.
       dtype: one of `LARGEST`.
 
     Raises:
-      LayoutError: values are not quantised to that dtype.
+      LayoutError: values are not quantised to that dtype, or are differentiated and become integers.
     """
     return _convert(values.astype(jnp.float32) * (np.float32(1) / scale), dtype)
 
@@ -37,6 +38,9 @@ def quantize_per_token_head(values: jax.Array, dtype: str) -> tuple[jax.Array, j
     Returns:
       The quantised values, and float32 `[tokens, heads]` such that `quantised * scale` is about `values`: the largest
       magnitude times the float32 reciprocal of the dtype's largest. A row of zeros has scale 1.
+
+    Raises:
+      LayoutError: as `quantize_per_tensor`.
     """
     wide = values.astype(jnp.float32)
     largest = jnp.max(jnp.abs(wide), axis=-1)
@@ -55,5 +59,5 @@ def _convert(scaled: jax.Array, dtype: str) -> jax.Array:
     largest = np.float32(_largest(dtype))
     clipped = jnp.clip(scaled, -largest, largest)
     if dtype == "int8":
-        clipped = jnp.round(clipped)
+        clipped = jnp.round(without_derivative("values", clipped))
     return clipped.astype(numpy_dtype(dtype))

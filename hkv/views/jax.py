@@ -19,6 +19,7 @@ from jax import lax
 
 from hkv.errors import LayoutError
 from hkv.strided import StridedView
+from hkv.views.derivatives import without_derivative
 from hkv.views.numpy import numpy_dtype
 
 ROW_LIMIT = 2**31 - 1
@@ -66,13 +67,14 @@ def write_blocks(buffer: jax.Array, strided: StridedView, blocks: jax.Array, val
       A buffer of the same shape and dtype; bytes that are not the blocks' (padding, other layers) are unchanged.
 
     Raises:
-      LayoutError: as `read_blocks`, or values of another shape or dtype.
+      LayoutError: as `read_blocks`, values of another shape or dtype, or values with a derivative.
     """
     plan = _plan(buffer, strided)
     expected = (blocks.shape[0], *strided.shape[1:])
     if values.shape != expected or values.dtype != numpy_dtype(strided.dtype):
         raise LayoutError("values", f"{values.dtype}{list(values.shape)}", f"{strided.dtype}{list(expected)}")
-    words = lax.bitcast_convert_type(values, buffer.dtype).reshape(-1, *plan.logical_sizes, plan.item)
+    constants = without_derivative("values", values)
+    words = lax.bitcast_convert_type(constants, buffer.dtype).reshape(-1, *plan.logical_sizes, plan.item)
     updates = words.transpose(plan.to_physical).reshape(-1, len(plan.starts), plan.run // plan.row, plan.row)
     starts = plan.first_rows(blocks)
     # Unless told that indices are unique, XLA compiles a GPU's scatter of bytes to one compare-and-swap a byte. So rows
