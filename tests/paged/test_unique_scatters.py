@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hkv import paged
 from hkv.paged import xla
 from hkv.paged.runs import ROW_LIMIT
 from hkv.strided import StridedView
@@ -59,6 +60,36 @@ def test_starts_of_runs_that_are_dropped_are_distinct_and_outside(starts, num_ro
     assert len(set(found.ravel().tolist())) == found.size - (kept.size - len(set(kept.tolist())))
     assert np.array_equal(found[inside], kept)
     assert np.all(found[~inside] < 0)
+
+
+CALLS = {
+    "write": lambda pool, layout, values: paged.write.__wrapped__(
+        pool, layout, np.int32(0), np.int32([1, -1, 9, -1]), np.int32([0, 0, 0, 7]), values
+    ),
+    "copy_blocks": lambda pool, layout, values: paged.copy_blocks.__wrapped__(
+        pool, layout, np.int32([1, -1, -1, 9]), np.int32([2, 2, -1, 3])
+    ),
+    "zero_blocks": lambda pool, layout, values: paged.zero_blocks.__wrapped__(pool, layout, np.int32([2, -1, 2, 9, 2])),
+}
+"""Calls that move one thing, and name what moves nothing, or what is moved already, again and again."""
+
+
+@pytest.mark.parametrize("operation", CALLS)
+def test_no_operation_breaks_the_promise(operation, monkeypatch):
+    seen = []
+    real = jax.lax.scatter
+    monkeypatch.setattr(
+        xla.lax,
+        "scatter",
+        lambda pool, starts, *rest, **named: seen.append(starts) or real(pool, starts, *rest, **named),
+    )
+    layout = programs.LAYOUTS["LBNHC"]
+    values = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in programs.values_of(layout, 4).items()}
+    CALLS[operation](jnp.ones(layout.end, jnp.uint8), layout, values)
+    (starts,) = seen
+    found = np.asarray(starts).ravel()
+    assert len(set(found.tolist())) == found.size
+    assert 0 < np.sum(found >= 0) < found.size
 
 
 @pytest.mark.parametrize("rows", [[4, 4, 9, -1, 4, -7, 9], [], [-1, -1]])
