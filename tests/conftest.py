@@ -8,6 +8,8 @@ import pathlib
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import needs
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 settings.register_profile(
@@ -21,13 +23,24 @@ settings.register_profile("thorough", settings.get_profile("hkv"), max_examples=
 settings.load_profile(os.environ.get("HKV_HYPOTHESIS_PROFILE", "hkv"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    needs.register(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needs.mark_recordings(items)  # first, so that `-m recordings` sees them
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    needs.skip_if_absent(item)
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> pathlib.Path:
-    """A folder with `oplogs/`, `models/` and `traces/`; skips the test where there is none."""
-    folder = pathlib.Path(os.environ.get("HKV_SHARED", ROOT.parent / "shared"))
-    if not (folder / "oplogs").is_dir():
-        pytest.skip("no folder of shared recordings: set HKV_SHARED to one that has oplogs/, models/ and traces/")
-    return folder
+    """A folder with `oplogs/`, `models/` and `traces/`; tests that ask for it are skipped where there is none."""
+    return needs.shared_folder()
 
 
 @pytest.fixture(scope="session")

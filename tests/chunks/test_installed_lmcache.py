@@ -25,7 +25,6 @@ KNOWN = frozenset({"lmcache-group-key", "lmcache-two-blocks"})
 CHUNK = 12
 """Tokens per chunk where it does not matter: LMCache wants whole blocks of 2, 3 or 4."""
 
-peer = pytest.mark.skipif(not INSTALLED, reason="LMCache 0.5.6 is not installed: docs/chunks.md says how")
 foreign_warnings = pytest.mark.filterwarnings("ignore")  # what torch, numba and LMCache say when they are imported
 
 pytestmark = foreign_warnings
@@ -37,18 +36,18 @@ def test_absence_is_said():
         lmcache.none_hash()
 
 
-@peer
+@pytest.mark.lmcache
 def test_the_root_of_all_keys():
     assert none_hash() == lmcache.none_hash()
 
 
-@peer
+@pytest.mark.lmcache
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 17))
 def test_chunk_keys(tokens, chunk):
     assert chunk_keys(tokens, chunk) == lmcache.chunk_keys(tokens, chunk)
 
 
-@peer
+@pytest.mark.lmcache
 @given(st.lists(st.integers(0, 255), min_size=4, max_size=4))
 def test_ranks(numbers):
     world, rank, local_world, local_rank = numbers
@@ -56,7 +55,7 @@ def test_ranks(numbers):
     assert kv_rank(*numbers) == lmcache.kv_rank(*numbers)
 
 
-@peer
+@pytest.mark.lmcache
 @given(st.data(), st.integers(1, 12))
 @settings(max_examples=300)
 def test_lookup_across_groups(data, num_chunks):
@@ -66,14 +65,14 @@ def test_lookup_across_groups(data, num_chunks):
     assert found == lmcache.longest_prefix(rows, num_chunks)
 
 
-@peer
+@pytest.mark.lmcache
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(0, 200))
 def test_skips_within_windows(per_chunk, per_window, blocks):
     per_window = min(per_window, per_chunk)
     assert plans.skip_in_window(per_chunk, per_window, blocks) == lmcache.skip_in_window(per_chunk, per_window, blocks)
 
 
-@peer
+@pytest.mark.lmcache
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.data())
 def test_block_ids_of_kernel_groups(groups, data):
     infos = [EngineGroupInfo(group, (layer,)) for layer, group in enumerate(groups)]
@@ -81,7 +80,7 @@ def test_block_ids_of_kernel_groups(groups, data):
     assert expand_block_ids(infos, ids) == lmcache.expand_block_ids(infos, ids)
 
 
-@peer
+@pytest.mark.lmcache
 @given(st.lists(st.sampled_from([0, 16, 32, 64]), min_size=1, max_size=3), st.integers(0, 6), st.integers(0, 6))
 def test_block_ids_of_a_range(per_block, start, length):
     ids = {group: list(range(100 * group, 100 * group + 30)) for group in range(len(per_block))}
@@ -143,7 +142,7 @@ def theirs(views, hint, infos=(), members=None):
     return found.formats, found.kernel_groups
 
 
-@peer
+@pytest.mark.lmcache
 @given(layer_views(), hints)
 @settings(max_examples=300)
 def test_formats_and_kernel_groups(views, hint):
@@ -179,7 +178,7 @@ def their_objects(views, infos, chunk, separate):
     return found.object_groups, found.slots_per_object(), found.blocks(chunk)
 
 
-@peer
+@pytest.mark.lmcache
 @given(grouped_layers(), st.sampled_from([32, 64, 128, 100]), st.booleans())
 @settings(max_examples=200)
 def test_object_groups_and_their_slots(layers, chunk, separate):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import socket
 
 import pytest
@@ -11,11 +10,8 @@ import pytest
 from hkv.event_stream import Gap, Message, Subscription
 from hkv.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, KeyIndex, Place, decode_batch, encode_batch
 
-INSTALLED = importlib.util.find_spec("vllm") is not None
-
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(not INSTALLED, reason="vLLM is not installed: benchmarks/make_vllm_environment.py"),
     pytest.mark.filterwarnings("ignore"),  # what vLLM and torch say when they are imported
 ]
 

@@ -225,14 +225,12 @@ def test_views_are_hashable_and_static():
     assert {layout.layer_view(0), layout.layer_view(0)} == {layout.layer_view(0)}
 
 
-def torch_module():
-    return pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'hkv[torch]'")
-
-
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", Order, ids=lambda order: order.value)
 def test_torch_sees_what_numpy_and_jax_see(order, dtype):
-    torch = torch_module()
+    import torch
+
     from hkv.views import torch as torch_views
 
     for sizes in ({**DISTINCT, "num_layers": 2}, COINCIDENCES[1], COINCIDENCES[4]):
@@ -250,8 +248,10 @@ def test_torch_sees_what_numpy_and_jax_see(order, dtype):
             assert not bits(seen).any(), "the tensor and the array share memory"
 
 
+@pytest.mark.torch
 def test_torch_shares_a_jax_buffer():
-    torch = torch_module()
+    import torch
+
     from hkv.views import torch as torch_views
 
     layout = fixed_case(DISTINCT, Order.BLNHC, "bfloat16").layout()
@@ -264,8 +264,10 @@ def test_torch_shares_a_jax_buffer():
     )
 
 
+@pytest.mark.torch
 def test_torch_refuses_what_is_no_byte_buffer():
-    torch = torch_module()
+    import torch
+
     from hkv.views import torch as torch_views
 
     strided = StridedView((4, 5), (10, 2), 0, "float16")

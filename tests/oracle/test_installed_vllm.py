@@ -21,7 +21,6 @@ from hkv.testing.traffic import FEATURES, RandomChoices, draw_header
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 INSTALLED = importlib.util.find_spec("vllm") is not None
 
-needs_vllm = pytest.mark.skipif(not INSTALLED, reason="vLLM is not installed: benchmarks/make_vllm_environment.py")
 foreign_warnings = pytest.mark.filterwarnings("ignore")  # what vLLM and torch say when they are imported
 
 
@@ -59,7 +58,6 @@ def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.vllm
-@needs_vllm
 @foreign_warnings
 @pytest.mark.parametrize("feature", FEATURES)
 def test_reference_and_vllm_agree(feature: str) -> None:
@@ -69,7 +67,6 @@ def test_reference_and_vllm_agree(feature: str) -> None:
 
 
 @pytest.mark.vllm
-@needs_vllm
 @foreign_warnings
 def test_recorded_logs_are_vllms() -> None:
     for path in find_logs([ROOT / "tests" / "data" / "oplogs"]):
@@ -78,14 +75,12 @@ def test_recorded_logs_are_vllms() -> None:
 
 
 @pytest.mark.vllm
-@needs_vllm
 @foreign_warnings
 def test_recording_is_repeatable() -> None:
     assert record(engine_factory("vllm"), "partial", 3, 2, 6) == record(engine_factory("vllm"), "partial", 3, 2, 6)
 
 
 @pytest.mark.vllm
-@needs_vllm
 @foreign_warnings
 def test_keyed_requests() -> None:
     engine = engine_factory("vllm")(draw_header(RandomChoices(4), "core"))

@@ -13,7 +13,7 @@ from hkv.bugs import BUGS
 from hkv.oracle.check import Difference, check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import read_log
-from tests.oracle.test_installed_vllm import foreign_warnings, needs_vllm
+from tests.oracle.test_installed_vllm import foreign_warnings
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "upstream-bugs.md").read_text()
@@ -68,7 +68,6 @@ def test_the_compiled_cache_fails_at_the_line_that_does_it() -> None:
 
 
 @pytest.mark.vllm
-@needs_vllm
 @foreign_warnings
 @pytest.mark.parametrize("path", LOGS, ids=[path.stem for path in LOGS])
 def test_vllm_differs_at_the_last_line(path: pathlib.Path) -> None:

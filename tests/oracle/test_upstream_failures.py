@@ -12,7 +12,7 @@ from hkv.oracle.engines import engine_factory
 from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.oplog import Allocation, Header
 from tests.oracle.sample import HEADER
-from tests.oracle.test_installed_vllm import foreign_warnings, needs_vllm
+from tests.oracle.test_installed_vllm import foreign_warnings
 
 TAIL = msgspec.convert(
     {
@@ -63,7 +63,6 @@ def test_tail_key_outlives_state_by_name() -> None:
 
 
 @pytest.mark.vllm
-@needs_vllm
 @foreign_warnings
 def test_tail_key_outlives_state_in_vllm() -> None:
     with pytest.raises(HKVError, match="vLLM not to raise AssertionError"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import re
@@ -13,9 +12,10 @@ from jax.experimental import topologies
 
 from tests.pallas_kernels import cases, programs
 
-pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
+pytestmark = [pytest.mark.cuda_plugin, pytest.mark.filterwarnings(cases.DEPRECATED)]
 
-KERNELS = (*programs.KERNELS, "xla", "triton")
+JAX_TRITON = pytest.param("triton", marks=[pytest.mark.triton, pytest.mark.jax_triton])
+KERNELS = (*programs.KERNELS, "xla", JAX_TRITON)
 
 HOPPER = """
 gpu_device_info {
@@ -35,23 +35,12 @@ device_description_str: "NVIDIA H200"
 @pytest.fixture(scope="module")
 def sharding():
     """A GPU to compile for: one that is there, or the description of one."""
-    plugins = importlib.util.find_spec("jax_plugins") is not None
-    if not plugins or not any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13)):
-        pytest.skip("no CUDA plugin of JAX is installed: pip install 'jax[cuda12]' compiles for a GPU without one")
     if jax.default_backend() == "gpu":
         return jax.sharding.SingleDeviceSharding(jax.devices()[0])
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     description = {"target_config": HOPPER, "topology": "1x1x1"}
     found = topologies.get_topology_desc(platform="cuda", topology_name="cuda", **description)
     return jax.sharding.SingleDeviceSharding(found.devices[0])
-
-
-@pytest.fixture(autouse=True)
-def _needs_jax_triton(request):
-    if "triton" in request.node.callspec.params.values() if hasattr(request.node, "callspec") else False:
-        for package in ("jax_triton", "triton"):
-            if importlib.util.find_spec(package) is None:
-                pytest.skip(f"{package} is not installed: pip install 'hkv[gpu]'")
 
 
 def check_in_place(text, pool_bytes, what):

@@ -21,10 +21,6 @@ def has(*packages: str) -> bool:
     return all(importlib.util.find_spec(package) is not None for package in packages)
 
 
-needs_triton = pytest.mark.skipif(not has("triton"), reason="triton is not installed: pip install triton")
-needs_torch = pytest.mark.skipif(not has("triton", "torch"), reason="triton and torch are not both installed")
-
-
 @pytest.mark.skipif(has("jax_triton") and jax.default_backend() == "gpu", reason="jax-triton works here")
 def test_a_missing_extra_is_named():
     if has("jax_triton", "jax_plugins"):
@@ -36,7 +32,7 @@ def test_a_missing_extra_is_named():
     assert os.environ.get("TRITON_CACHE_DIR") == before
 
 
-@needs_triton
+@pytest.mark.triton
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kernel", ["gather_kernel", "scatter_kernel", "scatter_kernel_of_two_pointers"])
 @pytest.mark.parametrize(("row", "word"), [(132, "u8"), (656, "u8"), (576, "u16"), (1024, "u32")])
@@ -66,7 +62,8 @@ def test_kernels_compile_for_hopper(kernel, row, word):
         assert "ld.global.v" in made.asm["ptx"], "words are moved several at a time"
 
 
-@needs_torch
+@pytest.mark.triton
+@pytest.mark.torch
 def test_values_under_tritons_interpreter():
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}

@@ -18,6 +18,7 @@ from hkv.errors import ConfigError
 from hkv.paged.implementations import choose
 from pallas_kernels.gather import mosaic as gather_mosaic
 from pallas_kernels.scatter import mosaic as scatter_mosaic
+from tests.needs import NEEDS
 from tests.pallas_kernels import cases
 
 pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
@@ -125,13 +126,14 @@ def test_more_tiles_than_a_ring_has_stages(implementation):
     assert cases.bits(written) == cases.bits(cases.scatter_by_loops([pool], starts, values)[0])
 
 
+@pytest.mark.python312
 @pytest.mark.skipif(not OLD_JAX, reason="this JAX interprets Mosaic scatter itself")
 def test_mosaic_scatter_under_a_newer_python():
     """The scatters that this JAX cannot interpret, in an interpreter of JAX 0.11 or later."""
     python = os.environ.get("HKV_PYTHON312") or shutil.which("python3.12")
     probe = "import hypothesis, jax, pytest; assert jax.__version_info__ >= (0, 11)"
     if python is None or subprocess.run([python, "-c", probe], capture_output=True).returncode:
-        pytest.skip("no Python 3.12 with JAX 0.11, pytest and hypothesis: set HKV_PYTHON312 to one")
+        pytest.skip(NEEDS["python312"].remedy)
     chosen = "test_scatter and mosaic and bulk or test_more_tiles and mosaic"
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,7 +1,6 @@
 """Whole replays through the reference engine, and, where vLLM is installed, in lock-step with its own manager."""
 
 import dataclasses
-import importlib.util
 import json
 import pathlib
 import random
@@ -226,8 +225,6 @@ def test_blocks_larger_than_a_step_and_states_inside_blocks():
 @pytest.mark.parametrize(("text", "num_blocks"), TIGHT.items())
 @pytest.mark.parametrize("options", [{}, {"eagle": ()}, {"retention_interval": 0}, {"caching": False}])
 def test_lock_step_with_vllm(text, num_blocks, options, tmp_path):
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed: benchmarks/make_vllm_environment.py makes an environment that has it")
     if "eagle" in options and "chunked" in text:
         options = {"eagle": (0,)}
     schedule = dataclasses.replace(SCHEDULE, lookahead=random.Random(text).randrange(3) if "eagle" in options else 0)
