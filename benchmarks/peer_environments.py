@@ -1,7 +1,8 @@
-"""Python environments with the packages that HKV is held against: PyTorch with Triton, vLLM 0.33.0, LMCache 0.5.6.
+"""Python environments with the packages that HKV is held against: PyTorch and Triton, vLLM 0.33.0, LMCache 0.5.6.
 
 Each runs on a machine without a GPU. vLLM's KV-cache core (`vllm.v1.core`, `vllm.v1.kv_cache_interface`,
 `vllm.v1.request`) needs none of its kernels, so the published wheel serves, beside an older torch than it asks for.
+Beside PyTorch are Triton, jax-triton and JAX's CUDA plugin, which compile for a GPU that is not there.
 LMCache's published wheel imports CUDA, so LMCache is built from its source distribution, with its common C++ extensions
 and without those for GPUs. What HKV and its tests need, JAX too, is installed beside each, and the checkout is on the
 path.
@@ -91,8 +92,11 @@ def own_requirements(extras: Iterable[str]) -> tuple[str, ...]:
 _ALL = (
     Peer(
         "torch",
-        markers=("torch", "triton", "jax_triton"),
+        markers=("torch", "triton", "jax_triton", "cuda_plugin"),
         extras=("gpu",),
+        requirements=listed("torch"),
+        # No GPU is looked for, and the plugin does not ask for cuDNN and others, which only programs that run need.
+        variables={"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
         trial="import importlib.metadata as m; import torch, triton; "
         "print('torch', torch.__version__, 'triton', triton.__version__, 'jax-triton', m.version('jax-triton'))",
     ),

@@ -75,7 +75,7 @@ NEEDS: dict[str, Need] = {
     "cuda_plugin": Need(
         "compiles for an NVIDIA GPU, present or not",
         lacks_cuda_plugin,
-        "no CUDA plugin of JAX is installed: pip install 'jax[cuda12]' compiles for a GPU without one",
+        "no CUDA plugin of JAX is installed: .ci/peers FOLDER --only torch makes an environment and runs this",
     ),
     "gpu": Need("runs on a GPU", lacks_gpu, "JAX sees no GPU here"),
     "recordings": Need(

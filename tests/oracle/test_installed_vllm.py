@@ -68,6 +68,15 @@ def test_reference_and_vllm_agree(feature: str) -> None:
 
 @pytest.mark.vllm
 @foreign_warnings
+@pytest.mark.parametrize("feature", FEATURES)
+def test_compiled_cache_and_vllm_agree(feature: str) -> None:
+    recording, parted = differ(engine_factory("jax"), engine_factory("vllm"), feature, 1000, 2, 12)
+    assert len(recording.operations) > 12
+    assert parted is None, (parted.mismatch, parted.recording.operations[-1:])
+
+
+@pytest.mark.vllm
+@foreign_warnings
 def test_recorded_logs_are_vllms() -> None:
     for path in find_logs([ROOT / "tests" / "data" / "oplogs"]):
         difference = check_log(read_log(path), engine_factory("vllm"))
