@@ -18,7 +18,6 @@ from hkv.errors import ConfigError
 from hkv.paged.implementations import choose
 from pallas_kernels.gather import mosaic as gather_mosaic
 from pallas_kernels.scatter import mosaic as scatter_mosaic
-from tests.needs import NEEDS
 from tests.pallas_kernels import cases
 
 pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
@@ -133,7 +132,7 @@ def test_mosaic_scatter_under_a_newer_python():
     python = os.environ.get("HKV_PYTHON312") or shutil.which("python3.12")
     probe = "import hypothesis, jax, pytest; assert jax.__version_info__ >= (0, 11)"
     if python is None or subprocess.run([python, "-c", probe], capture_output=True).returncode:
-        pytest.skip(NEEDS["python312"].remedy)
+        pytest.skip("no Python 3.12 with JAX 0.11, pytest and hypothesis: set HKV_PYTHON312 to one")
     chosen = "test_scatter and mosaic and bulk or test_more_tiles and mosaic"
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
