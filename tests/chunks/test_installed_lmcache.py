@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.chunks import plans
@@ -24,6 +24,9 @@ KNOWN = frozenset({"lmcache-group-key", "lmcache-two-blocks"})
 
 CHUNK = 12
 """Tokens per chunk where it does not matter: LMCache wants whole blocks of 2, 3 or 4."""
+
+RANKS = st.integers(1, 255).flatmap(lambda world: st.tuples(st.just(world), st.integers(0, world - 1)))
+"""Processes, and the number of one of them."""
 
 foreign_warnings = pytest.mark.filterwarnings("ignore")  # what torch, numba and LMCache say when they are imported
 
@@ -48,11 +51,9 @@ def test_chunk_keys(tokens, chunk):
 
 
 @pytest.mark.lmcache
-@given(st.lists(st.integers(0, 255), min_size=4, max_size=4))
-def test_ranks(numbers):
-    world, rank, local_world, local_rank = numbers
-    assume(rank < world and local_rank < local_world)
-    assert kv_rank(*numbers) == lmcache.kv_rank(*numbers)
+@given(RANKS, RANKS)
+def test_ranks(of_all, of_this_machine):
+    assert kv_rank(*of_all, *of_this_machine) == lmcache.kv_rank(*of_all, *of_this_machine)
 
 
 @pytest.mark.lmcache
