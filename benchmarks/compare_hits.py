@@ -2,6 +2,7 @@
 
 python benchmarks/compare_hits.py                 # smallest examples, random cached sets, random traffic
 python benchmarks/compare_hits.py --vllm          # and the same cached sets looked up by an installed vLLM
+python benchmarks/compare_hits.py --logs 0 --json F   # as JSON; a part of 0 cases or logs is left out
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -16,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from hkv.cli.json_output import json_option, write_json
 from hkv.oracle import oplog
 from hkv.oracle.engine import apply
 from hkv.oracle.engines.numpy import NumpyEngine
@@ -37,49 +41,55 @@ LOOKUP_BUGS = frozenset({"finder-index-error", "window-one-never-hits"})
 @click.option("--logs", default=2_000, show_default=True, help="Random traffic logs.")
 @click.option("--seed", default=0, show_default=True, help="First seed; each case and log has its own.")
 @click.option("--vllm", is_flag=True, help="Look the cached sets up in an installed vLLM too.")
-def main(cases: int, logs: int, seed: int, vllm: bool) -> None:
+@json_option
+def main(cases: int, logs: int, seed: int, vllm: bool, json_path: str | None) -> None:
     """Compares the iteration with the definition."""
-    show_smallest(vllm)
-    show_random(cases, seed)
-    show_traffic(logs, seed)
-    if vllm:
-        show_vllm(cases, seed)
+    OUT.quiet = json_path == "-"
+    result: dict[str, Any] = show_smallest(vllm)
+    if cases:
+        result["random"] = show_random(cases, seed)
+    if logs:
+        result["traffic"] = show_traffic(logs, seed)
+    if cases and vllm:
+        result["vllm"] = show_vllm(cases, seed)
+    write_json(json_path, result)
 
 
-def show_smallest(vllm: bool) -> None:
+def show_smallest(vllm: bool) -> dict[str, Any]:
     """Every cache of one or two groups with blocks of 1 or 2 tokens and requests of up to 3: first example by cause."""
     sizes = [(1, tokens) for tokens in range(1, 6)] + [(2, tokens) for tokens in range(1, 4)]
     first: dict[Cause, Case] = {}
     count = differ = 0
-    for found in track(itertools.chain.from_iterable(small_cases(*size) for size in sizes), "small caches"):
+    for found in progress(itertools.chain.from_iterable(small_cases(*size) for size in sizes), "small caches"):
         count += 1
         if found.by_iteration() != found.by_definition():
             differ += 1
             named = explained(found)
             if len(named) == 1:
                 first.setdefault(next(iter(named)), found)
-    table = Table("cause", "smallest example", "iteration", "definition", *(["vLLM"] if vllm else []))
-    for cause in Cause:
-        found = first[cause]
-        add_example(table, cause, found, vllm)
     windows = [SlidingWindow(block_size=1, window=2), Mamba(block_size=1)]
-    found = Case(make_config(windows, [0, 1]), 4, frozenset({(0, 1), (0, 3), (0, 4), (1, 1)}))
-    add_example(table, Cause.DROP_NOT_REPEATED, found, vllm)
+    by_hand = Case(make_config(windows, [0, 1]), 4, frozenset({(0, 1), (0, 3), (0, 4), (1, 1)}))
+    rows = [example(cause.name, first[cause], vllm) for cause in Cause]
+    rows.append(example(f"{Cause.DROP_NOT_REPEATED.name}, by hand", by_hand, vllm))
+    table = Table("cause", "smallest example", "iteration", "definition", *(["vLLM"] if vllm else []))
+    for row in rows:
+        table.add_row(*map(str, row.values()))
     OUT.print(table)
     OUT.print(f"{count:,} small caches, {differ:,} differ, each for a named cause")
+    return {"small": {"caches": count, "differ": differ}, "examples": rows}
 
 
-def add_example(table: Table, cause: Cause, found: Case, vllm: bool) -> None:
-    """One row."""
-    theirs = [str(outcome(lambda: by_vllm(found)))] if vllm else []
-    table.add_row(cause.name, str(found), str(found.by_iteration()), str(found.by_definition()), *theirs)
+def example(cause: str, found: Case, vllm: bool) -> dict[str, Any]:
+    """One row: a case, and what each side finds."""
+    row = {"cause": cause, "example": str(found), "iteration": found.by_iteration(), "definition": found.by_definition()}
+    return {**row, "vllm": outcome(lambda: by_vllm(found))} if vllm else row
 
 
-def show_random(cases: int, seed: int) -> None:
+def show_random(cases: int, seed: int) -> dict[str, Any]:
     """Random cached sets: 1 to 5 groups, unequal blocks, EAGLE subsets, 1 to 4 ranks."""
     tally: collections.Counter[str] = collections.Counter()
     lost: collections.Counter[str] = collections.Counter()
-    for number in track(range(seed, seed + cases), "random sets"):
+    for number in progress(range(seed, seed + cases), "random sets"):
         found = draw_case(RandomChoices(number))
         iteration, definition = found.by_iteration(), found.by_definition()
         tally["no cause applies"] += not causes(found.config, found.num_tokens)
@@ -87,14 +97,14 @@ def show_random(cases: int, seed: int) -> None:
             tally["less" if iteration < definition else "more"] += 1
             named = explained(found)
             lost[" + ".join(sorted(cause.name for cause in named))] += 1
-    show_tally(f"{cases:,} random cached sets", tally, lost, cases)
+    return show_tally(f"{cases:,} random cached sets", tally, lost, cases)
 
 
-def show_traffic(logs: int, seed: int) -> None:
+def show_traffic(logs: int, seed: int) -> dict[str, Any]:
     """Lookups of random traffic, where the cache holds what requests left behind."""
     tally: collections.Counter[str] = collections.Counter()
     lost: collections.Counter[str] = collections.Counter()
-    for number in track(range(seed, seed + logs), "traffic logs"):
+    for number in progress(range(seed, seed + logs), "traffic logs"):
         choices = RandomChoices(number)
         header = draw_header(choices, FEATURES[number % len(FEATURES)], version=2)
         if header.bugs:
@@ -108,7 +118,7 @@ def show_traffic(logs: int, seed: int) -> None:
             return answer
 
         drive(header, choices, perform, steps=12)
-    show_tally(f"{tally['lookups']:,} lookups of {logs:,} traffic logs", tally, lost, tally["lookups"])
+    return show_tally(f"{tally['lookups']:,} lookups of {logs:,} traffic logs", tally, lost, tally["lookups"])
 
 
 def note(engine: NumpyEngine, id: str, hit: int, tally: collections.Counter, lost: collections.Counter) -> None:
@@ -134,27 +144,33 @@ def explained(found: Case) -> frozenset[Cause]:
     return named
 
 
-def show_tally(title: str, tally: collections.Counter, lost: collections.Counter, total: int) -> None:
-    """Prints counts and shares."""
+def show_tally(title: str, tally: collections.Counter, lost: collections.Counter, total: int) -> dict[str, Any]:
+    """Prints counts and shares, and returns the counts."""
     table = Table("", "count", "share", title=title, title_justify="left")
     for name in sorted(set(tally) - {"lookups"}):
         table.add_row(name, f"{tally[name]:,}", f"{tally[name] / total:.3%}")
     for name, count in lost.most_common():
         table.add_row(f"  {name}", f"{count:,}", f"{count / total:.3%}")
     OUT.print(table)
+    return {"total": total, "counts": dict(tally), "causes": dict(lost)}
 
 
-def show_vllm(cases: int, seed: int) -> None:
+def progress(cases: Iterable[Any], what: str) -> Iterable[Any]:
+    """The cases; a bar on a terminal."""
+    return track(cases, what, console=Console(stderr=True), disable=not sys.stderr.isatty())
+
+
+def show_vllm(cases: int, seed: int) -> dict[str, Any]:
     """The same cached sets in an installed vLLM's own coordinator."""
     tally: collections.Counter[str] = collections.Counter()
-    for number in track(range(seed, seed + cases), "installed vLLM"):
+    for number in progress(range(seed, seed + cases), "installed vLLM"):
         found = draw_case(RandomChoices(number))
         found = dataclasses.replace(found, config=dataclasses.replace(found.config, bugs=LOOKUP_BUGS))
         ours, theirs = outcome(found.by_iteration), outcome(lambda found=found: by_vllm(found))
         tally["same"] += ours == theirs
         if ours != theirs:
             OUT.print(f"{found}: vLLM {theirs}, iteration {ours}")
-    show_tally(f"{cases:,} cached sets, iteration against installed vLLM", tally, collections.Counter(), cases)
+    return show_tally(f"{cases:,} cached sets, iteration against installed vLLM", tally, collections.Counter(), cases)
 
 
 def outcome(lookup: Any) -> int | str:
