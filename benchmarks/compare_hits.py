@@ -81,8 +81,18 @@ def show_smallest(vllm: bool) -> dict[str, Any]:
 
 def example(cause: str, found: Case, vllm: bool) -> dict[str, Any]:
     """One row: a case, and what each side finds."""
-    row = {"cause": cause, "example": str(found), "iteration": found.by_iteration(), "definition": found.by_definition()}
-    return {**row, "vllm": outcome(lambda: by_vllm(found))} if vllm else row
+    row = {
+        "cause": cause,
+        "example": str(found),
+        "iteration": found.by_iteration(),
+        "definition": found.by_definition(),
+    }
+    if not vllm:
+        return row
+    try:
+        return {**row, "vllm": by_vllm(found)}
+    except Exception as error:
+        return {**row, "vllm": type(error).__name__}
 
 
 def show_random(cases: int, seed: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Compares HKV's strides and views with an installed vLLM's: `python benchmarks/compare_layouts.py --cases 8000`.
 
-Every case is a random layer in one of the six orders, legal or not. Where both lay it out, strides and every layer's view
-must be equal. HKV refuses more than vLLM does: axes that do not nest, and kernel blocks that lose states.
+Every case is a random layer in one of the six orders, legal or not. Where both lay it out, strides and every layer's
+view must be equal. HKV refuses more than vLLM does: axes that do not nest, and kernel blocks that lose states.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ def ranges(indices: list[int]) -> str:
 
 def readme() -> str:
     lines = [
-        "| model | B/token, all full | B/token | B/sequence | longest request | blocks | requests at once | command |",
+        "| model | bytes a token, all full | bytes a token | and a sequence | longest request | blocks "
+        "| such requests at once | command |",
         "|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for name, model in models().items():

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import hkv.oracle
+from benchmarks.quoted.console import CUT, difference, shown_in
 from hkv.oracle.engine import Engine
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import Only, draw
@@ -20,44 +21,28 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TEXT = (ROOT / "docs" / "checking-your-engine.md").read_text()
 
 
-def commands() -> list[tuple[str, list[str]]]:
-    """Every command of the document, with the lines of output that follow it."""
-    found: list[tuple[str, list[str]]] = []
-    for block in re.findall(r"```console\n(.*?)```", TEXT, re.DOTALL):
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                found.append((line[2:], []))
-            else:
-                found[-1][1].append(line)
-    return found
-
-
 def test_every_command_prints_what_it_says(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    assert len(commands()) == 7
-    for command, expected in commands():
-        words = shlex.split(command)
+    commands = shown_in(TEXT)
+    assert len(commands) == 7
+    for shown in commands:
+        command, words = shown.command, shlex.split(shown.command)
         if shutil.which("gcc") is None and (words[0] == "gcc" or "cmd:./my-engine,numpy" in words):
             continue
         program = [sys.executable, "-m", "hkv"] if words[0] == "hkv" else words[:1]
         done = subprocess.run([*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.stderr == "", command
-        for line in expected:
-            assert line in done.stdout.splitlines(), (command, done.stdout)
+        assert (problem := difference(shown, done.stdout)) is None, problem
         assert done.returncode == (1 if "WrongEngine" in command else 0), command
 
 
-def test_the_wrong_engine_is_diagnosed(tmp_path: pathlib.Path) -> None:
-    arguments = ["diff", "--engines", "examples/wrong_engine.py:WrongEngine,numpy", "--kinds", "full_attention"]
-    arguments += ["--max-groups", "1", "--version", "1", "--feature", "core"]
-    done = subprocess.run([sys.executable, "-m", "hkv", *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "core seed 2 version 1: line 8: lookup id=r4" in done.stdout
-    assert (
-        "broken invariant: index\n    line 7, after allocate r3: block 1 holds the first 2 tokens of r3" in done.stdout
+def test_the_wrong_engine_is_short_and_its_diagnosis_shown() -> None:
+    (shown,) = (
+        each for each in shown_in(TEXT) if each.command.startswith("hkv diff") and "WrongEngine" in each.command
     )
-    assert "7 operations, shrunk from 70" in done.stdout
+    assert "  broken invariant: index" in shown.output
+    assert CUT not in shown.output
     assert len((ROOT / "examples" / "wrong_engine.py").read_text().splitlines()) <= 64
 
 

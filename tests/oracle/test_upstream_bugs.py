@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from benchmarks.quoted.console import CUT, Shown, difference, shown_in
 from hkv.bugs import BUGS
 from hkv.oracle.check import Difference, check_log
 from hkv.oracle.engines import engine_factory
@@ -21,17 +22,16 @@ LOGS = sorted((DOCS / "upstream-bugs").glob("*.jsonl"))
 SCRIPTS = ("planning", "chunks")
 
 
-def told_by(script: str) -> str:
-    """The block of the page that shows what a script prints."""
-    found = re.search(rf"<!-- {script} -->\n```\n(.*?)```", PAGE, re.DOTALL)
-    assert found is not None
-    return found[1]
+def told_by(script: str) -> Shown:
+    """What the page shows of a script's output."""
+    (found,) = (shown for shown in shown_in(PAGE) if shown.command == f"python docs/upstream-bugs/{script}.py")
+    return found
 
 
 def test_every_defect_is_shown_once() -> None:
     shown = [path.stem for path in LOGS]
     for script in SCRIPTS:
-        shown += re.findall(r"^([a-z-]+)$", told_by(script), re.MULTILINE)
+        shown += [line for line in told_by(script).output if re.fullmatch(r"[a-z-]+", line)]
     assert sorted(shown) == sorted(BUGS)
     for path in LOGS:
         assert f"`{path.stem}`" in PAGE
@@ -41,7 +41,8 @@ def test_every_defect_is_shown_once() -> None:
 def test_scripts_print_what_the_page_says(script: str) -> None:
     command = [sys.executable, str(DOCS / "upstream-bugs" / f"{script}.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == told_by(script)
+    assert (problem := difference(told_by(script), done.stdout)) is None, problem
+    assert CUT not in told_by(script).output
     for contract, defect in re.findall(r"contract: (.*)\n  defect:   (.*)", done.stdout):
         assert contract != defect
 

@@ -1,0 +1,60 @@
+"""Figures that the project's own files and declarations have: nothing runs but Python."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from typing import Any
+
+from benchmarks import model_tables
+from benchmarks.compare_layouts import OUTCOMES, outcome
+from benchmarks.quoted.source import ROOT
+from hkv.chunks.formats import EngineKVFormat
+from hkv.dialects.dialect import Rules
+from hkv.group_policy import GroupPolicy
+from hkv.oracle.log_file import read_log
+from hkv.testing.explorer.judges import JUDGES
+from hkv.testing.hit_causes import Cause
+
+DATA = ROOT / "tests" / "data"
+
+
+def recorded_logs() -> dict[str, Any]:
+    """Logs of an installed vLLM that the tests check."""
+    return {"logs": len(list((DATA / "oplogs").glob("*.jsonl")))}
+
+
+def recorded_layouts() -> dict[str, Any]:
+    """What comes of the layouts that were recorded from vLLM 0.33."""
+    records = json.loads((DATA / "layouts" / "vllm-0.33.json").read_text())
+    counts = collections.Counter(outcome(record["case"], record["answer"]) for record in records)
+    equal, both, *alone, different = (counts[name] for name in OUTCOMES)
+    return {"cases": len(records), "equal": equal, "both": both, "alone": sum(alone), "different": different}
+
+
+def model_rows() -> dict[str, Any]:
+    """The README's table of models."""
+    return {"lines": model_tables.readme().splitlines(), "models": len(model_tables.names())}
+
+
+def hit_causes() -> dict[str, Any]:
+    """Why the engine's iteration may leave the definition of a hit, by direction."""
+    directions = collections.Counter(cause.direction for cause in Cause)
+    return {"causes": len(Cause), **directions}
+
+
+def defect_logs() -> dict[str, Any]:
+    """The logs that show known defects."""
+    logs = [read_log(path) for path in sorted((ROOT / "docs" / "upstream-bugs").glob("*.jsonl"))]
+    return {"logs": len(logs), "operations": max(len(log.operations) for log in logs)}
+
+
+def declarations() -> dict[str, Any]:
+    """How many fields and members some declarations have."""
+    return {
+        "chunk_formats": len(EngineKVFormat),
+        "rules": len(dataclasses.fields(Rules)),
+        "policy_fields": len(dataclasses.fields(GroupPolicy)),
+        "explored_invariants": len(JUDGES),
+    }

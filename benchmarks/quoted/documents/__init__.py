@@ -1,0 +1,9 @@
+"""Every claim, a module for a document or a few."""
+
+from __future__ import annotations
+
+from benchmarks.quoted.documents import dialects, hits, others, readme, speed
+
+CLAIMS = (*readme.CLAIMS, *hits.CLAIMS, *dialects.CLAIMS, *speed.CLAIMS, *others.CLAIMS)
+
+__all__ = ["CLAIMS"]

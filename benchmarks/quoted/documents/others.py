@@ -1,0 +1,134 @@
+"""Claims of the other documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.quoted.claim import AnyClaim, Claim, Output, Spread
+
+EXPLORE, DECODER, SHARDING = "docs/explore.md", "docs/decoder.md", "docs/sharding.md"
+
+
+def _served(row: str, name: str) -> Claim:
+    """A row of the decoder's table of memory."""
+    return Claim(
+        DECODER,
+        f"| {row} | {{hits}} % | {{kib}} KiB |",
+        ("decoder",),
+        lambda made: {"hits": made[f"{name}_hits"], "kib": made[f"{name}_kib"]},
+    )
+
+
+def _resharded(row: str, name: str, forwarded: bool = False) -> Claim:
+    """What a row of the table of reshardings says of bytes; its times are not compared."""
+    figures = ("sent", "forwarded") if forwarded else ("sent",)
+    return Claim(
+        SHARDING,
+        f"| {row} | {{sent}} MiB | " + ("{forwarded} MiB |" if forwarded else "0 |"),
+        ("resharding",),
+        lambda made: {figure: made[f"{name}_{figure}"] for figure in figures},
+    )
+
+
+def _killed(made: Mapping[str, Any]) -> dict[str, Any]:
+    summary = made["summary"]
+    return {"killed": summary["killed"], "mutants": summary["mutants"]}
+
+
+CLAIMS: tuple[AnyClaim, ...] = (
+    Claim(
+        EXPLORE,
+        "The default space has {states} states and {transitions} transitions, of which {evict} % evict and {refuse} "
+        "% are refused.",
+        ("explore",),
+        lambda made: made,
+    ),
+    Claim(
+        EXPLORE,
+        "the default space whole, {transitions} transitions, in",
+        ("explore",),
+        lambda made: {"transitions": made["transitions"]},
+    ),
+    Output(EXPLORE, "hkv explore --plant window-one-short", ("plant",)),
+    Claim(
+        "docs/mutants.md",
+        "{killed} of {mutants} mutants killed",
+        ("mutants",),
+        _killed,
+    ),
+    Claim(
+        "docs/upstream-bugs.md",
+        "meets it at its {example}th example",
+        ("late copy",),
+        lambda made: {"example": made["mutants"][0]["examples"]},
+    ),
+    Claim(
+        "docs/upstream-bugs.md",
+        "in at most {operations} operations. Three",
+        ("defect logs",),
+        lambda made: {"operations": made["operations"]},
+    ),
+    Claim(
+        "docs/layouts.md",
+        "`tests/data/layouts` holds {cases} answers of vLLM 0.33 ({equal} layouts equal, {both} refused by both, "
+        "{alone} that HKV alone refuses because axes do not nest)",
+        ("recorded layouts",),
+        lambda made: {name: made[name] for name in ("cases", "equal", "both", "alone")},
+    ),
+    Claim(
+        "docs/chunks.md",
+        "the {formats} engine formats",
+        ("declarations",),
+        lambda made: {"formats": made["chunk_formats"]},
+    ),
+    Claim(
+        "docs/new-engine-version.md",
+        "kinds of layers and {rules} rules (`hkv/dialects/dialect.py`)",
+        ("declarations",),
+        lambda made: {"rules": made["rules"]},
+    ),
+    Claim(
+        "docs/topology.md",
+        "has the {fields} fields of RTP-LLM's `CacheGroupPolicy`",
+        ("declarations",),
+        lambda made: {"fields": made["policy_fields"]},
+    ),
+    _served("full attention | 1", "full"),
+    _served("sliding window, 8 tokens | 2", "window"),
+    _served("chunked local, 8 tokens | 2", "chunked"),
+    _served("latent (MLA) | 1", "latent"),
+    _served("gated delta | 2", "delta"),
+    Claim(
+        DECODER,
+        "| together | 8 | {hits} % | {kib} KiB |",
+        ("decoder",),
+        lambda made: {"hits": made["hits"], "kib": made["kib"]},
+    ),
+    Claim(
+        DECODER,
+        "| full attention in every layer | 8 | | {kib} KiB |",
+        ("decoder",),
+        lambda made: {"kib": made["all_full"]},
+    ),
+    Claim(
+        DECODER,
+        "they differ by at most {most} units in the last place of the largest logit",
+        ("decoder",),
+        lambda made: {"ulps": made["ulps"]},
+        {"ulps": Spread("most", "most", 4)},
+    ),
+    Claim(
+        DECODER,
+        "Run whole, {configurations} configurations in 13 minutes on one core: of {logits} logits none failed; "
+        "exact sums differ by nothing, XLA's by at most {most} units in the last place",
+        ("sweep",),
+        lambda made: {"configurations": made["configurations"], "logits": made["logits"], "ulps": made["ulps"]},
+        {"ulps": Spread("most", "most", 4)},
+    ),
+    _resharded("tensor 4 to tensor 2 | 8", "fewer"),
+    _resharded("tensor 2 to tensor 4 | 8", "more"),
+    _resharded("tensor 4 to tensor 4 | 1", "copies", forwarded=True),
+    _resharded("tensor 4 to context 4 by 16 tokens | 8", "context"),
+    _resharded("tensor 4 to tensor 2, context 2 by 1 token | 8", "both"),
+)

@@ -1,0 +1,151 @@
+"""Every command and function that makes a figure of a document."""
+
+from __future__ import annotations
+
+from benchmarks.quoted import counts
+from benchmarks.quoted.source import Cost, Source
+
+NUMBER = r"([\d,.]+)"
+DIFF = {"operations": rf"{NUMBER} operations$", "seeds": rf"{NUMBER} seeds each", "features": rf"in {NUMBER} features"}
+PLANNED = {"planned": rf"^planned +{NUMBER}$", "refused": rf"^refused +{NUMBER}$"}
+LAYOUTS = {
+    "equal": rf"^equal +{NUMBER}$",
+    "both": rf"^both refuse +{NUMBER}$",
+    "nest": rf"^axes that do not nest +{NUMBER}$",
+    "states": rf"^a kernel block too small for its states +{NUMBER}$",
+}
+EXPLORED = {
+    "states": rf"^{NUMBER} states",
+    "transitions": rf"{NUMBER} transitions, depth",
+    "evict": rf"^{NUMBER}% evict",
+    "refuse": rf"{NUMBER}% refuse$",
+}
+SWEPT = {
+    "configurations": rf"^{NUMBER} configurations",
+    "logits": rf"; {NUMBER} logits compared",
+    "failed": rf"logits compared; {NUMBER} failed",
+    "ulps": rf"difference, xla sums: {NUMBER} ulps",
+}
+STEPPED = {
+    "many": rf"many steps a dispatch.* {NUMBER} x │",
+    "one": rf"one dispatch a step.* {NUMBER} x │",
+}
+DECODED = {
+    "ratio": rf"cache in jit.* {NUMBER} x │",
+}
+KINDS = {
+    "full": "full attention",
+    "window": "sliding window",
+    "chunked": "chunked local",
+    "latent": r"latent \(MLA\)",
+    "delta": "gated delta",
+}
+SERVED = {
+    "hits": rf"^found in the cache: {NUMBER}%",
+    "kib": rf"^memory: {NUMBER} KiB",
+    "all_full": rf"in every layer {NUMBER} KiB",
+    "ulps": rf"without a cache: {NUMBER} units",
+    **{f"{name}_hits": rf"^ +{kind} .* alone +{NUMBER}%" for name, kind in KINDS.items()},
+    **{f"{name}_kib": rf"^ +{kind} .*% +{NUMBER} KiB" for name, kind in KINDS.items()},
+}
+PAIRS = {
+    "fewer": "tensor 4 -> tensor 2 ",
+    "more": "tensor 2 -> tensor 4 ",
+    "copies": "tensor 4 of 1 head -> tensor 4 ",
+    "context": "tensor 4 -> context 4, by 16 ",
+    "both": "tensor 4 -> tensor 2, context 2, by 1 ",
+}
+RESHARDED = {
+    **{f"{name}_sent": rf"^{row} *{NUMBER}MiB" for name, row in PAIRS.items()},
+    **{f"{name}_forwarded": rf"^{row} *[\d.]+MiB +{NUMBER}MiB" for name, row in PAIRS.items()},
+}
+REPLAY = "hkv replay TRACE --json - --groups"
+THREE = "full:16,swa:16:1024,swa:16:128"
+BESIDE = "python benchmarks/replay.py --json - --vllm-python VLLM/bin/python --mode"
+DIALECTS = "python benchmarks/dialects.py --json - --trace TRACE --repeats 5"
+WHOLE = "--requests 12031 --num-blocks 50000 --compiled"
+
+COUNTED = (
+    Source("recorded logs", counts.recorded_logs),
+    Source("recorded layouts", counts.recorded_layouts),
+    Source("models", counts.model_rows),
+    Source("causes", counts.hit_causes),
+    Source("defect logs", counts.defect_logs),
+    Source("declarations", counts.declarations),
+)
+"""Functions: a test makes them."""
+
+COMMANDS = (
+    Source("small hits", "python benchmarks/compare_hits.py --cases 0 --logs 0 --json -"),
+    Source("small hits vllm", "VLLM/bin/python benchmarks/compare_hits.py --vllm --cases 0 --logs 0 --json -"),
+    Source("hits", "python benchmarks/compare_hits.py --json -"),
+    Source(
+        "hits vllm",
+        "VLLM/bin/python benchmarks/compare_hits.py --vllm --cases 30000 --logs 0 --json -",
+        {},
+        Cost.MINUTES,
+    ),
+    Source("diff vllm", "VLLM/bin/python -m hkv diff --engines numpy,vllm --seeds 1000", DIFF, Cost.HOURS),
+    Source("diff jax", "hkv diff --engines numpy,jax --seeds 1000", DIFF, Cost.HOURS),
+    Source("planning", "VLLM/bin/python benchmarks/compare_planning.py --cases 4000", PLANNED, Cost.MINUTES),
+    Source("planning models", "VLLM/bin/python benchmarks/compare_planning.py --models tests/data/models", PLANNED),
+    Source("layouts", "VLLM/bin/python benchmarks/compare_layouts.py --cases 8000", LAYOUTS),
+    Source("kills", "python tests/tier/kill_driver.py FOLDER"),
+    Source("explore", "python benchmarks/explore.py --seconds 7200", EXPLORED, Cost.MINUTES),
+    Source("plant", "hkv explore --plant window-one-short", {"output": r"\A([\s\S]*)\Z"}, status=1),
+    Source("mutants", "hkv mutants --json -", {}, Cost.MINUTES),
+    Source("late copy", "hkv mutants --only hit-inside-a-block-of-this-step --json -"),
+    Source("decoder", "python examples/hybrid_decoder --verify", SERVED),
+    Source("sweep", "python -m examples.hybrid_decoder.sweep", SWEPT, Cost.MINUTES),
+    Source("resharding", "python benchmarks/resharding.py --repeats 1", RESHARDED),
+    Source("trace jax", f"{REPLAY} {THREE} --num-blocks 200000", {}, Cost.MINUTES),
+    Source("trace numpy", f"{REPLAY} {THREE} --num-blocks 200000 --engine numpy", {}, Cost.MINUTES),
+    Source("trace vllm", f"{BESIDE} schedule --trace TRACE --repeats 1", {}, Cost.MINUTES),
+)
+
+REPLAYS = tuple(
+    Source(name, f"{REPLAY} {arguments}", {}, Cost.MINUTES)
+    for name, arguments in (
+        ("12k vllm", "full:64 --num-blocks 12000"),
+        ("12k rtp", "full:64 --num-blocks 12000 --dialect rtp-llm/single"),
+        ("12k rtp unreserved", "full:64 --num-blocks 12000 --dialect rtp-llm/single --reserve-ratio 0"),
+        ("50k vllm", "full:64 --num-blocks 50000"),
+        ("50k rtp", "full:64 --num-blocks 50000 --dialect rtp-llm/single"),
+        ("50k rtp from the back", "full:64 --num-blocks 50000 --dialect rtp-llm/hybrid-pool"),
+        ("all vllm", "full:64 --num-blocks 900000 --limit 4000"),
+        ("all rtp", "full:64 --num-blocks 900000 --limit 4000 --dialect rtp-llm/single"),
+        ("20k vllm", "full:64 --num-blocks 20000 --limit 1000"),
+        ("20k rtp", "full:64 --num-blocks 20000 --limit 1000 --dialect rtp-llm/single"),
+        ("20k rtp from the back", "full:64 --num-blocks 20000 --limit 1000 --dialect rtp-llm/hybrid-pool"),
+        ("20k rtp tree", "full:64 --num-blocks 20000 --limit 1000 --dialect rtp-llm/hybrid-pool --prefix-tree"),
+        ("states vllm", "full:64,mamba:64 --num-blocks 50000"),
+        ("states rtp", "full:64,mamba:64 --num-blocks 50000 --dialect rtp-llm/hybrid"),
+        ("states rtp 8", "full:64,mamba:64 --num-blocks 50000 --dialect rtp-llm/hybrid --linear-step 8"),
+        ("all states vllm", "full:64,mamba:64 --num-blocks 900000 --limit 4000"),
+        (
+            "all states rtp 8",
+            "full:64,mamba:64 --num-blocks 900000 --limit 4000 --dialect rtp-llm/hybrid --linear-step 8",
+        ),
+        ("1500 vllm", "full:64 --num-blocks 1500 --limit 500"),
+        ("1500 rtp", "full:64 --num-blocks 1500 --limit 500 --dialect rtp-llm/single"),
+    )
+)
+
+TIMED = tuple(
+    Source(name, command, reads, Cost.MINUTES, timed=True)
+    for name, command, reads in (
+        ("speed prompts", f"{BESIDE} prompts --trace TRACE --requests 1000", {}),
+        ("speed schedule", f"{BESIDE} schedule --trace TRACE --requests 1000", {}),
+        ("speed stress", f"{BESIDE} stress", {}),
+        ("speed whole trace", "python benchmarks/replay.py --json - --mode schedule --trace TRACE", {}),
+        ("speed dialects", f"{DIALECTS} --groups full:64", {}),
+        ("speed dialects states", f"{DIALECTS} --groups full:64,mamba:64", {}),
+        ("speed dialects whole", f"{DIALECTS} {WHOLE} --groups full:64", {}),
+        ("speed dialects whole states", f"{DIALECTS} {WHOLE} --groups full:64,mamba:64", {}),
+        ("speed scaling", "python benchmarks/replay.py --json - --mode scaling", {}),
+        ("speed steps", "python benchmarks/step.py --vllm-python VLLM/bin/python", STEPPED),
+        ("speed decoder", "python benchmarks/decoder.py", DECODED),
+    )
+)
+
+SOURCES = {source.name: source for source in (*COUNTED, *COMMANDS, *REPLAYS, *TIMED)}

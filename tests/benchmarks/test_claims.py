@@ -1,0 +1,200 @@
+"""`benchmarks/claims.py`: what documents quote is there, what costs nothing is made again, and drift is noticed."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import claims as command
+from benchmarks.quoted.claim import AnyClaim, Claim, Output, Spread, Table
+from benchmarks.quoted.documents import CLAIMS
+from benchmarks.quoted.quotation import NotQuotedError, Quotation, as_exact_as
+from benchmarks.quoted.source import ROOT, Cost, Setting, Source, SourceError
+from benchmarks.quoted.sources import SOURCES
+
+COUNTED = [claim for claim in CLAIMS if all(callable(SOURCES[name].makes) for name in claim.sources)]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=[claim.title[:80] for claim in CLAIMS])
+def test_every_claim_stands_in_its_document_once(claim: AnyClaim) -> None:
+    start, end = claim.span((ROOT / claim.document).read_text())
+    assert start < end
+    assert set(claim.sources) <= set(SOURCES)
+
+
+def test_every_source_is_wanted() -> None:
+    assert {name for claim in CLAIMS for name in claim.sources} == set(SOURCES)
+
+
+def test_what_is_only_counted_is_what_documents_say() -> None:
+    run = command.Run(Setting())
+    for claim in COUNTED:
+        run.claim(claim, (ROOT / claim.document).read_text())
+    assert len(run.drifts) >= 8
+    assert {claim.title: problems for claim, problems in run.drifts.items() if problems} == {}
+
+
+def test_every_figure_of_what_has_been_shown_is_claimed() -> None:
+    """In the README; numbers of versions and of planted bugs, which their own page has, aside."""
+    page = (ROOT / "README.md").read_text()
+    start, end = page.index("## What has been shown"), page.index("What is not there yet:")
+    spans = [claim.span(page) for claim in CLAIMS if claim.document == "README.md"]
+    left_out = [
+        match.span() for match in re.finditer(r"`[^`]*`|\d+\.\d+\.\d+|vLLM \d\.\d+|\*\*Published.*?\n\* ", page, re.S)
+    ]
+    unclaimed = [
+        match[0]
+        for match in re.finditer(r"\d[\d,.]*\d|\d", page[start:end])
+        if not any(a <= start + match.start() < b for a, b in spans + left_out)
+    ]
+    assert unclaimed == []
+
+
+# Quotations.
+
+
+def test_a_sentence_may_be_broken_anywhere() -> None:
+    quoted = Quotation("All {caches} caches of {groups} groups")
+    assert quoted.names == ("caches", "groups")
+    assert quoted.figures("x All 42,816\n  caches of\ntwo groups.") == {"caches": "42,816", "groups": "two"}
+
+
+@pytest.mark.parametrize("page", ["All caches", "All 1 caches, All 2 caches", "All some caches"])
+def test_a_sentence_that_is_not_there_once_is_named(page: str) -> None:
+    with pytest.raises(NotQuotedError, match="not once"):
+        Quotation("All {count} caches").figures(page)
+
+
+@pytest.mark.parametrize(
+    ("written", "figure", "now"),
+    [
+        ("1,809,802", 1810686, "1,810,686"),
+        ("0.016", 0.0031, "0.003"),
+        ("3", 2.87, "3"),
+        ("Seven", 8, "Eight"),
+        ("seven", 30, "30"),
+        ("4096", 8192, "8192"),
+        ("96", 1200, "1,200"),
+        ("33.14", 33.138457, "33.14"),
+    ],
+)
+def test_figures_are_written_as_they_were(written: str, figure: float, now: str) -> None:
+    assert as_exact_as(written, figure) == now
+
+
+# Claims, on a page of their own.
+
+PAGE = "Found 5 of 1,000 in\nten tries, at 40 to 60 times the speed.\n\n<!-- rows -->\n| a | 1 |\n<!-- end -->\n"
+EXACT = Claim("page", "Found {found} of {all} in {tries} tries", ("counts",), lambda made: made)
+RATIO = Claim(
+    "page", "at {least} to {most} times", ("speed",), lambda made: made, {"ratio": Spread("least", "most", 2)}
+)
+ROWS = Table("page", "rows", ("rows",), lambda made: made["rows"])
+COUNTS = {"found": 5, "all": "1,000", "tries": 10}
+
+
+def test_what_agrees_has_not_drifted() -> None:
+    assert EXACT.drift(PAGE, [COUNTS]) == []
+    assert ROWS.drift(PAGE, [{"rows": ["| a | 1 |"]}]) == []
+    assert Table("page", "rows", (), ROWS.lines, 1).drift(PAGE, [{"rows": ["| a | 2 |"]}]) == []
+
+
+@pytest.mark.parametrize(("name", "figure"), [("found", 6), ("all", 999), ("tries", 11)])
+def test_one_count_that_drifted_is_named_and_written(name: str, figure: int) -> None:
+    made = [{**COUNTS, name: figure}]
+    (problem,) = EXACT.drift(PAGE, made)
+    assert problem.startswith(f"{name}: published ")
+    assert EXACT.drift(EXACT.rewritten(PAGE, made), made) == []
+
+
+def test_rows_that_drifted_are_named_and_written() -> None:
+    made = [{"rows": ["| a | 2 |"]}]
+    assert ROWS.drift(PAGE, made) == ["published, not made: | a | 1 |", "made, not published: | a | 2 |"]
+    assert ROWS.drift(ROWS.rewritten(PAGE, made), made) == []
+
+
+@pytest.mark.parametrize(("ratio", "passes"), [(19, False), (21, True), (50, True), (119, True), (121, False)])
+def test_ratios_are_compared_with_the_published_spread(ratio: float, passes: bool) -> None:
+    assert (RATIO.drift(PAGE, [{"ratio": ratio}]) == []) == passes
+    assert RATIO.rewritten(PAGE, [{"ratio": ratio}]) == PAGE
+
+
+def test_a_figure_that_is_not_quoted_is_a_mistake_of_the_table() -> None:
+    with pytest.raises(ValueError, match="figures"):
+        EXACT.drift(PAGE, [{**COUNTS, "more": 1}])
+
+
+def test_output_is_compared_whole() -> None:
+    page = "```console\n$ hkv\none\ntwo\n```\n"
+    claim = Output("page", "hkv", ("plant",))
+    assert claim.drift(page, [{"output": "one\ntwo\n"}]) == []
+    assert "+three" in claim.drift(page, [{"output": "one\ntwo\nthree\n"}])
+
+
+# Sources, and the command.
+
+
+def test_what_a_source_needs() -> None:
+    source = Source("s", "VLLM/bin/python x.py TRACE", cost=Cost.MINUTES, timed=True)
+    assert len(source.missing(Setting(cost=Cost.SECONDS))) == 4
+    assert source.missing(Setting("python", "trace", True)) == []
+
+
+def test_a_command_that_fails_or_says_something_else_is_an_error() -> None:
+    with pytest.raises(SourceError, match="exit status 3"):
+        Source("s", "python -c 'raise SystemExit(3)'").figures(Setting())
+    with pytest.raises(SourceError, match="nothing in the output is a count"):
+        Source("s", "python -c 'print(1)'", {"count": r"count (\d)"}).figures(Setting())
+    with pytest.raises(SourceError, match="no JSON"):
+        Source("s", "python -c 'print(\"x\")'").figures(Setting())
+
+
+def made_up(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, found: int) -> pathlib.Path:
+    """The command on a page of one claim that is made, and one that needs an installed vLLM."""
+    page = folder / "page"
+    page.write_text(PAGE)
+    sources = {
+        "counts": Source("counts", lambda: {**COUNTS, "found": found}),
+        "speed": Source("speed", "VLLM/bin/python x"),
+    }
+    monkeypatch.setattr(command, "ROOT", folder)
+    monkeypatch.setattr(command, "CLAIMS", (EXACT, RATIO))
+    monkeypatch.setattr(command, "SOURCES", sources)
+    return page
+
+
+def test_the_command_says_what_ran_and_what_did_not(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    made_up(monkeypatch, tmp_path, 5)
+    done = CliRunner().invoke(command.main, [])
+    assert done.exit_code == 0, done.output
+    assert "not made: 1 claims, which need --vllm-python" in done.output
+    assert "1 claims made again, 0 of them drifted; 1 not made, of 2" in done.output
+
+
+def test_the_command_fails_on_drift_and_writes_it_when_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    page = made_up(monkeypatch, tmp_path, 6)
+    done = CliRunner().invoke(command.main, ["--only", "counts"])
+    assert done.exit_code == 1
+    assert "found: published 5, made 6" in done.output
+    assert page.read_text() == PAGE
+    assert CliRunner().invoke(command.main, ["--write"]).exit_code == 0
+    assert page.read_text() == PAGE.replace("Found 5", "Found 6")
+
+
+def test_a_source_that_fails_is_drift(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    made_up(monkeypatch, tmp_path, 5)
+    monkeypatch.setitem(command.SOURCES, "counts", Source("counts", "python -c 'raise SystemExit(1)'"))
+    done = CliRunner().invoke(command.main, [])
+    assert done.exit_code == 1
+    assert "exit status 1" in done.output
+
+
+def test_an_unknown_name_is_refused() -> None:
+    done = CliRunner().invoke(command.main, ["--only", "no-such-document"])
+    assert done.exit_code == 2
+    assert "no-such-document" in done.output
