@@ -14,7 +14,7 @@ WORDS: list[str] = re.findall(
 )
 """Numbers that a sentence may spell."""
 
-NUMBER = rf"\d[\d,]*(?:\.\d+)?|(?i:\b(?:{'|'.join(WORDS)})\b)"
+NUMBER = rf"\d+(?:,\d{{3}})*(?:\.\d+)?|(?i:\b(?:{'|'.join(WORDS)})\b)"
 
 Figure = int | float | Decimal
 

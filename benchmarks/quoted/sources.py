@@ -29,9 +29,23 @@ SWEPT = {
 STEPPED = {
     "many": rf"many steps a dispatch.* {NUMBER} x │",
     "one": rf"one dispatch a step.* {NUMBER} x │",
+    "many_ms": rf"many steps a dispatch *│ +{NUMBER} ",
+    "one_ms": rf"one dispatch a step *│ +{NUMBER} ",
+    "vllm_ms": rf"hashing and manager *│ +{NUMBER} ",
 }
 DECODED = {
     "ratio": rf"cache in jit.* {NUMBER} x │",
+    "inside_ms": rf"cache in jit *│ +{NUMBER} ",
+    "outside_ms": rf"cache on the host *│ +{NUMBER} ",
+}
+COMPILED = {
+    f"{name}_{part}": rf"{row} *│ {'[^│]+│ ' * column}+{NUMBER} "
+    for name, row in (
+        ("run", "run, every operation"),
+        ("reporting", "run, reporting ids and events"),
+        ("schedule", "the schedule of hkv replay"),
+    )
+    for column, part in enumerate(("trace", "compile", "least"))
 }
 KINDS = {
     "full": "full attention",
@@ -54,6 +68,11 @@ PAIRS = {
     "copies": "tensor 4 of 1 head -> tensor 4 ",
     "context": "tensor 4 -> context 4, by 16 ",
     "both": "tensor 4 -> tensor 2, context 2, by 1 ",
+}
+MOVED = {
+    f"{name}_{way}": rf"^{row} *[\d.]+MiB +[\d.]+MiB +\d+ +[\d.]+ {'+[0-9.]+ ' * column}+{NUMBER}"
+    for name, row in PAIRS.items()
+    for column, way in enumerate(("plan", "arrays"))
 }
 RESHARDED = {
     **{f"{name}_sent": rf"^{row} *{NUMBER}MiB" for name, row in PAIRS.items()},
@@ -145,6 +164,13 @@ TIMED = tuple(
         ("speed scaling", "python benchmarks/replay.py --json - --mode scaling", {}),
         ("speed steps", "python benchmarks/step.py --vllm-python VLLM/bin/python", STEPPED),
         ("speed decoder", "python benchmarks/decoder.py", DECODED),
+        ("speed compilation", "python benchmarks/compilation.py --repeats 3", COMPILED),
+        ("speed resharding", "python benchmarks/resharding.py --repeats 25", MOVED),
+        (
+            "speed explore",
+            "python benchmarks/explore.py",
+            {"seconds": rf"^{NUMBER} s after", },
+        ),
     )
 )
 

@@ -88,6 +88,29 @@ def _scaling(part: str, blocks: int, tokens: int) -> Claim:
     return Claim(DOCUMENT, sentence, ("speed scaling",), figures, {"hkv": _time("ns"), "reading": _time("gather")})
 
 
+def _times(document: str, sentence: str, source: str, figures: Mapping[str, str]) -> Claim:
+    """A sentence of times: by name in the sentence the name that the source gives."""
+    return Claim(
+        document,
+        sentence,
+        (source,),
+        lambda made: {f"made_{name}": made[key] for name, key in figures.items()},
+        {f"made_{name}": _time(name) for name in figures},
+    )
+
+
+def _compiled(row: str, name: str) -> Claim:
+    """A row of the table of compilations."""
+    figures = {part: f"{name}_{part}" for part in ("trace", "compile", "least")}
+    return _times(DOCUMENT, f"| {row} | {{trace}} | {{compile}} ({{least}}) |", "speed compilation", figures)
+
+
+def _moved(row: str, name: str) -> Claim:
+    """The times of a row of the table of reshardings."""
+    figures = {way: f"{name}_{way}" for way in ("plan", "arrays")}
+    return _times("docs/sharding.md", f"| {row} | {{plan}} | {{arrays}} |", "speed resharding", figures)
+
+
 FOUR = ("vllm_numpy", "rtp_numpy", "vllm_jax", "rtp_jax")
 TWO = ("vllm_jax", "rtp_jax")
 
@@ -127,8 +150,27 @@ CLAIMS = (
         "docs/step.md",
         "gave {many_least} to {many_most} and {one_least} to {one_most}.",
         ("speed steps",),
-        lambda made: made,
+        lambda made: {"many": made["many"], "one": made["one"]},
         {"many": Spread("many_least", "many_most"), "one": Spread("one_least", "one_most")},
+    ),
+    _times("docs/step.md", "64 steps a dispatch | {ms} |", "speed steps", {"ms": "many_ms"}),
+    _times("docs/step.md", "statuses read each time | {ms} |", "speed steps", {"ms": "one_ms"}),
+    _times("docs/step.md", "hashing and manager | {ms} |", "speed steps", {"ms": "vllm_ms"}),
+    _times("docs/decoder.md", "| cache in `jit` | {ms} |", "speed decoder", {"ms": "inside_ms"}),
+    _times("docs/decoder.md", "| NumPy manager on the host | {ms} |", "speed decoder", {"ms": "outside_ms"}),
+    _compiled("`hkv.cache.run`, every operation", "run"),
+    _compiled("the same, reporting block ids and events", "reporting"),
+    _compiled("the schedule of `hkv replay`", "schedule"),
+    _moved("tensor 4 to tensor 2 | 8 | 32 MiB | 0", "fewer"),
+    _moved("tensor 2 to tensor 4 | 8 | 32 MiB | 0", "more"),
+    _moved("tensor 4 to tensor 4 | 1 | 4 MiB | 12 MiB", "copies"),
+    _moved("tensor 4 to context 4 by 16 tokens | 8 | 32 MiB | 0", "context"),
+    _moved("tensor 4 to tensor 2, context 2 by 1 token | 8 | 32 MiB | 0", "both"),
+    _times(
+        "docs/explore.md",
+        "That took {seconds} s on two cores",
+        "speed explore",
+        {"seconds": "seconds"},
     ),
     Claim(
         "docs/decoder.md",
