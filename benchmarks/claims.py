@@ -14,7 +14,6 @@ with what it needs; the exit status is about what was: 0 if all of it agrees, 1 
 from __future__ import annotations
 
 import collections
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -145,5 +144,4 @@ def _report(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     main()
