@@ -169,7 +169,9 @@ TIMED = tuple(
         (
             "speed explore",
             "python benchmarks/explore.py",
-            {"seconds": rf"^{NUMBER} s after", },
+            {
+                "seconds": rf"^{NUMBER} s after",
+            },
         ),
     )
 )
