@@ -60,6 +60,7 @@ class Source:
       cost: how long it takes.
       timed: its figures are times, or ratios of times.
       status: the exit status that the command must end with.
+      apart: it writes files, and runs in an empty folder instead of the project's.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Source:
     cost: Cost = Cost.SECONDS
     timed: bool = False
     status: int = 0
+    apart: bool = False
 
     @property
     def command(self) -> str:
@@ -96,7 +98,7 @@ class Source:
         if not isinstance(self.makes, str):
             return self.makes()
         with tempfile.TemporaryDirectory() as folder:
-            output = _output(_words(self.makes, setting, folder), self.status)
+            output = _output(_words(self.makes, setting, folder), self.status, folder if self.apart else ROOT)
         return self._read(output)
 
     def _read(self, output: str) -> Mapping[str, Any]:
@@ -126,10 +128,10 @@ def _words(command: str, setting: Setting, folder: str) -> list[str]:
     return [*here.get(words[0], words[:1]), *words[1:]]
 
 
-def _output(words: list[str], status: int) -> str:
+def _output(words: list[str], status: int, folder: str | pathlib.Path) -> str:
     """Standard output of a program that must end with an exit status; rich's tables get room for their lines."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != status:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
         raise SourceError(f"{shlex.join(words)}: exit status {done.returncode}: {' '.join(last)}")

@@ -111,7 +111,7 @@ COMMANDS = (
     Source("layouts", "VLLM/bin/python benchmarks/compare_layouts.py --cases 8000", LAYOUTS),
     Source("kills", "python tests/tier/kill_driver.py FOLDER"),
     Source("explore", "python benchmarks/explore.py --seconds 7200", EXPLORED, Cost.MINUTES),
-    Source("plant", "hkv explore --plant window-one-short", {"output": r"\A([\s\S]*)\Z"}, status=1),
+    Source("plant", "hkv explore --plant window-one-short", {"output": r"\A([\s\S]*)\Z"}, status=1, apart=True),
     Source("mutants", "hkv mutants --json -", {}, Cost.MINUTES),
     Source("late copy", "hkv mutants --only hit-inside-a-block-of-this-step --json -"),
     Source("decoder", "python examples/hybrid_decoder --verify", SERVED),

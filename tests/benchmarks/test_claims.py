@@ -152,6 +152,12 @@ def test_a_command_that_fails_or_says_something_else_is_an_error() -> None:
         Source("s", "python -c 'print(\"x\")'").figures(Setting())
 
 
+def test_a_command_that_writes_files_runs_apart() -> None:
+    where = Source("s", "python -c 'import os; print(os.getcwd())'", {"folder": "(.+)"}, apart=True).figures(Setting())
+    assert not pathlib.Path(where["folder"]).exists()
+    assert ROOT not in [pathlib.Path(where["folder"]), *pathlib.Path(where["folder"]).parents]
+
+
 def made_up(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, found: int) -> pathlib.Path:
     """The command on a page of one claim that is made, and one that needs an installed vLLM."""
     page = folder / "page"
