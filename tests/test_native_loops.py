@@ -51,3 +51,51 @@ def test_xla_makes_one_function_of_a_large_loop(monkeypatch, limit):
     loops, native = map(int, done.stdout.split())
     assert loops
     assert native == (1 if limit == native_loops.LIMIT else 0)
+
+
+SERVING = """
+import sys, warnings
+from hkv import native_loops
+when = sys.argv[1]
+if when == "before":
+    native_loops.enable()
+import jax
+jax.device_count()
+if when == "after":
+    native_loops.enable()
+from hkv import cache
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.spec import spec_from_text
+from hkv.topology import Topology
+topology = Topology.of_specs([spec_from_text("full:1")])
+config = VllmConfig(
+    topology=topology, num_blocks=4, hash_block_size=1, scheduler_block_size=1, max_model_len=4
+)
+parameters, state = cache.init(config, cache.buckets_for(config))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    cache.step.jitted.lower(parameters, state, 0, jax.numpy.zeros(0, jax.numpy.int32))
+    cache.reset.jitted.lower(parameters, state, 0, jax.numpy.zeros(0, jax.numpy.int32))
+for warning in caught:
+    print(warning.category.__name__, warning.message)
+"""
+
+NAME = native_loops.InterpretedLoopsWarning.__name__
+
+
+@pytest.mark.parametrize(
+    ("when", "flags", "remedy"),
+    [
+        ("never", "", "call hkv.native_loops.enable() before JAX is first used"),
+        ("after", "", "call hkv.native_loops.enable() before JAX is first used"),
+        ("before", "--xla_backend_extra_options=xla_a=1", f"add {native_loops.OPTION}={native_loops.LIMIT} to"),
+        ("before", "", None),
+    ],
+)
+def test_a_program_with_interpreted_loops_warns_once(monkeypatch, when, flags, remedy):
+    """Too late counts: XLA has read its options by then, whatever the environment says."""
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    done = subprocess.run([sys.executable, "-c", SERVING, when], capture_output=True, text=True, check=True)
+    warned = done.stdout.splitlines()
+    assert len(warned) == (remedy is not None)
+    assert all(line.startswith(NAME) and remedy in line for line in warned)

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import custom_batching
 
+from hkv import native_loops
+
 
 class Programs:
     """The programs of an `execute(parameters, state, operations, **static)`, one for each choice of what is static.
@@ -34,6 +36,7 @@ class Programs:
 
         @custom_batching.custom_vmap
         def single(*arguments: Any) -> Any:
+            native_loops.warn_if_interpreted()
             stacked = jax.tree.map(lambda x: jnp.expand_dims(x, 0), arguments)
             return jax.tree.map(lambda x: jnp.squeeze(x, 0), self._execute(*stacked, **static))
 
@@ -42,6 +45,7 @@ class Programs:
             def stack(batched: bool, x: Any) -> Any:
                 return x if batched else jnp.broadcast_to(x, (size, *jnp.shape(x)))
 
+            native_loops.warn_if_interpreted()
             new = self._execute(*jax.tree.map(stack, tuple(in_batched), arguments), **static)
             return new, jax.tree.map(lambda _: True, new)
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hkv import native_loops
 from hkv.dialects.vllm import transitions
 from hkv.dialects.vllm.parameters import CacheField, Parameters, View
 from hkv.dialects.vllm.transitions import EMPTY, Answer, Op
@@ -48,6 +49,7 @@ def compiled(ids: int = 0) -> Callable[..., tuple[Resident, jax.Array, jax.Array
 def _dispatch(
     parameters: Parameters, trace: DiagnosedTrace, resident: Resident, *, room: int
 ) -> tuple[Resident, jax.Array, jax.Array]:
+    native_loops.warn_if_interpreted()
     cache = resident.cache
     buckets = cache.buckets
     sizes = Sizes(buckets, 1, 1, RESULT_FRONT + 2 * buckets.groups, room, 0)

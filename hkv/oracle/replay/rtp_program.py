@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from hkv import native_loops
 from hkv.dialects.rtp_llm import transitions
 from hkv.dialects.rtp_llm.operations import COLUMNS, RtpArgument, RtpCode
 from hkv.dialects.rtp_llm.parameters import CacheField, RtpParameters, View
@@ -74,6 +75,7 @@ class _Carry(NamedTuple):
 def _dispatch(
     parameters: RtpParameters, trace: Trace, resident: RtpResident, *, room: int
 ) -> tuple[RtpResident, jax.Array, jax.Array]:
+    native_loops.warn_if_interpreted()
     cache, zero = resident.cache, jnp.int32(0)
     buckets = cache.buckets
     arrays = {name: getattr(cache, name).reshape(-1) for name in ARRAYS}
