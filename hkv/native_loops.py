@@ -3,7 +3,7 @@
 XLA:CPU compiles a loop as one native function only if a trip touches less than a kilobyte; a larger one is interpreted,
 step after step, at a tenth of a microsecond each. The compiled cache is a loop over operations with loops inside, each
 trip a few hundred scalars: as native code it is several times faster. The limit is an option of the process, which XLA
-reads once, when JAX is first used: it lies in the map `xla_backend_extra_options`, and the `compiler_options` of a single
+reads once, when JAX is first used: it lies in the map `xla_backend_extra_options`, and the `compiler_options` of one
 compilation take numbers and strings only. A program that is compiled without it therefore warns once.
 
 XLA's `xla_cpu_copy_insertion_use_region_analysis` would save another quarter, but leaves out copies that are needed:
@@ -52,7 +52,7 @@ def warn_if_interpreted() -> None:
 
 @functools.cache
 def _in_effect() -> bool:
-    """Whether this process compiles large loops natively: a small program shows it, whatever `XLA_FLAGS` says by now."""
+    """Whether this process compiles large loops natively. A small program shows it: `XLA_FLAGS` may be set too late."""
     import jax
     import jax.numpy as jnp
 

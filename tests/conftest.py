@@ -14,6 +14,8 @@ from tests import needs
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 native_loops.enable()  # before any test uses JAX: programs compile in half the time, and run several times faster
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ.setdefault("HKV_COMPILATION_CACHE", "off")  # commands that tests run leave the user's folder alone
 
 settings.register_profile(
     "hkv",

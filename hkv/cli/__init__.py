@@ -9,6 +9,7 @@ import click
 
 import hkv
 from hkv import native_loops
+from hkv.cli.compilation_cache import compilation_cache_option
 from hkv.errors import HKVError
 
 COMMANDS = {
@@ -49,6 +50,7 @@ class LazyGroup(click.Group):
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@compilation_cache_option
 @click.version_option(hkv.__version__, prog_name="hkv")
 def cli() -> None:
     """The executable reference for hybrid KV caches.

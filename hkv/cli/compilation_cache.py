@@ -1,0 +1,99 @@
+"""`--compilation-cache`: where compiled programs are kept between commands.
+
+JAX reads its settings from the environment when it is imported, which most commands never do: the option only sets the
+environment, before a subcommand's module is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import warnings
+
+import click
+from click.core import ParameterSource
+
+from hkv.errors import ConfigError
+
+VARIABLE = "HKV_COMPILATION_CACHE"
+OFF = "off"
+
+MAX_SIZE = 1 << 29
+"""Bytes of the cache; JAX drops what was used longest ago. The program of a replay has 0.8 MB."""
+
+LEAST_SECONDS = 0.2
+"""Programs that compile faster are not kept: reading one costs as much."""
+
+ENTRY, USED = "-cache", "-atime"
+"""Suffixes of JAX's files: a program, and when it was last used, which is written after it."""
+
+
+def user_folder() -> pathlib.Path | None:
+    """The user's folder for what can be made again, by the conventions of the platform; None if there is none."""
+    try:
+        home = pathlib.Path.home()
+    except RuntimeError:
+        return None
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "hkv"
+    variable, fallback = ("LOCALAPPDATA", home) if sys.platform == "win32" else ("XDG_CACHE_HOME", home / ".cache")
+    named = pathlib.Path(os.environ.get(variable, ""))
+    return (named if named.is_absolute() else fallback) / "hkv"
+
+
+def keep_programs(where: str | None, *, insist: bool = False) -> None:
+    """Asks JAX, before it is imported, to keep compiled programs in a folder.
+
+    Args:
+      where: the folder; "off": nothing is kept or read; None: `JAX_COMPILATION_CACHE_DIR` if that is set, otherwise
+        the user's folder.
+      insist: a folder that cannot be made or written is an error, where nothing would be kept otherwise.
+
+    Raises:
+      ConfigError: such a folder, if `insist`.
+    """
+    if where == OFF:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        return
+    if where is None and os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    folder = user_folder() if where is None else pathlib.Path(where).expanduser()
+    if folder is None or not _ready(folder):
+        if insist:
+            raise ConfigError("--compilation-cache", where, f"a folder that can be written, or {OFF}")
+        return
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder.absolute())
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MAX_SIZE))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(LEAST_SECONDS))
+    # A disk that fills up, or a file that another process damaged, costs time and nothing else.
+    warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
+
+
+def _ready(folder: pathlib.Path) -> bool:
+    """Makes the folder, and removes what an interrupted write left: JAX would neither use nor replace it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for entry in folder.glob(f"*{ENTRY}"):
+            if not entry.with_name(entry.name.removesuffix(ENTRY) + USED).exists():
+                entry.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _chosen(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    typed = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    keep_programs(value or None, insist=typed)
+
+
+compilation_cache_option = click.option(
+    "--compilation-cache",
+    metavar="DIR|off",
+    envvar=VARIABLE,
+    show_envvar=True,
+    expose_value=False,
+    callback=_chosen,
+    help="Where compiled programs are kept, so that the next command need not compile them.  [default: the user's "
+    "cache folder]",
+)
