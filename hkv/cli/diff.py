@@ -19,7 +19,7 @@ from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.check import describe
 from hkv.oracle.engine import EngineFactory
-from hkv.oracle.engines import ENGINES, FORMS, engine_factory
+from hkv.oracle.engines import ENGINES, FORMS, RELEASED, engine_factory
 from hkv.oracle.engines.process import PREFIX
 from hkv.oracle.record import VERSIONS, Disagreement, Only, Recording, differ, draw, features_of
 from hkv.oracle.rtp_llm.configuration import VERSION as RTP_VERSION
@@ -238,4 +238,4 @@ def _engines(text: str) -> tuple[str, str]:
 
 
 def _may_be_engine(name: str) -> bool:
-    return name in ENGINES or name.startswith(PREFIX) or (":" in name and "," not in name)
+    return name in ENGINES or name.startswith((PREFIX, RELEASED)) or (":" in name and "," not in name)

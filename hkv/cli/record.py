@@ -52,7 +52,7 @@ def command(
     write_any_log(output, recording.header, recording.operations, recording.answers)
     rules = exercised_by(read_any_log(output))
     if json_path != "-":
-        click.echo(f"{output}: {len(recording.operations)} operations, {len(rules)} rules exercised")
+        click.echo(f"{output}: {len(recording.operations)} operations by {engine}, {len(rules)} rules exercised")
     result = {
         "path": output,
         "engine": engine,

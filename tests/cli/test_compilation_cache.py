@@ -1,4 +1,4 @@
-"""Compiled programs are kept between commands: where the user says, within a size, and without a word if they cannot."""
+"""Compiled programs are kept between commands: where the user says, within a size, and never at a message's cost."""
 
 from __future__ import annotations
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from hkv.cli import cli
 from hkv.errors import ConfigError, OperationError
 from hkv.oracle import oplog
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import Engine, KeyedEngine
-from hkv.oracle.engines import engine_factory
+from hkv.oracle.engines import engine_factory, installed_vllm
+from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.log_file import find_logs, read_log
 from hkv.oracle.record import differ, record
 from hkv.testing.traffic import FEATURES, RandomChoices, draw_header
@@ -53,8 +57,46 @@ def test_absence_is_said_on_the_command_line(tmp_path: pathlib.Path) -> None:
 
 def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.34.0")
-    with pytest.raises(ConfigError, match=r"vllm = '0\.34\.0': expected release 0\.33\."):
+    with pytest.raises(ConfigError, match=r"vllm = '0\.34\.0': expected release 0\.33\..*vllm@0\.34\.0"):
         engine_factory("vllm")(draw_header(RandomChoices(0), "core"))
+
+
+def test_a_version_that_is_named_has_to_be_the_installed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.34.0")
+    with pytest.raises(ConfigError, match=r"engine = 'vllm@0\.35\.0': expected .*vllm@0\.34\.0"):
+        engine_factory("vllm@0.35.0")(draw_header(RandomChoices(0), "core"))
+
+
+class NextRelease(NumpyEngine):
+    """A release whose rules are the old ones."""
+
+    def __init__(self, header: oplog.Header, release: str | None = None) -> None:
+        installed_vllm._require_vllm(release)
+        super().__init__(header)
+
+
+def test_a_version_that_is_named_goes_on_and_stands_in_every_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.34.0")
+    monkeypatch.setattr(installed_vllm, "InstalledVllmEngine", NextRelease)
+    log, name = str(tmp_path / "log.jsonl"), "vllm@0.34.0"
+    for arguments, status in (
+        (["record", "--engine", name, "--feature", "core", "--seed", "1", "--steps", "4", "-o", log], 0),
+        (["check", "--engine", name, log], 0),
+        (["diff", "--engines", f"numpy,{name}", "--seeds", "1", "--feature", "core", "--steps", "4"], 0),
+        (["shrink", "--engine", name, log], None),
+    ):
+        done = CliRunner().invoke(cli, arguments)
+        assert name in (done.output if status is not None else str(done.exception)), arguments
+        assert status is None or done.exit_code == status
+
+
+@needs_vllm
+@foreign_warnings
+def test_the_installed_version_can_be_named() -> None:
+    name = f"vllm@{importlib.metadata.version('vllm')}"
+    assert record(engine_factory(name), "core", 3, 2, 6) == record(engine_factory("vllm"), "core", 3, 2, 6)
 
 
 @pytest.mark.vllm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import pathlib
@@ -19,7 +20,13 @@ ENGINES = {
 }
 """Engine names and where their factories live, as `module:attribute`."""
 
-FORMS = f"{', '.join(ENGINES)}, 'cmd:PROGRAM ARGS' (docs/oplog.md), or FILE.py:CLASS or MODULE:CLASS (an Engine)"
+RELEASED = "vllm@"
+"""Begins the name of an installed vLLM of any version, which follows: `vllm@0.34.0`."""
+
+FORMS = (
+    f"{', '.join(ENGINES)}, {RELEASED}VERSION for another than 0.33, 'cmd:PROGRAM ARGS' (docs/oplog.md), or FILE.py:CLASS "
+    "or MODULE:CLASS (an Engine)"
+)
 """How an engine may be named, for help texts and errors."""
 
 
@@ -27,8 +34,9 @@ def engine_factory(name: str, timeout: float | None = None) -> EngineFactory:
     """The factory of the engine of that name.
 
     Args:
-      name: a key of `ENGINES`; `cmd:` and a command line, for an engine in a process of its own; or `FILE.py:NAME` or
-        `MODULE:NAME`, for a class or function of the user's that takes a header.
+      name: a key of `ENGINES`; `vllm@` and the version of the installed vLLM, whichever it is; `cmd:` and a command
+        line, for an engine in a process of its own; or `FILE.py:NAME` or `MODULE:NAME`, for a class or function of the
+        user's that takes a header.
       timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
 
     Raises:
@@ -42,6 +50,9 @@ def engine_factory(name: str, timeout: float | None = None) -> EngineFactory:
         if not command:
             raise ConfigError("engine", name, "a command line after cmd:")
         return process.process_factory(command, process.TIMEOUT if timeout is None else timeout)
+    if name.startswith(RELEASED):
+        installed: Any = engine_factory("vllm")
+        return functools.partial(installed, release=name.removeprefix(RELEASED))
     module, separator, attribute = ENGINES.get(name, name).rpartition(":")
     if not separator or not module or not attribute:
         raise ConfigError("engine", name, f"one of {FORMS}")

@@ -23,6 +23,7 @@ class InstalledVllmEngine:
 
     Args:
       header: the configuration.
+      release: version that vLLM must have, whatever its rules; None for any 0.33.
 
     Attributes:
       evictions: cached blocks handed out to another use so far.
@@ -31,8 +32,8 @@ class InstalledVllmEngine:
       ConfigError: vLLM is not installed, or another release of it; a configuration that it cannot represent.
     """
 
-    def __init__(self, header: Header) -> None:
-        _require_vllm()
+    def __init__(self, header: Header, release: str | None = None) -> None:
+        _require_vllm(release)
         config = to_config(header)
         self._config = config
         self._hash, self._hasher = vllm_objects.hasher(config)
@@ -199,14 +200,17 @@ def _ids(groups: Sequence[Sequence[Any]]) -> list[list[int]]:
     return [[block.block_id for block in group] for group in groups]
 
 
-def _require_vllm() -> None:
+def _require_vllm(release: str | None) -> None:
     try:
         version = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
         expected = "vLLM 0.33 to be installed; benchmarks/make_vllm_environment.py makes an environment that has it"
         raise ConfigError("engine", "vllm", expected) from None
-    if not version.startswith(RELEASE):
-        raise ConfigError("vllm", version, f"release {RELEASE}x, whose rules the logs speak of")
+    if release is not None and version != release:
+        raise ConfigError("engine", f"vllm@{release}", f"the version that is installed, vllm@{version}")
+    if release is None and not version.startswith(RELEASE):
+        expected = f"release {RELEASE}x, whose rules the logs speak of; the engine vllm@{version} goes on all the same"
+        raise ConfigError("vllm", version, expected)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
