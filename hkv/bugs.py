@@ -17,12 +17,14 @@ class Bug:
       engine: whose defect, and of which version.
       contract: what should hold.
       behaviour: what the engine does instead.
+      part: `planning` (a plan of layers, pages and blocks), `manager` (a cache at work) or `chunks` (a transfer).
     """
 
     name: str
     engine: str
     contract: str
     behaviour: str
+    part: str = "manager"
 
 
 _BUGS: tuple[Bug, ...] = (
@@ -31,42 +33,49 @@ _BUGS: tuple[Bug, ...] = (
         engine="vLLM 0.33 is_kv_cache_spec_uniform",
         contract="full-attention layers that were promoted from different windows share a group or get several",
         behaviour="the difference escapes as a ValueError and no plan is made",
+        part="planning",
     ),
     Bug(
         name="window-latent-merge",
         engine="vLLM 0.33 SlidingWindowMLASpec.merge",
         contract="a group's layers agree in every size, and the group keeps their quantization mode",
         behaviour="head sizes are not compared and the merged spec has no quantization mode",
+        part="planning",
     ),
     Bug(
         name="packed-split-loses-layers",
         engine="vLLM 0.33 _get_packed_kv_cache_groups",
         contract="every layer is in exactly one group",
         behaviour="layers of several page sizes are dealt out in step: those left over are lost, and planning aborts",
+        part="planning",
     ),
     Bug(
         name="absent-layers-get-tensors",
         engine="vLLM 0.33 _project_kv_cache_groups_to_worker",
         contract="a pipeline stage is given tensors for its own layers only",
         behaviour="a stage without a layer of a group of mixed pages is given tensors for all of the group's layers",
+        part="planning",
     ),
     Bug(
         name="latent-window-promotion",
         engine="vLLM 0.33 _promote_local_kv_cache_specs",
         contract="with the hybrid manager off, a latent window layer is cached like a latent layer",
         behaviour="a field the latent spec does not have is passed to it (TypeError), and planning aborts",
+        part="planning",
     ),
     Bug(
         name="stale-page-padding",
         engine="vLLM 0.33 unify_kv_cache_spec_page_size",
         contract="a padded page that is scaled keeps its padding in proportion; an aligned page stays aligned",
         behaviour="the old padding stays, or the alignment is overridden: planning aborts, or pages are misaligned",
+        part="planning",
     ),
     Bug(
         name="scattered-heads-unaligned",
         engine="vLLM 0.33 _get_layer_block_stride",
         contract="the distance between two blocks of a layer is a multiple of what its kernel asks for",
         behaviour="only pages are aligned: in LHBNC, which stores head after head, blocks lie a head's bytes apart",
+        part="planning",
     ),
     Bug(
         name="finder-index-error",
@@ -127,18 +136,21 @@ _BUGS: tuple[Bug, ...] = (
         engine="LMCache 0.5.6 KernelGroupIdentity",
         contract="layers of one kernel group have the same number of blocks and the same block stride",
         behaviour="neither is in the key: the first layer's are used for all, and others are read at the wrong place",
+        part="chunks",
     ),
     Bug(
         name="lmcache-full-window",
         engine="LMCache 0.5.6 full_sw_kv",
         contract="keeping whole chunks of windowed groups leaves recurrent groups as they are",
         behaviour="the part of a chunk that a recurrent group keeps is widened too",
+        part="chunks",
     ),
     Bug(
         name="lmcache-null-mask",
         engine="LMCache 0.5.6 store",
         contract="a chunk whose kept blocks are all null has nothing to store",
         behaviour="blocks outside the window count as well, and an object of the null block's bytes is stored",
+        part="chunks",
     ),
     Bug(
         name="lmcache-two-blocks",

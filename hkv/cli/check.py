@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.bugs_option import bugs_of, bugs_option
-from hkv.cli.engine_options import timeout_option
+from hkv.cli.bugs_option import bugs_of, bugs_option, refuse_bugs
+from hkv.cli.engine_options import check_timeout, timeout_option
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.errors import ConfigError, UnsupportedConfigError
@@ -53,7 +53,8 @@ def command(
 
     Example: hkv check tests/data/oplogs --engine numpy --coverage
     """
-    names = bugs_of(bugs)
+    names = bugs_of(bugs, "manager")
+    check_timeout(engine)
     factory = engine_factory(engine, timeout)
     paths = find_logs(logs)
     differences: list[Difference] = []
@@ -64,6 +65,8 @@ def command(
     with progress_bar("checking", len(paths)) as advance:
         for path in paths:
             log = read_any_log(path)
+            if not isinstance(log, Log):
+                refuse_bugs(names)
             try:
                 difference = check_log(log, factory, names)
             except UnsupportedConfigError as error:

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.errors import ConfigError, FileError
 from hkv.event_stream import Gap, Item, Message, Reconnection, Restart, Subscription, read_recording, recorded_line
@@ -54,6 +55,8 @@ def command(
     """
     if (recording is None) == (endpoint is None):
         raise ConfigError("endpoint", endpoint, "either --endpoint or a recorded FILE")
+    if endpoint is None:
+        refuse_given(["replay_endpoint", "topic", "seconds"], "--endpoint, not a recorded FILE")
     checked = _Checked()
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_output(record)) if record else None

@@ -8,8 +8,16 @@ from typing import Any
 
 import click
 
-from hkv.cli.bugs_option import bugs_of, bugs_option
-from hkv.cli.engine_options import FEATURE_NAMES, dialect_option, ids_option, only_of, only_options, timeout_option
+from hkv.cli.bugs_option import bugs_of, bugs_option, refuse_bugs
+from hkv.cli.engine_options import (
+    FEATURE_NAMES,
+    check_timeout,
+    dialect_option,
+    ids_option,
+    only_of,
+    only_options,
+    timeout_option,
+)
 from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
@@ -65,9 +73,12 @@ def command(context: click.Context, engines: str | None, timeout: float, json_pa
     """
     dialect = options["dialect"]
     tested, right = _engines(engines or ("numpy,vllm" if dialect == VLLM else "jax,numpy"))
+    check_timeout(tested, right)
     factories = engine_factory(tested, timeout), engine_factory(right, timeout)
     only = only_of(options["kinds"], options["max_groups"], dialect)
-    options["bugs"] = bugs_of(options["bugs"])
+    options["bugs"] = bugs_of(options["bugs"], "manager")
+    if dialect != VLLM:
+        refuse_bugs(options["bugs"])
     options["versions"] = (options["version"],) if options["version"] else _versions(dialect)
     chosen, seeds = options["features"] or features_of(dialect), options["seeds"]
     for feature in chosen:

@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
+from hkv.cli.given_options import refuse_given
 from hkv.oracle.engines.engine_process import TIMEOUT
+from hkv.oracle.engines.process import PREFIX
 from hkv.oracle.record import DIALECTS, KINDS, Only
 from hkv.testing.rtp_headers import RTP_FEATURES, RTP_KINDS
 from hkv.testing.traffic import FEATURES
@@ -19,6 +21,17 @@ timeout_option = click.option(
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds that an engine of the form cmd:... may take for one answer.",
 )
+
+
+def check_timeout(*engines: str) -> None:
+    """Makes sure that `--timeout` is for one of the engines.
+
+    Raises:
+      ConfigError: it is given, and none of them is a process of its own.
+    """
+    if not any(engine.startswith(PREFIX) for engine in engines):
+        refuse_given(["timeout"], f"an engine of the form {PREFIX}...; {' and '.join(engines)} are no such")
+
 
 ids_option = click.option(
     "--ids",

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.layout_drawing import figure, show
 from hkv.content import QUANTIZATIONS, quantize
@@ -21,6 +22,13 @@ from hkv.layout_picture import levels
 from hkv.layout_resolution import resolve
 from hkv.spec import AttentionSpec, LayerSpec, Mamba, OpaqueState, spec_from_text
 from hkv.spec.dtypes import item_bytes
+
+OF_KINDS = {
+    AttentionSpec: ("kv_heads", "head_size", "head_size_v", "dtype", "quantization", "tokens_per_state", "alignment"),
+    Mamba: ("states",),
+    OpaqueState: ("entry_bytes",),
+}
+"""Options that describe layers of some kinds only."""
 
 ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
 
@@ -107,6 +115,9 @@ def command(
 
 def _spec(text: str, **given: Any) -> LayerSpec:
     spec = spec_from_text(text)
+    for kind, names in OF_KINDS.items():
+        if not isinstance(spec, kind):
+            refuse_given(names, f"nothing with a layer of kind {spec.short_name}")
     padded = given["page_size"]
     if isinstance(spec, Mamba):
         shapes = [_state(state) for state in given["states"]] or list(zip(spec.shapes, spec.dtypes, strict=True))

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.errors import ConfigError
@@ -46,6 +47,8 @@ def command(
     A bug counts as caught when an invariant breaks with the bug alone: nothing is compared with the code without it.
     Exit status 1 if any survives.
     """
+    if sample is None:
+        refuse_given(["seed"], "--sample N beside it, which is drawn by it")
     chosen = choose(only, sample, seed)
     verdicts = []
     with progress_bar("mutants", len(chosen)) as done:

@@ -6,6 +6,7 @@ import click
 
 from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.byte_size import parse_bytes
+from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.plan_tables import print_pools, print_served
 from hkv.cli.request_length import parse_length
@@ -16,6 +17,16 @@ from hkv.planning.rtp_llm import RtpOptions, plan_rtp_llm
 from hkv.planning.served import Serving, serve
 
 DIALECTS = ("vllm-0.33", "rtp-llm")
+
+NOT_OF_RTP = {
+    "layout": "whose pools have one order",
+    "max_model_len": "whose plan does not depend on the longest request",
+    "max_in_flight": "whose plan does not depend on the tokens of a step",
+    "no_prefix_caching": "whose plan is the same without it",
+    "no_hybrid": "whose plan keeps every kind of layer",
+    "bugs": "of which no upstream defect in planning is known",
+}
+"""Options that say nothing to RTP-LLM's planning, and why."""
 
 
 @click.command("plan")
@@ -72,11 +83,13 @@ def command(
 
     Example: hkv plan Qwen3-Next-80B/config.json --memory 80GiB --tp 2 --max-model-len 131072
     """
-    names = frozenset(bugs_of(bugs))
+    names = frozenset(bugs_of(bugs, "planning"))
     budget = parse_bytes(memory)
     by_rtp = dialect == "rtp-llm"
     if by_rtp:
-        _check_rtp_options(tp, pp, dcp, layout)
+        _check_rtp_options(tp, pp, dcp)
+    if draft_path is None:
+        refuse_given(["draft_modules"], "--draft CONFIG beside it, the module that is copied")
     ranks = 1 if by_rtp else dcp  # RTP-LLM's rank holds whole blocks, not parts of each
     reading = {"tensor_parallel": tp, "context_parallel": ranks, "dtype": dtype, "kv_dtype": kv_dtype}
     options = ReadOptions(
@@ -121,11 +134,11 @@ def command(
     write_json(json_path, report)
 
 
-def _check_rtp_options(tp: int, pp: int, dcp: int, layout: str | None) -> None:
+def _check_rtp_options(tp: int, pp: int, dcp: int) -> None:
+    for name, why in NOT_OF_RTP.items():
+        refuse_given([name], f"nothing with --dialect rtp-llm, {why}")
     if pp > 1:
         raise ConfigError("--pp", pp, "1 with --dialect rtp-llm, which has no pipeline stages")
-    if layout is not None:
-        raise ConfigError("--layout", layout, "nothing with --dialect rtp-llm, whose pools have one order")
     if dcp > 1 and tp > 1:
         raise ConfigError("--tp", tp, "1 with --dcp: RTP-LLM's ranks either split heads or deal blocks out")
 

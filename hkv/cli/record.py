@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hkv.cli.engine_options import FEATURE_NAMES, dialect_option, only_of, only_options, timeout_option
+from hkv.cli.engine_options import FEATURE_NAMES, check_timeout, dialect_option, only_of, only_options, timeout_option
 from hkv.cli.json_output import json_option, write_json
 from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.oracle.engines import FORMS, engine_factory
@@ -47,6 +47,7 @@ def command(
       hkv record --engine numpy --dialect rtp-llm/hybrid --feature fork --seed 7 -o fork-7.jsonl
     """
     engine = engine or ("vllm" if dialect == VLLM else "numpy")
+    check_timeout(engine)
     factory = engine_factory(engine, timeout)
     recording = record(factory, feature, seed, version, steps, only_of(kinds, max_groups, dialect))
     write_any_log(output, recording.header, recording.operations, recording.answers)

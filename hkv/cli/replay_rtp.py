@@ -72,6 +72,8 @@ def studied_rtp_cache(options: dict[str, Any]) -> StudiedCache:
       HKVError: the model, its plan or the groups cannot be used.
     """
     _refuse(options, OF_VLLM, f"is not for --dialect {options['dialect']}")
+    if options["independent_eviction"] and not options["prefix_tree"]:
+        raise click.UsageError("--independent-eviction is for --prefix-tree, whose chains it loosens")
     return _of_model(options) if check_cache_options(options) else _of_groups(options)
 
 

@@ -6,7 +6,7 @@ import pathlib
 
 import click
 
-from hkv.cli.engine_options import ids_option, timeout_option
+from hkv.cli.engine_options import check_timeout, ids_option, timeout_option
 from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import counting_bar
@@ -45,6 +45,7 @@ def command(
     Example: hkv shrink differences/core-2-v1.jsonl --engine 'cmd:./my-engine'
     """
     read = read_any_log(log)
+    check_timeout(engine, against)
     tested, right = engine_factory(engine, timeout), engine_factory(against, timeout)
     for factory in (tested, right):
         factory(read.header)  # an engine that cannot start says why

@@ -11,12 +11,16 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.oracle.atomic import write_atomically
 from hkv.oracle.traces.reader import TOKENS_PER_ID
 from hkv.oracle.traces.workloads import DEFAULTS, Workload, generate
 from hkv.oracle.traces.writer import FORMATS, trace_lines
+
+NOT_OF = {"chat": ["branch_percent"], "shared-prefix": ["turns", "pause", "branch_percent"], "agentic": []}
+"""Options that say nothing to a workload: single requests have no turns, and only tasks branch."""
 
 
 @dataclasses.dataclass
@@ -60,6 +64,7 @@ def command(workload: str, output: str, seed: int, format: str, tokens_per_id: i
       hkv trace agentic -o agents.jsonl --format tokens --turns 30
     """
     json_path = options.pop("json_path")
+    refuse_given(NOT_OF[workload], f"nothing with the workload {workload}")
     chosen = {name: value for name, value in options.items() if value is not None}
     settings = dataclasses.replace(DEFAULTS[workload], **chosen)
     totals = _Totals()

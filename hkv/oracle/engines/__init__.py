@@ -24,8 +24,8 @@ RELEASED = "vllm@"
 """Begins the name of an installed vLLM of any version, which follows: `vllm@0.34.0`."""
 
 FORMS = (
-    f"{', '.join(ENGINES)}, {RELEASED}VERSION for another than 0.33, 'cmd:PROGRAM ARGS' (docs/oplog.md), or FILE.py:CLASS "
-    "or MODULE:CLASS (an Engine)"
+    f"{', '.join(ENGINES)}, {RELEASED}VERSION for another than 0.33, 'cmd:PROGRAM ARGS' (docs/oplog.md), or "
+    "FILE.py:CLASS or MODULE:CLASS (an Engine)"
 )
 """How an engine may be named, for help texts and errors."""
 

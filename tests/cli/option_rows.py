@@ -1,0 +1,226 @@
+"""What each option of each command is shown to do: an argument of it that changes the result, or that is refused.
+
+A row is a command line, and what is added to it. `tests/cli/test_options.py` wants a row for every option, so that
+none can be accepted and ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hkv.cli import diff, shrink
+from hkv.testing.explorer.defects import planted
+
+CHANGES, REFUSED = "changes", "is refused"
+
+MODEL = "tests/data/models/qwen3_next.json"
+SMALL_MODEL = "tests/data/models/llama.json"
+LOG = "tests/data/oplogs/eagle-12.jsonl"
+NUMPY = "hkv.oracle.engines.numpy:NumpyEngine"
+
+SPIED: dict[str, Any] = {"planted": planted, "differ": diff.differ, "Shrinker": shrink.Shrinker}
+"""Functions that the test replaces, as they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A command line, an option with its value that is put behind it, and what is expected of that."""
+
+    base: tuple[str, ...]
+    option: str
+    value: tuple[str, ...]
+    expected: str
+
+    @property
+    def title(self) -> str:
+        """For test ids."""
+        return " ".join((self.base[0], *self.base[1:3], self.option, *self.value))
+
+
+def _rows(base: str, changes: str = "", refused: str = "") -> list[Row]:
+    """Rows of one base; each `--option value` is an item of `changes` or `refused`, between `;`."""
+    rows = []
+    for text, expected in ((changes, CHANGES), (refused, REFUSED)):
+        for item in filter(None, (part.split() for part in text.split(";"))):
+            rows.append(Row(tuple(base.split()), item[0], tuple(item[1:]), expected))
+    return rows
+
+
+PLAN = f"plan {MODEL} --memory 80GiB"
+PLAN_RTP = f"plan {SMALL_MODEL} --memory 80GiB --dialect rtp-llm"
+PLAN_WINDOWS = "plan tests/data/models/gemma3_text.json --memory 80GiB"
+DRAFT = "tests/data/models/llama.json"
+
+REPLAY = "replay {in}/trace.jsonl --tokens-per-id 16 --json - --engine numpy --groups full:16,swa:16:64 --num-blocks 60"
+REPLAY_MODEL = (
+    f"replay {{in}}/trace.jsonl --tokens-per-id 16 --json - --engine numpy --model {SMALL_MODEL} --memory 3GiB"
+)
+REPLAYED = "replay {in}/trace.jsonl --tokens-per-id 16 --json - --engine numpy"
+REPLAY_RTP = f"{REPLAYED} --dialect rtp-llm/hybrid --groups full:16,mamba:16 --num-blocks 60"
+REPLAY_RTP_MODEL = f"{REPLAYED} --dialect rtp-llm/single --model {SMALL_MODEL} --memory 3GiB"
+SCHEDULE = (
+    "--limit 4;--step-ms 500;--speed 1/100;--step-tokens 32;--decode-tokens 5;--max-running 2;"
+    "--max-model-len 80;--closed-loop 1;--no-caching;--json {out}/out.json;--plot {out}/out.svg;"
+)
+
+TRACE = "trace {workload} -o {{out}}/new.jsonl --requests 20"
+WORKLOAD = (
+    "--seed 7;--requests 30;--rate 0.5;--prefixes 1;--prefix-tokens 30;--prompt-tokens 30;--output-tokens 30;"
+    "--max-tokens 300;--format tokens;--tokens-per-id 100;--json -;-o {out}/other.jsonl;"
+)
+DIFF = "diff --engines numpy,numpy --seeds 1 --steps 2 --feature core"
+DIFF_RTP = "diff --engines numpy,numpy --seeds 1 --steps 2 --dialect rtp-llm/hybrid --feature fork"
+RECORD = "record --engine numpy --feature core --seed 4 -o {out}/new.jsonl"
+RECORD_RTP = "record --engine numpy --dialect rtp-llm/hybrid --feature fork --seed 7 -o {out}/new.jsonl"
+FULL, MAMBA, OPAQUE = "layout --spec full:16", "layout --spec mamba:16", "layout --spec opaque:16"
+SHARED_LAYOUT = (
+    "--page-size 1048576;--layout HND;--num-blocks 5;--num-layers 3;--layer-stride 67108864;--block-stride 4194304;"
+    "--offset 512;--byte 7;--image {out}/out.svg;--json -;"
+)
+
+ROWS = [
+    *_rows(
+        PLAN,
+        "--memory 40GiB;--tp 2;--pp 2;--block-size 1088;--kernel-block-size 16;--layout BLNHC;--dtype float32;"
+        "--kv-dtype fp8;--state-dtype float32;--max-model-len 4096;"
+        "--speculative-tokens 2;--no-prefix-caching;--json -",
+        "--draft-modules 1;--draft-modules 2;--pools independent;--bugs no-such-bug;--bugs window-one-never-hits",
+    ),
+    *_rows(f"plan {SMALL_MODEL} --memory 80GiB", "--dcp 2;--dialect rtp-llm"),
+    *_rows(f"{PLAN_WINDOWS} --json -", "--max-in-flight 64;--no-hybrid"),
+    *_rows(PLAN_WINDOWS, f"--draft {DRAFT}"),
+    *_rows("plan tests/data/models/deepseek_v4.json --memory 80GiB --no-hybrid", "--bugs latent-window-promotion"),
+    *_rows(f"{PLAN_RTP} --draft {DRAFT}", "--draft-modules 2"),
+    *_rows(
+        PLAN_RTP,
+        "--memory 40GiB;--tp 2;--dcp 2;--block-size 16;--kernel-block-size 16;--dtype float32;--kv-dtype fp8;"
+        f"--draft {DRAFT};--pools independent;--dialect vllm-0.33;--json -",
+        "--pp 2;--layout BLNHC;--max-model-len 4096;--max-model-len auto;--max-in-flight 64;--max-in-flight 8192;"
+        "--no-prefix-caching;--no-hybrid;--bugs x;--draft-modules 1;--draft-modules 2",
+    ),
+    *_rows(
+        f"plan {MODEL} --memory 80GiB --dialect rtp-llm --block-size 1088",
+        "--state-dtype float32;--speculative-tokens 2",
+    ),
+    *_rows(
+        REPLAY,
+        f"{SCHEDULE}--groups full:16;--num-blocks 80;--engine {{in}}/wrong.py:Blind;--eagle all;"
+        "--retention 0;--lookahead 3",
+        "--memory 1GiB;--tp 1;--block-size 16;--kv-dtype auto;--draft x;--dialect rtp-llm/single;--linear-step 1;"
+        f"--reserve-ratio 5;--prefix-tree;--independent-eviction;--model {SMALL_MODEL};--check",
+    ),
+    *_rows(REPLAY.replace("per-id 16", "per-id 512"), "--tokens-per-id 16"),
+    *_rows(REPLAY_RTP.replace("per-id 16", "per-id 512"), "--tokens-per-id 16"),
+    *_rows(REPLAY.replace("numpy", "{in}/wrong.py:Wrong"), "--check"),
+    *_rows(
+        REPLAY_MODEL,
+        f"{SCHEDULE}--memory 4GiB;--tp 2;--block-size 32;--kv-dtype fp8;--eagle all;--draft {DRAFT}",
+        "--num-blocks 7;--linear-step 1;--independent-eviction",
+    ),
+    *_rows(
+        REPLAY_RTP,
+        f"{SCHEDULE}--groups full:16,swa:16:17;--num-blocks 80;--linear-step 2;--reserve-ratio 50;"
+        "--prefix-tree;--lookahead 20",
+        "--independent-eviction;--eagle all;--retention 0;--draft x;--memory 1GiB;--tp 1;--block-size 16;"
+        f"--kv-dtype auto;--check;--engine no-such;--dialect rtp-llm/single;--model {SMALL_MODEL}",
+    ),
+    *_rows(
+        f"{REPLAY_RTP} --prefix-tree".replace("mamba:16 --num-blocks 60", "swa:16:17 --num-blocks 40"),
+        "--independent-eviction",
+    ),
+    *_rows(
+        REPLAY_RTP_MODEL,
+        f"{SCHEDULE}--memory 4GiB;--tp 2;--block-size 32;--kv-dtype fp8;--reserve-ratio 90",
+        "--num-blocks 7;--eagle all;--retention 0;--draft x",
+    ),
+    *_rows(TRACE.format(workload="chat"), f"{WORKLOAD}--turns 2;--pause 1", "--branch-percent 90"),
+    *_rows(TRACE.format(workload="agentic"), f"{WORKLOAD}--turns 2;--pause 1;--branch-percent 90"),
+    *_rows(TRACE.format(workload="shared-prefix"), WORKLOAD, "--turns 2;--pause 1;--branch-percent 90"),
+    *_rows(f"check {LOG}", f"--engine {NUMPY};--coverage;--json -", "--bugs no-such-bug;--timeout 5"),
+    *_rows(
+        "check {in}/rtp.jsonl",
+        "--engine hkv.oracle.engines.numpy:numpy_engine;--coverage;--json -",
+        "--bugs window-one-never-hits;--timeout 5",
+    ),
+    *_rows("check docs/upstream-bugs/window-one-never-hits.jsonl", "--bugs window-one-never-hits"),
+    *_rows(f"check {LOG} --timeout 0.1 --engine cmd:sleep-60", "--timeout 0.2"),
+    *_rows(
+        DIFF,
+        f"--engines numpy,{NUMPY};--seeds 2;--first-seed 3;--feature eagle;--kinds mamba;"
+        "--max-groups 1;--version 2;--steps 3;"
+        "--ids isomorphic;--bugs window-one-never-hits;--json -;--dialect rtp-llm/hybrid",
+        "--timeout 5",
+    ),
+    *_rows(
+        DIFF_RTP,
+        "--seeds 2;--first-seed 3;--steps 3;--json -",
+        "--version 1;--bugs window-one-never-hits;--timeout 5;--ids isomorphic",
+    ),
+    *_rows(
+        "diff --engines {in}/wrong.py:Wrong,numpy --seeds 1 --steps 4 --feature core", "--no-shrink;--save {out}/saved"
+    ),
+    *_rows("diff --engines cmd:sleep-60,numpy --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
+    *_rows(
+        RECORD,
+        f"--engine {NUMPY};--seed 2;--feature eagle;--kinds mamba;--max-groups 1;--version 1;--steps 3;--json -;"
+        "-o {out}/other.jsonl;--dialect rtp-llm/hybrid",
+        "--timeout 5",
+    ),
+    *_rows(
+        RECORD_RTP,
+        "--seed 2;--steps 3;--json -;--dialect rtp-llm/hybrid-pool",
+        "--timeout 5;--version 1",
+    ),
+    *_rows("record --engine cmd:sleep-60 --timeout 0.1 --feature core --seed 1 -o {out}/new.jsonl", "--timeout 0.2"),
+    *_rows(
+        "shrink tests/data/oplogs/core-0.jsonl -o {out}/small.jsonl --engine {in}/wrong.py:Wrong",
+        f"--engine {{in}}/wrong.py:Worse;--against {NUMPY};--ids isomorphic;-o {{out}}/s.jsonl;--json -",
+        "--timeout 5",
+    ),
+    *_rows(f"shrink {LOG} -o {{out}}/small.jsonl --engine cmd:sleep-60 --timeout 0.1", "--timeout 0.2"),
+    *_rows(f"explain {LOG} --line 24", "--line 25;--request r1;--json -"),
+    *_rows(
+        FULL,
+        SHARED_LAYOUT + "--spec mla:16;--kv-heads 2;--head-size 64;--head-size-v 64;--dtype float32;"
+        "--quantization fp8_per_token_head;"
+        "--tokens-per-state 2;--alignment 12288;--kernel-block-size 4;--address 0,1,0,3,5",
+        "--state 4x4:float32;--entry-bytes 1",
+    ),
+    *_rows(
+        MAMBA,
+        SHARED_LAYOUT + "--state 4x4:float32;--address 0,1,0,0,0",
+        "--kv-heads 1;--head-size 64;--head-size-v 64;--dtype float32;--quantization x;"
+        "--tokens-per-state 2;--alignment 16;--entry-bytes 2",
+    ),
+    *_rows(
+        OPAQUE,
+        SHARED_LAYOUT + "--entry-bytes 2",
+        "--kv-heads 1;--head-size 64;--head-size-v 64;--dtype float32;--quantization x;"
+        "--tokens-per-state 2;--alignment 16;"
+        "--state 4x4:float32",
+    ),
+    *_rows(
+        "mutants --only taken-from-the-back --only released-twice",
+        "--only eviction;--seeds 7;--first-seed 3;--sample 1;--cases;--markdown {out}/out.md;--json -",
+        "--seed 1",
+    ),
+    *_rows("mutants --sample 5", "--seed 3"),
+    *_rows(
+        "explore",
+        "--groups full:2;--num-blocks 6;--requests 1;--max-model-len 2;--prompt 2;--eagle all;"
+        "--retention 0;--watermark 0.5;"
+        "--without evict;--plant window-one-short;--limit-states 9;--seconds 2;--form batched;--chunk 7;--workers 1;"
+        "--save {out}/found.jsonl;--json -",
+    ),
+    *_rows(
+        "check-events {in}/events.bin",
+        "--batches 1;--record {out}/copy.bin;--json -",
+        "--replay-endpoint tcp://127.0.0.1:1;--topic kv;--seconds 3;--endpoint tcp://127.0.0.1:1",
+    ),
+    *_rows(
+        "check-events --endpoint tcp://127.0.0.1:1",
+        "--endpoint tcp://127.0.0.1:2;--replay-endpoint tcp://127.0.0.1:3;--topic kv;--seconds 3",
+    ),
+    *_rows("vectors {out}/vectors", "--json -"),
+]

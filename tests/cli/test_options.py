@@ -1,0 +1,182 @@
+"""Every option of every command changes something, or is refused: none is accepted and ignored."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from hkv.cli import COMMANDS, cli
+from hkv.errors import HKVError
+from hkv.testing.explorer import Report
+from hkv.testing.mutants import Verdict
+from tests.cli.option_rows import CHANGES, REFUSED, ROWS, SPIED, Row
+from tests.events.test_stream import PAYLOADS
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+ENGINES = """
+from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.oracle.oplog import Hit
+
+class Wrong(NumpyEngine):
+    extra = 1
+    def lookup(self, id):
+        hit = super().lookup(id)
+        return Hit(hit=hit.hit, blocks=hit.blocks, shared_prefix=hit.shared_prefix + self.extra)
+
+class Worse(Wrong):
+    extra = 2
+
+class Blind(NumpyEngine):
+    def lookup(self, id):
+        hit = super().lookup(id)
+        return Hit(hit=0, blocks=[[] for _ in hit.blocks], shared_prefix=hit.shared_prefix)
+"""
+
+BY_DIALECT = ("plan", "replay")
+"""Commands whose options need a row under each dialect."""
+
+
+def options_of(command: str) -> set[str]:
+    """The longest name of each option of a command."""
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    return {max(p.opts, key=len) for p in found.params if isinstance(p, click.Option)}
+
+
+def long_name(row: Row) -> str:
+    return {"-o": "--output", "--no-caching": "--caching", "--no-shrink": "--shrink"}.get(row.option, row.option)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_option_has_a_row(command: str) -> None:
+    rows = [row for row in ROWS if row.base[0] == command]
+    assert options_of(command) == {long_name(row) for row in rows}
+    if command in BY_DIALECT:
+        for dialect in (True, False):
+            mine = {long_name(row) for row in rows if ("--dialect" in row.base) == dialect}
+            assert options_of(command) == mine, "rtp-llm" if dialect else "vllm-0.33"
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """What the rows read."""
+    from hkv.event_stream import Message, write_recording
+
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "wrong.py").write_text(ENGINES)
+    write_recording(folder / "events.bin", [Message(number, data) for number, data in enumerate(PAYLOADS)])
+    trace = ["trace", "chat", "--requests", "8", "--seed", "1", "--prompt-tokens", "60", "--output-tokens", "20"]
+    recorded = ["record", "--engine", "numpy", "--seed", "7", "--dialect", "rtp-llm/hybrid", "--feature", "fork"]
+    for arguments in (
+        [*trace, "--prefix-tokens", "100", "--rate", "20", "--tokens-per-id", "16", "-o", str(folder / "trace.jsonl")],
+        [*recorded, "-o", str(folder / "rtp.jsonl")],
+    ):
+        assert CliRunner().invoke(cli, arguments).exit_code == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What reached the functions that take too long to be called: they are replaced, and their arguments noted."""
+    heard: list[str] = []
+
+    class Publisher:
+        def __init__(self, *arguments: Any) -> None:
+            heard.append(f"follow {arguments}")
+
+        def __enter__(self) -> list[Any]:
+            return []
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def explored(space: Any, **how: Any) -> Report:
+        how.pop("progress")
+        heard.append(f"explore {space} {how}")
+        return Report(counterexample=None)
+
+    def judged(mutant: Any, *how: Any) -> Verdict:
+        heard.append(f"judge {mutant.name} {how}")
+        return Verdict(mutant, None, "", 5, 0.1, 0, ("a line",))
+
+    def planted(name: str | None) -> Any:
+        heard.append(f"plant {name}")
+        return SPIED["planted"](None)
+
+    def differ(*arguments: Any) -> Any:
+        heard.append(f"differ {arguments[2:]}")
+        return SPIED["differ"](*arguments)
+
+    def shrinker(*arguments: Any) -> Any:
+        heard.append(f"shrink up to {arguments[2]}")
+        return SPIED["Shrinker"](*arguments)
+
+    monkeypatch.setattr("hkv.cli.explore.explore", explored)
+    monkeypatch.setattr("hkv.cli.explore.planted", planted)
+    monkeypatch.setattr("hkv.cli.explore._check_folder", lambda path: heard.append(f"save {path.name}"))
+    monkeypatch.setattr("hkv.cli.mutants.judge", judged)
+    monkeypatch.setattr("hkv.cli.check_events.Subscription", Publisher)
+    monkeypatch.setattr("hkv.cli.diff.differ", differ)
+    monkeypatch.setattr("hkv.cli.shrink.Shrinker", shrinker)
+    return heard
+
+
+def outcome(arguments: list[str], heard: list[str], folder: pathlib.Path) -> tuple[Any, ...]:
+    """All that a command line leads to, but for how long it took: status, output, files, calls."""
+    heard.clear()
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink() if path.is_file() else [inner.unlink() for inner in path.iterdir()]
+    done = CliRunner().invoke(cli, [argument.replace("{out}", str(folder)) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit | HKVError):
+        raise done.exception
+    refused = isinstance(done.exception, HKVError) or done.exit_code == 2
+    text = f"{done.output}{done.exception or ''}"
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    return refused, done.exit_code, _without_times(text), files, tuple(heard)
+
+
+def _without_times(text: str) -> str:
+    try:
+        result = json.loads(text)
+    except ValueError:
+        return re.sub(r"│ wall time .*", "", text)
+    if isinstance(result, dict):
+        result.pop("options", None)  # `hkv replay` repeats them: that is no effect
+        result.get("totals", {}).pop("seconds", None)
+        result.pop("seconds", None)
+    return json.dumps(result)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.title for row in ROWS])
+def test_an_option_changes_something_or_is_refused(
+    row: Row, inputs: pathlib.Path, tmp_path: pathlib.Path, spies: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    base = [argument.replace("{in}", str(inputs)).replace("cmd:sleep-60", "cmd:sleep 60") for argument in row.base]
+    added = [argument.replace("{in}", str(inputs)) for argument in (row.option, *row.value)]
+    folder = tmp_path / "out"
+    before, after = outcome(base, spies, folder), outcome([*base, *added], spies, folder)
+    if row.expected == REFUSED:
+        assert after[0], f"accepted: {after[2]}"
+        name = row.option.lstrip("-").replace("-", "[-_]")
+        assert re.search(name, after[2]), after[2]
+        return
+    assert row.expected == CHANGES
+    assert before[0] or not after[0], after[2]
+    assert before != after, "accepted and ignored"
+
+
+def test_a_command_line_leads_to_the_same_twice(inputs: pathlib.Path, tmp_path: pathlib.Path, spies: list[str]) -> None:
+    """Otherwise every option would seem to change something."""
+    for base in {row.base for row in ROWS if row.base[0] in ("trace", "record", "check", "explore", "mutants")}:
+        arguments = [argument.replace("{in}", str(inputs)) for argument in base]
+        if not any("cmd:" in argument for argument in arguments):
+            assert outcome(arguments, spies, tmp_path / "out") == outcome(arguments, spies, tmp_path / "out")
