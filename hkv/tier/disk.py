@@ -14,18 +14,13 @@ import os
 import pathlib
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from hkv.errors import FileError, MissingExtraError, OperationError
 from hkv.tier.file_system import FileSystem
 from hkv.tier.tier import Tier
-
-try:
-    import safetensors
-    import safetensors.numpy
-except ImportError as error:
-    raise MissingExtraError("safetensors", "disk", "to keep chunk objects on disk") from error
 
 FORMAT = "hkv-chunk-1"
 MAX_KEY_BYTES = 100
@@ -68,6 +63,7 @@ class DiskTier(Tier):
     def __init__(
         self, folder: str | os.PathLike[str], capacity_bytes: int, file_system: FileSystem | None = None
     ) -> None:
+        _safetensors()
         self.folder = pathlib.Path(folder)
         self.quarantine = self.folder / "quarantine"
         self.incidents: list[Incident] = []
@@ -239,15 +235,15 @@ def _encode(key: bytes, data: np.ndarray, metadata: Mapping[str, str]) -> bytes:
         "sha256": _checksum(key, data.data, metadata),
         "metadata": json.dumps(dict(sorted(metadata.items()))),
     }
-    return safetensors.numpy.save({"data": data}, metadata=header)
+    return _safetensors().numpy.save({"data": data}, metadata=header)
 
 
 def _decode(path: pathlib.Path, key: bytes) -> StoredObject:
     try:
-        with safetensors.safe_open(path, framework="np") as file:
+        with _safetensors().safe_open(path, framework="np") as file:
             header = file.metadata() or {}
             data = file.get_tensor("data")
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, _safetensors().SafetensorError) as error:
         raise _DamagedError(f"unreadable: {error}") from None
     if header.get("format") != FORMAT or header.get("key") != key.hex():
         raise _DamagedError("not this object: its header names another format or key")
@@ -271,3 +267,13 @@ def _lock_folder(folder: pathlib.Path) -> int:
         os.close(descriptor)
         raise FileError(str(folder), None, "", "locked", "a folder that no other process has open") from None
     return descriptor
+
+
+def _safetensors() -> Any:
+    """The package, asked for when a tier is made: what only names this module does without it."""
+    try:
+        import safetensors
+        import safetensors.numpy
+    except ImportError as error:
+        raise MissingExtraError("safetensors", "disk", "to keep chunk objects on disk") from error
+    return safetensors
