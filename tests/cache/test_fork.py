@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.errors import OperationError
 from hkv.operations import RESULT_FRONT, Batch, Code, Column
 from hkv.oracle.configuration import to_header
 from hkv.oracle.engines.numpy import NumpyEngine
@@ -16,6 +17,7 @@ from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Counter, Row
 from hkv.state.status import Status
 from reference.dialects.vllm.fork import fork
 from tests.cache.build import config, prompt, run, start
+from tests.cache.pair import Pair
 
 SHAPES = [
     (FullAttention(block_size=8), SlidingWindow(block_size=4, window=9), Mamba(block_size=8)),
@@ -86,3 +88,115 @@ def test_it_is_refused_when_a_block_is_missing() -> None:
     want, got = both(SHAPES[0], 40, 40, 90)
     assert want is None
     assert got is None
+
+
+PARTS = (FullAttention(block_size=8), Mamba(block_size=8))
+"""Groups whose blocks may be found partly filled."""
+
+ACTIONS = ("grow", "grow", "grow", "again", "evict", "other", "fork", "end")
+
+
+def forked(specs, tokens: int, num_blocks: int, lookahead: int = 0, **changes) -> Pair:
+    """A request "a" whose tokens are computed, and "b", its fork; others' keys come first, so that none is called 0."""
+    pair = Pair(config(*specs, num_blocks=num_blocks, **changes))
+    pair.request("first", 8, range(900, 1000))
+    pair.drop("first")
+    pair.request("a", tokens, range(100))
+    assert pair.allocate("a", tokens, lookahead=lookahead)
+    pair.advance("a", tokens)
+    pair.step()
+    assert pair.fork("a", "b") is not None
+    return pair
+
+
+def grow(pair: Pair, id: str, tokens: int) -> bool:
+    """Generated tokens are appended, computed and registered, if there is room."""
+    request = pair.reference.manager.requests[id]
+    if request.num_computed == request.num_tokens:
+        pair.extend(id, min(tokens, 100 - request.num_tokens))
+    new = min(tokens, request.num_tokens - request.num_computed)
+    if not new or not pair.allocate(id, new):
+        return False
+    pair.advance(id, new)
+    pair.commit(id, request.num_computed)
+    return True
+
+
+def come_back(pair: Pair, id: str) -> None:
+    """A waiting request is looked up and goes on where its hit ends."""
+    found = pair.lookup(id)
+    request = pair.reference.manager.requests[id]
+    new = request.num_tokens - found
+    if pair.allocate(id, new, hit=found):
+        pair.advance(id, found + new)
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from([*SHAPES, PARTS]), st.integers(1, 50), st.integers(0, 30))
+def test_what_was_forked_goes_on(data: st.DataObject, specs, tokens: int, more: int) -> None:
+    """Forks and what they came from grow, are preempted, found, evicted and end, in both forms alike."""
+    lookahead = data.draw(st.sampled_from((0, 0, 4, 12)))
+    needed = sum(-(-(tokens + lookahead) // spec.block_size) + 2 for spec in specs)
+    pair = forked(specs, tokens, needed + more + 4, lookahead, partial_hits=specs is PARTS)
+    forks = 1
+    for _ in range(data.draw(st.integers(2, 9))):
+        pair.step()
+        running = [id for id in pair.slots if pair.reference.manager.requests[id].running]
+        waiting = [id for id in pair.slots if id not in running]
+        action = data.draw(st.sampled_from(ACTIONS))
+        if action == "grow" and running:
+            grow(pair, data.draw(st.sampled_from(running)), data.draw(st.integers(1, 9)))
+        elif action == "again" and running:
+            id = data.draw(st.sampled_from(running))
+            pair.free(id)
+            come_back(pair, id)
+        elif action == "evict":
+            blocks = st.integers(1, pair.reference.manager.config.num_blocks - 1)
+            pair.evict(sorted(data.draw(st.sets(blocks, min_size=1, max_size=3))))
+        elif action == "other" and "c" not in pair.slots:
+            pair.request("c", data.draw(st.integers(1, 60)), range(100))
+            come_back(pair, "c")
+        elif action == "fork" and running and forks < 4:
+            forks += pair.fork(data.draw(st.sampled_from(running)), f"f{forks}") is not None
+        elif action == "end" and (running or waiting):
+            id = data.draw(st.sampled_from(running or waiting))
+            if id in running:
+                pair.free(id)
+            pair.drop(id)
+
+
+@pytest.mark.parametrize("specs", SHAPES)
+def test_a_fork_outlives_what_it_came_from(specs) -> None:
+    pair = forked(specs, 21, 60)
+    pair.free("a")
+    pair.drop("a")
+    for _ in range(6):
+        pair.step()
+        assert grow(pair, "b", 5)
+    pair.request("c", 48, range(100))
+    pair.lookup("c")
+    pair.free("b")
+    pair.step()
+    come_back(pair, "b")
+    pair.free("b")
+    pair.drop("b")
+    assert pair.lookup("c") <= 47
+
+
+def test_a_fork_registers_the_block_that_was_copied_once_it_is_full() -> None:
+    pair = forked(SHAPES[1], 22, 60)
+    grow(pair, "b", 3)
+    cached = pair.reference.state().cached
+    row = pair.reference.manager.rows("b")[0]
+    assert [str(block) in cached for block in row] == [True] * 6 + [False] * (len(row) - 6)
+
+
+def test_a_fork_may_compute_no_more_than_it_was_granted() -> None:
+    pair = Pair(config(*SHAPES[1], num_blocks=60))
+    pair.request("a", 40, range(100))
+    assert pair.allocate("a", 40)
+    pair.advance("a", 17)
+    assert pair.fork("a", "b") is not None
+    with pytest.raises(OperationError, match="tokens"):
+        pair.advance("b", 1)
+    pair.advance("a", 1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hkv.keys.fingerprint import ROOT
 from hkv.state.status import Status
+from hkv.step import find
 from hkv.step_arrivals import Arrivals, _first_blocks, jitted
 from hkv.step_state import StepCounter
 from hkv.testing.hit_causes import causes
@@ -156,12 +157,15 @@ def test_every_key_is_found_among_others_that_begin_alike(data):
     arrays["counters"][StepCounter.REGISTERED] = 61
     asked = pool[draw.integers(0, len(pool), (2, 9))]
     asked[:, -1] = 7
-    found = first_blocks(type(pair.state)(**arrays), asked)
+    state = type(pair.state)(**arrays)
+    found = first_blocks(state, asked)
+    alone = np.array([find(state, np.int32(group), asked.reshape(-1, 4)) for group in range(3)])
     for request, group, column in np.ndindex(2, 3, 9):
         key = [*asked[request, column], group]
         same = [block for block in blocks if arrays["refs"][block] == 1 and (arrays["keys"][block, :5] == key).all()]
         first = min(same, key=lambda block: arrays["keys"][block, 5], default=0)
         assert int(found[request, group, column]) == first
+        assert int(alone[group, 9 * request + column]) == first
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,39 @@ def test_find_answers_the_block_registered_first():
     assert serving.find(pair.state, np.int32(0), keys).tolist() == blocks.tolist()
 
 
+def test_of_two_blocks_under_a_key_the_one_registered_first_is_found_though_its_id_is_higher():
+    """Row 0 fills block 2 before row 1 fills block 1: what is found is handed to a new request, and outlives row 1."""
+    pair = Pair(build("full:2", num_blocks=30))
+    pair.start(0)
+    pair.start(1)
+    pair.step([[], [1], [], [], []])
+    pair.step([[1, 2], [], [], [], []])
+    pair.step([[], [2], [], [], []])
+    request = pair.rows.request(0)
+    (first,), (later,) = (pair.rows.manager.rows(pair.rows.names[row])[0] for row in (0, 1))
+    assert first > later
+    keys = np.array(request.keys, np.uint32)
+    assert serving.find(pair.state, np.int32(0), keys).tolist() == [first]
+    pair.finish(1)
+    assert serving.find(pair.state, np.int32(0), keys).tolist() == [first]
+    pair.finish(0)
+    assert serving.find(pair.state, np.int32(0), keys).tolist() == [first]
+
+
+@pytest.mark.parametrize("groups", ["full:2", "full:2,swa:2:5", "swa:2:5", "full:2,opaque:2"])
+def test_drafts_beyond_the_longest_request_need_no_blocks(groups):
+    """A row that just holds the longest request takes drafts to the last token, and is refused only after it."""
+    pair = Pair(build(groups, num_blocks=60, max_model_len=2 * W))
+    pair.start(0)
+    for computed in range(0, 2 * W, 5):
+        assert pair.step([[computed % 7] * 5, [], [], [], []], [L, 0, 0, 0, 0])[0] == OK
+    assert pair.rows.request(0).num_computed == 2 * W
+    assert pair.step([[1], [], [], [], []])[0] == Status.ROW_FULL
+    pair.finish(0)
+    pair.start(0)
+    assert pair.step([[1] * 5, [], [], [], []], [L, 0, 0, 0, 0])[0] == OK
+
+
 def test_other_roots_share_nothing():
     pair = Pair(build("full:2", num_blocks=30))
     pair.start(0)
