@@ -17,7 +17,7 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.errors import ConfigError
 from hkv.oracle.atomic import write_atomically
-from hkv.testing.mutants import MUTANTS, SECTIONS, Mutant, Verdict, judge
+from hkv.testing.mutants import MUTANTS, SECTIONS, Mutant, Verdict, judge, provenance
 from hkv.testing.mutants.judge import SEEDS
 
 EPILOG = "Example: hkv mutants --only eviction --markdown kills.md"
@@ -82,8 +82,12 @@ def choose(only: Sequence[str], sample: int | None, seed: int) -> list[Mutant]:
 def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Figures over all verdicts; seconds and sizes of kills only."""
     killed = [verdict for verdict in verdicts if verdict.killed]
+    found = provenance.count([verdict.mutant for verdict in verdicts])
     return {
         "mutants": len(verdicts),
+        "public_references": found.public,
+        "own_names": found.slugs,
+        "targets": found.targets,
         "killed": len(killed),
         "survivors": [verdict.mutant.name for verdict in verdicts if not verdict.killed],
         "median_seconds": statistics.median(verdict.seconds for verdict in killed) if killed else None,
@@ -99,6 +103,7 @@ def record(verdict: Verdict) -> dict[str, Any]:
         "name": mutant.name,
         "section": mutant.section,
         "upstream": list(mutant.upstream),
+        "target": provenance.target_of(mutant),
         "wrong": mutant.wrong,
         "suite": mutant.suite,
         "expected": list(mutant.expected),
@@ -130,6 +135,7 @@ def show(verdicts: Sequence[Verdict], cases: bool) -> None:
             for line in verdict.lines:
                 console.print(f"  {line}", markup=False, soft_wrap=True)
     console.print(f"\n{in_words(verdicts)}", markup=False, soft_wrap=True)
+    console.print(provenance.in_words([verdict.mutant for verdict in verdicts]), markup=False, soft_wrap=True)
 
 
 def in_words(verdicts: Sequence[Verdict]) -> str:
@@ -147,7 +153,7 @@ def in_words(verdicts: Sequence[Verdict]) -> str:
 
 def markdown_table(verdicts: Sequence[Verdict]) -> str:
     """The kill table as a Markdown document, one table a section."""
-    lines = [HEAD, "", in_words(verdicts), ""]
+    lines = [HEAD, "", in_words(verdicts), "", provenance.in_words([verdict.mutant for verdict in verdicts]), ""]
     for section in dict.fromkeys(verdict.mutant.section for verdict in verdicts):
         lines += [f"## {section.replace('-', ' ').capitalize()}", "", TITLES, RULE]
         for verdict in verdicts:
@@ -171,10 +177,14 @@ RULE = "|---|---|---|---|---|--:|--:|--:|"
 HEAD = """# Mutants
 
 Each row is a bug that shipped in an engine, or was proposed and caught in review, planted in this code as an edit of
-a function or two. The ids name the reports whose rule is broken; the edit is this code's form of it, and several edits
-may stand for one report. A suite runs with the bug alone until an invariant breaks; nothing is compared with the code
-without it.
+a function or two. The ids name the reports whose rule is broken: `#` a report or a change, `@` and digits a commit; `@`
+and a word is a name given here, for behaviour that no public report is known of. The edit is this code's form of it,
+and several edits may stand for one report. A suite runs with the bug alone until an invariant breaks; nothing is
+compared with the code without it.
 *Examples* and *seconds* say how long that took, *size* how many operations the shrunk case has (1 for suites whose
 cases are no histories).
+
+No mutant edits compiled code: its defects are no published bugs, but one-line edits judged by comparison with the
+reference. They are rows of `tests/mutants`; `python -m tests.mutants` plants them, [planted.md](planted.md) lists them.
 
 This page is written by `hkv mutants --markdown docs/mutants.md`. `hkv mutants --only NAME --cases` prints a case."""

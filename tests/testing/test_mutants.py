@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from hkv.errors import OperationError
-from hkv.testing.mutants import MUTANTS, SECTIONS, Patch, applied, judge
+from hkv.testing.mutants import MUTANTS, SECTIONS, Patch, applied, judge, provenance
 from hkv.testing.mutants.mutant import mutant
 from hkv.testing.suites import SUITES
 from hkv.testing.suites.slots import draw_addressing
@@ -13,6 +15,7 @@ from hkv.testing.suites.suite import Recorded
 from reference import slots
 from reference.state.free_queue import FreeQueue
 
+PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "mutants.md"
 POP = "reference.state.free_queue:FreeQueue.pop"
 EXAMPLES = {"traffic": 24, "comeback": 24, "plans": 12, "pages": 12}
 """Examples that each suite runs on the code as it is; others run more."""
@@ -26,6 +29,14 @@ def test_a_patch_runs_and_is_taken_back():
     with applied(Patch(POP, "last=False", "last=True")):
         assert queue.pop() == 3
     assert queue.pop() == 1
+
+
+def test_a_patch_reaches_jitted_functions():
+    from hkv import step
+
+    patch = Patch("hkv.step:find", "jnp.where(same, age, 0)", "jnp.where(same, 1, 0)")
+    assert patch.function() is step.find.__wrapped__
+    patch.code()
 
 
 def test_a_patch_is_taken_back_when_the_block_fails():
@@ -149,3 +160,31 @@ def test_recorded_decisions_make_the_same_case_again():
     first = Recorded(RandomChoices(7))
     case = draw_addressing(first)
     assert draw_addressing(Recorded(None, first.made)) == case
+
+
+def test_the_count_tells_reports_from_names_of_our_own():
+    assert [provenance.is_public(id) for id in ("vllm#33775", "some-lab/vllm#5", "rtp-llm@04e47d7b1")] == [True] * 3
+    assert [provenance.is_public(id) for id in ("vllm@partial-tail", "rtp-llm@last-key", "dsv4@align-576")] == [
+        False
+    ] * 3
+    found = provenance.count(list(MUTANTS.values()))
+    assert sum(found.targets.values()) == found.mutants == len(MUTANTS)
+    assert found.public + found.slugs == len({id for each in MUTANTS.values() for id in each.upstream})
+    assert found.targets["compiled"] == found.targets["kernels"] == 0, "then the page must not say that none edits it"
+
+
+def test_a_target_is_where_the_code_lies():
+    def edited(target):
+        return provenance.target_of(mutant("x", "vllm#1", "x", "x", "slots", target, "a", "b"))
+
+    assert edited("hkv.dialects.vllm.admit:fits") == "compiled"
+    assert edited("hkv.dialects.vllm.config:VllmConfig") == "host"
+    assert edited("hkv.state.free_queue:take") == "state"
+    assert edited("hkv.step_arrivals:arrive") == "step"
+    assert edited("hkv.paged.operations:write") == "paged"
+    assert edited("pallas_kernels.gather.mosaic:ring") == "kernels"
+    assert edited("reference.step:Rows.step") == "reference"
+
+
+def test_the_page_says_the_count():
+    assert provenance.in_words(list(MUTANTS.values())) in PAGE.read_text()

@@ -21,7 +21,8 @@ class Patch:
     """One edit of one function.
 
     Attributes:
-      target: `module:qualified name` of a function, method, property or class method.
+      target: `module:qualified name` of a function, method, property or class method; of a jitted or cached function,
+        its own code is edited, which programs that were compiled before do not notice.
       old: text that must stand in its source exactly once.
       new: text to put in its place.
     """
@@ -49,6 +50,8 @@ class Patch:
             found = found.__func__
         if isinstance(found, functools.cached_property):
             found = found.func
+        if not isinstance(found, FunctionType):
+            found = getattr(found, "__wrapped__", found)  # jitted, or cached
         if not isinstance(found, FunctionType):
             raise OperationError("target", self.target, "a plain function, method, property or class method")
         return found
