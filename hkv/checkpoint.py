@@ -12,8 +12,6 @@ import enum
 import hashlib
 import json
 import os
-import pathlib
-import tempfile
 from collections.abc import Mapping
 from fractions import Fraction
 from types import MappingProxyType
@@ -25,6 +23,7 @@ import numpy as np
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError, FileError, LayoutError, MissingExtraError, OperationError
 from hkv.layout import Layout
+from hkv.output_file import OutputFile
 from hkv.state.state import State
 from hkv.step_state import StepState
 
@@ -90,22 +89,15 @@ def save(
         "notes": _text(dict(notes)),
     }
     header["sha256"] = _checksum(raw, header)
-    target = pathlib.Path(path)
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        os.close(handle)
-        library.numpy.save_file(raw, temporary, metadata=header)
-        _sync(temporary)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-        temporary = None
-        _sync(target.parent)
-    except (OSError, library.SafetensorError) as error:
-        raise FileError(str(path), None, "", _reason(error), "a path that can be written") from error
-    finally:
-        if temporary is not None:
-            pathlib.Path(temporary).unlink(missing_ok=True)
+    with OutputFile(path) as output:
+        if output.staging is None or output.target is None:
+            raise FileError(str(path), None, "", "a device or a pipe", "a path for a file, which can be read back")
+        try:
+            library.numpy.save_file(raw, output.staging, metadata=header)
+            _sync(output.staging)
+        except (OSError, library.SafetensorError) as error:
+            raise FileError(str(path), None, "", _reason(error), "a path that can be written") from error
+    _sync(output.target.parent)
 
 
 def restore(path: str | os.PathLike[str], config: VllmConfig, layouts: Mapping[str, Layout] = _NOTHING) -> Checkpoint:

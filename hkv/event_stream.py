@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from hkv.errors import ConfigError, FileError, MissingExtraError
+from hkv.output_file import OutputFile
 
 END = -1
 """Sequence number of the message that ends a replay (vLLM 0.33 `ZmqEventPublisher.END_SEQ`)."""
@@ -271,14 +272,11 @@ def recorded_line(message: Message) -> bytes:
 
 
 def write_recording(path: str | os.PathLike[str], messages: Iterable[Message]) -> None:
-    """Writes messages to a file, one a line, as they come.
+    """Writes messages to a file, one a line; it is there once all have come.
 
     Raises:
       FileError: it cannot be written.
     """
-    try:
-        with open(path, "wb") as file:
-            for message in messages:
-                file.write(recorded_line(message))
-    except OSError as error:
-        raise FileError(str(path), None, "", error.strerror or str(error), "a file that can be written") from error
+    with OutputFile(path) as output:
+        for message in messages:
+            output.file.write(recorded_line(message))

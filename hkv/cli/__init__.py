@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import signal
 import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import click
 
 import hkv
 from hkv import native_loops
 from hkv.cli.compilation_cache import compilation_cache_option
+from hkv.cli.interruption import INTERRUPTED, Interruption
+from hkv.cli.standard_output import StandardOutputError, standard_output
 from hkv.errors import HKVError
 
 COMMANDS = {
@@ -28,6 +36,12 @@ COMMANDS = {
     "vectors": "Write conformance vectors as JSON, for tests in any language.",
 }
 """Subcommands and their one-line descriptions. `name` lives in the module `hkv.cli.name`, its `-` read as `_`."""
+
+CLOSED_PIPE = 141
+"""Exit status when the reader of the output has gone: 128 and the number of SIGPIPE, as shells have it of others."""
+
+DEFECT = 70
+"""Exit status of an error that HKV should not have made: 1 would mean "they differ" (sysexits.h `EX_SOFTWARE`)."""
 
 
 class LazyGroup(click.Group):
@@ -62,33 +76,106 @@ def cli() -> None:
 def main() -> None:
     """Runs the command line; an error of the user's input becomes one line on stderr and exit status 2."""
     native_loops.enable()
+    interruption = Interruption()
+    with interruption.watched():
+        status = run(sys.argv[1:], interruption, _own_output())
+    if status == INTERRUPTED:
+        interruption.leave()
+    sys.exit(status)
+
+
+def _own_output() -> AbstractContextManager[None]:
+    """The process's standard output; untouched where a program that calls `main` has put something else in its place."""
     try:
-        status = cli.main(standalone_mode=False)
-    except click.ClickException as error:
-        print(f"hkv: {' '.join(error.format_message().split())}", file=sys.stderr)
-        sys.exit(2)
-    except click.Abort:
-        sys.exit(130)
-    except HKVError as error:
-        print(f"hkv: {error}", file=sys.stderr)
-        sys.exit(2)
-    except ModuleNotFoundError as error:
-        _blame_foreign_reference(error)
-        raise
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)
-    sys.exit(status if isinstance(status, int) else 0)
+        return standard_output(None if sys.stdout is None else sys.stdout.fileno())
+    except io.UnsupportedOperation:
+        return contextlib.nullcontext()
 
 
-def _blame_foreign_reference(error: ModuleNotFoundError) -> None:
-    """If a part of `reference` is missing, says which other package of that name hides HKV's, and ends."""
+def run(arguments: Sequence[str], interruption: Interruption, output: AbstractContextManager[None]) -> int:
+    """Performs one command.
+
+    Args:
+      arguments: as typed, the program's name left out.
+      interruption: hears of Ctrl-C.
+      output: standard output while the command runs.
+
+    Returns:
+      The exit status: the command's own, 2 for what it cannot use or write, `INTERRUPTED`, `CLOSED_PIPE` or `DEFECT`.
+    """
+    status = 0
+    try:
+        with output:
+            try:
+                status = _perform(arguments, interruption)
+            except BaseException as error:
+                if not (interruption.requested or isinstance(error, KeyboardInterrupt | click.Abort)):
+                    raise
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the last words are said once, whoever is impatient
+                interruption.report()
+                status = INTERRUPTED
+    except StandardOutputError as error:
+        if status == INTERRUPTED:
+            return status
+        if error.closed:
+            return CLOSED_PIPE
+        return _complain(f"standard output: {error.reason}: expected room for what is written there")
+    except Exception as error:
+        return _explain(error)
+    return status
+
+
+def _perform(arguments: Sequence[str], interruption: Interruption) -> int:
+    try:
+        context = cli.make_context("hkv", list(arguments), obj=interruption)
+        with context:
+            status = cli.invoke(context)
+    except click.exceptions.Exit as ended:
+        status = ended.exit_code
+    return status if isinstance(status, int) else 0
+
+
+def _explain(error: Exception) -> int:
+    """Says what went wrong; returns the exit status."""
+    match error:
+        case click.ClickException():
+            return _complain(" ".join(error.format_message().split()))
+        case HKVError():
+            return _complain(" ".join(str(error).split()))
+        case MemoryError():
+            return _complain(f"memory: {error or 'exhausted'}: expected enough for what was asked")
+        case BrokenPipeError():
+            return CLOSED_PIPE
+        case OSError():
+            return _complain(f"{error.filename or 'system'}: {error.strerror or error}")
+        case ModuleNotFoundError():
+            return _blame_foreign_reference(error)
+    return _admit(error)
+
+
+def _complain(text: str) -> int:
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):  # there is nowhere left to say it
+            print(f"hkv: {text}", file=sys.stderr, flush=True)
+    return 2
+
+
+def _admit(error: Exception) -> int:
+    """Shows an error that is a defect of HKV itself, with an exit status that no command gives another meaning."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
+    return DEFECT
+
+
+def _blame_foreign_reference(error: ModuleNotFoundError) -> int:
+    """If a part of `reference` is missing, says which other package of that name hides HKV's."""
     if (error.name or "").partition(".")[0] != "reference":
-        return
+        return _admit(error)
     from hkv.oracle.engines.numpy import check_reference
 
     try:
         check_reference()
     except HKVError as shadowed:
-        print(f"hkv: {shadowed}", file=sys.stderr)
-        sys.exit(2)
+        return _complain(str(shadowed))
+    return _admit(error)

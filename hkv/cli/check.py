@@ -12,6 +12,7 @@ from rich.table import Table
 
 from hkv.cli.bugs_option import bugs_of, bugs_option, refuse_bugs
 from hkv.cli.engine_options import check_timeout, timeout_option
+from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.errors import ConfigError, UnsupportedConfigError
@@ -62,7 +63,18 @@ def command(
     rules: dict[str, str] = {}
     operations = 0
     unsupported: dict[str, str] = {}
-    with progress_bar("checking", len(paths)) as advance:
+    checked: list[str] = []
+
+    def finish() -> None:
+        if json_path != "-":
+            _print(differences, (rules, counts) if coverage else None, len(checked), operations, engine)
+            if unsupported:
+                reason = next(iter(unsupported.values()))
+                click.echo(f"{len(unsupported)} more logs left out, which the engine does not implement ({reason})")
+        result = _result(differences, (rules, counts) if coverage else None, checked, operations, engine)
+        write_json(json_path, {**result, "not_implemented": unsupported})
+
+    with interruption().saying(finish), progress_bar("checking", len(paths)) as advance:
         for path in paths:
             log = read_any_log(path)
             if not isinstance(log, Log):
@@ -74,6 +86,7 @@ def command(
                 continue
             finally:
                 advance()
+            checked.append(path)
             operations += len(log.operations)
             if difference is not None:
                 differences.append(difference)
@@ -82,14 +95,7 @@ def command(
                 rules |= RULES if isinstance(log, Log) else RTP_RULES
     if len(unsupported) == len(paths):
         raise ConfigError("engine", engine, f"one that implements one of these logs ({unsupported[paths[0]]})")
-    checked = [path for path in paths if path not in unsupported]
-    if json_path != "-":
-        _print(differences, (rules, counts) if coverage else None, len(checked), operations, engine)
-        if unsupported:
-            reason = next(iter(unsupported.values()))
-            click.echo(f"{len(unsupported)} more logs left out, which the engine does not implement ({reason})")
-    result = _result(differences, (rules, counts) if coverage else None, checked, operations, engine)
-    write_json(json_path, {**result, "not_implemented": unsupported})
+    finish()
     context.exit(1 if differences else 0)
 
 

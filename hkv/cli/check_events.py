@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.given_options import refuse_given
+from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
-from hkv.errors import ConfigError, FileError
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
+from hkv.errors import ConfigError
 from hkv.event_stream import Gap, Item, Message, Reconnection, Restart, Subscription, read_recording, recorded_line
 from hkv.events import EventError, KeyIndex, Problem, decode_batch
+from hkv.output_file import OutputFile
 
 SHOWN = 20
 """Problems that are printed; `--json` has all."""
@@ -29,7 +32,9 @@ SHOWN = 20
 @click.option("--topic", default="", help="Only messages whose topic begins so.")
 @click.option("--seconds", type=click.FloatRange(min=0), help="Follow for so long. [default: until Ctrl-C]")
 @click.option("--batches", type=click.IntRange(1), help="Stop after so many batches.")
-@click.option("--record", metavar="FILE", type=click.Path(dir_okay=False), help="Write what comes to this file.")
+@click.option(
+    "--record", metavar="FILE", type=OutputPath(), help="Write what comes to this file; - for standard output."
+)
 @json_option
 @click.pass_context
 def command(
@@ -59,36 +64,42 @@ def command(
         refuse_given(["replay_endpoint", "topic", "seconds"], "--endpoint, not a recorded FILE")
     checked = _Checked()
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_output(record)) if record else None
+        keep = stack.enter_context(_recorder(record))
         items: Iterable[Item]
         if endpoint is not None:
             items = stack.enter_context(Subscription(endpoint, replay_endpoint, topic, seconds))
         else:
             assert recording is not None
             items = read_recording(recording)
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             for item in items:
                 checked.take(item)
-                if file is not None and isinstance(item, Message):
-                    file.write(recorded_line(item))
+                if isinstance(item, Message):
+                    keep(recorded_line(item))
                 if checked.batches == batches:
                     break
+        except KeyboardInterrupt:
+            if endpoint is None:
+                raise
+            interruption().accept()  # the usual end of following a publisher
     if not checked.batches and not checked.problems:
         raise ConfigError("events", recording or endpoint, "a batch at least; none came")
-    if json_path != "-":
+    if talks(json_path, record):
         checked.print()
     write_json(json_path, checked.result())
     context.exit(1 if checked.problems else 0)
 
 
 @contextlib.contextmanager
-def _output(path: str) -> Iterator[IO[bytes]]:
-    try:
-        file = open(path, "wb")  # noqa: SIM115
-    except OSError as error:
-        raise FileError(path, None, "", error.strerror or str(error), "a file that can be written") from error
-    with file:
-        yield file
+def _recorder(path: str | None) -> Iterator[Callable[[bytes], object]]:
+    """A function that keeps a line of the recording. A file is there, whole, once the last one has come."""
+    if path is None:
+        yield lambda line: None
+    elif path == STANDARD_OUTPUT:
+        yield lambda line: write_output(STANDARD_OUTPUT, line)
+    else:
+        with OutputFile(path) as output:
+            yield output.file.write
 
 
 class _Checked:

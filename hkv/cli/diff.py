@@ -20,6 +20,7 @@ from hkv.cli.engine_options import (
 )
 from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import OutputFolder
 from hkv.cli.progress import progress_bar
 from hkv.cli.shrink import shrink_with_bar
 from hkv.dialects.vllm.config import NAME as VLLM
@@ -53,7 +54,7 @@ from hkv.oracle.shrink import Case, Shrinker
 @ids_option
 @bugs_option
 @click.option("--shrink/--no-shrink", default=True, show_default=True, help="Make the failing case small.")
-@click.option("--save", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the log of a difference.")
+@click.option("--save", metavar="DIR", type=OutputFolder(), help="Folder for the log of a difference.")
 @timeout_option
 @json_option
 @click.pass_context

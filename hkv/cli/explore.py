@@ -13,12 +13,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
 from hkv.cli.replay import EagleGroups, Groups, Retention
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError
 from hkv.oracle.check import describe
-from hkv.oracle.log_file import write_log
+from hkv.oracle.log_file import log_bytes
 from hkv.spec import LayerSpec
 from hkv.testing.explorer import MOVES, Counterexample, Report, Space, explore
 from hkv.testing.explorer.defects import DEFECTS, planted
@@ -54,7 +56,12 @@ BROKEN = 1
 @click.option("--form", type=click.Choice(FORMS), help="How states are stepped together.  [default: by backend]")
 @click.option("--chunk", default=CHUNK, show_default=True, type=click.IntRange(1), help="States stepped at once.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1), help="Dispatches at the same time.")
-@click.option("--save", metavar="FILE", help="Where a counterexample is saved.  [default: counterexample.jsonl]")
+@click.option(
+    "--save",
+    metavar="FILE",
+    type=OutputPath(),
+    help="Where a counterexample is saved; - for standard output.  [default: counterexample.jsonl]",
+)
 @json_option
 @click.pass_context
 def command(context: click.Context, json_path: str | None, save: str | None, plant: str | None, **options: Any) -> None:
@@ -76,11 +83,21 @@ def command(context: click.Context, json_path: str | None, save: str | None, pla
     Exit status: 0 no invariant is broken (whether everything was explored is said), 1 one is, 2 unusable input.
     """
     space = _space(options)
-    path = pathlib.Path(save or "counterexample.jsonl")
+    path = save or "counterexample.jsonl"
     _check_folder(path)
     form = options["form"] or default_form()
-    with _bar(options["limit_states"], options["seconds"]) as progress, planted(plant):
-        report = explore(
+    report = Report()
+
+    def finish() -> None:
+        found = report.counterexample
+        if found is not None:
+            write_output(path, log_bytes(found.header, *found.with_answers()))
+        if talks(json_path, save):
+            _show(report, options["groups"], path)
+        write_json(json_path, _record(report, form, None if found is None else path))
+
+    with interruption().saying(finish), _bar(options["limit_states"], options["seconds"]) as progress, planted(plant):
+        explore(
             space,
             form=form,
             chunk=options["chunk"],
@@ -88,14 +105,10 @@ def command(context: click.Context, json_path: str | None, save: str | None, pla
             limit_states=options["limit_states"],
             seconds=options["seconds"],
             progress=progress,
+            report=report,
         )
-    found = report.counterexample
-    if found is not None:
-        write_log(path, found.header, *found.with_answers())
-    if json_path != "-":
-        _show(report, options["groups"], path)
-    write_json(json_path, _record(report, form, None if found is None else str(path)))
-    context.exit(0 if found is None else BROKEN)
+    finish()
+    context.exit(0 if report.counterexample is None else BROKEN)
 
 
 def _space(options: dict[str, Any]) -> Space:
@@ -119,9 +132,9 @@ def _space(options: dict[str, Any]) -> Space:
     return Space(config=config, requests=options["requests"], prompt=prompt, without=frozenset(options["without"]))
 
 
-def _check_folder(path: pathlib.Path) -> None:
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError("save", str(path), "a file in a folder that exists")
+def _check_folder(path: str) -> None:
+    if path != STANDARD_OUTPUT and not pathlib.Path(path).parent.is_dir():
+        raise ConfigError("save", path, "a file in a folder that exists")
 
 
 @contextlib.contextmanager
@@ -134,19 +147,21 @@ def _bar(limit: int | None, seconds: float | None) -> Iterator[Any]:
         del limit, seconds
 
         def progress(report: Report, depth: int, share: float) -> None:
-            rate = report.states / report.seconds if report.seconds else 0.0
-            text = f"depth {depth}: {report.states:,} states, {report.transitions:,} transitions, {rate:,.0f} states/s"
+            rate = f"{report.rate(report.states):,.0f} states/s"
+            text = f"depth {depth}: {report.states:,} states, {report.transitions:,} transitions, {rate}"
             bar.update(task, description=text, total=1.0, completed=share)
 
         yield progress
 
 
-def _show(report: Report, specs: list[LayerSpec], path: pathlib.Path) -> None:
-    rate = report.states / max(report.seconds, 1e-9)
+def _show(report: Report, specs: list[LayerSpec], path: str) -> None:
+    if not report.seconds:
+        click.echo("nothing explored: stopped while the program was being compiled")
+        return
     click.echo(
         f"{report.states:,} states, {report.transitions:,} transitions, depth {report.depth}; "
-        f"{report.seconds:.1f} s after {report.compiling:.1f} s of compiling: {rate:,.0f} states/s, "
-        f"{report.transitions / max(report.seconds, 1e-9):,.0f} transitions/s"
+        f"{report.seconds:.1f} s after {report.compiling:.1f} s of compiling: "
+        f"{report.rate(report.states):,.0f} states/s, {report.rate(report.transitions):,.0f} transitions/s"
     )
     click.echo(
         f"{report.share(report.evictions):.1%} of the transitions evict, {report.share(report.refusals):.1%} refuse; "
@@ -161,7 +176,7 @@ def _show(report: Report, specs: list[LayerSpec], path: pathlib.Path) -> None:
     _show_counterexample(found, path)
 
 
-def _show_counterexample(found: Counterexample, path: pathlib.Path) -> None:
+def _show_counterexample(found: Counterexample, path: str) -> None:
     click.echo(f"broken: {', '.join(found.invariants)}, after {len(found.operations)} operations, and not after fewer:")
     for number, operation in enumerate(found.operations, 2):
         click.echo(f"  {number}: {describe(operation)}")
@@ -174,7 +189,7 @@ def _record(report: Report, form: str, path: str | None) -> dict[str, Any]:
     return {
         **fields,
         "form": form,
-        "states_per_second": report.states / max(report.seconds, 1e-9),
+        "states_per_second": report.rate(report.states),
         "share_of_evictions": report.share(report.evictions),
         "share_of_refusals": report.share(report.refusals),
         "counterexample": None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 import msgspec
 
-from hkv.oracle.atomic import write_atomically
+from hkv.cli.output_option import OutputPath, write_output
 
 json_option = click.option(
     "--json",
     "json_path",
     metavar="F",
+    type=OutputPath(),
     help="Write the result as JSON to the file F; - for standard output, which then has nothing else.",
 )
 
@@ -24,11 +24,5 @@ def write_json(path: str | None, result: Any) -> None:
     Raises:
       FileError: the file cannot be written.
     """
-    if path is None:
-        return
-    data = msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
-    if path == "-":
-        sys.stdout.write(data.decode())
-        sys.stdout.flush()
-    else:
-        write_atomically(path, data)
+    if path is not None:
+        write_output(path, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")

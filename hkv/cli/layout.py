@@ -15,6 +15,7 @@ from rich.table import Table
 from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.layout_drawing import figure, show
+from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.content import QUANTIZATIONS, quantize
 from hkv.errors import HKVError, LayoutError
 from hkv.layout import Layout, Place, copy_width
@@ -66,7 +67,12 @@ ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
     "--address", "addresses", multiple=True, metavar="L,B,H,T,C", help="Layer, block, head, token, channel: which byte?"
 )
 @click.option("--byte", "offsets", multiple=True, type=int, metavar="OFFSET", help="What is at this byte?")
-@click.option("--image", metavar="FILE", help="Draw into FILE, which ends in .svg or .png.")
+@click.option(
+    "--image",
+    metavar="FILE",
+    type=OutputPath(),
+    help="Draw into FILE, which ends in .svg or .png; - for SVG on standard output.",
+)
 @json_option
 def command(
     spec_text: str,
@@ -107,8 +113,8 @@ def command(
     held = [_held(layout, byte) for byte in offsets]
     if image:
         place = _place([*found, *held])
-        figure(levels(layout, place), _names(layout), _title(layout, spec_text), image)
-    if json_path != "-":
+        write_output(image, figure(levels(layout, place), _names(layout), _title(layout, spec_text), image))
+    if talks(json_path, image):
         _print(layout, spec_text, found, held)
     write_json(json_path, {"layout": _description(layout), "addresses": found, "bytes": held})
 

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from hkv.errors import LayoutError, MissingExtraError
 from hkv.layout_picture import Level, Piece, shown
-from hkv.oracle.atomic import write_atomically
 
 COLOURS = {
     "layer": "#4e79a7",
@@ -79,14 +78,14 @@ def _fit(text: str, columns: int, left: bool = False) -> str:
     return text.ljust(columns) if left else text.center(columns)
 
 
-def figure(levels: Sequence[Level], names: Sequence[str], title: str, path: str) -> None:
-    """Writes the levels as a figure; the file's ending, `.svg` or `.png`, says which kind.
+def figure(levels: Sequence[Level], names: Sequence[str], title: str, path: str) -> bytes:
+    """The levels as a figure; the ending of the file that it is for, `.svg` or `.png`, says which kind; SVG for `-`.
 
     Raises:
       LayoutError: another ending.
       MissingExtraError: Matplotlib is not installed.
     """
-    kind = pathlib.Path(path).suffix.lower().removeprefix(".")
+    kind = "svg" if path == "-" else pathlib.Path(path).suffix.lower().removeprefix(".")
     if kind not in ("svg", "png"):
         raise LayoutError("--image", path, "a file that ends in .svg or .png")
     try:
@@ -107,7 +106,7 @@ def figure(levels: Sequence[Level], names: Sequence[str], title: str, path: str)
         above = _draw_level(axes, level, names, -1.15 * depth, above)
     stored = io.BytesIO()
     drawing.savefig(stored, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-    write_atomically(path, stored.getvalue())
+    return stored.getvalue()
 
 
 def _draw_level(

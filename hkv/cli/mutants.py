@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.given_options import refuse_given
+from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import progress_bar
 from hkv.errors import ConfigError
-from hkv.oracle.atomic import write_atomically
 from hkv.testing.mutants import MUTANTS, SECTIONS, Mutant, Verdict, judge, provenance
 from hkv.testing.mutants.judge import SEEDS
 
@@ -30,7 +31,12 @@ EPILOG = "Example: hkv mutants --only eviction --markdown kills.md"
 @click.option("--sample", metavar="N", type=click.IntRange(1), help="Judge N of them, drawn at random.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For --sample.")
 @click.option("--cases", is_flag=True, help="Print the shrunk case of each kill as well.")
-@click.option("--markdown", metavar="F", help="Write the table as Markdown to the file F.")
+@click.option(
+    "--markdown",
+    metavar="F",
+    type=OutputPath(),
+    help="Write the table as Markdown to the file F; - for standard output.",
+)
 @json_option
 def command(
     only: tuple[str, ...],
@@ -50,16 +56,20 @@ def command(
     if sample is None:
         refuse_given(["seed"], "--sample N beside it, which is drawn by it")
     chosen = choose(only, sample, seed)
-    verdicts = []
-    with progress_bar("mutants", len(chosen)) as done:
+    verdicts: list[Verdict] = []
+
+    def finish() -> None:
+        if talks(json_path, markdown):
+            show(verdicts, cases)
+        if markdown is not None:
+            write_output(markdown, markdown_table(verdicts).encode())
+        write_json(json_path, {"summary": summary(verdicts), "mutants": [record(verdict) for verdict in verdicts]})
+
+    with interruption().saying(finish), progress_bar("mutants", len(chosen)) as done:
         for mutant in chosen:
             verdicts.append(judge(mutant, seeds, first_seed))
             done()
-    if json_path != "-":
-        show(verdicts, cases)
-    if markdown is not None:
-        write_atomically(markdown, markdown_table(verdicts).encode())
-    write_json(json_path, {"summary": summary(verdicts), "mutants": [record(verdict) for verdict in verdicts]})
+    finish()
     return 0 if all(verdict.killed for verdict in verdicts) else 1
 
 

@@ -6,11 +6,12 @@ import click
 
 from hkv.cli.engine_options import FEATURE_NAMES, check_timeout, dialect_option, only_of, only_options, timeout_option
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.oracle.engines import FORMS, engine_factory
 from hkv.oracle.record import record
 from hkv.oracle.rtp_llm.coverage import exercised_by
-from hkv.oracle.rtp_llm.log_file import read_any_log, write_any_log
+from hkv.oracle.rtp_llm.log_file import any_log_bytes, parse_any_log
 
 
 @click.command("record")
@@ -23,7 +24,9 @@ from hkv.oracle.rtp_llm.log_file import read_any_log, write_any_log
 @only_options
 @click.option("--version", default=2, show_default=True, type=click.IntRange(1, 2), help="Version of the log format.")
 @click.option("--steps", default=16, show_default=True, type=click.IntRange(1), help="Scheduling steps.")
-@click.option("-o", "--output", required=True, metavar="LOG", type=click.Path(dir_okay=False), help="File to write.")
+@click.option(
+    "-o", "--output", required=True, metavar="LOG", type=OutputPath(), help="File to write; - for standard output."
+)
 @timeout_option
 @json_option
 def command(
@@ -50,9 +53,10 @@ def command(
     check_timeout(engine)
     factory = engine_factory(engine, timeout)
     recording = record(factory, feature, seed, version, steps, only_of(kinds, max_groups, dialect))
-    write_any_log(output, recording.header, recording.operations, recording.answers)
-    rules = exercised_by(read_any_log(output))
-    if json_path != "-":
+    data = any_log_bytes(recording.header, recording.operations, recording.answers)
+    rules = exercised_by(parse_any_log(data, output))
+    write_output(output, data)
+    if talks(json_path, output):
         click.echo(f"{output}: {len(recording.operations)} operations by {engine}, {len(rules)} rules exercised")
     result = {
         "path": output,

@@ -12,7 +12,9 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
+from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay_cache import StudiedCache, groups_text, studied_cache
 from hkv.cli.replay_rtp import refuse_rtp_options, rtp_options, studied_rtp_cache
@@ -168,7 +170,13 @@ class Positive(click.ParamType):
     help="Keep N requests in the system, whatever the time stamps; 0: off.",
 )
 @json_option
-@click.option("--plot", "plot_path", metavar="FILE", help="Draw hit rate and occupancy over time; .png or .svg.")
+@click.option(
+    "--plot",
+    "plot_path",
+    metavar="FILE",
+    type=OutputPath(),
+    help="Draw hit rate and occupancy over time; .png or .svg, - for SVG on standard output.",
+)
 @click.pass_context
 def command(ctx: click.Context, **options: Any) -> int:
     """Replay a request trace through a hybrid cache.
@@ -198,14 +206,33 @@ def command(ctx: click.Context, **options: Any) -> int:
         plot.check_plot_path(options["plot_path"])
     trace, per_id, limit = options["trace"], options["tokens_per_id"], options["limit"]
     total = sum(1 for _ in read_trace(trace, per_id, limit))
+    counted = _Counted()
+
+    def stopped() -> None:
+        if talks(options["json_path"], options["plot_path"]):
+            click.echo(f"stopped after {counted.requests:,} of {total:,} requests")
+
     try:
-        with progress_bar("replay", total) as advance:
-            outcome = _replay(cache, timing, options, advance)
+        with interruption().saying(stopped), progress_bar("replay", total) as advance:
+            counted.advance = advance
+            outcome = _replay(cache, timing, options, counted)
     except Difference as difference:
         print(f"hkv: the engines disagree: {difference}", file=sys.stderr)
         return DIFFERENT
     _report(outcome, cache, options)
     return 0
+
+
+class _Counted:
+    """Counts requests, and moves a bar."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.advance: Callable[[], None] = lambda: None
+
+    def __call__(self) -> None:
+        self.requests += 1
+        self.advance()
 
 
 def _replay(cache: StudiedCache, timing: Timing, options: dict[str, Any], progress: Callable[[], None]) -> Outcome:
@@ -220,11 +247,11 @@ def _replay(cache: StudiedCache, timing: Timing, options: dict[str, Any], progre
 def _report(outcome: Outcome, cache: StudiedCache, options: dict[str, Any]) -> None:
     if options["plot_path"]:
         title = f"{pathlib.Path(options['trace']).name}: {cache.name}, engine {options['engine']}"
-        plot.draw(outcome, options["plot_path"], options["step_ms"], title)
+        write_output(options["plot_path"], plot.drawn(outcome, options["plot_path"], options["step_ms"], title))
     if options["json_path"]:
         write_json(options["json_path"], summary.document(outcome, _plain(options)))
-        if options["json_path"] == "-":
-            return
+    if not talks(options["json_path"], options["plot_path"]):
+        return
     console = Console(width=None if sys.stdout.isatty() else 110)
     if cache.remark:
         console.print(cache.remark, highlight=False)

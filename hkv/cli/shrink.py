@@ -9,11 +9,12 @@ import click
 from hkv.cli.engine_options import check_timeout, ids_option, timeout_option
 from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import counting_bar
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.engines import FORMS, engine_factory
-from hkv.oracle.rtp_llm.log_file import read_any_log, write_any_log
+from hkv.oracle.rtp_llm.log_file import any_log_bytes, read_any_log
 from hkv.oracle.shrink import Case, Shrinker
 
 
@@ -29,7 +30,13 @@ def shrink_with_bar(shrinker: Shrinker, case: Case) -> Case:
 @click.option("--engine", default="jax", show_default=True, help=f"The engine in doubt, one of: {FORMS}.")
 @click.option("--against", default="numpy", show_default=True, help="The engine that counts; its answers are written.")
 @ids_option
-@click.option("-o", "--output", metavar="FILE", help="Where to write the small log. [default: LOG with -small added]")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=OutputPath(),
+    help="Where to write the small log; - for standard output. [default: LOG with -small added]",
+)
 @timeout_option
 @json_option
 def command(
@@ -55,16 +62,16 @@ def command(
         raise ConfigError("log", log, f"operations on which {engine} and {against} disagree")
     small = shrink_with_bar(shrinker, case)
     broken = first_broken(tested, small.header, small.operations)
-    path = pathlib.Path(output) if output else pathlib.Path(log).with_name(f"{pathlib.Path(log).stem}-small.jsonl")
-    if json_path != "-":
+    path = output or str(pathlib.Path(log).with_name(f"{pathlib.Path(log).stem}-small.jsonl"))
+    if talks(json_path, output):
         click.echo(f"{log}: {engine} differs from {against}")
         print_case(small, len(read.operations), broken, shrinker.problem)
-    write_any_log(path, small.header, small.operations, small.answers)
-    if json_path != "-":
+    write_output(path, any_log_bytes(small.header, small.operations, small.answers))
+    if talks(json_path, output):
         print_log(path)
     result = {
         "log": log,
-        "small": str(path),
+        "small": path,
         "operations": len(small.operations),
         "operations_before_shrinking": len(read.operations),
         "attempts": shrinker.attempts,

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import progress_bar
-from hkv.oracle.atomic import write_atomically
 from hkv.oracle.traces.reader import TOKENS_PER_ID
 from hkv.oracle.traces.workloads import DEFAULTS, Workload, generate
 from hkv.oracle.traces.writer import FORMATS, trace_lines
@@ -34,7 +34,14 @@ class _Totals:
 
 @click.command()
 @click.argument("workload", type=click.Choice(list(DEFAULTS)))
-@click.option("-o", "--output", required=True, metavar="FILE", help="The trace to write.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    type=OutputPath(),
+    help="The trace to write; - for standard output.",
+)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31 - 1), help="Of the generator.")
 @click.option("--requests", type=int, help="Requests to generate.")
 @click.option("--rate", type=float, help="New sessions a second: chats, single requests, or agents' tasks.")
@@ -70,10 +77,11 @@ def command(workload: str, output: str, seed: int, format: str, tokens_per_id: i
     totals = _Totals()
     with progress_bar("trace", settings.requests) as advance:
         lines = _encoded(workload, settings, seed, format, tokens_per_id, totals, advance)
-        write_atomically(output, b"".join(lines))
+        data = b"".join(lines)
+    write_output(output, data)
     result = {"workload": workload, "seed": seed, **dataclasses.asdict(settings), "totals": dataclasses.asdict(totals)}
     write_json(json_path, result)
-    if json_path != "-":
+    if talks(json_path, output):
         _print(output, totals)
 
 

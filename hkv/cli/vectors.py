@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import OutputFolder
 from hkv.cli.progress import progress_bar
 from hkv.oracle.vectors import FAMILIES, write_vectors
 
 
 @click.command("vectors")
-@click.argument("folder", metavar="OUT", type=click.Path(file_okay=False))
+@click.argument("folder", metavar="OUT", type=OutputFolder())
 @json_option
 def command(folder: str, json_path: str | None) -> None:
     """Write conformance vectors to the folder OUT: JSON files of inputs and what must come of them.

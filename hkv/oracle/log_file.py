@@ -146,9 +146,14 @@ def write_log(
     path: str | os.PathLike[str], header: Header, operations: Sequence[Operation], answers: Sequence[Answer]
 ) -> None:
     """Writes operations with what an engine answered to them, whole or not at all."""
+    write_atomically(path, log_bytes(header, operations, answers))
+
+
+def log_bytes(header: Header, operations: Sequence[Operation], answers: Sequence[Answer]) -> bytes:
+    """Content of the log of these operations, with what an engine answered to them."""
     lines = [msgspec.json.encode(header)]
     lines += [encode(operation, answer) for operation, answer in zip(operations, answers, strict=True)]
-    write_atomically(path, b"\n".join(lines) + b"\n")
+    return b"\n".join(lines) + b"\n"
 
 
 def encode(operation: Operation | RtpOp, answer: Answer) -> bytes:

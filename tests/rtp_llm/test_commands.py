@@ -13,7 +13,7 @@ import hkv.cli
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
 from hkv.oracle.rtp_llm import structs
-from hkv.oracle.rtp_llm.log_file import read_any_log, write_rtp_log
+from hkv.oracle.rtp_llm.log_file import read_any_log, write_any_log
 from hkv.testing.rtp_headers import rtp_features
 
 ME = f"{__name__}:"
@@ -144,7 +144,7 @@ STORY = [
 @pytest.fixture
 def story(tmp_path: pathlib.Path) -> str:
     engine, path = RtpNumpyEngine(HEADER), tmp_path / "story.jsonl"
-    write_rtp_log(path, HEADER, STORY, [engine.perform(operation) for operation in STORY])
+    write_any_log(path, HEADER, STORY, [engine.perform(operation) for operation in STORY])
     return str(path)
 
 

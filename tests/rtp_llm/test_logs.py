@@ -24,7 +24,7 @@ from hkv.oracle.log_file import read_log
 from hkv.oracle.rtp_llm import structs
 from hkv.oracle.rtp_llm.configuration import to_rtp_config, to_rtp_header
 from hkv.oracle.rtp_llm.engine import attempt_rtp
-from hkv.oracle.rtp_llm.log_file import RtpLog, parse_rtp_log, read_any_log, write_rtp_log
+from hkv.oracle.rtp_llm.log_file import RtpLog, parse_rtp_log, read_any_log, write_any_log
 from tests.rtp_llm.traffic import draw_config
 
 NUMPY = engine_factory("numpy")
@@ -143,7 +143,7 @@ def draw(rng: random.Random, number: int, engine: RtpNumpyEngine) -> Any:
 def test_random_logs_come_back_as_they_were(seed: int, tmp_path: pathlib.Path) -> None:
     header, operations, answers = record(random.Random(seed))
     path = tmp_path / "random.jsonl"
-    write_rtp_log(path, header, operations, answers)
+    write_any_log(path, header, operations, answers)
     log = read_any_log(path)
     assert isinstance(log, RtpLog)
     assert (log.header, len(log.operations)) == (header, len(operations))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from hkv.errors import ConfigError, MissingExtraError
-from hkv.oracle.atomic import write_atomically
 from hkv.oracle.replay import summary
 from hkv.oracle.replay.run import Outcome
 
@@ -20,8 +19,8 @@ HIT, CUMULATIVE, BLOCKS, WAITING, RUNNING = "#2a7f9e", "#12313d", "#7a9e3f", "#c
 
 
 def check_plot_path(path: str) -> None:
-    """Raises ConfigError unless the path ends in one of `SUFFIXES`, MissingExtraError without matplotlib."""
-    if pathlib.Path(path).suffix.lower() not in SUFFIXES:
+    """Raises ConfigError unless the path ends in one of `SUFFIXES` or is `-`, MissingExtraError without matplotlib."""
+    if path != "-" and pathlib.Path(path).suffix.lower() not in SUFFIXES:
         raise ConfigError("plot", path, f"a file name that ends in {' or '.join(SUFFIXES)}")
     try:
         import matplotlib  # noqa: F401
@@ -29,12 +28,12 @@ def check_plot_path(path: str) -> None:
         raise MissingExtraError("matplotlib", "plots", "to draw the plot") from error
 
 
-def draw(outcome: Outcome, path: str, step_ms: int, title: str, bins: int = 240) -> None:
-    """Writes the plot, atomically, as PNG or SVG by its suffix.
+def drawn(outcome: Outcome, path: str, step_ms: int, title: str, bins: int = 240) -> bytes:
+    """The plot, PNG or SVG by the suffix of the path that it is for.
 
     Args:
       outcome: the replay.
-      path: the file.
+      path: the file it is for; SVG for `-`.
       step_ms: milliseconds of a step.
       title: names the trace and the engine.
       bins: stretches of time that hit rates are taken over.
@@ -60,8 +59,8 @@ def draw(outcome: Outcome, path: str, step_ms: int, title: str, bins: int = 240)
         panel.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=pathlib.Path(path).suffix[1:].lower(), dpi=130)
-    write_atomically(path, buffer.getvalue())
+    figure.savefig(buffer, format="svg" if path == "-" else pathlib.Path(path).suffix[1:].lower(), dpi=130)
+    return buffer.getvalue()
 
 
 def _draw_hits(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float) -> None:

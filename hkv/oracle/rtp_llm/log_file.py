@@ -12,7 +12,7 @@ import msgspec
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.errors import FileError, HKVError
 from hkv.oracle.atomic import write_atomically
-from hkv.oracle.log_file import LARGEST, Log, decode, parse_log, parse_object, read_bytes, split_lines, write_log
+from hkv.oracle.log_file import LARGEST, Log, decode, log_bytes, parse_log, parse_object, read_bytes, split_lines
 from hkv.oracle.oplog import Header
 from hkv.oracle.rtp_llm.configuration import to_rtp_config
 from hkv.oracle.rtp_llm.lifecycle import RtpLifecycle
@@ -46,30 +46,42 @@ def read_any_log(path: str | os.PathLike[str]) -> Log | RtpLog:
     Raises:
       FileError: the file cannot be read, or is no log.
     """
-    data = read_bytes(path)
-    first = parse_object(split_lines(data, str(path))[0], str(path), 1)
-    return (parse_rtp_log if first.get("dialect") in NAMES else parse_log)(data, str(path))
+    return parse_any_log(read_bytes(path), str(path))
+
+
+def parse_any_log(data: bytes, path: str) -> Log | RtpLog:
+    """The log that these bytes are, whichever rules its header names; `path` is for messages only.
+
+    Raises:
+      FileError: they are none.
+    """
+    first = parse_object(split_lines(data, path)[0], path, 1)
+    return (parse_rtp_log if first.get("dialect") in NAMES else parse_log)(data, path)
 
 
 def write_any_log(
     path: str | os.PathLike[str], header: Header | RtpHeader, operations: Sequence[Any], answers: Sequence[Any]
 ) -> None:
-    """Writes operations with what an engine answered to them, under the rules of their header."""
-    write = write_rtp_log if isinstance(header, RtpHeader) else write_log
-    write(path, header, operations, answers)  # type: ignore[arg-type]
+    """Writes operations with what an engine answered to them, under the rules of their header, whole or not at all."""
+    write_atomically(path, any_log_bytes(header, operations, answers))
 
 
-def write_rtp_log(
-    path: str | os.PathLike[str], header: RtpHeader, operations: Sequence[RtpOp], answers: Sequence[RtpAnswer]
-) -> None:
-    """Writes operations with what an engine answered to them, whole or not at all."""
+def any_log_bytes(header: Header | RtpHeader, operations: Sequence[Any], answers: Sequence[Any]) -> bytes:
+    """Content of the log of these operations, with what an engine answered to them, under the rules of their header."""
+    if isinstance(header, RtpHeader):
+        return rtp_log_bytes(header, operations, answers)
+    return log_bytes(header, operations, answers)
+
+
+def rtp_log_bytes(header: RtpHeader, operations: Sequence[RtpOp], answers: Sequence[RtpAnswer]) -> bytes:
+    """Content of the log of these operations, with what an engine answered to them."""
     lines = [msgspec.json.encode(header)]
     for operation, answer in zip(operations, answers, strict=True):
         fields = msgspec.to_builtins(operation)
         if operation.answer_type is not None:
             fields["want"] = msgspec.to_builtins(answer)
         lines.append(msgspec.json.encode(fields))
-    write_atomically(path, b"\n".join(lines) + b"\n")
+    return b"\n".join(lines) + b"\n"
 
 
 def parse_rtp_log(data: bytes, path: str) -> RtpLog:

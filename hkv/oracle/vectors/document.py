@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from hkv.oracle.atomic import write_atomically
+from hkv.oracle.atomic import write_all_atomically
 from hkv.oracle.vectors import addresses, chunks, hits, keys, plans, pool, rows
 
 VERSION = 1
@@ -43,7 +44,7 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def write_vectors(folder: pathlib.Path, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Writes all families, the schema, and an index with the SHA-256 of each file.
+    """Writes all families, the schema, and an index with the SHA-256 of each file; all of them or none.
 
     Args:
       folder: where to; made if need be.
@@ -56,14 +57,15 @@ def write_vectors(folder: pathlib.Path, progress: Callable[[], None] = lambda: N
       FileError: a file cannot be written.
     """
     index: dict[str, Any] = {"vectors": VERSION, "dialect": "vllm-0.33", "files": {}}
-    write_atomically(folder / "vectors.schema.json", schema())
+    files: dict[str | os.PathLike[str], bytes] = {folder / "vectors.schema.json": schema()}
     for family, document in documents():
         lines = b",\n".join(msgspec.json.encode(case) for case in document["cases"])
         head = msgspec.json.encode({**document, "cases": []})
         data = head[:-2] + b"\n" + lines + b"\n]}\n"
-        write_atomically(folder / f"{family}.json", data)
+        files[folder / f"{family}.json"] = data
         digest = hashlib.sha256(data).hexdigest()
         index["files"][f"{family}.json"] = {"family": family, "cases": len(document["cases"]), "sha256": digest}
         progress()
-    write_atomically(folder / "index.json", msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n")
+    files[folder / "index.json"] = msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n"
+    write_all_atomically(files)
     return index

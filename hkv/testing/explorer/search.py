@@ -48,6 +48,10 @@ class Report:
     compiling: float = 0.0
     counterexample: Counterexample | None = None
 
+    def rate(self, count: int) -> float:
+        """A count a second; 0 before the first dispatch."""
+        return count / self.seconds if self.seconds else 0.0
+
     def share(self, count: int) -> float:
         """A count as a share of all transitions."""
         return count / self.transitions if self.transitions else 0.0
@@ -88,6 +92,7 @@ def explore(
     seconds: float | None = None,
     progress: Progress = lambda report, depth, share: None,
     observe: Observe = lambda worlds: None,
+    report: Report | None = None,
 ) -> Report:
     """Performs every operation in every state that can be reached, until one breaks an invariant.
 
@@ -100,8 +105,13 @@ def explore(
       seconds: time after which no further dispatch is started; None for no limit.
       progress: called after each dispatch.
       observe: called with the states found, the empty cache excepted.
+      report: filled while the search goes on, for who wants to know what was explored until an exception ended it.
+
+    Returns:
+      The report.
     """
-    return _Search(Program(space, form), chunk, workers, (limit_states, seconds), progress, observe).run()
+    report = Report() if report is None else report
+    return _Search(Program(space, form), chunk, workers, (limit_states, seconds), progress, observe, report).run()
 
 
 class _Search:
@@ -109,7 +119,7 @@ class _Search:
 
     Args:
       program: performs and judges.
-      chunk, workers, progress, observe: as `explore` says.
+      chunk, workers, progress, observe, report: as `explore` says.
       limits: `limit_states` and `seconds`.
     """
 
@@ -121,6 +131,7 @@ class _Search:
         limits: tuple[int | None, float | None],
         progress: Progress,
         observe: Observe,
+        report: Report,
     ) -> None:
         self._program, self._chunk, self._workers = program, chunk, workers
         self._limit, self._allowed = limits
@@ -130,10 +141,9 @@ class _Search:
         self._visited = Visited()
         self._parents = [np.array([-1])]
         self._taken = [np.array([-1], np.int32)]
-        self._codes = np.zeros(len(Code), np.int64)
         self._cut = False
         self._started = 0.0
-        self.report = Report()
+        self.report = report
 
     def run(self) -> Report:
         """Explores, and reports."""
@@ -149,8 +159,6 @@ class _Search:
             frontier = self._level(frontier, depth)
         self.report.seconds = time.perf_counter() - self._started
         self.report.exhausted = not len(frontier) and self.report.counterexample is None and not self._cut
-        names = {code: code.name.lower() for code in Code}
-        self.report.by_operation = {names[Code(c)]: int(n) for c, n in enumerate(self._codes) if n}
         return self.report
 
     def _begin(self) -> Frontier:
@@ -197,7 +205,8 @@ class _Search:
         """For each dispatch: which worlds of the frontier, which operations, and what came of them."""
         world, move = np.nonzero(frontier.enabled)
         pending: collections.deque[tuple[np.ndarray, np.ndarray, Future[Outcome]]] = collections.deque()
-        with ThreadPoolExecutor(self._workers) as pool:
+        pool = ThreadPoolExecutor(self._workers)
+        try:
             for begin in range(0, len(world), self._chunk):
                 if self._ended():
                     break
@@ -209,6 +218,10 @@ class _Search:
                     yield self._done(pending.popleft())
             while pending:
                 yield self._done(pending.popleft())
+        finally:
+            pool.shutdown(
+                cancel_futures=True
+            )  # an interrupt waits for the dispatches that run, not for those that wait
 
     def _dispatch(self, frontier: Frontier, world: np.ndarray, move: np.ndarray) -> Any:
         fill = self._chunk - len(world)
@@ -225,7 +238,9 @@ class _Search:
         self.report.transitions += count
         self.report.evictions += int(np.count_nonzero(outcome.evictions[:count]))
         self.report.refusals += int(np.isin(status, REFUSED).sum())
-        self._codes += np.bincount(moves[:, 0], minlength=len(Code))
+        for code, times in zip(*np.unique(moves[:, 0], return_counts=True), strict=True):
+            name = Code(int(code)).name.lower()
+            self.report.by_operation[name] = self.report.by_operation.get(name, 0) + int(times)
 
     def _fail(self, frontier: Frontier, world: int, move: int, broken: int) -> None:
         parents, taken = np.concatenate(self._parents), np.concatenate(self._taken)

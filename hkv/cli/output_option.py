@@ -1,0 +1,105 @@
+"""Options that name a file to write: `-` is standard output, and what cannot be written is refused before any work."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import stat
+import sys
+from typing import Any
+
+import click
+
+from hkv.errors import FileError
+from hkv.oracle.atomic import write_atomically
+
+STANDARD_OUTPUT = "-"
+
+_TAKEN = "hkv.cli.output_option.taken"
+
+
+class OutputPath(click.ParamType):
+    """A file to write, or `-`; a path that is standard output's own, such as `/dev/stdout`, is read as `-` too.
+
+    Raises:
+      FileError: a folder, an empty name, or a place where this user may not write.
+      click.UsageError: a second result for standard output.
+    """
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        path = os.fspath(value)
+        if path != STANDARD_OUTPUT and not _is_standard_output(path):
+            _check(path)
+            return path
+        if ctx is not None:
+            names = [*ctx.meta.get(_TAKEN, ()), param.opts[-1] if param is not None and param.opts else "-"]
+            ctx.meta[_TAKEN] = names
+            if len(set(names)) > 1:
+                raise click.UsageError(f"only one result can go to standard output, not {' and '.join(names)}")
+        return STANDARD_OUTPUT
+
+
+class OutputFolder(click.ParamType):
+    """A folder to write files in, made if need be.
+
+    Raises:
+      FileError: a file, an empty name, or a place where this user may not write.
+    """
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        path = os.fspath(value)
+        if not path or (os.path.exists(path) and not os.path.isdir(path)):
+            raise FileError(path or "''", None, "", "no folder", "the name of a folder to write in")
+        _check(os.path.join(path, "file"))
+        return path
+
+
+def talks(*paths: str | None) -> bool:
+    """Whether a command may print for people: none of its results goes to standard output."""
+    return STANDARD_OUTPUT not in paths
+
+
+def write_output(path: str, data: bytes) -> None:
+    """Writes a result where an `OutputPath` says.
+
+    Raises:
+      FileError: it cannot be written there.
+    """
+    if path != STANDARD_OUTPUT:
+        write_atomically(path, data)
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+
+def _check(path: str) -> None:
+    """Refuses what would fail once the work is done; what changes until then, and full disks, fail there."""
+    if not path:
+        raise FileError("''", None, "", "an empty name", "the name of a file to write")
+    target = pathlib.Path(os.path.realpath(path))
+    reason = None
+    if os.path.isdir(path) or path.endswith("/"):
+        reason = "Is a directory"
+    elif os.path.exists(path) and not os.access(path, os.W_OK):
+        reason = "Permission denied"
+    elif not os.path.exists(path) or os.path.isfile(path):
+        folder = next((one for one in target.parents if os.path.lexists(one)), pathlib.Path("/"))
+        if not folder.is_dir():
+            reason = "Not a directory"
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            reason = "Permission denied"
+    if reason is not None:
+        raise FileError(path, None, "", reason, "a path that can be written")
+
+
+def _is_standard_output(path: str) -> bool:
+    try:
+        found, own = os.stat(path), os.fstat(1)
+    except OSError:
+        return False
+    return not stat.S_ISDIR(found.st_mode) and os.path.samestat(found, own)

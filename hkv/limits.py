@@ -1,0 +1,68 @@
+"""Upper bounds of what the project accepts: a number beyond them is a slip of the pen, not a request.
+
+Every count, size and length that comes from outside, typed or read from a file, is held against one of these before
+anything is made of it, so that a slip is refused by name and neither runs for ever nor fills the memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from hkv.errors import ConfigError, HKVError
+
+MAX_TOKENS = 2**31 - 1
+"""Tokens of a block, window, chunk, step or request, and elements of a head: positions are int32 on a device."""
+
+MAX_BLOCKS = 1 << 24
+"""Blocks of a pool: the reference keeps an object for each, 2.4 GB and half a minute at this size, 268 million tokens
+in blocks of 16."""
+
+MAX_BYTES = 2**63 - 1
+"""Bytes of a buffer, a page or a stride: what NumPy and a 64-bit machine can address."""
+
+MAX_MEMORY = 1 << 44
+"""Bytes for the cache on one GPU, 16 TiB: the largest GPUs have a fiftieth of it."""
+
+MAX_RANKS = 1 << 16
+"""Ranks that share a model, of one sort: more than any machine that serves one has."""
+
+MAX_COUNT = 10**9
+"""Seeds, steps, requests and other things that are gone through one by one: hours, whatever each of them costs."""
+
+MAX_SEED = 2**63 - 1
+"""Seed of a random generator: a 64-bit number, as NumPy's and JAX's take."""
+
+MAX_SECONDS = 366 * 24 * 3600
+"""Seconds to wait or to go on, a year: the system's own timers end a little later."""
+
+MAX_CHUNKS = 500_000
+"""Chunks of prompts that a simulation of equal requests computes, half a minute's worth."""
+
+
+def whole_number(text: str) -> int | None:
+    """The number that ASCII digits write; None for any other text. One of more than 30 digits is beyond every limit."""
+    if not re.fullmatch(r"[0-9]+", text):
+        return None
+    digits = text.lstrip("0")
+    return int(digits or "0") if len(digits) <= 30 else 10**30
+
+
+def check_whole(name: str, value: object, least: int, most: int, error: type[HKVError] = ConfigError) -> None:
+    """Makes sure that a value is an int between two bounds.
+
+    Raises:
+      HKVError: it is not; of the class `error`.
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise error(name, value, f"an integer from {least} to {most}")
+
+
+def check_number(name: str, value: float, least: float, most: float, error: type[HKVError] = ConfigError) -> None:
+    """Makes sure that a number lies between two bounds, which NaN does not.
+
+    Raises:
+      HKVError: it does not; of the class `error`.
+    """
+    if math.isnan(value) or not least <= value <= most:
+        raise error(name, value, f"a number from {least:g} to {most:g}")
