@@ -20,15 +20,15 @@ from rich.progress import track
 from rich.table import Table
 
 from hkv.cli.json_output import json_option, write_json
-from hkv.oracle import oplog
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
+from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
+from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
+from hkv.dialects.vllm.traffic.traffic import drive
 from hkv.oracle.engine import apply
-from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.spec import Mamba, SlidingWindow
 from hkv.testing.choices import RandomChoices
-from hkv.testing.headers import FEATURES, draw_header
-from hkv.testing.hit_causes import Cause, causes
-from hkv.testing.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
-from hkv.testing.traffic import drive
 from reference.hits import longest_hit_by_definition
 
 OUT = Console()
@@ -195,7 +195,7 @@ def by_vllm(found: Case) -> int:
     """The hit that vLLM's coordinator finds, in tokens."""
     from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id  # pyright: ignore[reportMissingImports]
 
-    from hkv.oracle.engines import vllm_objects
+    from hkv.dialects.vllm.engines import vllm_objects
 
     manager = vllm_objects.manager(found.config)
     pool = manager.block_pool

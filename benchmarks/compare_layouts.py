@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
+from hkv.dialects.vllm.engines.installed_layouts import InstalledLayouts, random_cases, spec_of
 from hkv.errors import HKVError
-from hkv.layout import Layout
-from hkv.oracle.vllm_layouts import InstalledLayouts, random_cases, spec_of
+from hkv.layout.block_layout import Layout
 
 OUTCOMES = ("equal", "both refuse", "axes that do not nest", "a kernel block too small for its states", "DIFFERENT")
 """What may come of a case. The last but two are layouts that vLLM grants and HKV refuses."""

@@ -15,14 +15,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
+from hkv.dialects.vllm.engines.installed_planning import InstalledPlanner
+from hkv.dialects.vllm.planning import plan_vllm
+from hkv.dialects.vllm.planning.records import options_record, plan_record, spec_record
+from hkv.dialects.vllm.planning.served import Serving, serve
+from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
 from hkv.errors import HKVError
-from hkv.huggingface import ReadOptions, load_config, read_model
-from hkv.oracle.vllm_planning import InstalledPlanner
-from hkv.orders import Order
-from hkv.planning import plan_vllm
-from hkv.planning.records import options_record, plan_record, spec_record
-from hkv.planning.served import Serving, serve
-from hkv.testing.layer_sets import LayerSet, draw_layer_set
+from hkv.layout.orders import Order
+from hkv.model.huggingface import ReadOptions, load_config, read_model
 
 DEFECTS = frozenset(
     {

@@ -1,4 +1,4 @@
-"""How long the compiled cache takes to trace and to compile: `hkv.cache.run` with every operation, and the schedule.
+"""How long the compiled cache takes to trace and to compile: `hkv.dialects.vllm.machine.run` with every operation, and the schedule.
 
 python benchmarks/compilation.py
 """
@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hkv import native_loops
+from hkv.machine import native_loops
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"
 
@@ -43,11 +43,12 @@ def programs() -> dict[str, Callable[[], Any]]:
     """What is compiled, by name."""
     import jax
 
-    from hkv import cache
-    from hkv.operations import WIDTH, Operations
-    from hkv.oracle.replay import compiled, dispatches, program
-    from hkv.oracle.replay.run import cache_config
-    from hkv.oracle.replay.schedule import Schedule
+    from hkv.dialects.vllm import machine as cache
+    from hkv.dialects.vllm.rules.operations import WIDTH, Operations
+    from hkv.dialects.vllm.schedule import compiled, program
+    from hkv.dialects.vllm.schedule.run import cache_config
+    from hkv.dialects.vllm.schedule.schedule import Schedule
+    from hkv.replay import dispatches
     from hkv.spec import spec_from_text
 
     schedule = Schedule(max_model_len=4096)

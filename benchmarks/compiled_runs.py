@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from hkv import cache
-from hkv.operations import WIDTH, Argument, Code, Column, Operations
-from hkv.oracle.replay import compiled, dispatches
-from hkv.oracle.replay.schedule_state import Fate
+from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.rules.operations import WIDTH, Argument, Code, Column, Operations
+from hkv.dialects.vllm.schedule import compiled
+from hkv.replay import dispatches
+from hkv.replay.schedule_state import Fate
 from hkv.state.state import Counter
 
 IDS = 1 << 23

@@ -17,8 +17,8 @@ from hkv.chunks.formats import TRAITS, EngineKVFormat
 from hkv.chunks.kernel_groups import PageGeometry
 from hkv.chunks.objects import Region
 from hkv.chunks.transfer import Transfer, pack, unpack
-from hkv.content import quantize
-from hkv.layout import Layout
+from hkv.layout.block_layout import Layout
+from hkv.layout.content import quantize
 from hkv.paged.implementations import choose
 from hkv.spec import FullAttention, LayerSpec, MLAAttention
 

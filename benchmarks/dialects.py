@@ -23,21 +23,23 @@ from typing import Any
 import click
 import jax
 
-from hkv import native_loops
 from hkv.cli.json_output import json_option, write_json
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
+from hkv.dialects.rtp_llm.schedule import compiled as rtp_compiled
+from hkv.dialects.rtp_llm.schedule.record import RtpRecorder
+from hkv.dialects.rtp_llm.schedule.run import keyed_rtp_engine
+from hkv.dialects.rtp_llm.schedule.run import rtp_cache as rtp_config
+from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
+from hkv.dialects.vllm.schedule import compiled
+from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.dialects.vllm.schedule.run import Timing, arrivals, cache_config, keyed_engine
+from hkv.dialects.vllm.schedule.schedule import Arrival, Replay, Schedule
 from hkv.errors import HKVError
-from hkv.oracle.replay import compiled, dispatches, rtp_compiled
-from hkv.oracle.replay.chunking import Chunking
-from hkv.oracle.replay.record import Recorder
-from hkv.oracle.replay.rtp_record import RtpRecorder
-from hkv.oracle.replay.rtp_run import keyed_rtp_engine
-from hkv.oracle.replay.rtp_run import rtp_cache as rtp_config
-from hkv.oracle.replay.rtp_schedule import RtpReplay
-from hkv.oracle.replay.run import Timing, arrivals, cache_config, keyed_engine
-from hkv.oracle.replay.schedule import Arrival, Replay, Schedule
-from hkv.oracle.traces.prefix_keys import PrefixKeys
-from hkv.oracle.traces.reader import TOKENS_PER_ID, read_trace
+from hkv.machine import native_loops
+from hkv.replay import dispatches
+from hkv.replay.record import Recorder
+from hkv.replay.traces.prefix_keys import PrefixKeys
+from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import spec_from_text
 
 

@@ -10,12 +10,12 @@ import os
 
 import click
 
-from hkv import native_loops
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.explorer import Report, Space, explore
+from hkv.dialects.vllm.explorer.transition import default_form
+from hkv.machine import native_loops
+from hkv.model.topology import Topology
 from hkv.spec import spec_from_text
-from hkv.testing.explorer import Report, Space, explore
-from hkv.testing.explorer.transition import default_form
-from hkv.topology import Topology
 
 STATES, SHARE = 1_000_000, 0.10
 """What the space must have: so many distinct states; evictions and refusals on so large a share of its transitions."""

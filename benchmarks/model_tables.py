@@ -11,8 +11,8 @@ import itertools
 import json
 import pathlib
 
-from hkv.huggingface import CacheLayer, Model, load_config, read_model
-from hkv.planning.served import Serving, serve
+from hkv.dialects.vllm.planning.served import Serving, serve
+from hkv.model.huggingface import CacheLayer, Model, load_config, read_model
 from hkv.spec import AttentionSpec, Mamba
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -18,13 +18,13 @@ import tempfile
 
 import coverage
 
+from hkv.dialects.rtp_llm.log.file import write_any_log
+from hkv.dialects.vllm.log.coverage import exercised
+from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.oracle.check import check_log
-from hkv.oracle.coverage import exercised
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import Log, read_log
 from hkv.oracle.record import record
-from hkv.oracle.rtp_llm.log_file import write_any_log
-from hkv.testing.traffic import FEATURES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

@@ -27,13 +27,13 @@ from typing import Any
 import click
 import numpy as np
 
-from hkv import native_loops
 from hkv.cli.json_output import json_option, write_json
+from hkv.dialects.vllm.schedule.run import Timing, arrivals, cache_config
+from hkv.dialects.vllm.schedule.schedule import Arrival, Schedule
 from hkv.errors import HKVError
-from hkv.oracle.replay.run import Timing, arrivals, cache_config
-from hkv.oracle.replay.schedule import Arrival, Schedule
-from hkv.oracle.traces.prefix_keys import PrefixKeys
-from hkv.oracle.traces.reader import TOKENS_PER_ID, read_trace
+from hkv.machine import native_loops
+from hkv.replay.traces.prefix_keys import PrefixKeys
+from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import spec_from_text
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"

@@ -1,12 +1,12 @@
-"""Whole decode steps: `hkv.step` beside vLLM's block manager, for the same work.
+"""Whole decode steps: `hkv.cache.step` beside vLLM's block manager, for the same work.
 
 python benchmarks/step.py                                        # hkv alone
 python benchmarks/step.py --vllm-python ~/vllm/bin/python        # and vLLM 0.33, in a process of its own
 
 Every row computes one token a step: what its query cannot read is given back, blocks are allocated in every group, the
-new token is hashed, filled blocks are registered. `hkv.step` also answers slots; vLLM computes those on its workers,
-which is not timed. At the end both must hold and have null the same entries. Both run on one thread
-(`hkv.single_thread`).
+new token is hashed, filled blocks are registered. `hkv.cache.step` also answers slots; vLLM computes those on its
+workers, which is not timed. At the end both must hold and have null the same entries. Both run on one thread
+(`hkv.cache.single_thread`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.model.topology import Topology
 from hkv.spec import spec_from_text
-from hkv.topology import Topology
 
 CHUNK = 64
 """Steps timed together; figures are the median of chunks, and the best."""
@@ -88,10 +88,10 @@ def token_table(rows: int, length: int) -> np.ndarray:
 def run_hkv(rows: int, prompt: int, steps: int, blocks: int, groups: str) -> dict[str, Any]:
     import jax
 
-    from hkv import single_thread
-    from hkv import step as serving
+    from hkv.cache import single_thread
+    from hkv.cache import step as serving
+    from hkv.cache.state import StepBatch, StepRequest, StepRow
     from hkv.keys.fingerprint import ROOT as FIRST_KEY
-    from hkv.step_state import StepBatch, StepRequest, StepRow
 
     single_thread.enable()
     config = config_of(groups, blocks)
@@ -126,7 +126,10 @@ def run_hkv(rows: int, prompt: int, steps: int, blocks: int, groups: str) -> dic
 
     seconds: dict[str, list[float]] = {}
     at, held = prompt, None
-    for name, run in (("hkv.step, many steps a dispatch", by_scan), ("hkv.step, one dispatch a step", by_step)):
+    for name, run in (
+        ("hkv.cache.step, many steps a dispatch", by_scan),
+        ("hkv.cache.step, one dispatch a step", by_step),
+    ):
         times = []
         for _ in range(steps // CHUNK):
             start = time.perf_counter()
@@ -145,7 +148,7 @@ def run_hkv(rows: int, prompt: int, steps: int, blocks: int, groups: str) -> dic
 def run_vllm(rows: int, prompt: int, steps: int, blocks: int, groups: str) -> dict[str, Any]:
     import gc
 
-    from hkv.oracle.engines import vllm_objects
+    from hkv.dialects.vllm.engines import vllm_objects
 
     config = config_of(groups, blocks)
     tokens = token_table(rows, prompt + 2 * steps)

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from hkv.oracle.engines import vllm_objects
-from hkv.oracle.engines.installed_vllm import InstalledVllmEngine
-from hkv.oracle.oplog import AllocateOp, Allocation, Hit
-from hkv.oracle.replay.chunking import Chunking
-from hkv.oracle.replay.record import Recorder
-from hkv.oracle.replay.run import cache_config, header
-from hkv.oracle.replay.schedule import Arrival, Replay, Schedule
+from hkv.dialects.vllm.engines import vllm_objects
+from hkv.dialects.vllm.engines.installed import InstalledVllmEngine
+from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Hit
+from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.dialects.vllm.schedule.run import cache_config, header
+from hkv.dialects.vllm.schedule.schedule import Arrival, Replay, Schedule
+from hkv.replay.record import Recorder
 from hkv.spec import spec_from_text
 
 

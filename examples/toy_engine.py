@@ -3,9 +3,9 @@
 Example: hkv diff --engines examples/toy_engine.py:ToyEngine,numpy --kinds full_attention --max-groups 1 --version 1
 """
 
+from hkv.dialects.vllm.log.structs import Allocation, CacheEvent, CacheState, Hit
 from hkv.errors import UnsupportedConfigError
 from hkv.keys.chained import KeyChain, sha256_cbor
-from hkv.oracle.oplog import Allocation, CacheEvent, CacheState, Hit
 
 
 class Request:

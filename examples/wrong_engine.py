@@ -10,7 +10,7 @@ from collections import deque
 
 from toy_engine import ToyEngine
 
-from hkv.oracle.oplog import CacheEvent
+from hkv.dialects.vllm.log.structs import CacheEvent
 
 
 class WrongEngine(ToyEngine):

@@ -1,6 +1,6 @@
 """Moving a cache between parallel shapes by definition: a dictionary of who has what, and who needs it.
 
-The twin of `hkv.resharding`. An identity is (part, layer, head, state of the request); nothing here is planned.
+The twin of `hkv.mesh.resharding`. An identity is (part, layer, head, state of the request); nothing here is planned.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from hkv.resharding.plan import Plan, Side
+from hkv.mesh.resharding.plan import Plan, Side
 from reference.sharding import RankIndex, homes
 
 Identity = tuple[str, int, int, int]

@@ -1,4 +1,4 @@
-"""Which rank holds what, by dealing heads and tokens out one after the other: the twin of `hkv.parallel_shape`."""
+"""Which rank holds what, by dealing heads and tokens out one after the other: the twin of `hkv.mesh.parallel_shape`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hkv.content import Part
-from hkv.layout import Layout
-from hkv.parallel_shape import ParallelShape
+from hkv.layout.block_layout import Layout
+from hkv.layout.content import Part
+from hkv.mesh.parallel_shape import ParallelShape
 
 RankIndex = tuple[int, int]
 """(tensor, context)."""

@@ -1,4 +1,4 @@
-"""Addresses from block tables, token by token in plain integers: the twin of `hkv.slots`."""
+"""Addresses from block tables, token by token in plain integers: the twin of `hkv.cache.slots`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Table = list[list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """How one group's tokens fall into blocks on one rank; see `hkv.slots.SlotGeometry`."""
+    """How one group's tokens fall into blocks on one rank; see `hkv.cache.slots.SlotGeometry`."""
 
     block_size: int
     ranks: int = 1

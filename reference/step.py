@@ -1,4 +1,4 @@
-"""The twin of `hkv.step`: the same step on the reference manager, one row after the other.
+"""The twin of `hkv.cache.step`: the same step on the reference manager, one row after the other.
 
 It is also the definition: first every row gives back what it cannot read any more, then every row allocates and
 advances. With `interleaved` every row does both before the next one does, as vLLM 0.33's scheduler has it.

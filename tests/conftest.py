@@ -8,7 +8,7 @@ import pathlib
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hkv import native_loops
+from hkv.machine import native_loops
 from tests import needs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hkv import cache, checkpoint
-from hkv import step as serving
+from hkv.cache import checkpoint
+from hkv.cache import step as serving
+from hkv.cache.state import StepBatch
+from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.errors import ConfigError, FileError, LayoutError, OperationError
 from hkv.keys.fingerprint import ROOT
-from hkv.layout import Layout
-from hkv.operations import Batch, Code
+from hkv.layout.block_layout import Layout
 from hkv.paged.operations import gather, write
 from hkv.spec import FullAttention
-from hkv.step_state import StepBatch
 from tests.reference.build import config as build
 
 pytest.importorskip("safetensors", reason="needs the extra 'disk'")

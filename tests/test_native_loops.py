@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hkv import native_loops
+from hkv.machine import native_loops
 
 PROGRAM = """
 from hkv import native_loops
@@ -66,7 +66,7 @@ if when == "after":
 from hkv import cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.spec import spec_from_text
-from hkv.topology import Topology
+from hkv.model.topology import Topology
 topology = Topology.of_specs([spec_from_text("full:1")])
 config = VllmConfig(
     topology=topology, num_blocks=4, hash_block_size=1, scheduler_block_size=1, max_model_len=4
@@ -86,8 +86,8 @@ NAME = native_loops.InterpretedLoopsWarning.__name__
 @pytest.mark.parametrize(
     ("when", "flags", "remedy"),
     [
-        ("never", "", "call hkv.native_loops.enable() before JAX is first used"),
-        ("after", "", "call hkv.native_loops.enable() before JAX is first used"),
+        ("never", "", "call hkv.machine.native_loops.enable() before JAX is first used"),
+        ("after", "", "call hkv.machine.native_loops.enable() before JAX is first used"),
         ("before", "--xla_backend_extra_options=xla_a=1", f"add {native_loops.OPTION}={native_loops.LIMIT} to"),
         ("before", "", None),
     ],

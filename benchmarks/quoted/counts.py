@@ -12,10 +12,10 @@ from benchmarks.compare_layouts import OUTCOMES, outcome
 from benchmarks.quoted.source import ROOT
 from hkv.chunks.formats import EngineKVFormat
 from hkv.dialects.dialect import Rules
-from hkv.group_policy import GroupPolicy
+from hkv.dialects.vllm.explorer.judges import JUDGES
+from hkv.dialects.vllm.traffic.hit_causes import Cause
+from hkv.model.group_policy import GroupPolicy
 from hkv.oracle.log_file import read_log
-from hkv.testing.explorer.judges import JUDGES
-from hkv.testing.hit_causes import Cause
 
 DATA = ROOT / "tests" / "data"
 

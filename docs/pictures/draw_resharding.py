@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from hkv.layout import Layout
-from hkv.parallel_shape import ParallelShape, Rank
-from hkv.resharding.plan import Move, Plan, Side, plan_resharding
+from hkv.layout.block_layout import Layout
+from hkv.mesh.parallel_shape import ParallelShape, Rank
+from hkv.mesh.resharding.plan import Move, Plan, Side, plan_resharding
 from hkv.spec import FullAttention
 
 matplotlib.use("Agg")

@@ -18,13 +18,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from hkv import cache
+from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.operations import Batch, Code
+from hkv.dialects.vllm.rules.operations import Batch, Code
+from hkv.model.topology import Topology
 from hkv.spec import FullAttention, SlidingWindow
 from hkv.state.key_table import PARTS, SHARED, entry_of, first_block
 from hkv.state.state import EVICTED, NEVER_SEEN, Buckets, Counter, Request, Row, State
-from hkv.topology import Topology
 
 matplotlib.use("Agg")
 matplotlib.rcParams.update(

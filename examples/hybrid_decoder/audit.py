@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from examples.hybrid_decoder.model import DELTA, Model
 from examples.hybrid_decoder.paged import Addresses, block_at
-from hkv.layout import Layout
-from hkv.step_state import StepState
+from hkv.cache.state import StepState
+from hkv.layout.block_layout import Layout
 
 NAN = 0x7FC0DEAD
 """A quiet NaN's bits."""

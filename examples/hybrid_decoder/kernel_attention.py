@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hkv.layout import Layout
+from hkv.layout.block_layout import Layout
 
 with warnings.catch_warnings():
     # JAX 0.11 deprecates its kernels for GPUs; this one is still the kernel that both versions have.

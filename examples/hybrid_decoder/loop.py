@@ -1,8 +1,8 @@
 """Prefill and decode in one `lax.while_loop`, which carries tokens, tables, keys and pages: the host is not asked.
 
-A turn of the loop gives every row that is not done its next tokens: one `hkv.step`, then the layers. Rows in the middle
-of their prompt take a chunk; others their last token, and drafts after it, of which those that the model would have
-said itself stay. The loop ends when all rows are done, or when some row was refused for lack of blocks.
+A turn of the loop gives every row that is not done its next tokens: one `hkv.cache.step`, then the layers. Rows in the
+middle of their prompt take a chunk; others their last token, and drafts after it, of which those that the model would
+have said itself stay. The loop ends when all rows are done, or when some row was refused for lack of blocks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from examples.hybrid_decoder import audit
 from examples.hybrid_decoder.drafts import propose
 from examples.hybrid_decoder.model import DELTA, Model, Weights
 from examples.hybrid_decoder.paged import Addresses, Layouts, block_at, forward, write_states
-from hkv import step as serving
-from hkv.dialects.vllm.parameters import Parameters
-from hkv.layout import Layout
+from hkv.cache import step as serving
+from hkv.cache.state import StepBatch, StepRequest, StepResult, StepState
+from hkv.dialects.vllm.rules.parameters import Parameters
+from hkv.layout.block_layout import Layout
 from hkv.state.status import Status
-from hkv.step_state import StepBatch, StepRequest, StepResult, StepState
 
 COUNTS = ("turns", "tokens", "drafted", "accepted", "refused", "deferred", "wrong")
 """What is counted, in this order: turns of the loop, tokens generated, drafts, those that stayed, rows refused, blocks
@@ -80,7 +80,7 @@ class Plan:
       layouts: of each kind, in the model's order.
       chunk: most tokens of a row in a turn of prefill.
       drafts: most drafts of a row in a turn of decode.
-      room: of `hkv.step.step`.
+      room: of `hkv.cache.step.step`.
       kernels: whether attention may be a GPU's kernel.
     """
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import LayoutError
-from hkv.layout import Layout
+from hkv.layout.block_layout import Layout
+from hkv.model.topology import Topology
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
-from hkv.topology import Topology
 
 Weights = dict[str, jax.Array]
 
@@ -133,7 +133,7 @@ class Model:
 
         Args:
           num_blocks: blocks in the pool.
-          order: of the axes, as `hkv.orders.Order` names them; where kinds share the pool, one that keeps a page
+          order: of the axes, as `hkv.layout.orders.Order` names them; where kinds share the pool, one that keeps a page
             together.
           kernel_block: tokens of the blocks that kernels see, None for the cache's own. Recurrent states are
             never split.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from examples.hybrid_decoder.kernel_attention import attend_by_kernel, readable
 from examples.hybrid_decoder.layers import Parts, State, logits_of, scale_of
 from examples.hybrid_decoder.model import DELTA, Model, Weights
-from hkv.layout import Layout
+from hkv.layout.block_layout import Layout
 from hkv.paged.operations import gather, write
 
 WHOLE = ("full", "mla")
@@ -23,7 +23,7 @@ Layouts = Mapping[str, Layout]
 
 
 class Addresses(NamedTuple):
-    """Where the new tokens of a step go, and where the earlier ones are. From `hkv.step`, or from a host.
+    """Where the new tokens of a step go, and where the earlier ones are. From `hkv.cache.step`, or from a host.
 
     Attributes:
       tables: int32[R, G, W], the blocks of each row; 0 for none.

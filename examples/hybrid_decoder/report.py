@@ -9,9 +9,9 @@ import numpy as np
 
 from examples.hybrid_decoder.loop import COUNTS
 from examples.hybrid_decoder.serving import Decoder
+from hkv.cache.state import StepCounter
 from hkv.oracle.atomic import write_atomically
 from hkv.spec import FullAttention
-from hkv.step_state import StepCounter
 
 LABELS = {
     "full": "full attention",

@@ -15,11 +15,11 @@ import numpy as np
 from examples.hybrid_decoder import loop
 from examples.hybrid_decoder.loop import COUNTS, Carry, Plan, Rows
 from examples.hybrid_decoder.model import Model, weights_of
-from hkv import step as serving
+from hkv.cache import step as serving
+from hkv.cache.arrivals import Arrivals
+from hkv.cache.arrivals import jitted as arrive
 from hkv.errors import ConfigError, OperationError
 from hkv.keys.fingerprint import ROOT
-from hkv.step_arrivals import Arrivals
-from hkv.step_arrivals import jitted as arrive
 
 
 @dataclasses.dataclass

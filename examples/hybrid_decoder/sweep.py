@@ -28,10 +28,10 @@ from examples.hybrid_decoder.loop import COUNTS
 from examples.hybrid_decoder.model import DELTA, KINDS, Model
 from examples.hybrid_decoder.serving import Decoder, Request, forget_programs
 from examples.hybrid_decoder.verification import allowed, difference
+from hkv.cache.state import StepCounter
 from hkv.errors import HKVError
+from hkv.layout.orders import Order
 from hkv.oracle.atomic import write_atomically
-from hkv.orders import Order
-from hkv.step_state import StepCounter
 
 LONGEST, TARGET, ROWS = 48, 46, 3
 WINDOW, LOCAL_CHUNK = 7, 12

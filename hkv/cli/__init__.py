@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 import click
 
 import hkv
-from hkv import native_loops
 from hkv.cli.compilation_cache import compilation_cache_option
 from hkv.cli.interruption import INTERRUPTED, Interruption
 from hkv.cli.standard_output import StandardOutputError, standard_output
 from hkv.errors import HKVError
+from hkv.machine import native_loops
 
 COMMANDS = {
     "check": "Check recorded logs against an engine's rules.",
@@ -172,7 +172,7 @@ def _blame_foreign_reference(error: ModuleNotFoundError) -> int:
     """If a part of `reference` is missing, says which other package of that name hides HKV's."""
     if (error.name or "").partition(".")[0] != "reference":
         return _admit(error)
-    from hkv.oracle.engines.numpy import check_reference
+    from hkv.dialects.vllm.engines.numpy import check_reference
 
     try:
         check_reference()

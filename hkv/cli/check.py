@@ -15,13 +15,13 @@ from hkv.cli.engine_options import check_timeout, timeout_option
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
+from hkv.dialects.rtp_llm.log.coverage import RTP_RULES, exercised_by
+from hkv.dialects.rtp_llm.log.file import read_any_log
+from hkv.dialects.vllm.log.coverage import RULES
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.check import Difference, check_log
-from hkv.oracle.coverage import RULES
 from hkv.oracle.engines import FORMS, engine_factory
 from hkv.oracle.log_file import Log, find_logs
-from hkv.oracle.rtp_llm.coverage import RTP_RULES, exercised_by
-from hkv.oracle.rtp_llm.log_file import read_any_log
 
 Coverage: TypeAlias = tuple[dict[str, str], dict[str, dict[str, int]]]
 """Rules and their meanings, and for each log how often it exercised which."""

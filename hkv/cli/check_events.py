@@ -17,8 +17,17 @@ from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
 from hkv.errors import ConfigError
-from hkv.event_stream import Gap, Item, Message, Reconnection, Restart, Subscription, read_recording, recorded_line
-from hkv.events import EventError, KeyIndex, Problem, decode_batch
+from hkv.oracle.events.stream import (
+    Gap,
+    Item,
+    Message,
+    Reconnection,
+    Restart,
+    Subscription,
+    read_recording,
+    recorded_line,
+)
+from hkv.oracle.events.wire import EventError, KeyIndex, Problem, decode_batch
 from hkv.output_file import OutputFile
 
 SHOWN = 20

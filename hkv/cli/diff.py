@@ -23,6 +23,8 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputFolder
 from hkv.cli.progress import progress_bar
 from hkv.cli.shrink import shrink_with_bar
+from hkv.dialects.rtp_llm.log.configuration import VERSION as RTP_VERSION
+from hkv.dialects.rtp_llm.log.file import write_any_log
 from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
@@ -31,8 +33,6 @@ from hkv.oracle.engine import EngineFactory
 from hkv.oracle.engines import ENGINES, FORMS, RELEASED, engine_factory
 from hkv.oracle.engines.process import PREFIX
 from hkv.oracle.record import VERSIONS, Disagreement, Only, Recording, differ, draw, features_of
-from hkv.oracle.rtp_llm.configuration import VERSION as RTP_VERSION
-from hkv.oracle.rtp_llm.log_file import write_any_log
 from hkv.oracle.shrink import Case, Shrinker
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from hkv.cli.given_options import refuse_given
+from hkv.dialects.rtp_llm.traffic.headers import RTP_FEATURES, RTP_KINDS
+from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.oracle.engines.engine_process import TIMEOUT
 from hkv.oracle.engines.process import PREFIX
 from hkv.oracle.record import DIALECTS, KINDS, Only
-from hkv.testing.rtp_headers import RTP_FEATURES, RTP_KINDS
-from hkv.testing.traffic import FEATURES
 
 timeout_option = click.option(
     "--timeout",

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.json_output import json_option, write_json
-from hkv.oracle.explain import Explanation, explain
-from hkv.oracle.resumption import Resumption
-from hkv.oracle.rtp_llm.explain import explain_rtp
-from hkv.oracle.rtp_llm.log_file import RtpLog, read_any_log
+from hkv.dialects.rtp_llm.explain.explain import explain_rtp
+from hkv.dialects.rtp_llm.log.file import RtpLog, read_any_log
+from hkv.dialects.vllm.explain.explain import Explanation, explain
+from hkv.dialects.vllm.explain.resumption import Resumption
 
 MOST_BLOCKS = 24
 """Blocks whose history is printed; `--json` has all."""

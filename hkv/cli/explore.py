@@ -18,15 +18,15 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
 from hkv.cli.replay import EagleGroups, Groups, Retention
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.explorer import MOVES, Counterexample, Report, Space, explore
+from hkv.dialects.vllm.explorer.defects import DEFECTS, planted
+from hkv.dialects.vllm.explorer.search import CHUNK
+from hkv.dialects.vllm.explorer.transition import FORMS, default_form
 from hkv.errors import ConfigError
+from hkv.model.topology import Topology
 from hkv.oracle.check import describe
 from hkv.oracle.log_file import log_bytes
 from hkv.spec import LayerSpec
-from hkv.testing.explorer import MOVES, Counterexample, Report, Space, explore
-from hkv.testing.explorer.defects import DEFECTS, planted
-from hkv.testing.explorer.search import CHUNK
-from hkv.testing.explorer.transition import FORMS, default_form
-from hkv.topology import Topology
 
 BROKEN = 1
 """Exit status when an invariant is broken."""

@@ -6,10 +6,10 @@ import pathlib
 
 import click
 
+from hkv.dialects.rtp_llm.log.structs import RtpHeader
+from hkv.dialects.vllm.log.structs import Header
 from hkv.oracle.broken_invariant import Broken
 from hkv.oracle.check import describe
-from hkv.oracle.oplog import Header
-from hkv.oracle.rtp_llm.structs import RtpHeader
 from hkv.oracle.shrink import Case
 
 MOST = 20

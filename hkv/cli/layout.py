@@ -16,11 +16,11 @@ from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.layout_drawing import figure, show
 from hkv.cli.output_option import OutputPath, talks, write_output
-from hkv.content import QUANTIZATIONS, quantize
 from hkv.errors import HKVError, LayoutError
-from hkv.layout import Layout, Place, copy_width
-from hkv.layout_picture import levels
-from hkv.layout_resolution import resolve
+from hkv.layout.block_layout import Layout, Place, copy_width
+from hkv.layout.content import QUANTIZATIONS, quantize
+from hkv.layout.picture import levels
+from hkv.layout.resolution import resolve
 from hkv.spec import AttentionSpec, LayerSpec, Mamba, OpaqueState, spec_from_text
 from hkv.spec.dtypes import item_bytes
 

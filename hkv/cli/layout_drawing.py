@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from hkv.errors import LayoutError, MissingExtraError
-from hkv.layout_picture import Level, Piece, shown
+from hkv.layout.picture import Level, Piece, shown
 
 COLOURS = {
     "layer": "#4e79a7",

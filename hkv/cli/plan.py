@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import click
 
+from hkv.byte_size import parse_bytes
 from hkv.cli.bugs_option import bugs_of, bugs_option
-from hkv.cli.byte_size import parse_bytes
 from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.plan_tables import print_pools, print_served
-from hkv.cli.request_length import parse_length
+from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
+from hkv.dialects.vllm.planning.report import pool_report, served_report
+from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.errors import ConfigError, PlanError
-from hkv.huggingface import KV_DTYPES, Model, ReadOptions, load_config, read_model
-from hkv.planning.report import pool_report, served_report
-from hkv.planning.rtp_llm import RtpOptions, plan_rtp_llm
-from hkv.planning.served import Serving, serve
+from hkv.model.huggingface import KV_DTYPES, Model, ReadOptions, load_config, read_model
+from hkv.request_length import parse_length
 
 DIALECTS = ("vllm-0.33", "rtp-llm")
 

@@ -9,10 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.byte_size import show_bytes
-from hkv.planning.plan import PlannedGroup
-from hkv.planning.report import runs, waste
-from hkv.planning.served import ServedPlan
+from hkv.byte_size import show_bytes
+from hkv.dialects.vllm.planning.plan import PlannedGroup
+from hkv.dialects.vllm.planning.report import runs, waste
+from hkv.dialects.vllm.planning.served import ServedPlan
 
 SHORT_KINDS = {"opaque_kv": "kv", "opaque_state": "state"}
 """RTP-LLM's kinds of blocks, where a table has no room for their names."""

@@ -7,11 +7,11 @@ import click
 from hkv.cli.engine_options import FEATURE_NAMES, check_timeout, dialect_option, only_of, only_options, timeout_option
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
+from hkv.dialects.rtp_llm.log.coverage import exercised_by
+from hkv.dialects.rtp_llm.log.file import any_log_bytes, parse_any_log
 from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.oracle.engines import FORMS, engine_factory
 from hkv.oracle.record import record
-from hkv.oracle.rtp_llm.coverage import exercised_by
-from hkv.oracle.rtp_llm.log_file import any_log_bytes, parse_any_log
 
 
 @click.command("record")

@@ -20,15 +20,15 @@ from hkv.cli.replay_cache import StudiedCache, groups_text, studied_cache
 from hkv.cli.replay_rtp import refuse_rtp_options, rtp_options, studied_rtp_cache
 from hkv.dialects.rtp_llm.config import NAMES as RTP_LLM
 from hkv.dialects.rtp_llm.config import RtpConfig
+from hkv.dialects.rtp_llm.schedule.run import default_rtp_engine, rtp_replay
+from hkv.dialects.vllm.schedule.lockstep import Difference
+from hkv.dialects.vllm.schedule.run import DEFAULT_ENGINE, Outcome, Timing, default_engine, replay
+from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import ConfigError
 from hkv.oracle.engines import FORMS
-from hkv.oracle.replay import plot, summary
-from hkv.oracle.replay.lockstep import Difference
-from hkv.oracle.replay.rtp_run import default_rtp_engine, rtp_replay
-from hkv.oracle.replay.run import DEFAULT_ENGINE, Outcome, Timing, default_engine, replay
-from hkv.oracle.replay.schedule import Schedule
-from hkv.oracle.replay.tables import tables
-from hkv.oracle.traces.reader import TOKENS_PER_ID, read_trace
+from hkv.replay import plot, summary
+from hkv.replay.tables import tables
+from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import LayerSpec, spec_from_text
 
 DIFFERENT = 1

@@ -7,15 +7,16 @@ from typing import Any
 
 import click
 
-from hkv.cli.byte_size import parse_bytes, show_bytes
-from hkv.cli.request_length import parse_length
+from hkv.byte_size import parse_bytes, show_bytes
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.schedule import planned
+from hkv.dialects.vllm.schedule.run import cache_config
+from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import ConfigError
-from hkv.huggingface import ReadOptions, load_config, read_model
-from hkv.oracle.replay import planned, summary
-from hkv.oracle.replay.run import cache_config
-from hkv.oracle.replay.schedule import Schedule
+from hkv.model.huggingface import ReadOptions, load_config, read_model
+from hkv.replay import summary
+from hkv.request_length import parse_length
 
 FOR_GROUPS = ("num_blocks",)
 FOR_MODELS = ("memory", "tp", "block_size", "kv_dtype", "draft")

@@ -7,17 +7,17 @@ from typing import Any
 
 import click
 
-from hkv.cli.byte_size import parse_bytes, show_bytes
+from hkv.byte_size import parse_bytes, show_bytes
 from hkv.cli.replay_cache import StudiedCache, check_cache_options, groups_text, schedule_for_groups, schedule_of
-from hkv.cli.request_length import parse_length
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
 from hkv.dialects.rtp_llm.config import NAMES as RTP_LLM
 from hkv.dialects.rtp_llm.planned import config_of_plan
+from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
+from hkv.dialects.rtp_llm.schedule.run import RESERVE_RATIO, check_replayable, rtp_cache
 from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.errors import ConfigError
-from hkv.huggingface import ReadOptions, load_config, read_model
-from hkv.oracle.replay.rtp_run import RESERVE_RATIO, check_replayable, rtp_cache
-from hkv.planning.rtp_llm import RtpOptions, plan_rtp_llm
+from hkv.model.huggingface import ReadOptions, load_config, read_model
+from hkv.request_length import parse_length
 from hkv.spec import SlidingWindow
 
 BLOCK_SIZE = 64

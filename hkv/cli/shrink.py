@@ -11,10 +11,10 @@ from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import counting_bar
+from hkv.dialects.rtp_llm.log.file import any_log_bytes, read_any_log
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.engines import FORMS, engine_factory
-from hkv.oracle.rtp_llm.log_file import any_log_bytes, read_any_log
 from hkv.oracle.shrink import Case, Shrinker
 
 

@@ -15,9 +15,9 @@ from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import progress_bar
-from hkv.oracle.traces.reader import TOKENS_PER_ID
-from hkv.oracle.traces.workloads import DEFAULTS, Workload, generate
-from hkv.oracle.traces.writer import FORMATS, trace_lines
+from hkv.replay.traces.reader import TOKENS_PER_ID
+from hkv.replay.traces.workloads import DEFAULTS, Workload, generate
+from hkv.replay.traces.writer import FORMATS, trace_lines
 
 NOT_OF = {"chat": ["branch_percent"], "shared-prefix": ["turns", "pause", "branch_percent"], "agentic": []}
 """Options that say nothing to a workload: single requests have no turns, and only tasks branch."""

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS, RtpWatch
+from hkv.dialects.rtp_llm.log.structs import RtpHeader, RtpOp
+from hkv.dialects.vllm.invariants import INVARIANTS, InvariantError, Watch
+from hkv.dialects.vllm.log.structs import Header, Operation
 from hkv.oracle.check import describe
 from hkv.oracle.engine import EngineFactory, failure_of
-from hkv.oracle.oplog import Header, Operation
-from hkv.oracle.rtp_llm.structs import RtpHeader, RtpOp
-from hkv.testing.invariants import INVARIANTS, InvariantError, Watch
-from hkv.testing.rtp_invariants import RTP_INVARIANTS, RtpWatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Broken:
     """The first invariant that does not hold.
 
     Attributes:
-      name: of `hkv.testing.invariants.INVARIANTS`, or of `hkv.testing.rtp_invariants.RTP_INVARIANTS`.
+      name: of `hkv.dialects.vllm.invariants.INVARIANTS`, or of `hkv.dialects.rtp_llm.invariants.RTP_INVARIANTS`.
       line: of the operation after which it does not hold, 1-based in the log that the operations would be.
       operation: that operation, in words.
       problem: what is wrong.

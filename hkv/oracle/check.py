@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
+from hkv.dialects.rtp_llm.log.file import RtpLog
+from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
+from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.errors import EngineProcessError, FileError, HKVError, UnsupportedConfigError
 from hkv.oracle.compare import compare
 from hkv.oracle.engine import BatchEngine, Engine, EngineFactory, Failure, attempt, failure_of
 from hkv.oracle.log_file import Log, encode
-from hkv.oracle.oplog import Answer, Header, Operation
-from hkv.oracle.rtp_llm.engine import attempt_rtp
-from hkv.oracle.rtp_llm.log_file import RtpLog
-from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpHeader, RtpOp
 
 AnyHeader = TypeVar("AnyHeader", bound=Header | RtpHeader)
 """A header of any log."""

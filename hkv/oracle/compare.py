@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from hkv.dialects.rtp_llm.log.structs import RtpAnswer
+from hkv.dialects.vllm.log.structs import Answer, CacheEvent
 from hkv.oracle.engine import Failure
-from hkv.oracle.oplog import Answer, CacheEvent
-from hkv.oracle.rtp_llm.structs import RtpAnswer
 
 AnyAnswer: TypeAlias = Answer | RtpAnswer | Failure
 """What an engine answers to an operation of any log, or the error in its place."""

@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Hit, Operation
 from hkv.errors import EngineTimeoutError, HKVError
-from hkv.oracle import oplog
-from hkv.oracle.oplog import Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Hit, Operation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class KeyedEngine(Engine, Protocol):
 
 EngineFactory = Callable[[Any], Any]
 """Makes an engine, empty, of a header's configuration: an `Engine` of a `Header`, an `RtpEngine`
-(`hkv.oracle.rtp_llm.engine`) of an `RtpHeader`. It raises `hkv.errors.ConfigError` for one it cannot represent."""
+(`hkv.dialects.rtp_llm.engines.engine`) of an `RtpHeader`. It raises `hkv.errors.ConfigError` for one it cannot represent."""
 
 
 def apply(engine: Engine, operation: Operation) -> Answer:

@@ -13,14 +13,14 @@ import msgspec
 
 from hkv.bugs import check_bugs
 from hkv.dialects.rtp_llm.config import NAMES as RTP_LLM
+from hkv.dialects.rtp_llm.log.structs import RtpOp
 from hkv.dialects.vllm.config import NAME as VLLM
+from hkv.dialects.vllm.lifecycle import Lifecycle
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import VERSIONS, to_config
+from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.errors import FileError, HKVError
-from hkv.oracle import oplog
 from hkv.oracle.atomic import write_atomically
-from hkv.oracle.configuration import VERSIONS, to_config
-from hkv.oracle.lifecycle import Lifecycle
-from hkv.oracle.oplog import Answer, Header, Operation
-from hkv.oracle.rtp_llm.structs import RtpOp
 
 OPERATIONS: dict[str, type[Operation]] = {
     "step": oplog.StepOp,

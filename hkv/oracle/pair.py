@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from hkv.dialects.rtp_llm.log.structs import RtpHeader
+from hkv.dialects.rtp_llm.pair import RtpPair
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.errors import ConfigError, EngineProcessError, MissingExtraError, UnsupportedConfigError
-from hkv.oracle import oplog
 from hkv.oracle.compare import Mismatch, compare
-from hkv.oracle.configuration import to_config
 from hkv.oracle.engine import Engine, EngineFactory, Failure, attempt, failure_of
-from hkv.oracle.oplog import Answer, Header, Operation
 from hkv.oracle.renaming import RENAMINGS, Renaming
-from hkv.oracle.rtp_llm.pair import RtpPair
-from hkv.oracle.rtp_llm.structs import RtpHeader
 
 
 class Pair:

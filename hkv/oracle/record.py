@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hkv.dialects.rtp_llm.config import NAMES as RTP_LLM
+from hkv.dialects.rtp_llm.engines.engine import perform_rtp
+from hkv.dialects.rtp_llm.log.configuration import VERSION as RTP_VERSION
+from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
+from hkv.dialects.rtp_llm.traffic.headers import RTP_KINDS, draw_rtp_header, rtp_features
+from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
 from hkv.dialects.vllm.config import NAME as VLLM
+from hkv.dialects.vllm.log.structs import Answer, Header, Operation
+from hkv.dialects.vllm.traffic.traffic import FEATURES, RandomChoices, draw_header, drive
 from hkv.errors import ConfigError
 from hkv.oracle.check import with_bugs
 from hkv.oracle.compare import Mismatch
 from hkv.oracle.engine import EngineFactory, Failure, apply
-from hkv.oracle.oplog import Answer, Header, Operation
 from hkv.oracle.pair import make_pair
-from hkv.oracle.rtp_llm.configuration import VERSION as RTP_VERSION
-from hkv.oracle.rtp_llm.engine import perform_rtp
-from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpHeader, RtpOp
-from hkv.testing.rtp_headers import RTP_KINDS, draw_rtp_header, rtp_features
-from hkv.testing.rtp_traffic import drive_rtp
-from hkv.testing.traffic import FEATURES, RandomChoices, draw_header, drive
 
 VERSIONS = (1, 2)
 

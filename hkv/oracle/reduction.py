@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from hkv.dialects.rtp_llm.log.structs import RtpOp
+from hkv.dialects.vllm.log.structs import Operation
 from hkv.oracle.compare import Mismatch
-from hkv.oracle.oplog import Operation
-from hkv.oracle.rtp_llm.structs import RtpOp
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hkv.oracle import oplog
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheState, Hit, Operation, Rows
 from hkv.oracle.engine import Failure
-from hkv.oracle.oplog import Allocation, Answer, CacheState, Hit, Operation, Rows
 
 NULL = 0
 

@@ -8,10 +8,14 @@ from typing import Any
 
 import msgspec
 
+from hkv.dialects.rtp_llm.log.structs import RtpHeader
+from hkv.dialects.rtp_llm.pair import RtpPair
+from hkv.dialects.rtp_llm.shrink_rules import RTP_SHRINK_RULES
+from hkv.dialects.vllm.log.structs import Header
+from hkv.dialects.vllm.shrink_rules import SHRINK_RULES
 from hkv.errors import HKVError
 from hkv.oracle.compare import Mismatch
 from hkv.oracle.engine import EngineFactory, Failure, failure_of
-from hkv.oracle.oplog import Header
 from hkv.oracle.pair import Pair, make_pair
 from hkv.oracle.reduction import (
     Best,
@@ -23,10 +27,6 @@ from hkv.oracle.reduction import (
     without_requests,
     without_runs,
 )
-from hkv.oracle.rtp_llm.pair import RtpPair
-from hkv.oracle.rtp_llm.shrink_rules import RTP_SHRINK_RULES
-from hkv.oracle.rtp_llm.structs import RtpHeader
-from hkv.oracle.shrink_rules import SHRINK_RULES
 
 __all__ = ["CANDIDATES", "TIMEOUTS", "Case", "Shrinker"]
 

@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.content import Part
 from hkv.errors import LayoutError
-from hkv.layout import Layout
+from hkv.layout.block_layout import Layout
+from hkv.layout.content import Part
+from hkv.layout.strided import StridedView
+from hkv.layout.views.derivatives import without_derivative
+from hkv.layout.views.numpy import numpy_dtype
 from hkv.paged.implementations import choose, implementation_for
 from hkv.paged.runs import from_words, runs_of, to_words
-from hkv.strided import StridedView
-from hkv.views.derivatives import without_derivative
-from hkv.views.numpy import numpy_dtype
 
 Values = Mapping[str, jax.Array]
 """Parts of a layout's content by name (`key`, `value`, `key_scale`, ...)."""

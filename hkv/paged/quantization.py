@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.errors import LayoutError
-from hkv.views.derivatives import without_derivative
-from hkv.views.numpy import numpy_dtype
+from hkv.layout.views.derivatives import without_derivative
+from hkv.layout.views.numpy import numpy_dtype
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 """Largest magnitude of each element type that values are quantised to."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.errors import LayoutError
-from hkv.strided import StridedView
+from hkv.layout.strided import StridedView
 
 ROW_LIMIT = 2**31 - 1
 """Rows that a 32-bit index can name."""

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS
+from hkv.dialects.vllm.invariants import INVARIANTS
 from hkv.oracle.atomic import write_atomically
-from hkv.testing.invariants import INVARIANTS
-from hkv.testing.rtp_invariants import RTP_INVARIANTS
 from hkv.testing.suites import SUITES, CaseSuite
 
 PUBLISHED: MappingProxyType[str, str] = MappingProxyType(
@@ -115,8 +115,8 @@ HEAD = (
     "",
     "What always holds in a hybrid KV cache, whichever engine it is in, and the check that says so. Each row of the",
     "first table names what published bugs broke; the second says what each check promises. Those of a log are asked",
-    "after every operation of any engine that speaks it (`hkv.testing.invariants.Watch`,",
-    "`hkv.testing.rtp_invariants.RtpWatch`), those of a suite of random cases of this code. The last table has the",
+    "after every operation of any engine that speaks it (`hkv.dialects.vllm.invariants.Watch`,",
+    "`hkv.dialects.rtp_llm.invariants.RtpWatch`), those of a suite of random cases of this code. The last table has the",
     "exceptions; [mutants.md](mutants.md) shows which bug each of the checks catches.",
     "",
     "This page is written by `python -m hkv.testing.published docs/invariants.md`.",
@@ -124,7 +124,7 @@ HEAD = (
 
 EXCEPTIONS = (
     "Where a promise is not asked for, and why; a check that is not here holds always. Capital letters name causes in",
-    "`hkv.testing.hit_causes` ([hits.md](hits.md) explains them).",
+    "`hkv.dialects.vllm.traffic.hit_causes` ([hits.md](hits.md) explains them).",
 )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hkv.dialects.vllm.invariants import Watch
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Header
+from hkv.dialects.vllm.traffic.headers import FEATURES
+from hkv.dialects.vllm.traffic.traffic import Traffic
 from hkv.errors import MissingExtraError
-from hkv.oracle import oplog
 from hkv.oracle.engine import Engine
-from hkv.oracle.oplog import Header
-from hkv.testing.headers import FEATURES
-from hkv.testing.invariants import Watch
 from hkv.testing.strategies import Drawing, HypothesisChoices, headers
-from hkv.testing.traffic import Traffic
 
 try:
     from hypothesis import strategies as st
@@ -139,7 +139,7 @@ def engine_machine(
 
     Args:
       factory: makes an empty engine of a header.
-      features: what configurations are about, see `hkv.testing.headers.FEATURES`.
+      features: what configurations are about, see `hkv.dialects.vllm.traffic.headers.FEATURES`.
       version: of the log format, which says what headers may ask for.
     """
 

@@ -7,12 +7,12 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from hkv.dialects.vllm.log.structs import Header
+from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
+from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case
 from hkv.errors import MissingExtraError
-from hkv.oracle.oplog import Header
+from hkv.model.topology import Topology
 from hkv.spec import LayerSpec, spec_from_log
-from hkv.testing.headers import FEATURES, draw_header
-from hkv.testing.hit_comparison import Case, draw_case
-from hkv.topology import Topology
 
 try:
     from hypothesis import strategies as st
@@ -70,7 +70,7 @@ def headers(draw: Callable[..., Any], features: Sequence[str] = FEATURES, versio
 
     Args:
       draw: given by Hypothesis.
-      features: those to choose from, see `hkv.testing.headers.FEATURES`.
+      features: those to choose from, see `hkv.dialects.vllm.traffic.headers.FEATURES`.
       version: of the log format.
     """
     choices = HypothesisChoices(_Composed(draw))

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from hkv.content import Part
-from hkv.layout import Layout
+from hkv.layout.block_layout import Layout
+from hkv.layout.content import Part
 from hkv.spec.dtypes import item_bytes
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from hkv import cache
+from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.parameters import Parameters
-from hkv.operations import Batch, Code, Column, Operations, Results
+from hkv.dialects.vllm.rules.operations import Batch, Code, Column, Operations, Results
+from hkv.dialects.vllm.rules.parameters import Parameters
+from hkv.model.topology import Topology
 from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
 from hkv.state.state import Buckets, State
-from hkv.topology import Topology
 
 BUCKETS = Buckets(blocks=256, requests=8, groups=4, row=32, chain=64, keys=256, parts=3)
 """Sizes that all of these tests use; only a state's pool is as large as `LARGE`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hkv import cache
+from hkv.dialects.vllm import machine as cache
 
 
 @pytest.fixture

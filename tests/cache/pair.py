@@ -12,13 +12,13 @@ import jax
 import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.engines.jax_reading import Reader
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.configuration import to_header
+from hkv.dialects.vllm.log.structs import AllocateOp, Rows
+from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column
 from hkv.errors import HKVError
 from hkv.keys.interning import Interner
-from hkv.operations import RESULT_FRONT, Batch, Code, Column
-from hkv.oracle.configuration import to_header
-from hkv.oracle.engines.jax_reading import Reader
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import AllocateOp, Rows
 from hkv.state.state import Counter
 from hkv.state.status import Status
 from reference.dialects.vllm.fork import fork

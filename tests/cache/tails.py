@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hkv.oracle.oplog import Header
+from hkv.dialects.vllm.log.structs import Header
+from hkv.dialects.vllm.traffic.traffic import Perform, Traffic
 from hkv.testing.choices import Choices
-from hkv.testing.traffic import Perform, Traffic
 
 
 class Tails(Traffic):
@@ -34,7 +34,7 @@ class Tails(Traffic):
 
 
 def drive_tails(header: Header, choices: Choices, perform: Perform, steps: int) -> None:
-    """As `hkv.testing.traffic.drive`."""
+    """As `hkv.dialects.vllm.traffic.traffic.drive`."""
     traffic = Tails(header, choices, perform)
     for _ in range(steps):
         traffic.step()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from hkv.oracle.compare import compare
-from hkv.oracle.configuration import to_header
-from hkv.oracle.engine import apply
-from hkv.oracle.engines.jax import JaxEngine
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import (
+from hkv.dialects.vllm.engines.jax import JaxEngine
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.configuration import to_header
+from hkv.dialects.vllm.log.structs import (
     AdvanceOp,
     AllocateOp,
     Answer,
@@ -20,6 +18,8 @@ from hkv.oracle.oplog import (
     StateOp,
     StepOp,
 )
+from hkv.oracle.compare import compare
+from hkv.oracle.engine import apply
 from hkv.spec import FullAttention, Mamba
 from tests.cache.build import config
 

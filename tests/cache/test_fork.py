@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.configuration import to_header
+from hkv.dialects.vllm.log.structs import AllocateOp
+from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column
 from hkv.errors import OperationError
-from hkv.operations import RESULT_FRONT, Batch, Code, Column
-from hkv.oracle.configuration import to_header
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import AllocateOp
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Counter, Row
 from hkv.state.status import Status

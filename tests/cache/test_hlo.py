@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hkv import cache
+from hkv.dialects.vllm import machine as cache
 from tests.cache.build import BUCKETS, LARGE, config, program
 from tests.cache.hlo import large_copies
 

@@ -6,11 +6,11 @@ import pathlib
 
 import pytest
 
+from hkv.dialects.vllm.engines.jax import JaxEngine
+from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import BatchEngine, KeyedEngine
-from hkv.oracle.engines.jax import JaxEngine
 from hkv.oracle.log_file import read_log
-from hkv.testing.headers import FEATURES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LOGS = [

@@ -8,14 +8,14 @@ import sys
 import jax
 import numpy as np
 
-from hkv import cache
-from hkv.dialects.vllm.parameters import of_config
-from hkv.operations import Batch, Code
-from hkv.oracle.configuration import to_config
-from hkv.oracle.engines.jax import JaxEngine
+from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.engines.jax import JaxEngine
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.rules.operations import Batch, Code
+from hkv.dialects.vllm.rules.parameters import of_config
+from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header
 from hkv.spec import FullAttention, Mamba
 from hkv.testing.choices import RandomChoices
-from hkv.testing.traffic import FEATURES, draw_header
 from tests.cache.build import BUCKETS, config, operations, program, prompt, run, start
 
 DRAFTING = config(
@@ -89,11 +89,11 @@ SCRIPT = """
 import sys
 sys.modules["reference"] = None
 from hkv import cache
-from hkv.oracle.configuration import to_config
-from hkv.oracle.engines.jax import JaxEngine
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.spec import FullAttention, Mamba
 from hkv.testing.choices import RandomChoices
-from hkv.testing.headers import draw_header
+from hkv.dialects.vllm.traffic.headers import draw_header
 header = draw_header(RandomChoices(3), "core")
 JaxEngine(header).request("a", [1, 2, 3], None)
 config = to_config(header)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hkv import cache
+from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.rules.operations import Batch, Code, Column
 from hkv.errors import OperationError
-from hkv.operations import Batch, Code, Column
 from hkv.state.state import Counter
 from hkv.state.status import Status
 from tests.cache.build import BUCKETS, config, prompt, run, start, statuses

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from hkv.dialects.vllm import unwritten
-from hkv.operations import Batch, Code
+from hkv.dialects.vllm.engines.jax import JaxEngine
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.configuration import to_header
+from hkv.dialects.vllm.log.structs import AllocateOp, Answer, LookupOp, Operation
+from hkv.dialects.vllm.rules import unwritten
+from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.oracle.compare import compare
-from hkv.oracle.configuration import to_header
 from hkv.oracle.engine import apply
-from hkv.oracle.engines.jax import JaxEngine
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import AllocateOp, Answer, LookupOp, Operation
 from hkv.spec import FullAttention, Mamba
 from hkv.state.status import Status
 from hkv.testing.choices import RandomChoices

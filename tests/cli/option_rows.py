@@ -10,14 +10,14 @@ import dataclasses
 from typing import Any
 
 from hkv.cli import diff, shrink
-from hkv.testing.explorer.defects import planted
+from hkv.dialects.vllm.explorer.defects import planted
 
 CHANGES, REFUSED = "changes", "is refused"
 
 MODEL = "tests/data/models/qwen3_next.json"
 SMALL_MODEL = "tests/data/models/llama.json"
 LOG = "tests/data/oplogs/eagle-12.jsonl"
-NUMPY = "hkv.oracle.engines.numpy:NumpyEngine"
+NUMPY = "hkv.dialects.vllm.engines.numpy:NumpyEngine"
 
 SPIED: dict[str, Any] = {"planted": planted, "differ": diff.differ, "Shrinker": shrink.Shrinker}
 """Functions that the test replaces, as they are."""
@@ -140,7 +140,7 @@ ROWS = [
     *_rows(f"check {LOG}", f"--engine {NUMPY};--coverage;--json -", "--bugs no-such-bug;--timeout 5"),
     *_rows(
         "check {in}/rtp.jsonl",
-        "--engine hkv.oracle.engines.numpy:numpy_engine;--coverage;--json -",
+        "--engine hkv.dialects.vllm.engines.numpy:numpy_engine;--coverage;--json -",
         "--bugs window-one-never-hits;--timeout 5",
     ),
     *_rows("check docs/upstream-bugs/window-one-never-hits.jsonl", "--bugs window-one-never-hits"),

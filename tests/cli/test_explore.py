@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from hkv.cli.check import command as check
 from hkv.cli.explore import command
+from hkv.dialects.vllm.explorer.defects import DEFECTS
 from hkv.errors import HKVError
 from hkv.oracle.log_file import read_log
-from hkv.testing.explorer.defects import DEFECTS
 from hkv.testing.mutants.patch import applied
 from tests.testing.test_explore import CHUNK
 

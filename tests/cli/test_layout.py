@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hkv import cli
 from hkv.cli.layout_drawing import terminal
-from hkv.layout_picture import levels, shown
+from hkv.layout.picture import levels, shown
 from tests.layout.geometries import cases
 
 FULL = ["layout", "--spec", "full:16", "--kv-heads", "8", "--layout", "BLHNC", "--num-layers", "32"]

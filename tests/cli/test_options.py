@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli import COMMANDS, cli
+from hkv.dialects.vllm.explorer import Report
 from hkv.errors import HKVError
-from hkv.testing.explorer import Report
 from hkv.testing.mutants import Verdict
 from tests.cli.option_rows import CHANGES, REFUSED, ROWS, SPIED, Row
 from tests.events.test_stream import PAYLOADS
@@ -21,8 +21,8 @@ from tests.events.test_stream import PAYLOADS
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 ENGINES = """
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import Hit
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.structs import Hit
 
 class Wrong(NumpyEngine):
     extra = 1
@@ -67,7 +67,7 @@ def test_every_option_has_a_row(command: str) -> None:
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """What the rows read."""
-    from hkv.event_stream import Message, write_recording
+    from hkv.oracle.events.stream import Message, write_recording
 
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "wrong.py").write_text(ENGINES)

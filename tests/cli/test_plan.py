@@ -11,7 +11,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from hkv.cli.byte_size import parse_bytes, show_bytes
+from hkv.byte_size import parse_bytes, show_bytes
 from hkv.cli.plan import command
 from hkv.errors import ConfigError, HKVError
 

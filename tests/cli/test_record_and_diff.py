@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from hkv.cli import diff, record
 from hkv.cli.check import command as check
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.structs import Hit
 from hkv.errors import ConfigError
 from hkv.oracle.engines import ENGINES
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import Hit
 from hkv.oracle.record import differ, draw
 
 

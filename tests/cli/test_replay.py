@@ -8,7 +8,7 @@ from click.testing import CliRunner
 import hkv.cli
 from hkv.cli import cli
 from hkv.cli import replay as replay_command
-from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
 
 GOOD = {"timestamp": 0, "input_length": 600, "output_length": 8, "hash_ids": [0, 1]}
 GROUPS = ["--groups", "full:16,swa:16:64", "--num-blocks", "200"]
@@ -133,7 +133,7 @@ def test_an_engine_that_cannot_tell_why_says_so(monkeypatch, capsys, trace):
         absence = None
         evictions = None
 
-    monkeypatch.setattr("hkv.oracle.replay.run.engine_factory", lambda name: Silent)
+    monkeypatch.setattr("hkv.dialects.vllm.schedule.run.engine_factory", lambda name: Silent)
     code, out, _ = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--engine", "numpy")
     assert code == 0
     assert out.count("not available from this engine: numpy") == 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hkv.cli.check_events import command
 from hkv.errors import ConfigError, FileError
-from hkv.event_stream import (
+from hkv.oracle.events.stream import (
     Gap,
     Message,
     Reconnection,
@@ -24,7 +24,7 @@ from hkv.event_stream import (
     read_recording,
     write_recording,
 )
-from hkv.events import Batch, BlockRemoved, BlockStored, encode_batch
+from hkv.oracle.events.wire import Batch, BlockRemoved, BlockStored, encode_batch
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'hkv[events]'")
 

@@ -7,8 +7,17 @@ import socket
 
 import pytest
 
-from hkv.event_stream import Gap, Message, Subscription
-from hkv.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, KeyIndex, Place, decode_batch, encode_batch
+from hkv.oracle.events.stream import Gap, Message, Subscription
+from hkv.oracle.events.wire import (
+    AllBlocksCleared,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    KeyIndex,
+    Place,
+    decode_batch,
+    encode_batch,
+)
 
 pytestmark = [
     pytest.mark.vllm,
@@ -54,11 +63,11 @@ def test_bytes_are_equal() -> None:
 
 def traffic(feature: str) -> tuple:
     """An engine of vLLM's after traffic in which much was stored, and what it said at the end of each step."""
+    from hkv.dialects.vllm.engines.installed import InstalledVllmEngine
+    from hkv.dialects.vllm.log.structs import EventsOp
+    from hkv.dialects.vllm.traffic.traffic import drive
     from hkv.oracle.engine import apply
-    from hkv.oracle.engines.installed_vllm import InstalledVllmEngine
-    from hkv.oracle.oplog import EventsOp
     from hkv.oracle.record import draw
-    from hkv.testing.traffic import drive
 
     for seed in range(50):
         header, choices = draw(feature, seed, 2)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from hkv.dialects.vllm.engines.numpy import NumpyEngine, key_text
+from hkv.dialects.vllm.log.structs import Answer, CacheEvent, EventsOp, Header, Operation
+from hkv.dialects.vllm.traffic.traffic import FEATURES, drive
 from hkv.errors import ConfigError
-from hkv.events import (
+from hkv.oracle.engine import apply
+from hkv.oracle.events.of_engine import wire_events
+from hkv.oracle.events.wire import (
     AllBlocksCleared,
     Batch,
     BlockRemoved,
@@ -17,12 +22,7 @@ from hkv.events import (
     decode_batch,
     encode_batch,
 )
-from hkv.oracle.engine import apply
-from hkv.oracle.engines.numpy import NumpyEngine, key_text
-from hkv.oracle.oplog import Answer, CacheEvent, EventsOp, Header, Operation
 from hkv.oracle.record import draw
-from hkv.oracle.wire_events import wire_events
-from hkv.testing.traffic import FEATURES, drive
 
 
 def stored(

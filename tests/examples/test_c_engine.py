@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hkv.cli.check import command as check
 from hkv.cli.diff import command as diff
-from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import Only, record
 

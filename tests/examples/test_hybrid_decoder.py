@@ -16,8 +16,8 @@ from examples.hybrid_decoder.loop import COUNTS
 from examples.hybrid_decoder.model import KINDS, Model
 from examples.hybrid_decoder.plain import without_cache
 from examples.hybrid_decoder.serving import Decoder, Request
+from hkv.cache.state import StepCounter, replace
 from hkv.errors import ConfigError, OperationError
-from hkv.step_state import StepCounter, replace
 
 SMALL = Model(layers=KINDS, head=8, delta_heads=1, longest=48, vocabulary=32, exact=True)
 BLOCKS = 71

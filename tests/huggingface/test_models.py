@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.errors import ConfigError, FileError, HKVError
-from hkv.huggingface import Model, ReadOptions, load_config, read_model
+from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.spec import FullAttention, Mamba, MLAAttention, SlidingWindow, SlidingWindowMLA
 from tests.arithmetic import evaluate
 

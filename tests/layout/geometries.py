@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from hkv.content import quantize
-from hkv.layout import Layout, Order
+from hkv.layout.block_layout import Layout, Order
+from hkv.layout.content import quantize
 from hkv.spec import AttentionSpec, FullAttention, LayerSpec, Mamba, MLAAttention, OpaqueState, SlidingWindow
 
 ORDERS = st.sampled_from(list(Order))

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.content import Part, quantize
 from hkv.errors import LayoutError
-from hkv.layout import Layout, Order, Place, StridedView, copy_width
+from hkv.layout.block_layout import Layout, Order, Place, StridedView, copy_width
+from hkv.layout.content import Part, quantize
+from hkv.layout.views import numpy as numpy_views
 from hkv.spec import FullAttention, MLAAttention
 from hkv.spec.dtypes import item_bytes
-from hkv.views import numpy as numpy_views
 from reference.layout import cell_addresses, element_addresses
 from tests.layout.geometries import COINCIDENCES, DISTINCT, Case, cases, fixed_case
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from hkv.content import QUANTIZATIONS, content_parts, packing, quantize
 from hkv.errors import LayoutError
-from hkv.layout import Layout
+from hkv.layout.block_layout import Layout
+from hkv.layout.content import QUANTIZATIONS, content_parts, packing, quantize
 from hkv.spec import FullAttention, MLAAttention, OpaqueState
 from hkv.spec.dtypes import item_bytes
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from hkv.content import QUANTIZATIONS
-from hkv.layout import Layout, Order, Place
+from hkv.layout.block_layout import Layout, Order, Place
+from hkv.layout.content import QUANTIZATIONS
 from hkv.spec import FullAttention
 
 TEXT = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "layouts.md").read_text()

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.errors import LayoutError
-from hkv.layer_cache import mha_layer, mla_layer, opaque_layer, partition_bytes, stack_regions, state_layer
-from hkv.views import numpy as numpy_views
+from hkv.layout.layer_cache import mha_layer, mla_layer, opaque_layer, partition_bytes, stack_regions, state_layer
+from hkv.layout.views import numpy as numpy_views
 from reference.layout import layer_cache_addresses
 
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from hkv.errors import LayoutError
-from hkv.layout import Layout, Order
-from hkv.layout_resolution import (
+from hkv.layout.block_layout import Layout, Order
+from hkv.layout.resolution import (
     BACKEND_ORDERS,
     DEFAULT_PREFERENCE,
     AnyMultiple,

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hkv.content import quantize
 from hkv.errors import LayoutError
-from hkv.layout import Layout, Order, StridedView
+from hkv.layout.block_layout import Layout, Order, StridedView
+from hkv.layout.content import quantize
+from hkv.layout.views import jax as jax_views
+from hkv.layout.views import numpy as numpy_views
 from hkv.spec import FullAttention, Mamba
-from hkv.views import jax as jax_views
-from hkv.views import numpy as numpy_views
 from tests.layout.geometries import COINCIDENCES, DISTINCT, DTYPES, cases, fixed_case
 
 write_in_place = jax.jit(jax_views.write_blocks, static_argnums=1, donate_argnums=0)
@@ -231,7 +231,7 @@ def test_views_are_hashable_and_static():
 def test_torch_sees_what_numpy_and_jax_see(order, dtype):
     import torch
 
-    from hkv.views import torch as torch_views
+    from hkv.layout.views import torch as torch_views
 
     for sizes in ({**DISTINCT, "num_layers": 2}, COINCIDENCES[1], COINCIDENCES[4]):
         for kernel in kernel_splits(order, sizes):
@@ -252,7 +252,7 @@ def test_torch_sees_what_numpy_and_jax_see(order, dtype):
 def test_torch_shares_a_jax_buffer():
     import torch
 
-    from hkv.views import torch as torch_views
+    from hkv.layout.views import torch as torch_views
 
     layout = fixed_case(DISTINCT, Order.BLNHC, "bfloat16").layout()
     strided, pool = layout.layer_view(3), jnp.asarray(random_bytes(layout.end))
@@ -268,7 +268,7 @@ def test_torch_shares_a_jax_buffer():
 def test_torch_refuses_what_is_no_byte_buffer():
     import torch
 
-    from hkv.views import torch as torch_views
+    from hkv.layout.views import torch as torch_views
 
     strided = StridedView((4, 5), (10, 2), 0, "float16")
     with pytest.raises(LayoutError, match="one contiguous axis of bytes"):
@@ -281,7 +281,7 @@ def test_torch_refuses_what_is_no_byte_buffer():
 
 def test_without_torch_the_missing_extra_is_named(monkeypatch):
     from hkv.errors import MissingExtraError
-    from hkv.views import torch as torch_views
+    from hkv.layout.views import torch as torch_views
 
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'hkv\[torch\]'"):

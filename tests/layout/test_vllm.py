@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from benchmarks.compare_layouts import OUTCOMES, outcome
-from hkv.content import quantize
-from hkv.layout import Layout
-from hkv.oracle.vllm_layouts import InstalledLayouts, random_cases
+from hkv.dialects.vllm.engines.installed_layouts import InstalledLayouts, random_cases
+from hkv.layout.block_layout import Layout
+from hkv.layout.content import quantize
 from hkv.spec import FullAttention
 
 

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli.explain import command
+from hkv.dialects.vllm.explain.explain import explain
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.structs import LookupOp
 from hkv.errors import ConfigError, FileError
-from hkv.oracle.configuration import to_config
-from hkv.oracle.explain import explain
 from hkv.oracle.log_file import Log, parse_log, read_log
-from hkv.oracle.oplog import LookupOp
 from tests.oracle.sample import ALLOCATE, HEADER, encode
 
 LINES = [

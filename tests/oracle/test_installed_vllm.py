@@ -12,15 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli import cli
+from hkv.dialects.vllm.engines import installed as installed_vllm
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.traffic.traffic import FEATURES, RandomChoices, draw_header
 from hkv.errors import ConfigError, OperationError
-from hkv.oracle import oplog
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import Engine, KeyedEngine
-from hkv.oracle.engines import engine_factory, installed_vllm
-from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
 from hkv.oracle.record import differ, record
-from hkv.testing.traffic import FEATURES, RandomChoices, draw_header
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 INSTALLED = importlib.util.find_spec("vllm") is not None

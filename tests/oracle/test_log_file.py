@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hkv.dialects.vllm.log import structs as oplog
 from hkv.errors import FileError
-from hkv.oracle import oplog
 from hkv.oracle.log_file import encode_answer, find_logs, parse_log, read_log, write_log
 from tests.oracle.sample import ALLOCATE, HEADER, OPERATIONS, encode, sample
 

@@ -17,13 +17,13 @@ from click.testing import CliRunner
 from hkv.cli.check import command as check
 from hkv.cli.diff import command as diff
 from hkv.cli.replay import command as replay
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.structs import LookupOp
 from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
 from hkv.oracle.engine import KeyedEngine, attempt
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.engines.process import ProcessEngine
 from hkv.oracle.log_file import write_log
-from hkv.oracle.oplog import LookupOp
 from hkv.oracle.record import differ, draw, record
 
 SERVE = """
@@ -31,9 +31,9 @@ import sys
 import msgspec
 from hkv.errors import HKVError
 from hkv.oracle.engine import apply
-from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.oracle.log_file import OPERATIONS, encode_answer
-from hkv.oracle.oplog import Header
+from hkv.dialects.vllm.log.structs import Header
 
 def say(value):
     sys.stdout.buffer.write(msgspec.json.encode(value) + b"\\n")
@@ -210,12 +210,12 @@ def test_seeds_that_are_not_implemented_are_counted(program) -> None:
 def test_python_engines_by_file_and_by_module(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from hkv.oracle.engines.numpy import NumpyEngine as Mine\n"
+        "from hkv.dialects.vllm.engines.numpy import NumpyEngine as Mine\n"
         "class Bad(Mine):\n    def lookup(self, id): return 5\n"
     )
     assert attempt(engine_factory(f"{path}:Mine")(HEADER), LookupOp(id="x")).message.startswith("id = 'x'")
     assert "answered 5" in attempt(engine_factory(f"{path}:Bad")(HEADER), LookupOp(id="x")).message
-    assert engine_factory("hkv.oracle.engines.numpy:NumpyEngine") is NumpyEngine
+    assert engine_factory("hkv.dialects.vllm.engines.numpy:NumpyEngine") is NumpyEngine
     for name in ("torch", f"{path}:Nothing", f"{tmp_path}/none.py:Mine", "no.such.module:Mine", "hkv:"):
         with pytest.raises(ConfigError, match="engine"):
             engine_factory(name)

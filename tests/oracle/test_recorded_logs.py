@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.coverage import RULES, exercised
+from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.oracle.check import check_log
-from hkv.oracle.coverage import RULES, exercised
-from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.oracle.log_file import find_logs, read_log
-from hkv.testing.traffic import FEATURES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LOGS = sorted((ROOT / "tests" / "data" / "oplogs").glob("*.jsonl"))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import AllocateOp, Allocation, CacheState, Header, Hit
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheState, Header, Hit
+from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.oracle.record import differ
-from hkv.testing.traffic import FEATURES
 
 
 class Renamed(NumpyEngine):

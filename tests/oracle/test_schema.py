@@ -10,13 +10,14 @@ import jsonschema
 import msgspec
 import pytest
 
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import FileError
-from hkv.oracle import log_file, oplog
+from hkv.oracle import log_file
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import OPERATIONS, encode, parse_log
 from hkv.oracle.record import record
 from hkv.spec import KINDS
-from hkv.testing.traffic import FEATURES
 from tests.oracle import sample
 from tests.oracle.test_log_file import EXTRAS, HEADERS, LINES
 

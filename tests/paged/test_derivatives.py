@@ -9,10 +9,10 @@ import pytest
 
 from hkv import paged
 from hkv.errors import LayoutError
-from hkv.layout import Layout
+from hkv.layout.block_layout import Layout
+from hkv.layout.views import jax as jax_views
 from hkv.paged.quantization import quantize_per_tensor, quantize_per_token_head
 from hkv.spec import FullAttention
-from hkv.views import jax as jax_views
 
 LAYOUT = Layout.of_spec(
     FullAttention(block_size=4, num_kv_heads=2, head_size=4, dtype="float32"), "LBNHC", num_blocks=3

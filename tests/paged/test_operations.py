@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import reference.paged.operations as reference
 from hkv import paged
-from hkv.content import quantize
 from hkv.errors import ConfigError, LayoutError
-from hkv.layout import Layout, Order
+from hkv.layout.block_layout import Layout, Order
+from hkv.layout.content import quantize
+from hkv.layout.views.numpy import numpy_dtype
 from hkv.paged.operations import kernel_blocks
 from hkv.spec import FullAttention, Mamba, MLAAttention
-from hkv.views.numpy import numpy_dtype
 
 
 def attention(**changes):

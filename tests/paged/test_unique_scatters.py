@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv import paged
+from hkv.layout.strided import StridedView
+from hkv.layout.views import jax as jax_views
 from hkv.paged import xla
 from hkv.paged.runs import ROW_LIMIT
-from hkv.strided import StridedView
-from hkv.views import jax as jax_views
 from tests.pallas_kernels import cases, programs
 
 SCATTER = re.compile(r'"stablehlo.scatter".*unique_indices = (\w+)')

@@ -15,10 +15,10 @@ from hkv.chunks.formats import TRAITS, EngineKVFormat, num_tensors
 from hkv.chunks.kernel_groups import PageGeometry
 from hkv.chunks.objects import Region
 from hkv.chunks.transfer import Transfer, pack_groups, unpack_groups
-from hkv.content import quantize
-from hkv.layout import Layout, Order
+from hkv.layout.block_layout import Layout, Order
+from hkv.layout.content import quantize
+from hkv.layout.views.numpy import numpy_dtype
 from hkv.spec import FullAttention, MLAAttention
-from hkv.views.numpy import numpy_dtype
 
 KERNELS = ("auto", "pallas_triton")
 """What moves runs of any size: bulk copies where they can and registers elsewhere, and registers alone."""

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
+from hkv.dialects.vllm.planning.cache_config import cache_config
+from hkv.dialects.vllm.planning.residency import simulate
+from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.errors import ConfigError, PlanError
-from hkv.huggingface import ReadOptions, load_config, read_model
-from hkv.planning import Plan, PlanOptions, plan_vllm
-from hkv.planning.cache_config import cache_config
-from hkv.planning.residency import simulate
-from hkv.planning.served import Serving, serve
+from hkv.model.huggingface import ReadOptions, load_config, read_model
+from hkv.model.topology import Topology
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, RequestLimits, SlidingWindow
-from hkv.topology import Topology
 from reference.dialects.vllm.manager import Manager
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.planning.plan import PlannedGroup
-from hkv.planning.residency import simulate
+from hkv.dialects.vllm.planning.plan import PlannedGroup
+from hkv.dialects.vllm.planning.residency import simulate
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, RequestLimits, SlidingWindow
 
 KINDS: tuple[LayerSpec, ...] = (

@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.errors import PlanError, SpecError
-from hkv.group_policy import GroupType, MemoryPlacement, default_policy
-from hkv.huggingface import ReadOptions, load_config, read_model
-from hkv.planning.rtp_llm import RtpOptions, blocks_for_budget, cache_memory, dsv4, plan_rtp_llm
-from hkv.planning.rtp_llm.budget import MIB, runtime_reserve
-from hkv.planning.rtp_llm.opaque import OpaqueContext, OpaqueDesc, opaque
-from hkv.planning.rtp_llm.pools import (
+from hkv.dialects.rtp_llm.planning import RtpOptions, blocks_for_budget, cache_memory, dsv4, plan_rtp_llm
+from hkv.dialects.rtp_llm.planning.budget import MIB, runtime_reserve
+from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueDesc, opaque
+from hkv.dialects.rtp_llm.planning.pools import (
     budget_shares,
     finalize,
     group_layer_count,
@@ -24,7 +21,10 @@ from hkv.planning.rtp_llm.pools import (
     kernel_blocks,
     shared_pool,
 )
-from hkv.planning.rtp_llm.sizes import indexer_scale_bytes, linear, mha, mla
+from hkv.dialects.rtp_llm.planning.sizes import indexer_scale_bytes, linear, mha, mla
+from hkv.errors import PlanError, SpecError
+from hkv.model.group_policy import GroupType, MemoryPlacement, default_policy
+from hkv.model.huggingface import ReadOptions, load_config, read_model
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
 FULL, LINEAR, SWA = GroupType.FULL, GroupType.LINEAR, GroupType.SWA

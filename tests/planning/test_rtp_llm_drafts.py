@@ -7,9 +7,9 @@ import pathlib
 
 import pytest
 
+from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, plan_rtp_llm
 from hkv.errors import PlanError
-from hkv.huggingface import Model, ReadOptions, read_model
-from hkv.planning.rtp_llm import PoolPlan, RtpOptions, plan_rtp_llm
+from hkv.model.huggingface import Model, ReadOptions, read_model
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
 GIB = 1 << 30

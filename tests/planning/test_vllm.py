@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
+from hkv.dialects.vllm.planning.packed import approximate_gcd
+from hkv.dialects.vllm.planning.pages import align_states, unify_pages
+from hkv.dialects.vllm.planning.records import options_of, options_record, plan_record, spec_of, spec_record
+from hkv.dialects.vllm.planning.report import tensor_layout
+from hkv.dialects.vllm.planning.sizing import request_blocks
+from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
 from hkv.errors import HKVError, PlanError
-from hkv.layout import Layout
-from hkv.orders import Order
-from hkv.planning import Plan, PlanOptions, plan_vllm
-from hkv.planning.packed import approximate_gcd
-from hkv.planning.pages import align_states, unify_pages
-from hkv.planning.records import options_of, options_record, plan_record, spec_of, spec_record
-from hkv.planning.report import tensor_layout
-from hkv.planning.sizing import request_blocks
+from hkv.layout.block_layout import Layout
+from hkv.layout.orders import Order
 from hkv.spec import (
     FullAttention,
     HiddenState,
@@ -29,7 +30,6 @@ from hkv.spec import (
     RequestLimits,
     SlidingWindow,
 )
-from hkv.testing.layer_sets import LayerSet, draw_layer_set
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data" / "planning"
 DEFECTS = frozenset(
@@ -82,7 +82,7 @@ def test_plans_equal_those_recorded_from_vllm(name: str) -> None:
 
 @pytest.mark.vllm
 def test_plans_equal_those_of_an_installed_vllm() -> None:
-    from hkv.oracle.vllm_planning import InstalledPlanner
+    from hkv.dialects.vllm.engines.installed_planning import InstalledPlanner
 
     planner = InstalledPlanner()
     for seed in range(150):

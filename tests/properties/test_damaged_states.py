@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
-from hkv.oracle import oplog
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import Allocation, Answer, CacheState, Operation
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.invariants import INVARIANTS, InvariantError, Watch
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheState, Operation
+from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
+from hkv.dialects.vllm.traffic.traffic import drive
 from hkv.testing.choices import RandomChoices
-from hkv.testing.headers import FEATURES, draw_header
-from hkv.testing.invariants import INVARIANTS, InvariantError, Watch
-from hkv.testing.traffic import drive
 
 SEEDS, WANTED = range(400), 12
 """Examples to look at, and moments of each kind of damage that are wanted."""

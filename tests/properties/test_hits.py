@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.oracle import oplog
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.traffic.headers import FEATURES
+from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
+from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
+from hkv.dialects.vllm.traffic.traffic import drive
 from hkv.oracle.engine import apply
-from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
 from hkv.testing.choices import RandomChoices
-from hkv.testing.headers import FEATURES
-from hkv.testing.hit_causes import Cause, causes
-from hkv.testing.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
 from hkv.testing.strategies import headers, hit_cases
-from hkv.testing.traffic import drive
 from reference.dialects.vllm import hits
 from reference.dialects.vllm.kinds import sliding_window
 from reference.dialects.vllm.kinds.chunked_local import ChunkedLocalKind

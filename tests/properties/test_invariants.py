@@ -11,20 +11,20 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.oracle import oplog
-from hkv.oracle.configuration import to_config, to_header
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import Answer, Operation
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.invariants import INVARIANTS, Watch
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config, to_header
+from hkv.dialects.vllm.log.structs import Answer, Operation
+from hkv.dialects.vllm.traffic.headers import FEATURES
+from hkv.dialects.vllm.traffic.hit_comparison import make_config
+from hkv.dialects.vllm.traffic.traffic import drive
+from hkv.model.topology import Topology
 from hkv.spec import FullAttention, Mamba, OpaqueState
 from hkv.testing.choices import RandomChoices
-from hkv.testing.headers import FEATURES
-from hkv.testing.hit_comparison import make_config
-from hkv.testing.invariants import INVARIANTS, Watch
 from hkv.testing.strategies import HypothesisChoices, headers
 from hkv.testing.suites import alone
 from hkv.testing.suites.alone import Alone, blocks_at_once, completion, draw_alone, refused_after
-from hkv.testing.traffic import drive
-from hkv.topology import Topology
 
 COUNTED = ("hit", "eviction", "refusal", "preemption")
 EXAMPLES = settings.default.max_examples

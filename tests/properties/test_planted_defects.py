@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.invariants import INVARIANTS, Invariant, InvariantError, Watch
+from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
+from hkv.dialects.vllm.traffic.traffic import drive
 from hkv.keys import chained
-from hkv.oracle.engines.numpy import NumpyEngine
 from hkv.testing.choices import RandomChoices
-from hkv.testing.headers import FEATURES, draw_header
-from hkv.testing.invariants import INVARIANTS, Invariant, InvariantError, Watch
-from hkv.testing.traffic import drive
 from reference.dialects.vllm import coordinator, hits
 from reference.dialects.vllm.kinds import sliding_window
 from reference.dialects.vllm.kinds.full_attention import FullAttentionKind

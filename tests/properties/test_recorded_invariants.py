@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.invariants import Watch
 from hkv.oracle.log_file import read_log
-from hkv.testing.invariants import Watch
 
 LOGS = sorted((pathlib.Path(__file__).resolve().parent.parent / "data" / "oplogs").glob("*.jsonl"))
 

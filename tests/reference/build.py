@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.model.topology import Topology
 from hkv.spec import LayerSpec, spec_from_text
-from hkv.topology import Topology
 from reference.dialects.vllm.manager import Manager
 
 

@@ -4,12 +4,12 @@ import types
 
 import pytest
 
+from hkv.dialects.vllm.engines import numpy
+from hkv.dialects.vllm.log.structs import AllocateOp, ExtraKeys, Header
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import Engine, KeyedEngine
-from hkv.oracle.engines import numpy
 from hkv.oracle.log_file import read_log
-from hkv.oracle.oplog import AllocateOp, ExtraKeys, Header
 
 FEATURES = (
     "core",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hkv.oracle.oplog import Allocation, Hit
+from hkv.dialects.vllm.log.structs import Allocation, Hit
 
 
 class CountingEngine:

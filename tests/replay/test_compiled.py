@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.schedule import agreement, compiled, program, run
+from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.dialects.vllm.schedule.diagnosis import REASONS
+from hkv.dialects.vllm.schedule.lockstep import Difference
+from hkv.dialects.vllm.schedule.schedule import Arrival, Schedule
 from hkv.errors import ConfigError
-from hkv.oracle.replay import agreement, compiled, dispatches, program, run, schedule_loop
-from hkv.oracle.replay.chunking import Chunking
-from hkv.oracle.replay.diagnosis import REASONS
-from hkv.oracle.replay.lockstep import Difference
-from hkv.oracle.replay.schedule import Arrival, Schedule
-from hkv.oracle.replay.schedule_state import Number, Trace
-from hkv.oracle.traces.workloads import Workload, generate
-from hkv.oracle.traces.writer import trace_lines
+from hkv.replay import dispatches, schedule_loop
+from hkv.replay.schedule_state import Number, Trace
+from hkv.replay.traces.workloads import Workload, generate
+from hkv.replay.traces.writer import trace_lines
 from hkv.spec import FullAttention, Mamba, spec_from_text
 from hkv.state.state import Buckets
 

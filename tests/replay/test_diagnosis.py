@@ -2,8 +2,8 @@
 
 import pytest
 
-from hkv.oracle.oplog import AllocateOp
-from hkv.oracle.replay.diagnosis import (
+from hkv.dialects.vllm.log.structs import AllocateOp
+from hkv.dialects.vllm.schedule.diagnosis import (
     CACHING_OFF,
     FELL_SHORT,
     NOT_SHARED,
@@ -13,8 +13,8 @@ from hkv.oracle.replay.diagnosis import (
     Diagnosis,
     MissDiagnosis,
 )
-from hkv.oracle.replay.run import cache_config, keyed_engine
-from hkv.oracle.replay.schedule import Schedule
+from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
+from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.spec import spec_from_text
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.oracle.traces.prefix_keys import PrefixKeys
-from hkv.oracle.traces.reader import TraceRequest
+from hkv.replay.traces.prefix_keys import PrefixKeys
+from hkv.replay.traces.reader import TraceRequest
 
 
 def mooncake(length, output, *ids):

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hkv.errors import FileError
-from hkv.oracle.traces.reader import read_trace
+from hkv.replay.traces.reader import read_trace
 
 GOOD = {"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": [0, 1]}
 TOKENS = {"timestamp": 0, "tokens": [1, 2, 3], "output_length": 2}

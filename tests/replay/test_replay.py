@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.dialects.vllm.schedule.diagnosis import REASONS
+from hkv.dialects.vllm.schedule.run import Timing, cache_config, replay
+from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import ConfigError
-from hkv.oracle.replay.chunking import Chunking
-from hkv.oracle.replay.diagnosis import REASONS
-from hkv.oracle.replay.record import FINISHED
-from hkv.oracle.replay.run import Timing, cache_config, replay
-from hkv.oracle.replay.schedule import Schedule
-from hkv.oracle.replay.summary import document, group_name, groups, totals
-from hkv.oracle.traces.workloads import DEFAULTS, Workload, generate
-from hkv.oracle.traces.writer import trace_lines
+from hkv.replay.record import FINISHED
+from hkv.replay.summary import document, group_name, groups, totals
+from hkv.replay.traces.workloads import DEFAULTS, Workload, generate
+from hkv.replay.traces.writer import trace_lines
 from hkv.spec import spec_from_text
 
 TIGHT = {

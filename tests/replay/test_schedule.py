@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.dialects.vllm.schedule.schedule import Arrival, Replay, Schedule
 from hkv.errors import ConfigError
-from hkv.oracle.replay.chunking import Chunking
-from hkv.oracle.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder
-from hkv.oracle.replay.schedule import Arrival, Replay, Schedule
+from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder
 from tests.replay.counting_engine import CountingEngine
 
 

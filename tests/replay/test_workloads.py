@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hkv.errors import ConfigError
-from hkv.oracle.traces.reader import read_trace
-from hkv.oracle.traces.workloads import DEFAULTS, GeneratedRequest, Workload, generate
-from hkv.oracle.traces.writer import FORMATS, trace_lines
+from hkv.replay.traces.reader import read_trace
+from hkv.replay.traces.workloads import DEFAULTS, GeneratedRequest, Workload, generate
+from hkv.replay.traces.writer import FORMATS, trace_lines
 
 KINDS = list(DEFAULTS)
 

@@ -11,10 +11,10 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from hkv.content import quantize
-from hkv.layout import Layout, Order
-from hkv.parallel_shape import ParallelShape
-from hkv.resharding.plan import Side
+from hkv.layout.block_layout import Layout, Order
+from hkv.layout.content import quantize
+from hkv.mesh.parallel_shape import ParallelShape
+from hkv.mesh.resharding.plan import Side
 from hkv.spec import AttentionSpec, FullAttention, LayerSpec, Mamba, MLAAttention
 
 BLOCKS = 6

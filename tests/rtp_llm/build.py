@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
-from hkv.group_policy import CpMapping, GroupType, default_policy
-from hkv.planning.rtp_llm import dsv4
+from hkv.dialects.rtp_llm.planning import dsv4
+from hkv.model.group_policy import CpMapping, GroupType, default_policy
+from hkv.model.topology import Group, Topology
 from hkv.spec import FullAttention, Mamba
-from hkv.topology import Group, Topology
 from reference.dialects.rtp_llm.allocator import Allocator
 from reference.dialects.rtp_llm.kinds.full import FullKind
 from reference.dialects.rtp_llm.kinds.linear import LinearKind

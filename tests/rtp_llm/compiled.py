@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from hkv import rtp_cache
+from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import RtpConfig
-from hkv.dialects.rtp_llm.operations import RtpBatch, RtpCode, RtpColumn
-from hkv.oracle.engines import rtp_jax
-from hkv.oracle.engines.rtp_jax_reading import Reader
+from hkv.dialects.rtp_llm.engines import jax as rtp_jax
+from hkv.dialects.rtp_llm.engines.jax_reading import Reader
+from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn
+from hkv.model.topology import Group, Topology
 from hkv.state.pooled import (
     COUNTER_WORDS,
     ITEM_WORDS,
@@ -27,7 +28,6 @@ from hkv.state.pooled import (
     members_of,
 )
 from hkv.state.status import Status
-from hkv.topology import Group, Topology
 from tests.rtp_llm.build import FULL, LINEAR, SWA, dsv4_groups, group
 
 

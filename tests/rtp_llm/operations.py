@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
-from hkv.oracle.rtp_llm import structs
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+from hkv.dialects.rtp_llm.log import structs
 
 VOCABULARY = (1, 1, 1, 2)
 """Few tokens, so that texts begin alike."""

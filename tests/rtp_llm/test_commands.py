@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 
 import hkv.cli
 from hkv.dialects.rtp_llm.config import NAMES
-from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
-from hkv.oracle.rtp_llm import structs
-from hkv.oracle.rtp_llm.log_file import read_any_log, write_any_log
-from hkv.testing.rtp_headers import rtp_features
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm.log.file import read_any_log, write_any_log
+from hkv.dialects.rtp_llm.traffic.headers import rtp_features
 
 ME = f"{__name__}:"
 
@@ -98,7 +98,7 @@ def test_an_engine_in_a_process(tmp_path: pathlib.Path) -> None:
     program = tmp_path / "engine.py"
     program.write_text(
         "import sys, msgspec\n"
-        "from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine\n"
+        "from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine\n"
         "from hkv.oracle.rtp_llm import structs\n"
         "engine = RtpNumpyEngine(msgspec.json.decode(sys.stdin.readline(), type=structs.RtpHeader))\n"
         "print('null', flush=True)\n"

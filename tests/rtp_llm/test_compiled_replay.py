@@ -11,12 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hkv.dialects.rtp_llm.schedule import compiled as rtp_compiled
+from hkv.dialects.rtp_llm.schedule import program as rtp_program
+from hkv.dialects.rtp_llm.schedule import run as rtp_run
+from hkv.dialects.rtp_llm.schedule.compiled import NAMES, RtpCompiledReplay, RtpSizes
+from hkv.dialects.rtp_llm.schedule.record import REASONS
+from hkv.dialects.vllm.schedule.lockstep import Difference
+from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import ConfigError, UnsupportedConfigError
-from hkv.oracle.replay import dispatches, rtp_compiled, rtp_program, rtp_run
-from hkv.oracle.replay.lockstep import Difference
-from hkv.oracle.replay.rtp_compiled import NAMES, RtpCompiledReplay, RtpSizes
-from hkv.oracle.replay.rtp_record import REASONS
-from hkv.oracle.replay.schedule import Schedule
+from hkv.replay import dispatches
 from hkv.spec import spec_from_text
 from hkv.state.pooled import PooledBuckets
 from tests.cli.test_replay import run

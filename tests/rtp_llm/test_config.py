@@ -6,8 +6,8 @@ import pytest
 
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE, RtpConfig, reserve_for_ratio
 from hkv.errors import ConfigError
-from hkv.group_policy import EvictPolicy
-from hkv.topology import Topology
+from hkv.model.group_policy import EvictPolicy
+from hkv.model.topology import Topology
 from reference.dialects.rtp_llm.dialect import RTP_HYBRID, RTP_HYBRID_POOL, RTP_SINGLE
 from reference.dialects.rtp_llm.single import SingleAllocator
 from tests.rtp_llm.build import FULL, LINEAR, SWA, dsv4_allocator, group, single, tiny_hybrid, tiny_multi

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
+from hkv.dialects.rtp_llm.log.file import parse_rtp_log
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import parse_log
-from hkv.oracle.rtp_llm.log_file import parse_rtp_log
 
 TEXT = (pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "dialects.md").read_text()
 SECTIONS = {

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.config import NULL
-from hkv.oracle.rtp_llm import structs
+from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS
+from hkv.dialects.rtp_llm.log import structs
 from hkv.testing.choices import RandomChoices
 from hkv.testing.mutants import MUTANTS, Patch, applied
-from hkv.testing.rtp_invariants import RTP_INVARIANTS
 from hkv.testing.suites.history import Taped
 from hkv.testing.suites.rtp import SUITE, TOPICS, begin, open_run
 from reference.dialects.rtp_llm.estimates import batch_peak

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.rtp_llm import legacy_cache
+from hkv.dialects.rtp_llm.rules import legacy_cache
 from hkv.errors import ConfigError
 from reference.dialects.rtp_llm.legacy_cache import BlockCache
 

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
+from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+from hkv.dialects.rtp_llm.explain.key_history import STATES
+from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
+from hkv.dialects.rtp_llm.log.file import RtpLog
 from hkv.oracle.check import check_log, describe
 from hkv.oracle.engine import Failure
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.engines.rtp_jax import RtpJaxEngine
-from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
-from hkv.oracle.rtp_llm import structs
-from hkv.oracle.rtp_llm.configuration import to_rtp_header
-from hkv.oracle.rtp_llm.engine import attempt_rtp
-from hkv.oracle.rtp_llm.key_history import STATES
-from hkv.oracle.rtp_llm.log_file import RtpLog
 from tests.rtp_llm.operations import draw_operation
 from tests.rtp_llm.traffic import draw_config
 

@@ -14,18 +14,18 @@ import jax
 import numpy as np
 import pytest
 
-from hkv import rtp_cache
+from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import RtpConfig
-from hkv.dialects.rtp_llm.operations import RtpBatch, RtpCode, RtpColumn, RtpResults
-from hkv.dialects.rtp_llm.parameters import RtpParameters, of_config
+from hkv.dialects.rtp_llm.engines import jax as rtp_jax
+from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
+from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
+from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn, RtpResults
+from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, of_config
+from hkv.dialects.vllm.rules.operations import Operations
 from hkv.errors import ConfigError, OperationError, UnsupportedConfigError
-from hkv.operations import Operations
-from hkv.oracle.engines import rtp_jax
-from hkv.oracle.engines.rtp_jax import RtpJaxEngine
-from hkv.oracle.rtp_llm.configuration import to_rtp_header
+from hkv.model.topology import Topology
 from hkv.state.pooled import Counter, PooledState, Request, Role, resized
 from hkv.state.status import Status
-from hkv.topology import Topology
 from tests.cache.hlo import large_copies
 from tests.rtp_llm.build import FULL, LINEAR, SWA, group
 from tests.rtp_llm.traffic import draw_config
@@ -215,8 +215,8 @@ SCRIPT = """
 import sys
 sys.modules["reference"] = None
 from hkv import rtp_cache
-from hkv.dialects.rtp_llm.operations import RtpBatch, RtpCode
-from hkv.oracle.engines.rtp_jax import RtpJaxEngine
+from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode
+from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.oracle.rtp_llm import structs
 group = structs.RtpGroup(tag="full", type="FULL", block_size=4)
 header = structs.RtpHeader(

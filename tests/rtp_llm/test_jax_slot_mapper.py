@@ -7,9 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.rtp_llm import dialect, slot_mapper
+from hkv.dialects.rtp_llm import dialect
 from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
-from hkv.group_policy import CpMapping
+from hkv.dialects.rtp_llm.rules import slot_mapper
+from hkv.model.group_policy import CpMapping
 from reference.dialects.rtp_llm import dialect as plain
 
 MAPPED = jax.jit(

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hkv.dialects.rtp_llm import admit
-from hkv.dialects.rtp_llm.admit import Ask
-from hkv.dialects.rtp_llm.operations import RtpCode, RtpColumn
-from hkv.dialects.rtp_llm.parameters import RtpParameters, View
-from hkv.dialects.rtp_llm.shape import shape_of
+from hkv.dialects.rtp_llm.rules import admit
+from hkv.dialects.rtp_llm.rules.admit import Ask
+from hkv.dialects.rtp_llm.rules.operations import RtpCode, RtpColumn
+from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View
+from hkv.dialects.rtp_llm.rules.shape import shape_of
 from hkv.state.pooled import Role
 from hkv.state.pooled_workspace import ARRAYS, PooledSizes, PooledWorkspace
 from hkv.state.status import Status

@@ -14,17 +14,17 @@ from click.testing import CliRunner
 
 from hkv.cli.check import command
 from hkv.dialects.rtp_llm.config import RtpConfig
+from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm.log.configuration import to_rtp_config, to_rtp_header
+from hkv.dialects.rtp_llm.log.file import RtpLog, parse_rtp_log, read_any_log, write_any_log
 from hkv.errors import FileError
 from hkv.oracle import log_file
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import Failure
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
 from hkv.oracle.log_file import read_log
-from hkv.oracle.rtp_llm import structs
-from hkv.oracle.rtp_llm.configuration import to_rtp_config, to_rtp_header
-from hkv.oracle.rtp_llm.engine import attempt_rtp
-from hkv.oracle.rtp_llm.log_file import RtpLog, parse_rtp_log, read_any_log, write_any_log
 from tests.rtp_llm.traffic import draw_config
 
 NUMPY = engine_factory("numpy")
@@ -165,7 +165,7 @@ def test_the_command_checks_them(tmp_path: pathlib.Path) -> None:
     result = CliRunner().invoke(command, [str(bad)])
     assert result.exit_code == 1
     assert "evict: count" in result.output
-    other = CliRunner().invoke(command, [str(good), "--engine", "hkv.oracle.engines.numpy:NumpyEngine"])
+    other = CliRunner().invoke(command, [str(good), "--engine", "hkv.dialects.vllm.engines.numpy:NumpyEngine"])
     assert isinstance(other.exception, FileError)
     assert "expected vllm-0.33" in str(other.exception)
 

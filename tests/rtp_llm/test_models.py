@@ -9,13 +9,13 @@ import pytest
 
 from hkv.dialects.rtp_llm.addresses import Addresses
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
+from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.dialects.rtp_llm.planned import config_of_plan
-from hkv.huggingface import ReadOptions, load_config, read_model
-from hkv.oracle.engines.rtp_jax import RtpJaxEngine
-from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
-from hkv.oracle.rtp_llm import structs
-from hkv.oracle.rtp_llm.configuration import to_rtp_header
-from hkv.planning.rtp_llm import PoolPlan, RtpOptions, plan_rtp_llm
+from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, plan_rtp_llm
+from hkv.model.huggingface import ReadOptions, load_config, read_model
 from reference.dialects.rtp_llm.manager import Manager
 from tests.rtp_llm.build import shape
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hkv.dialects.rtp_llm.config import NAMES, RtpConfig
-from hkv.oracle.replay.rtp_record import RtpDiagnosis, RtpRecorder
-from hkv.oracle.replay.rtp_run import keyed_rtp_engine, rtp_cache
-from hkv.oracle.replay.rtp_schedule import RtpReplay
-from hkv.oracle.replay.schedule import Arrival, Schedule
-from hkv.oracle.rtp_llm import structs
+from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm.schedule.record import RtpDiagnosis, RtpRecorder
+from hkv.dialects.rtp_llm.schedule.run import keyed_rtp_engine, rtp_cache
+from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
+from hkv.dialects.vllm.schedule.schedule import Arrival, Schedule
 from hkv.spec import spec_from_text
 from tests.cli.test_replay import run
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from hkv.dialects.rtp_llm.planning.pools import kernel_blocks
 from hkv.errors import OperationError, TopologyError
-from hkv.group_policy import GroupType
-from hkv.planning.rtp_llm.pools import kernel_blocks
+from hkv.model.group_policy import GroupType
+from hkv.model.topology import Group, Topology
 from hkv.spec import MLAAttention
-from hkv.topology import Group, Topology
 from reference.dialects.rtp_llm.block_ids import BlockIds
 from reference.dialects.rtp_llm.pool import BlockPool
 from reference.dialects.rtp_llm.resource import Resource

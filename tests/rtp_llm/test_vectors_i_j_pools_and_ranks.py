@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hkv.dialects.rtp_llm.config import RtpConfig
-from hkv.topology import Topology
+from hkv.model.topology import Topology
 from reference.dialects.rtp_llm.export import free_cached, pop_from_cache
 from reference.dialects.rtp_llm.hybrid import HybridAllocator
 from reference.dialects.rtp_llm.operation import MallocResult, Verdict

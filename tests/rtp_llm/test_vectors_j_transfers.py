@@ -17,7 +17,7 @@ from hkv.dialects.rtp_llm.transfers import (
     transfer_key,
 )
 from hkv.errors import ConfigError, LayoutError
-from hkv.group_policy import CpMapping, CpSlice, default_policy
+from hkv.model.group_policy import CpMapping, CpSlice, default_policy
 from reference.dialects.rtp_llm.connector_projection import project
 from reference.dialects.rtp_llm.resource import Resource
 from tests.rtp_llm.build import FULL, LINEAR, SWA, tiny_hybrid

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from hkv.dialects.rtp_llm.addresses import Addresses, Span
-from hkv.draft_modules import draft_layer_id
+from hkv.dialects.rtp_llm.planning import PoolPlan, dsv4
+from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, opaque
+from hkv.dialects.rtp_llm.planning.pools import budget_shares, finalize, independent_pools, shared_pool
+from hkv.dialects.rtp_llm.planning.sizes import indexer_scale_bytes, linear, mha, mla
 from hkv.errors import LayoutError, TopologyError
-from hkv.group_policy import GroupType, default_policy
-from hkv.planning.rtp_llm import PoolPlan, dsv4
-from hkv.planning.rtp_llm.opaque import OpaqueContext, opaque
-from hkv.planning.rtp_llm.pools import budget_shares, finalize, independent_pools, shared_pool
-from hkv.planning.rtp_llm.sizes import indexer_scale_bytes, linear, mha, mla
+from hkv.model.draft_modules import draft_layer_id
+from hkv.model.group_policy import GroupType, default_policy
 
 FULL, LINEAR, SWA = GroupType.FULL, GroupType.LINEAR, GroupType.SWA
 

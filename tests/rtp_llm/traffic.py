@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 from hkv.dialects.rtp_llm.config import RtpConfig
-from hkv.group_policy import CpMapping, EvictPolicy, GroupPolicy, GroupType
-from hkv.topology import Group, Topology
+from hkv.model.group_policy import CpMapping, EvictPolicy, GroupPolicy, GroupType
+from hkv.model.topology import Group, Topology
 from tests.rtp_llm.build import FULL, LINEAR, SWA, group
 
 

@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from hkv.content import quantize
-from hkv.layout import Layout
-from hkv.parallel_shape import ParallelShape
+from hkv.layout.block_layout import Layout
+from hkv.layout.content import quantize
+from hkv.layout.views.numpy import numpy_dtype
+from hkv.mesh.parallel_shape import ParallelShape
 from hkv.spec import AttentionSpec, FullAttention, MLAAttention
-from hkv.views.numpy import numpy_dtype
 from reference.sharding import RankIndex, spread
 
 BLOCKS, LAYERS = 5, 2

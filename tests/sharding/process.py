@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import reference.paged.operations as reference
-from hkv import sharding
 from hkv.errors import ConfigError
-from hkv.parallel_shape import ParallelShape
-from hkv.resharding.plan import Side, plan_resharding
-from hkv.resharding.transfer import execute
-from hkv.sharding import ShardedLayout, make_mesh
-from hkv.views.numpy import numpy_dtype
+from hkv.layout.views.numpy import numpy_dtype
+from hkv.mesh import sharding
+from hkv.mesh.parallel_shape import ParallelShape
+from hkv.mesh.resharding.plan import Side, plan_resharding
+from hkv.mesh.resharding.transfer import execute
+from hkv.mesh.sharding import ShardedLayout, make_mesh
 from tests.sharding.cases import Case, make_case
 
 NO_COLLECTIVES = "this build of JAX has no collectives between CPU processes"

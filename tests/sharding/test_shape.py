@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.errors import ConfigError, LayoutError
-from hkv.layout import Layout
-from hkv.parallel_shape import ParallelShape
+from hkv.layout.block_layout import Layout
+from hkv.mesh.parallel_shape import ParallelShape
 from hkv.spec import FullAttention, Mamba
 from reference.sharding import dealt_states, head_holders
 

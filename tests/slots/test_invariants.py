@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv import slots
-from hkv.slots import PAD, require_none, slot_geometry
+from hkv.cache import slots
+from hkv.cache.slots import PAD, require_none, slot_geometry
 from hkv.state import rows as block_rows
 
 WIDTH, TOKENS, SPAN = 5, 96, 4

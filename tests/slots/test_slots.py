@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv import slots as jitted
+from hkv.cache import slots as jitted
+from hkv.cache.slots import PAD, Slots, require_none, slot_geometry
 from hkv.errors import OperationError
-from hkv.slots import PAD, Slots, require_none, slot_geometry
 from reference import slots as plain
 
 ROWS, WIDTH, TOKENS, REQUESTS, SPAN = 3, 5, 24, 4, 4

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv import slots
-from hkv.slots import geometry_of_spec, retained_tokens, slot_geometry
+from hkv.cache import slots
+from hkv.cache.slots import geometry_of_spec, retained_tokens, slot_geometry
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
 from hkv.spec.limits import RequestLimits
 

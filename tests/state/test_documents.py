@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hkv.operations import Batch, Code
+from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.state.state import State
 from hkv.state.workspace import ARRAYS, COUNTERS, OUTPUTS, Sizes, Workspace
 from tests.cache.build import BUCKETS, prompt, run, start

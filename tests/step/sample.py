@@ -7,10 +7,10 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
+from hkv.cache.state import HASH_WORDS, StepCounter, StepRequest, StepRow, StepState
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.model.topology import Topology
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
-from hkv.step_state import HASH_WORDS, StepCounter, StepRequest, StepRow, StepState
-from hkv.topology import Topology
 from reference.keys import fingerprint
 from reference.step import Rows
 

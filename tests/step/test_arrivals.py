@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.cache.arrivals import Arrivals, _first_blocks, jitted
+from hkv.cache.state import StepCounter
+from hkv.cache.step import find
+from hkv.dialects.vllm.traffic.hit_causes import causes
 from hkv.keys.fingerprint import ROOT
 from hkv.state.status import Status
-from hkv.step import find
-from hkv.step_arrivals import Arrivals, _first_blocks, jitted
-from hkv.step_state import StepCounter
-from hkv.testing.hit_causes import causes
 from reference.hits import longest_hit_by_definition
 from reference.keys import fingerprint
 from tests.reference.build import config as build

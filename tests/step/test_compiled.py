@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hkv import step as serving
+from hkv.cache import step as serving
+from hkv.cache.state import StepBatch
 from hkv.keys.fingerprint import ROOT
-from hkv.step_state import StepBatch
 from tests.reference.build import config as build
 
 ROWS, WIDTH, BLOCKS = 8, 96, 5000

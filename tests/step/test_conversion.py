@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv import cache
-from hkv import step as serving
+from hkv.cache import step as serving
+from hkv.cache.conversion import to_operations, to_steps
+from hkv.cache.state import StepBatch, StepRequest
+from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.rules.operations import Batch, Code, Column
 from hkv.errors import OperationError
-from hkv.operations import Batch, Code, Column
 from hkv.state.state import Buckets
 from hkv.state.status import Status
-from hkv.step_conversion import to_operations, to_steps
-from hkv.step_state import StepBatch, StepRequest
 from reference.keys.fingerprint import keys as keys_of
 from tests.step.sample import configs
 

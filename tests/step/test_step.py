@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hkv import step as serving
+from hkv.cache import step as serving
+from hkv.cache.state import StepBatch, StepCounter
+from hkv.cache.step_slots import on_rank, ranks_of
 from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
 from hkv.spec import FullAttention, SlidingWindow
 from hkv.state.status import Status
-from hkv.step_slots import on_rank, ranks_of
-from hkv.step_state import StepBatch, StepCounter
 from reference.slots import Geometry, slot_mapping
 from reference.step import NO_ROOM, OK, Rows
 from tests.reference.build import config as build

@@ -12,17 +12,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from hkv import cache
-from hkv.oracle import oplog
-from hkv.oracle.configuration import to_header
+from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.engines.jax_reading import Reader
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
+from hkv.dialects.vllm.explorer.space import Space
+from hkv.dialects.vllm.explorer.transition import World, unpack
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_header
+from hkv.dialects.vllm.log.structs import CacheState, Operation
 from hkv.oracle.engine import apply
-from hkv.oracle.engines.jax_reading import Reader
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import CacheState, Operation
 from hkv.state.state import Request, State
-from hkv.testing.explorer.ledger import LOOKED_UP, Fact
-from hkv.testing.explorer.space import Space
-from hkv.testing.explorer.transition import World, unpack
 
 PLAIN = {"lookahead": 0, "external": 0, "must_fit": False, "reserved": 0, "in_flight": 0}
 
@@ -64,7 +64,7 @@ def _reader(space: Space) -> Reader:
 
 @functools.cache
 def unpack_many(space: Space) -> Callable[[Any], World]:
-    """`hkv.testing.explorer.transition.unpack` of many worlds."""
+    """`hkv.dialects.vllm.explorer.transition.unpack` of many worlds."""
     return jax.jit(jax.vmap(lambda words: unpack(space, words)))
 
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.explorer import Report, Space, explore
+from hkv.dialects.vllm.explorer.definitions import definitions
+from hkv.dialects.vllm.explorer.transition import FORMS, Program, World, start
+from hkv.dialects.vllm.explorer.visited import Visited
+from hkv.dialects.vllm.rules.operations import Code
 from hkv.errors import ConfigError
-from hkv.operations import Code
+from hkv.model.topology import Topology
 from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
 from hkv.state.state import State
-from hkv.testing.explorer import Report, Space, explore
-from hkv.testing.explorer.definitions import definitions
-from hkv.testing.explorer.transition import FORMS, Program, World, start
-from hkv.testing.explorer.visited import Visited
-from hkv.topology import Topology
 from reference.hits import longest_hit_by_definition
 from tests.testing.plain_explorer import PlainExplorer, cache_state, name_of, standings, unpack_many
 

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.operations import Code
-from hkv.oracle import oplog
-from hkv.oracle.oplog import Answer, CacheState, Operation
+from hkv.dialects.vllm.explorer import Space
+from hkv.dialects.vllm.explorer.judges import JUDGES
+from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
+from hkv.dialects.vllm.explorer.moves import all_moves, to_log
+from hkv.dialects.vllm.explorer.transition import Program, start
+from hkv.dialects.vllm.invariants import INVARIANTS, KeyBook, Moment, Snapshot
+from hkv.dialects.vllm.invariants.hit_admission import HitAdmission
+from hkv.dialects.vllm.invariants.invariant import Invariant
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Answer, CacheState, Operation
+from hkv.dialects.vllm.rules.operations import Code
+from hkv.dialects.vllm.traffic.ledger import Ledger, RequestRecord
 from hkv.spec import FullAttention, Mamba
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Request, Row, State
 from hkv.state.status import Status
-from hkv.testing.explorer import Space
-from hkv.testing.explorer.judges import JUDGES
-from hkv.testing.explorer.ledger import LOOKED_UP, Fact
-from hkv.testing.explorer.moves import all_moves, to_log
-from hkv.testing.explorer.transition import Program, start
-from hkv.testing.invariants import INVARIANTS, KeyBook, Moment, Snapshot
-from hkv.testing.invariants.hit_admission import HitAdmission
-from hkv.testing.invariants.invariant import Invariant
-from hkv.testing.ledger import Ledger, RequestRecord
 from tests.testing.plain_explorer import cache_state, unpack_many
 from tests.testing.test_explore import CHUNK, space
 

@@ -32,9 +32,9 @@ def test_a_patch_runs_and_is_taken_back():
 
 
 def test_a_patch_reaches_jitted_functions():
-    from hkv import step
+    from hkv.cache import step
 
-    patch = Patch("hkv.step:find", "jnp.where(same, age, 0)", "jnp.where(same, 1, 0)")
+    patch = Patch("hkv.cache.step:find", "jnp.where(same, age, 0)", "jnp.where(same, 1, 0)")
     assert patch.function() is step.find.__wrapped__
     patch.code()
 
@@ -48,7 +48,7 @@ def test_a_patch_is_taken_back_when_the_block_fails():
 def test_a_patch_reaches_properties_and_methods_that_call_super():
     patch = Patch("reference.dialects.vllm.kinds.mamba:MambaKind.register", "if self.aligned:", "if not self.aligned:")
     assert patch.code().co_freevars == ("__class__",)
-    assert Patch("hkv.layout:Layout.states_per_block", "*", "+").function().__name__ == "states_per_block"
+    assert Patch("hkv.layout.block_layout:Layout.states_per_block", "*", "+").function().__name__ == "states_per_block"
 
 
 def test_two_edits_of_one_function_are_applied_together():
@@ -115,7 +115,7 @@ GROWN = 1000094
 
 
 def test_a_grid_that_grows_for_a_hidden_state_is_right_and_one_that_grows_further_is_not():
-    target = "hkv.planning.hidden:add_hidden_states"
+    target = "hkv.dialects.vllm.planning.hidden:add_hidden_states"
     assert SUITES["plans"].run(GROWN) is None
     with applied(Patch(target, "scale = -(-largest // page)", "scale = -(-largest // page) + 1")):
         assert (SUITES["plans"].run(GROWN) or pytest.fail("not noticed")).invariant == "pages"
@@ -177,10 +177,10 @@ def test_a_target_is_where_the_code_lies():
     def edited(target):
         return provenance.target_of(mutant("x", "vllm#1", "x", "x", "slots", target, "a", "b"))
 
-    assert edited("hkv.dialects.vllm.admit:fits") == "compiled"
+    assert edited("hkv.dialects.vllm.rules.admit:fits") == "compiled"
     assert edited("hkv.dialects.vllm.config:VllmConfig") == "host"
     assert edited("hkv.state.free_queue:take") == "state"
-    assert edited("hkv.step_arrivals:arrive") == "step"
+    assert edited("hkv.cache.arrivals:arrive") == "step"
     assert edited("hkv.paged.operations:write") == "paged"
     assert edited("pallas_kernels.gather.mosaic:ring") == "kernels"
     assert edited("reference.step:Rows.step") == "reference"

@@ -6,18 +6,18 @@ import collections
 
 import pytest
 
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.lifecycle import Lifecycle
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config, to_header
+from hkv.dialects.vllm.log.structs import Answer, Hit, Operation
+from hkv.dialects.vllm.traffic.headers import MANAGER_BUGS
+from hkv.dialects.vllm.traffic.traffic import FEATURES, RandomChoices, draw_header, drive
 from hkv.errors import ConfigError
-from hkv.oracle import oplog
 from hkv.oracle.check import answers
 from hkv.oracle.compare import compare
-from hkv.oracle.configuration import to_config, to_header
 from hkv.oracle.engine import apply
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.lifecycle import Lifecycle
-from hkv.oracle.oplog import Answer, Hit, Operation
 from hkv.oracle.record import Recording, differ, record
-from hkv.testing.headers import MANAGER_BUGS
-from hkv.testing.traffic import FEATURES, RandomChoices, draw_header, drive
 
 SEEDS = range(24)
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.draft_modules import draft_layer_id, merge_draft_modules
 from hkv.errors import TopologyError
-from hkv.group_policy import GroupType, default_policy
+from hkv.model.draft_modules import draft_layer_id, merge_draft_modules
+from hkv.model.group_policy import GroupType, default_policy
+from hkv.model.topology import Group, Layer, Topology
 from hkv.spec import FullAttention, Mamba, MLAAttention
-from hkv.topology import Group, Layer, Topology
 
 FULL = FullAttention(block_size=8, num_kv_heads=2, head_size=4)
 STATE = Mamba(block_size=8, shapes=((4,),))

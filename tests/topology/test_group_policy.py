@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hkv.errors import TopologyError
-from hkv.group_policy import (
+from hkv.model.group_policy import (
     CpMapping,
     CpSlice,
     EvictPolicy,

@@ -6,8 +6,16 @@ import pathlib
 import pytest
 
 from hkv.errors import TopologyError
-from hkv.group_policy import CpMapping, CpSlice, EvictPolicy, GroupPolicy, GroupType, MemoryPlacement, default_policy
-from hkv.layer_description import CacheDescription, LayerDescription, describe_topology
+from hkv.model.group_policy import (
+    CpMapping,
+    CpSlice,
+    EvictPolicy,
+    GroupPolicy,
+    GroupType,
+    MemoryPlacement,
+    default_policy,
+)
+from hkv.model.layer_description import CacheDescription, LayerDescription, describe_topology
 from hkv.spec import FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
 
 FULL = FullAttention(block_size=8, num_kv_heads=2, head_size=4)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.errors import TopologyError
-from hkv.group_policy import GroupPolicy, GroupType, default_policy
+from hkv.model.group_policy import GroupPolicy, GroupType, default_policy
+from hkv.model.topology import Group, Layer, Topology
 from hkv.spec import FullAttention, Mamba, SlidingWindow
-from hkv.topology import Group, Layer, Topology
 
 FULL = FullAttention(block_size=16)
 WINDOW = SlidingWindow(block_size=16, window=64)
@@ -259,7 +259,9 @@ def test_a_shared_pool_takes_one_group_a_layer(table):
 
 
 def test_descriptions_need_neither_jax_nor_numpy():
-    code = "import sys, hkv.draft_modules, hkv.layer_description; print({'jax', 'numpy'} & set(sys.modules))"
+    code = (
+        "import sys, hkv.model.draft_modules, hkv.model.layer_description; print({'jax', 'numpy'} & set(sys.modules))"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 

@@ -158,7 +158,7 @@ CLAIMS = (
     _times("docs/step.md", "hashing and manager | {ms} |", "speed steps", {"ms": "vllm_ms"}),
     _times("docs/decoder.md", "| cache in `jit` | {ms} |", "speed decoder", {"ms": "inside_ms"}),
     _times("docs/decoder.md", "| NumPy manager on the host | {ms} |", "speed decoder", {"ms": "outside_ms"}),
-    _compiled("`hkv.cache.run`, every operation", "run"),
+    _compiled("`hkv.dialects.vllm.machine.run`, every operation", "run"),
     _compiled("the same, reporting block ids and events", "reporting"),
     _compiled("the schedule of `hkv replay`", "schedule"),
     _moved("tensor 4 to tensor 2 | 8 | 32 MiB | 0", "fewer"),

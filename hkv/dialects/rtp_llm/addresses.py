@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from hkv.dialects.rtp_llm.planning import PoolGroup, PoolPlan
 from hkv.errors import LayoutError
-from hkv.layer_cache import Region, partition_bytes, stack_regions
-from hkv.planning.rtp_llm import PoolGroup, PoolPlan
+from hkv.layout.layer_cache import Region, partition_bytes, stack_regions
 
 
 class Span(NamedTuple):

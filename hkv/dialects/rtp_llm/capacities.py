@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig
 from hkv.errors import ConfigError
-from hkv.group_policy import GroupType
+from hkv.model.group_policy import GroupType
 
 
 def tokens_of(config: RtpConfig, blocks: Sequence[int]) -> int:

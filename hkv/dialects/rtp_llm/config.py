@@ -7,9 +7,9 @@ import dataclasses
 from hkv.bugs import check_bugs
 from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
 from hkv.errors import ConfigError
-from hkv.group_policy import CpMapping, EvictPolicy, GroupPolicy, GroupType
+from hkv.model.group_policy import CpMapping, EvictPolicy, GroupPolicy, GroupType
+from hkv.model.topology import Topology
 from hkv.spec import AttentionSpec
-from hkv.topology import Topology
 
 SINGLE, HYBRID, HYBRID_POOL = NAMES = ("rtp-llm/single", "rtp-llm/hybrid", "rtp-llm/hybrid-pool")
 """The three allocators: one group; several groups over one pool; several groups with a pool each."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
-from hkv.group_policy import CpMapping, CpSlice
+from hkv.model.group_policy import CpMapping, CpSlice
 
 
 class Projection(NamedTuple):

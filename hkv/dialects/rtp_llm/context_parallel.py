@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hkv.errors import ConfigError
-from hkv.group_policy import CpMapping, CpSlice, GroupPolicy, GroupType
+from hkv.model.group_policy import CpMapping, CpSlice, GroupPolicy, GroupType
 
 
 @dataclasses.dataclass(frozen=True)

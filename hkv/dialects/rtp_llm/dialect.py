@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from hkv.dialects.dialect import Dialect, Rules
-from hkv.dialects.rtp_llm.admit import capacity
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
-from hkv.dialects.rtp_llm.evict import select
-from hkv.dialects.rtp_llm.insert import insert
-from hkv.dialects.rtp_llm.joint_hit import adopt
-from hkv.dialects.rtp_llm.lists import sweep
-from hkv.dialects.rtp_llm.malloc import malloc
-from hkv.group_policy import GroupType
+from hkv.dialects.rtp_llm.rules.admit import capacity
+from hkv.dialects.rtp_llm.rules.evict import select
+from hkv.dialects.rtp_llm.rules.insert import insert
+from hkv.dialects.rtp_llm.rules.joint_hit import adopt
+from hkv.dialects.rtp_llm.rules.lists import sweep
+from hkv.dialects.rtp_llm.rules.malloc import malloc
+from hkv.model.group_policy import GroupType
 
 
 def _dialect(name: str) -> Dialect[GroupType]:
@@ -24,4 +24,4 @@ def _dialect(name: str) -> Dialect[GroupType]:
 
 
 RTP_SINGLE, RTP_HYBRID, RTP_HYBRID_POOL = (_dialect(name) for name in (SINGLE, HYBRID, HYBRID_POOL))
-"""Each rule works on a `hkv.state.pooled_workspace.PooledWorkspace` under a `hkv.dialects.rtp_llm.parameters.View`."""
+"""Each rule works on a `hkv.state.pooled_workspace.PooledWorkspace` under a `hkv.dialects.rtp_llm.rules.parameters.View`."""

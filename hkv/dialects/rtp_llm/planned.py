@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hkv.dialects.rtp_llm.config import RtpConfig
-from hkv.planning.rtp_llm import PoolGroup, PoolPlan
+from hkv.dialects.rtp_llm.planning import PoolGroup, PoolPlan
+from hkv.model.topology import Group, Topology
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention, OpaqueState
-from hkv.topology import Group, Topology
 
 _ELEMENTS = {1: "float8_e4m3fn", 2: "bfloat16", 4: "float32"}
 """An element type of each size; a plan knows bytes, and only they matter to a configuration."""

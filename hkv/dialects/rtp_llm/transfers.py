@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
 from hkv.errors import ConfigError, LayoutError
-from hkv.group_policy import CpMapping, CpSlice, GroupPolicy
+from hkv.model.group_policy import CpMapping, CpSlice, GroupPolicy
 
 
 class Stored(NamedTuple):

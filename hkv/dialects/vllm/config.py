@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from hkv.errors import ConfigError
+from hkv.model.topology import Topology
 from hkv.spec import AttentionSpec, LayerSpec, Mamba
-from hkv.topology import Topology
 
 NAME = "vllm-0.33"
 

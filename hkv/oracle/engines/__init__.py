@@ -14,9 +14,9 @@ from hkv.errors import ConfigError, HKVError
 from hkv.oracle.engine import EngineFactory
 
 ENGINES = {
-    "numpy": "hkv.oracle.engines.numpy:numpy_engine",
+    "numpy": "hkv.dialects.vllm.engines.numpy:numpy_engine",
     "jax": "hkv.oracle.engines.compiled:jax_engine",
-    "vllm": "hkv.oracle.engines.installed_vllm:InstalledVllmEngine",
+    "vllm": "hkv.dialects.vllm.engines.installed:InstalledVllmEngine",
 }
 """Engine names and where their factories live, as `module:attribute`."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hkv.oracle.oplog import Header
-from hkv.oracle.rtp_llm.structs import RtpHeader
+from hkv.dialects.rtp_llm.log.structs import RtpHeader
+from hkv.dialects.vllm.log.structs import Header
 
 if TYPE_CHECKING:
-    from hkv.oracle.engines.jax import JaxEngine
-    from hkv.oracle.engines.rtp_jax import RtpJaxEngine
+    from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
+    from hkv.dialects.vllm.engines.jax import JaxEngine
 
 
 def jax_engine(header: Header | RtpHeader) -> JaxEngine | RtpJaxEngine:
@@ -20,9 +20,9 @@ def jax_engine(header: Header | RtpHeader) -> JaxEngine | RtpJaxEngine:
       HKVError: a configuration the dialect forbids.
     """
     if isinstance(header, RtpHeader):
-        from hkv.oracle.engines.rtp_jax import RtpJaxEngine
+        from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 
         return RtpJaxEngine(header)
-    from hkv.oracle.engines.jax import JaxEngine
+    from hkv.dialects.vllm.engines.jax import JaxEngine
 
     return JaxEngine(header)

@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from hkv.dialects.rtp_llm.log.structs import RtpHeader, RtpOp
+from hkv.dialects.vllm.log.structs import Header, Operation
 from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
 from hkv.oracle.engines.line_process import LineProcess
-from hkv.oracle.oplog import Header, Operation
-from hkv.oracle.rtp_llm.structs import RtpHeader, RtpOp
 
 TIMEOUT = 10.0
 """Seconds that an engine may take for one answer unless told otherwise."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hkv.oracle import oplog
+from hkv.dialects.rtp_llm.engines.process import RtpProcessEngine
+from hkv.dialects.rtp_llm.log.structs import RtpHeader
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
 from hkv.oracle.engine import EngineFactory
 from hkv.oracle.engines.engine_process import TIMEOUT, EngineProcess
-from hkv.oracle.engines.rtp_process import RtpProcessEngine
-from hkv.oracle.oplog import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
-from hkv.oracle.rtp_llm.structs import RtpHeader
 
 PREFIX = "cmd:"
 """What the name of such an engine begins with; its command line follows."""

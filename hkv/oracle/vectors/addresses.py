@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from hkv.dialects.vllm.planning.records import spec_record
 from hkv.errors import LayoutError
-from hkv.layout import Layout
-from hkv.orders import Order
-from hkv.planning.records import spec_record
+from hkv.layout.block_layout import Layout
+from hkv.layout.orders import Order
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
 from reference.layout import cell_addresses, element_addresses
 

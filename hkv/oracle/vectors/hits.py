@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.structs import Answer, Header, Hit, LookupOp, Operation
+from hkv.dialects.vllm.traffic.hit_causes import causes
+from hkv.dialects.vllm.traffic.traffic import FEATURES, drive
 from hkv.oracle.engine import apply
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import Answer, Header, Hit, LookupOp, Operation
 from hkv.oracle.record import draw
-from hkv.testing.hit_causes import causes
-from hkv.testing.traffic import FEATURES, drive
 from reference.hits import hit_alignment, longest_hit_by_definition
 
 SEEDS = 12

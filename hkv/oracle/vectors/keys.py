@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from hkv.dialects.vllm.engines.numpy import identity_of
+from hkv.dialects.vllm.log.structs import ExtraKeys
 from hkv.keys.chained import KeyChain, digest_by_name, event_hash, group_key, root_key
-from hkv.oracle.engines.numpy import identity_of
-from hkv.oracle.oplog import ExtraKeys
 
 HASH = "sha256_cbor"
 """The chain hash that depends on nothing but values; those over pickles are Python's own."""

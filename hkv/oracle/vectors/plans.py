@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hkv.dialects.vllm.planning import plan_vllm
+from hkv.dialects.vllm.planning.records import options_record, plan_record, spec_record
+from hkv.dialects.vllm.traffic.layer_sets import draw_layer_set
 from hkv.errors import HKVError
-from hkv.planning import plan_vllm
-from hkv.planning.records import options_record, plan_record, spec_record
-from hkv.testing.layer_sets import draw_layer_set
 
 SEEDS = 60
 

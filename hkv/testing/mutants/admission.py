@@ -182,7 +182,7 @@ MUTANTS = (
         "memory for one longest request is accepted, and the null block leaves it a block short",
         "start-up",
         "plans",
-        "hkv.planning.vllm:plan_vllm",
+        "hkv.dialects.vllm.planning.vllm:plan_vllm",
         "check_fits(shares[index], fitting[index] - 1,",
         "check_fits(shares[index], fitting[index],",
     ),

@@ -3,10 +3,10 @@
 from hkv.testing.mutants.mutant import Mutant, edits, mutant
 from hkv.testing.mutants.targets import PAGED
 
-LAYOUT = "hkv.layout:Layout."
-CONTENT = "hkv.content:"
-VIEW = "hkv.strided:StridedView."
-ORDERS = "hkv.orders:"
+LAYOUT = "hkv.layout.block_layout:Layout."
+CONTENT = "hkv.layout.content:"
+VIEW = "hkv.layout.strided:StridedView."
+ORDERS = "hkv.layout.orders:"
 
 
 def _page(name: str, upstream: str, wrong: str, expected: str, target: str, old: str, new: str) -> Mutant:
@@ -262,7 +262,7 @@ MUTANTS = (
         "lmcache#2926",
         "the copy kernel moves 16 bytes at once, whatever the head's size",
         "copy width",
-        "hkv.strided:copy_width",
+        "hkv.layout.strided:copy_width",
         "if common % width == 0",
         "if common >= 0",
     ),
@@ -271,7 +271,7 @@ MUTANTS = (
         "rtp-llm@d3861c1d8",
         "the width of a copy divides the address and not the stride",
         "copy width",
-        "hkv.strided:copy_width",
+        "hkv.layout.strided:copy_width",
         "math.gcd(*quantities)",
         "quantities[0]",
     ),

@@ -2,14 +2,14 @@
 
 from hkv.testing.mutants.mutant import Mutant, mutant
 
-PAGES = "hkv.planning.pages:"
-GROUPING = "hkv.planning.grouping:"
-BUCKETS = "hkv.planning.buckets:"
-PLAN = "hkv.planning.plan:"
-SIZING = "hkv.planning.sizing:"
-TENSORS = "hkv.planning.tensors:"
-UNITS = "hkv.planning.block_sizes:"
-VLLM = "hkv.planning.vllm:"
+PAGES = "hkv.dialects.vllm.planning.pages:"
+GROUPING = "hkv.dialects.vllm.planning.grouping:"
+BUCKETS = "hkv.dialects.vllm.planning.buckets:"
+PLAN = "hkv.dialects.vllm.planning.plan:"
+SIZING = "hkv.dialects.vllm.planning.sizing:"
+TENSORS = "hkv.dialects.vllm.planning.tensors:"
+UNITS = "hkv.dialects.vllm.planning.block_sizes:"
+VLLM = "hkv.dialects.vllm.planning.vllm:"
 SPEC = "hkv.spec."
 
 

@@ -55,9 +55,9 @@ def target_of(mutant: Mutant) -> str:
     for package, target in _PACKAGES:
         if name == package or name.startswith(f"{package}."):
             return target
-    if name.startswith("hkv.step"):
+    if name.startswith("hkv.cache.step"):
         return "step"
-    compiled = name.startswith(("hkv.cache", "hkv.rtp_cache", "hkv.dialects."))
+    compiled = name.startswith(("hkv.dialects.vllm.machine", "hkv.dialects.rtp_llm.machine", "hkv.dialects."))
     # Configurations and other host-only rules live beside the compiled ones.
     return "compiled" if compiled and hasattr(importlib.import_module(name), "jnp") else "host"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hkv.testing.hit_causes import causes
-from hkv.testing.hit_comparison import Case, draw_case
+from hkv.dialects.vllm.traffic.hit_causes import causes
+from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case
 from hkv.testing.suites.suite import CaseSuite, case_check
 from reference.dialects.vllm.coordinator import Coordinator, longest_hit
 from reference.dialects.vllm.dialect import VLLM

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.oracle.configuration import to_config
-from hkv.oracle.replay.chunking import Chunking
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
 from hkv.testing.choices import Choices
-from hkv.testing.headers import FEATURES, draw_header
 from hkv.testing.suites.suite import CaseSuite, case_check
 
 

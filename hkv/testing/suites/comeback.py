@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from hkv.oracle import oplog
-from hkv.oracle.configuration import to_config
-from hkv.oracle.oplog import Allocation, Header, Hit
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.structs import Allocation, Header, Hit
+from hkv.dialects.vllm.traffic.headers import FEATURES, copies_states, draw_header, effective_size
+from hkv.dialects.vllm.traffic.traffic import Perform
 from hkv.spec import spec_from_log
 from hkv.testing.choices import Choices, RandomChoices
-from hkv.testing.headers import FEATURES, copies_states, draw_header, effective_size
 from hkv.testing.suites.history import HistorySuite
 from hkv.testing.suites.watched import WATCHED
-from hkv.testing.traffic import Perform
 
 
 def begin(choices: RandomChoices, topic: str) -> tuple[Header, Callable[[Perform], None]]:

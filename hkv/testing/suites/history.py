@@ -8,9 +8,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from hkv.dialects.vllm.invariants import InvariantError
 from hkv.errors import EngineFailure, OperationError
 from hkv.testing.choices import RandomChoices
-from hkv.testing.invariants import InvariantError
 from hkv.testing.suites.shrinking import Broken, Simpler, shrink
 from hkv.testing.suites.suite import TOTALITY, Failure
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hkv.content import quantize
 from hkv.errors import LayoutError
-from hkv.layout import Layout, copy_width
-from hkv.orders import Order
+from hkv.layout.block_layout import Layout, copy_width
+from hkv.layout.content import quantize
+from hkv.layout.orders import Order
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 from hkv.spec.dtypes import item_bytes
 from hkv.testing.choices import Choices

@@ -6,13 +6,14 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+from hkv.dialects.vllm.planning.pages import align_states, unify_pages
+from hkv.dialects.vllm.planning.plan import Plan
+from hkv.dialects.vllm.planning.residency import simulate
+from hkv.dialects.vllm.planning.sizing import longest_request, request_blocks
+from hkv.dialects.vllm.planning.vllm import plan_vllm
+from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
 from hkv.errors import HKVError
-from hkv.layout import Layout
-from hkv.planning.pages import align_states, unify_pages
-from hkv.planning.plan import Plan
-from hkv.planning.residency import simulate
-from hkv.planning.sizing import longest_request, request_blocks
-from hkv.planning.vllm import plan_vllm
+from hkv.layout.block_layout import Layout
 from hkv.spec import (
     AttentionSpec,
     ChunkedLocal,
@@ -25,7 +26,6 @@ from hkv.spec import (
     SlidingWindow,
 )
 from hkv.testing.choices import Choices
-from hkv.testing.layer_sets import LayerSet, draw_layer_set
 from hkv.testing.suites.suite import CaseSuite, case_check
 
 

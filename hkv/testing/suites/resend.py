@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from hkv.oracle import oplog
-from hkv.oracle.configuration import to_config
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.structs import Allocation, Header, Hit
+from hkv.dialects.vllm.traffic.headers import draw_header
+from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from hkv.oracle.engine import apply
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import Allocation, Header, Hit
 from hkv.spec import SlidingWindow
 from hkv.testing.choices import Choices
-from hkv.testing.headers import draw_header
-from hkv.testing.hit_causes import Cause, causes
 from hkv.testing.suites.suite import CaseSuite, case_check
 
 FEATURES = ("core", "eagle", "retention", "retention", "partial", "context_parallel", "lookahead_hash")
@@ -65,7 +65,7 @@ class Resend:
         multiple of the interval before that, or the end of the prompt if it gets there. A draft's drop comes first
         and costs one unit, tokens that a key looks ahead at must be there, and one token is always computed.
         Exceptions, where nothing is promised: hits inside blocks with sparse retention; several draft windows
-        (`hkv.testing.hit_causes`).
+        (`hkv.dialects.vllm.traffic.hit_causes`).
         """
         header = self.header
         windows = sum(group["kind"] == "sliding_window" for group in header.groups)

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 
 from hkv.dialects.rtp_llm.config import NAMES
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS, RtpWatch
+from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
+from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
+from hkv.dialects.rtp_llm.traffic.headers import draw_rtp_header, rtp_features
+from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
 from hkv.errors import OperationError
-from hkv.oracle.engines.rtp_numpy import RtpNumpyEngine
-from hkv.oracle.rtp_llm import structs
-from hkv.oracle.rtp_llm.lifecycle import RtpLifecycle
-from hkv.oracle.rtp_llm.structs import RtpAnswer, RtpHeader, RtpOp
 from hkv.testing.choices import RandomChoices
-from hkv.testing.rtp_headers import draw_rtp_header, rtp_features
-from hkv.testing.rtp_invariants import RTP_INVARIANTS, RtpWatch
-from hkv.testing.rtp_traffic import drive_rtp
 from hkv.testing.suites.history import HistorySuite, Setting
 from hkv.testing.suites.shrinking import Broken
 

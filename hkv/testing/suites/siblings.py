@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hkv.oracle import oplog
-from hkv.oracle.oplog import Hit
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Hit
 from hkv.testing.suites.history import HistorySuite
 from hkv.testing.suites.tails import Tails, beginning
 from hkv.testing.suites.watched import WATCHED

@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from hkv.oracle import oplog
-from hkv.oracle.oplog import Allocation, CacheState, Header, Hit
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Allocation, CacheState, Header, Hit
+from hkv.dialects.vllm.traffic.headers import draw_header
+from hkv.dialects.vllm.traffic.traffic import Perform
 from hkv.testing.choices import Choices, RandomChoices
-from hkv.testing.headers import draw_header
 from hkv.testing.suites.history import HistorySuite
 from hkv.testing.suites.watched import WATCHED
-from hkv.testing.traffic import Perform
 
 Begin: TypeAlias = Callable[[RandomChoices, str], tuple[Header, Callable[[Perform], None]]]
 """Makes the configuration of an example, and what is played over it, of choices and a topic."""

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from hkv.oracle.oplog import Answer, Header, Operation
+from hkv.dialects.vllm.log.structs import Answer, Header, Operation
+from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
+from hkv.dialects.vllm.traffic.traffic import drive
 from hkv.testing.choices import RandomChoices
-from hkv.testing.headers import FEATURES, draw_header
 from hkv.testing.suites.history import HistorySuite
 from hkv.testing.suites.watched import WATCHED
-from hkv.testing.traffic import drive
 
 STEPS = 10
 """Scheduling steps of one example."""

@@ -6,7 +6,7 @@ import abc
 
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
 from hkv.errors import OperationError
-from hkv.group_policy import GroupType
+from hkv.model.group_policy import GroupType
 from reference.dialects.rtp_llm.block_ids import BlockIds
 from reference.dialects.rtp_llm.kinds.full import FullKind
 from reference.dialects.rtp_llm.kinds.kind import Kind

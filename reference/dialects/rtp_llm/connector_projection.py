@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
-from hkv.group_policy import CpMapping, CpSlice
+from hkv.model.group_policy import CpMapping, CpSlice
 from reference.dialects.rtp_llm.resource import Resource
 
 

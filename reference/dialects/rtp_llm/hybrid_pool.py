@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hkv.group_policy import GroupType
+from hkv.model.group_policy import GroupType
 from reference.dialects.rtp_llm.hybrid import HybridAllocator
 from reference.dialects.rtp_llm.operation import MallocInfo, Verdict
 

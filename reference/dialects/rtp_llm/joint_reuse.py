@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hkv.dialects.rtp_llm.config import NULL
-from hkv.group_policy import CpMapping, GroupType
+from hkv.model.group_policy import CpMapping, GroupType
 from reference.dialects.rtp_llm.allocator import Allocator
 from reference.dialects.rtp_llm.kinds.full import FullKind
 from reference.dialects.rtp_llm.kinds.linear import LinearKind

@@ -9,7 +9,7 @@ import numpy as np
 
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.errors import OperationError
-from hkv.topology import Topology
+from hkv.model.topology import Topology
 from reference.dialects.rtp_llm.block_ids import BlockIds
 
 

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hkv import sharding, slots
+from hkv.cache import slots
 from hkv.errors import ConfigError, LayoutError
-from hkv.layout import Layout
-from hkv.parallel_shape import ParallelShape
-from hkv.sharding import ShardedLayout, make_mesh
+from hkv.layout.block_layout import Layout
+from hkv.mesh import sharding
+from hkv.mesh.parallel_shape import ParallelShape
+from hkv.mesh.sharding import ShardedLayout, make_mesh
 from hkv.spec import FullAttention
 from tests.cache.hlo import large_copies
 from tests.sharding.cases import make_case

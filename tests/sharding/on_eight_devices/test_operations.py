@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import reference.paged.operations as reference
-from hkv import sharding
-from hkv.layout import Order
-from hkv.parallel_shape import ParallelShape
-from hkv.sharding import ShardedLayout, make_mesh
-from hkv.views.numpy import numpy_dtype
+from hkv.layout.block_layout import Order
+from hkv.layout.views.numpy import numpy_dtype
+from hkv.mesh import sharding
+from hkv.mesh.parallel_shape import ParallelShape
+from hkv.mesh.sharding import ShardedLayout, make_mesh
 from tests.pallas_kernels.cases import DEPRECATED
 from tests.sharding.cases import BLOCKS, Case, latent, make_case
 

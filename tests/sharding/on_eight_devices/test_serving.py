@@ -10,14 +10,14 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from hkv import sharding
-from hkv import step as serving
+from hkv.cache import step as serving
+from hkv.cache.state import StepBatch
 from hkv.keys.fingerprint import ROOT
-from hkv.layout import Layout
-from hkv.parallel_shape import ParallelShape
-from hkv.sharding import ShardedLayout, make_mesh
+from hkv.layout.block_layout import Layout
+from hkv.mesh import sharding
+from hkv.mesh.parallel_shape import ParallelShape
+from hkv.mesh.sharding import ShardedLayout, make_mesh
 from hkv.spec import FullAttention
-from hkv.step_state import StepBatch
 from tests.cache.hlo import large_copies
 from tests.reference.build import config as build
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.finders import Query, Search
+from hkv.dialects.vllm.rules.finders import Query, Search
 from hkv.errors import ConfigError
 from hkv.spec import ChunkedLocal
 from hkv.state.loops import Scalar, ceil_divide, divide, remainder

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.finders import Query, Search
+from hkv.dialects.vllm.rules.finders import Query, Search
 from hkv.state.loops import Scalar
 
 NUMBER = 0

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.finders import Query, Search
-from hkv.dialects.vllm.parameters import UNLIMITED
+from hkv.dialects.vllm.rules.finders import Query, Search
+from hkv.dialects.vllm.rules.parameters import UNLIMITED
 from hkv.spec import SlidingWindow
 from hkv.state.loops import Scalar
 

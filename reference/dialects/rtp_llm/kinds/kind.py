@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hkv.dialects.rtp_llm.config import NULL
-from hkv.group_policy import GroupPolicy
+from hkv.model.group_policy import GroupPolicy
 from reference.dialects.rtp_llm.block_ids import BlockIds
 from reference.dialects.rtp_llm.eviction import evict_and_free_for_group
 from reference.dialects.rtp_llm.pool import REQUEST, BlockPool

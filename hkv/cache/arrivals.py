@@ -1,0 +1,304 @@
+"""Requests that arrive between whole steps: their prompts are hashed, looked up and adopted, all inside `jit`.
+
+`arrive` serves K requests at once. It may stand in the same compiled loop as `hkv.cache.step.step`. Unlike a step it
+takes time of the pool's size: every block looks itself up among the prompts' keys, and the free queue is closed up if
+hits took free blocks out of its middle. There is no loop over requests, and one over the prompts' tokens, to hash them.
+
+The hit is the longest length at which every group can resume, by its definition (`docs/hits.md`). Without EAGLE, and
+with chunks that are multiples of the block, that is what vLLM 0.33 finds; where it finds another length, it is for one
+of the causes that page names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from hkv.cache.state import PAD, StepCounter, StepRequest, StepState, known_rows, replace
+from hkv.cache.token_hashing import hash_tokens
+from hkv.dialects.vllm.kinds import sliding_window
+from hkv.dialects.vllm.rules import hit
+from hkv.dialects.vllm.rules.admit import MAMBA, OPAQUE
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.state.status import Status
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Arrivals:
+    """Requests that arrive. K is how many, P the most tokens of one.
+
+    Attributes:
+      rows: int32[K], the rows they take, all different and empty; -1 for none.
+      roots: uint32[K, 4], as in `hkv.cache.step.start`.
+      tokens: int32[K, P], their tokens.
+      counts: int32[K], how many; 0 for a request that begins with nothing.
+    """
+
+    rows: jax.Array
+    roots: jax.Array
+    tokens: jax.Array
+    counts: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ArrivalResult:
+    """What `arrive` answers. Lengths are tokens.
+
+    Attributes:
+      status: int32[K]; all but OK took nothing.
+      hits: int32[K], tokens found and adopted: a multiple of the scheduler's block (of the only group's), and less than
+        the request has.
+      alone: int32[K, G], the longest hit of each group by itself; `hits` is their common length.
+    """
+
+    status: jax.Array
+    hits: jax.Array
+    alone: jax.Array
+
+
+class _Lookup(NamedTuple):
+    """What K prompts find: `hits` int32[K], `alone` int32[K, G], and `blocks` int32[K, G, W] with 0 for none."""
+
+    hits: jax.Array
+    alone: jax.Array
+    blocks: jax.Array
+
+
+def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tuple[StepState, ArrivalResult]:
+    """Requests begin in empty rows with the longest prefix that the cache has. A pure function, not jitted itself.
+
+    It means: every request in order is looked up, and adopts its hit without any further block
+    (`hkv.dialects.vllm.rules.operations.Code.LOOKUP`, then `ALLOCATE`). Nothing is evicted by that, so that the order
+    does not show.
+
+    Args:
+      parameters: the configuration.
+      state: the cache.
+      arrivals: the requests. None is registered before `step` has been told to compute it, so that requests which
+        arrive together find nothing of each other.
+
+    Returns:
+      The state, and the answers. Statuses: NO_SUCH_SLOT for a row that does not exist, NOT_WAITING for one that is not
+      empty, OUT_OF_RANGE for a count outside the prompt, ROW_FULL for more tokens than a row, its chain or the model
+      has room for.
+    """
+    parameters, state, arrivals = jax.tree.map(jnp.asarray, (parameters, state, arrivals))
+    status, taken = _check(parameters, state, arrivals)
+    counts = jnp.where(taken, arrivals.counts, 0)
+    roots = arrivals.roots.astype(jnp.uint32)
+    chains = jnp.zeros((counts.shape[0], *state.chains.shape[1:]), jnp.uint32)
+    hashing = jnp.pad(roots, ((0, 0), (0, state.hashing.shape[1] - 4)))
+    size = parameters.cache[CacheField.HASH_BLOCK]
+    chains, _ = hash_tokens(size, chains, hashing, jnp.zeros_like(counts), arrivals.tokens, counts)
+    found = _look_up(parameters, state, chains, counts)
+
+    place = jnp.where(taken, arrivals.rows, state.requests.shape[0])
+    hashed = found.hits // jnp.maximum(size, 1)
+    last = jnp.take_along_axis(chains, jnp.maximum(hashed - 1, 0)[:, None, None], axis=1)[:, 0]
+    hashing = hashing.at[:, :4].set(jnp.where((hashed > 0)[:, None], last, roots))
+    state = replace(
+        state,
+        rows=state.rows.at[place].set(found.blocks, mode="drop"),
+        requests=state.requests.at[place].set(_lines(parameters, state, found), mode="drop"),
+        chains=state.chains.at[place].set(chains, mode="drop"),
+        hashing=state.hashing.at[place].set(hashing, mode="drop"),
+    )
+    state = _hold(state, jnp.where(taken[:, None, None], found.blocks, 0))
+    alone = jnp.where(taken[:, None], found.alone, 0)
+    return state, ArrivalResult(status, jnp.where(taken, found.hits, 0), alone)
+
+
+jitted = jax.jit(arrive, donate_argnums=1)
+"""`arrive` compiled, its state donated."""
+
+
+def _check(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tuple[jax.Array, jax.Array]:
+    """Statuses int32[K], and which requests begin, bool[K]."""
+    rows, counts = arrivals.rows, arrivals.counts
+    at, known = known_rows(state, rows)
+    used = known & (state.requests[at, StepRequest.LIVE] != 0)
+    groups = parameters.groups[: state.rows.shape[1]]
+    cached = groups[:, GroupField.CACHEABLE] != 0
+    columns = jnp.where(cached, counts[:, None] // _blocks(groups), 0)
+    size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
+    full = jnp.any(columns > state.rows.shape[2], axis=1) | (counts // size > state.chains.shape[1])
+    full |= counts > parameters.cache[CacheField.MAX_MODEL_LEN]
+    outside = (counts < 0) | (counts > arrivals.tokens.shape[1])
+    status = jnp.where(full, int(Status.ROW_FULL), int(Status.OK))
+    status = jnp.where(outside, int(Status.OUT_OF_RANGE), status)
+    status = jnp.where(used, int(Status.NOT_WAITING), status)
+    status = jnp.where(known, status, int(Status.NO_SUCH_SLOT))
+    taken = status == int(Status.OK)
+    return jnp.where(rows == PAD, int(Status.OK), status).astype(jnp.int32), taken
+
+
+def _lines(parameters: Parameters, state: StepState, found: _Lookup) -> jax.Array:
+    """The new `requests` rows, int32[K, 2 + 3 * G]: what was adopted is computed, and registered already."""
+    groups = parameters.groups[: state.rows.shape[1]]
+    length = jnp.where(groups[:, GroupField.CACHEABLE] != 0, found.hits[:, None] // _blocks(groups), 0)
+    null = jnp.cumsum(found.blocks != 0, axis=2) == 0
+    first = jnp.minimum(null.sum(axis=2, dtype=jnp.int32), length)
+    live = jnp.ones_like(found.hits)
+    return jnp.concatenate([live[:, None], found.hits[:, None], length, first, length], axis=1)
+
+
+def _blocks(groups: jax.Array) -> jax.Array:
+    return jnp.maximum(groups[:, GroupField.BLOCK], 1)
+
+
+# Looking up.
+
+
+def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts: jax.Array) -> _Lookup:
+    """The longest hits of prompts with the keys `chains` uint32[K, C, 4] and `counts` tokens."""
+    groups = parameters.groups[: state.rows.shape[1]]
+    size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
+    hashed = jnp.where(parameters.cache[CacheField.CACHING] != 0, counts // size, 0)
+    column = jnp.arange(state.rows.shape[2])
+    key = (column + 1) * jnp.maximum(groups[:, GroupField.SCALE], 1)[:, None] - 1
+    asked = (key < hashed[:, None, None]) & (groups[:, GroupField.CACHEABLE] != 0)[:, None]
+    first = _first_blocks(state, chains)
+    at = jnp.minimum(key, chains.shape[1] - 1)
+    held = jnp.take_along_axis(first, jnp.broadcast_to(at, (counts.shape[0], *at.shape)), axis=2)
+    held = jnp.where(asked, held, 0)
+
+    lengths = jnp.arange(chains.shape[1] + 1) * size
+    begin, end, proof = _spans(groups, lengths)
+    missing = jnp.cumsum(jnp.pad(held == 0, ((0, 0), (0, 0), (1, 0))), axis=2, dtype=jnp.int32)
+    width = held.shape[2]
+
+    def missed(column: jax.Array) -> jax.Array:
+        """Entries before some columns int32[G, C + 1] that no block was found for, those past the row's end too."""
+        inside = jnp.broadcast_to(jnp.minimum(column, width), (counts.shape[0], *column.shape))
+        return jnp.take_along_axis(missing, inside, axis=2) + jnp.maximum(column - width, 0)
+
+    readable = missed(end + proof) == missed(begin)
+    readable |= (groups[:, GroupField.CACHEABLE] == 0)[:, None] | (lengths == 0)
+    aligned = lengths % jnp.maximum(parameters.cache[CacheField.ALIGNMENT], 1) == 0
+    below = (lengths < counts[:, None]) & (lengths <= hashed[:, None] * size) & aligned
+    alone = jnp.max(jnp.where(readable & below[:, None], lengths, 0), axis=2)
+    hits = jnp.max(jnp.where(jnp.all(readable, axis=1) & below, lengths, 0), axis=1)
+    begin, end, _ = _spans(groups, hits)
+    inside = (column >= begin.T[:, :, None]) & (column < end.T[:, :, None])
+    return _Lookup(hits, alone, jnp.where(inside, held, 0))
+
+
+def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The blocks that each group must have to resume at some lengths int32[n]: first, end, and how many after those.
+
+    Returns:
+      int32[G, n] three times; the last one is 1 for EAGLE groups, which prove by it what they are given.
+    """
+    shape = (groups.shape[0], lengths.shape[0])
+    kind = jnp.broadcast_to(groups[:, GroupField.KIND, None], shape)
+    reach = jnp.broadcast_to(groups[:, GroupField.REACH, None], shape)
+    tokens = jnp.broadcast_to(lengths, shape)
+    end = tokens // _blocks(groups)[:, None]
+    skipped = jnp.zeros(shape, jnp.int32)
+    for number, module in hit.MODULES.items():
+        skipped = jnp.where(kind == number, module.skipped_tokens(tokens, reach), skipped)
+    begin = skipped // _blocks(groups)[:, None]
+    window = jnp.maximum(groups[:, GroupField.NEED], 0)[:, None]
+    begin = jnp.where(kind == sliding_window.NUMBER, end - window, begin)
+    begin = jnp.where(kind == OPAQUE, end, jnp.maximum(begin, 0))
+    proof = (groups[:, GroupField.EAGLE, None] != 0) & (kind != MAMBA)
+    return jnp.minimum(begin, end), end, proof.astype(jnp.int32)
+
+
+def _first_blocks(state: StepState, chains: jax.Array) -> jax.Array:
+    """The block registered first under each key of `chains` uint32[K, C, 4] in each group, int32[K, G, C]; 0 for none.
+
+    Every block looks for its own key among the different keys asked for, sorted into buckets by their first bits.
+    """
+    groups = state.rows.shape[1]
+    asked = _index(chains.reshape(-1, 4))
+    place = _find(asked, state.keys[:, :4], state.refs % 2 == 1)
+    group = jnp.minimum(state.keys[:, 4].astype(jnp.int32), groups - 1)
+    age = state.counters[StepCounter.REGISTERED].astype(jnp.uint32) - state.keys[:, 5]
+    size = asked.words.shape[0]
+    oldest = jnp.zeros((size, groups), jnp.uint32).at[place, group].max(age, mode="drop")
+    counts = age == oldest.at[place, group].get(mode="fill", fill_value=0)
+    blocks = jnp.arange(state.refs.shape[0], dtype=jnp.int32)
+    first = jnp.zeros(oldest.shape, jnp.int32)
+    first = first.at[jnp.where(counts, place, size), group].max(blocks, mode="drop")
+    return jnp.swapaxes(first[asked.place].reshape(*chains.shape[:2], groups), 1, 2)
+
+
+class _Index(NamedTuple):
+    """Different keys in order, in buckets of those that begin with the same bits.
+
+    `words` uint32[n, 4]; `place` int32[n], where each key that was given is among them; `start` and `sizes` int32[T],
+    of each bucket, T a power of two.
+    """
+
+    words: jax.Array
+    place: jax.Array
+    start: jax.Array
+    sizes: jax.Array
+
+
+def _index(keys: jax.Array) -> _Index:
+    """Keys uint32[n, 4], some of them equal, in order, and at least sixteen buckets for each."""
+    size = keys.shape[0]
+    *words, order = lax.sort((*keys.T, jnp.arange(size, dtype=jnp.int32)), num_keys=4)
+    ordered = jnp.stack(words, axis=1)
+    new = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1).at[0].set(True)
+    rank = jnp.cumsum(new, dtype=jnp.int32) - 1
+    place = jnp.zeros(size, jnp.int32).at[order].set(rank)
+    sizes = jnp.zeros(1 << (16 * size - 1).bit_length(), jnp.int32)
+    sizes = sizes.at[_bucket(sizes, words[0])].add(new.astype(jnp.int32))
+    return _Index(jnp.zeros_like(keys).at[rank].set(ordered), place, jnp.cumsum(sizes, dtype=jnp.int32) - sizes, sizes)
+
+
+def _bucket(buckets: jax.Array, first: jax.Array) -> jax.Array:
+    """The bucket of keys with the first words uint32[n], of as many as `buckets` [T] has; T is a power of two."""
+    return (first >> (33 - buckets.shape[0].bit_length())).astype(jnp.int32)
+
+
+def _find(index: _Index, keys: jax.Array, live: jax.Array) -> jax.Array:
+    """Where keys uint32[N, 4] are in an index of n, int32[N]; n for those that are not, or not `live` bool[N].
+
+    Takes as many rounds as the fullest bucket that is looked into has keys: few, as their bits are random.
+    """
+    missing = index.words.shape[0]
+    bucket = _bucket(index.sizes, keys[:, 0])
+    start, count = index.start[bucket], jnp.where(live, index.sizes[bucket], 0)
+
+    def compare(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        turn, found = carry
+        at = start + turn
+        same = (turn < count) & jnp.all(index.words[jnp.minimum(at, missing - 1)] == keys, axis=1)
+        return turn + 1, jnp.where(same, at, found)
+
+    most = jnp.max(count)
+    found = jnp.full(keys.shape[0], missing, jnp.int32)
+    return lax.while_loop(lambda carry: carry[0] < most, compare, (jnp.int32(0), found))[1]
+
+
+# Adopting.
+
+
+def _hold(state: StepState, blocks: jax.Array) -> StepState:
+    """References to blocks, as often as they are named; those that were free leave the queue, the rest closes up."""
+    named = blocks.reshape(-1)
+    size = state.queue.shape[0]
+    free = jnp.any((named > 0) & (state.refs[named] < 2))
+    refs = state.refs.at[jnp.where(named > 0, named, state.refs.shape[0])].add(2, mode="drop")
+    head, tail = state.counters[StepCounter.HEAD], state.counters[StepCounter.TAIL]
+
+    def close_up(queue: jax.Array) -> tuple[jax.Array, jax.Array]:
+        turn = jnp.arange(size)
+        block = queue[(head + turn) & (size - 1)]
+        kept = (turn < tail - head) & (refs[block] < 2)
+        place = head + jnp.cumsum(kept, dtype=jnp.int32) - 1
+        closed = queue.at[jnp.where(kept, place & (size - 1), size)].set(block, mode="drop")
+        return closed, kept.sum(dtype=jnp.int32)
+
+    queue, left = lax.cond(free, close_up, lambda queue: (queue, tail - head), state.queue)
+    return replace(state, refs=refs, queue=queue, counters=state.counters.at[StepCounter.TAIL].set(head + left))

@@ -1,0 +1,224 @@
+"""The state of a cache that is served in whole steps: nine arrays that vectorised updates change in place.
+
+`hkv.state.state.State` is made for one operation after the other, and cannot serve a step at a cost of its new blocks:
+
+- its free queue has empty places, wherever a hit took a block out of the middle. The next n free blocks are then an
+  unknown number of places away; here they are the next n places.
+- its key table is indexed by numbers that a host gave to prefix keys. A step makes its keys on the device, where
+  nobody can number them; here a block carries its whole key.
+- its rows keep stale ids before their first block that is not null, which a reader has to know; here those are 0, and
+  so rows are block tables that kernels can read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.rules.parameters import Parameters, of_config
+from hkv.errors import ConfigError
+
+
+class StepCounter(enum.IntEnum):
+    """Where `StepState.counters` keeps what."""
+
+    HEAD = 0
+    """Place in the queue's ring of the next block to hand out, before masking."""
+    TAIL = 1
+    """Place after the last one, before masking; `TAIL - HEAD` blocks are free."""
+    REGISTERED = 2
+    """Blocks registered so far, modulo 2**32."""
+    EVICTIONS = 3
+    """Blocks whose keys were dropped because they were handed out."""
+
+
+class StepRequest(enum.IntEnum):
+    """The first columns of `StepState.requests`."""
+
+    LIVE = 0
+    """1 if the row has a request."""
+    COMPUTED = 1
+    """Tokens computed, or being computed by the last step."""
+
+
+class StepRow(enum.IntEnum):
+    """The columns of `StepState.requests` that follow, each once for every group. Units are blocks."""
+
+    LENGTH = 0
+    """Entries of the row, null ones included."""
+    FIRST = 1
+    """Entries before this one were given back, and are null."""
+    CACHED = 2
+    """Entries already looked at for registration."""
+
+
+PAD = -1
+"""A row that is none; the block and offset of a token that is written nowhere."""
+
+KEY_WORDS = 6
+"""Words of a block's key: the fingerprint's four, the group, and how many blocks were registered before it."""
+
+HASH_WORDS = 12
+"""Words in which a row hashes: the last key, the digest of the hash block being filled, its last four tokens."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepState:
+    """A cache of R rows, G groups and at most N blocks. Immutable; donate it to the step that replaces it.
+
+    Attributes:
+      queue: int32[Q], the free queue: a ring of Q places, a power of two, at least N. From HEAD to TAIL
+        (`StepCounter`) it holds the free blocks, the next to be handed out first, without gaps.
+      refs: int32[N], twice the references to each block, plus 1 if it is registered. Free blocks and the null block 0
+        have no references.
+      marks: int32[N], scratch: means nothing between steps.
+      keys: uint32[N, 6], what each block is registered under (`KEY_WORDS`); means nothing for blocks that are not. Of
+        several blocks with the same key, the one registered first counts.
+      rows: int32[R, G, W], block ids; 0 where there is none.
+      requests: int32[R, 2 + 3 * G], what each row knows of its request (`StepRequest`), then LENGTH of each group,
+        FIRST of each, CACHED of each (`StepRow`).
+      chains: uint32[R, C, 4], the key of each whole hash block of the row's tokens.
+      hashing: uint32[R, 12], where hashing of the row's tokens stands (`HASH_WORDS`).
+      counters: int32[4], the queue's ends and what was counted (`StepCounter`).
+    """
+
+    queue: jax.Array
+    refs: jax.Array
+    marks: jax.Array
+    keys: jax.Array
+    rows: jax.Array
+    requests: jax.Array
+    chains: jax.Array
+    hashing: jax.Array
+    counters: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepBatch:
+    """What a step computes. T is the most tokens of one row.
+
+    Attributes:
+      tokens: int32[R, T], the new tokens of each row, those that are settled: no drafts.
+      counts: int32[R], how many; 0 leaves the row out of the step.
+      lookahead: int32[R], draft tokens after them that need slots, and are not registered.
+      in_flight: int32[R], of the tokens computed before, those whose steps have not come back: they still read.
+    """
+
+    tokens: jax.Array
+    counts: jax.Array
+    lookahead: jax.Array
+    in_flight: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What a step answers.
+
+    Attributes:
+      status: int32[R], `hkv.state.status.Status`. All but OK took nothing; NO_ROOM and STEP_FULL have nevertheless
+        given back what the row cannot read any more, as vLLM 0.33 does.
+      blocks: int32[R, G, T + drafts], the block in which each token is written, -1 for none.
+      offsets: int32[R, G, T + drafts], its place there, in tokens, -1 for none. Under context parallelism a block
+        counts the tokens of all ranks that share it; `hkv.cache.step_slots.on_rank` says which are whose.
+      deferred: int32[2], blocks that could not be given back, and blocks that could not be looked at for registration,
+        because the step's room was too small; later steps will.
+    """
+
+    status: jax.Array
+    blocks: jax.Array
+    offsets: jax.Array
+    deferred: jax.Array
+
+
+def init(
+    config: VllmConfig, *, rows: int, row: int, blocks: int | None = None, chain: int | None = None
+) -> tuple[Parameters, StepState]:
+    """An empty cache, as NumPy arrays: every block but the null block is free, in order of its id.
+
+    Args:
+      config: the configuration, which becomes data.
+      rows: requests at the same time, R.
+      row: most blocks a request may have in one group, W.
+      blocks: bucket for the pool; the pool itself by default.
+      chain: most hash blocks of a request, C; as many as fill a row by default.
+
+    Raises:
+      ConfigError: the configuration has what whole steps cannot express, or does not fit.
+    """
+    require_expressible(config)
+    groups = len(config.topology.specs)
+    parameters = of_config(config, groups + 1)
+    blocks = config.num_blocks if blocks is None else blocks
+    for name, value, least in (("rows", rows, 1), ("row", row, 1), ("blocks", blocks, config.num_blocks)):
+        if type(value) is not int or not least <= value < 1 << 27:
+            raise ConfigError(name, value, f"an integer of at least {least} and below 2**27")
+    finest = -(-row * max(config.block_sizes, default=1) // config.hash_block_size) if chain is None else chain
+    if type(finest) is not int or finest < 1:
+        raise ConfigError("chain", chain, "a positive integer")
+    queue = np.zeros(1 << (blocks - 1).bit_length(), np.int32)
+    queue[: config.num_blocks - 1] = np.arange(1, config.num_blocks)
+    counters = np.zeros(len(StepCounter), np.int32)
+    counters[StepCounter.TAIL] = config.num_blocks - 1
+    return parameters, StepState(
+        queue=queue,  # type: ignore[arg-type]
+        refs=np.zeros(blocks, np.int32),  # type: ignore[arg-type]
+        marks=np.zeros(blocks, np.int32),  # type: ignore[arg-type]
+        keys=np.zeros((blocks, KEY_WORDS), np.uint32),  # type: ignore[arg-type]
+        rows=np.zeros((rows, groups, row), np.int32),  # type: ignore[arg-type]
+        requests=np.zeros((rows, len(StepRequest) + len(StepRow) * groups), np.int32),  # type: ignore[arg-type]
+        chains=np.zeros((rows, finest, 4), np.uint32),  # type: ignore[arg-type]
+        hashing=np.zeros((rows, HASH_WORDS), np.uint32),  # type: ignore[arg-type]
+        counters=counters,  # type: ignore[arg-type]
+    )
+
+
+def require_expressible(config: VllmConfig) -> None:
+    """Raises for configurations whose rules a whole step does not have.
+
+    Raises:
+      ConfigError: sub-block hits, sparse retention (a step does not know where prompts end), hashes that look ahead,
+        recurrent groups with speculative or checkpoint states, or a full-attention group whose blocks hold several hash
+        blocks (vLLM 0.33 gives those blocks a second key, at the prompt's end).
+    """
+    if config.partial_hits:
+        raise ConfigError("partial_hits", True, "False: a block has one key in whole steps")
+    if config.retention_interval is not None:
+        raise ConfigError("retention_interval", config.retention_interval, "None: a step does not know prompts' ends")
+    if config.hash_lookahead:
+        raise ConfigError("hash_lookahead", config.hash_lookahead, "0: a step hashes the tokens of whole blocks alone")
+    for group, spec in enumerate(config.topology.specs):
+        coarse = config.block_size(group) != config.hash_block_size
+        if config.caching and coarse and spec.kind in ("full_attention", "mla"):
+            expected = f"hash_block_size {config.hash_block_size}: a block has one key in whole steps"
+            raise ConfigError(f"groups[{group}].block_size", config.block_size(group), expected)
+        for name in ("num_speculative_blocks", "num_prefill_checkpoint_blocks"):
+            if getattr(spec, name, 0):
+                raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), "0: a step has one state a row")
+
+
+def room_for(config: VllmConfig, *, rows: int, tokens: int, lookahead: int = 0) -> int:
+    """Room that a step never exceeds if every row has at most `tokens` new tokens and `lookahead` drafts.
+
+    Steps after a larger one may have more to give back than that: what does not fit waits.
+    """
+    unit = config.scheduler_block_size if len(config.block_sizes) > 1 else 1
+    return rows * sum(-(-(tokens + max(lookahead, unit - 1)) // size) for size in config.block_sizes)
+
+
+def replace(state: StepState, **changes: jax.Array) -> StepState:
+    """The state with some of its arrays replaced."""
+    return StepState(**{**vars(state), **changes})
+
+
+def known_rows(state: StepState, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows int32[K] that exist, 0 in place of others, and which do, bool[K]."""
+    known = (rows >= 0) & (rows < state.requests.shape[0])
+    return jnp.where(known, rows, 0), known

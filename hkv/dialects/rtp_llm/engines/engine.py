@@ -1,0 +1,65 @@
+"""The protocol by which HKV drives a cache under RTP-LLM's rules, its own or anybody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpOp
+from hkv.errors import ConfigError
+from hkv.oracle.engine import Failure, failure_of
+
+
+@runtime_checkable
+class RtpEngine(Protocol):
+    """A cache that performs the operations of `hkv.dialects.rtp_llm.log.structs`, as `docs/oplog.md` explains them."""
+
+    def perform(self, operation: RtpOp) -> RtpAnswer:
+        """Perform one operation and answer it, with the operation's `answer_type`; None where that is None."""
+        ...
+
+
+@runtime_checkable
+class KeyedRtpEngine(RtpEngine, Protocol):
+    """An engine that also takes requests whose prefix keys are known beforehand, as a request trace gives them."""
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int) -> None:
+        """A request of one sequence arrives whose prompt has `num_tokens` tokens, unnamed.
+
+        `keys[i]`, a non-negative int, identifies the first `(i + 1) * block_size` tokens of the request, in the whole
+        of its life: equal keys mean equal tokens from 0 on. Keys beyond the tokens it has so far are not used.
+        `reserve` is that of `request`.
+        """
+        ...
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens, unnamed, are appended to a keyed request."""
+        ...
+
+    def num_available(self) -> int:
+        """Blocks that no request and no connector holds, over all pools: free ones, and those only the cache holds."""
+        ...
+
+
+def perform_rtp(engine: object, operation: RtpOp) -> RtpAnswer:
+    """Performs one operation.
+
+    Raises:
+      ConfigError: the engine is none for these logs.
+      Exception: whatever the engine raises.
+    """
+    if not isinstance(engine, RtpEngine):
+        raise ConfigError("engine", type(engine).__name__, "an engine that performs operations under RTP-LLM's rules")
+    return engine.perform(operation)
+
+
+def attempt_rtp(engine: object, operation: RtpOp) -> RtpAnswer | Failure:
+    """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
+    try:
+        answer = perform_rtp(engine, operation)
+    except Exception as error:
+        return failure_of(error)
+    wanted = operation.answer_type
+    if (answer is not None) if wanted is None else not isinstance(answer, wanted):
+        return Failure(f"answered {answer!r}, where {wanted.__name__ if wanted else None} was to come")
+    return answer

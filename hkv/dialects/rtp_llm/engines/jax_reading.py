@@ -1,0 +1,137 @@
+"""What the arrays of a cache under RTP-LLM's rules say, in the words of its logs. Host-only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hkv.dialects.rtp_llm.config import NULL, RtpConfig
+from hkv.dialects.rtp_llm.log import structs
+from hkv.keys.rolling import RollingKeys
+from hkv.state.pooled import (
+    ITEM_WORDS,
+    MARK_WORDS,
+    REQUEST_WORDS,
+    Counter,
+    Item,
+    PooledState,
+    Request,
+    Role,
+    members_of,
+)
+
+
+class Reader:
+    """Reads states of one configuration.
+
+    Args:
+      config: the configuration.
+    """
+
+    def __init__(self, config: RtpConfig) -> None:
+        self._config = config
+        self._groups = len(config.policies)
+
+    def state(self, state: PooledState, slots: Mapping[str, int], keys: Sequence[Any]) -> structs.RtpState:
+        """Everything that can be compared.
+
+        Args:
+          state: the state.
+          slots: the slot of each request, by its name.
+          keys: the key of each number.
+        """
+        lists = {id: self.lists(state, slot) for id, slot in slots.items()}
+        items = np.asarray(state.items)
+        cached = [
+            (keys[number], _holes(items[number, ITEM_WORDS : ITEM_WORDS + self._groups])) for number in _in_order(items)
+        ]
+        return structs.RtpState(
+            pools=[self._pool(state, pool) for pool in range(len(self._config.num_blocks))],
+            lists={id: rows for id, rows in lists.items() if any(blocks for row in rows for blocks in row)},
+            cached=cached,
+            version=int(np.asarray(state.counters)[Counter.VERSION]),
+        )
+
+    def lists(self, state: PooledState, slot: int) -> structs.Lists:
+        """For each sequence of a request and each group, its blocks, holes included."""
+        record, rows = np.asarray(state.requests)[slot], np.asarray(state.rows)[slot]
+        lengths = _lengths(state, record)
+        return [
+            [_holes(rows[sequence, group, : lengths[sequence, group]]) for group in range(self._groups)]
+            for sequence in range(record[Request.BATCH])
+        ]
+
+    def item(self, state: PooledState, number: int) -> list[int]:
+        """The blocks that the cache has under the key of a number, one a group, -1 for none."""
+        items = np.asarray(state.items)
+        return _holes(items[number, ITEM_WORDS : ITEM_WORDS + self._groups])
+
+    def running(self, state: PooledState, slot: int) -> bool:
+        """Whether a request's first sequence has slots."""
+        return bool(_lengths(state, np.asarray(state.requests)[slot])[0, : self._groups].any())
+
+    def reserve(self, state: PooledState, slot: int) -> int:
+        """Tokens that get slots beyond a request's own."""
+        return int(np.asarray(state.requests)[slot, Request.RESERVE])
+
+    def available(self, state: PooledState) -> int:
+        """Blocks that no request and no connector holds, over all pools."""
+        held = np.asarray(state.references)[..., [Role.REQUEST, Role.CONNECTOR]].any(axis=-1).sum()
+        return sum(count - 1 for count in self._config.num_blocks) - int(held)
+
+    def cached(self, state: PooledState) -> int:
+        """Blocks that the cache holds, over all pools."""
+        return int((np.asarray(state.references)[..., Role.CACHE] > 0).sum())
+
+    def selected(self, lists: list[list[int]], keys: RollingKeys, *, dummy_tail: bool) -> structs.Selected:
+        """The keys of a sequence that have a block, and each group's block there (RTP-LLM `incrKVCacheRef`).
+
+        Args:
+          lists: the sequence's blocks in each group.
+          keys: its keys.
+          dummy_tail: whether the key of a partly filled block is kept, as a mark, even if it has none.
+        """
+        chosen: list[int] = []
+        for position in range(len(keys.keys)):
+            real = any(position < len(blocks) and blocks[position] > 0 for blocks in lists)
+            last = bool(chosen) and position == len(keys.keys) - 1
+            tail = position >= len(lists[0]) if self._groups == 1 else last
+            if real or (dummy_tail and not keys.aligned and tail):
+                chosen.append(position)
+        columns = [[blocks[p] if p < len(blocks) else NULL for p in chosen] for blocks in lists]
+        if not any(block > 0 for blocks in columns for block in blocks):
+            return structs.Selected(None, None)
+        return structs.Selected([keys.keys[position] for position in chosen], columns)
+
+    def _pool(self, state: PooledState, pool: int) -> structs.PoolState:
+        references = np.asarray(state.references)[pool]
+        counts = {
+            role.name.lower(): {
+                str(block): int(references[block, role]) for block in np.flatnonzero(references[:, role])
+            }
+            for role in Role
+        }
+        return structs.PoolState(free=members_of(np.asarray(state.bitmap)[pool], state.buckets.levels), **counts)
+
+
+def _in_order(items: np.ndarray) -> list[int]:
+    """Numbers of the cached keys, the least recently used first."""
+    ring, found = len(items) - 2, []
+    number = int(items[ring, Item.NEXT])
+    while number != ring:
+        found.append(number)
+        number = int(items[number, Item.NEXT])
+    return found
+
+
+def _lengths(state: PooledState, record: np.ndarray) -> np.ndarray:
+    """Slots of each sequence in each group."""
+    sequences, groups = state.rows.shape[1:3]
+    words = record[REQUEST_WORDS : REQUEST_WORDS + sequences * (groups + MARK_WORDS)]
+    return words.reshape(sequences, groups + MARK_WORDS)[:, :groups]
+
+
+def _holes(blocks: np.ndarray) -> list[int]:
+    return np.where(blocks == 0, NULL, blocks).tolist()

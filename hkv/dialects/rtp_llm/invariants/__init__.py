@@ -1,0 +1,7 @@
+"""What always holds in a cache under RTP-LLM's rules, as named checks on any engine of its logs."""
+
+from hkv.dialects.rtp_llm.invariants import cache, hits, lists, pools
+from hkv.dialects.rtp_llm.invariants.moment import RTP_INVARIANTS, RtpMoment
+from hkv.dialects.rtp_llm.invariants.watch import RtpWatch
+
+__all__ = ["RTP_INVARIANTS", "RtpMoment", "RtpWatch", "cache", "hits", "lists", "pools"]

@@ -1,0 +1,135 @@
+"""What is cached: entered whole and once, evicted in order, and nothing of a prefix outlives what it stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hkv.dialects.rtp_llm.config import NULL, SINGLE
+from hkv.dialects.rtp_llm.invariants.moment import RtpMoment, rtp_invariant
+from hkv.dialects.rtp_llm.log import structs
+
+EVICTING = (structs.MallocOp, structs.ForkOp, structs.ExportOp, structs.EvictOp)
+"""Operations that may take something out of the cache."""
+
+
+@rtp_invariant("rtp key life", "B-I5", "B-I11")
+def key_life(moment: RtpMoment) -> Iterator[str]:
+    """Only `insert` enters blocks, and it never puts one in another's place; only operations that need room evict.
+
+    Holds after every operation. No exception: who computes what is cached already keeps blocks that nobody finds.
+    """
+    if isinstance(moment.operation, structs.InsertOp):
+        if moment.left:
+            yield f"an insertion took {moment.left} away"
+    elif moment.entered:
+        yield f"{moment.entered} were entered"
+    elif moment.left and not isinstance(moment.operation, EVICTING):
+        yield f"{moment.left} left the cache"
+
+
+@rtp_invariant("rtp insertion", "B-I27", "B-I30", "B-I31", after=(structs.InsertOp,))
+def insertion(moment: RtpMoment) -> Iterator[str]:
+    """Every whole block of a group with reuse is cached, under its own key and in its own group; no unfinished one is.
+
+    Holds after `insert`: what is cached of a key is this block, or one that was there before. Exceptions: one group
+    alone enters its first sequence only; under context parallelism nothing is judged but that blocks are the request's.
+    """
+    operation, config = moment.operation, moment.config
+    assert isinstance(operation, structs.InsertOp)
+    rows = moment.before.lists[operation.id]
+    own = {(group, block) for row in rows for group, blocks in enumerate(row) for block in blocks}
+    for (key, group), block in moment.entered.items():
+        if (group, block) not in own:
+            yield f"block {block} of group {group} was entered under {key}, and is not the request's"
+    if config.cp_size > 1:
+        return
+    cached = moment.slots(moment.after)
+    wanted: dict[tuple[int, int], set[int]] = {}
+    for sequence, row in enumerate(rows if config.name != SINGLE else rows[:1]):
+        keys = moment.ledger.keys(operation.id, sequence)
+        for group, blocks in enumerate(row):
+            if config.policies[group].enable_prefix_reuse:
+                for key, block in zip(keys, blocks, strict=False):
+                    if block != NULL:
+                        wanted.setdefault((key, group), set()).add(block)
+    for (key, group), blocks in wanted.items():
+        if (key, group) not in cached:
+            yield f"key {key} of group {group} is not cached, though {sorted(blocks)} are whole"
+    for (key, group), block in moment.entered.items():
+        if block not in wanted.get((key, group), ()):
+            yield f"block {block} was entered under key {key} of group {group}, where the request has no whole block"
+
+
+@rtp_invariant("rtp eviction", "B-I33", after=EVICTING)
+def eviction(moment: RtpMoment) -> Iterator[str]:
+    """A key leaves with all its blocks; resident keys never leave; without a tree the least recently used leave first.
+
+    Holds after operations that may evict. `evict` and `export` take no more keys than are needed, and no fewer than
+    there are. Exceptions: groups that may lose blocks alone; under a tree whole chains leave, so more than asked for.
+    """
+    if not moment.left:
+        yield from _enough(moment)
+        return
+    kept = {key for key, _ in moment.after.cached}
+    gone = [key for key, _ in moment.before.cached if key not in kept]
+    for key, group in moment.left:
+        if key in moment.ledger.resident and group not in moment.config.independent_groups:
+            yield f"key {key}, which is resident, lost group {group}"
+        if key in kept and not moment.config.independent_groups:
+            yield f"key {key} lost group {group} and kept others"
+    if not moment.config.prefix_tree and isinstance(moment.operation, structs.EvictOp | structs.ExportOp):
+        free = [key for key, _ in moment.before.cached if key not in moment.ledger.resident]
+        if gone != free[: len(gone)]:
+            yield f"{gone} were evicted, where the least recently used are {free[: len(gone)]}"
+        counts = {key: sum(block != NULL for block in row) for key, row in moment.before.cached}
+        if sum(counts[key] for key in gone[:-1]) >= moment.operation.least:
+            yield f"{len(gone)} keys were evicted for {moment.operation.least} blocks"
+    yield from _enough(moment)
+
+
+def _enough(moment: RtpMoment) -> Iterator[str]:
+    operation = moment.operation
+    if not isinstance(operation, structs.EvictOp | structs.ExportOp) or moment.ledger.resident:
+        return
+    count = len(moment.left)
+    if isinstance(moment.answer, structs.Count) and moment.answer.count != count:
+        yield f"{moment.answer.count} blocks are said to have been evicted, {count} were"
+    if isinstance(moment.answer, structs.Selected):
+        told = sum(block != NULL for row in moment.answer.blocks or () for block in row)
+        if told != count:
+            yield f"{told} blocks were exported, {count} left the cache"
+    if count < operation.least and moment.after.cached:
+        yield f"{count} blocks were evicted of {operation.least}, and more are there"
+
+
+@rtp_invariant("rtp chains", "B-I33")
+def chains(moment: RtpMoment) -> Iterator[str]:
+    """Under a prefix tree nothing is evicted from under a cached key: what it was entered behind is cached as well.
+
+    Holds after every operation. Exceptions: one group alone, whose keys are all roots; groups that may lose blocks
+    alone; caches without a full group, whose prefixes have holes; context parallelism.
+    """
+    config = moment.config
+    if not config.prefix_tree or config.cp_size > 1 or config.independent_groups or config.name == SINGLE:
+        return
+    if not any(moment.is_full(g) and policy.enable_prefix_reuse for g, policy in enumerate(config.policies)):
+        return
+    cached = {key for key, _ in moment.after.cached}
+    for key in cached:
+        parent = moment.ledger.parents.get(key)
+        if parent is not None and parent not in cached:
+            yield f"key {key} is cached, and {parent}, on which it builds, is not"
+
+
+@rtp_invariant("rtp version", "B-I34")
+def version(moment: RtpMoment) -> Iterator[str]:
+    """The cache's version grows with every insertion that changes what is cached, and with nothing else.
+
+    Holds after every operation. Exception: insertions of resident keys always count as changes.
+    """
+    before, after = moment.before.version, moment.after.version
+    if isinstance(moment.operation, structs.InsertOp):
+        if moment.entered and after <= before:
+            yield f"{len(moment.entered)} blocks were entered, and the version went from {before} to {after}"
+    elif after != before:
+        yield f"the version went from {before} to {after}"

@@ -1,0 +1,208 @@
+"""One operation under RTP-LLM's rules, with the cache before and after it, and what the operations so far say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from hkv.dialects.rtp_llm.config import NULL, SINGLE, RtpConfig
+from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm.log.structs import Lists, RtpAnswer, RtpOp, RtpState
+from hkv.dialects.vllm.invariants.invariant import EVERY, Invariant
+from hkv.keys.rolling import first_keys
+from hkv.model.group_policy import CpMapping, GroupType
+
+Held = dict[tuple[int, int], int]
+"""References to blocks: `(pool, block)` to how many."""
+
+Slots = dict[tuple[int, int], int]
+"""What is cached: `(key, group)` to the block."""
+
+
+@dataclasses.dataclass
+class RtpRecord:
+    """A request as its operations leave it.
+
+    Attributes:
+      tokens: of each sequence.
+      reserve: tokens to come in a step beyond the next one's.
+      shared: whether sequences were forked and may write into one another's blocks: without copies; with a reserve,
+        where the one copied block is not the one that is written next; or freed and begun anew, as if they were equal;
+        or after their blocks were entered, when a copy may go into a block of a sequence that is given up.
+      entered: whether its blocks were entered into the cache since it last waited.
+      forked: whether its sequences were ever forked.
+    """
+
+    tokens: list[list[int]]
+    reserve: int
+    shared: bool = False
+    entered: bool = False
+    forked: bool = False
+
+
+class RtpLedger:
+    """Follows operations and their answers.
+
+    Args:
+      config: the cache's configuration.
+
+    Attributes:
+      requests: every request that was not dropped, by name.
+      held: of everything that is held under a name, the role and the blocks.
+      exported: of everything that was exported under a name and not settled, the blocks.
+      resident: keys that were entered never to be evicted.
+      unsure: keys entered by requests whose sequences may write into one another's blocks.
+      parents: the key that each key was last entered behind; None for a first one.
+    """
+
+    def __init__(self, config: RtpConfig) -> None:
+        self._config = config
+        self.requests: dict[str, RtpRecord] = {}
+        self.held: dict[str, tuple[str, Held]] = {}
+        self.exported: dict[str, Held] = {}
+        self.resident: set[int] = set()
+        self.unsure: set[int] = set()
+        self.parents: dict[int, int | None] = {}
+
+    def follow(self, operation: RtpOp, answer: RtpAnswer, lists: Mapping[str, Lists]) -> None:
+        """Takes note of an operation that was performed, of its answer, and of every request's blocks before it."""
+        match operation:
+            case structs.RequestOp():
+                tokens = [list(operation.tokens) for _ in range(operation.sequences)]
+                self.requests[operation.id] = RtpRecord(tokens, operation.reserve)
+            case structs.AppendOp():
+                for known, more in zip(self.requests[operation.id].tokens, operation.tokens, strict=True):
+                    known += more
+            case structs.ForkOp() if operation.sources and isinstance(answer, structs.Fork):
+                record = self.requests[operation.id]
+                if answer.copies is not None:
+                    record.forked = True
+                    record.tokens = [list(record.tokens[source]) for source in operation.sources]
+                    record.shared |= not operation.copy_last or record.reserve > 0 or record.entered
+            case structs.FreeOp():
+                record = self.requests[operation.id]
+                record.shared, record.entered = record.forked and len(record.tokens) > 1, False
+            case structs.DropOp():
+                del self.requests[operation.id]
+            case structs.InsertOp():
+                self.requests[operation.id].entered = True
+                self._entered(operation, lists.get(operation.id, []))
+            case structs.HoldOp() if isinstance(answer, structs.Selected) and answer.blocks is not None:
+                role = "connector" if operation.connector else "request"
+                self.held[operation.name] = (role, self._counted(answer.blocks))
+            case structs.ReleaseOp():
+                del self.held[operation.name]
+            case structs.ExportOp() if isinstance(answer, structs.Selected) and answer.blocks is not None:
+                self.exported[operation.name] = self._counted(answer.blocks)
+            case structs.SettleOp():
+                del self.exported[operation.name]
+            case _:
+                pass
+
+    def _entered(self, operation: structs.InsertOp, rows: Lists) -> None:
+        for sequence, row in enumerate(rows if self._config.name != SINGLE else rows[:1]):
+            keys = self.keys(operation.id, sequence)
+            for position, key in enumerate(keys):
+                self.parents[key] = keys[position - 1] if position else None
+                if self.requests[operation.id].shared:
+                    self.unsure.add(key)
+                if operation.resident and self._is_held(row, position):
+                    self.resident.add(key)
+
+    def _is_held(self, row: list[list[int]], position: int) -> bool:
+        """Whether some group that is cached has a block there: every one, where ranks hold different parts."""
+        cached = [
+            blocks
+            for blocks, policy in zip(row, self._config.policies, strict=True)
+            if policy.enable_prefix_reuse and position < len(blocks)
+        ]
+        every = all if self._config.cp_size > 1 else any
+        return bool(cached) and every(blocks[position] != NULL for blocks in cached)
+
+    def _counted(self, blocks: list[list[int]]) -> Held:
+        pools = self._config.topology.num_pools
+        return dict(Counter((g if pools > 1 else 0, b) for g, row in enumerate(blocks) for b in row if b > 0))
+
+    def keys(self, id: str, sequence: int, *, partial: bool = False) -> list[int]:
+        """Keys of a sequence's whole blocks, by the hash's definition; with `partial`, of a last, unfinished one too.
+
+        Under context parallelism those of whole rounds over the ranks.
+        """
+        tokens, config = self.requests[id].tokens[sequence], self._config
+        found = first_keys(tokens, config.block_size)
+        keys = found.keys if partial else found.without_partial().keys
+        return list(keys[config.cp_size - 1 :: config.cp_size])
+
+
+@dataclasses.dataclass(frozen=True)
+class RtpMoment:
+    """What there is to judge by.
+
+    Attributes:
+      config: the cache's configuration.
+      ledger: what the operations up to this one say.
+      operation: the operation.
+      answer: what the engine answered.
+      before: the cache before it.
+      after: the cache after it.
+    """
+
+    config: RtpConfig
+    ledger: RtpLedger
+    operation: RtpOp
+    answer: RtpAnswer
+    before: RtpState
+    after: RtpState
+
+    def pool_of(self, group: int) -> int:
+        """The pool from which a group takes its blocks."""
+        return group if self.config.topology.num_pools > 1 else 0
+
+    def is_full(self, group: int) -> bool:
+        """Whether a group keeps every block."""
+        return self.config.policies[group].group_type is GroupType.FULL
+
+    def slots(self, state: RtpState) -> Slots:
+        """What is cached in each group under each key."""
+        return {(key, g): block for key, row in state.cached for g, block in enumerate(row) if block != NULL}
+
+    @property
+    def left(self) -> Slots:
+        """What is not cached any more, or by another block."""
+        after = self.slots(self.after)
+        return {name: block for name, block in self.slots(self.before).items() if after.get(name) != block}
+
+    @property
+    def entered(self) -> Slots:
+        """What was not cached before, or by another block."""
+        before = self.slots(self.before)
+        return {name: block for name, block in self.slots(self.after).items() if before.get(name) != block}
+
+    @property
+    def tokens_of_a_key(self) -> int:
+        """Tokens that one key of a hit counts for: a round over the ranks, if a full group is dealt out to them."""
+        full = [self.config.policies[group] for group in self.config.full_groups]
+        dealt = bool(full) and full[0].cp_mapping is CpMapping.BLOCK_ROUND_ROBIN
+        return self.config.block_size * (self.config.cp_size if dealt else 1)
+
+    @property
+    def granted(self) -> bool:
+        """Whether the operation is an allocation that was granted."""
+        return isinstance(self.answer, structs.Malloc) and self.answer.verdict == "granted"
+
+
+RTP_INVARIANTS: dict[str, Invariant] = {}
+"""Every invariant of logs under RTP-LLM's rules, by name."""
+
+RtpCheck = Callable[[RtpMoment], Iterator[str]]
+
+
+def rtp_invariant(name: str, *promises: str, after: tuple[type, ...] = EVERY) -> Callable[[RtpCheck], RtpCheck]:
+    """Enters a check into `RTP_INVARIANTS`."""
+
+    def enter(check: RtpCheck) -> RtpCheck:
+        RTP_INVARIANTS[name] = Invariant(name, promises, "rtp-llm", after, check)
+        return check
+
+    return enter

@@ -1,0 +1,1 @@
+"""TODO hkv/dialects/rtp_llm/log."""

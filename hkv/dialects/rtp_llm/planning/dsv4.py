@@ -1,0 +1,96 @@
+"""DeepSeek-V4's seven groups under RTP-LLM: compressed keys and values, their compressors' states, and the window."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hkv.dialects.rtp_llm.planning.opaque import OpaqueDesc
+from hkv.model.group_policy import CpSlice, EvictPolicy, GroupPolicy, GroupType, MemoryPlacement, default_policy
+
+CSA_TAGS = ("csa_kv", "indexer_kv", "indexer_state", "csa_state", "swa_kv")
+HCA_TAGS = ("hca_kv", "hca_state", "swa_kv")
+PACKED, PACKED_INDEXER, PACKED_ALIGNMENT = 584, 132, 576
+EXPLICIT_BLOCKS = 256
+"""Blocks of the pool of the rarely compressed state, paid from the budget."""
+
+
+def layer_tags(ratio: int) -> tuple[str, ...]:
+    """Groups of a layer that compresses `ratio` tokens into one: 4, 128, or anything else for a window alone."""
+    return {4: CSA_TAGS, 128: HCA_TAGS}.get(ratio, ("swa_kv",))
+
+
+def tag_order(ratios: Sequence[int]) -> tuple[str, ...]:
+    """Groups in the order in which the layers first name them."""
+    return tuple(dict.fromkeys(tag for ratio in ratios for tag in layer_tags(ratio)))
+
+
+def descriptions(*, head_dim: int, indexer_dim: int, float8: bool) -> dict[str, OpaqueDesc]:
+    """The description of each group.
+
+    Args:
+      head_dim: elements of a vector.
+      indexer_dim: elements of an indexer's key.
+      float8: packed vectors of one byte an element, else bfloat16.
+    """
+    vector = PACKED if float8 else 2 * head_dim
+    key = PACKED_INDEXER if float8 else 2 * indexer_dim
+    alignment = PACKED_ALIGNMENT if float8 else 0
+    kv = OpaqueDesc(state=False, entry_elems=vector, entry_dtype="uint8", count="compressed", ratio=4)
+    ring = OpaqueDesc(
+        state=True,
+        entry_elems=1,
+        entry_dtype="float32",
+        count="ring",
+        ratio=4,
+        overlap=1,
+        alignment_min_entries=128,
+        cp_align_payload=True,
+        cp_scale_seq=True,
+        cp_slice="payload",
+    )
+    return {
+        "csa_kv": dataclasses.replace(kv, alignment=alignment),
+        "hca_kv": dataclasses.replace(kv, ratio=128, alignment=alignment),
+        "indexer_kv": dataclasses.replace(kv, entry_elems=key),
+        "indexer_state": dataclasses.replace(ring, entry_elems=4 * indexer_dim),
+        "csa_state": dataclasses.replace(ring, entry_elems=4 * head_dim),
+        "hca_state": dataclasses.replace(ring, entry_elems=2 * head_dim, ratio=128, overlap=0),
+        "swa_kv": dataclasses.replace(
+            ring,
+            entry_elems=vector,
+            entry_dtype="uint8",
+            ratio=128,
+            overlap=0,
+            alignment=alignment,
+            cp_slice="stride",
+        ),
+    }
+
+
+def policy(tag: str, *, pinned: bool = False) -> GroupPolicy:
+    """The policy of a group.
+
+    Args:
+      tag: one of the seven.
+      pinned: fixed pools lie in pinned host memory and cost no device memory.
+    """
+    if tag in ("csa_kv", "hca_kv", "indexer_kv"):
+        return default_policy(GroupType.FULL)
+    base = dataclasses.replace(
+        default_policy(GroupType.SWA),
+        evict_policy=EvictPolicy.INDEPENDENT,
+        enable_prefix_reuse=True,
+        cp_slice=CpSlice.EQUAL_BYTES if tag == "swa_kv" else CpSlice.PAYLOAD_BYTES,
+        memory_placement=MemoryPlacement.HOST_PINNED if pinned else MemoryPlacement.DEVICE,
+    )
+    if tag != "hca_state":
+        return base
+    return dataclasses.replace(
+        base,
+        enable_prefix_reuse=False,
+        active_tail_blocks=1,
+        validate_tail_blocks=False,
+        explicit_block_num=EXPLICIT_BLOCKS,
+        charge_to_paged_budget=not pinned,
+    )

@@ -1,0 +1,226 @@
+"""RTP-LLM's pools: one shared by all groups, or one for each group, and how many blocks each gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from hkv.dialects.rtp_llm.planning.sizes import BlockBytes
+from hkv.errors import PlanError
+from hkv.model.group_policy import CpMapping, GroupPolicy, GroupType
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolGroup:
+    """One group: its layers, their block, and its share of the memory.
+
+    Attributes:
+      tag: the group's identity.
+      block: what one of its layers stores in one block.
+      policy: how it behaves.
+      layers: indices of its layers.
+      kernel_blocks: kernel blocks in one block, for groups of type FULL.
+      stride: bytes from one block of a layer to the next in its pool.
+      scale_stride: the same for scales.
+      num_blocks: blocks of its pool.
+    """
+
+    tag: str
+    block: BlockBytes
+    policy: GroupPolicy
+    layers: tuple[int, ...]
+    kernel_blocks: int
+    stride: int
+    scale_stride: int
+    num_blocks: int = 0
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers of the group."""
+        return len(self.layers) * (self.stride + self.scale_stride)
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolPlan:
+    """RTP-LLM's memory plan.
+
+    Attributes:
+      groups: the groups, in order.
+      shared: one pool for all groups.
+      num_blocks: blocks of the paged pools, block 0 included.
+      bytes_per_block: bytes one more block costs.
+      tail_bytes_per_block: bytes one more block of the SWA pools costs; 0 in a shared pool.
+      reserve_bytes: bytes of pools of a fixed size that are paid from the budget.
+      memory: the budget.
+      modules: the groups of each draft module, tags as in `groups`; their layers lie in regions of their own behind the
+        target's, and their bytes are counted above.
+      ranks: ranks among which a sequence's blocks are dealt out.
+    """
+
+    groups: tuple[PoolGroup, ...]
+    shared: bool
+    num_blocks: int
+    bytes_per_block: int
+    tail_bytes_per_block: int
+    reserve_bytes: int
+    memory: int
+    modules: tuple[tuple[PoolGroup, ...], ...] = ()
+    ranks: int = 1
+
+    def tokens_per_slot(self, group: PoolGroup) -> int:
+        """Tokens of a sequence that one slot of a group stands for: those of all ranks where blocks are dealt out."""
+        dealt = self.ranks > 1 and group.policy.cp_mapping is CpMapping.BLOCK_ROUND_ROBIN
+        return group.block.seq_size * (self.ranks if dealt else 1)
+
+    @property
+    def token_capacity(self) -> int:
+        """Tokens for which every full group has room, over all ranks; every group, if none is full."""
+        full = [group for group in self.groups if group.policy.group_type is GroupType.FULL]
+        return min((group.num_blocks - 1) * self.tokens_per_slot(group) for group in full or self.groups)
+
+
+def kernel_blocks(block_size: int, kernel_block_size: int) -> int:
+    """Kernel blocks in one block; 1 when no kernel size is set.
+
+    Raises:
+      PlanError: the kernel's size does not divide the block.
+    """
+    if kernel_block_size == 0:
+        return 1
+    if kernel_block_size > block_size or block_size % kernel_block_size:
+        raise PlanError("kernel_block_size", kernel_block_size, f"a divisor of the block's {block_size} tokens")
+    return block_size // kernel_block_size
+
+
+def group_layer_count(linear: int, full: int) -> int:
+    """Layers of one group of a shared pool: the common divisor, but at least as many as there are full layers."""
+    if linear and full:
+        return max(math.gcd(linear, full), full)
+    return max(linear, full, 1)
+
+
+def hybrid_tags(kinds: Sequence[GroupType]) -> tuple[str, ...]:
+    """The tag of each layer in a shared pool: `full`, and `linear0`, `linear1`, ... for as many linear layers each.
+
+    Raises:
+      PlanError: a layer that is neither.
+    """
+    linear = sum(kind is GroupType.LINEAR for kind in kinds)
+    full = sum(kind is GroupType.FULL for kind in kinds)
+    if linear + full != len(kinds):
+        raise PlanError("pools", "shared", "independent, as layers other than full and linear are among them")
+    size, seen, tags = group_layer_count(linear, full), 0, []
+    for kind in kinds:
+        if kind is GroupType.FULL:
+            tags.append("full")
+        else:
+            tags.append(f"linear{seen // size}" if full else "linear")
+            seen += 1
+    return tuple(tags)
+
+
+def shared_pool(
+    tags: Sequence[str], blocks: Mapping[str, BlockBytes], policies: Mapping[str, GroupPolicy], *, kernel: int = 0
+) -> tuple[PoolGroup, ...]:
+    """The groups of one shared pool, full ones first, all with the stride of the largest block.
+
+    Args:
+      tags: the tag of each layer.
+      blocks: each group's block.
+      policies: each group's policy.
+      kernel: tokens per kernel block, 0 for the block's own.
+
+    Raises:
+      PlanError: not exactly one full group, linear groups that differ, or a full block smaller than a state.
+    """
+    order = sorted(dict.fromkeys(tags), key=lambda tag: policies[tag].group_type is not GroupType.FULL)
+    full = [tag for tag in order if policies[tag].group_type is GroupType.FULL]
+    states = [tag for tag in order if policies[tag].group_type is GroupType.LINEAR]
+    if len(full) != 1:
+        raise PlanError("pools", full, "exactly one group of full attention in a shared pool")
+    if len({dataclasses.astuple(blocks[tag]) for tag in states}) > 1:
+        raise PlanError("pools", states, "linear groups of one layout in a shared pool")
+    stride = max(blocks[tag].bytes for tag in order)
+    if blocks[full[0]].bytes < stride:
+        expected = f"at least the {stride} bytes of a state: full attention is not padded"
+        raise PlanError("full block bytes", blocks[full[0]].bytes, expected)
+    scale = blocks[full[0]].scale
+    return tuple(_group(tag, tags, blocks[tag], policies[tag], kernel, stride, scale) for tag in order)
+
+
+def independent_pools(
+    layer_tags: Sequence[Sequence[str]],
+    blocks: Mapping[str, BlockBytes],
+    policies: Mapping[str, GroupPolicy],
+    *,
+    kernel: int = 0,
+) -> tuple[PoolGroup, ...]:
+    """One group a pool, in the order in which layers first name them. A block's bytes count for each kernel block.
+
+    Args:
+      layer_tags: the tags of each layer.
+      blocks: each group's block; compressed ones sized for one kernel block.
+      policies: each group's policy.
+      kernel: tokens per kernel block, 0 for the block's own.
+
+    Raises:
+      PlanError: a layer names a group twice, or keys and values would be counted once for each kernel block.
+    """
+    for index, tags in enumerate(layer_tags):
+        if len(set(tags)) != len(tags):
+            raise PlanError(f"tags of layer {index}", tuple(tags), "each group once")
+    groups = []
+    for tag in dict.fromkeys(tag for tags in layer_tags for tag in tags):
+        block = blocks[tag]
+        pieces = kernel_blocks(block.seq_size, kernel) if policies[tag].group_type is GroupType.FULL else 1
+        if pieces > 1 and block.kind in ("mha", "mla"):
+            raise PlanError("kernel_block_size", kernel, f"{block.seq_size}: {block.kind} blocks are sized whole")
+        layers = tuple(i for i, tags in enumerate(layer_tags) if tag in tags)
+        stride, scale = block.bytes * pieces, block.scale * pieces
+        groups.append(PoolGroup(tag, block, policies[tag], layers, pieces, stride, scale))
+    return tuple(groups)
+
+
+def _group(
+    tag: str, tags: Sequence[str], block: BlockBytes, policy: GroupPolicy, kernel: int, stride: int, scale: int
+) -> PoolGroup:
+    pieces = kernel_blocks(block.seq_size, kernel) if policy.group_type is GroupType.FULL else 1
+    layers = tuple(index for index, own in enumerate(tags) if own == tag)
+    return PoolGroup(tag, block, policy, layers, pieces, stride, scale)
+
+
+def finalize(groups: Sequence[PoolGroup], num_blocks: int, *, shared: bool, step: int = 1) -> tuple[PoolGroup, ...]:
+    """The groups with their number of blocks (RTP-LLM `finalizeBlockNums`).
+
+    Args:
+      groups: the groups.
+      num_blocks: blocks of the paged pools.
+      shared: all groups draw from one pool.
+      step: blocks between two kept states; SWA pools shrink by it.
+    """
+
+    def count(group: PoolGroup) -> int:
+        if shared:
+            return num_blocks
+        if group.policy.explicit_block_num:
+            return group.policy.explicit_block_num
+        return -(-num_blocks // max(1, step)) if group.policy.group_type is GroupType.SWA else num_blocks
+
+    return tuple(dataclasses.replace(group, num_blocks=count(group)) for group in groups)
+
+
+def budget_shares(groups: Sequence[PoolGroup], *, shared: bool) -> tuple[int, int, int]:
+    """`(reserve, paged, swa)`: bytes of fixed pools, of one more paged block, of one more SWA block."""
+    if shared:
+        layers = max(len(group.layers) for group in groups)
+        return 0, layers * max(group.stride + group.scale_stride for group in groups), 0
+    fixed = [group for group in groups if group.policy.explicit_block_num]
+    reserve = sum(
+        group.policy.explicit_block_num * group.bytes_per_block
+        for group in fixed
+        if group.policy.charge_to_paged_budget
+    )
+    free = [group for group in groups if not group.policy.explicit_block_num]
+    swa = sum(group.bytes_per_block for group in free if group.policy.group_type is GroupType.SWA)
+    return reserve, sum(group.bytes_per_block for group in free) - swa, swa

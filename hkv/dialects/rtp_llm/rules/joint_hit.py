@@ -1,0 +1,127 @@
+"""The hit rule: the longest prefix that every group has in the cache, found by scanning back from the full groups'
+hit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.rtp_llm.rules.slot_mapper import canonical_place
+from hkv.state import item_table, role_counts
+from hkv.state.loops import Scalar, divide, loop, peek
+from hkv.state.pooled import Role
+from hkv.state.pooled_workspace import PooledWorkspace
+
+WRITES = ("rows", "requests", "chains", "items", *role_counts.WRITES)
+"""What the rule writes; `chains` only to its spare element."""
+
+
+class Keys(NamedTuple):
+    """The keys that are looked for: how many, and of a sequence's keys every so many-th."""
+
+    slot: Scalar
+    count: Scalar
+    stride: Scalar
+
+
+def adopt(
+    work: PooledWorkspace, view: View, slot: Scalar, keys: Scalar, enabled: Scalar
+) -> tuple[PooledWorkspace, Scalar]:
+    """Takes over what is cached under all keys but the last, into the empty lists of a request's first sequence.
+
+    Full groups want a block under every key, and vote even if their policy forbids reuse. Of the others only the last
+    key counts: LINEAR groups always vote, SWA groups if their policy allows reuse. Looking counts as using.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      slot: the request.
+      keys: how many it has, that of a partly filled block among them.
+      enabled: whether to do it; nothing is hit where not.
+
+    Returns:
+      The workspace, and how many keys were hit; under context parallelism keys of virtual blocks.
+    """
+    stride = view.whole(CacheField.RANKS)
+    count = jnp.where(enabled, jnp.maximum(divide(keys, stride) - 1, 0), 0)
+    asked = Keys(slot, count, stride)
+    work, longest = _full_groups(work, view, asked)
+    work, hit = _scan_back(work, view, asked, longest)
+    return _take_over(work, view, asked, hit), hit
+
+
+def _key(work: PooledWorkspace, asked: Keys, place: Scalar) -> Scalar:
+    return work.read("chains", work.chain(asked.slot, 0) + canonical_place(place, asked.stride))
+
+
+def _full_groups(work: PooledWorkspace, view: View, asked: Keys) -> tuple[PooledWorkspace, Scalar]:
+    """The shortest run of keys, from the first on, that a full group has; its blocks are written to the lists."""
+
+    def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+        group, shortest = local
+        row = w.row(asked.slot, 0, group)
+
+        def step(v: PooledWorkspace, at: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+            place, _ = at
+            v, (key,) = peek(place >= 0, lambda u: (_key(u, asked, place),), v, ("chains",), (0,))
+            v, block = item_table.find(v, place >= 0, key, group)
+            v = v.write("rows", block, row + place)
+            return v, (place + (block != 0), block != 0)
+
+        full = view.flag(group, GroupField.FULL)
+        end = jnp.where(full, asked.count, 0)
+        w, (run, _) = loop(lambda c: (c[0] < end) & c[1], step, w, (0, True), writes=("rows", "chains", "items"))
+        return w, (group + 1, jnp.where(full, jnp.minimum(shortest, run), shortest))
+
+    groups = jnp.where(asked.count > 0, view.num_groups, 0)
+    work, (_, shortest) = loop(lambda c: c[0] < groups, one, work, (0, asked.count), writes=("rows", "chains", "items"))
+    return work, shortest
+
+
+def _scan_back(work: PooledWorkspace, view: View, asked: Keys, longest: Scalar) -> tuple[PooledWorkspace, Scalar]:
+    """The longest run, not longer than that, whose last key all other groups that vote have."""
+    groups = view.num_groups
+
+    def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+        run, _ = local
+        w, (key,) = peek(run > 0, lambda v: (_key(v, asked, run - 1),), w, ("chains",), (0,))
+
+        def vote(v: PooledWorkspace, at: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+            group, agreed = at
+            votes = view.flag(group, GroupField.VOTES)
+            v, block = item_table.find(v, votes, key, group)
+            return v, (group + 1, agreed & (~votes | (block != 0)))
+
+        w, (_, agreed) = loop(lambda c: c[0] < groups, vote, w, (0, True), writes=("items",))
+        return w, (jnp.where(agreed, run, run - 1), agreed)
+
+    work, (run, _) = loop(lambda c: (c[0] > 0) & ~c[1], one, work, (longest, False), writes=("chains", "items"))
+    return work, run
+
+
+def _take_over(work: PooledWorkspace, view: View, asked: Keys, hit: Scalar) -> PooledWorkspace:
+    """Full groups keep their hits; the others get holes, and at the end the block under the last key."""
+    work, (last,) = peek(hit > 0, lambda w: (_key(w, asked, hit - 1),), work, ("chains",), (0,))
+
+    def one(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
+        (group,) = local
+        full, votes = view.flag(group, GroupField.FULL), view.flag(group, GroupField.VOTES)
+        pool, row = view.pool_of(group), w.row(asked.slot, 0, group)
+        spread = ~full & ~view.flag(group, GroupField.COMPACT)
+        length = hit * jnp.where(spread, asked.stride, 1)
+        w, (cached,) = peek(votes, lambda v: (v.read("items", v.cached(last, group)),), w, ("items",), (0,))
+
+        def place(v: PooledWorkspace, at: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
+            (position,) = at
+            v, (found,) = peek(full, lambda u: (u.read("rows", row + position),), v, ("rows",), (0,))
+            block = jnp.where(full, found, jnp.where(position == length - 1, cached, 0))
+            v = role_counts.reference(v, block != 0, pool, block, jnp.int32(Role.REQUEST))
+            return v.write("rows", block, row + position), (position + 1,)
+
+        w, _ = loop(lambda c: c[0] < length, place, w, (0,), writes=("rows", *role_counts.WRITES))
+        return w.write("requests", length, w.length(asked.slot, 0, group)), (group + 1,)
+
+    end = jnp.where(hit > 0, view.num_groups, 0)
+    return loop(lambda c: c[0] < end, one, work, (0,), writes=("rows", "requests", "items", *role_counts.WRITES))[0]

@@ -1,0 +1,271 @@
+"""A request's lists of blocks: made longer, cut back, cleaned up, shared and copied."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.rtp_llm.rules import evict
+from hkv.dialects.rtp_llm.rules.parameters import View
+from hkv.dialects.rtp_llm.rules.shape import Shape, effective, has_block, on_grid, shape_of, slots, total
+from hkv.state import role_counts
+from hkv.state.loops import Scalar, divide, loop, peek, remainder
+from hkv.state.pooled import Role
+from hkv.state.pooled_workspace import PooledWorkspace
+
+WRITES = ("rows", "requests", *evict.WRITES)
+"""What these functions write."""
+
+LISTS = ("rows", "requests", *role_counts.WRITES)
+"""What those write that evict nothing."""
+
+
+class Growth(NamedTuple):
+    """What lists grow for. `tokens` and `reserve` are in tokens; `sequences`: the first so many grow."""
+
+    slot: Scalar
+    sequences: Scalar
+    tokens: Scalar
+    reserve: Scalar
+    reuse: Scalar
+
+
+class Extended(NamedTuple):
+    """How far growing came: lists that grew, whether one found no blocks, whether one would end in a hole."""
+
+    done: Scalar
+    refused: Scalar
+    broken: Scalar
+
+
+class _List(NamedTuple):
+    """One list at work: where it lies, its slots before and after."""
+
+    shape: Shape
+    row: Scalar
+    notes: Scalar
+    start: Scalar
+    filled: Scalar
+    end: Scalar
+
+
+def extend(work: PooledWorkspace, view: View, growth: Growth) -> tuple[PooledWorkspace, Extended]:
+    """Makes list after list longer, group by group and sequence by sequence, until one cannot grow.
+
+    What each was before is noted in the scratch slot, for `sweep` to undo.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      growth: what for.
+    """
+    groups = view.num_groups
+
+    def one(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+        done = local[0]
+        sequence, group = divide(done, groups), remainder(done, groups)
+        w, grown, broken = _extend_list(w, view, growth, sequence, group)
+        return w, (done + (grown & ~broken), ~grown, broken)
+
+    end = growth.sequences * groups
+    work, local = loop(lambda c: (c[0] < end) & ~c[1] & ~c[2], one, work, (0, False, False), writes=WRITES)
+    return work, Extended(*local)
+
+
+def _extend_list(
+    work: PooledWorkspace, view: View, growth: Growth, sequence: Scalar, group: Scalar
+) -> tuple[PooledWorkspace, Scalar, Scalar]:
+    """Makes one list longer; whether blocks were found, and whether it would end in a hole nevertheless."""
+    shape = shape_of(view, group)
+    tokens = effective(view, group, growth.tokens)
+    work, (start,) = peek(
+        group >= 0,
+        lambda w: (w.read("requests", w.length(growth.slot, sequence, group)),),
+        work,
+        ("requests",),
+        (0,),
+    )
+    wanted = total(shape, tokens, growth.reserve)
+    at = _List(
+        shape=shape,
+        row=work.row(growth.slot, sequence, group),
+        notes=work.row(work.scratch_slot, sequence, group),
+        start=start,
+        filled=slots(shape, tokens),
+        end=jnp.maximum(wanted, start),
+    )
+
+    def missing(block: Scalar, position: Scalar) -> Scalar:
+        """Whether a slot without a block gets one."""
+        hole = (position >= start) | (block == 0)
+        return hole & (position < wanted) & has_block(shape, position, at.filled, growth.reserve, growth.reuse)
+
+    def count(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+        position, most = local
+        return w, (position + 1, most + missing(w.read("rows", at.row + position), position))
+
+    first = jnp.where(shape.linear, 0, start)
+    work, (_, fresh) = loop(lambda c: c[0] < at.end, count, work, (first, 0), reads=("rows",))
+    work, found = evict.make_room(work, view, shape, fresh, fresh > 0)
+    grown = found | (fresh == 0)
+    work, broken = _ends_in_hole(work, at, growth, grown)
+
+    def fill(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
+        (position,) = local
+        w, (old, *seen) = peek(
+            position >= 0,
+            lambda v: [v.read("rows", at.row + position), *role_counts.look_free(v, shape.pool)],
+            w,
+            ("rows", "counters", "bitmap"),
+            (0,) * (1 + role_counts.looked_free(w)),
+        )
+        new = missing(old, position)
+        w = role_counts.claim_found(w, new, shape.pool, seen)
+        block = jnp.where(new, seen[2], 0)
+        w = w.write_if(new | (position >= start), "rows", block, at.row + position)
+        w = w.write_if(position < start, "rows", new, at.notes + position)
+        return w, (position + 1,)
+
+    done = grown & ~broken
+    begin = jnp.where(done, first, at.end)
+    work, _ = loop(lambda c: c[0] < at.end, fill, work, (begin,), writes=("rows", *role_counts.WRITES))
+    work = work.write_if(done, "requests", start, work.length(work.scratch_slot, sequence, group))
+    work = work.write_if(done, "requests", at.end, work.length(growth.slot, sequence, group))
+    return work, grown, grown & broken
+
+
+def _ends_in_hole(work: PooledWorkspace, at: _List, growth: Growth, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
+    """Whether one of the slots at the end that a window needs would be empty (RTP-LLM `validateTailBlocks`)."""
+    places = [jnp.maximum(at.end - back, 0) for back in (1, 2)]
+    work, blocks = peek(
+        enabled & (at.shape.checked > 0) & (at.end > 0),
+        lambda w: [w.read("rows", at.row + place) for place in places],
+        work,
+        ("rows",),
+        (0, 0),
+    )
+    broken = jnp.bool_(False)
+    for back, place, block in zip((1, 2), places, blocks, strict=True):
+        brought = has_block(at.shape, place, at.filled, growth.reserve, growth.reuse)
+        there = jnp.where(place >= at.start, brought, block != 0)
+        broken = broken | ((at.shape.checked >= back) & (at.end >= back) & ~there)
+    return work, enabled & broken
+
+
+class Sweep(enum.IntEnum):
+    """What `sweep` gives back of a list."""
+
+    UNDO = 0
+    """What the last `extend` brought."""
+    CLEAN = 1
+    """What decoding on does not need (RTP-LLM `removeSkippedBlocks`)."""
+    CLEAR = 2
+    """Everything."""
+
+
+def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode: Scalar) -> PooledWorkspace:
+    """Gives blocks of the first so many lists back.
+
+    Args:
+      work: needs `LISTS` to write.
+      view: the configuration.
+      growth: whose lists they are, and for UNDO and CLEAN what they grew for.
+      lists: how many, counted group by group and sequence by sequence.
+      mode: a `Sweep`.
+    """
+    groups = view.num_groups
+    undo, clean, clear = (mode == int(each) for each in Sweep)
+
+    def one(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
+        (done,) = local
+        sequence, group = divide(done, groups), remainder(done, groups)
+        shape = shape_of(view, group)
+        row, notes = w.row(growth.slot, sequence, group), w.row(w.scratch_slot, sequence, group)
+        w, (length, start) = peek(
+            done >= 0,
+            lambda v: [v.read("requests", v.length(slot, sequence, group)) for slot in (growth.slot, v.scratch_slot)],
+            w,
+            ("requests",),
+            (0, 0),
+        )
+
+        def give(v: PooledWorkspace, at: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
+            (position,) = at
+
+            def look(u: PooledWorkspace) -> list[Scalar]:
+                block = u.read("rows", row + position)
+                return [block, u.read("rows", notes + position), *role_counts.look(u, shape.pool, block)]
+
+            names, nothing = ("rows", *role_counts.WRITES), (0,) * (2 + role_counts.looked(v))
+            v, (block, noted, *seen) = peek(position >= 0, look, v, names, nothing)
+            brought = (position >= start) | (noted != 0)
+            goes = clear | (undo & brought) | (clean & ~on_grid(shape, position, growth.reuse))
+            goes = goes & (block != 0)
+            v = role_counts.let_go(v, goes, shape.pool, block, jnp.int32(Role.REQUEST), seen)
+            return v.write_if(goes, "rows", 0, row + position), (position + 1,)
+
+        first = jnp.where(undo & ~shape.linear, start, 0)
+        end = jnp.where(clean, jnp.maximum(length - shape.kept - growth.reserve, 0), length)
+        w, _ = loop(lambda c: c[0] < end, give, w, (first,), writes=("rows", *role_counts.WRITES))
+        left = jnp.where(clear, 0, jnp.where(undo, start, length))
+        return w.write("requests", left, w.length(growth.slot, sequence, group)), (done + 1,)
+
+    return loop(lambda c: c[0] < lists, one, work, (0,), writes=LISTS)[0]
+
+
+def copy_list(
+    work: PooledWorkspace,
+    view: View,
+    group: Scalar,
+    source: tuple[Scalar, Scalar],
+    target: tuple[Scalar, Scalar],
+    shared: Scalar,
+) -> PooledWorkspace:
+    """Makes a list what another one is.
+
+    Args:
+      work: needs `LISTS` to write.
+      view: the configuration.
+      group: the group of both.
+      source: slot and sequence of the one.
+      target: slot and sequence of the other, whose blocks are forgotten.
+      shared: whether the blocks get a reference more.
+    """
+    pool = view.pool_of(group)
+    work, (length,) = peek(
+        group >= 0, lambda w: (w.read("requests", w.length(*source, group)),), work, ("requests",), (0,)
+    )
+
+    def body(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
+        (position,) = local
+        w, (block,) = peek(
+            position >= 0, lambda v: (v.read("rows", v.row(*source, group) + position),), w, ("rows",), (0,)
+        )
+        w = role_counts.reference(w, shared & (block != 0), pool, block, jnp.int32(Role.REQUEST))
+        return w.write("rows", block, w.row(*target, group) + position), (position + 1,)
+
+    work, _ = loop(lambda c: c[0] < length, body, work, (0,), writes=("rows", *role_counts.WRITES))
+    return work.write("requests", length, work.length(*target, group))
+
+
+def share(work: PooledWorkspace, view: View, slot: Scalar, batch: Scalar) -> PooledWorkspace:
+    """Lets every sequence after the first hold the first one's blocks too.
+
+    Args:
+      work: needs `LISTS` to write.
+      view: the configuration.
+      slot: a request whose other sequences hold nothing.
+      batch: its sequences; 0 for nothing to do.
+    """
+    groups = view.num_groups
+
+    def body(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
+        (place,) = local
+        sequence, group = divide(place, groups), remainder(place, groups)
+        first = (slot, jnp.int32(0))
+        return copy_list(w, view, group, first, (slot, sequence), jnp.bool_(True)), (place + 1,)
+
+    end = batch * groups
+    return loop(lambda c: c[0] < end, body, work, (groups,), writes=LISTS)[0]

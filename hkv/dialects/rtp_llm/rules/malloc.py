@@ -1,0 +1,156 @@
+"""Allocation: a request's way from its tokens to blocks, with exact rollback (RTP-LLM `KVCacheAllocator::malloc`)."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.rtp_llm.rules import joint_hit, lists
+from hkv.dialects.rtp_llm.rules.admit import Ask, Capacity, capacity
+from hkv.dialects.rtp_llm.rules.lists import Growth, Sweep
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.rtp_llm.rules.shape import shape_of, slots
+from hkv.state.loops import Scalar, loop, peek
+from hkv.state.pooled_workspace import PooledWorkspace
+from hkv.state.status import Status
+
+WRITES = tuple(dict.fromkeys((*lists.WRITES, *joint_hit.WRITES)))
+"""What an allocation writes."""
+
+
+class Stage(enum.IntEnum):
+    """Where an allocation is. A new request goes through all of them, one that grows begins at GROW."""
+
+    CHECK = 0
+    """Whether the pools could ever hold it; then what is cached is taken over."""
+    JUDGE = 1
+    """Whether they can hold the rest now."""
+    BEGIN = 2
+    """Blocks for what its sequences share (RTP-LLM `initMallocForCommonLen`)."""
+    GROW = 3
+    """Blocks for what each has for itself (RTP-LLM `incrMalloc`)."""
+    CLASSIFY = 4
+    """Why it found none."""
+    CLEAR = 5
+    """Everything is given back."""
+    DONE = 6
+
+
+class Progress(NamedTuple):
+    """An allocation at work: its `Stage`, its `Status`, keys that were hit, blocks it was estimated to take."""
+
+    stage: Scalar
+    status: Scalar
+    hit: Scalar
+    estimate: Scalar
+
+
+class Flags(NamedTuple):
+    """What an allocation is told.
+
+    Attributes:
+      device_cache: a new request may take over cached blocks.
+      keep: a request that grows keeps what decoding does not need.
+    """
+
+    device_cache: Scalar
+    keep: Scalar
+
+
+def malloc(
+    work: PooledWorkspace, view: View, ask: Ask, keys: Scalar, flags: Flags, start: Scalar
+) -> tuple[PooledWorkspace, Scalar, Scalar]:
+    """Gives a request blocks for its tokens, or leaves it as it was. What was evicted to make room stays evicted.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      ask: the request.
+      keys: its keys, that of a partly filled block among them.
+      flags: what else it is told.
+      start: `Stage` to begin with: CHECK for a new request, GROW for another, CLEAR to free it, DONE for nothing.
+
+    Returns:
+      The workspace, the `Status`, and how many keys were hit.
+    """
+    single = view.whole(CacheField.SINGLE) != 0
+    new = start == int(Stage.CHECK)
+    cached = new & flags.device_cache & (~single | view.flag(0, GroupField.REUSE))
+
+    def step(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+        at = Progress(*local)
+        check, judge, begin, grow, classify, clear = (at.stage == int(stage) for stage in tuple(Stage)[:6])
+        w, verdict = capacity(w, view, ask, check | judge | classify)
+        w, hit = joint_hit.adopt(w, view, ask.slot, keys, check & ~verdict.never & cached)
+        w = lists.share(w, view, ask.slot, jnp.where(grow & new, ask.batch, 0))
+        w, sequences = _sequences(w, view, ask, begin, grow)
+        growth = Growth(
+            slot=ask.slot,
+            sequences=sequences,
+            tokens=jnp.where(begin, ask.common, ask.length),
+            reserve=jnp.where(begin, 0, ask.reserve),
+            reuse=ask.reuse,
+        )
+        w, grown = lists.extend(w, view, growth)
+        failed = jnp.logical_or(grown.refused, grown.broken)
+        mode = jnp.where(clear, int(Sweep.CLEAR), jnp.where(failed, int(Sweep.UNDO), int(Sweep.CLEAN)))
+        swept = jnp.where(grow & (failed | ~(new | flags.keep)), grown.done, 0)
+        swept = jnp.where(clear, ask.batch * view.num_groups, swept)
+        w = lists.sweep(w, view, growth, swept, mode)
+        at = at._replace(hit=jnp.where(check, hit, at.hit), estimate=jnp.where(check, verdict.need, at.estimate))
+        status = _status(view, at, verdict, single, (grown.refused, grown.broken))
+        return w, at._replace(stage=_next(at.stage, status, new), status=status)
+
+    begun = Progress(jnp.asarray(start, jnp.int32), jnp.int32(Status.OK), jnp.int32(0), jnp.int32(0))
+    work, local = loop(lambda c: c[0] < int(Stage.DONE), step, work, begun, writes=WRITES)
+    return work, local[1], local[2]
+
+
+def _sequences(
+    work: PooledWorkspace, view: View, ask: Ask, begin: Scalar, grow: Scalar
+) -> tuple[PooledWorkspace, Scalar]:
+    """How many sequences get blocks; with a single group none, if the first one needs none."""
+    single = view.whole(CacheField.SINGLE) != 0
+    work, (length,) = peek(
+        grow & single, lambda w: (w.read("requests", w.length(ask.slot, 0, 0)),), work, ("requests",), (0,)
+    )
+    shape = shape_of(view, jnp.int32(0))
+    idle = single & (slots(shape, ask.length + ask.reserve) <= length)
+    return work, jnp.where(begin, 1, jnp.where(grow & ~idle, ask.batch, 0))
+
+
+def _status(view: View, at: Progress, verdict: Capacity, single: Scalar, failures: tuple[Scalar, Scalar]) -> Scalar:
+    """What a stage says of an allocation."""
+    refused, broken = failures
+    reserve = view.whole(CacheField.RESERVE)
+    never, not_now = int(Status.NO_ROOM_FOR_SEQUENCE), int(Status.NO_ROOM)
+    left = jnp.maximum(at.estimate - at.hit, 0)
+    beside = (reserve > 0) & (left > 0) & (verdict.available < left + reserve)
+    alone = jnp.where(beside, int(Status.NOT_EVICTABLE), int(Status.OK))
+    tight = (reserve > 0) & (verdict.need > 0) & (verdict.available < verdict.need + reserve)
+    several = jnp.where(verdict.not_now | tight, not_now, int(Status.OK))
+    several = jnp.where(verdict.never, never, several)
+    reason = jnp.where(verdict.not_now, not_now, int(Status.NOT_EVICTABLE))
+    grown = jnp.where(refused, int(Status.NOT_EVICTABLE), jnp.where(broken, int(Status.TAIL_MISSING), int(Status.OK)))
+    said = {
+        Stage.CHECK: jnp.where(verdict.never, never, int(Status.OK)),
+        Stage.JUDGE: jnp.where(single, alone, several),
+        Stage.BEGIN: grown,
+        Stage.GROW: grown,
+        Stage.CLASSIFY: jnp.where(verdict.never, never, reason),
+    }
+    status = at.status
+    for stage, value in said.items():
+        status = jnp.where(at.stage == int(stage), value, status)
+    return status
+
+
+def _next(stage: Scalar, status: Scalar, new: Scalar) -> Scalar:
+    """Where an allocation goes on: a new request that failed is given back, after the reason was found."""
+    unclear = status == int(Status.NOT_EVICTABLE)
+    failed = jnp.where(unclear & (stage < int(Stage.CLASSIFY)), int(Stage.CLASSIFY), int(Stage.CLEAR))
+    failed = jnp.where(new & (stage > int(Stage.CHECK)), failed, int(Stage.DONE))
+    onward = jnp.where(stage == int(Stage.GROW), int(Stage.DONE), stage + 1)
+    return jnp.where((status == int(Status.OK)) | (stage == int(Stage.CLEAR)), onward, failed)

@@ -1,0 +1,277 @@
+"""A replay's schedule under RTP-LLM's rules as one compiled loop: the twin of `rtp_schedule`, decision for decision.
+
+A trip finds the next operation that the cache must perform, performs it, and notes what follows from its answer. Steps
+of a request whose tokens have slots need none: up to how many tokens that holds is known (`Seat.CALM`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from hkv.dialects.rtp_llm.rules import transitions
+from hkv.dialects.rtp_llm.rules.operations import COLUMNS, RtpArgument, RtpCode
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, RtpParameters, View
+from hkv.dialects.rtp_llm.rules.transitions import Answer, Op
+from hkv.dialects.rtp_llm.schedule import compiled_history as rtp_compiled_history
+from hkv.dialects.rtp_llm.schedule.compiled_state import (
+    EVERYTHING,
+    OWN_ARRAYS,
+    VERDICTS,
+    RtpResident,
+    RtpScheduleWorkspace,
+    Tally,
+)
+from hkv.machine import native_loops
+from hkv.machine.operation_loop import Payload
+from hkv.replay import schedule_loop
+from hkv.replay.schedule_loop import Seated
+from hkv.replay.schedule_state import Arriving, Machine, Mode, Number, Seat, Trace
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek
+from hkv.state.pooled import Counter, PoolCounter, PooledState, Request
+from hkv.state.pooled_workspace import ARRAYS, PooledSizes
+from hkv.state.status import Status
+
+Work: TypeAlias = Any
+"""An `RtpScheduleWorkspace`, which the rules return as what they know of it."""
+
+ALLOCATIONS = (RtpCode.MALLOC, RtpCode.FREE)
+
+
+@functools.cache
+def compiled(ids: int = 0) -> Callable[..., tuple[RtpResident, jax.Array, jax.Array]]:
+    """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
+
+    A dispatch ends when the trace does, when `RtpResident.samples` is full, or when half the ids' room is used.
+
+    Args:
+      ids: room for what allocations report; 0: nothing is, and nothing is compiled for it. Of each allocation: its
+        status, the tokens reused, and for each group the length of the request's list and its blocks, 0 for holes.
+    """
+    return jax.jit(functools.partial(_dispatch, room=ids), donate_argnums=(2,))
+
+
+class _Carry(NamedTuple):
+    """The scalars of a replay between two trips."""
+
+    machine: Machine
+    tally: Tally
+    num_ids: Scalar
+
+    def flat(self) -> tuple[Scalar, ...]:
+        """As a loop carries them."""
+        return (*self.machine, *self.tally, self.num_ids)
+
+    @classmethod
+    def of(cls, scalars: tuple[Scalar, ...]) -> _Carry:
+        """What `flat` returned."""
+        size = len(Machine._fields)
+        return cls(Machine(*scalars[:size]), Tally(*scalars[size:-1]), scalars[-1])
+
+
+def _dispatch(
+    parameters: RtpParameters, trace: Trace, resident: RtpResident, *, room: int
+) -> tuple[RtpResident, jax.Array, jax.Array]:
+    native_loops.warn_if_interpreted()
+    cache, zero = resident.cache, jnp.int32(0)
+    buckets = cache.buckets
+    arrays = {name: getattr(cache, name).reshape(-1) for name in ARRAYS}
+    own = {name: getattr(resident, name).reshape(-1) for name in OWN_ARRAYS}
+    outputs = {"ids": jnp.zeros(room + 1, jnp.int32), "results": jnp.zeros(2 * COLUMNS, jnp.int32)}
+    sizes = PooledSizes(buckets, 1, 1, COLUMNS, room)
+    work = RtpScheduleWorkspace(sizes, **arrays, **own, **outputs, lane=zero, num_ids=zero)
+    view = View(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
+    begun = _Carry(Machine(*resident.machine)._replace(samples=zero), Tally(*resident.tally), zero)
+    steps = resident.samples.shape[0] - 1
+
+    def going(local: tuple[Scalar, ...]) -> Scalar:
+        m, _, num_ids = _Carry.of(local)
+        full = (m.samples >= steps) | (num_ids > room // 2)
+        return (m.mode < int(Mode.DONE)) & ~(m.at(Mode.BEGIN) & full)
+
+    def trip(w: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
+        m, tally, _ = _Carry.of(local)
+        w, m, tally = _trip(w, view, trace, m, tally)
+        return w, _Carry(m, tally, w.num_ids).flat()
+
+    work, local = loop(going, trip, work, begun.flat(), writes=EVERYTHING)
+    m, tally, _ = _Carry.of(local)
+    new = PooledState(**{name: getattr(work, name).reshape(getattr(cache, name).shape) for name in ARRAYS})
+    shaped = {name: getattr(work, name).reshape(getattr(resident, name).shape) for name in OWN_ARRAYS}
+    left = RtpResident(cache=new, machine=jnp.stack(m), tally=jnp.stack(tally), **shaped)
+    return left, work.ids[:-1], work.num_ids
+
+
+def _trip(w: Work, view: View, trace: Trace, m: Machine, tally: Tally) -> tuple[Work, Machine, Tally]:
+    w, m, _ = schedule_loop.begin(w, trace, m)
+    w, m = schedule_loop.grow(w, trace, m, whole=True)
+    w, m = schedule_loop.choose(w, trace, m, Mode.TAKE)
+    w, m, tally = _record(w, view, m, tally)
+    w, m = schedule_loop.compute(w, trace, m)
+    w, seat = schedule_loop.at_hand(w, m)
+    diagnosed = m.at(Mode.TAKE) & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
+    w = rtp_compiled_history.diagnose(w, view, trace, seat.request, seat.tokens, diagnosed)
+    w, answer = _arrive(w, view, trace, m, seat)
+    w, answer, tally = _enter(w, view, trace, m, seat, answer, tally)
+    w, answer = _allocate(w, view, trace, m, seat, answer)
+    w = _report(w, view, m, seat, answer)
+    tally = tally.answered(answer.status, m.at(Mode.TAKE), m.at(Mode.ASK))
+    w, m = _follow(w, view, trace, m, seat, answer)
+    return w, m, tally
+
+
+def _record(w: Work, view: View, m: Machine, tally: Tally) -> tuple[Work, Machine, Tally]:
+    """The step's occupancy, over all pools."""
+    mine = m.at(Mode.RECORD)
+
+    def add(v: Work, local: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:
+        pool, held = local
+        return v, (pool + 1, held + v.read("counters", v.pool_counter(pool, PoolCounter.HELD)))
+
+    end = jnp.where(mine, view.whole(CacheField.POOLS), 0)
+    w, (_, held) = loop(lambda c: c[0] < end, add, w, (0, 0), reads=("counters",))
+    w, (evictions,) = peek(mine, lambda v: (v.read("counters", v.counter(Counter.EVICTIONS)),), w, ("counters",), (0,))
+    peak = jnp.maximum(tally.cached_peak, tally.entered - evictions)
+    w, m = schedule_loop.record(w, m, held)
+    return w, m, tally._replace(cached_peak=jnp.where(mine, peak, tally.cached_peak))
+
+
+def _fetch(w: Work, view: View, code: Scalar, seat: Seated, **arguments: Any) -> tuple[Work, Op]:
+    """An operation on the request at hand, and what the cache knows of that."""
+    known = {RtpArgument.CODE: code, RtpArgument.SLOT: seat.slot}
+    known |= {RtpArgument[name.upper()]: value for name, value in arguments.items()}
+    row = jnp.stack([jnp.asarray(known.get(argument, 0), jnp.int32) for argument in RtpArgument])
+    return transitions.fetch(w, view, row, jnp.int32(0), code)
+
+
+def _when(
+    mine: Scalar, phase: Callable[[Work, Answer], tuple[Work, Answer]], w: Work, answer: Answer
+) -> tuple[Work, Answer]:
+    """Runs a phase if it is called for."""
+
+    def once(v: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
+        v, got = phase(v, Answer(*local[1:]))
+        return v, (False, *got)
+
+    w, local = loop(lambda c: c[0], once, w, (mine, *answer), writes=EVERYTHING)
+    return w, Answer(*local[1:])
+
+
+def _arrive(w: Work, view: View, trace: Trace, m: Machine, seat: Seated) -> tuple[Work, Answer]:
+    """SEAT: the request arrives with all tokens it has, in place of one that waits and is no longer the queue's head.
+    ASK: those come that were generated since it last asked."""
+    seating, asking = m.at(Mode.SEAT), m.at(Mode.ASK)
+    w = w.set(jnp.where(seating, seat.slot, w.spare_slot), Request.LIVE, 0)
+    code = jnp.where(seating, int(RtpCode.REQUEST), jnp.where(asking, int(RtpCode.APPEND), int(RtpCode.END)))
+    first = trace.request(seat.request, Arriving.KEY_START)
+    payload = Payload(trace.keys, jnp.int32(0), trace.keys.shape[0])
+
+    def phase(v: Work, answer: Answer) -> tuple[Work, Answer]:
+        v, op = _fetch(v, view, code, seat)
+        known, before = jnp.where(seating, 0, op.whole), jnp.where(seating, 0, op.tokens)
+        tokens = jnp.where(seating, seat.waiting_tokens, seat.tokens)
+        row = list(op.row)
+        for argument, value in (
+            (RtpArgument.TOKENS, tokens - before),
+            (RtpArgument.NUMBERS, divide(tokens, view.whole(CacheField.BLOCK)) - known),
+            (RtpArgument.START, first + known),
+            (RtpArgument.SEQUENCES, jnp.int32(1)),
+            (RtpArgument.RESERVE, trace.number(Number.LOOKAHEAD)),
+        ):
+            row[argument] = value
+        return transitions.arrive(v, view, op._replace(row=tuple(row)), answer, payload)
+
+    answer = Answer(jnp.int32(Status.OK), jnp.int32(0), jnp.int32(0))
+    return _when(seating | asking, phase, w, answer)
+
+
+def _enter(
+    w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer, tally: Tally
+) -> tuple[Work, Answer, Tally]:
+    """FINISH: the request's whole blocks are entered into the cache."""
+    mine = m.at(Mode.FINISH) & (trace.number(Number.CACHING) != 0)
+    w, op = _fetch(w, view, jnp.where(mine, int(RtpCode.INSERT), int(RtpCode.END)), seat)
+    keys = op.keys - (op.aligned == 0)
+    w, (taken, twice) = rtp_compiled_history.enter(w, view, seat.slot, keys, mine)
+    w, answer = _when(mine, lambda v, got: transitions.enter(v, view, op, got), w, answer)
+    return w, answer, tally._replace(entered=tally.entered + taken, duplicates=tally.duplicates + twice)
+
+
+def _allocate(w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer) -> tuple[Work, Answer]:
+    """ASK and TAKE: blocks. PREEMPT and FINISH: they are given back, and the request is forgotten."""
+    asks, leaves = m.at(Mode.ASK) | m.at(Mode.TAKE), m.at(Mode.PREEMPT) | m.at(Mode.FINISH)
+    code = jnp.where(asks, int(RtpCode.MALLOC), jnp.where(leaves, int(RtpCode.FREE), int(RtpCode.END)))
+    caching = trace.number(Number.CACHING)
+
+    def phase(v: Work, got: Answer) -> tuple[Work, Answer]:
+        v, op = _fetch(v, view, code, seat, reuse=caching, device_cache=caching)
+        return transitions.allocate(v, view, op, got, ALLOCATIONS)
+
+    w, answer = _when((asks | leaves) & answer.ok, phase, w, answer)
+    begins = m.at(Mode.TAKE) & answer.ok
+    change = begins.astype(jnp.int32) - (leaves & answer.ok)
+    w = rtp_compiled_history.use(w, view, trace, seat.request, change)
+    return w, answer
+
+
+def _report(w: Work, view: View, m: Machine, seat: Seated, answer: Answer) -> Work:
+    """What an allocation answered, and the request's lists then."""
+    if w.sizes.ids == 0:
+        return w
+    mine = m.at(Mode.ASK) | m.at(Mode.TAKE)
+    w = w.emit(answer.status, mine).emit(answer.value, mine)
+
+    def one(v: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
+        (group,) = local
+        v, (length,) = peek(
+            group >= 0, lambda u: (u.read("requests", u.length(seat.slot, 0, group)),), v, ("requests",), (0,)
+        )
+        v = v.emit(length)
+        row = v.row(seat.slot, 0, group)
+
+        def block(u: Work, at: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
+            return u.emit(u.read("rows", row + at[0])), (at[0] + 1,)
+
+        v, _ = loop(lambda c: c[0] < length, block, v, (0,), reads=("rows",), writes=("ids", "num_ids"))
+        return v, (group + 1,)
+
+    end = jnp.where(mine, view.num_groups, 0)
+    return loop(lambda c: c[0] < end, one, w, (0,), reads=("rows", "requests"), writes=("ids", "num_ids"))[0]
+
+
+def _refused(answer: Answer) -> Scalar:
+    found = jnp.bool_(False)
+    for status in VERDICTS[1:]:
+        found = found | (answer.status == int(status))
+    return found
+
+
+def _follow(w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer) -> tuple[Work, Machine]:
+    """What follows from the cache's answer for the schedule."""
+    asking, seating, taking = m.at(Mode.ASK), m.at(Mode.SEAT), m.at(Mode.TAKE)
+    refused = _refused(answer)
+    failed = ~answer.ok & ~((asking | taking) & refused)
+    failed = failed & (asking | taking | seating | m.at(Mode.PREEMPT) | m.at(Mode.FINISH))
+    m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
+    granted, denied = taking & answer.ok, taking & refused
+    never = denied & ((m.active == 0) | (answer.status == int(Status.NO_ROOM_FOR_SEQUENCE)))
+    new = jnp.minimum(seat.tokens - answer.value, m.budget)
+    m = m.when(granted, hit=answer.value, new=new)
+    w, m, grown, left = schedule_loop.after_running(w, m, seat, answer.ok, refused)
+    w, m, _ = schedule_loop.after_seating(w, m, seat, answer.ok)
+    w, m = schedule_loop.after_taking(w, m, seat, granted, never, denied & ~never)
+    w = w.set(jnp.where(left | never, seat.slot, w.spare_slot), Request.LIVE, 0)
+    calm = jnp.where(granted, seat.tokens, _same_slots(view, trace, seat.tokens))
+    return w.write_if(granted | grown, "seats", calm, w.seat(seat.slot, Seat.CALM)), m
+
+
+def _same_slots(view: View, trace: Trace, tokens: Scalar) -> Scalar:
+    """Tokens up to which a request has the slots, those of its reserve too, and the whole blocks that it has now."""
+    block, reserve = view.whole(CacheField.BLOCK), trace.number(Number.LOOKAHEAD)
+    most = (divide(tokens, block) + 1) * block - 1
+    most = jnp.minimum(most, ceil_divide(tokens, block) * block)
+    return jnp.minimum(most, ceil_divide(tokens + reserve, block) * block - reserve)

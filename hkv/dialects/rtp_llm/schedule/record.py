@@ -1,0 +1,138 @@
+"""What a replay under RTP-LLM's rules leaves behind: also verdicts, what the cache holds, and its reasons."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from hkv.dialects.rtp_llm.config import RtpConfig
+from hkv.dialects.rtp_llm.explain import key_history
+from hkv.dialects.vllm.log.structs import Hit
+from hkv.dialects.vllm.schedule.diagnosis import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT
+from hkv.dialects.vllm.schedule.schedule import LiveRequest
+from hkv.model.group_policy import GroupType
+from hkv.replay.record import Recorder
+
+REASONS = (
+    WHOLE_PROMPT,
+    key_history.NEVER_SEEN,
+    key_history.UNFINISHED,
+    key_history.EVICTED,
+    RETIRED,
+    WAITING,
+    NOT_SHARED,
+    CACHING_OFF,
+)
+"""Why hits end under RTP-LLM's rules, in the order in which tables list them. `docs/replay.md` explains each."""
+
+_REASON = {
+    key_history.CACHED: WAITING,
+    key_history.NOT_KEPT: RETIRED,
+    key_history.EVICTED: key_history.EVICTED,
+    key_history.UNFINISHED: key_history.UNFINISHED,
+    key_history.NEVER_SEEN: key_history.NEVER_SEEN,
+}
+
+
+@runtime_checkable
+class RtpMissDiagnosis(Protocol):
+    """What an engine may offer beside its operations: what became of a prefix."""
+
+    def absence(self, group: int, key: int) -> str:
+        """What became of the block of `group` under `key`, one of `hkv.dialects.rtp_llm.explain.key_history.STATES`."""
+        ...
+
+
+class RtpDiagnosis:
+    """Finds why a hit ends where it does, by the definition of a joint hit.
+
+    Args:
+      config: the cache.
+      engine: asked about single blocks.
+      caching: whether anything is cached at all.
+    """
+
+    def __init__(self, config: RtpConfig, engine: RtpMissDiagnosis, *, caching: bool) -> None:
+        self._config, self._engine, self._caching = config, engine, caching
+        groups = range(len(config.policies))
+        self._full = [group for group in groups if config.policies[group].group_type is GroupType.FULL]
+        self._ends = [
+            group
+            for group in groups
+            if config.policies[group].group_type is GroupType.LINEAR
+            or (config.policies[group].group_type is GroupType.SWA and config.policies[group].enable_prefix_reuse)
+        ]
+
+    def longest(self, keys: Sequence[int]) -> int:
+        """The longest prefix of `keys` that all groups have, in keys: full groups all of it, the others its last."""
+        longest = 0
+        while longest < len(keys) and all(self._has(group, keys[longest]) for group in self._full):
+            longest += 1
+        while longest and not all(self._has(group, keys[longest - 1]) for group in self._ends):
+            longest -= 1
+        return longest
+
+    def reasons(self, keys: Sequence[int], tokens: int, hit: int) -> list[str]:
+        """One reason per group, for a request about to ask for its blocks; `hit` is not used."""
+        groups = range(len(self._config.policies))
+        if not self._caching:
+            return [CACHING_OFF for _ in groups]
+        known = keys[: (tokens - 1) // self._config.block_size]
+        hit = self.longest(known)
+        return [self._reason(group, known, hit) for group in groups]
+
+    def _reason(self, group: int, keys: Sequence[int], hit: int) -> str:
+        if group not in self._full and group not in self._ends:
+            return NOT_SHARED
+        if hit == len(keys):
+            return WHOLE_PROMPT
+        return _REASON[self._engine.absence(group, keys[hit])]
+
+    def _has(self, group: int, key: int) -> bool:
+        return self._engine.absence(group, key) == key_history.CACHED
+
+
+class RtpRecorder(Recorder):
+    """A `Recorder` that also counts verdicts.
+
+    Args:
+      config: the cache.
+      diagnosis: finds why hits ended, or None when the engine cannot tell.
+      cached: blocks that the cache holds now, or None when the engine does not count them.
+      progress: called each time a request has finished or is refused for good.
+
+    Attributes:
+      verdicts: of all allocations, admissions and growing requests apart.
+      cached_peak: most blocks that the cache held when a step's blocks were allocated; None if not counted.
+    """
+
+    def __init__(
+        self,
+        config: RtpConfig,
+        diagnosis: RtpDiagnosis | None,
+        cached: Callable[[], int] | None,
+        progress: Callable[[], None],
+    ) -> None:
+        usable = sum(config.num_blocks) - len(config.num_blocks)
+        super().__init__(usable + 1, len(config.policies), diagnosis, progress)
+        self.verdicts: dict[str, collections.Counter[str]] = {
+            "admission": collections.Counter(),
+            "growth": collections.Counter(),
+        }
+        self.cached_peak: int | None = None if cached is None else 0
+        self._cached = cached
+        self._asked: LiveRequest | None = None
+
+    def asked(self, step: int, live: LiveRequest) -> None:
+        self._asked = live
+        self.looked_up(step, live, Hit(0, [], 0))
+
+    def answered(self, step: int, live: LiveRequest, verdict: str) -> None:
+        self.verdicts["admission" if live is self._asked else "growth"][verdict] += 1
+        self._asked = None
+
+    def scheduled(self, step: int, running: int, waiting: int, free: int) -> None:
+        super().scheduled(step, running, waiting, free)
+        if self._cached is not None:
+            self.cached_peak = max(self.cached_peak or 0, self._cached())

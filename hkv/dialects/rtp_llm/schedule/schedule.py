@@ -1,0 +1,140 @@
+"""The schedule of a replay under RTP-LLM's rules (`docs/replay.md`): a whole prompt gets its blocks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
+from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.vllm.log.structs import Hit
+from hkv.dialects.vllm.schedule.schedule import Arrival, LiveRequest, Observer, Schedule, StepLoop
+from hkv.errors import EngineProcessError
+
+GRANTED, PERMANENT = "granted", "permanent"
+
+
+class RtpObserver(Observer, Protocol):
+    """Is also told what an admission or a growing request was answered."""
+
+    def asked(self, step: int, live: LiveRequest) -> None:
+        """The request at the head of the queue is about to ask for blocks."""
+        ...
+
+    def answered(self, step: int, live: LiveRequest, verdict: str) -> None:
+        """A request asked for blocks; the verdict is one of `malloc`'s."""
+        ...
+
+
+class _Held(NamedTuple):
+    """What a running request's last allocation was for.
+
+    Attributes:
+      tokens: the tokens it had.
+      slots: as `_slots` gives them; none after the first allocation, which prunes nothing.
+    """
+
+    tokens: int
+    slots: tuple[int, ...]
+
+
+class RtpReplay(StepLoop):
+    """Drives an engine under RTP-LLM's rules through a trace.
+
+    Args:
+      engine: an empty engine.
+      block_size: tokens between two keys: a running request asks again when it begins a block.
+      caching: whether finished requests are entered into the cache, and new ones take over what is there.
+      schedule: the numbers.
+      arrivals: the trace, `step` never falling.
+      observer: is told what happens.
+    """
+
+    def __init__(
+        self,
+        engine: KeyedRtpEngine,
+        block_size: int,
+        caching: bool,
+        schedule: Schedule,
+        arrivals: Iterable[Arrival],
+        observer: RtpObserver,
+    ) -> None:
+        super().__init__(schedule, arrivals, observer)
+        self._engine = engine
+        self._size = block_size
+        self._caching = caching
+        self._told = observer
+        self._reserve = schedule.lookahead + 1 if schedule.lookahead else 0
+        self._now = 0
+        self._held: dict[str, _Held] = {}
+
+    def _request(self, live: LiveRequest) -> None:
+        self._engine.request_keyed(live.id, live.arrival.prompt, live.keys, self._reserve)
+
+    def _step(self, step: int) -> None:
+        self._now = step
+        scheduled: list[tuple[LiveRequest, int]] = []
+        budget, refused = self._continue_running(step, scheduled)
+        if not refused:
+            self._admit_waiting(step, budget, scheduled)
+        self._observer.scheduled(step, len(self._running), len(self._waiting), self._engine.num_available())
+        for live, tokens in scheduled:
+            self._compute(step, live, tokens)
+
+    def _tokens(self, live: LiveRequest, budget: int) -> int:
+        return min(live.tokens - live.computed, budget)
+
+    def _grow(self, live: LiveRequest, new: int) -> bool:
+        """RTP-LLM asks at every step; what cannot change anything is not asked."""
+        held = self._held[live.id]
+        if held.tokens == live.tokens:
+            return True
+        slots = self._slots(live.tokens)
+        if held.slots != slots and self._malloc(live).verdict != GRANTED:
+            return False
+        self._held[live.id] = _Held(live.tokens, slots)
+        return True
+
+    def _slots(self, tokens: int) -> tuple[int, ...]:
+        """What an allocation depends on: slots, slots with the reserve, and whole blocks, which have keys."""
+        return -(-tokens // self._size), -(-(tokens + self._reserve) // self._size), tokens // self._size
+
+    def _admit_waiting(self, step: int, budget: int, scheduled: list[tuple[LiveRequest, int]]) -> None:
+        while self._waiting and budget and len(self._running) < self._schedule.max_running:
+            live = self._waiting[0]
+            self._told.asked(step, live)
+            answer = self._malloc(live)
+            if answer.verdict != GRANTED:
+                if self._running and answer.verdict != PERMANENT:
+                    self._observer.put_off(step, live)
+                    return
+                self._waiting.popleft()
+                self._refuse_for_good(step, live)
+                continue
+            self._waiting.popleft()
+            self._running.append(live)
+            self._held[live.id] = _Held(live.tokens, ())
+            self._observer.admitted(step, live, Hit(answer.reused, [], 0))
+            new = min(live.tokens - answer.reused, budget)
+            scheduled.append((live, answer.reused + new))
+            budget -= new
+
+    def _malloc(self, live: LiveRequest) -> structs.Malloc:
+        answer = self._engine.perform(structs.MallocOp(id=live.id, reuse=self._caching, device_cache=self._caching))
+        if not isinstance(answer, structs.Malloc):
+            raise EngineProcessError("engine answered malloc", answer, "a verdict, the tokens reused and all lists")
+        self._told.answered(self._now, live, answer.verdict)
+        return answer
+
+    def _free(self, live: LiveRequest, *, finished: bool) -> None:
+        """Only what has finished is entered into the cache; a preempted request's work is lost."""
+        if finished and self._caching:
+            self._engine.perform(structs.InsertOp(id=live.id))
+        self._engine.perform(structs.FreeOp(id=live.id))
+        del self._held[live.id]
+
+    def _drop(self, live: LiveRequest) -> None:
+        self._engine.perform(structs.DropOp(id=live.id))
+
+    def _extend(self, live: LiveRequest, tokens: int) -> None:
+        self._engine.extend(live.id, tokens)

@@ -1,0 +1,260 @@
+"""Random lock-step traffic under RTP-LLM's rules: what its engine asks of a cache, and oftener than it would."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from hkv.dialects.rtp_llm.config import SINGLE
+from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
+from hkv.testing.choices import Choices
+
+RtpPerform = Callable[[RtpOp], RtpAnswer]
+
+VOCABULARY = (1, 2, 3, 0, -1)
+"""Tokens in use; few, so that equal blocks occur by themselves."""
+
+MEMORY = 10
+"""How many earlier texts a new prompt may continue."""
+
+MOST_WAITING, MOST_RUNNING = 4, 6
+
+
+def drive_rtp(header: RtpHeader, choices: Choices, perform: RtpPerform, steps: int) -> None:
+    """Performs random traffic: requests arrive, are granted or refused, grow, fork, are entered, preempted and end.
+
+    Every operation is legal by `docs/oplog.md`; answers decide what comes next, so two engines that agree see the same
+    traffic.
+
+    Args:
+      header: the configuration.
+      choices: where decisions come from.
+      perform: performs one operation and returns the answer.
+      steps: rounds; each ends with `state`.
+    """
+    traffic = RtpTraffic(header, choices, perform)
+    for _ in range(steps):
+        traffic.step()
+    if choices.chance(50):
+        traffic.drain()
+
+
+@dataclasses.dataclass
+class _Request:
+    id: str
+    texts: list[list[int]]
+
+
+class RtpTraffic:
+    """An engine of no judgement, one round at a time.
+
+    Args:
+      header: the configuration.
+      choices: where decisions come from.
+      perform: performs one operation and returns the answer.
+    """
+
+    def __init__(self, header: RtpHeader, choices: Choices, perform: RtpPerform) -> None:
+        self._header, self._choices, self._perform = header, choices, perform
+        self._waiting: list[_Request] = []
+        self._running: list[_Request] = []
+        self._texts: list[list[int]] = []
+        self._arrived = self._named = 0
+        self._held: list[str] = []
+        self._exported: list[str] = []
+        self._load = choices.integer(25, 80)
+        self._reserve = choices.pick((0, 0, 0, 1, 3))
+        sharing = 1 if len(header.num_blocks) > 1 else len(header.groups)
+        room = (min(header.num_blocks) - 1 - header.reserve_blocks) // sharing * header.block_size * header.cp_size
+        self._longest = max(3, min(60, room))
+
+    def step(self) -> None:
+        """One round."""
+        choices = self._choices
+        for request in list(self._running):
+            if request in self._running:
+                self._continue(request)
+        while choices.chance(self._load) and len(self._waiting) < MOST_WAITING:
+            self._arrive()
+        for request in list(self._waiting):
+            if len(self._running) < MOST_RUNNING and not self._admit(request) and choices.chance(60):
+                break
+        if self._header.feature == "connector":
+            self._connect()
+        if choices.chance(8):
+            self._perform(structs.EvictOp(least=choices.integer(0, 4)))
+        if choices.chance(15):
+            self._estimate()
+        self._perform(structs.StateOp())
+
+    def drain(self) -> None:
+        """Everything ends; what is cached is evicted."""
+        for request in list(self._running):
+            self._end(request, entered=True)
+        for name in self._held:
+            self._perform(structs.ReleaseOp(name=name))
+        for name in self._exported:
+            self._perform(structs.SettleOp(name=name))
+        self._perform(structs.StateOp())
+        self._perform(structs.EvictOp(least=sum(self._header.num_blocks)))
+        self._perform(structs.StateOp())
+
+    def _arrive(self) -> None:
+        choices = self._choices
+        self._arrived += 1
+        tokens = self._prompt()
+        sequences = choices.pick((1, 1, 2, 3)) if self._header.feature == "fork" else 1
+        request = _Request(f"r{self._arrived}", [list(tokens) for _ in range(sequences)])
+        self._waiting.append(request)
+        self._perform(structs.RequestOp(id=request.id, tokens=tokens, sequences=sequences, reserve=self._reserve))
+
+    def _prompt(self) -> list[int]:
+        """A, then B, then A again: often as an earlier text began, of a length beside a multiple of a block."""
+        choices = self._choices
+        longest = self._longest * choices.pick((1, 1, 2, 2, 2, 2, 2, 3)) // 2
+        length = choices.integer(1, longest)
+        if choices.chance(60):
+            unit = self._header.block_size * (self._header.cp_size if choices.chance(50) else 1)
+            near = unit * choices.integer(1, max(1, longest // unit)) + choices.integer(-1, 1)
+            length = max(1, min(near, longest))
+        start: list[int] = []
+        if self._texts and choices.chance(80):
+            parent = choices.pick(self._texts)
+            start = parent[: len(parent) if choices.chance(60) else choices.integer(0, len(parent))]
+        if start and choices.chance(60):
+            length = max(length, min(len(start) + choices.integer(0, 3), self._longest))
+        tokens = [*start[:length], *self._tokens(length - len(start[:length]))]
+        self._remember(tokens)
+        return tokens
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._choices.pick(VOCABULARY) for _ in range(count)]
+
+    def _remember(self, text: list[int]) -> None:
+        self._texts.append(list(text))
+        if len(self._texts) > MEMORY:
+            del self._texts[self._choices.integer(0, MEMORY - 1)]
+
+    def _admit(self, request: _Request) -> bool:
+        answer = self._malloc(request)
+        if answer.verdict == "granted":
+            self._waiting.remove(request)
+            self._running.append(request)
+            return True
+        if answer.verdict == "permanent" or self._choices.chance(15):
+            self._waiting.remove(request)
+            self._perform(structs.DropOp(id=request.id))
+        return False
+
+    def _malloc(self, request: _Request) -> structs.Malloc:
+        choices = self._choices
+        operation = structs.MallocOp(id=request.id, reuse=choices.chance(88), device_cache=choices.chance(92))
+        answer = self._perform(operation)
+        assert isinstance(answer, structs.Malloc)
+        return answer
+
+    def _continue(self, request: _Request) -> None:
+        choices = self._choices
+        if choices.chance(20) or len(request.texts[0]) > 2 * self._longest:
+            self._end(request, entered=choices.chance(90))
+            return
+        if choices.chance(5):
+            self._preempt(request)
+            return
+        if choices.chance(8):
+            self._perform(structs.InsertOp(id=request.id, resident=self._resident()))
+        if self._header.feature == "fork" and choices.chance(35) and not self._fork(request):
+            return
+        if choices.chance(85):
+            self._grow(request)
+
+    def _grow(self, request: _Request) -> None:
+        choices = self._choices
+        count = choices.pick((1, 1, 1, 2, 3))
+        more = [self._tokens(count) for _ in request.texts]
+        for text, tokens in zip(request.texts, more, strict=True):
+            text += tokens
+        self._perform(structs.AppendOp(id=request.id, tokens=more))
+        if self._malloc(request).verdict == "granted" or choices.chance(30):
+            return
+        victim = self._running[-1]
+        self._preempt(victim)
+        if victim is not request and choices.chance(70) and self._malloc(request).verdict != "granted":
+            self._preempt(request)
+
+    def _fork(self, request: _Request) -> bool:
+        """Its sequences become copies of one another; whether it runs on."""
+        choices, width = self._choices, len(request.texts)
+        count = choices.integer(1, min(4, width + 1))
+        sources = [choices.integer(0, width - 1) for _ in range(count)]
+        answer = self._perform(structs.ForkOp(id=request.id, sources=sources, copy_last=choices.chance(80)))
+        assert isinstance(answer, structs.Fork)
+        if answer.copies is not None:
+            request.texts = [list(request.texts[source]) for source in sources]
+            return True
+        if self._header.dialect == SINGLE or choices.chance(30):
+            # What a single group's refused fork leaves has lost sequences (`fork_single`): nothing goes on from it.
+            self._preempt(request)
+            return False
+        return True
+
+    def _preempt(self, request: _Request) -> None:
+        self._running.remove(request)
+        self._perform(structs.FreeOp(id=request.id))
+        if self._choices.chance(80):
+            self._waiting.insert(0, request)
+        else:
+            self._perform(structs.DropOp(id=request.id))
+
+    def _end(self, request: _Request, *, entered: bool) -> None:
+        self._running.remove(request)
+        if entered:
+            self._perform(structs.InsertOp(id=request.id, resident=self._resident()))
+        self._perform(structs.FreeOp(id=request.id))
+        self._perform(structs.DropOp(id=request.id))
+        self._remember(self._choices.pick(request.texts))
+
+    def _resident(self) -> bool:
+        return self._header.feature == "connector" and self._choices.chance(4)
+
+    def _connect(self) -> None:
+        """Somebody holds a running sequence's blocks, or evicted ones leave for another tier; or is done with them."""
+        choices = self._choices
+        if self._running and choices.chance(30) and len(self._held) < 3:
+            request = choices.pick(self._running)
+            name = self._name("h")
+            sequence = choices.integer(0, len(request.texts) - 1)
+            answer = self._perform(
+                structs.HoldOp(name=name, id=request.id, sequence=sequence, connector=choices.chance(80))
+            )
+            self._keep(self._held, name, answer)
+        if choices.chance(20) and len(self._exported) < 2:
+            name = self._name("e")
+            self._keep(self._exported, name, self._perform(structs.ExportOp(name=name, least=choices.integer(0, 4))))
+        if self._held and choices.chance(40):
+            self._perform(structs.ReleaseOp(name=self._held.pop(choices.integer(0, len(self._held) - 1))))
+        if self._exported and choices.chance(50):
+            self._perform(structs.SettleOp(name=self._exported.pop(0)))
+
+    def _name(self, letter: str) -> str:
+        self._named += 1
+        return f"{letter}{self._named}"
+
+    def _keep(self, names: list[str], name: str, answer: RtpAnswer) -> None:
+        assert isinstance(answer, structs.Selected)
+        if answer.keys is not None:
+            names.append(name)
+
+    def _estimate(self) -> None:
+        requests = [*self._waiting, *self._running]
+        if requests:
+            choices, request = self._choices, self._choices.pick(requests)
+            self._perform(
+                structs.PeakOp(
+                    id=request.id,
+                    remaining=choices.integer(0, 12),
+                    reuse=choices.chance(50),
+                    sequences=choices.integer(0, 3),
+                )
+            )

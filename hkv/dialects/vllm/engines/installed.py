@@ -1,0 +1,217 @@
+"""Drives an installed vLLM's own `KVCacheManager`, so that HKV can be held against the engine it describes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hkv.dialects.vllm.engines import vllm_objects
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
+from hkv.errors import ConfigError, OperationError
+
+RELEASE = "0.33."
+
+
+class InstalledVllmEngine:
+    """vLLM 0.33's `KVCacheManager` as an engine of the log format; also a `KeyedEngine`.
+
+    What the scheduler does around the manager is done here: counting computed and in-flight tokens, remembering what a
+    lookup found until the next allocation, and giving back what copies retained.
+
+    Args:
+      header: the configuration.
+      release: version that vLLM must have, whatever its rules; None for any 0.33.
+
+    Attributes:
+      evictions: cached blocks handed out to another use so far.
+
+    Raises:
+      ConfigError: vLLM is not installed, or another release of it; a configuration that it cannot represent.
+    """
+
+    def __init__(self, header: Header, release: str | None = None) -> None:
+        _require_vllm(release)
+        config = to_config(header)
+        self._config = config
+        self._hash, self._hasher = vllm_objects.hasher(config)
+        self._manager = vllm_objects.manager(config)
+        self._pool = self._manager.block_pool
+        self._requests: dict[str, Any] = {}
+        self._running: set[str] = set()
+        self._found: tuple[str, Any] | None = None
+        self._dropping = 0
+        self.evictions = 0
+        self._version = header.oplog
+        self._count_evictions()
+
+    def step(self) -> None:
+        self._manager.new_step_starts()
+
+    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
+        if id in self._requests:
+            raise OperationError("id", id, "a request that has not arrived before")
+        if not tokens:
+            raise OperationError("tokens", [], "at least one token")
+        vllm_objects.use_none_hash(self._hash)
+        self._requests[id] = vllm_objects.request(id, list(tokens), extra, self._hasher)
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
+        """A request of unnamed tokens; from the first one on the engine records no events, having no tokens to name.
+
+        Raises:
+          OperationError: the request has arrived before.
+        """
+        if id in self._requests:
+            raise OperationError("id", id, "a request that has not arrived before")
+        self._pool.enable_kv_cache_events = False
+        hasher = vllm_objects.keyed_hasher(keys, self._config)
+        self._requests[id] = vllm_objects.request(id, [0] * num_tokens, None, hasher)
+
+    def extend(self, id: str, tokens: int) -> None:
+        self._known(id).append_output_token_ids([0] * tokens)
+
+    def lookup(self, id: str) -> Hit:
+        request = self._waiting(id)
+        blocks, hit, boundary = self._call("lookup", id, self._manager.get_computed_blocks, request)
+        self._found = (id, blocks) if hit else None
+        return Hit(hit, _ids(blocks.blocks), boundary)
+
+    def allocate(self, operation: AllocateOp) -> Allocation:
+        request = self._known(operation.id)
+        found, self._found = self._found, None
+        adopted = None
+        if operation.hit:
+            if found is None or found[0] != operation.id:
+                raise OperationError("hit", operation.hit, "a lookup of the same request on the line before")
+            adopted = found[1]
+        if operation.shared_prefix is not None:
+            request.shared_prefix_boundary = operation.shared_prefix
+        request.num_in_flight_tokens = operation.in_flight
+        blocks = self._call(
+            "allocate",
+            operation.id,
+            self._manager.allocate_slots,
+            request,
+            operation.new,
+            num_new_computed_tokens=operation.hit,
+            new_computed_blocks=adopted,
+            num_lookahead_tokens=operation.lookahead,
+            num_external_computed_tokens=operation.external,
+            delay_cache_blocks=operation.delay,
+            full_sequence_must_fit=operation.must_fit,
+            reserved_blocks=operation.reserved,
+            has_scheduled_reqs=bool(self._running),
+        )
+        if blocks is None:
+            return Allocation(None)
+        vllm_objects.set_running(request)
+        self._running.add(operation.id)
+        return Allocation(_ids(blocks.blocks))
+
+    def advance(self, id: str, tokens: int) -> None:
+        self._known(id).num_computed_tokens += tokens
+
+    def append(self, id: str, tokens: Sequence[int]) -> None:
+        request = self._known(id)
+        vllm_objects.use_none_hash(self._hash)
+        request.append_output_token_ids(list(tokens))
+
+    def commit(self, id: str, tokens: int) -> None:
+        self._call("commit", id, self._manager.cache_blocks, self._known(id), tokens)
+
+    def free(self, id: str) -> None:
+        request = self._known(id)
+        self._manager.free(request)
+        self._running.discard(id)
+        request.num_computed_tokens = 0
+        request.num_in_flight_tokens = 0
+        vllm_objects.set_preempted(request)
+
+    def drop(self, id: str) -> None:
+        self._waiting(id)
+        del self._requests[id]
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        self._dropping += 1
+        try:
+            self._call("evict", blocks, self._manager.evict_blocks, set(blocks))
+        finally:
+            self._dropping -= 1
+
+    def copies(self) -> list[tuple[int, int]]:
+        copies, retained = self._manager.take_kv_cache_block_copies()
+        self._pool.free_blocks(retained)
+        return [(copy.src_block_id, copy.dst_block_id) for copy in copies]
+
+    def reset(self) -> bool:
+        return self._manager.reset_prefix_cache()
+
+    def events(self) -> list[CacheEvent]:
+        events = (vllm_objects.event(event, self._version) for event in self._manager.take_events())
+        return [event for event in events if event is not None]
+
+    def state(self) -> CacheState:
+        blocks = [block for block in self._pool.blocks if not block.is_null]
+        rows = {id: _ids(self._manager.get_blocks(id).blocks) for id in self._requests}
+        return CacheState(
+            free=[block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()],
+            refs={str(block.block_id): block.ref_cnt for block in blocks if block.ref_cnt},
+            rows={id: row for id, row in rows.items() if any(row)},
+            cached={str(b.block_id): vllm_objects.cached_entry(b) for b in blocks if b.block_hash is not None},
+        )
+
+    def num_free(self) -> int:
+        return self._pool.get_num_free_blocks()
+
+    def _known(self, id: str) -> Any:
+        try:
+            return self._requests[id]
+        except KeyError:
+            raise OperationError("id", id, "a request that has arrived and was not dropped") from None
+
+    def _waiting(self, id: str) -> Any:
+        request = self._known(id)
+        if id in self._running:
+            raise OperationError("id", id, "a waiting request")
+        return request
+
+    def _call(self, operation: str, subject: object, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except (AssertionError, IndexError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+            reason = f"vLLM not to raise {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+            raise OperationError(operation, subject, reason) from error
+
+    def _count_evictions(self) -> None:
+        evict = self._pool._maybe_evict_cached_block
+
+        def counting(block: Any) -> bool:
+            evicted = evict(block)
+            self.evictions += evicted and not self._dropping
+            return evicted
+
+        self._pool._maybe_evict_cached_block = counting
+
+
+def _ids(groups: Sequence[Sequence[Any]]) -> list[list[int]]:
+    return [[block.block_id for block in group] for group in groups]
+
+
+def _require_vllm(release: str | None) -> None:
+    try:
+        version = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        expected = "vLLM 0.33 to be installed; benchmarks/make_vllm_environment.py makes an environment that has it"
+        raise ConfigError("engine", "vllm", expected) from None
+    if release is not None and version != release:
+        raise ConfigError("engine", f"vllm@{release}", f"the version that is installed, vllm@{version}")
+    if release is None and not version.startswith(RELEASE):
+        expected = f"release {RELEASE}x, whose rules the logs speak of; the engine vllm@{version} goes on all the same"
+        raise ConfigError("vllm", version, expected)
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"

@@ -1,0 +1,476 @@
+"""The compiled cache as an engine: `hkv.dialects.vllm.machine` behind the operations of the log format."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hkv.bugs import check_bugs
+from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.engines import jax_reading as reading
+from hkv.dialects.vllm.engines.numpy import identity_of
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.structs import (
+    AllocateOp,
+    Allocation,
+    Answer,
+    CacheEvent,
+    CacheState,
+    ExtraKeys,
+    Header,
+    Hit,
+    Operation,
+)
+from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column, Results
+from hkv.errors import EngineFailure, OperationError
+from hkv.keys.chained import PLAIN, KeyChain, digest_by_name
+from hkv.keys.interning import Interner
+from hkv.spec import Mamba
+from hkv.state.state import Buckets, Counter
+from hkv.state.status import Status
+
+IDS, EVENTS = 4096, 4096
+"""Least room for block ids and for events in the results of one dispatch."""
+
+SLOTS, KEYS = 32, 4096
+"""Least room for requests and for distinct prefix keys."""
+
+PAYLOAD = 1024
+"""Least room for the prefix keys that one dispatch brings."""
+
+OPERATIONS = 64
+"""Least room for operations in one dispatch."""
+
+CODES = tuple(code for code in cache.ALL if code not in (Code.RETIRE, Code.FORK))
+"""Operations that logs know."""
+
+REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
+"""What an allocation may be refused for without being wrong."""
+
+
+@dataclasses.dataclass
+class Request:
+    """What the host knows of a request.
+
+    Attributes:
+      slot: its place in the compiled cache.
+      num_tokens: prompt and output.
+      tokens: the tokens themselves; empty for a keyed request.
+      chain: makes its prefix keys; None for a keyed request.
+      numbers: its prefix keys, interned.
+      running: as far as answers have come back.
+    """
+
+    slot: int
+    num_tokens: int
+    tokens: list[int]
+    chain: KeyChain | None
+    numbers: list[int]
+
+
+class JaxEngine:
+    """The compiled cache. Implements `hkv.oracle.engine.KeyedEngine` and `BatchEngine`.
+
+    Operations are collected and performed many at a time; `run` performs a whole list with as few dispatches as the
+    answers allow.
+
+    Args:
+      header: the configuration, as a log's first line.
+
+    Raises:
+      HKVError: a configuration the dialect forbids, or one that needs what the compiled cache does not have.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self.config: VllmConfig = to_config(header)
+        check_bugs(self.config.bugs)
+        self._version = header.oplog
+        self._digest = digest_by_name(self.config.hash)
+        self._interner = Interner()
+        self._requests: dict[str, Request] = {}
+        self._records = True
+        self._buckets = cache.buckets_for(self.config, requests=SLOTS, keys=KEYS)
+        self._free_slots = list(range(self._buckets.requests))
+        self._left_slots: list[int] = []
+        parameters, state = cache.init(self.config, self._buckets)
+        self._parameters, self._state = jax.device_put((parameters, state))
+        self._groups = len(self.config.topology.groups)
+        self._reader = reading.Reader(self.config, self._parameters, self._interner, self._version)
+        self._batch = Batch()
+        self._waiting: list[Any] = []
+        self._room = _Room(0, 0)
+        self._events: list[CacheEvent] = []
+        self._copies: list[list[int]] = []
+
+    # One operation at a time.
+
+    def step(self) -> None:
+        """A new scheduling step begins."""
+        self._add(Code.STEP, None)
+
+    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
+        """A request arrives with this prompt."""
+        self._check_new(id, len(tokens))
+        identity = PLAIN if extra is None else identity_of(extra)
+        chain = KeyChain(self._digest, self.config.hash_block_size, self.config.hash_lookahead, identity)
+        request = Request(self._slot(), len(tokens), list(tokens), chain, [])
+        self._requests[id] = request
+        self._add(Code.REQUEST, request, payload=self._grow(request), tokens=len(tokens))
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
+        """A request arrives of which only length and prefix keys are known; no events are recorded from then on."""
+        self._check_new(id, num_tokens)
+        most = self.config.max_model_len // self.config.hash_block_size
+        request = Request(self._slot(), num_tokens, [], None, self._interner.numbers(keys[:most]))
+        self._requests[id] = request
+        self._records = False
+        self._events.clear()
+        self._fit_keys()
+        self._add(Code.REQUEST, request, payload=request.numbers, tokens=num_tokens)
+
+    def lookup(self, id: str) -> Hit:
+        """The longest common cache hit of a waiting request."""
+        return self._now(self._lookup(id))
+
+    def allocate(self, operation: AllocateOp) -> Allocation:
+        """A request gets blocks for its next tokens, or is refused."""
+        return self._now(self._allocate(operation))
+
+    def advance(self, id: str, tokens: int) -> None:
+        """`tokens` more tokens are computed."""
+        self._add(Code.ADVANCE, self._request(id), tokens=tokens)
+
+    def append(self, id: str, tokens: Sequence[int]) -> None:
+        """Generated tokens are appended."""
+        request = self._request(id)
+        if request.chain is None:
+            raise OperationError("id", id, "a request that came with tokens")
+        self._check_length(request, len(tokens))
+        request.tokens.extend(tokens)
+        request.num_tokens += len(tokens)
+        self._add(Code.APPEND, request, payload=self._grow(request), tokens=len(tokens))
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens are appended to a keyed request."""
+        request = self._request(id)
+        if request.chain is not None:
+            raise OperationError("id", id, "a request that came with keys")
+        if type(tokens) is not int or tokens < 0:
+            raise OperationError("tokens", tokens, "an integer of at least 0")
+        self._check_length(request, tokens)
+        request.num_tokens += tokens
+        self._add(Code.APPEND, request, tokens=tokens)
+
+    def commit(self, id: str, tokens: int) -> None:
+        """The first `tokens` tokens may be registered in the prefix cache."""
+        request = self._request(id)
+        self._add(Code.COMMIT, request, room=self._room_of(tokens), tokens=tokens)
+
+    def free(self, id: str) -> None:
+        """The request finished or is preempted."""
+        self._add(Code.FREE, self._request(id))
+
+    def drop(self, id: str) -> None:
+        """A waiting request is forgotten."""
+        request = self._request(id)
+        self._add(Code.DROP, request)
+        self._left_slots.append(request.slot)
+        del self._requests[id]
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """These blocks lose their keys."""
+        for block in blocks:
+            if type(block) is not int or not 0 <= block < self.config.num_blocks:
+                raise OperationError("blocks", block, f"block ids from 0 to {self.config.num_blocks - 1}")
+        room = _Room(0, len(blocks) * (1 + self._buckets.parts))
+        self._add(Code.EVICT, None, payload=blocks, room=room)
+
+    def copies(self) -> list[tuple[int, int]]:
+        """Drains pending copies, group by group, and gives back the references they held."""
+        self._flush()
+        pending = sorted(self._copies, key=lambda copy: copy[0])
+        self._copies = []
+        copies = [(source, target) for _, source, target in pending]
+        if copies:
+            self._add(Code.COPIES, None, payload=[block for copy in copies for block in copy])
+        return copies
+
+    def reset(self) -> bool:
+        """Resets the prefix cache."""
+        return self._now(self._reset())
+
+    def events(self) -> list[CacheEvent]:
+        """Drains KV events; version 1 of the log format knows neither keys nor `cleared`."""
+        self._flush()
+        events, self._events = self._events, []
+        return events
+
+    def state(self) -> CacheState:
+        """Everything that can be compared."""
+        self._flush()
+        slots = {id: request.slot for id, request in self._requests.items()}
+        return self._reader.state(jax.device_get(self._state), slots)
+
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        self._flush()
+        return int(jax.device_get(self._state.counters)[Counter.FREE])
+
+    @property
+    def evictions(self) -> int:
+        """Cached blocks handed out to another use so far."""
+        self._flush()
+        return int(jax.device_get(self._state.counters)[Counter.EVICTIONS])
+
+    def absence(self, group: int, key: Hashable) -> str:
+        """What became of a prefix in a group: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
+        self._flush()
+        number = self._interner.find(key)
+        return "never seen" if number is None else self._reader.absence(self._state, group, number)
+
+    # Many at a time.
+
+    def run(self, operations: Sequence[Operation]) -> list[Answer]:
+        """Performs operations in order and returns their answers."""
+        answers = [self._begin(operation) for operation in operations]
+        self._flush()
+        return [answer.value if isinstance(answer, _Later) else answer for answer in answers]
+
+    def _begin(self, operation: Operation) -> Any:
+        match operation:
+            case oplog.StepOp():
+                return self.step()
+            case oplog.RequestOp():
+                return self.request(operation.id, operation.tokens, operation.extra)
+            case oplog.LookupOp():
+                return self._lookup(operation.id)
+            case oplog.AllocateOp():
+                return self._allocate(operation)
+            case oplog.AdvanceOp():
+                return self.advance(operation.id, operation.tokens)
+            case oplog.AppendOp():
+                return self.append(operation.id, operation.tokens)
+            case oplog.CommitOp():
+                return self.commit(operation.id, operation.tokens)
+            case oplog.FreeOp():
+                return self.free(operation.id)
+            case oplog.DropOp():
+                return self.drop(operation.id)
+            case oplog.EvictOp():
+                return self.evict(operation.blocks)
+            case oplog.CopiesOp():
+                return self.copies()
+            case oplog.ResetOp():
+                return self._reset()
+            case oplog.EventsOp():
+                return self.events()
+            case oplog.StateOp():
+                return self.state()
+
+    # What operations become.
+
+    def _lookup(self, id: str) -> _Later:
+        request = self._request(id)
+        return self._add(Code.LOOKUP, request, room=_Room(self._blocks(request.num_tokens), 0), read=self._read_hit)
+
+    def _allocate(self, operation: AllocateOp) -> _Later:
+        request = self._request(operation.id)
+        for name in ("new", "hit", "lookahead", "external", "reserved", "in_flight"):
+            value = getattr(operation, name)
+            if type(value) is not int or value < 0:
+                raise OperationError(name, value, "an integer of at least 0")
+        reach = request.num_tokens + operation.new + operation.lookahead + operation.external
+        return self._add(
+            Code.ALLOCATE,
+            request,
+            room=self._room_of(reach),
+            read=self._read_allocation,
+            new=operation.new,
+            hit=operation.hit,
+            lookahead=operation.lookahead,
+            external=operation.external,
+            delay=int(operation.delay),
+            must_fit=int(operation.must_fit),
+            reserved=operation.reserved,
+            in_flight=operation.in_flight,
+            shared_prefix=-1 if operation.shared_prefix is None else operation.shared_prefix,
+        )
+
+    def _reset(self) -> _Later:
+        return self._add(Code.RESET, None, room=_Room(0, 1), read=self._read_reset)
+
+    def _read_hit(self, row: np.ndarray, ids: np.ndarray) -> Hit:
+        if row[Column.STATUS] == Status.ENGINE_FAILURE:
+            raise EngineFailure("keys", Status.ENGINE_FAILURE.name, "a key for every block up to the last token")
+        _check(row)
+        blocks = self._rows(row, ids, leading=True)
+        return Hit(int(row[Column.VALUE]), blocks, int(row[Column.SHARED_PREFIX]))
+
+    def _read_allocation(self, row: np.ndarray, ids: np.ndarray) -> Allocation:
+        if row[Column.STATUS] in REFUSALS:
+            return Allocation(None)
+        _check(row)
+        count, place = int(row[Column.COPIES]), int(row[Column.IDS])
+        copies = ids[place : place + 3 * count].reshape(-1, 3).tolist()
+        self._copies += copies
+        blocks = self._rows(row, ids, leading=False)
+        for group, _, target in copies if row[Column.VALUE] else ():
+            blocks[group].insert(0, target)
+        return Allocation(blocks)
+
+    def _read_reset(self, row: np.ndarray, ids: np.ndarray) -> oplog.Reset:
+        del ids
+        if row[Column.STATUS] != Status.IN_USE:
+            _check(row)
+        return oplog.Reset(bool(row[Column.VALUE]))
+
+    def _rows(self, row: np.ndarray, ids: np.ndarray, leading: bool) -> list[list[int]]:
+        place, rows = int(row[Column.IDS]) + 3 * int(row[Column.COPIES]), []
+        for group in range(self._groups):
+            start, end = (int(row[RESULT_FRONT + 2 * group + side]) for side in (0, 1))
+            rows.append([0] * (start if leading else 0) + ids[place : place + end - start].tolist())
+            place += end - start
+        return rows
+
+    # Batches.
+
+    def _add(
+        self,
+        code: Code,
+        request: Request | None,
+        payload: Sequence[int] = (),
+        room: _Room | None = None,
+        read: Any = None,
+        **arguments: int,
+    ) -> _Later:
+        room = room or _Room(0, 0)
+        full = len(self._batch) >= OPERATIONS - 1 or self._batch.payload_size + len(payload) > PAYLOAD
+        if len(self._batch) and (full or self._room.ids + room.ids > IDS or self._room.events + room.events > EVENTS):
+            self._flush()
+        self._room = _Room(self._room.ids + room.ids, self._room.events + room.events)
+        later = _Later(read, request, code)
+        self._batch.add(code, 0 if request is None else request.slot, payload, **arguments)
+        self._waiting.append(later)
+        return later
+
+    def _now(self, later: _Later) -> Any:
+        self._flush()
+        return later.value.ok if isinstance(later.value, oplog.Reset) else later.value
+
+    def _flush(self) -> None:
+        if not len(self._batch):
+            return
+        batch, waiting, room = self._batch, self._waiting, self._room
+        self._batch, self._waiting, self._room = Batch(), [], _Room(0, 0)
+        operations = jax.device_put(batch.build(OPERATIONS, PAYLOAD))
+        ids, events = _bucket(room.ids, IDS), _bucket(room.events, EVENTS)
+        self._state, results = cache.run(self._parameters, self._state, operations, ids=ids, events=events, only=CODES)
+        results = jax.device_get(results)
+        self._free_slots += self._left_slots
+        self._left_slots.clear()
+        for later, row in zip(waiting, results.table, strict=False):
+            if later.read is None:
+                _check(row)
+            else:
+                later.value = later.read(row, results.ids)
+        self._take_events(waiting, results)
+
+    def _take_events(self, waiting: Sequence[_Later], results: Results) -> None:
+        if self._records:
+            slots = {later.request.slot: later.request for later in waiting if later.request is not None}
+            tokens = {slot: (request.tokens, request.numbers) for slot, request in slots.items()}
+            self._events += self._reader.events(np.asarray(results.events)[: int(results.counts[1])], tokens)
+
+    # Host-side checks and sizes.
+
+    def _request(self, id: str) -> Request:
+        try:
+            return self._requests[id]
+        except KeyError:
+            raise OperationError("id", id, "a request that arrived and was not dropped") from None
+
+    def _check_new(self, id: str, num_tokens: int) -> None:
+        if id in self._requests:
+            raise OperationError("id", id, "a name that no request has")
+        if not 1 <= num_tokens <= self.config.max_model_len:
+            raise OperationError("tokens", num_tokens, f"1 to max_model_len {self.config.max_model_len} tokens")
+
+    def _check_length(self, request: Request, more: int) -> None:
+        room = self.config.max_model_len - request.num_tokens
+        if more > room:
+            raise OperationError("tokens", more, f"at most {room}: max_model_len is {self.config.max_model_len}")
+
+    def _grow(self, request: Request) -> list[int]:
+        """Makes the prefix keys that a request's tokens complete, and returns their numbers."""
+        assert request.chain is not None
+        before = len(request.numbers)
+        request.chain.extend(request.tokens)
+        new = self._interner.numbers(request.chain.keys[before:], before)
+        request.numbers += new
+        self._fit_keys()
+        return new
+
+    def _blocks(self, tokens: int) -> int:
+        tokens = min(tokens, self.config.max_model_len)
+        specs, sizes = self.config.topology.specs, self.config.block_sizes
+        scratch = sum(spec.num_speculative_blocks for spec in specs if isinstance(spec, Mamba))
+        return sum(-(-tokens // size) + 8 for size in sizes) + scratch
+
+    def _room_of(self, tokens: int) -> _Room:
+        blocks = self._blocks(max(0, tokens))
+        return _Room(blocks, blocks * (3 + self._buckets.parts) + 4 * self._groups)
+
+    def _slot(self) -> int:
+        if not self._free_slots:
+            self._flush()
+        if not self._free_slots:
+            old = self._buckets.requests
+            self._resize(dataclasses.replace(self._buckets, requests=4 * old))
+            self._free_slots += range(old, self._buckets.requests)
+        return self._free_slots.pop(0)
+
+    def _fit_keys(self) -> None:
+        keys = _bucket(len(self._interner), self._buckets.keys)
+        if keys > self._buckets.keys:
+            self._resize(dataclasses.replace(self._buckets, keys=keys))
+
+    def _resize(self, buckets: Buckets) -> None:
+        self._flush()
+        self._state = jax.device_put(reading.resized(jax.device_get(self._state), buckets))
+        self._buckets = buckets
+
+
+@dataclasses.dataclass(frozen=True)
+class _Room:
+    ids: int
+    events: int
+
+
+@dataclasses.dataclass
+class _Later:
+    """An answer that comes with the next dispatch."""
+
+    read: Any
+    request: Request | None
+    code: Code
+    value: Any = None
+
+
+def _check(row: np.ndarray) -> None:
+    status = Status(int(row[Column.STATUS]))
+    if status == Status.ENGINE_FAILURE:
+        raise EngineFailure("blocks", status.name, "as many free blocks as the estimate said")
+    if status != Status.OK:
+        raise OperationError("operation", status.name, "one that applies to the request's state")
+
+
+def _bucket(size: int, least: int) -> int:
+    while least < size:
+        least *= 4
+    return least

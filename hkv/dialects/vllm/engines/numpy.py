@@ -1,0 +1,215 @@
+"""The reference as an engine: `reference.dialects.vllm` behind the operations of the log format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import hkv
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+from hkv.dialects.rtp_llm.log.structs import RtpHeader
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
+from hkv.errors import ConfigError, HKVError
+from hkv.keys.chained import PLAIN, PrefixIdentity
+
+
+def check_reference() -> None:
+    """Make sure that the package called `reference` is HKV's, of this version; PyPI has an unrelated one.
+
+    Raises:
+      HKVError: it is not; names the file that shadows it.
+    """
+    import reference
+
+    version = getattr(reference, "HKV_VERSION", None)
+    if version != hkv.__version__:
+        path = getattr(reference, "__file__", None) or list(getattr(reference, "__path__", []))
+        expected = (
+            f"the one that belongs to HKV {hkv.__version__}; another package of that name comes first on sys.path"
+        )
+        raise HKVError("package reference", path, expected)
+
+
+def numpy_engine(header: Header | RtpHeader) -> NumpyEngine | RtpNumpyEngine:
+    """The reference's engine for a header: the one that follows the rules of the header's dialect.
+
+    Raises:
+      HKVError: a configuration the dialect forbids, or a foreign package called `reference`.
+    """
+    check_reference()
+    return RtpNumpyEngine(header) if isinstance(header, RtpHeader) else NumpyEngine(header)
+
+
+class NumpyEngine:
+    """The reference. Implements `hkv.oracle.engine.KeyedEngine`.
+
+    Args:
+      header: the configuration, as a log's first line.
+
+    Attributes:
+      manager: the reference's own object, for those who want to look inside.
+
+    Raises:
+      HKVError: a configuration the dialect forbids, or a foreign package called `reference`.
+    """
+
+    def __init__(self, header: Header) -> None:
+        check_reference()
+        from reference.dialects.vllm.manager import Manager
+
+        self.manager = Manager(to_config(header))
+        self._version = header.oplog
+
+    def step(self) -> None:
+        """A new scheduling step begins."""
+        self.manager.step()
+
+    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
+        """A request arrives with this prompt."""
+        self.manager.request(id, tokens, PLAIN if extra is None else identity_of(extra))
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
+        """A request arrives of which only length and prefix keys are known; no events are recorded from then on."""
+        self.manager.request_keyed(id, num_tokens, keys)
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens are appended to a keyed request."""
+        self.manager.extend(id, tokens)
+
+    def lookup(self, id: str) -> Hit:
+        """The longest common cache hit of a waiting request."""
+        found = self.manager.lookup(id)
+        return Hit(found.hit, found.blocks, found.shared_prefix)
+
+    def allocate(self, operation: AllocateOp) -> Allocation:
+        """A request gets blocks for its next tokens, or is refused."""
+        blocks = self.manager.allocate(
+            operation.id,
+            operation.new,
+            hit=operation.hit,
+            lookahead=operation.lookahead,
+            external=operation.external,
+            delay=operation.delay,
+            must_fit=operation.must_fit,
+            reserved=operation.reserved,
+            in_flight=operation.in_flight,
+            shared_prefix=operation.shared_prefix,
+        )
+        return Allocation(blocks)
+
+    def advance(self, id: str, tokens: int) -> None:
+        """`tokens` more tokens are computed."""
+        self.manager.advance(id, tokens)
+
+    def append(self, id: str, tokens: Sequence[int]) -> None:
+        """Generated tokens are appended."""
+        self.manager.append(id, tokens)
+
+    def commit(self, id: str, tokens: int) -> None:
+        """The first `tokens` tokens may be registered in the prefix cache."""
+        self.manager.commit(id, tokens)
+
+    def free(self, id: str) -> None:
+        """The request finished or is preempted."""
+        self.manager.free(id)
+
+    def drop(self, id: str) -> None:
+        """A waiting request is forgotten."""
+        self.manager.drop(id)
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """These blocks lose their keys."""
+        self.manager.evict(blocks)
+
+    def copies(self) -> list[tuple[int, int]]:
+        """Drains pending copies and gives back the references they held."""
+        return self.manager.copies()
+
+    def reset(self) -> bool:
+        """Resets the prefix cache."""
+        return self.manager.reset()
+
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        return self.manager.num_free()
+
+    @property
+    def evictions(self) -> int:
+        """Cached blocks handed out to another use so far."""
+        return self.manager.evictions
+
+    def absence(self, group: int, key: int) -> str:
+        """What became of a prefix in a group: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
+        return self.manager.absence(group, key)
+
+    def events(self) -> list[CacheEvent]:
+        """Drains KV events; version 1 of the log format knows neither keys nor `cleared`."""
+        from reference.state.events import Cleared
+
+        events = self.manager.events()
+        return [self._event(event) for event in events if self._version > 1 or not isinstance(event, Cleared)]
+
+    def _event(self, event: object) -> CacheEvent:
+        from reference.state.events import Removed, Stored
+
+        with_keys = self._version > 1
+        match event:
+            case Stored():
+                return CacheEvent(
+                    type="stored",
+                    group=event.group,
+                    num_blocks=len(event.chains),
+                    block_size=event.block_size,
+                    tokens=list(event.tokens),
+                    keys=[key_text(chain) for chain in event.chains] if with_keys else None,
+                    parent=("" if event.parent is None else key_text(event.parent)) if with_keys else None,
+                )
+            case Removed():
+                keys = [key_text(event.chain)] if with_keys else None
+                return CacheEvent(type="removed", group=event.group, num_blocks=1, keys=keys)
+            case _:
+                return CacheEvent(type="cleared")
+
+    def state(self) -> CacheState:
+        """Everything that can be compared."""
+        manager = self.manager
+        pool = manager.pool
+        rows = {id: manager.rows(id) for id in manager.requests}
+        return CacheState(
+            free=list(pool.free),
+            refs={str(block): count for block, count in enumerate(pool.refs) if count},
+            rows={id: blocks for id, blocks in rows.items() if any(blocks)},
+            cached={
+                str(block): (key[0], pool.covered[block], key_text(key[1]))
+                for block, key in enumerate(pool.primary)
+                if key is not None
+            },
+        )
+
+
+def identity_of(extra: ExtraKeys) -> PrefixIdentity:
+    """What beside its tokens identifies a request, from how a log writes it.
+
+    Raises:
+      HKVError: an adapter without name and path, or embeddings that are not hex.
+    """
+    if extra.lora is not None and len(extra.lora) != 2:
+        raise ConfigError("extra.lora", extra.lora, "[name, path] of the adapter")
+    try:
+        embeds = None if extra.embeds is None else tuple(bytes.fromhex(text) for text in extra.embeds)
+    except ValueError:
+        raise ConfigError("extra.embeds", extra.embeds, "hex digits, two a byte") from None
+    return PrefixIdentity(
+        lora=None if extra.lora is None else (extra.lora[0], extra.lora[1]),
+        multimodal=tuple(extra.multimodal),
+        salt=extra.salt,
+        embeds=embeds,
+    )
+
+
+def key_text(chain: object) -> str:
+    """The first 8 bytes of a chain key in hex; of an int key, its low 8 bytes, big-endian."""
+    if isinstance(chain, bytes):
+        return chain[:8].hex()
+    assert isinstance(chain, int)
+    return f"{chain & (1 << 64) - 1:016x}"

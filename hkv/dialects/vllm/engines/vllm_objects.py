@@ -1,0 +1,201 @@
+"""Makes vLLM's own objects from HKV's descriptions and reads them back; every import of vLLM stands in here."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.log.structs import CacheEvent, ExtraKeys
+from hkv.errors import ConfigError
+
+KEY_BYTES = 8
+"""Bytes of a chain hash that logs show, from its start."""
+
+
+def manager(config: VllmConfig) -> Any:
+    """An empty `KVCacheManager` of that configuration, events on."""
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # a refused reset is an answer, not a warning
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+
+    groups = [
+        KVCacheGroupSpec([group.tag], _spec(group.spec), is_eagle_group=group.eagle) for group in config.topology.groups
+    ]
+    cache_config = KVCacheConfig(
+        config.num_blocks, [], groups, prefix_cache_retention_interval=config.retention_interval
+    )
+    try:
+        made = KVCacheManager(
+            cache_config,
+            max_model_len=config.max_model_len,
+            scheduler_block_size=config.scheduler_block_size,
+            hash_block_size=config.hash_block_size,
+            max_in_flight_tokens=config.max_in_flight_tokens,
+            enable_caching=config.caching,
+            use_eagle=config.eagle,
+            num_hash_lookahead_tokens=config.hash_lookahead,
+            num_prefill_lookahead=config.prefill_lookahead,
+            enable_kv_cache_events=True,
+            dcp_world_size=config.context_parallel,
+            watermark=config.watermark,
+            enable_mamba_shared_prefix_checkpoint=config.shared_prefix_checkpoint,
+        )
+    except (AssertionError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError("header", "this configuration", f"one that vLLM accepts: {reason}") from error
+    partial = getattr(made.coordinator, "enable_partial_hash_hits", False)
+    if partial != config.partial_hits:
+        raise ConfigError("partial_hits", config.partial_hits, f"{partial}, as vLLM derives it from the groups")
+    return made
+
+
+def hasher(config: VllmConfig) -> tuple[Callable[[Any], bytes], Callable[[Any], list[bytes]]]:
+    """`(hash, block_hasher)` for requests of that configuration."""
+    if config.hash.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
+        raise ConfigError("hash", config.hash, "the environment variable PYTHONHASHSEED to be set: its seed is random")
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+
+    function = get_hash_fn_by_name(config.hash)
+    return function, get_request_block_hasher(config.hash_block_size, function, config.hash_lookahead)
+
+
+def keyed_hasher(keys: Sequence[int], config: VllmConfig) -> Callable[[Any], list[bytes]]:
+    """A block hasher that hands out keys known beforehand as 32-byte chain hashes."""
+    size, ahead = config.hash_block_size, config.hash_lookahead
+
+    def hashes(request: Any) -> list[bytes]:
+        done = len(request.block_hashes)
+        end = min(max(0, request.num_tokens - ahead) // size, len(keys))
+        return [keys[i].to_bytes(32, "big") for i in range(done, end)]
+
+    return hashes
+
+
+def use_none_hash(function: Callable[[Any], bytes]) -> None:
+    """Sets the hash of the empty prefix, a global of vLLM, to this hash function's; to be called before it hashes."""
+    from vllm.v1.core import kv_cache_utils
+
+    kv_cache_utils.init_none_hash(function)
+
+
+def request(id: str, tokens: list[int], extra: ExtraKeys | None, block_hasher: Callable[[Any], list[bytes]]) -> Any:
+    """A `Request` that has just arrived."""
+    from vllm.v1.request import Request
+
+    named = {} if extra is None else _identity(extra)
+    return Request(id, tokens, _sampling_params(), None, block_hasher=block_hasher, **named)
+
+
+def set_running(request: Any) -> None:
+    """Marks a request as running."""
+    request.status = _statuses().RUNNING
+
+
+def set_preempted(request: Any) -> None:
+    """Marks a request as waiting again."""
+    request.status = _statuses().PREEMPTED
+
+
+def event(event: Any, version: int) -> CacheEvent | None:
+    """A KV event as logs of that version write it, or None where that version leaves it out."""
+    from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+
+    keys = _keys(event.block_hashes) if version > 1 and not isinstance(event, AllBlocksCleared) else None
+    match event:
+        case BlockStored():
+            parent = event.parent_block_hash
+            return CacheEvent(
+                type="stored",
+                group=event.group_idx,
+                num_blocks=len(event.block_hashes),
+                block_size=event.block_size,
+                tokens=list(event.token_ids),
+                keys=keys,
+                parent=None if version == 1 else "" if parent is None else parent[:KEY_BYTES].hex(),
+            )
+        case BlockRemoved():
+            return CacheEvent(type="removed", group=event.group_idx, num_blocks=len(event.block_hashes), keys=keys)
+        case AllBlocksCleared():
+            return CacheEvent(type="cleared") if version > 1 else None
+        case _:
+            raise ConfigError("event", type(event).__name__, "BlockStored, BlockRemoved or AllBlocksCleared")
+
+
+def cached_entry(block: Any) -> tuple[int, int, str]:
+    """`(group, tokens covered, first bytes of the chain hash)` of a block's primary key."""
+    group = int.from_bytes(block.block_hash[-4:], "big")
+    return group, block.block_hash_num_tokens, block.block_hash[:KEY_BYTES].hex()
+
+
+def _keys(hashes: Sequence[bytes]) -> list[str]:
+    return [bytes(value[:KEY_BYTES]).hex() for value in hashes]
+
+
+def _spec(spec: Any) -> Any:
+    import torch
+    from vllm.v1 import kv_cache_interface as vllm
+
+    heads = {"block_size": spec.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.bfloat16}
+    sharded = getattr(spec, "cp_sharded", False)
+    match spec.kind:
+        case "full_attention":
+            return vllm.FullAttentionSpec(**heads, dcp_sharded=sharded)
+        case "mla":
+            return vllm.MLAAttentionSpec(**heads, dcp_sharded=sharded)
+        case "sliding_window":
+            retained = {"sliding_window": spec.window, "extra_retained_tokens": spec.extra_retained_tokens}
+            return vllm.SlidingWindowSpec(**heads, dcp_sharded=False, **retained)
+        case "chunked_local":
+            return vllm.ChunkedLocalAttentionSpec(**heads, dcp_sharded=False, attention_chunk_size=spec.chunk)
+        case "opaque":
+            return vllm.CircularBufferSpec(**heads, dcp_sharded=False)
+        case "mamba":
+            fields = {name: getattr(spec, name) for name in spec.log_fields if name != "cache_mode"}
+            state = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": spec.cache_mode}
+            return vllm.MambaSpec(block_size=spec.block_size, **state, **fields)
+        case kind:
+            raise ConfigError("kind", kind, "a kind that vLLM has")
+
+
+def _identity(extra: ExtraKeys) -> dict[str, Any]:
+    named: dict[str, Any] = {"cache_salt": extra.salt}
+    if extra.lora is not None:
+        from vllm.lora.request import LoRARequest
+
+        name, path = extra.lora
+        named["lora_request"] = LoRARequest(lora_name=name, lora_int_id=1, lora_path=path)
+    if extra.multimodal:
+        from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+        named["mm_features"] = [
+            MultiModalFeatureSpec(
+                data=None, modality="image", identifier=name, mm_position=PlaceholderRange(offset=offset, length=length)
+            )
+            for name, offset, length in extra.multimodal
+        ]
+    if extra.embeds is not None:
+        import torch
+
+        named["prompt_embeds"] = torch.tensor([list(bytes.fromhex(text)) for text in extra.embeds], dtype=torch.uint8)
+    return named
+
+
+@functools.cache
+def _sampling_params() -> Any:
+    from vllm.sampling_params import SamplingParams
+
+    return SamplingParams(max_tokens=1)
+
+
+@functools.cache
+def _statuses() -> Any:
+    from vllm.v1.request import RequestStatus
+
+    return RequestStatus

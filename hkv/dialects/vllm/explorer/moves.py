@@ -1,0 +1,164 @@
+"""Which operations there are, when each may come, and what each is in the log and in the compiled cache."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv.dialects.vllm.explorer.ledger import GRANTED, LOOKED_UP, Fact, Move
+from hkv.dialects.vllm.explorer.space import Space, code_of, tokens_of
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.rules.operations import WIDTH, Argument, Code, Operations
+
+
+def all_moves(space: Space) -> np.ndarray:
+    """Every operation that may ever come, int32[n, 4], columns as `Move`."""
+    longest, rows = space.config.max_model_len, []
+    for length in range(1, space.prompt + 1):
+        for tokens in itertools.product((0, 1), repeat=length):
+            rows += [(Code.REQUEST, slot, code_of(tokens), length) for slot in range(space.requests)]
+    delays = (0,) if "delay" in space.without else (0, 1)
+    for slot in range(space.requests):
+        rows.append((Code.LOOKUP, slot, 0, 0))
+        rows += [(Code.ALLOCATE, slot, new, late) for new in range(1, longest + 1) for late in delays]
+        rows += [(Code.APPEND, slot, token, 0) for token in (0, 1)]
+        rows += [(code, slot, 0, 0) for code in (Code.ADVANCE, Code.FREE)]
+        if "drop" not in space.without:
+            rows.append((Code.DROP, slot, 0, 0))
+        if "delay" not in space.without:
+            rows.append((Code.COMMIT, slot, 0, 0))
+    if "evict" not in space.without:
+        rows += [(Code.EVICT, 0, block, 0) for block in range(1, space.config.num_blocks)]
+    if "reset" not in space.without:
+        rows.append((Code.RESET, 0, 0, 0))
+    if any(spec.snapshot for spec in space.config.topology.specs):
+        rows.append((Code.STEP, 0, 0, 0))
+    return np.array(rows, np.int32)
+
+
+def enabled(
+    space: Space, moves: np.ndarray, ledger: jax.Array, hits: jax.Array, cached: jax.Array, young: jax.Array
+) -> jax.Array:
+    """Which of `moves` may come next, bool[n].
+
+    After a lookup its request is admitted, and after a grant it is computed, before anything else happens. Of several
+    empty slots only the first is filled: they are the same up to renaming.
+
+    Args:
+      space: the space.
+      moves: of `all_moves`.
+      ledger: where every request stands.
+      hits: int32[requests], tokens that the lookup just before found.
+      cached: bool[blocks], which blocks have keys.
+      young: whether a state was registered in this step.
+    """
+    code, slot, value, extra = moves.T
+    mine = {fact: _at(ledger[:, fact], slot) for fact in Fact}
+    empty = ledger[:, Fact.STRING] == 0
+    first = empty & (jnp.cumsum(empty) == 1)
+    focus = mine[Fact.FOCUS]
+    free = ~jnp.any(ledger[:, Fact.FOCUS] != 0)
+    waiting = (mine[Fact.STRING] != 0) & (mine[Fact.RUNNING] == 0)
+    running = mine[Fact.RUNNING] != 0
+    start = mine[Fact.COMPUTED] + jnp.where(focus == LOOKED_UP, _at(hits, slot), 0)
+    left = mine[Fact.LENGTH] - start
+    fits = (value == left) if "parts" in space.without else (value <= left)
+    anew = free & waiting & ("cold" not in space.without)
+    grows = (focus == LOOKED_UP) | anew | (free & running)
+    full = mine[Fact.LENGTH] >= space.config.max_model_len
+    may = {
+        Code.REQUEST: free & _at(first, slot),
+        Code.LOOKUP: free & waiting,
+        Code.ALLOCATE: grows & fits & (left > 0),
+        Code.ADVANCE: focus == GRANTED,
+        Code.APPEND: free & running & (mine[Fact.COMPUTED] == mine[Fact.LENGTH]) & ~full,
+        Code.COMMIT: free & running & (mine[Fact.OWED] != 0),
+        Code.FREE: free & running,
+        Code.DROP: free & waiting,
+        Code.EVICT: free & _at(cached, value % space.config.num_blocks),
+        Code.RESET: free & jnp.any(cached),
+        Code.STEP: free & young,
+    }
+    del extra
+    allowed = jnp.zeros(len(moves), bool)
+    for each, condition in may.items():
+        allowed = allowed | (condition & (code == int(each)))
+    return allowed
+
+
+def _at(values: jax.Array, places: np.ndarray) -> jax.Array:
+    """`values[places]` by comparing: small, and vectorised over lanes where a gather is not."""
+    chosen = np.arange(values.shape[0])[:, None] == places
+    if values.dtype == jnp.bool_:
+        return jnp.any(values[:, None] & chosen, axis=0)
+    return jnp.sum(jnp.where(chosen, values[:, None], 0), axis=0)
+
+
+def operation(space: Space, move: Move, ledger: jax.Array) -> Operations:
+    """One operation of the compiled cache."""
+    unit, longest = space.config.hash_block_size, space.config.max_model_len
+    mine = ledger[move.slot]
+    arriving, appending = move.is_a(Code.REQUEST), move.is_a(Code.APPEND)
+    string = jnp.where(arriving, move.value, 2 * mine[Fact.STRING] + move.value)
+    length = jnp.where(arriving, move.extra, mine[Fact.LENGTH] + 1)
+    before = jnp.where(arriving, 0, mine[Fact.LENGTH])
+    ends = before - before % unit + unit * jnp.arange(1, max(1, longest // unit) + 1)
+    keys = jnp.where(arriving | appending, length // unit - before // unit, move.is_a(Code.EVICT))
+    payload = jnp.where(move.is_a(Code.EVICT), move.value, string >> jnp.clip(length - ends, 0, 30))
+    tokens = jnp.where(arriving, length, jnp.where(appending, 1, 0))
+    tokens = jnp.where(move.is_a(Code.ADVANCE), mine[Fact.MAIN] - mine[Fact.COMPUTED], tokens)
+    tokens = jnp.where(move.is_a(Code.COMMIT), mine[Fact.COMPUTED], tokens)
+    allocating = move.is_a(Code.ALLOCATE)
+    values: dict[int, Any] = {
+        Argument.CODE: move.code,
+        Argument.SLOT: move.slot,
+        Argument.TOKENS: tokens,
+        Argument.KEYS: keys,
+        Argument.NEW: jnp.where(allocating, move.value, 0),
+        Argument.HIT: jnp.where(mine[Fact.FOCUS] == LOOKED_UP, -1, 0),
+        Argument.DELAY: jnp.where(allocating, move.extra, 0),
+        Argument.SHARED_PREFIX: -1,
+    }
+    row = jnp.stack([jnp.asarray(values.get(column, 0), jnp.int32) for column in range(WIDTH)])
+    return Operations(table=row[None], payload=payload.astype(jnp.int32))
+
+
+def to_log(move: np.ndarray, ledger: np.ndarray, hit: int, names: list[str]) -> oplog.Operation:
+    """One operation of the log format.
+
+    Args:
+      move: one row of `all_moves`.
+      ledger: where every request stood before it.
+      hit: tokens that the lookup just before found; only for an ALLOCATE.
+      names: of the requests in the slots, the new one's included.
+    """
+    code, slot, value, extra = map(int, move)
+    mine, id = ledger[slot], names[slot]
+    match Code(code):
+        case Code.REQUEST:
+            return oplog.RequestOp(id=id, tokens=tokens_of(value))
+        case Code.LOOKUP:
+            return oplog.LookupOp(id=id)
+        case Code.ALLOCATE:
+            plain = {"lookahead": 0, "external": 0, "must_fit": False, "reserved": 0, "in_flight": 0}
+            return oplog.AllocateOp(id=id, new=value, hit=hit, delay=bool(extra), **plain)
+        case Code.ADVANCE:
+            return oplog.AdvanceOp(id=id, tokens=int(mine[Fact.MAIN] - mine[Fact.COMPUTED]))
+        case Code.APPEND:
+            return oplog.AppendOp(id=id, tokens=[value])
+        case Code.COMMIT:
+            return oplog.CommitOp(id=id, tokens=int(mine[Fact.COMPUTED]))
+        case Code.FREE:
+            return oplog.FreeOp(id=id)
+        case Code.DROP:
+            return oplog.DropOp(id=id)
+        case Code.EVICT:
+            return oplog.EvictOp(blocks=[value])
+        case Code.RESET:
+            return oplog.ResetOp()
+        case _:
+            return oplog.StepOp()

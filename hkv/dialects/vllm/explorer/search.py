@@ -1,0 +1,252 @@
+"""Breadth-first search over the worlds of a space: each is expanded once, and judged on every way to it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from hkv.dialects.vllm.explorer.counterexample import Counterexample, counterexample
+from hkv.dialects.vllm.explorer.moves import all_moves
+from hkv.dialects.vllm.explorer.space import Space
+from hkv.dialects.vllm.explorer.transition import LANES, REFUSED, Outcome, Program, names_of, start
+from hkv.dialects.vllm.explorer.visited import Visited
+from hkv.dialects.vllm.rules.operations import Code
+
+CHUNK = 4096
+"""Worlds stepped in one dispatch."""
+
+
+@dataclasses.dataclass
+class Report:
+    """What was explored.
+
+    Attributes:
+      states: distinct states reached, the empty cache included; `transitions`: operations performed in them.
+      depth: operations of the longest shortest way to a state.
+      evictions: operations that handed out a cached block; `refusals`: allocations that were refused.
+      by_operation: transitions by the operation's name.
+      exhausted: every operation was performed in every state that can be reached.
+      seconds: from the first dispatch that was compiled to the end; `compiling`: before that.
+      counterexample: the shortest way to a broken invariant, or None.
+    """
+
+    states: int = 1
+    transitions: int = 0
+    depth: int = 0
+    evictions: int = 0
+    refusals: int = 0
+    by_operation: dict[str, int] = dataclasses.field(default_factory=dict)
+    exhausted: bool = False
+    seconds: float = 0.0
+    compiling: float = 0.0
+    counterexample: Counterexample | None = None
+
+    def rate(self, count: int) -> float:
+        """A count a second; 0 before the first dispatch."""
+        return count / self.seconds if self.seconds else 0.0
+
+    def share(self, count: int) -> float:
+        """A count as a share of all transitions."""
+        return count / self.transitions if self.transitions else 0.0
+
+
+@dataclasses.dataclass
+class Frontier:
+    """Worlds at one distance from the empty cache that are to be expanded.
+
+    Attributes:
+      worlds: int16[n, w], packed.
+      enabled: bool[n, moves].
+      first: number of the first of them; the others follow.
+    """
+
+    worlds: np.ndarray
+    enabled: np.ndarray
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.worlds)
+
+
+Progress = Callable[[Report, int, float], None]
+"""Called after each dispatch with the report so far, the depth, and how much of that level is done, from 0 to 1."""
+
+Observe = Callable[[np.ndarray], None]
+"""Called with the packed worlds of states that are new, int16[n, w]."""
+
+
+def explore(
+    space: Space,
+    *,
+    form: str = LANES,
+    chunk: int = CHUNK,
+    workers: int = 2,
+    limit_states: int | None = None,
+    seconds: float | None = None,
+    progress: Progress = lambda report, depth, share: None,
+    observe: Observe = lambda worlds: None,
+    report: Report | None = None,
+) -> Report:
+    """Performs every operation in every state that can be reached, until one breaks an invariant.
+
+    Args:
+      space: the configuration and the operations.
+      form: how worlds are stepped together (`hkv.dialects.vllm.explorer.transition.FORMS`).
+      chunk: worlds in one dispatch.
+      workers: dispatches at the same time.
+      limit_states: most distinct states; None for no limit.
+      seconds: time after which no further dispatch is started; None for no limit.
+      progress: called after each dispatch.
+      observe: called with the states found, the empty cache excepted.
+      report: filled while the search goes on, for who wants to know what was explored until an exception ended it.
+
+    Returns:
+      The report.
+    """
+    report = Report() if report is None else report
+    return _Search(Program(space, form), chunk, workers, (limit_states, seconds), progress, observe, report).run()
+
+
+class _Search:
+    """One exploration.
+
+    Args:
+      program: performs and judges.
+      chunk, workers, progress, observe, report: as `explore` says.
+      limits: `limit_states` and `seconds`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        chunk: int,
+        workers: int,
+        limits: tuple[int | None, float | None],
+        progress: Progress,
+        observe: Observe,
+        report: Report,
+    ) -> None:
+        self._program, self._chunk, self._workers = program, chunk, workers
+        self._limit, self._allowed = limits
+        self._progress, self._observe = progress, observe
+        self._moves = all_moves(program.space)
+        self._root = start(program.space)
+        self._visited = Visited()
+        self._parents = [np.array([-1])]
+        self._taken = [np.array([-1], np.int32)]
+        self._cut = False
+        self._started = 0.0
+        self.report = report
+
+    def run(self) -> Report:
+        """Explores, and reports."""
+        began = time.perf_counter()
+        frontier = self._begin()
+        self._started = time.perf_counter()
+        self.report.compiling = self._started - began
+        depth = 0
+        while len(frontier) and self.report.counterexample is None:
+            if self._ended():
+                break
+            depth += 1
+            frontier = self._level(frontier, depth)
+        self.report.seconds = time.perf_counter() - self._started
+        self.report.exhausted = not len(frontier) and self.report.counterexample is None and not self._cut
+        return self.report
+
+    def _begin(self) -> Frontier:
+        """The empty cache; an operation that changes nothing is performed on it, which compiles the program."""
+        step = np.array([Code.STEP, 0, 0, 0], np.int32)
+        worlds = np.broadcast_to(self._root, (self._chunk, len(self._root)))
+        outcome = jax.device_get(self._program(worlds, np.broadcast_to(step, (self._chunk, 4))))
+        self._visited.add(outcome.name[:1])
+        return Frontier(self._root[None], outcome.enabled[:1], 0)
+
+    def _ended(self) -> bool:
+        late = self._allowed is not None and time.perf_counter() - self._started >= self._allowed
+        self._cut = late or (self._limit is not None and self.report.states >= self._limit)
+        return self._cut
+
+    def _level(self, frontier: Frontier, depth: int) -> Frontier:
+        """Performs every enabled operation in every world of a frontier, and returns the worlds that are new."""
+        worlds, enabled, first, done = [], [], self.report.states, 0
+        total = max(1, int(frontier.enabled.sum()))
+        for world, move, outcome in self._outcomes(frontier):
+            count = len(world)
+            done += count
+            self._count(self._moves[move], outcome, count)
+            broken = np.flatnonzero(outcome.broken[:count])
+            if len(broken):
+                self._fail(frontier, int(world[broken[0]]), int(move[broken[0]]), int(outcome.broken[broken[0]]))
+                break
+            new = np.flatnonzero(self._visited.add(outcome.name[:count]))
+            worlds.append(outcome.world[new])
+            enabled.append(outcome.enabled[new])
+            self._parents.append(frontier.first + world[new])
+            self._taken.append(move[new].astype(np.int32))
+            self.report.states += len(new)
+            if len(new):
+                self.report.depth = depth
+                self._observe(outcome.world[new])
+            self.report.seconds = time.perf_counter() - self._started
+            self._progress(self.report, depth, done / total)
+        if not worlds:
+            return Frontier(frontier.worlds[:0], frontier.enabled[:0], first)
+        return Frontier(np.concatenate(worlds), np.concatenate(enabled), first)
+
+    def _outcomes(self, frontier: Frontier) -> Iterator[tuple[np.ndarray, np.ndarray, Outcome]]:
+        """For each dispatch: which worlds of the frontier, which operations, and what came of them."""
+        world, move = np.nonzero(frontier.enabled)
+        pending: collections.deque[tuple[np.ndarray, np.ndarray, Future[Outcome]]] = collections.deque()
+        pool = ThreadPoolExecutor(self._workers)
+        try:
+            for begin in range(0, len(world), self._chunk):
+                if self._ended():
+                    break
+                part = slice(begin, begin + self._chunk)
+                pending.append(
+                    (world[part], move[part], pool.submit(self._dispatch, frontier, world[part], move[part]))
+                )
+                if len(pending) > self._workers:
+                    yield self._done(pending.popleft())
+            while pending:
+                yield self._done(pending.popleft())
+        finally:
+            pool.shutdown(
+                cancel_futures=True
+            )  # an interrupt waits for the dispatches that run, not for those that wait
+
+    def _dispatch(self, frontier: Frontier, world: np.ndarray, move: np.ndarray) -> Any:
+        fill = self._chunk - len(world)
+        worlds = frontier.worlds[np.pad(world, (0, fill), mode="edge")]
+        moves = self._moves[np.pad(move, (0, fill), mode="edge")]
+        return jax.device_get(self._program(worlds, moves))
+
+    @staticmethod
+    def _done(item: tuple[np.ndarray, np.ndarray, Future[Outcome]]) -> tuple[np.ndarray, np.ndarray, Outcome]:
+        return item[0], item[1], item[2].result()
+
+    def _count(self, moves: np.ndarray, outcome: Outcome, count: int) -> None:
+        status = outcome.status[:count]
+        self.report.transitions += count
+        self.report.evictions += int(np.count_nonzero(outcome.evictions[:count]))
+        self.report.refusals += int(np.isin(status, REFUSED).sum())
+        for code, times in zip(*np.unique(moves[:, 0], return_counts=True), strict=True):
+            name = Code(int(code)).name.lower()
+            self.report.by_operation[name] = self.report.by_operation.get(name, 0) + int(times)
+
+    def _fail(self, frontier: Frontier, world: int, move: int, broken: int) -> None:
+        parents, taken = np.concatenate(self._parents), np.concatenate(self._taken)
+        path, state = [move], frontier.first + world
+        while state > 0:
+            path.append(int(taken[state]))
+            state = int(parents[state])
+        moves = self._moves[np.array(path[::-1])]
+        self.report.counterexample = counterexample(self._program, moves, self._chunk, names_of(broken))

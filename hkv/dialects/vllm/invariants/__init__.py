@@ -1,0 +1,30 @@
+"""What always holds in a hybrid cache, as named checks on any engine that speaks the operation log.
+
+Each check sees one operation with the cache before and after it, and keeps its own account of requests: it knows no
+engine's internals. `Watch` asks them after every operation.
+"""
+
+from hkv.dialects.vllm.invariants import content, event_index, form, hit_admission, hits, pool, queue, rows, shadow
+from hkv.dialects.vllm.invariants.invariant import EVERY, INVARIANTS, Invariant
+from hkv.dialects.vllm.invariants.moment import InvariantError, KeyBook, Moment, Snapshot
+from hkv.dialects.vllm.invariants.watch import Watch
+
+__all__ = [
+    "EVERY",
+    "INVARIANTS",
+    "Invariant",
+    "InvariantError",
+    "KeyBook",
+    "Moment",
+    "Snapshot",
+    "Watch",
+    "content",
+    "event_index",
+    "form",
+    "hit_admission",
+    "hits",
+    "pool",
+    "queue",
+    "rows",
+    "shadow",
+]

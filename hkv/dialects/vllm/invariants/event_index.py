@@ -1,0 +1,90 @@
+"""KV events rebuild the index: a consumer that saw nothing else knows what is cached."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.invariants.invariant import remembering
+from hkv.dialects.vllm.invariants.moment import Moment
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import CacheEvent
+
+LOCAL = ("sliding_window", "chunked_local")
+"""Kinds that never register a part of a block."""
+
+
+@remembering("event index", "B-I34", after=(oplog.EventsOp,))
+class EventIndex:
+    """What a router that reads the event stream believes. One for each run.
+
+    Args:
+      config: the cache's configuration.
+    """
+
+    def __init__(self, config: VllmConfig) -> None:
+        self._config = config
+        self._single = {
+            group
+            for group, spec in enumerate(config.topology.specs)
+            if spec.kind in LOCAL or config.block_size(group) == config.hash_block_size
+        }
+        self._blind = False
+        self._blocks: collections.Counter[tuple[int, str]] = collections.Counter()
+
+    def check(self, moment: Moment) -> Iterator[str]:
+        """Replaying the events gives exactly the keys that are cached, group by group, each with its tokens.
+
+        Holds after `events`. Nothing is removed that was not stored; a stored span carries the tokens that follow its
+        parent. Exception: in groups whose blocks are longer than hash blocks, a block may have keys beside the one that
+        `state` shows (the prompt's tail of 28 tokens, in a block of 32), so the index may hold more than is seen. Of
+        events without keys, as in logs of version 1, nothing is rebuilt, and from the first one on nothing is judged.
+        """
+        assert isinstance(moment.answer, list)
+        for event in moment.answer:
+            assert isinstance(event, CacheEvent)
+            self._blind |= event.type != "cleared" and event.keys is None
+            yield from () if self._blind else self._apply(moment, event)
+        if self._blind:
+            return
+        seen = collections.Counter((group, key) for group, _, key in moment.after.cached.values())
+        if missing := seen - self._blocks:
+            yield f"cached, but the events do not say so: {sorted(missing)}"
+        gone = [entry for entry in self._blocks - seen if entry[0] in self._single]
+        if gone:
+            yield f"cached by the events, but not so: {sorted(gone)}"
+
+    def _apply(self, moment: Moment, event: CacheEvent) -> Iterator[str]:
+        keys = event.keys or []
+        if event.type == "cleared":
+            self._blocks.clear()
+        elif event.type == "removed":
+            for key in keys:
+                if not self._blocks[event.group, key]:
+                    yield f"key {key} of group {event.group} is removed, but was not stored"
+                self._blocks[event.group, key] -= 1
+        else:
+            if event.num_blocks != len(keys):
+                yield f"{event.num_blocks} blocks are stored under {len(keys)} keys"
+            for key in keys:
+                self._blocks[event.group, key] += 1
+                yield from self._wrong_tokens(moment, event, key)
+
+    def _wrong_tokens(self, moment: Moment, event: CacheEvent, key: str) -> Iterator[str]:
+        ledger, names = moment.ledger, moment.book.prefixes
+        parents = names.get(event.parent or "", set())
+        start = ledger.length(next(iter(parents))) if parents else 0 if event.parent == "" else None
+        if start is None or event.tokens is None or key not in names:
+            return
+        wanted = next(iter(names[key]))
+        end = start + len(event.tokens)
+        for record in ledger.requests.values():
+            if ledger.prefix(record.id, ledger.length(wanted)) == wanted:
+                if not start < ledger.length(wanted) <= end:
+                    yield f"key {key} names {ledger.length(wanted)} tokens, outside of its event's {start} to {end}"
+                elif record.tokens[start : ledger.length(wanted)] != event.tokens[: ledger.length(wanted) - start]:
+                    yield f"the event of key {key} carries other tokens than follow its parent's {start}"
+                elif parents and ledger.cut(wanted, start) not in parents:
+                    yield f"the event of key {key} names a parent of another prefix"
+                return

@@ -1,0 +1,146 @@
+"""What a lookup may answer: all that can be resumed from, no more, and always the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hkv.dialects.vllm.invariants.invariant import invariant
+from hkv.dialects.vllm.invariants.moment import Moment
+from hkv.dialects.vllm.log.structs import AllocateOp, CommitOp, Hit, LookupOp
+from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
+from hkv.spec import ChunkedLocal
+from reference.hits import hit_alignment, longest_hit_by_definition
+
+
+@invariant("soundness", "B-I8", after=(LookupOp,))
+def soundness(moment: Moment) -> Iterator[str]:
+    """At a hit of h tokens every group can resume: what the query at h reads is in blocks that hold this very prefix.
+
+    Holds after `lookup`. Full attention: every block before h. Sliding window: those that meet the window. Chunked:
+    those that meet the chunk. Recurrent: one state, after exactly h tokens. Exception: chunks that do not start at
+    blocks (`CHUNK_OFF_GRID`): with chunks of 5 in blocks of 2, a request of 16 tokens asks up to token 15, where a
+    chunk starts; the last block before it ends at 14, in another chunk, and vLLM 0.33 reports 14 without a look.
+    """
+    config, answer = moment.config, moment.answer
+    assert isinstance(answer, Hit)
+    for group, spec in enumerate(config.topology.specs):
+        size, positions = config.block_size(group), spec.readable(answer.hit)
+        off_grid = isinstance(spec, ChunkedLocal) and spec.chunk % size
+        if not spec.prefix_cacheable or not positions or off_grid:
+            continue
+        for column in range(positions.start // size, (positions.stop - 1) // size + 1):
+            end = min(answer.hit, (column + 1) * size)
+            problem = _wrong(moment, group, column, end, spec.snapshot)
+            if problem:
+                yield f"a hit of {answer.hit} tokens needs column {column} of group {group}, and {problem}"
+
+
+def _wrong(moment: Moment, group: int, column: int, end: int, exactly: bool) -> str:
+    assert isinstance(moment.answer, Hit)
+    assert isinstance(moment.operation, LookupOp)
+    row = moment.answer.blocks[group]
+    block = row[column] if column < len(row) else 0
+    entry = moment.after.cached.get(block)
+    if entry is None:
+        return f"block {block} there is not cached"
+    holder, tokens, key = entry
+    if holder != group or tokens < end or (exactly and tokens != end):
+        return f"block {block} there is cached as {tokens} tokens of group {holder}"
+    wanted = moment.ledger.prefix(moment.operation.id, end)
+    if wanted not in {moment.ledger.cut(name, end) for name in moment.book.prefixes.get(key, ())}:
+        return f"block {block} there holds another prefix"
+    return ""
+
+
+@invariant("maximality", "B-I9", after=(LookupOp,))
+def maximality(moment: Moment) -> Iterator[str]:
+    """No longer hit exists: the definition of a hit, tried at every length, finds none.
+
+    Holds after `lookup`. Exceptions: the causes of direction `less` in `hkv.dialects.vllm.traffic.hit_causes`. With
+    groups `full:4` and `swa:4:8`, both cached up to 16 tokens, a request of 17 hits 16; had the full group an EAGLE
+    twin `full:4`, it would have to drop like its twin and hit 12 (`SHARED_DROP`).
+    """
+    operation, answer = moment.operation, moment.answer
+    assert isinstance(operation, LookupOp)
+    assert isinstance(answer, Hit)
+    num_tokens = len(moment.ledger.requests[operation.id].tokens)
+    if any(cause.direction == "less" for cause in causes(moment.config, num_tokens)):
+        return
+    best = _definition(moment, operation.id, num_tokens)
+    if best > answer.hit:
+        yield f"{best} tokens can be resumed from, {answer.hit} were found"
+
+
+@invariant("draft margin", "B-I12", after=(LookupOp,))
+def draft_margin(moment: Moment) -> Iterator[str]:
+    """An EAGLE group at a hit of h tokens also holds the unit after h, which the hit gives up; others need not.
+
+    Holds after `lookup`. Without an EAGLE group there is no margin, and a hit that leaves no token to compute, or lies
+    between the lengths that hits may have, has no unit after it: `consistency` says what is wrong with it. Exceptions:
+    causes of direction `more` in `hkv.dialects.vllm.traffic.hit_causes` (two EAGLE windows with different holes,
+    `DROP_NOT_REPEATED`); and with hits inside blocks, keys beside a block's primary one are not seen.
+    """
+    operation, answer, config = moment.operation, moment.answer, moment.config
+    assert isinstance(operation, LookupOp)
+    assert isinstance(answer, Hit)
+    num_tokens = len(moment.ledger.requests[operation.id].tokens)
+    named = causes(config, num_tokens)
+    if config.partial_hits or named & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID}:
+        return
+    if not config.eagle_group_ids or not _may_be_hit(moment, answer.hit):
+        return
+    best = _definition(moment, operation.id, num_tokens)
+    if answer.hit > best:
+        yield f"{answer.hit} tokens were found; with the unit after them, which drafts give up, {best} are proven"
+
+
+def _definition(moment: Moment, id: str, num_tokens: int) -> int:
+    return longest_hit_by_definition(moment.config, lambda group, end: moment.has_entry(id, group, end), num_tokens)
+
+
+def _may_be_hit(moment: Moment, hit: int) -> bool:
+    """Whether a hit of so many tokens is aligned, and leaves the request's last token to compute."""
+    assert isinstance(moment.operation, LookupOp)
+    num_tokens = len(moment.ledger.requests[moment.operation.id].tokens)
+    return 0 <= hit < num_tokens and hit % hit_alignment(moment.config) == 0
+
+
+@invariant("consistency", "B-I10", after=(LookupOp,))
+def consistency(moment: Moment) -> Iterator[str]:
+    """A hit is aligned, leaves a token to compute, and comes with exactly the columns it covers in every group.
+
+    Holds after `lookup`, which changes nothing and answers the same when asked again. Exceptions: groups that are never
+    cached (`opaque`) come with no column; so does every group when the hit is 0.
+    """
+    operation, answer, config = moment.operation, moment.answer, moment.config
+    assert isinstance(operation, LookupOp)
+    assert isinstance(answer, Hit)
+    if moment.before != moment.after:
+        yield "the lookup changed the cache"
+    if moment.again != answer:
+        yield f"the same lookup answered {answer} and then {moment.again}"
+    if not _may_be_hit(moment, answer.hit):
+        yield f"a hit of {answer.hit} tokens is not below the request's length or not aligned"
+    if answer.shared_prefix and answer.shared_prefix <= answer.hit:
+        yield f"the longest hit of one group, {answer.shared_prefix}, is not beyond {answer.hit}"
+    for group, row in enumerate(answer.blocks):
+        cached = config.topology.groups[group].spec.prefix_cacheable
+        columns = -(-answer.hit // config.block_size(group)) if cached else 0
+        if len(row) != columns:
+            yield f"a hit of {answer.hit} tokens comes with {len(row)} columns of group {group}, not {columns}"
+
+
+@invariant("monotonicity", "B-I11", after=(AllocateOp, CommitOp))
+def monotonicity(moment: Moment) -> Iterator[str]:
+    """Filling the cache lowers nobody's hit, as long as nothing loses a key.
+
+    Holds after `allocate` and `commit`, for requests that wait. Exceptions: keys that were lost on the way (a block
+    handed out, a partly filled block that is now known by more tokens); and `DROP_NOT_REPEATED`, where a hit that was
+    longer than proven may shrink to the proven one when the cache fills.
+    """
+    if any(moment.after.cached.get(block) != entry for block, entry in moment.before.cached.items()):
+        return
+    for id, (before, after) in moment.hits.items():
+        exempt = Cause.DROP_NOT_REPEATED in causes(moment.config, len(moment.ledger.requests[id].tokens))
+        if after < before and not exempt:
+            yield f"the hit of {id} went from {before} to {after} tokens"

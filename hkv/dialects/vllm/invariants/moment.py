@@ -1,0 +1,114 @@
+"""One operation, with the cache before and after it: what every invariant is asked about."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.log.structs import Answer, CacheState, Hit, Operation, Rows
+from hkv.dialects.vllm.traffic.ledger import Ledger
+
+
+class Snapshot:
+    """A `CacheState` with block ids as numbers.
+
+    Attributes:
+      free: the free queue, next to be handed out first.
+      refs: reference count of each block that has one.
+      rows: block ids per group of each request that has any.
+      cached: of each block with a key: `(group, tokens covered, key in hex)`.
+      owners: of each block in a row, every `(request, group, column)` that names it.
+      entries: every `(group, key in hex)`.
+    """
+
+    def __init__(self, state: CacheState) -> None:
+        self.free = state.free
+        self.refs = {int(block): count for block, count in state.refs.items()}
+        self.rows: dict[str, Rows] = state.rows
+        self.cached = {int(block): _entry(*entry) for block, entry in state.cached.items()}
+        self.owners: dict[int, list[tuple[str, int, int]]] = collections.defaultdict(list)
+        for id, rows in state.rows.items():
+            for group, row in enumerate(rows):
+                for column, block in enumerate(row):
+                    if block:
+                        self.owners[block].append((id, group, column))
+        self.entries = {(group, key) for group, _, key in self.cached.values()}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Snapshot):
+            return NotImplemented
+        ours = (self.free, self.refs, self.rows, self.cached)
+        return ours == (other.free, other.refs, other.rows, other.cached)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def spare(self) -> dict[int, int]:
+        """Of each block, references beside those from rows: what pending copies hold."""
+        counts = {block: self.refs.get(block, 0) - len(self.owners.get(block, ())) for block in self.refs}
+        counts |= {block: -len(owners) for block, owners in self.owners.items() if block not in self.refs}
+        return {block: count for block, count in counts.items() if count}
+
+
+def _entry(group: int, tokens: int, key: str) -> tuple[int, int, str]:
+    return group, tokens, key
+
+
+class KeyBook:
+    """Which key stands for which prefix, learnt from blocks that a request's row holds when they get a key."""
+
+    def __init__(self) -> None:
+        self.prefixes: dict[str, set[int]] = collections.defaultdict(set)
+        self.keys: dict[int, set[str]] = collections.defaultdict(set)
+
+    def learn(self, key: str, prefix: int) -> None:
+        """`key` was seen to stand for `prefix`."""
+        self.prefixes[key].add(prefix)
+        self.keys[prefix].add(key)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """What there is to judge by.
+
+    Attributes:
+      config: the cache's configuration.
+      ledger: what the operations up to this one say.
+      book: keys and prefixes.
+      operation: the operation.
+      answer: what the engine answered.
+      before: the cache before it.
+      after: the cache after it.
+      again: answer to the same lookup, asked again.
+      hits: of some waiting requests, their hit in tokens before and after; only for operations that fill the cache.
+    """
+
+    config: VllmConfig
+    ledger: Ledger
+    book: KeyBook
+    operation: Operation
+    answer: Answer
+    before: Snapshot
+    after: Snapshot
+    again: Hit | None
+    hits: dict[str, tuple[int, int]]
+
+    def has_entry(self, id: str, group: int, end: int) -> bool:
+        """Whether some block's primary key names the request's first `end` tokens in `group`, after the operation."""
+        prefix = self.ledger.prefix(id, end)
+        keys = () if prefix is None else self.book.keys.get(prefix, ())
+        return any((group, key) in self.after.entries for key in keys)
+
+
+class InvariantError(AssertionError):
+    """An invariant does not hold.
+
+    Args:
+      name: the invariant.
+      problem: what is wrong.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        self.problem = problem
+        super().__init__(f"{name}: {problem}")

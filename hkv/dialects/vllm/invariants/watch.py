@@ -1,0 +1,91 @@
+"""An engine under watch: every operation passes through, and every invariant is asked after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hkv.dialects.vllm.invariants.invariant import INVARIANTS, Invariant
+from hkv.dialects.vllm.invariants.moment import KeyBook, Moment, Snapshot
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.structs import Answer, Header, Hit, Operation
+from hkv.dialects.vllm.traffic.ledger import Ledger
+from hkv.oracle.engine import Engine, apply
+
+PROBES = 2
+"""Waiting requests whose hit is compared before and after an operation that fills the cache."""
+
+
+class Watch:
+    """Performs operations on an engine and checks invariants after each.
+
+    Args:
+      engine: the engine; `lookup` and `state` must change nothing.
+      header: its configuration.
+      invariants: those to check; all by default.
+
+    Attributes:
+      ledger: what the operations so far say.
+    """
+
+    def __init__(self, engine: Engine, header: Header, invariants: Iterable[Invariant] | None = None) -> None:
+        self._engine = engine
+        self._config = to_config(header)
+        chosen = INVARIANTS.values() if invariants is None else invariants
+        # What a state names must exist before anything else can be asked of it.
+        ordered = sorted(chosen, key=lambda invariant: invariant.name != "form")
+        self._invariants = tuple(invariant.begin(self._config) for invariant in ordered)
+        self._probes = any(invariant.name == "monotonicity" for invariant in self._invariants)
+        self._book = KeyBook()
+        self._state = Snapshot(engine.state())
+        self.ledger = Ledger(self._config)
+
+    @property
+    def copies_pending(self) -> bool:
+        """Whether blocks are referenced by more than rows: copies that were not made yet."""
+        rows = sum(block != 0 for groups in self._state.rows.values() for row in groups for block in row)
+        return sum(self._state.refs.values()) > rows
+
+    def perform(self, operation: Operation) -> Answer:
+        """Performs one operation and returns the engine's answer.
+
+        Raises:
+          InvariantError: an invariant does not hold after it.
+        """
+        self.ledger.before(operation)
+        hits = self._probe(operation)
+        answer = apply(self._engine, operation)
+        again = self._engine.lookup(operation.id) if isinstance(operation, oplog.LookupOp) else None
+        before, self._state = self._state, Snapshot(self._engine.state())
+        self.ledger.after(operation, answer)
+        self._learn(before)
+        found = {id: (hit, self._engine.lookup(id).hit) for id, hit in hits.items() if self._waits(id)}
+        moment = Moment(self._config, self.ledger, self._book, operation, answer, before, self._state, again, found)
+        for invariant in self._invariants:
+            invariant(moment)
+        return answer
+
+    def _probe(self, operation: Operation) -> dict[str, int]:
+        """Hits of some waiting requests; the last lookup is that of the operation's own request, which may adopt it."""
+        if not self._probes or not isinstance(operation, oplog.AllocateOp | oplog.CommitOp):
+            return {}
+        others = [id for id in self.ledger.requests if self._waits(id) and id != operation.id][-PROBES:]
+        hits = {id: self._engine.lookup(id).hit for id in others}
+        if others and isinstance(operation, oplog.AllocateOp) and operation.hit:
+            found = self._engine.lookup(operation.id)
+            assert isinstance(found, Hit)
+            assert found.hit == operation.hit
+        return hits
+
+    def _waits(self, id: str) -> bool:
+        return not self.ledger.requests[id].running
+
+    def _learn(self, before: Snapshot) -> None:
+        for block, entry in self._state.cached.items():
+            if before.cached.get(block) == entry:
+                continue
+            _, tokens, key = entry
+            for id, _, _ in self._state.owners.get(block, ()):
+                prefix = self.ledger.prefix(id, tokens)
+                if prefix is not None:
+                    self._book.learn(key, prefix)

@@ -1,0 +1,181 @@
+"""The order in which a log's operations may come: what each needs to be true of the request it names."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Header, Operation
+from hkv.errors import OperationError
+
+
+@dataclasses.dataclass
+class RequestState:
+    """A request as the operations so far leave it.
+
+    Attributes:
+      prompt: tokens it arrived with.
+      tokens: tokens it has.
+      computed: tokens computed, hits and external ones included.
+      granted: tokens that have slots, look-ahead ones not counted.
+      running: whether it is between a granted `allocate` and its `free`.
+      returned: whether it has run before.
+    """
+
+    prompt: int
+    tokens: int
+    computed: int = 0
+    granted: int = 0
+    running: bool = False
+    returned: bool = False
+
+
+class Lifecycle:
+    """Follows a log operation by operation and refuses one that cannot follow.
+
+    Args:
+      header: the log's configuration.
+
+    Attributes:
+      num_blocks: blocks in the pool, the null block included.
+      requests: every request that has arrived and was not dropped, by id.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self.num_blocks = header.num_blocks
+        self._found: tuple[str, int] | None = None
+        self.requests: dict[str, RequestState] = {}
+
+    def follow(self, operation: Operation) -> None:
+        """Checks one operation and, as far as that needs no answer, performs it.
+
+        Raises:
+          OperationError: names the field that does not fit what came before.
+        """
+        found, self._found = self._found, None
+        match operation:
+            case oplog.RequestOp():
+                self._arrive(operation)
+            case oplog.LookupOp():
+                self._waiting(operation.id)
+            case oplog.AllocateOp():
+                self._check_allocate(operation, found)
+            case oplog.AdvanceOp():
+                self._advance(operation)
+            case oplog.AppendOp():
+                state = self._known(operation.id)
+                state.tokens += len(operation.tokens)
+                self._check_length(state.tokens)
+            case oplog.CommitOp():
+                self._check_commit(operation)
+            case oplog.FreeOp():
+                state = self._running(operation.id)
+                state.computed, state.granted = 0, 0
+                state.running, state.returned = False, True
+            case oplog.DropOp():
+                self._waiting(operation.id)
+                del self.requests[operation.id]
+            case oplog.EvictOp():
+                for block in operation.blocks:
+                    if not 0 <= block < self._header.num_blocks:
+                        raise OperationError("blocks", block, f"block ids below {self._header.num_blocks}")
+            case _:
+                pass
+
+    def answered(self, operation: Operation, answer: oplog.Answer) -> None:
+        """Takes note of what a `lookup` found and whether an `allocate` was granted."""
+        if isinstance(operation, oplog.LookupOp) and isinstance(answer, oplog.Hit):
+            self._found = (operation.id, answer.hit)
+        if not isinstance(operation, oplog.AllocateOp) or not isinstance(answer, oplog.Allocation):
+            return
+        if answer.blocks is not None:
+            state = self.requests[operation.id]
+            state.running = True
+            state.granted = state.computed + operation.hit + operation.external + operation.new
+
+    def _arrive(self, operation: oplog.RequestOp) -> None:
+        if operation.id in self.requests:
+            raise OperationError("id", operation.id, "a request that has not arrived before")
+        if not operation.tokens:
+            raise OperationError("tokens", operation.tokens, "at least one token")
+        length = len(operation.tokens)
+        self._check_length(length)
+        if operation.extra is not None:
+            _check_extra(operation.extra, length)
+        self.requests[operation.id] = RequestState(length, length)
+
+    def _check_allocate(self, operation: oplog.AllocateOp, found: tuple[str, int] | None) -> None:
+        state = self._known(operation.id)
+        if state.running:
+            for name in ("hit", "external"):
+                if getattr(operation, name):
+                    raise OperationError(name, getattr(operation, name), "0 for a running request")
+        elif operation.hit and found != (operation.id, operation.hit):
+            raise OperationError("hit", operation.hit, "the hit of a lookup of this request on the line before")
+        if not operation.new + operation.hit + operation.external:
+            raise OperationError("new", 0, "a token to compute or to adopt")
+        start = state.computed + operation.hit + operation.external
+        if start > state.tokens:
+            raise OperationError("external", operation.external, f"at most the request's {state.tokens} tokens")
+        if start + operation.new > self._header.max_model_len:
+            raise OperationError("new", operation.new, f"at most max_model_len {self._header.max_model_len} in all")
+        if operation.in_flight > state.computed:
+            raise OperationError("in_flight", operation.in_flight, f"at most the {state.computed} computed tokens")
+        if operation.shared_prefix is not None and operation.shared_prefix > self._header.max_model_len:
+            raise OperationError("shared_prefix", operation.shared_prefix, "at most max_model_len")
+
+    def _advance(self, operation: oplog.AdvanceOp) -> None:
+        state = self._running(operation.id)
+        if state.computed + operation.tokens > state.granted:
+            left = state.granted - state.computed
+            raise OperationError("tokens", operation.tokens, f"at most the {left} tokens that have slots")
+        state.computed += operation.tokens
+
+    def _check_commit(self, operation: oplog.CommitOp) -> None:
+        state = self._running(operation.id)
+        limit = min(state.computed, state.tokens)
+        if operation.tokens > limit:
+            raise OperationError("tokens", operation.tokens, f"at most the {limit} computed tokens")
+
+    def _check_length(self, tokens: int) -> None:
+        if tokens > self._header.max_model_len:
+            raise OperationError("tokens", tokens, f"at most max_model_len {self._header.max_model_len} in all")
+
+    def _known(self, id: str) -> RequestState:
+        try:
+            return self.requests[id]
+        except KeyError:
+            raise OperationError("id", id, "a request that has arrived and was not dropped") from None
+
+    def _waiting(self, id: str) -> RequestState:
+        state = self._known(id)
+        if state.running:
+            raise OperationError("id", id, "a waiting request")
+        return state
+
+    def _running(self, id: str) -> RequestState:
+        state = self._known(id)
+        if not state.running:
+            raise OperationError("id", id, "a running request")
+        return state
+
+
+def _check_extra(extra: oplog.ExtraKeys, length: int) -> None:
+    if extra.lora is not None and len(extra.lora) != 2:
+        raise OperationError("extra.lora", extra.lora, "a name and a path")
+    end = 0
+    for item in extra.multimodal:
+        _, offset, size = item
+        if offset < end or size < 1 or offset + size > length:
+            expected = f"items in order, apart, of at least one token, within the prompt's {length} tokens"
+            raise OperationError("extra.multimodal", item, expected)
+        end = offset + size
+    if extra.embeds is None:
+        return
+    if len(extra.embeds) != length:
+        raise OperationError("extra.embeds", f"{len(extra.embeds)} entries", f"one for each of {length} tokens")
+    for text in extra.embeds:
+        digits = len(text) % 2 == 0 and all(digit in "0123456789abcdef" for digit in text)
+        if not text or not digits or len(text) != len(extra.embeds[0]):
+            raise OperationError("extra.embeds", text, "bytes in lower-case hex, as many for every token")

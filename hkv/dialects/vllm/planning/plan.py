@@ -1,0 +1,175 @@
+"""What a plan says: groups of layers, blocks in the pool, and where each set of layers lies in the buffer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from hkv.model.topology import Group
+from hkv.spec import LayerSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedGroup:
+    """Layers that share one block table, with the spec under which each is laid out.
+
+    Attributes:
+      names: the layers; may be empty on a pipeline stage that owns none of the group's.
+      specs: one for each layer, in the same order.
+      spec: the spec the block table is managed by: the members' merged spec, or the first member's of a mixed group.
+      mixed: the layers are of one type but differ in size, so each keeps its own spec (vLLM 0.33
+        `UniformTypeKVCacheSpecs`).
+      eagle: the group holds draft layers and takes the EAGLE drop.
+    """
+
+    names: tuple[str, ...]
+    specs: tuple[LayerSpec, ...]
+    spec: LayerSpec
+    mixed: bool = False
+    eagle: bool = False
+
+    @classmethod
+    def merged(cls, names: list[str], spec: LayerSpec) -> PlannedGroup:
+        """A group whose layers all take the merged spec."""
+        return cls(tuple(names), (spec,) * len(names), spec)
+
+    @classmethod
+    def of_type(cls, layers: Mapping[str, LayerSpec]) -> PlannedGroup:
+        """A mixed group of at least one layer."""
+        specs = tuple(layers.values())
+        return cls(tuple(layers), specs, specs[0], mixed=True)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block over all of the group's layers, padding of pages included."""
+        return sum(spec.page_size_bytes for spec in self.specs)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of one block that carry data."""
+        return sum(spec.unpadded_page_size_bytes for spec in self.specs)
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        """Whether another request can ever reuse a block of this group."""
+        return all(spec.prefix_cacheable for spec in self.specs or (self.spec,))
+
+    def restricted(self, names: set[str]) -> PlannedGroup:
+        """The group as a worker that owns only `names` sees it; possibly empty."""
+        kept = [(name, spec) for name, spec in zip(self.names, self.specs, strict=True) if name in names]
+        spec = kept[0][1] if kept and self.mixed else self.spec
+        return dataclasses.replace(self, names=tuple(n for n, _ in kept), specs=tuple(s for _, s in kept), spec=spec)
+
+    def as_group(self, tag: str) -> Group:
+        """The group as the block manager knows it."""
+        return Group(tag=tag, spec=self.spec, layers=self.names, eagle=self.eagle)
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheTensor:
+    """Where a set of equal layers lies: layer `l`'s block `b` starts at `offset + l*layer_stride + b*block_stride`.
+
+    Tensors of different groups overlap on purpose: a block belongs to one group at a time.
+
+    Attributes:
+      layers: names, in the order of the L axis.
+      layer_stride: bytes from one layer to the next.
+      block_stride: bytes from one block to the next.
+      offset: byte of the first layer's block 0.
+      size: bytes of the whole buffer.
+      spec: what each of the layers caches.
+    """
+
+    layers: tuple[str, ...]
+    layer_stride: int
+    block_stride: int
+    offset: int
+    size: int
+    spec: LayerSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerPlan:
+    """One worker's share of the cache.
+
+    Attributes:
+      groups: the model's groups restricted to this worker's layers; some may be empty.
+      num_blocks: blocks in the pool, the null block included; the same on every worker.
+      bytes_per_block: bytes of the buffer that one more block costs.
+      tensors: where the layers lie.
+      memory: bytes the worker had for its cache.
+      fitting_blocks: blocks that would have fitted on this worker alone.
+      tp_replicas: consecutive tensor-parallel ranks that hold the same bytes.
+    """
+
+    groups: tuple[PlannedGroup, ...]
+    num_blocks: int
+    bytes_per_block: int
+    tensors: tuple[CacheTensor, ...]
+    memory: int
+    fitting_blocks: int
+    tp_replicas: int = 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of the worker's buffer."""
+        return self.bytes_per_block * self.num_blocks
+
+    @property
+    def waste_per_block(self) -> int:
+        """Bytes of one block that no group ever fills: padding, and the room up to the widest group, at best."""
+        return self.bytes_per_block - max((group.payload_bytes for group in self.groups), default=0)
+
+    def spec_of(self, layer: str) -> LayerSpec:
+        """The spec under which a layer of this worker is laid out.
+
+        Raises:
+          KeyError: the worker does not own it.
+        """
+        for group in self.groups:
+            if layer in group.names:
+                return group.specs[group.names.index(layer)]
+        raise KeyError(layer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a model's cache is laid out, and how much fits.
+
+    Attributes:
+      groups: groups over the whole model, in the order in which the block manager visits them.
+      workers: one plan for each rank that has layers of its own (pipeline stages).
+      num_blocks: blocks in the pool, the null block 0 included.
+      layout: name of the physical order of the axes.
+      scheduler_block_size: tokens; common multiple of the groups' blocks.
+      hash_block_size: tokens between two hashes of a prefix.
+      max_model_len: tokens of the longest request that the plan was made for.
+      request_blocks: blocks reserved for one request of that length, all groups together.
+      limited_by: index of the worker that limits the number of blocks.
+      needs_zeroing: new blocks must be zeroed: recurrent states, or element types that differ between layers.
+    """
+
+    groups: tuple[PlannedGroup, ...]
+    workers: tuple[WorkerPlan, ...]
+    num_blocks: int
+    layout: str
+    scheduler_block_size: int
+    hash_block_size: int
+    max_model_len: int
+    request_blocks: int
+    limited_by: int = 0
+    needs_zeroing: bool = False
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that requests can hold: all but the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def reserved_concurrency(self) -> float:
+        """Requests of the longest length by reservation (vLLM 0.33 `get_max_concurrency_for_kv_cache_config`)."""
+        return self.num_blocks / self.request_blocks if self.request_blocks else float("inf")
+
+    def topology_groups(self) -> tuple[Group, ...]:
+        """The groups as the block manager knows them, tagged `g0`, `g1`, ..."""
+        return tuple(group.as_group(f"g{index}") for index, group in enumerate(self.groups))

@@ -1,0 +1,132 @@
+"""A model, a memory budget and a parallel shape: the plan, what fits, and what limits it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hkv.dialects.vllm.planning.options import PlanOptions
+from hkv.dialects.vllm.planning.pages import align_states
+from hkv.dialects.vllm.planning.plan import Plan
+from hkv.dialects.vllm.planning.residency import Residency, simulate
+from hkv.dialects.vllm.planning.vllm import plan_vllm
+from hkv.errors import PlanError
+from hkv.layout.orders import Order
+from hkv.model.huggingface import Model
+from hkv.spec import LayerSpec, Mamba, RequestLimits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How a model is served, beside what its config says. Sizes are for one tensor-parallel rank.
+
+    Attributes:
+      memory: bytes for the cache on each GPU.
+      pipeline_parallel: stages.
+      context_parallel: ranks that split the tokens of full-attention layers.
+      kernel_block_size: tokens of which attention blocks are multiples next to recurrent states, 0 for 16.
+      layout: name of the physical order, or None for the first that can express the model.
+      max_model_len: tokens of the longest request; None for the model's, 0 for the longest that fits.
+      max_in_flight_tokens: tokens scheduled at once, over all requests.
+      caching: prefix caching is on; recurrent states are then kept at block boundaries.
+      hybrid: False caches every layer like full attention.
+      bugs: names of upstream defects to reproduce.
+    """
+
+    memory: int
+    pipeline_parallel: int = 1
+    context_parallel: int = 1
+    kernel_block_size: int = 0
+    layout: str | None = None
+    max_model_len: int | None = None
+    max_in_flight_tokens: int = 8192
+    caching: bool = True
+    hybrid: bool = True
+    bugs: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedPlan:
+    """What comes of serving a model so.
+
+    Attributes:
+      plan: groups, blocks and tensors.
+      limits: the longest request that the plan is for.
+      residency: what a simulation of such requests found.
+      stages: each pipeline stage's layers.
+      options: what the plan was made with.
+    """
+
+    plan: Plan
+    limits: RequestLimits
+    residency: Residency
+    stages: tuple[dict[str, LayerSpec], ...]
+    options: PlanOptions
+
+    @property
+    def limited_by(self) -> str:
+        """What keeps the next request out, in words."""
+        plan = self.plan
+        if not plan.groups:
+            return "nothing: the model caches nothing"
+        shares = self.residency.full_length_blocks
+        widest = max(range(len(shares)), key=lambda index: shares[index])
+        spec, share = plan.groups[widest].spec, shares[widest]
+        where = f"memory of stage {plan.limited_by}" if len(plan.workers) > 1 else "memory"
+        total = sum(shares)
+        return (
+            f"{where}: a request of {self.limits.max_model_len} tokens holds {total} blocks, "
+            f"{share} of them in g{widest} ({spec.kind})"
+        )
+
+
+def serve(model: Model, serving: Serving, draft: Model | None = None) -> ServedPlan:
+    """The plan of vLLM 0.33 for a model, and how many of its longest requests fit at once.
+
+    Args:
+      model: the model on one tensor-parallel rank.
+      serving: memory, parallel shape and switches.
+      draft: a draft module's own model, read as a draft; its layers join the last stage.
+
+    Raises:
+      PlanError: the model does not fit, or cannot be laid out so.
+    """
+    length = model.max_model_len if serving.max_model_len in (None, 0) else serving.max_model_len
+    mode = "align" if serving.caching else "none"
+    limits = RequestLimits(
+        max_model_len=length,
+        max_in_flight_tokens=serving.max_in_flight_tokens,
+        context_parallel=serving.context_parallel,
+        mamba_mode=mode,
+    )
+    stages = _stages(model, draft, serving, limits)
+    options = PlanOptions(
+        limits=limits,
+        layout=serving.layout and Order.parse(serving.layout).value,
+        supported_layouts=model.layouts,
+        tensor_parallel=model.tensor_parallel,
+        hybrid=serving.hybrid,
+        auto_fit=serving.max_model_len == 0,
+        eagle=draft is not None,
+        caching=serving.caching,
+        bugs=serving.bugs,
+    )
+    plan = plan_vllm(stages, [serving.memory] * len(stages), options)
+    limits = limits.with_max_model_len(plan.max_model_len)
+    return ServedPlan(plan, limits, simulate(plan.groups, plan.usable_blocks, limits), tuple(stages), options)
+
+
+def _stages(model: Model, draft: Model | None, serving: Serving, limits: RequestLimits) -> list[dict[str, LayerSpec]]:
+    """Each stage's layers, attention blocks made long enough for recurrent states."""
+    stages = model.stage_specs(serving.pipeline_parallel)
+    if draft is not None:
+        if draft.model_type and any(isinstance(spec, Mamba) for spec in draft.specs.values()):
+            raise PlanError("draft", draft.model_type, "a draft without recurrent states")
+        stages[-1] |= {f"draft.{name}": spec for name, spec in draft.specs.items()}
+    whole = {name: spec for stage in stages for name, spec in stage.items()}
+    aligned = align_states(
+        whole,
+        kernel_block_size=serving.kernel_block_size or 16,
+        mamba_mode=limits.mamba_mode,
+        max_model_len=limits.max_model_len,
+    )
+    return [{name: aligned[name] for name in stage} for stage in stages]

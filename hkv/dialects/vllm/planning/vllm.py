@@ -1,0 +1,171 @@
+"""The plan that vLLM 0.33 makes of a model's layers, a parallel shape and a memory budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+from hkv.dialects.vllm.planning.block_sizes import resolve_block_sizes
+from hkv.dialects.vllm.planning.grouping import group_layers
+from hkv.dialects.vllm.planning.options import PlanOptions
+from hkv.dialects.vllm.planning.plan import Plan, PlannedGroup, WorkerPlan
+from hkv.dialects.vllm.planning.sizing import check_fits, fit_length, request_blocks
+from hkv.dialects.vllm.planning.tensors import bytes_per_block, cache_tensors
+from hkv.errors import LayoutError, PlanError
+from hkv.layout.orders import Order
+from hkv.layout.resolution import DEFAULT_PREFERENCE, check_groups, legal_orders
+from hkv.spec import AttentionSpec, LayerSpec, Mamba, OpaqueState
+
+
+def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int], options: PlanOptions) -> Plan:
+    """The plan of vLLM 0.33 (`get_kv_cache_configs` and `resolve_kv_cache_block_sizes`).
+
+    Groups are made for the whole model and then restricted to each worker's layers, so that every worker has the same
+    groups. The null block is reserved, and every worker takes the smallest number of blocks.
+
+    Args:
+      workers: each rank's layers by name; ranks that hold the same layers may be given once.
+      memory: bytes for the cache on each.
+      options: lengths, parallel shape, layout and switches.
+
+    Raises:
+      PlanError: the layers cannot be grouped or laid out, or one longest request does not fit.
+    """
+    if len(workers) != len(memory) or not workers:
+        raise PlanError("memory", list(memory), f"one number of bytes for each of {len(workers)} workers")
+    layers = _all_layers(workers)
+    if not layers:
+        return _without_cache(workers, memory, options)
+    order, groups = _grouped(layers, workers, options)
+    shares = [[group.restricted(set(owned)) for group in groups] for owned in workers]
+    blocks = [bytes_per_block(share, order) if owned else 0 for share, owned in zip(shares, workers, strict=True)]
+    fitting = [_fitting(bytes_, block, options) for bytes_, block in zip(memory, blocks, strict=True)]
+    limits = options.limits
+    working = [index for index, block in enumerate(blocks) if block]
+    if options.auto_fit:
+        limits = fit_length([shares[i] for i in working], [fitting[i] - 1 for i in working], limits)
+    for index in working:
+        check_fits(shares[index], fitting[index] - 1, blocks[index], memory[index], limits)
+    limiting = min(working, key=lambda index: fitting[index])
+    count = fitting[limiting]
+    shown = _placed(groups, shares, options)
+    plans = tuple(
+        WorkerPlan(
+            groups=tuple(share),
+            num_blocks=count,
+            bytes_per_block=block,
+            tensors=cache_tensors(placed, order, count, block, options.bugs) if block else (),
+            memory=bytes_,
+            fitting_blocks=own,
+            tp_replicas=_replicas(placed, options),
+        )
+        for share, placed, block, bytes_, own in zip(shares, shown, blocks, memory, fitting, strict=True)
+    )
+    options = dataclasses.replace(options, limits=limits)
+    scheduler, unit = resolve_block_sizes(groups, options)
+    return Plan(
+        groups=tuple(groups),
+        workers=plans,
+        num_blocks=count,
+        layout=order.value,
+        scheduler_block_size=scheduler,
+        hash_block_size=unit,
+        max_model_len=limits.max_model_len,
+        request_blocks=request_blocks(groups, limits),
+        limited_by=limiting,
+        needs_zeroing=_needs_zeroing(groups),
+    )
+
+
+def _placed(
+    groups: Sequence[PlannedGroup], shares: Sequence[Sequence[PlannedGroup]], options: PlanOptions
+) -> list[list[PlannedGroup]]:
+    """Each worker's groups as they are given tensors: only layers it owns, but for `absent-layers-get-tensors`."""
+    if "absent-layers-get-tensors" not in options.bugs:
+        return [list(share) for share in shares]
+    return [
+        [whole if whole.mixed and not own.names else own for whole, own in zip(groups, share, strict=True)]
+        for share in shares
+    ]
+
+
+def _all_layers(workers: Sequence[Mapping[str, LayerSpec]]) -> dict[str, LayerSpec]:
+    layers: dict[str, LayerSpec] = {}
+    for owned in workers:
+        for name, spec in owned.items():
+            if layers.setdefault(name, spec) != spec:
+                raise PlanError(name, spec, f"the same on every worker: {layers[name]!r}")
+    return layers
+
+
+def _without_cache(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int], options: PlanOptions) -> Plan:
+    """The plan of a model that caches nothing: the null block alone."""
+    plans = tuple(WorkerPlan((), 1, 0, (), bytes_, 1) for bytes_ in memory)
+    order = Order.parse(options.layout) if options.layout else _candidates(options)[0]
+    return Plan((), plans, 1, order.value, 1, 1, options.limits.max_model_len, 0)
+
+
+def _grouped(
+    layers: dict[str, LayerSpec], workers: Sequence[Mapping[str, LayerSpec]], options: PlanOptions
+) -> tuple[Order, list[PlannedGroup]]:
+    """The order that was asked for, or the first that can express the model, and the groups under it."""
+    if options.layout is not None:
+        order = Order.parse(options.layout)
+        return order, _checked(layers, workers, order, options)
+    refusal: PlanError | LayoutError | None = None
+    for order in legal_orders(layers.values(), _candidates(options)):
+        try:
+            return order, _checked(layers, workers, order, options)
+        except (PlanError, LayoutError) as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _candidates(options: PlanOptions) -> tuple[Order, ...]:
+    """Orders that the attention backends accept, best first."""
+    if options.supported_layouts is None:
+        return DEFAULT_PREFERENCE
+    return tuple(map(Order.parse, options.supported_layouts))
+
+
+def _checked(
+    layers: dict[str, LayerSpec], workers: Sequence[Mapping[str, LayerSpec]], order: Order, options: PlanOptions
+) -> list[PlannedGroup]:
+    """The groups, after checking that the order can express each worker's share of them."""
+    groups = group_layers(layers, order, options)
+    for owned in workers:
+        share = [group.restricted(set(owned)) for group in groups]
+        check_groups(order, [group.specs for group in share])
+        if owned:
+            cache_tensors(share, order, 1, bytes_per_block(share, order), options.bugs)
+    return groups
+
+
+def _fitting(memory: int, block: int, options: PlanOptions) -> int:
+    if options.num_blocks is not None:
+        return options.num_blocks
+    return max(0, memory) // block if block else 1
+
+
+def _replicas(groups: Sequence[PlannedGroup], options: PlanOptions) -> int:
+    """Consecutive ranks with the same bytes in every layer (vLLM 0.33 `kv_cache_groups_tp_replicas`)."""
+    ranks, context = options.tensor_parallel, options.limits.context_parallel
+
+    def replicas(spec: LayerSpec) -> int:
+        if not isinstance(spec, AttentionSpec) or spec.max_tp_shards is None or spec.shards(context) > 1:
+            return 1
+        return max(1, ranks // spec.max_tp_shards)
+
+    specs = [spec for group in groups for spec in (group.specs if group.mixed else (group.spec,))]
+    return functools.reduce(math.gcd, map(replicas, specs), ranks)
+
+
+def _needs_zeroing(groups: Sequence[PlannedGroup]) -> bool:
+    """Whether a new block's old bytes could be read: states, or element types that differ (vLLM 0.33)."""
+    specs = [spec for group in groups for spec in group.specs]
+    types = {(spec.dtype, spec.quantization) for spec in specs if isinstance(spec, AttentionSpec)}
+    types |= {("uint8", "none") for spec in specs if isinstance(spec, OpaqueState)}
+    return len(types) > 1 or any(isinstance(spec, Mamba) for spec in specs)

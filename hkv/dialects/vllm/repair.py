@@ -1,0 +1,70 @@
+"""Fits an operation to what came before it, after something was taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hkv.dialects.vllm.lifecycle import Lifecycle, RequestState
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Answer, Hit, Operation
+
+
+def repaired(
+    operation: Operation, lifecycle: Lifecycle, performed: Sequence[Operation], answers: Sequence[Answer]
+) -> Operation | None:
+    """The operation with its numbers cut to what is legal now, or None when it cannot follow at all.
+
+    Args:
+      operation: what was to come next.
+      lifecycle: where the requests stand.
+      performed: the operations before it.
+      answers: the answers to them.
+    """
+    match operation:
+        case oplog.AllocateOp():
+            state = lifecycle.requests.get(operation.id)
+            return None if state is None else _allocate(operation, state, _hit_before(operation.id, performed, answers))
+        case oplog.AdvanceOp():
+            state = lifecycle.requests.get(operation.id)
+            if state is None or not state.running:
+                return None
+            tokens = min(operation.tokens, state.granted - state.computed)
+            return msgspec.structs.replace(operation, tokens=tokens) if tokens else None
+        case oplog.CommitOp():
+            state = lifecycle.requests.get(operation.id)
+            if state is None or not state.running:
+                return None
+            return msgspec.structs.replace(operation, tokens=min(operation.tokens, state.computed, state.tokens))
+        case oplog.AppendOp():
+            return operation if operation.tokens else None
+        case oplog.EvictOp():
+            blocks = [block for block in operation.blocks if block < lifecycle.num_blocks]
+            return msgspec.structs.replace(operation, blocks=blocks) if blocks else None
+        case _:
+            return operation
+
+
+def _allocate(operation: oplog.AllocateOp, state: RequestState, found: int) -> oplog.AllocateOp | None:
+    hit = 0 if state.running or not operation.hit else found
+    external = 0 if state.running else min(operation.external, max(0, state.tokens - hit))
+    start = state.computed + hit + external
+    if start > state.tokens and not state.running:
+        return None
+    # Tokens that a hit no longer brings are computed, so that the request gets as far as it did.
+    reach = operation.hit + operation.external + operation.new - hit - external
+    new = max(0, min(reach if not state.running else operation.new, max(state.tokens - start, operation.new)))
+    if not hit + external + new:
+        return None
+    in_flight = min(operation.in_flight, state.computed)
+    return msgspec.structs.replace(operation, hit=hit, external=external, new=new, in_flight=in_flight)
+
+
+def _hit_before(id: str, performed: Sequence[Operation], answers: Sequence[Answer]) -> int:
+    """The hit of a lookup of this request as the last operation."""
+    if performed and isinstance(performed[-1], oplog.LookupOp) and performed[-1].id == id:
+        answer = answers[-1]
+        assert isinstance(answer, Hit)
+        return answer.hit
+    return 0

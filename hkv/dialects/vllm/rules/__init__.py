@@ -1,0 +1,1 @@
+"""TODO hkv/dialects/vllm/rules."""

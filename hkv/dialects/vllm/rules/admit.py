@@ -1,0 +1,215 @@
+"""The admission rule: whether a request's next tokens fit, before anything is taken.
+
+vLLM 0.33 `KVCacheManager.allocate_slots`, steps 2 and 5, over `SingleTypeKVCacheManager.get_num_blocks_to_allocate`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.rules import export, hit
+from hkv.dialects.vllm.rules.demand import Demand
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
+from hkv.state.state import Row
+from hkv.state.workspace import Workspace
+
+WRITES = ("requests", "rows", "blocks")
+"""What the rule writes: only spare elements, and which states are left behind."""
+
+MAMBA = kinds.all_kinds()["mamba"].NUMBER
+OPAQUE = kinds.all_kinds()["opaque"].NUMBER
+
+
+def skipped_tokens(view: View, group: Scalar, n: Scalar) -> Scalar:
+    """Leading tokens of a group that the query at `n` does not need."""
+    kind = view.group(group, GroupField.KIND)
+    reach = view.group(group, GroupField.REACH)
+    skipped = jnp.int32(0)
+    for number, module in hit.MODULES.items():
+        skipped = jnp.where(kind == number, module.skipped_tokens(n, reach), skipped)
+    return skipped
+
+
+def skipped_blocks(view: View, group: Scalar, n: Scalar) -> Scalar:
+    """Manager blocks of a group that the query at `n` does not need, whole ones only."""
+    return divide(skipped_tokens(view, group, n), view.group(group, GroupField.BLOCK))
+
+
+def arrives(view: View, group: Scalar, demand: Demand) -> Scalar:
+    """Whether a group needs any of the external tokens: none if the next query reads none of them."""
+    skipped = skipped_tokens(view, group, demand.total)
+    return (demand.external > 0) & ((skipped == 0) | (demand.total > skipped))
+
+
+def hit_blocks(view: View, group: Scalar, tokens: Scalar) -> Scalar:
+    """Entries of a group's row that a hit of `tokens` tokens covers."""
+    return ceil_divide(tokens, view.group(group, GroupField.BLOCK)) * view.group(group, GroupField.CACHEABLE)
+
+
+def ends_inside(work: Workspace, view: View, group: Scalar, demand: Demand) -> Scalar:
+    """Whether the hit that a demand adopts ends inside a block of a group, which is then to be copied.
+
+    Only where blocks hold several hash blocks is anything compiled for it.
+    """
+    if work.sizes.buckets.parts == 0:
+        return jnp.bool_(False)
+    inside = remainder(demand.hit, view.group(group, GroupField.BLOCK)) != 0
+    return inside & (view.group(group, GroupField.CACHEABLE) != 0)
+
+
+class Verdict(NamedTuple):
+    """Whether a demand fits; whether it would run out of blocks halfway; and whether any row grows."""
+
+    fits: Scalar
+    fails: Scalar
+    grows: Scalar
+
+
+class _Sum(NamedTuple):
+    group: Scalar
+    estimate: Scalar
+    checked: Scalar
+    really: Scalar
+    adopted: Scalar
+    broken: Scalar
+    grows: Scalar
+
+
+def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Scalar) -> tuple[Workspace, Verdict]:
+    """Whether the blocks that a demand takes out of the queue are at most `limit`, and what it really takes is there.
+
+    The blocks of a hit count only if they are in the queue. They are first counted as if all were; only if that does
+    not fit are they looked at. The dialect's own estimate may be too small for recurrent groups; it is checked as well,
+    unless an upstream defect is asked for by name.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      demand: what is wanted.
+      limit: blocks that may be taken, as the dialect estimates them.
+      enabled: whether to do it; fits where not.
+    """
+
+    def attempt(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        exact = local[0]
+        w, sums = loop(
+            lambda c: c[0] < view.num_groups,
+            lambda v, c: _count(v, view, demand, exact, _Sum(*c)),
+            w,
+            (0, 0, 0, 0, 0, False, False),
+            writes=WRITES,
+        )
+        total = _Sum(*sums)
+        ok = (total.estimate <= limit) & (demand.capped | (total.checked <= w.free))
+        return w, (
+            True,
+            ok,
+            ~demand.capped & ((total.really > w.free) | total.broken),
+            total.grows,
+            ~ok & ~exact & (total.adopted > 0),
+        )
+
+    start = (False, True, False, False, enabled)
+    work, (_, ok, fails, grows, _) = loop(lambda c: c[-1], attempt, work, start, writes=WRITES)
+    work = export.forget(work, view, demand.slot, enabled & ~ok & ~demand.capped)
+    return work, Verdict(ok, ok & fails, grows)
+
+
+def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) -> tuple[Workspace, tuple[Scalar, ...]]:
+    slot, group = demand.slot, sums.group
+    w, (have, first_left, hit_first, partial, grown) = peek(
+        group >= 0,
+        lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.PARTIAL, Row.GROWN),
+        w,
+        reads=("requests",),
+        default=(0, 0, 0, 0, 0),
+    )
+    block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
+    adopting = demand.hit > 0
+    computed = jnp.where(adopting, hit_blocks(view, group, demand.hit), 0)
+    skip = jnp.where(have == 0, skipped_blocks(view, group, demand.total), 0)
+    recurrent = kind == MAMBA
+    split = ends_inside(w, view, group, demand)
+    scratch, grown = view.group(group, GroupField.SCRATCH), jnp.where(have > 0, grown, 0)
+    wanted = ceil_divide(demand.slots, block) + scratch
+    target = jnp.where(demand.capped, jnp.minimum(wanted, view.group(group, GroupField.CAP)), wanted)
+    estimate = jnp.maximum(target - jnp.maximum(skip, computed + have), 0)
+    estimate = jnp.where(kind == OPAQUE, (have == 0).astype(jnp.int32), estimate + split)
+    columns = ceil_divide(demand.main, block) + scratch
+    w, exported = export.plan(w, view, demand, group, have, jnp.where(grown != 0, scratch, 0))
+    outlived = recurrent & (partial > 0)
+    owed = outlived | (recurrent & split)
+    state = columns - computed - have
+    most = 1 + owed + exported + jnp.where(grown != 0, 0, scratch)
+    state = jnp.minimum(jnp.where(owed, jnp.maximum(state, 0) + 1, state), most)
+    estimate = jnp.where(recurrent, state, estimate)
+    before = jnp.where(demand.external > 0, jnp.maximum(skip, computed), computed + have)
+    arriving = jnp.where(arrives(view, group, demand), jnp.maximum(ceil_divide(demand.total, block) - before, 0), 0)
+    first = jnp.maximum(hit_first, jnp.where(recurrent & (demand.external == 0), 0, skip))
+    kept = jnp.where(adopting, jnp.maximum(computed - first, 0), 0)
+    copied = outlived | (split & (kept > 0))
+    spread = spread_row(before + arriving, columns, scratch, exported, grown)
+    really = jnp.where(recurrent, arriving + jnp.maximum(columns - spread.end, 0) + copied, estimate)
+    left = jnp.where(adopting & recurrent, jnp.maximum(computed - hit_first, 0), kept)
+
+    row = w.row(slot, group)
+
+    def one(v: Workspace, local: tuple[Scalar, Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        i, queued, skipped = local
+        free = v.read("blocks", v.block(v.read("rows", row + i))) > 0
+        return v, (i + 1, queued + free, skipped + (free & (i < first)))
+
+    begin = jnp.where(recurrent, hit_first, first)
+    end = jnp.where(exact & (left > 0), computed, begin)
+    w, (_, queued, skipped) = loop(lambda c: c[0] < end, one, w, (begin, 0, 0), reads=("rows", "blocks"))
+    counted = jnp.where(exact, queued, left)
+    taken = jnp.where(exact, queued - skipped, kept)
+    bug = jnp.where(
+        demand.external > 0,
+        view.whole(CacheField.EXTERNAL_NOT_COUNTED),
+        view.whole(CacheField.NEGATIVE_ESTIMATE),
+    )
+    excused = recurrent & (bug != 0)
+    return w, _Sum(
+        group=group + 1,
+        estimate=sums.estimate + estimate + counted,
+        checked=sums.checked + jnp.where(excused, estimate + counted, really + taken),
+        really=sums.really + really + taken,
+        adopted=sums.adopted + left,
+        broken=sums.broken | (outlived & (partial <= first_left)),
+        grows=sums.grows
+        | (jnp.where(recurrent, columns, jnp.where(kind == OPAQUE, 1, wanted)) > have)
+        | owed
+        | exported
+        | (recurrent & (scratch > 0) & (grown == 0)),
+    )
+
+
+class Spread(NamedTuple):
+    """How a row of states is made longer, in entries, before it takes blocks: its new end, and what is moved there.
+
+    Entries from the old end to `gap_end` become null; `moved` entries from `scratch` on move behind them.
+    """
+
+    gap_end: Scalar
+    scratch: Scalar
+    moved: Scalar
+    end: Scalar
+
+
+def spread_row(length: Scalar, columns: Scalar, scratch: Scalar, exported: Scalar, grown: Scalar) -> Spread:
+    """What a row of `length` entries must look like before its new blocks (vLLM 0.33 `MambaManager`).
+
+    The running state goes to the last column before the scratch, a state that is left behind for others to the column
+    before that. Columns that are passed over are null, and scratch moves along.
+    """
+    running = columns - scratch - 1
+    stop = running - exported
+    gap_end = jnp.where(length < running, jnp.maximum(length, stop), length)
+    first = jnp.maximum(length - scratch, 0)
+    moved = jnp.where(grown != 0, jnp.maximum(jnp.minimum(length, stop) - first, 0), 0)
+    return Spread(gap_end, first, moved, gap_end + moved)

@@ -1,0 +1,191 @@
+"""The allocation rule: adopts a hit's blocks, then gives every group the blocks its next tokens need.
+
+vLLM 0.33 `KVCacheManager.allocate_slots`, steps 3 to 7. All groups adopt their hits before any group takes a fresh
+block, so that one group's fresh block cannot evict what another group is about to adopt.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules.admit import (
+    MAMBA,
+    OPAQUE,
+    Spread,
+    arrives,
+    ends_inside,
+    hit_blocks,
+    skipped_blocks,
+    spread_row,
+)
+from hkv.dialects.vllm.rules.demand import Demand
+from hkv.dialects.vllm.rules.parameters import GroupField, View
+from hkv.state import free_queue, key_table
+from hkv.state.events import report
+from hkv.state.loops import Scalar, ceil_divide, loop, peek, when
+from hkv.state.state import Row
+from hkv.state.workspace import Workspace
+
+ADOPT_WRITES = ("rows", "requests", *free_queue.ADOPT_WRITES)
+"""What `adopt_hit` writes."""
+
+GROW_WRITES = ("queue", "requests", "ids", "num_ids", *free_queue.TAKE_WRITES)
+"""What `grow` writes."""
+
+
+def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> Workspace:
+    """Every group's row takes over the blocks that the lookup found and that its next query can still read."""
+    slot = demand.slot
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (group,) = local
+        w, (hit_first,) = peek(
+            group >= 0, lambda v: v.get_row(slot, group, Row.HIT_FIRST), w, reads=("requests",), default=(0,)
+        )
+        skip = skipped_blocks(view, group, demand.total)
+        found = jnp.where(demand.hit > 0, hit_blocks(view, group, demand.hit), 0)
+        length = jnp.where(view.group(group, GroupField.KIND) == OPAQUE, 0, jnp.maximum(skip, found))
+        first = jnp.minimum(jnp.maximum(hit_first * (found > 0), skip), length)
+        w = free_queue.adopt(w, w.row(slot, group) + first, found - first)
+        split = ends_inside(w, view, group, demand) & (found > first)
+        w = w.set_row(slot, group, Row.LENGTH, length)
+        w = w.set_row(slot, group, Row.FIRST, first).set_row(slot, group, Row.GROWN, 0)
+        w = w.set_row(slot, group, Row.PARTIAL, jnp.where(split, found, 0))
+        return w.set_row(slot, group, Row.CACHED, length - split), (group + 1,)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    return loop(lambda c: c[0] < groups, body, work, (0,), writes=ADOPT_WRITES)[0]
+
+
+def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[Workspace, Scalar]:
+    """Every group's row gets blocks for external tokens first, then every group's for the tokens to come.
+
+    A recurrent group gets one block, at the column of its next state, beside those for drafts and for a state that is
+    left behind for others; the columns it jumps over are null (`hkv.dialects.vllm.rules.admit.spread_row`). Where a row
+    ends in a block that is shared or registered though it is not full, a block more is taken for a copy (`_copy`).
+
+    Returns:
+      The workspace, and how many copies are to be made.
+    """
+    slot = demand.slot
+    groups = view.num_groups
+    copying = work.sizes.buckets.parts > 0
+
+    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        turn, copies = local
+        arriving = turn < groups
+        later = turn - groups
+        group = jnp.where(arriving, turn, later >> 1 if copying else later)
+        for_copy = ~arriving & ((later & 1) == 0) if copying else jnp.bool_(False)
+        w, (have, partial, grown, exported) = peek(
+            turn >= 0,
+            lambda v: v.get_row(slot, group, Row.LENGTH, Row.PARTIAL, Row.GROWN, Row.EXPORT),
+            w,
+            reads=("requests",),
+            default=(0, 0, 0, 0),
+        )
+        block = view.group(group, GroupField.BLOCK)
+        kind = view.group(group, GroupField.KIND)
+        recurrent = kind == MAMBA
+        target = ceil_divide(jnp.where(arriving, demand.total, jnp.where(recurrent, demand.main, demand.slots)), block)
+        target = jnp.where(arriving & ~arrives(view, group, demand), 0, target)
+        scratch = view.group(group, GroupField.SCRATCH)
+        target = jnp.where(kind == OPAQUE, 1, target + jnp.where(arriving, 0, scratch))
+        spread = spread_row(have, target, scratch, exported > 0, jnp.where(have > 0, grown, 0))
+        states = recurrent & ~arriving & ~for_copy
+        owed = for_copy & (partial > 0)
+        w = _skip_columns(w, slot, group, have, jnp.where(states, spread.gap_end, have))
+        w = when(
+            states & (scratch > 0), lambda v: _move_scratch(v, slot, group, spread), w, writes=("rows", "requests")
+        )
+        filled = jnp.where(states, spread.end, have)
+        target = jnp.where(for_copy, have, jnp.maximum(target, filled))
+        place = jnp.where(for_copy, w.row(w.spare_slot, group), w.row(slot, group) + filled)
+        w = free_queue.take(w, place, jnp.where(for_copy, owed.astype(jnp.int32), target - filled))
+        if copying:
+            w = when(owed, lambda v: _copy(v, slot, group, partial - 1, demand.hit > 0), w, writes=GROW_WRITES)
+        w = w.set_row(slot, group, Row.LENGTH, target)
+        return w.set_row(slot, group, Row.NEW_FIRST, have), (turn + 1, copies + owed)
+
+    start = jnp.where(demand.external > 0, 0, groups)
+    end = jnp.where(enabled, (3 if copying else 2) * groups, start)
+    work, (_, copies) = loop(lambda c: c[0] < end, body, work, (start, 0), writes=GROW_WRITES)
+    return work, copies
+
+
+def _copy(work: Workspace, slot: Scalar, group: Scalar, column: Scalar, adopted: Scalar) -> Workspace:
+    """What becomes of a block that is filled partly, and of the copy that was just taken into the spare row.
+
+    A hit's last block stays as it is, and the copy takes its place in the row. A state that the request itself
+    registered goes on in place, and the copy takes over its keys. vLLM 0.33 `allocate_new_blocks` of
+    `SingleTypeKVCacheManager` and `MambaManager`. Until the caller says that the copy is made, both blocks hold a
+    reference more than rows do. It is reported: the group, the block, its copy.
+    """
+    work, (source, copy) = peek(
+        group >= 0,
+        lambda v: (v.read("rows", v.row(slot, group) + column), v.read("rows", v.row(v.spare_slot, group))),
+        work,
+        reads=("rows",),
+        default=(0, 0),
+    )
+    owed = source != 0
+    left = owed & ~adopted
+    work = key_table.move_keys(work, left, source, copy)
+    work = free_queue.add_reference(work, owed, jnp.where(adopted, copy, source))
+    work = work.write_if(owed & adopted, "rows", copy, work.row(slot, group) + column)
+    work, entry = key_table.primary_entry(work, left, copy)
+    groups = work.sizes.buckets.groups
+    last = work.entry(jnp.where(entry >= 0, entry | (groups - 1), 0))
+    work = work.write_if(entry >= 0, "table", work.steps, last)
+    for value in (group, source, copy):
+        work = report(work, owed, value)
+    return work.set_row(slot, group, Row.PARTIAL, 0)
+
+
+def _skip_columns(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
+    row = work.row(slot, group)
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        return w.write("rows", 0, row + local[0]), (local[0] + 1,)
+
+    return loop(lambda c: c[0] < end, body, work, (start,), writes=("rows",))[0]
+
+
+def _move_scratch(work: Workspace, slot: Scalar, group: Scalar, spread: Spread) -> Workspace:
+    """Scratch moves along to the right, past its old places, which become null. What a trip reads, the next writes."""
+    row, spare = work.row(slot, group), work.rows.shape[0] - 1
+    source, target, count = spread.scratch, spread.gap_end, spread.moved
+
+    def settle(w: Workspace, gone: Scalar, place: Scalar, block: Scalar) -> Workspace:
+        return w.write("rows", 0, gone).write("rows", block, place)
+
+    def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        i, *last = local
+        w = settle(w, *last)
+        return w, (i + 1, row + source + i, row + target + i, w.read("rows", row + source + i))
+
+    work, (_, *last) = loop(lambda c: c[0] < count, body, work, (0, spare, spare, 0), writes=("rows",))
+    return settle(work, *last).set_row(slot, group, Row.GROWN, 1)
+
+
+def report_row(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, first: Scalar, end: Scalar) -> Workspace:
+    """Reports entries `[start, end)` of a row; those before `first` are null.
+
+    Args:
+      work: needs `rows` to read and `ids`, `num_ids` to write.
+      slot: the request.
+      group: the group of its row.
+      start: first entry to report.
+      first: first entry that is written in the row.
+      end: entry after the last.
+    """
+    if work.sizes.ids == 0:
+        return work
+    row = work.row(slot, group)
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (i,) = local
+        block = jnp.where(i < first, 0, w.read("rows", row + i))
+        return report(w, i >= 0, block), (i + 1,)
+
+    return loop(lambda c: c[0] < end, body, work, (start,), reads=("rows",), writes=("ids", "num_ids"))[0]

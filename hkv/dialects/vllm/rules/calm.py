@@ -1,0 +1,98 @@
+"""How far a running request can grow before an allocation has anything to do for it but to say yes.
+
+Most allocations of a decoding request fall inside a block: they take nothing, register nothing and retire nothing in
+any group. How many tokens that holds for is noted when an allocation did do something, and spares the next ones all
+loops over groups. What is noted may be too little, never too much.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules.admit import OPAQUE
+from hkv.dialects.vllm.rules.hit import MODULES, resumable
+from hkv.dialects.vllm.rules.parameters import UNLIMITED, CacheField, GroupField, View
+from hkv.state.loops import Scalar, loop, peek
+from hkv.state.state import Request, Row
+from hkv.state.workspace import Workspace
+
+
+class _Known(NamedTuple):
+    """What is known of a request, in tokens: its prompt, its length, and what was computed before."""
+
+    prompt: Scalar
+    tokens: Scalar
+    computed: Scalar
+
+
+def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
+    """Notes up to how many tokens, lookahead ones included, nothing will be to do for a request.
+
+    Args:
+      work: needs `requests` to write.
+      view: the configuration.
+      slot: a request that was just granted blocks, and whose blocks were registered.
+      enabled: whether to do it.
+    """
+
+    def bound(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        group, least = local
+        w, (length, first, cached, partial, exported) = peek(
+            group >= 0,
+            lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL, Row.EXPORT),
+            w,
+            reads=("requests",),
+            default=(0, 0, 0, 0, 0),
+        )
+        block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
+        held = (length - view.group(group, GroupField.SCRATCH)) * block
+        held = jnp.where(kind == OPAQUE, UNLIMITED, jnp.minimum(held, _unexported(view, group, exported, known)))
+        filled = jnp.where(
+            view.group(group, GroupField.CACHEABLE) != 0, _unregistered(view, group, cached, known), UNLIMITED
+        )
+        filled = jnp.where(partial > 0, 0, filled)
+        kept = _kept(kind, (first + 1) * block, view.group(group, GroupField.REACH))
+        return w, (group + 1, jnp.minimum(least, jnp.minimum(held, jnp.minimum(filled, kept))))
+
+    fields = (Request.PROMPT, Request.TOKENS, Request.COMPUTED)
+    work, values = peek(enabled, lambda v: v.get(slot, *fields), work, reads=("requests",), default=(0, 0, 0))
+    known = _Known(*values)
+    groups = jnp.where(enabled, view.num_groups, 0)
+    work, (_, least) = loop(lambda c: c[0] < groups, bound, work, (0, UNLIMITED), reads=("requests",))
+    place = jnp.where(enabled, slot, work.spare_slot)
+    return work.set(place, Request.CALM, least)
+
+
+def _unregistered(view: View, group: Scalar, cached: Scalar, known: _Known) -> Scalar:
+    """Tokens up to which a group registers nothing.
+
+    A state may be due where exactly so many tokens may be registered. An allocation registers one token more than are
+    computed, or all that the request has, rounded down (`hkv.dialects.vllm.rules.register.cacheable_tokens`): if that
+    is beyond the state's place, none will be due any more.
+    """
+    block = view.group(group, GroupField.BLOCK)
+    tail = view.group(group, GroupField.TAIL)
+    end = resumable(view, known.prompt, view.whole(CacheField.HASH_BLOCK))
+    least = jnp.minimum(known.computed + 1, known.tokens) - view.whole(CacheField.REPREFILLABLE)
+    passed = least - view.whole(CacheField.GRAIN) >= end
+    before = jnp.where(passed, UNLIMITED, end - 1)
+    before = jnp.where((view.whole(CacheField.JUNCTIONS) != 0) & (known.computed < known.prompt), 0, before)
+    before = jnp.where(tail == 2, before, jnp.where(tail == 1, 0, UNLIMITED))
+    return jnp.minimum((cached + 1) * block - 1, before)
+
+
+def _unexported(view: View, group: Scalar, exported: Scalar, known: _Known) -> Scalar:
+    """Tokens up to which a chunk leaves no state behind: it must span two ends of columns; none while one is noted."""
+    block = view.group(group, GroupField.BLOCK)
+    unexported = jnp.where(view.group(group, GroupField.EXPORT_STEP) > 0, known.computed + block, UNLIMITED)
+    return jnp.where(exported > 0, 0, unexported)
+
+
+def _kept(kind: Scalar, end: Scalar, reach: Scalar) -> Scalar:
+    """The last query that still needs the tokens before `end`."""
+    last = jnp.full_like(end, UNLIMITED)
+    for number, module in MODULES.items():
+        last = jnp.where(kind == number, module.last_query(end, reach), last)
+    return last

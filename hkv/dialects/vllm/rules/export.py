@@ -1,0 +1,194 @@
+"""States that a prefill chunk leaves behind inside itself, so that its prompt can be resumed close to its end.
+
+vLLM 0.33 `MambaManager`'s prefill checkpoints: planned when the chunk is admitted, written by the chunk into the column
+before the last, registered with it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules.demand import Demand
+from hkv.dialects.vllm.rules.hit import resumable
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.state import key_table
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
+from hkv.state.state import Request, Row
+from hkv.state.workspace import Workspace
+
+
+def plan(
+    work: Workspace, view: View, demand: Demand, group: Scalar, length: Scalar, scratch: Scalar
+) -> tuple[Workspace, Scalar]:
+    """Whether a demanded chunk leaves a state behind. Which, the row notes, unless only admission asks (`capped`).
+
+    vLLM 0.33 `MambaManager.get_num_blocks_to_allocate`, `is_mamba_prefill_checkpoint_valid`: the chunk starts on a hash
+    block, spans at least two column ends, and reaches the state's place after at least one hash block, a multiple of
+    the kernel's step from its start. The column must be free, or scratch.
+
+    Args:
+      work: needs `requests` to write and `rows` to read.
+      view: the configuration.
+      demand: what is wanted.
+      group: the group.
+      length: entries of its row.
+      scratch: how many of them are scratch, at the end.
+    """
+    step = view.group(group, GroupField.EXPORT_STEP)
+    start, end, slot = demand.total, demand.main, demand.slot
+
+    def once(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        place, column, fits = _place(view, group, start, end)
+        held = (column >= 0) & (column < length - scratch)
+        entry = jnp.where(held, column, 0)
+        w, (prompt, tokens, first, taken) = peek(
+            step > 0,
+            lambda v: (
+                *v.get(slot, Request.PROMPT, Request.TOKENS),
+                *v.get_row(slot, group, Row.FIRST),
+                v.read("rows", v.row(slot, group) + entry),
+            ),
+            w,
+            reads=("requests", "rows"),
+            default=(0, 0, 0, 0),
+        )
+        early = (view.group(group, GroupField.EXPORT_LAST) != 0) & (end < jnp.maximum(prompt, tokens - 1))
+        free = ~held | (column < first) | (taken == 0)
+        planned = fits & ~early & free
+        noted = jnp.where(demand.capped, w.spare_slot, slot)
+        w = w.set_row(noted, group, Row.EXPORT, jnp.where(planned, place, 0))
+        return w.set_row(noted, group, Row.EXPORT_ENTRY, jnp.maximum(column, 0)), (False, planned)
+
+    work, (_, planned) = loop(lambda c: c[0], once, work, (step > 0, False), writes=("requests", "rows"))
+    return work, planned
+
+
+def forget(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
+    """Forgets the states that a refused chunk would have left behind, if `enabled`.
+
+    Args:
+      work: needs `requests` to write.
+      view: the configuration.
+      slot: the request.
+      enabled: whether to do it.
+    """
+
+    def one(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (group,) = local
+        forgets = view.group(group, GroupField.EXPORT_FAILS) < 2
+        return w.set_row(jnp.where(forgets, slot, w.spare_slot), group, Row.EXPORT, 0), (group + 1,)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    return loop(lambda c: c[0] < groups, one, work, (0,), writes=("requests",))[0]
+
+
+def _place(view: View, group: Scalar, start: Scalar, end: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+    """Where a chunk from `start` to `end` would leave a state behind, in which column, and whether it can."""
+    step, unit = view.group(group, GroupField.EXPORT_STEP), view.group(group, GroupField.EXPORT_UNIT)
+    block, hash_block = view.group(group, GroupField.BLOCK), view.whole(CacheField.HASH_BLOCK)
+    place = resumable(view, end, jnp.maximum(unit, 1))
+    column = ceil_divide(end, block) - 2
+    reached = (start + hash_block <= place) & (place < end)
+    reached = reached & (remainder(jnp.maximum(place - start, 0), jnp.maximum(step, 1)) == 0)
+    return place, column, reached & (remainder(start, hash_block) == 0) & (column >= ceil_divide(start, block))
+
+
+class Ends(NamedTuple):
+    """What is known of a request's row when a key that ends inside a block may be due: tokens four times, keys, entries
+    twice, tokens.
+
+    `junction`: where others were seen to branch off, if the request comes to compute it now; else -1. `shared`: where
+    they were. `exported`: where the chunk leaves a state behind; 0 if it does not.
+    """
+
+    cacheable: Scalar
+    prompt: Scalar
+    junction: Scalar
+    shared: Scalar
+    keys: Scalar
+    first: Scalar
+    length: Scalar
+    exported: Scalar
+
+
+class Due(NamedTuple):
+    """What is to become of a block's keys.
+
+    Attributes:
+      drops: whether it loses those that it has.
+      adds: whether it gets one then.
+      block: id of the block.
+      part: which of its keys is added; 0 for the key of the whole block.
+      entry: the key's place in the table.
+      end: tokens up to which the key reaches if it is reported by itself; 0 if not.
+    """
+
+    drops: Scalar
+    adds: Scalar
+    block: Scalar
+    part: Scalar
+    entry: Scalar
+    end: Scalar
+
+    def instead(self, condition: Scalar, other: Due) -> Due:
+        """The other where the condition holds."""
+        return Due(*(jnp.where(condition, b, a) for a, b in zip(self, other, strict=True)))
+
+
+NOTHING_DUE = (False, False, 0, 0, 0, 0)
+"""The values of a `Due` that changes nothing."""
+
+
+def register(work: Workspace, view: View, slot: Scalar, group: Scalar, ends: Ends) -> tuple[Workspace, Due, Scalar]:
+    """The state that a chunk leaves behind, to be registered if somebody could resume there; else not to be found.
+
+    vLLM 0.33 `MambaManager._cache_partial_tail_block`.
+
+    Args:
+      work: needs `rows`, `chains`, `requests`, `keys` and `table` to write; all but `table` only to spare elements.
+      view: the configuration.
+      slot: the request.
+      group: the group.
+      ends: what is known of the row.
+
+    Returns:
+      The workspace, what is due, and whether the engine fails (`hkv.bugs`: checkpoint-beyond-keys).
+    """
+    hash_block, block = view.whole(CacheField.HASH_BLOCK), view.group(group, GroupField.BLOCK)
+    column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
+    groups = work.sizes.buckets.groups
+    work, (tokens, entry_at) = peek(
+        group >= 0,
+        lambda w: w.get_row(slot, group, Row.EXPORT, Row.EXPORT_ENTRY),
+        work,
+        reads=("requests",),
+        default=(0, 0),
+    )
+    units = divide(tokens, hash_block)
+    keyed = units <= ends.keys
+    present = (tokens > 0) & (entry_at >= ends.first) & (entry_at < ends.length)
+    work, (held, key) = peek(
+        present,
+        lambda w: (
+            w.read("rows", w.row(slot, group) + entry_at),
+            w.read("chains", w.chain(slot) + jnp.where(keyed, units - 1, 0)),
+        ),
+        work,
+        reads=("rows", "chains"),
+        default=(0, 0),
+    )
+    present = present & (held != 0)
+    period, columns = view.group(group, GroupField.PERIOD), divide(tokens, block)
+    retained = (remainder(tokens, block) == 0) & ((period == 0) | (remainder(columns, jnp.maximum(period, 1)) == 0))
+    at_end = tokens == resumable(view, ends.prompt, jnp.maximum(view.group(group, GroupField.EXPORT_UNIT), 1))
+    wanted = at_end | retained | (tokens == ends.shared)
+    entry = key * groups + column
+    work, primary = key_table.primary_entry(work, present, held)
+    fresh = present & wanted & ~(keyed & (primary == entry))
+    defects = view.group(group, GroupField.EXPORT_FAILS)
+    fails = (fresh & ~keyed & ((defects & 1) != 0)) | ((tokens > 0) & (entry_at >= ends.length) & (defects >= 2))
+    fresh = fresh & keyed
+    work = work.write_if(fresh, "table", work.steps, work.entry(key * groups + groups - 1))
+    return work, Due(fresh | (present & ~wanted), fresh, held, remainder(units, scale), entry, tokens), fails

@@ -1,0 +1,188 @@
+"""The two loops that look a group up: from some block on to the right, and from the last one to the left.
+
+A kind of layer says by a `Search` how it is looked up; nothing else in here knows kinds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules.parameters import GroupField, View
+from hkv.state.key_table import first_block
+from hkv.state.loops import Scalar, divide, loop, remainder
+from hkv.state.workspace import Workspace
+
+READS = ("table", "chains")
+WRITES = ("rows",)
+"""What a loop reads and writes."""
+
+
+class Query(NamedTuple):
+    """One lookup of the groups that share a spec.
+
+    Attributes:
+      slot: the request.
+      first: first column of the groups in the key table.
+      members: how many they are.
+      block: tokens in a manager block.
+      scale: hash blocks in it.
+      reach: what the kind says.
+      need: blocks a window needs.
+      steps: manager blocks between two lengths that a hit may have.
+      length: tokens to look at.
+      drop: whether the last block of the hit cannot be trusted.
+      limit: manager blocks that may be looked at: whole ones within `length` that have a key.
+      units: hash blocks that may be looked at.
+    """
+
+    slot: Scalar
+    first: Scalar
+    members: Scalar
+    block: Scalar
+    scale: Scalar
+    reach: Scalar
+    need: Scalar
+    steps: Scalar
+    length: Scalar
+    drop: Scalar
+    limit: Scalar
+    units: Scalar
+
+
+class Search(NamedTuple):
+    """How a kind is looked up.
+
+    Attributes:
+      backward: from the last block to the left, for a run that is long enough; else from `start` on to the right.
+      start: blocks before this one count as hit without a look.
+      need: blocks in a run; 0 for a kind that can be resumed anywhere.
+      drop: whether the last block found is given up.
+    """
+
+    backward: Scalar
+    start: Scalar
+    need: Scalar
+    drop: Scalar
+
+
+def forward(
+    work: Workspace, view: View, query: Query, search: Search, enabled: Scalar
+) -> tuple[Workspace, Scalar, Scalar]:
+    """The run of cached blocks from the search's start on. Blocks found are written to the request's rows.
+
+    A group after the first is looked up no further than the ones before it reached.
+
+    Returns:
+      The workspace, the hit in manager blocks, and the first of them that is not null.
+    """
+    start = search.start
+    groups = work.sizes.buckets.groups
+
+    def member(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        column, limit = local
+        row = w.row(query.slot, view.group(column, GroupField.MEMBER))
+        chain = w.chain(query.slot) + (query.scale - 1)
+
+        def step(v: Workspace, at: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+            i, _ = at
+            key = v.read("chains", chain + i * query.scale)
+            value = v.read("table", v.entry(key * groups + column))
+            v = v.write("rows", first_block(value), row + i)
+            return v, (i + 1, value > 0)
+
+        w, (end, found) = loop(lambda c: (c[0] < limit) & c[1], step, w, (start, True), reads=READS, writes=WRITES)
+        return w, (column + 1, end - ~found)
+
+    end = jnp.where(enabled, query.first + query.members, query.first)
+    names = (*READS, *WRITES)
+    work, (_, length) = loop(lambda c: c[0] < end, member, work, (query.first, query.limit), writes=names)
+    length -= search.drop & (length > 0)
+    length -= remainder(length, query.steps)
+    return work, length, jnp.minimum(start, length)
+
+
+def backward(
+    work: Workspace, view: View, query: Query, search: Search, enabled: Scalar
+) -> tuple[Workspace, Scalar, Scalar]:
+    """The last run of enough cached blocks that ends where a hit may end, or a shorter one from the first block on.
+
+    Blocks found are written to the request's rows.
+
+    Returns:
+      The workspace, the hit in manager blocks, and the first of them that is not null.
+    """
+    anywhere = search.need <= 0
+
+    def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        i, run, _, phase = local
+        w, found = _cached(w, view, query, i)
+        run = jnp.where(found & ((run > 0) | (phase == 0)), run + 1, 0)
+        phase = jnp.where(phase == 0, query.steps - 1, phase - 1)
+        return w, (i - 1, run, run >= search.need, phase)
+
+    last = jnp.where(enabled & ~anywhere, query.limit, 0) - 1
+    phase = remainder(jnp.maximum(last + 1 - search.drop, 0), query.steps)
+    start = (last, 0, False, phase)
+    work, (i, run, filled, _) = loop(lambda c: (c[0] >= 0) & ~c[2], body, work, start, reads=READS, writes=WRITES)
+    first = jnp.where(filled, i + 1, 0)
+    length = jnp.where(anywhere, query.limit, first + run)
+    first = jnp.where(anywhere, length, first)
+    length -= jnp.where(filled, 0, remainder(length, query.steps))
+    length -= search.drop & (length > 0)
+    length -= jnp.where(search.drop, remainder(length, query.steps), 0)
+    return work, length, jnp.minimum(first, length)
+
+
+def inside(
+    work: Workspace, view: View, query: Query, search: Search, whole: Scalar, enabled: Scalar
+) -> tuple[Workspace, Scalar, Scalar]:
+    """The last hash block up to which every group has a block, which may be filled partly.
+
+    Looked for from the last one to the left: of all of the request's for a kind that is looked up backward, else of the
+    manager block after the `whole` ones that were found. The block found is written to the request's rows.
+
+    Returns:
+      The workspace, the hit in hash blocks, and the first manager block that is not null.
+    """
+    least = jnp.where(search.backward, 0, whole * query.scale)
+    most = jnp.where(search.backward, query.units, jnp.minimum(query.units, least + query.scale - 1))
+
+    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        i, _ = local
+        w, found = _known(w, view, query, i, divide(i, query.scale))
+        return w, (i - 1, found)
+
+    start = (jnp.where(enabled, most, least) - 1, False)
+    work, (last, found) = loop(lambda c: (c[0] >= least) & ~c[1], body, work, start, reads=READS, writes=WRITES)
+    units = jnp.maximum(last + 1 + found, least)
+    first = jnp.where(search.backward, divide(jnp.maximum(units - 1, 0), query.scale), 0)
+    return work, units - (search.drop & (units > 0)), first
+
+
+def _cached(work: Workspace, view: View, query: Query, index: Scalar) -> tuple[Workspace, Scalar]:
+    """Whether every group has the manager block at `index`."""
+    return _known(work, view, query, (index + 1) * query.scale - 1, index)
+
+
+def _known(work: Workspace, view: View, query: Query, unit: Scalar, entry: Scalar) -> tuple[Workspace, Scalar]:
+    """Whether every group has a block that is known up to a hash block; it becomes an entry of their rows."""
+    groups = work.sizes.buckets.groups
+    key = work.read("chains", work.chain(query.slot) + unit)
+
+    def has(w: Workspace, column: Scalar) -> tuple[Workspace, Scalar]:
+        value = w.read("table", w.entry(key * groups + column))
+        row = w.row(query.slot, view.group(column, GroupField.MEMBER))
+        return w.write("rows", first_block(value), row + entry), value > 0
+
+    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        w, found = has(w, local[0])
+        return w, (local[0] + 1, found)
+
+    work, found = has(work, query.first)
+    end = query.first + query.members
+    work, (_, found) = loop(
+        lambda c: (c[0] < end) & c[1], body, work, (query.first + 1, found), reads=("table",), writes=WRITES
+    )
+    return work, found

@@ -1,0 +1,205 @@
+"""The hit rule: the longest prefix that every group can resume from, by repeated narrowing.
+
+vLLM 0.33 `HybridKVCacheCoordinator.find_longest_cache_hit`, and `UnitaryKVCacheCoordinator` for a single group.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.rules import finders
+from hkv.dialects.vllm.rules.finders import Query, Search
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.state.loops import Scalar, divide, loop, peek
+from hkv.state.state import Request, Row
+from hkv.state.workspace import Workspace
+
+WRITES = ("table", "chains", "rows", "requests")
+"""What the rule writes; `table` and `chains` only to their spare elements."""
+
+MODULES = {module.NUMBER: module for module in kinds.all_kinds().values()}
+MODULES[kinds.all_kinds()["mamba"].PLAIN] = kinds.all_kinds()["mamba"]
+"""One module for each number; kinds that share a number share their rules."""
+
+SEARCHED = {module.NUMBER: module for module in MODULES.values() if hasattr(module, "search")}
+ONCE = tuple(number for number, module in MODULES.items() if module.LOOKED_UP_ONCE)
+SNAPSHOT = kinds.all_kinds()["mamba"].NUMBER
+
+
+class Hit(NamedTuple):
+    """What a lookup found, in tokens: the hit, and the longest hit of a single group if that is longer, else 0.
+
+    fails: whether an upstream defect that was asked for by name makes the lookup fail; it found nothing then.
+    """
+
+    tokens: Scalar
+    shared_prefix: Scalar
+    fails: Scalar
+
+
+class _Progress(NamedTuple):
+    finder: Scalar
+    current: Scalar
+    hit: Scalar
+    longest: Scalar
+    verified: Scalar
+    seen: Scalar
+    fails: Scalar
+    active: Scalar
+
+
+def hashed_keys(view: View, tokens: Scalar, keys: Scalar) -> Scalar:
+    """Prefix keys that a request of `tokens` tokens may use, of the `keys` it has."""
+    hashed = jnp.maximum(tokens - view.whole(CacheField.LOOKAHEAD), 0)
+    return jnp.minimum(keys, divide(hashed, view.whole(CacheField.HASH_BLOCK)))
+
+
+def resumable(view: View, tokens: Scalar, unit: Scalar) -> Scalar:
+    """The last multiple of `unit` tokens from whose state a repetition of `tokens` tokens could resume.
+
+    vLLM 0.33 `get_mamba_prefill_checkpoint_position`.
+    """
+    drops = view.whole(CacheField.DROPS) != 0
+    last = jnp.where(drops, tokens, jnp.maximum(tokens - jnp.maximum(view.whole(CacheField.LOOKAHEAD), 1), 0))
+    return jnp.maximum(divide(last, unit) - drops, 0) * unit
+
+
+def is_any(kind: Scalar, numbers: tuple[int, ...]) -> Scalar:
+    """Whether a kind's number is one of those."""
+    found = kind == numbers[0]
+    for number in numbers[1:]:
+        found = found | (kind == number)
+    return found
+
+
+def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> tuple[Workspace, Hit]:
+    """Looks a waiting request up. Its rows take the blocks found, its `Row.HIT_FIRST` where they begin.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      slot: the request.
+      enabled: whether to do it; no hit where not.
+    """
+    work, (tokens, keys) = peek(
+        enabled,
+        lambda w: w.get(slot, Request.TOKENS, Request.KEYS),
+        work,
+        reads=("requests",),
+        default=(1, 0),
+    )
+    keys = hashed_keys(view, tokens, keys)
+    searches = view.whole(CacheField.FINDERS)
+    unitary = view.whole(CacheField.UNITARY) != 0
+    single_pass = view.whole(CacheField.SINGLE_PASS) != 0
+    hash_block = view.whole(CacheField.HASH_BLOCK)
+    drops = view.whole(CacheField.DROPS) != 0
+    has_parts = work.sizes.buckets.parts > 0
+
+    def visit(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        at = _Progress(*local)
+        first, count = view.group(at.finder, GroupField.FINDER_FIRST), view.group(at.finder, GroupField.FINDER_COUNT)
+        group = view.group(first, GroupField.MEMBER)
+        kind = view.group(group, GroupField.KIND)
+        block = view.group(group, GroupField.BLOCK)
+        scale = view.group(group, GroupField.SCALE)
+        bit = jnp.left_shift(jnp.int32(1), at.finder)
+        again = ((at.seen & bit) != 0) & is_any(kind, ONCE)
+        w, (known,) = peek(
+            again, lambda v: v.get_row(slot, group, Row.HIT_LENGTH), w, reads=("requests",), default=(0,)
+        )
+        drop = (view.group(group, GroupField.EAGLE) != 0) & ((at.verified & bit) == 0)
+        fine = view.group(group, GroupField.FINE) != 0 if has_parts else jnp.bool_(False)
+        proof = drop & (kind != SNAPSHOT) & ~unitary
+        margin = jnp.where(fine, hash_block, block)
+        length = jnp.where(proof, jnp.minimum(at.current + margin, keys * hash_block), at.current)
+        query = Query(
+            slot=slot,
+            first=first,
+            members=count,
+            block=block,
+            scale=scale,
+            reach=view.group(group, GroupField.REACH),
+            need=view.group(group, GroupField.NEED),
+            steps=view.group(group, GroupField.STEPS),
+            length=length,
+            drop=drop,
+            limit=jnp.minimum(divide(length, block), divide(keys, scale)),
+            units=jnp.minimum(divide(length, hash_block), keys),
+        )
+        search = _search(kind, query)
+        whole = search._replace(drop=search.drop & ~fine)
+        w, right, right_first = finders.forward(w, view, query, whole, ~again & ~search.backward)
+        w, left, left_first = finders.backward(w, view, query, whole, ~again & ~fine & search.backward)
+        fails = ~again & ~fine & _beyond_the_keys(view, query, search, kind, keys, right)
+        blocks = jnp.where(search.backward, left, right)
+        found, start = blocks * block, jnp.where(search.backward, left_first, right_first)
+        if has_parts:
+            w, units, first_inside = finders.inside(w, view, query, search, blocks, ~again & fine)
+            found, start = jnp.where(fine, units * hash_block, found), jnp.where(fine, first_inside, start)
+        w = _note(w, view, slot, first, jnp.where(again, 0, count), found, start)
+        new = jnp.where(again, jnp.minimum(at.current, known), found)
+        forget = ~again & ~drop & (new < at.current)
+        verified = jnp.where(~again & drop, at.verified | bit, jnp.where(forget, 0, at.verified))
+        end = at.finder + 1 == searches
+        nothing = (new == 0) & ~drops
+        done = (end & ((new >= at.hit) | single_pass)) | nothing
+        return w, _Progress(
+            finder=jnp.where(end, 0, at.finder + 1),
+            current=new,
+            hit=jnp.where(end | nothing, jnp.minimum(at.hit, new), at.hit),
+            longest=jnp.where(again, at.longest, jnp.maximum(at.longest, new)),
+            verified=verified,
+            seen=at.seen | bit,
+            fails=fails,
+            active=~done & ~fails,
+        )
+
+    tokens = jnp.maximum(tokens - 1, 0)
+    zero, no = jnp.int32(0), jnp.bool_(False)
+    start = _Progress(zero, tokens, tokens, zero, zero, zero, no, enabled & (searches > 0))
+    work, local = loop(lambda c: c[-1], visit, work, start, writes=WRITES)
+    end = _Progress(*local)
+    # A group that found nothing ended the search for all, before the others were looked up.
+    work = _note(work, view, slot, 0, jnp.where(enabled & ~drops & (end.current == 0), view.num_groups, 0), 0, 0)
+    hit = jnp.where(enabled & (searches > 0) & ~end.fails, end.hit, 0)
+    shared = jnp.where((end.longest > hit) & ~unitary & enabled & ~end.fails, end.longest, 0)
+    return work, Hit(hit, shared, end.fails)
+
+
+def _beyond_the_keys(view: View, query: Query, search: Search, kind: Scalar, keys: Scalar, length: Scalar) -> Scalar:
+    """Whether vLLM 0.33's finder asks for the key of a block that has none (`hkv.bugs`: finder-index-error).
+
+    Searches from the last block start there; those to the right, which go from block to block as far as they find them,
+    arrive there. Kinds that need every block are bounded by the keys in vLLM 0.33 too.
+    """
+    wanted, keyed = divide(query.length, query.block), divide(keys, query.scale)
+    left = search.backward & (search.need > 0) & (wanted > keyed)
+    right = ~search.backward & ~is_any(kind, ONCE) & (wanted > length) & (length >= keyed)
+    return (view.whole(CacheField.FINDER_ERROR) != 0) & (left | right)
+
+
+def _search(kind: Scalar, query: Query) -> Search:
+    first, *rest = SEARCHED.items()
+    chosen = first[1].search(query)
+    for number, module in rest:
+        own = module.search(query)
+        chosen = Search(*(jnp.where(kind == number, a, b) for a, b in zip(own, chosen, strict=True)))
+    return chosen
+
+
+def _note(
+    work: Workspace, view: View, slot: Scalar, column: Scalar, count: Scalar, tokens: Scalar, first: Scalar
+) -> Workspace:
+    """Notes what the `count` groups from a column on found: a hit of so many tokens, from that entry on."""
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (member,) = local
+        group = view.group(column + member, GroupField.MEMBER)
+        w = w.set_row(slot, group, Row.HIT_FIRST, first)
+        return w.set_row(slot, group, Row.HIT_LENGTH, tokens), (member + 1,)
+
+    return loop(lambda c: c[0] < count, body, work, (0,), writes=("requests",))[0]

@@ -1,0 +1,235 @@
+"""A configuration as data: two small arrays that every compiled rule reads, so that configurations share
+executables."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import numpy as np
+
+from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.errors import ConfigError
+from hkv.state.loops import Scalar
+from hkv.state.parameter_view import ParameterView
+
+CacheField = enum.IntEnum(
+    "CacheField",
+    (
+        "GROUPS",
+        "NUM_BLOCKS",
+        "CACHING",
+        "HASH_BLOCK",
+        "ALIGNMENT",
+        "LOOKAHEAD",
+        "MAX_MODEL_LEN",
+        "REPREFILLABLE",
+        "UNITARY",
+        "SINGLE_PASS",
+        "FINDERS",
+        "WATERMARK",
+        "LEAST_BLOCK",
+        "EXTERNAL_NOT_COUNTED",
+        "NEGATIVE_ESTIMATE",
+        "SNAPSHOTS",
+        "DROPS",
+        "TAIL_OUTLIVES",
+        "RETAINED",
+        "SCHEDULER_BLOCK",
+        "FINDER_ERROR",
+        "GRAIN",
+        "JUNCTIONS",
+        "MOST_SCRATCH",
+    ),
+    start=0,
+)
+"""Columns of `Parameters.cache`: what belongs to no group. Lengths are in tokens, `NUM_BLOCKS` and `WATERMARK` in
+blocks. ALIGNMENT: to what hits are aligned. GRAIN: to what registration is. RETAINED: to what lengths that are retained
+are rounded, 0 where retention is dense. JUNCTIONS: whether states are kept where others were seen to branch off.
+MOST_SCRATCH: most blocks of scratch in a row."""
+
+GroupField = enum.IntEnum(
+    "GroupField",
+    (
+        "KIND",
+        "BLOCK",
+        "SCALE",
+        "REACH",
+        "NEED",
+        "EAGLE",
+        "CAP",
+        "COLUMN",
+        "CACHEABLE",
+        "STEPS",
+        "TAIL",
+        "FINE",
+        "PERIOD",
+        "KEEP",
+        "SHIFT",
+        "SCRATCH",
+        "EXPORT_UNIT",
+        "EXPORT_STEP",
+        "EXPORT_LAST",
+        "EXPORT_FAILS",
+        "FINDER_FIRST",
+        "FINDER_COUNT",
+        "MEMBER",
+        "WAITS",
+    ),
+    start=0,
+)
+"""Columns of `Parameters.groups`.
+
+KIND: number of the group's kind. BLOCK: tokens in a manager block. SCALE: hash blocks in it. REACH: tokens, what the
+kind says (window - 1 and what is kept beyond it; the chunk). NEED: blocks a window needs. EAGLE: whether a hit drops a
+block.
+CAP: most blocks admission counts. COLUMN: the group's column in the key table. CACHEABLE: whether it is ever hit.
+STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail is
+registered (1: in a block that goes on to be filled, 2: as a snapshot). FINE: whether hits may end inside a block.
+PERIOD, KEEP and SHIFT: of every PERIOD blocks, counted from SHIFT on, the last KEEP are registered; PERIOD 0: all.
+With sparse retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.rules.retention`). SCRATCH: blocks
+for drafts at a row's end. EXPORT_STEP: tokens; at which distances from its start a chunk can leave a state behind, 0:
+at none. EXPORT_UNIT: tokens, to which the lengths of such states are aligned. EXPORT_LAST: whether only a prompt's last
+chunk leaves one. EXPORT_FAILS: 1, one beyond the keys is a failure, plus 2, one that was planned stays planned when
+its chunk is refused (`hkv.bugs`). WAITS: whether a hit that ends inside a block waits until the block is written so
+far.
+
+FINDER_FIRST, FINDER_COUNT and MEMBER do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT:
+first column and number of the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column
+is c.
+"""
+
+FIELDS = 24
+"""Columns of both arrays."""
+
+UNLIMITED = (1 << 30) - 1
+"""A cap that never binds, in blocks."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """A configuration as traced data.
+
+    Attributes:
+      cache: int32[24], one value for each `CacheField`.
+      groups: int32[groups, 24], one row a group, one column for each `GroupField`; rows beyond the groups are 0.
+    """
+
+    cache: jax.Array
+    groups: jax.Array
+
+
+class View(ParameterView):
+    """A lane of `Parameters`, read field by field."""
+
+    FIELDS = FIELDS
+
+    @property
+    def num_groups(self) -> Scalar:
+        """Number of groups."""
+        return self.whole(CacheField.GROUPS)
+
+
+def of_config(config: VllmConfig, groups: int) -> Parameters:
+    """A configuration as NumPy arrays.
+
+    Args:
+      config: the configuration.
+      groups: bucket for the number of groups.
+
+    Raises:
+      ConfigError: a feature that the compiled cache does not have, or more groups than the bucket.
+    """
+    specs = config.topology.specs
+    if len(specs) >= groups:
+        raise ConfigError("groups", len(specs), f"fewer than the bucket's {groups}")
+    table = np.zeros((groups, FIELDS), np.int32)
+    finders = finder_groups(config)
+    order = [group for members in finders for group in members]
+    order += [group for group in range(len(specs)) if group not in order]
+    unitary = config.caching and len(specs) == 1
+    alignment = config.block_size(0) if unitary else config.hit_alignment
+    eagle = eagle_groups(config, finders)
+    for group, spec in enumerate(specs):
+        block = config.block_size(group)
+        values = {
+            "KIND": kinds.number(spec),
+            "BLOCK": block,
+            "SCALE": max(1, block // config.hash_block_size),
+            "EAGLE": group in eagle,
+            "CAP": UNLIMITED,
+            "COLUMN": order.index(group),
+            "CACHEABLE": config.caching and spec.prefix_cacheable,
+            "STEPS": max(1, alignment // block),
+            **kinds.module(spec).parameters(config, group, group in eagle),
+        }
+        for name, value in values.items():
+            table[group, GroupField[name]] = value
+    for column, group in enumerate(order):
+        table[column, GroupField.MEMBER] = group
+    first = 0
+    for j, members in enumerate(finders):
+        table[j, GroupField.FINDER_FIRST], table[j, GroupField.FINDER_COUNT] = first, len(members)
+        first += len(members)
+    cache = np.zeros(FIELDS, np.int32)
+    full_first = bool(finders) and kinds.module(specs[finders[0][0]]).LOOKED_UP_ONCE
+    for name, value in {
+        "GROUPS": len(specs),
+        "NUM_BLOCKS": config.num_blocks,
+        "CACHING": config.caching,
+        "HASH_BLOCK": config.hash_block_size,
+        "ALIGNMENT": alignment,
+        "LOOKAHEAD": config.hash_lookahead,
+        "MAX_MODEL_LEN": config.max_model_len,
+        "REPREFILLABLE": max(0, config.prefill_lookahead - 1),
+        "UNITARY": unitary,
+        "SINGLE_PASS": unitary or (len(finders) == 2 and full_first),
+        "FINDERS": len(finders),
+        "WATERMARK": config.watermark_blocks,
+        "EXTERNAL_NOT_COUNTED": "external-state-not-counted" in config.bugs,
+        "DROPS": config.eagle,
+        "GRAIN": 1 if config.partial_hits else config.scheduler_block_size,
+        "JUNCTIONS": keeps_junctions(config),
+        "MOST_SCRATCH": table[:, GroupField.SCRATCH].max(),
+        "TAIL_OUTLIVES": "tail-key-outlives-state" in config.bugs,
+        "SNAPSHOTS": any(spec.snapshot for spec in specs),
+        "NEGATIVE_ESTIMATE": "negative-estimate" in config.bugs,
+        "RETAINED": 0 if config.retention_interval is None else config.hit_alignment,
+        "SCHEDULER_BLOCK": config.scheduler_block_size,
+        "FINDER_ERROR": "finder-index-error" in config.bugs,
+        "LEAST_BLOCK": min((config.block_size(g) for g, spec in enumerate(specs) if spec.kind != "opaque"), default=1),
+    }.items():
+        cache[CacheField[name]] = value
+    return Parameters(cache=cache, groups=table)  # type: ignore[arg-type]
+
+
+def keeps_junctions(config: VllmConfig) -> bool:
+    """Whether recurrent states are kept where others were seen to branch off (vLLM 0.33 `KVCacheManager`)."""
+    asked = config.shared_prefix_checkpoint and config.partial_hits and config.prefill_lookahead <= 1
+    return asked and (config.uses_eagle or bool(config.topology.eagle_groups))
+
+
+def finder_groups(config: VllmConfig) -> list[list[int]]:
+    """Groups that are looked up together, since their specs are equal, those that need every block first.
+
+    vLLM 0.33 `HybridKVCacheCoordinator.verify_and_split_kv_cache_groups`; its sort is stable.
+    """
+    if not config.caching:
+        return []
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for group, spec in enumerate(config.topology.specs):
+        if spec.prefix_cacheable:
+            found.setdefault((type(spec), spec), []).append(group)
+    return sorted(
+        found.values(), key=lambda members: not kinds.module(config.topology.specs[members[0]]).LOOKED_UP_ONCE
+    )
+
+
+def eagle_groups(config: VllmConfig, finders: list[list[int]]) -> set[int]:
+    """Groups whose hits drop a block: the EAGLE groups, and every group looked up together with one (vLLM 0.33)."""
+    flagged = set(config.eagle_group_ids)
+    return {group for members in finders if flagged & set(members) for group in members}

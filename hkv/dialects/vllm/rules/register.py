@@ -1,0 +1,246 @@
+"""The registration rule: enters filled blocks into the prefix cache.
+
+vLLM 0.33 `KVCacheCoordinator.cache_blocks`, `SingleTypeKVCacheManager.cache_blocks`, `BlockPool.cache_full_blocks`, and
+`FullAttentionManager`'s prompt tail.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules import export, retention, unwritten
+from hkv.dialects.vllm.rules.export import NOTHING_DUE, Due, Ends
+from hkv.dialects.vllm.rules.hit import hashed_keys, resumable
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.state import key_table
+from hkv.state.events import Event, emit
+from hkv.state.loops import Scalar, divide, loop, peek, remainder, when
+from hkv.state.state import NOT_RETAINED, RETIRED, Request, Row
+from hkv.state.workspace import Workspace
+
+WRITES = ("rows", "chains", "requests", *key_table.WRITES)
+"""What the rule writes; `rows` and `chains` only to their spare elements."""
+
+
+def cacheable_tokens(view: View, group: Scalar, tokens: Scalar) -> Scalar:
+    """Tokens of a group that may be registered when `tokens` are computed.
+
+    vLLM 0.33 `get_num_cacheable_tokens`: of a hybrid only whole scheduler blocks, unless sub-block hits are on, and a
+    block more where a hit drops a block; of a single group all but what may be prefilled again.
+    """
+    certain = jnp.maximum(tokens - view.whole(CacheField.REPREFILLABLE), 0)
+    alignment = view.whole(CacheField.GRAIN)
+    aligned = tokens - remainder(tokens, alignment)
+    eagle = (view.group(group, GroupField.EAGLE) != 0) & (aligned > 0)
+    block = view.group(group, GroupField.BLOCK)
+    more = jnp.minimum(certain, certain - remainder(certain, alignment) + block)
+    hybrid = jnp.where(eagle, more, aligned)
+    return jnp.where(view.whole(CacheField.UNITARY) != 0, certain, hybrid)
+
+
+def register(
+    work: Workspace, view: View, slot: Scalar, tokens: Scalar, computed: Scalar, enabled: Scalar
+) -> tuple[Workspace, Scalar]:
+    """Every group registers those of a request's blocks that its first `tokens` tokens fill.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      slot: the request.
+      tokens: tokens that are computed, or will be by this step, and certain.
+      computed: tokens that were computed before.
+      enabled: whether to do it.
+
+    Returns:
+      The workspace, and whether the engine fails over it (`hkv.bugs`: checkpoint-beyond-keys).
+    """
+    enabled = enabled & (view.whole(CacheField.CACHING) != 0)
+    work, (length, prompt, keys, shared) = peek(
+        enabled,
+        lambda w: w.get(slot, Request.TOKENS, Request.PROMPT, Request.KEYS, Request.SHARED_PREFIX),
+        work,
+        reads=("requests",),
+        default=(0, 0, 0, 0),
+    )
+    keys = hashed_keys(view, length, keys)
+    ahead = (view.whole(CacheField.JUNCTIONS) != 0) & (computed < shared) & (shared <= prompt)
+    junction = jnp.where(ahead, shared, -1)
+
+    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        group, failed = local
+        w, (done, first, rows, exported) = peek(
+            group >= 0,
+            lambda v: v.get_row(slot, group, Row.CACHED, Row.FIRST, Row.LENGTH, Row.EXPORT),
+            w,
+            reads=("requests",),
+            default=(0, 0, 0, 0),
+        )
+        cacheable = jnp.where(view.group(group, GroupField.CACHEABLE) != 0, cacheable_tokens(view, group, tokens), 0)
+        block, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
+        full = jnp.minimum(divide(cacheable, block), divide(keys, scale))
+        ends = Ends(cacheable, prompt, junction, shared, keys, first, rows, exported)
+        w, fails = _group(w, view, slot, group, done, full, ends)
+        w = unwritten.note_row(w, view, slot, group, jnp.maximum(done, first), full)
+        return w, (group + 1, failed | fails)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    work, (_, failed) = loop(lambda c: c[0] < groups, body, work, (0, False), writes=WRITES)
+    return work, failed
+
+
+def _group(
+    work: Workspace, view: View, slot: Scalar, group: Scalar, done: Scalar, full: Scalar, ends: Ends
+) -> tuple[Workspace, Scalar]:
+    """Registers blocks from `done` to `full` of a row, then what may be due inside a block.
+
+    Entries that nobody has under their key and blocks without keys come in stretches, a few nanoseconds each. What is
+    different ends a stretch and is entered by itself. So is what is due inside a block, in a trip of its own at the
+    end.
+
+    Returns:
+      The workspace, and whether the engine fails over it.
+    """
+    column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
+    groups, spare = work.sizes.buckets.groups, work.spare_entry
+    row, chain = work.row(slot, group), work.chain(slot) + (scale - 1)
+    tail = (view.group(group, GroupField.TAIL) != 0) & (ends.cacheable > 0) & (ends.exported == 0)
+    inside_due = tail | (ends.exported > 0)
+
+    def look(w: Workspace, i: Scalar, kept_here: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        block = jnp.where(i >= ends.first, w.read("rows", row + i), 0)
+        why = jnp.where(block == 0, RETIRED, jnp.where(kept_here, 0, NOT_RETAINED))
+        return block, why, w.read("chains", chain + i * scale) * groups + column
+
+    def settle(w: Workspace, entry: Scalar, value: Scalar) -> Workspace:
+        w = w.write("table", value, w.entry(entry))
+        block = jnp.maximum(value, 0) >> 3
+        w = w.write("keys", jnp.where(value > 0, key_table.word_of(entry), 0), w.key(block))
+        return emit(w, value > 0, Event.KEY, entry)
+
+    def everything(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        w, kept = retention.kept(w, view, slot, group)
+        place = jnp.where(full > done, slot, w.spare_slot)
+        w = w.set_row(place, group, Row.CACHED, full).set(place, Request.KNOWN, 1)
+
+        def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+            i, phase, inside, entry, value, _ = local
+            w = settle(w, entry, value)
+            block, why, entry = look(w, i, inside | (phase >= kept.least))
+            new = (w.read("table", w.entry(entry)) <= 0) & ((why != 0) | (w.read("keys", w.key(block)) == 0))
+            value = jnp.where(why != 0, why, block * 8)
+            after = jnp.where(new, kept.next_phase(phase), phase)
+            return w, (i + 1, after, inside, jnp.where(new, entry, spare), jnp.where(new, value, 0), ~new)
+
+        def stretch(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+            i, late, failed = local
+            late = late & (i >= full)
+            inside, until = kept.stretch(i, full)
+            w, (i, phase, _, entry, value, stopped) = loop(
+                lambda c: (c[0] < until) & ~c[-1],
+                plain,
+                w,
+                (i, kept.phase(i), inside, spare, 0, False),
+                reads=("rows", "chains"),
+                writes=("table", "keys", "events", "num_events"),
+            )
+            w, i = settle(w, entry, value), i - stopped
+            w, (block, why, entry) = peek(
+                stopped,
+                lambda v: look(v, i, inside | (phase >= kept.least)),
+                w,
+                reads=("rows", "chains"),
+                default=(0, 0, 0),
+            )
+            w = emit(w, late & (full > done), Event.STORED + 8 * slot, group, done, full)
+            w, due, fails = _inside_a_block(w, view, slot, group, ends, late)
+            entered = stopped & (why == 0)
+            due = due.instead(~late, Due(entered, entered, block, jnp.int32(0), entry, jnp.int32(0)))
+            w = key_table.note_absence(w, stopped & ~entered, entry, why)
+            w = when(due.drops | due.adds, lambda v: _enter(v, view, slot, group, due), w, writes=key_table.WRITES)
+            return w, (i + stopped, inside_due & ~late, failed | fails)
+
+        start = (done, inside_due, False)
+        w, (_, _, failed) = loop(lambda c: (c[0] < full) | c[1], stretch, w, start, writes=WRITES)
+        w = emit(w, (full > done) & ~inside_due, Event.STORED + 8 * slot, group, done, full)
+        return w, (False, failed)
+
+    start = ((full > done) | inside_due, False)
+    work, (_, failed) = loop(lambda c: c[0], everything, work, start, writes=WRITES)
+    return work, failed
+
+
+def _enter(work: Workspace, view: View, slot: Scalar, group: Scalar, due: Due) -> Workspace:
+    """A block stands under a key that it has not, or loses those it has."""
+    work = key_table.drop_keys(work, due.drops, due.block)
+    work = key_table.add_key(work, due.adds, due.block, due.part, due.entry)
+    work = emit(work, due.adds, Event.KEY, due.entry)
+    begin = due.end - view.whole(CacheField.HASH_BLOCK)
+    return emit(work, due.adds & (due.end > 0), Event.STORED_PART + 8 * slot, group, begin, due.end)
+
+
+def _inside_a_block(
+    work: Workspace, view: View, slot: Scalar, group: Scalar, ends: Ends, enabled: Scalar
+) -> tuple[Workspace, Due, Scalar]:
+    """What is due under a key that ends inside a block: the prompt's tail, or a state that the chunk leaves behind."""
+
+    def tail(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        w, due = _prompt_tail(w, view, slot, group, ends)
+        return w, (False, *due)
+
+    def left_behind(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        w, due, fails = export.register(w, view, slot, group, ends)
+        return w, (False, fails, *due)
+
+    exporting = ends.exported > 0
+    work, (_, *found) = loop(lambda c: c[0], tail, work, (enabled & ~exporting, *NOTHING_DUE), writes=WRITES)
+    start = (enabled & exporting, False, *NOTHING_DUE)
+    work, (_, fails, *left) = loop(lambda c: c[0], left_behind, work, start, writes=WRITES)
+    return work, Due(*left).instead(~exporting, Due(*found)), fails
+
+
+def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail: Ends) -> tuple[Workspace, Due]:
+    """The prompt's last hash block, to be registered where it is not yet.
+
+    In full attention it may end inside a manager block, which its owner goes on to fill: `FullAttentionManager`. A
+    recurrent state is registered when exactly as many tokens are computed as a repeated prompt could resume from, or
+    others branched off at, and will be copied before its owner goes on: `MambaManager._cache_partial_tail_block`.
+    """
+    hash_block = view.whole(CacheField.HASH_BLOCK)
+    column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
+    groups = work.sizes.buckets.groups
+    snapshot = view.group(group, GroupField.TAIL) == 2
+    last = resumable(view, tail.prompt, hash_block)
+    units = jnp.where(snapshot, divide(tail.cacheable, hash_block), _reusable(view, group, tail.prompt, tail.keys))
+    part = remainder(units, scale)
+    index = divide(units, scale) - (snapshot & (part == 0))
+    end = units * hash_block
+    exact = (end == tail.cacheable) & ((end == last) | (end == tail.junction))
+    due = jnp.where(snapshot, exact, (end <= tail.cacheable) & (part != 0))
+    wanted = (units > 0) & due & (index >= tail.first) & (index < tail.length) & (units <= tail.keys)
+    work, (block, key) = peek(
+        wanted,
+        lambda w: (w.read("rows", w.row(slot, group) + index), w.read("chains", w.chain(slot) + units - 1)),
+        work,
+        reads=("rows", "chains"),
+        default=(0, 0),
+    )
+    wanted = wanted & (block != 0)
+    work = unwritten.note_blocks(work, view, slot, group, index, index + (wanted & ~snapshot))
+    entry = key * groups + column
+    work, (held,) = peek(wanted, lambda w: (w.read("keys", w.key(block, part)),), work, reads=("keys",), default=(0,))
+    known = jnp.where(part == 0, key_table.entry_of(held), held - 1) == entry
+    work, highest = key_table.highest_part(work, wanted, block)
+    covered = wanted & snapshot & (highest == part) & known
+    wanted, fresh = wanted & ~covered, wanted & ~known & ~covered
+    less = (highest > 0) & ((part == 0) | (highest < part))
+    work = work.write_if(wanted & snapshot, "table", work.steps, work.entry(key * groups + groups - 1))
+    place = jnp.where(wanted & snapshot & (part != 0), slot, work.spare_slot)
+    work = work.set_row(place, group, Row.PARTIAL, index + 1).set_row(place, group, Row.CACHED, index)
+    drops = fresh & (less | (highest == part))
+    return work.set(place, Request.CALM, 0), Due(drops, fresh, block, part, entry, end)
+
+
+def _reusable(view: View, group: Scalar, prompt: Scalar, keys: Scalar) -> Scalar:
+    """Hash blocks of a prompt that a repetition of it may hit."""
+    last = jnp.where(view.group(group, GroupField.EAGLE) != 0, prompt, jnp.maximum(prompt - 1, 0))
+    return jnp.minimum(divide(last, view.whole(CacheField.HASH_BLOCK)), keys)

@@ -1,0 +1,115 @@
+"""Sparse retention: which of the blocks that a request filled are worth registering.
+
+vLLM 0.33 `SlidingWindowManager.reachable_block_mask` and `MambaManager.reachable_block_mask`. Whoever resumes at some
+length needs the last blocks before it. So the ends of periods are kept, and what lies before those lengths from which
+somebody is expected to resume: the prompt's end, and where other requests were seen to branch off.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.state.loops import Scalar, divide, peek, remainder
+from hkv.state.state import Request
+from hkv.state.workspace import Workspace
+
+
+class Kept(NamedTuple):
+    """Which entries of a row are kept: the last ones of each period, and those before some ends. Units are blocks.
+
+    An entry's *phase* is its place within its period, below 0 before the first one.
+
+    Attributes:
+      period: length of a period; 1 if every entry is kept.
+      least: the first phase that is kept.
+      shift: where the first period begins.
+      keep: entries kept before each of the ends.
+      ends: entries after the last one that is kept for a length that is expected; 0 for none.
+    """
+
+    period: Scalar
+    least: Scalar
+    shift: Scalar
+    keep: Scalar
+    ends: tuple[Scalar, ...]
+
+    def phase(self, entry: Scalar) -> Scalar:
+        """The phase of an entry."""
+        place = entry - self.shift
+        return jnp.where(place < 0, place, remainder(jnp.maximum(place, 0), self.period))
+
+    def next_phase(self, phase: Scalar) -> Scalar:
+        """The phase of the next entry."""
+        return jnp.where(phase + 1 == self.period, 0, phase + 1)
+
+    def stretch(self, entry: Scalar, stop: Scalar) -> tuple[Scalar, Scalar]:
+        """Whether an entry is kept for one of the ends; and up to where, at most to `stop`, the same is true."""
+        inside, until = jnp.bool_(False), stop
+        for end in self.ends:
+            begin = end - self.keep
+            near = (entry >= begin) & (entry < end)
+            inside = inside | near
+            change = jnp.where(near, end, jnp.where(entry < begin, begin, stop))
+            until = jnp.minimum(until, change)
+        return inside, until
+
+
+def kept(work: Workspace, view: View, slot: Scalar, group: Scalar) -> tuple[Workspace, Kept]:
+    """Which entries of a request's row in a group are kept.
+
+    Args:
+      work: needs `requests` to read.
+      view: the configuration.
+      slot: the request.
+      group: the group.
+    """
+    period = view.group(group, GroupField.PERIOD)
+    every = period == 0
+    sparse = ~every & (view.whole(CacheField.RETAINED) != 0)
+    work, ends = peek(
+        sparse,
+        lambda w: _ends(view, group, *w.get(slot, Request.PROMPT, Request.SHARED_PREFIX)),
+        work,
+        reads=("requests",),
+        default=(0, 0, 0, 0),
+    )
+    keep, shift = view.group(group, GroupField.KEEP), view.group(group, GroupField.SHIFT)
+    return work, Kept(
+        period=jnp.where(every, 1, period),
+        least=jnp.where(every, 0, period - keep),
+        shift=jnp.where(every, 0, shift),
+        keep=keep,
+        ends=ends,
+    )
+
+
+def _ends(view: View, group: Scalar, prompt: Scalar, junction: Scalar) -> tuple[Scalar, ...]:
+    """Where what is kept ends for each length from which somebody is expected to resume.
+
+    A repeated prompt computes its last token again (vLLM 0.33 `_get_replay_boundaries`). Under the EAGLE drop its hit
+    loses a scheduler block more, counted from the prompt without and with its last token; and a hit at a junction
+    loses a block in the groups under the drop.
+    """
+    unit = view.whole(CacheField.SCHEDULER_BLOCK)
+    drops = view.whole(CacheField.DROPS) != 0
+    block, rounded = view.group(group, GroupField.BLOCK), view.whole(CacheField.RETAINED)
+
+    def replayed(length: Scalar) -> Scalar:
+        return jnp.maximum(divide(length, unit) - 1, 0) * unit
+
+    def end(length: Scalar) -> Scalar:
+        whole = divide(divide(jnp.maximum(length, 0), rounded) * rounded, block) + view.group(group, GroupField.SHIFT)
+        return jnp.where(length >= 0, whole, 0)
+
+    last = jnp.maximum(prompt - 1, 0)
+    known = junction > 0
+    eagle = known & (view.group(group, GroupField.EAGLE) != 0)
+    return (
+        end(jnp.where(drops, replayed(last), last)),
+        end(jnp.where(drops, replayed(prompt), last)),
+        end(jnp.where(known, junction, -1)),
+        end(jnp.where(eagle, junction - block, -1)),
+    )

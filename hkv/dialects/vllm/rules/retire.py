@@ -1,0 +1,77 @@
+"""The retirement and release rules: gives back blocks that no later query can read, or all of them.
+
+vLLM 0.33 `SingleTypeKVCacheManager.remove_skipped_blocks`, `MambaManager.remove_skipped_blocks` and `free`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules.admit import skipped_blocks
+from hkv.dialects.vllm.rules.parameters import CacheField, View
+from hkv.state import free_queue
+from hkv.state.loops import Scalar, loop, peek
+from hkv.state.state import Row
+from hkv.state.workspace import Workspace
+
+WRITES = ("rows", "keys", "requests", *free_queue.RELEASE_WRITES)
+"""What the rules write; `rows` and `keys` only to their spare elements."""
+
+
+def retire(work: Workspace, view: View, slot: Scalar, processed: Scalar, enabled: Scalar) -> Workspace:
+    """Every group gives back the blocks that the query at `processed` does not need, the last first.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      slot: the request.
+      processed: tokens whose processing is over, in-flight ones not counted.
+      enabled: whether to do it.
+    """
+    return give_back(work, view, slot, processed, jnp.bool_(False), enabled)
+
+
+def free(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
+    """Every group gives back all of its row, the last block first, group by group; the row is empty then.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration.
+      slot: the request.
+      enabled: whether to do it.
+    """
+    return give_back(work, view, slot, jnp.int32(0), jnp.bool_(True), enabled)
+
+
+def give_back(
+    work: Workspace, view: View, slot: Scalar, processed: Scalar, everything: Scalar, enabled: Scalar
+) -> Workspace:
+    """`free` if `everything` is given back, else `retire`: one loop serves both."""
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (group,) = local
+        w, (length, first, partial) = peek(
+            group >= 0,
+            lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.PARTIAL),
+            w,
+            reads=("requests",),
+            default=(0, 0, 0),
+        )
+        retired = jnp.maximum(jnp.minimum(skipped_blocks(view, group, processed), length), first)
+        w = free_queue.release(w, w.row(slot, group) + first, jnp.where(everything, length, retired) - first)
+        w = w.set_row(slot, group, Row.FIRST, jnp.where(everything, 0, retired))
+        w = w.set_row(slot, group, Row.LENGTH, jnp.where(everything, 0, length))
+        gone = everything | ((partial <= retired) & (view.whole(CacheField.TAIL_OUTLIVES) == 0))
+        w = w.set_row(slot, group, Row.PARTIAL, jnp.where(gone, 0, partial))
+        left = jnp.where(everything, slot, w.spare_slot)
+        return w.set_row(left, group, Row.CACHED, 0), (group + 1,)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    return loop(lambda c: c[0] < groups, body, work, (0,), writes=WRITES)[0]
+
+
+def clear_row(work: Workspace, slot: Scalar, group: Scalar) -> Workspace:
+    """A request's row in a group as it is before the first allocation."""
+    for field in (Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL, Row.GROWN, Row.EXPORT):
+        work = work.set_row(slot, group, field, 0)
+    return work

@@ -1,0 +1,135 @@
+"""What a step registers before it is written: a hit that needs it has to wait for the next step.
+
+Blocks are registered when they are granted, and written when the step runs. Whoever shares a block then reads it after
+it was written, but what is copied is copied before: a recurrent state, and a block of tokens that a hit ends inside.
+Of states vLLM 0.33 remembers which were registered in the step (`MambaManager.cached_blocks_this_step`). Of blocks of
+tokens it does not (`hkv.bugs`: copied-before-written).
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules.hit import SNAPSHOT
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.state import key_table
+from hkv.state.loops import Scalar, divide, loop, peek, remainder, when
+from hkv.state.state import Request
+from hkv.state.workspace import Workspace
+
+
+def note_grant(work: Workspace, slot: Scalar, local: Scalar, joins: Scalar, enabled: Scalar) -> Workspace:
+    """Notes of a request what the step finds written, the first time that the step grants it blocks.
+
+    Args:
+      work: needs `requests` to write.
+      slot: the request.
+      local: tokens computed, or of the hit that it comes in by.
+      joins: whether it comes in by it.
+      enabled: whether to do it.
+    """
+    if work.sizes.buckets.parts == 0:
+        return work
+    work, (last,) = peek(enabled, lambda w: w.get(slot, Request.GRANT_STEP), work, reads=("requests",), default=(0,))
+
+    def note(w: Workspace) -> Workspace:
+        w = w.set(slot, Request.GRANT_STEP, w.steps).set(slot, Request.WRITTEN, local)
+        return w.set(slot, Request.JOINED, joins)
+
+    return when(enabled & ((last != work.steps) | joins), note, work, writes=("requests",))
+
+
+def note_row(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
+    """Notes of entries `[start, end)` of a row, which were registered, what this step has yet to write of them."""
+    work = _note_states(work, view, slot, group, start, end)
+    return note_blocks(work, view, slot, group, start, end)
+
+
+def _note_states(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
+    """Notes the step at the keys of recurrent states."""
+    row, groups = work.row(slot, group), work.sizes.buckets.groups
+    recurrent = view.group(group, GroupField.KIND) == SNAPSHOT
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        w, (block,) = peek(recurrent, lambda v: (v.read("rows", row + local[0]),), w, reads=("rows",), default=(0,))
+        w, entry = key_table.primary_entry(w, block != 0, block)
+        last = w.entry(jnp.maximum(entry, 0) | (groups - 1))
+        return w.write_if(entry >= 0, "table", w.steps, last), (local[0] + 1,)
+
+    first = (jnp.where(recurrent, start, end),)
+    return loop(lambda c: c[0] < end, body, work, first, writes=("rows", "keys", "table"))[0]
+
+
+def note_blocks(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
+    """Notes at blocks of tokens the step, and how many of their tokens it found written.
+
+    Blocks that a hit brought are left out. The others are all new where the step admitted the request, the target of a
+    copy included.
+    """
+    if work.sizes.buckets.parts == 0:
+        return work
+    row, size = work.row(slot, group), view.group(group, GroupField.BLOCK)
+    waits = (view.group(group, GroupField.WAITS) != 0) & (start < end)
+    fields = (Request.GRANT_STEP, Request.WRITTEN, Request.JOINED)
+    work, (step, written, joined) = peek(
+        waits, lambda w: w.get(slot, *fields), work, reads=("requests",), default=(0, 0, 0)
+    )
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (column,) = local
+        w, (block,) = peek(column >= 0, lambda v: (v.read("rows", row + column),), w, reads=("rows",), default=(0,))
+        found = jnp.where(joined != 0, 0, jnp.maximum(written - column * size, 0))
+        w = w.write("keys", w.steps, w.written(block)).write("keys", found, w.written(block) + 1)
+        return w, (column + 1,)
+
+    first = jnp.where(waits & (step == work.steps), jnp.maximum(start, divide(written, size)), end)
+    return loop(lambda c: c[0] < end, body, work, (first,), reads=("rows",), writes=("keys",))[0]
+
+
+def must_wait(work: Workspace, view: View, slot: Scalar, hit: Scalar, enabled: Scalar) -> tuple[Workspace, Scalar]:
+    """Whether a hit needs what this very step writes before it is copied.
+
+    Args:
+      work: needs `chains`, `table`, `rows` and `keys` to read.
+      view: the configuration.
+      slot: a request that was just looked up.
+      hit: tokens that were found.
+      enabled: whether to look; nothing waits where not.
+    """
+    enabled = enabled & (hit > 0)
+    work, state = _state_unwritten(work, view, slot, hit, enabled)
+    if work.sizes.buckets.parts == 0:
+        return work, state
+
+    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        group, found = local
+        size = view.group(group, GroupField.BLOCK)
+        inside = remainder(hit, size)
+
+        def noted(v: Workspace) -> tuple[Scalar, Scalar]:
+            block = v.read("rows", v.row(slot, group) + divide(hit, size))
+            return v.read("keys", v.written(block)), v.read("keys", v.written(block) + 1)
+
+        ends = (view.group(group, GroupField.WAITS) != 0) & (inside > 0)
+        w, (step, written) = peek(ends, noted, w, reads=("rows", "keys"), default=(0, 0))
+        return w, (group + 1, found | (ends & (step == w.steps) & (written < inside)))
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    work, (_, found) = loop(lambda c: c[0] < groups, body, work, (0, state), reads=("rows", "keys"))
+    return work, found
+
+
+def _state_unwritten(
+    work: Workspace, view: View, slot: Scalar, hit: Scalar, enabled: Scalar
+) -> tuple[Workspace, Scalar]:
+    """Whether a hit ends in a recurrent state that was registered in this very step."""
+    ending = enabled & (view.whole(CacheField.SNAPSHOTS) != 0)
+
+    def noted(w: Workspace) -> tuple[Scalar]:
+        last = divide(hit, view.whole(CacheField.HASH_BLOCK)) - 1
+        key = w.read("chains", w.chain(slot) + jnp.maximum(last, 0))
+        groups = w.sizes.buckets.groups
+        return (w.read("table", w.entry(key * groups + groups - 1)),)
+
+    work, (step,) = peek(ending, noted, work, reads=("chains", "table"), default=(0,))
+    return work, ending & (step == work.steps)

@@ -1,0 +1,108 @@
+"""Holds a compiled replay against the plain schedule: the same blocks in the same order, and the same records."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Hit
+from hkv.dialects.vllm.schedule.lockstep import Difference
+from hkv.oracle.engine import KeyedEngine
+from hkv.replay.record import Recorder
+
+
+class ComparedEngine:
+    """A `KeyedEngine` that compares every block it finds or hands out with those that a compiled replay reported.
+
+    Args:
+      engine: an empty engine.
+      ids: what the compiled replay reported: for each lookup and allocation, group after group, block ids; null blocks
+        before a hit are left out.
+      names: of the compiled engine and of this one.
+    """
+
+    def __init__(self, engine: KeyedEngine, ids: np.ndarray, names: tuple[str, str]) -> None:
+        self._engine = engine
+        self._ids = ids
+        self._names = names
+        self._place = 0
+        self._number = 0
+
+    def lookup(self, id: str) -> Hit:
+        """As the engine's, compared."""
+        hit = self._engine.lookup(id)
+        rows = [row[next((i for i, block in enumerate(row) if block), len(row)) :] for row in hit.blocks]
+        self._compare("lookup", id, rows if hit.hit else [])
+        return hit
+
+    def allocate(self, operation: AllocateOp) -> Allocation:
+        """As the engine's, compared."""
+        allocation = self._engine.allocate(operation)
+        self._compare("allocate", operation.id, allocation.blocks or [])
+        return allocation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def _compare(self, operation: str, request: str, rows: Sequence[Sequence[int]]) -> None:
+        self._number += 1
+        blocks = [block for row in rows for block in row]
+        end = self._place + len(blocks)
+        theirs = self._ids[self._place : end].tolist()
+        if theirs != blocks:
+            answers: dict[str, object] = dict(zip(self._names, (theirs, blocks), strict=True))
+            raise Difference(self._number, operation, request, "blocks", answers)
+        self._place = end
+
+    def check_all_compared(self) -> None:
+        """Raises where the compiled replay reported more.
+
+        Raises:
+          Difference: some ids are left.
+        """
+        if self._place != len(self._ids):
+            answers: dict[str, object] = dict(zip(self._names, (len(self._ids), self._place), strict=True))
+            raise Difference(self._number, "replay", "", "number of blocks", answers)
+
+
+def compare_records(mine: Recorder, other: Recorder, names: tuple[str, str]) -> None:
+    """Compares every request's fate, every step and every reason.
+
+    Raises:
+      Difference: names the first one.
+    """
+    for index in sorted(mine.requests.keys() | other.requests.keys()):
+        compare(f"request {index}", mine.requests.get(index), other.requests.get(index), names)
+    for field in dataclasses.fields(mine.steps):
+        ours, theirs = getattr(mine.steps, field.name), getattr(other.steps, field.name)
+        if ours != theirs:
+            step = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+            at = min(len(ours), len(theirs)) if step is None else step
+            compare(f"{field.name} of the {at + 1}th step with work", ours[at : at + 1], theirs[at : at + 1], names)
+    if mine.reasons is not None and other.reasons is not None:
+        for group, (ours, theirs) in enumerate(zip(mine.reasons, other.reasons, strict=True)):
+            compare(f"reasons of group {group}", dict(ours), dict(theirs), names)
+
+
+def compare_queues(mine: Sequence[int], other: Sequence[int], names: tuple[str, str]) -> None:
+    """Compares two free queues.
+
+    Raises:
+      Difference: names the first place where they differ.
+    """
+    for place, blocks in enumerate(itertools.zip_longest(mine, other)):
+        compare(f"place {place} of the free queue at the end", *blocks, names)
+
+
+def compare(field: str, mine: object, other: object, names: tuple[str, str]) -> None:
+    """Compares two answers.
+
+    Raises:
+      Difference: they differ.
+    """
+    if mine != other:
+        raise Difference(0, "replay", "", field, dict(zip(names, (mine, other), strict=True)))

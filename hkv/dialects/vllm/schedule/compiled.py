@@ -1,0 +1,162 @@
+"""Replays a trace on the device: sizes, inputs, and what is left."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, of_config
+from hkv.dialects.vllm.schedule import compiled_state, program
+from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.dialects.vllm.schedule.compiled_state import DiagnosedTrace, Resident
+from hkv.dialects.vllm.schedule.diagnosis import REASONS
+from hkv.dialects.vllm.schedule.schedule import Schedule
+from hkv.errors import ConfigError
+from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
+from hkv.replay.record import Recorder
+from hkv.spec import SlidingWindow
+from hkv.state.state import Buckets, Counter, State
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What is static beside the cache's buckets.
+
+    Attributes:
+      buckets: sizes of the cache.
+      requests: requests of the trace.
+      keys: prefix keys of all requests together.
+    """
+
+    buckets: Buckets
+    requests: int
+    keys: int
+
+    @classmethod
+    def of(cls, config: VllmConfig, schedule: Schedule, trace: Incoming) -> Sizes:
+        """Sizes that a replay fits, rounded up so that few executables serve many."""
+        buckets = cache.buckets_for(
+            config,
+            requests=trace.slots(schedule.max_running),
+            keys=max(1, trace.num_keys),
+            tokens=trace.longest(schedule.max_model_len) + schedule.lookahead,
+        )
+        return cls(buckets, rounded(trace.count, 64), rounded(len(trace.keys), 4096))
+
+    def ids_of_a_step(self, config: VllmConfig, schedule: Schedule) -> int:
+        """Most block ids that one step reports: every slot's hit and every slot's new blocks."""
+        return 2 * (self.buckets.requests + 1) * self.buckets.row * len(config.topology.groups)
+
+
+def require_expressible(config: VllmConfig) -> None:
+    """Raises for configurations whose rules the compiled schedule does not have.
+
+    Raises:
+      ConfigError: sub-block hits, states for drafts or inside chunks, or what the compiled cache cannot do either.
+    """
+    if config.partial_hits:
+        raise ConfigError("partial_hits", True, "False: the compiled schedule has no sub-block hits")
+    for group, spec in enumerate(config.topology.specs):
+        for name in ("num_speculative_blocks", "num_prefill_checkpoint_blocks"):
+            if getattr(spec, name, 0):
+                expected = "0: the compiled schedule has no speculative or checkpoint states"
+                raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), expected)
+    of_config(config, len(config.topology.groups) + 1)
+
+
+class CompiledReplay(Dispatches):
+    """A trace, a cache and a schedule, replayed in as few dispatches as steps allow.
+
+    Args:
+      config: the cache.
+      schedule: the numbers.
+      trace: the requests.
+      sizes: static sizes, to share executables; by default those that fit.
+      diagnose: whether to find out why hits ended.
+      ids: room for the block ids that are reported; 0: none are.
+      steps: most steps of a dispatch.
+
+    Attributes:
+      ids: what was reported, in order.
+
+    Raises:
+      ConfigError: the configuration needs what the compiled schedule or cache does not have.
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        schedule: Schedule,
+        trace: Incoming,
+        *,
+        sizes: Sizes | None = None,
+        diagnose: bool = True,
+        ids: int = 0,
+        steps: int = STEPS,
+    ) -> None:
+        require_expressible(config)
+        self.config = config
+        sizes = sizes or Sizes.of(config, schedule, trace)
+        parameters, state = cache.init(config, sizes.buckets)
+        self._parameters = jax.device_put(parameters)
+        self._inputs = jax.device_put(_inputs(config, schedule, trace, sizes, parameters, diagnose))
+        resident = jax.device_put(compiled_state.begin(state, sizes.requests, steps))
+        super().__init__(trace, len(config.topology.groups), ids, resident)
+
+    def _step(self, resident: Resident) -> tuple[Resident, jax.Array, jax.Array]:
+        return program.compiled(self._room)(self._parameters, self._inputs, resident)
+
+    @property
+    def evictions(self) -> int:
+        """Cached blocks handed out to another use."""
+        return int(np.asarray(self._resident.cache.counters)[Counter.EVICTIONS])
+
+    def free_queue(self) -> list[int]:
+        """Block ids in the free queue, the next to be handed out first."""
+        return free_queue(jax.device_get(self._resident.cache))
+
+    def recorder(self) -> Recorder:
+        """Everything that happened, as the plain schedule's observer would have recorded it."""
+        recorder = Recorder(self.config.num_blocks, len(self.config.topology.groups), None, lambda: None)
+        self._record(recorder, REASONS)
+        return recorder
+
+
+def _inputs(
+    config: VllmConfig, schedule: Schedule, trace: Incoming, sizes: Sizes, parameters: Parameters, diagnose: bool
+) -> DiagnosedTrace:
+    chunking = Chunking.of(config, schedule.step_tokens)
+    arrays = trace_arrays(
+        schedule,
+        trace,
+        sizes.requests,
+        sizes.keys,
+        kept_block=chunking.block_size,
+        kept_eagle=chunking.eagle,
+        diagnose=diagnose,
+    )
+    return DiagnosedTrace(*arrays, diagnosed(config, parameters))  # type: ignore[arg-type]
+
+
+def diagnosed(config: VllmConfig, parameters: Parameters) -> np.ndarray:
+    """`Parameters.groups` with a draft's proof, in tokens, for `EAGLE`, and for `REACH` what queries read."""
+    groups = np.array(parameters.groups)
+    for group, spec in enumerate(config.topology.specs):
+        proves = group in config.eagle_group_ids and not spec.snapshot
+        groups[group, GroupField.EAGLE] = config.block_size(group) if proves else 0
+        if isinstance(spec, SlidingWindow):
+            groups[group, GroupField.REACH] = spec.window - 1
+    return groups
+
+
+def free_queue(state: State) -> list[int]:
+    """Block ids in the free queue of a state on the host, the next to be handed out first."""
+    head, tail = int(state.counters[Counter.HEAD]), int(state.counters[Counter.TAIL])
+    ring = len(state.queue) - 1
+    places = np.arange(head, tail, dtype=np.int64) % ring
+    blocks = np.asarray(state.queue)[places]
+    return blocks[blocks != 0].tolist()

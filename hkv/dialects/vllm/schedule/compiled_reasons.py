@@ -1,0 +1,210 @@
+"""Why a cache hit ended where it did, compiled: the twin of `hkv.dialects.vllm.schedule.diagnosis`, without sub-block hits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.rules import admit
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.vllm.schedule import diagnosis
+from hkv.dialects.vllm.schedule.compiled_state import ScheduleWorkspace
+from hkv.replay.schedule_state import FATE
+from hkv.state.loops import Scalar, divide, loop, when
+from hkv.state.state import EVICTED, NEVER_SEEN, NOT_RETAINED, RETIRED
+
+READS = ("table", "chains")
+WRITES = ("table", "chains", "fates")
+"""What finding the reasons writes; `table` and `chains` only to their spare elements."""
+
+WHOLE, WAITING, SHORT, NOT_SHARED, OFF = (
+    diagnosis.REASONS.index(reason)
+    for reason in (
+        diagnosis.WHOLE_PROMPT,
+        diagnosis.WAITING,
+        diagnosis.FELL_SHORT,
+        diagnosis.NOT_SHARED,
+        diagnosis.CACHING_OFF,
+    )
+)
+OF_ABSENCE = {
+    NEVER_SEEN: diagnosis.REASONS.index("never seen"),
+    EVICTED: diagnosis.REASONS.index("evicted"),
+    RETIRED: diagnosis.REASONS.index(diagnosis.RETIRED),
+    NOT_RETAINED: diagnosis.REASONS.index("not retained"),
+}
+CHUNKED = kinds.all_kinds()["chunked_local"].NUMBER
+RECURRENT = (kinds.all_kinds()["mamba"].NUMBER, kinds.all_kinds()["mamba"].PLAIN)
+ENDLESS = (1 << 30) - 1
+
+
+class _Search(NamedTuple):
+    """A lookup that ended: the request's slot, what it hit, and the furthest boundary, in tokens."""
+
+    slot: Scalar
+    hit: Scalar
+    top: Scalar
+    step: Scalar
+
+
+class _Group:
+    """One group: which blocks it needs to resume at a boundary. `EAGLE` holds the tokens of a draft's proof."""
+
+    def __init__(self, view: View, group: Scalar) -> None:
+        self.view, self.group = view, group
+        self.block = view.group(group, GroupField.BLOCK)
+        self.scale = view.group(group, GroupField.SCALE)
+        self.column = view.group(group, GroupField.COLUMN)
+        self.kind = view.group(group, GroupField.KIND)
+        self.proof = view.group(group, GroupField.EAGLE)
+        self.shared = view.group(group, GroupField.CACHEABLE) != 0
+
+    def start(self, boundary: Scalar) -> Scalar:
+        """The first block that is needed."""
+        return divide(admit.skipped_tokens(self.view, self.group, boundary), self.block)
+
+    def stop(self, boundary: Scalar) -> Scalar:
+        """The block after the last that is needed."""
+        return divide(boundary + self.proof, self.block)
+
+    def reads_all(self, boundary: Scalar) -> Scalar:
+        """Whether everything before the boundary is needed."""
+        recurrent = (self.kind == RECURRENT[0]) | (self.kind == RECURRENT[1])
+        return ~recurrent & (admit.skipped_tokens(self.view, self.group, boundary) == 0)
+
+    def open(self, search: _Search, boundary: Scalar) -> Scalar:
+        """The first needed block that the hit itself does not show to be cached."""
+        known = jnp.where(self.reads_all(boundary), divide(search.hit, self.block), 0)
+        return jnp.maximum(self.start(boundary), known)
+
+    def value(self, w: ScheduleWorkspace, search: _Search, index: Scalar) -> Scalar:
+        """What the key table says of a block."""
+        key = w.read("chains", w.chain(search.slot) + (index + 1) * self.scale - 1)
+        return w.read("table", w.entry(key * w.sizes.buckets.groups + self.column))
+
+
+def diagnose(
+    work: ScheduleWorkspace, view: View, slot: Scalar, request: Scalar, tokens: Scalar, hit: Scalar, enabled: Scalar
+) -> ScheduleWorkspace:
+    """Writes one reason per group to the request's fate, for a lookup just made, before its blocks are allocated.
+
+    Args:
+      work: needs `WRITES` to write.
+      view: the configuration, in which `EAGLE` is a draft's proof in tokens and `REACH` what queries read.
+      slot: where the request waits.
+      request: its number in the trace.
+      tokens: tokens it has.
+      hit: tokens the lookup found.
+      enabled: whether to do it.
+    """
+    return when(enabled, lambda w: _diagnose(w, view, slot, request, tokens, hit), work, writes=WRITES)
+
+
+def _diagnose(
+    w: ScheduleWorkspace, view: View, slot: Scalar, request: Scalar, tokens: Scalar, hit: Scalar
+) -> ScheduleWorkspace:
+    groups, caching = view.num_groups, view.whole(CacheField.CACHING) != 0
+    step = view.whole(CacheField.ALIGNMENT)
+    w, (_, furthest, shared) = loop(
+        lambda c: c[0] < groups, lambda v, c: (v, _furthest(view, tokens, *c)), w, (0, ENDLESS, 0)
+    )
+    top = jnp.where(shared > 0, divide(jnp.maximum(furthest, 0), step) * step, 0)
+    search = _Search(slot, hit, top, step)
+    searched = caching & (hit < top)
+
+    def name(v: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
+        number, every, previous = local
+        v = v.write("fates", previous, jnp.where(number > 0, v.fate(request, FATE + number - 1), spare))
+        group = _Group(view, jnp.minimum(number, groups - 1))
+        mine = searched & group.shared & (number < groups)
+        v, at = _resumes(v, group, search, hit + step, mine)
+        v, missing = _missing(v, group, search, mine & (at == 0))
+        reason = jnp.where(mine, jnp.where(at > 0, WAITING, missing), jnp.where(group.shared, WHOLE, NOT_SHARED))
+        return v, (number + 1, every & ((at > 0) | ~mine), jnp.where(caching, reason, OFF))
+
+    spare = w.fates.shape[0] - 1
+    w, (_, every, _) = loop(lambda c: c[0] <= groups, name, w, (0, searched, 0), writes=WRITES)
+    w, short = _all_resume(w, view, search, every)
+
+    def shorten(v: ScheduleWorkspace, local: tuple[Scalar]) -> tuple[ScheduleWorkspace, tuple[Scalar]]:
+        (number,) = local
+        reason = jnp.where(view.group(number, GroupField.CACHEABLE) != 0, SHORT, NOT_SHARED)
+        return v.write("fates", reason, v.fate(request, FATE + number)), (number + 1,)
+
+    end = jnp.where(short, groups, 0)
+    return loop(lambda c: c[0] < end, shorten, w, (0,), writes=("fates",))[0]
+
+
+def _furthest(view: View, tokens: Scalar, number: Scalar, least: Scalar, shared: Scalar) -> tuple[Scalar, ...]:
+    group = _Group(view, number)
+    hash_block = view.whole(CacheField.HASH_BLOCK)
+    mine = jnp.minimum(tokens - 1, divide(tokens, hash_block) * hash_block - group.proof)
+    return number + 1, jnp.where(group.shared, jnp.minimum(least, mine), least), shared + group.shared
+
+
+def _resumes(
+    work: ScheduleWorkspace, group: _Group, search: _Search, first: Scalar, enabled: Scalar
+) -> tuple[ScheduleWorkspace, Scalar]:
+    """The first boundary from `first` on at which this group could resume, 0 for none."""
+    last = group.start(search.top)
+    chunked = group.kind == CHUNKED
+
+    def body(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
+        boundary, index, lacking, _, _ = local
+        looks = (index < group.stop(boundary)) & (lacking < ENDLESS)
+        value = group.value(w, search, jnp.where(looks, index, 0))
+        lacking = jnp.where(looks & (value <= 0), jnp.where(value == NEVER_SEEN, ENDLESS, index), lacking)
+        start = group.start(boundary)
+        found = ~looks & ((lacking < start) | (start >= group.stop(boundary)))
+        boundary = boundary + jnp.where(looks | found, 0, search.step)
+        hopeless = (lacking >= last) & ((lacking < ENDLESS) | ~chunked)
+        empty = start >= group.stop(boundary)
+        on = (boundary <= search.top) & ~found & (~hopeless | empty)
+        return w, (boundary, index + looks, lacking, on, found)
+
+    start = (first, group.open(search, first), -1, enabled & (first <= search.top), False)
+    work, (boundary, _, _, _, found) = loop(lambda c: c[3], body, work, start, reads=READS)
+    return work, jnp.where(found, boundary, 0)
+
+
+def _missing(
+    work: ScheduleWorkspace, group: _Group, search: _Search, enabled: Scalar
+) -> tuple[ScheduleWorkspace, Scalar]:
+    """What became of the block that keeps this group from resuming at the first boundary after the hit."""
+    boundary = search.hit + search.step
+    first, last = group.open(search, boundary), group.stop(boundary) - 1
+    forward = group.reads_all(boundary)
+
+    def body(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
+        index, _, _ = local
+        value = group.value(w, search, index)
+        index = jnp.where(forward, index + 1, index - 1)
+        return w, (index, value, (value > 0) & (index >= first) & (index <= last))
+
+    start = (jnp.where(forward, first, last), 1, enabled & (first <= last))
+    work, (_, value, _) = loop(lambda c: c[2], body, work, start, reads=READS)
+    reason = jnp.int32(0)
+    for absence, code in OF_ABSENCE.items():
+        reason = jnp.where(value == absence, code, reason)
+    return work, reason
+
+
+def _all_resume(
+    work: ScheduleWorkspace, view: View, search: _Search, enabled: Scalar
+) -> tuple[ScheduleWorkspace, Scalar]:
+    """Whether all shared groups could resume at one further boundary: each names the next one, until all agree."""
+    groups = view.num_groups
+
+    def body(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
+        number, boundary, agreed, _ = local
+        group = _Group(view, number)
+        w, at = _resumes(w, group, search, boundary, group.shared)
+        at = jnp.where(group.shared, at, boundary)
+        agreed = jnp.where(at == boundary, agreed + 1, 1)
+        return w, (jnp.where(number + 1 < groups, number + 1, 0), at, agreed, (at > 0) & (agreed < groups))
+
+    start = (0, search.hit + search.step, 0, enabled)
+    work, (_, at, _, _) = loop(lambda c: c[3], body, work, start, writes=READS)
+    return work, enabled & (at > 0)

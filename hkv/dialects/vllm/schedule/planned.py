@@ -1,0 +1,66 @@
+"""The cache of a model, as its plan lays it out in a memory, for a replay to study."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.planning.cache_config import cache_config
+from hkv.dialects.vllm.planning.served import ServedPlan, Serving, serve
+from hkv.errors import PlanError
+from hkv.model.huggingface import Model
+from hkv.model.topology import Topology
+
+
+def planned_cache(
+    model: Model,
+    memory: int,
+    step_tokens: int,
+    *,
+    max_model_len: int | None = None,
+    draft: Model | None = None,
+    caching: bool = True,
+    eagle: Sequence[int] | None = None,
+    retention_interval: int | None = None,
+) -> tuple[ServedPlan, VllmConfig]:
+    """A model's plan under vLLM 0.33's rules, and the cache that it leads to.
+
+    Groups, block sizes and the number of blocks are the plan's; tokens in flight are those of one step.
+
+    Args:
+      model: the model on one tensor-parallel rank.
+      memory: bytes for the cache.
+      step_tokens: most tokens computed in one step.
+      max_model_len: tokens of the longest request; None for the model's, 0 for the longest that fits.
+      draft: a draft module's own model; its group is under the EAGLE drop rule.
+      caching: whether prefix caching is on.
+      eagle: groups under the EAGLE drop rule, none for all groups; None for those of `draft`.
+      retention_interval: tokens between two retained replay boundaries, 0 for none, None for dense.
+
+    Raises:
+      PlanError: the model caches nothing, does not fit, or cannot be laid out.
+      HKVError: the dialect forbids such a cache.
+    """
+    longest = max_model_len or model.max_model_len
+    serving = Serving(
+        memory=memory,
+        max_model_len=max_model_len,
+        max_in_flight_tokens=min(step_tokens, longest),
+        caching=caching,
+    )
+    served = serve(model, serving, draft)
+    if not served.plan.groups:
+        raise PlanError("model", model.model_type, "a model that caches something")
+    config = cache_config(served.plan, served.limits, caching=caching)
+    config = dataclasses.replace(config, retention_interval=retention_interval)
+    return served, config if eagle is None else _with_eagle(config, eagle)
+
+
+def _with_eagle(config: VllmConfig, eagle: Sequence[int]) -> VllmConfig:
+    """The same cache with the drop rule on for these groups, or for all when there are none."""
+    Topology.of_specs(config.topology.specs, eagle)
+    groups = tuple(
+        dataclasses.replace(group, eagle=index in eagle) for index, group in enumerate(config.topology.groups)
+    )
+    return dataclasses.replace(config, topology=Topology(groups), eagle=True)

@@ -1,0 +1,201 @@
+"""The schedule of a replay as one compiled loop: the twin of `hkv.dialects.vllm.schedule.schedule`, decision for decision.
+
+A trip of the loop finds the next operation that the cache must perform, performs it, and notes what follows from its
+answer. Most decode steps need no operation: a request's blocks have room, nothing is to be registered or given back.
+How far that holds is known for each request (`Seat.CALM`), so such requests are passed in a few nanoseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules import transitions
+from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
+from hkv.dialects.vllm.rules.parameters import CacheField, Parameters, View
+from hkv.dialects.vllm.rules.transitions import EMPTY, Answer, Op
+from hkv.dialects.vllm.schedule import calm, compiled_reasons
+from hkv.dialects.vllm.schedule.compiled_state import EVERYTHING, DiagnosedTrace, Resident, ScheduleWorkspace
+from hkv.machine import native_loops
+from hkv.machine.operation_loop import Payload
+from hkv.replay import schedule_loop
+from hkv.replay.schedule_loop import Seated
+from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Arriving, Machine, Mode, Number, Seat, Trace
+from hkv.state import free_queue
+from hkv.state.loops import Scalar, divide, loop
+from hkv.state.state import Request, State
+from hkv.state.status import Status
+from hkv.state.workspace import ARRAYS, COUNTERS, Sizes
+
+Pair = tuple[ScheduleWorkspace, Machine]
+
+
+@functools.cache
+def compiled(ids: int = 0) -> Callable[..., tuple[Resident, jax.Array, jax.Array]]:
+    """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
+
+    A dispatch ends when the trace does, when `Resident.samples` is full, or when half the ids' room is used.
+
+    Args:
+      ids: room for block ids; 0: none are reported, and nothing is compiled for them. What lookups found and what
+        allocations took, operation after operation and group after group, null blocks before a hit left out.
+    """
+    return jax.jit(functools.partial(_dispatch, room=ids), donate_argnums=(2,))
+
+
+def _dispatch(
+    parameters: Parameters, trace: DiagnosedTrace, resident: Resident, *, room: int
+) -> tuple[Resident, jax.Array, jax.Array]:
+    native_loops.warn_if_interpreted()
+    cache = resident.cache
+    buckets = cache.buckets
+    sizes = Sizes(buckets, 1, 1, RESULT_FRONT + 2 * buckets.groups, room, 0)
+    zero = jnp.int32(0)
+    arrays = {name: getattr(cache, name).reshape(-1) for name in ARRAYS}
+    own = {name: getattr(resident, name).reshape(-1) for name in SCHEDULE_ARRAYS}
+    outputs = {
+        "ids": jnp.zeros(room + 1, jnp.int32),
+        "events": jnp.zeros(4, jnp.int32),
+        "results": jnp.zeros(2 * sizes.width, jnp.int32),
+    }
+    counters = {name: cache.counters[int(place)] for name, place in COUNTERS.items()}
+    work = ScheduleWorkspace(sizes, **arrays, **own, **outputs, **counters, lane=zero, num_ids=zero, num_events=zero)
+    view = View(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
+    machine = Machine(*resident.machine)._replace(samples=zero)
+    steps = resident.samples.shape[0] - 1
+
+    def going(local: tuple[Scalar, ...]) -> Scalar:
+        *scalars, num_ids = local
+        m = Machine(*scalars)
+        full = (m.samples >= steps) | (num_ids > room // 2)
+        return (m.mode < int(Mode.DONE)) & ~(m.at(Mode.BEGIN) & full)
+
+    def trip(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
+        w, m = _trip(w, view, trace, Machine(*local[:-1]))
+        return w, (*m, w.num_ids)
+
+    work, local = loop(going, trip, work, (*machine, zero), writes=EVERYTHING)
+    machine = Machine(*local[:-1])
+    line = cache.counters
+    for name, place in COUNTERS.items():
+        line = line.at[int(place)].set(getattr(work, name))
+    new = State(**{name: getattr(work, name).reshape(getattr(cache, name).shape) for name in ARRAYS}, counters=line)
+    shaped = {name: getattr(work, name).reshape(getattr(resident, name).shape) for name in SCHEDULE_ARRAYS}
+    return Resident(cache=new, machine=jnp.stack(machine), **shaped), work.ids[:-1], work.num_ids
+
+
+def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -> Pair:
+    w, m, busy = schedule_loop.begin(w, trace, m)
+    w = w.replace(steps=w.steps + busy)
+    w, m = schedule_loop.grow(w, trace, m, whole=False)
+    w, m = schedule_loop.choose(w, trace, m, Mode.FIND)
+    w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
+    w, m = schedule_loop.compute(w, trace, m)
+    w, seat, op = _operation(w, view, trace, m)
+    w, answer = _perform(w, view, op, Payload(trace.keys, jnp.int32(0), trace.keys.shape[0]))
+    w, m, grown = _after_running(w, m, seat, answer)
+    w, m, admitted = _after_waiting(w, view, trace, m, seat, answer)
+    main = jnp.where(seat.asking, seat.computed, m.hit) + m.new
+    return calm.note(w, view, trace, op.slot, main, grown | admitted), m
+
+
+def _operation(w: Any, view: View, trace: Trace, m: Machine) -> tuple[Any, Seated, Op]:
+    """The operation that the mode calls for, and what it is about."""
+    codes = {
+        Mode.ASK: Code.ALLOCATE,
+        Mode.PREEMPT: Code.FREE,
+        Mode.SEAT: Code.REQUEST,
+        Mode.FIND: Code.LOOKUP,
+        Mode.TAKE: Code.ALLOCATE,
+        Mode.FINISH: Code.FREE,
+    }
+    code = jnp.int32(int(Code.END))
+    for mode, each in codes.items():
+        code = jnp.where(m.at(mode), int(each), code)
+    w, seat = schedule_loop.at_hand(w, m)
+    slot, request, taking = seat.slot, seat.request, m.at(Mode.TAKE)
+    w = w.set(jnp.where(m.at(Mode.SEAT), slot, w.spare_slot), Request.LIVE, EMPTY)
+    grown = jnp.where(seat.asking, slot, w.spare_slot)
+    w = w.set(grown, Request.COMPUTED, seat.computed).set(grown, Request.TOKENS, seat.tokens)
+    prompt, output = trace.request(request, Arriving.PROMPT), trace.request(request, Arriving.OUTPUT)
+    arguments = {
+        Argument.CODE: code,
+        Argument.SLOT: slot,
+        Argument.TOKENS: prompt,
+        Argument.KEYS: divide(prompt + output, view.whole(CacheField.HASH_BLOCK)),
+        Argument.KEY_START: trace.request(request, Arriving.KEY_START),
+        Argument.NEW: m.new,
+        Argument.HIT: jnp.where(taking, m.hit, 0),
+        Argument.LOOKAHEAD: trace.number(Number.LOOKAHEAD),
+        Argument.MUST_FIT: taking.astype(jnp.int32),
+        Argument.SHARED_PREFIX: jnp.where(taking, seat.junction, -1),
+    }
+    row = tuple(arguments.get(argument, jnp.int32(0)) for argument in Argument)
+    w, op = transitions.fetch(w, jnp.stack(row), jnp.int32(0), code)
+    return w, seat, op
+
+
+def _perform(w: Any, view: View, op: Op, payload: Payload) -> tuple[Any, Answer]:
+    """The operation, as `hkv.dialects.vllm.rules.execute` performs it."""
+    w = free_queue.make_room(w)
+    nothing = dict.fromkeys(Answer._fields, jnp.int32(0))
+    answer = Answer(**{**nothing, "status": jnp.int32(int(Status.OK)), "reported": jnp.bool_(False)})
+    w, answer = transitions.arrive(w, view, op, answer, payload)
+    w, answer = transitions.lookup(w, view, op, answer)
+    w, answer, plan = transitions.admit_or_give_back(w, view, op, answer)
+    w, answer, certain = transitions.allocate(w, view, op, answer, plan)
+    w, answer = transitions.register(w, view, op, answer, certain)
+    w, answer = transitions.leave(w, op, answer)
+    w = w.replace(clock=w.clock + transitions.may_change_hits(op.code))
+    if w.sizes.ids:
+        w = transitions.report(w, view, op, answer, jnp.int32(0))
+    return w, answer
+
+
+def _refused(answer: Answer) -> Scalar:
+    found = jnp.bool_(False)
+    for status in (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN):
+        found = found | (answer.status == int(status))
+    return found
+
+
+def _after_running(w: ScheduleWorkspace, m: Machine, seat: Seated, answer: Answer) -> tuple[Any, Machine, Scalar]:
+    """What follows for running requests: also whether one got its blocks."""
+    asking = m.at(Mode.ASK)
+    refused = ~answer.ok & _refused(answer)
+    failed = ~answer.ok & (m.at(Mode.PREEMPT) | m.at(Mode.FINISH) | (asking & ~refused))
+    m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
+    w, m, granted, left = schedule_loop.after_running(w, m, seat, answer.ok, refused)
+    return w.set(jnp.where(left, seat.slot, w.spare_slot), Request.LIVE, EMPTY), m, granted
+
+
+def _after_waiting(
+    w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer
+) -> tuple[Any, Machine, Scalar]:
+    """What follows for the head of the queue: also whether it was admitted."""
+    seating, finding, taking = m.at(Mode.SEAT), m.at(Mode.FIND), m.at(Mode.TAKE)
+    failed = ~answer.ok & (seating | finding | (taking & ~_refused(answer)))
+    m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
+    w, m, seated = schedule_loop.after_seating(w, m, seat, answer.ok)
+    w = w.set(seated, Request.TOKENS, seat.waiting_tokens)
+    w, m = _after_lookup(w, view, trace, m, seat, answer)
+    granted, denied = taking & answer.ok, taking & ~answer.ok & ~failed
+    never = denied & (m.active == 0)
+    w = w.set(jnp.where(never, m.candidate, w.spare_slot), Request.LIVE, EMPTY)
+    w, m = schedule_loop.after_taking(w, m, seat, granted, never, denied & ~never)
+    return w, m, granted
+
+
+def _after_lookup(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer) -> Pair:
+    found = m.at(Mode.FIND) & answer.ok
+    new = schedule_loop.chunk(trace, m.head, seat.tokens, answer.shared_prefix, answer.value, m.budget)
+    w = w.write_if(found, "seats", answer.shared_prefix, w.seat(m.candidate, Seat.JUNCTION))
+    asked = (new > 0) & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
+    looking = View(view.cache, trace.diagnosed.reshape(-1), None, view.width)
+    w = compiled_reasons.diagnose(w, looking, m.candidate, m.head, seat.tokens, answer.value, found & asked)
+    mode = jnp.where(new > 0, int(Mode.TAKE), int(Mode.RECORD))
+    return w, m.when(found, mode=mode, new=new, hit=answer.value)

@@ -1,0 +1,199 @@
+"""Shrinking of logs under vLLM's rules: what is smaller than a configuration or an operation, and what repairs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from hkv.dialects.vllm.lifecycle import Lifecycle
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.structs import Answer, Header, Operation
+from hkv.dialects.vllm.repair import repaired
+from hkv.errors import HKVError
+from hkv.oracle.reduction import Best, Candidates, ShrinkRules
+
+
+class LogRepair:
+    """Makes the operations of a log legal again: see `hkv.oracle.reduction.Repair`.
+
+    Args:
+      header: the log's configuration.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._lifecycle = Lifecycle(header)
+        self._performed: list[Operation] = []
+        self._answers: list[Answer] = []
+
+    def fitted(self, operation: Operation) -> Operation | None:
+        """The operation with its numbers cut to what is legal now, and followed; None when it cannot follow at all."""
+        fitting = repaired(operation, self._lifecycle, self._performed, self._answers)
+        try:
+            if fitting is not None:
+                self._lifecycle.follow(fitting)
+        except HKVError:
+            return None
+        return fitting
+
+    def answered(self, operation: Operation, answer: Answer) -> None:
+        """Takes note of the answer to the operation that was fitted last."""
+        self._lifecycle.answered(operation, answer)
+        self._performed.append(operation)
+        self._answers.append(answer)
+
+
+_PLAIN: dict[str, Any] = {
+    "lookahead": 0,
+    "external": 0,
+    "delay": False,
+    "must_fit": False,
+    "reserved": 0,
+    "in_flight": 0,
+    "shared_prefix": None,
+    "extra": None,
+}
+
+
+def _simpler_operations(operation: Operation) -> Iterator[Operation]:
+    """A shorter token list, one field at its plainest value, or one number smaller."""
+    change = msgspec.structs.replace
+    tokens = _tokens(operation)
+    least = 1 if isinstance(operation, oplog.RequestOp) else 0
+    for length in sorted({least, len(tokens) // 2, len(tokens) - 4, len(tokens) - 1}):
+        if least <= length < len(tokens):
+            yield change(operation, tokens=tokens[:length])
+    if len(set(tokens)) > 1:
+        yield change(operation, tokens=[min(tokens)] * len(tokens))
+    for name, plain in _PLAIN.items():
+        if getattr(operation, name, plain) != plain:
+            yield change(operation, **{name: plain})
+    for name in ("new", "lookahead", "reserved", "tokens"):
+        value = getattr(operation, name, None)
+        if type(value) is int and value > 0:
+            for smaller in sorted({0, value // 2, value - 1}):
+                yield change(operation, **{name: smaller})
+    if isinstance(operation, oplog.EvictOp):
+        for block in operation.blocks:
+            yield change(operation, blocks=[other for other in operation.blocks if other != block])
+
+
+def _smaller_pools(header: Header, operation: Operation) -> Iterator[tuple[Header, Operation]]:
+    """Fewer blocks, and an allocation that asks for as many fewer."""
+    if not isinstance(operation, oplog.AllocateOp):
+        return
+    size = max(group["block_size"] for group in header.groups)
+    for blocks in (header.num_blocks // 2, 4, 1):
+        left, new = header.num_blocks - blocks, operation.new - blocks * size
+        if blocks and left >= 2 and new > 0:
+            change = msgspec.structs.replace
+            yield change(header, num_blocks=left), change(operation, new=new)
+
+
+def _with_renumbered_tokens(best: Best) -> Candidates:
+    """Tokens called 1, 2, 3 and so on."""
+    operations = best.case.operations
+    known = sorted({token for operation in operations for token in _tokens(operation)})
+    names = {token: name for name, token in enumerate(known, 1)}
+    yield (
+        best.case.header,
+        [
+            msgspec.structs.replace(operation, tokens=[names[token] for token in _tokens(operation)])
+            if _tokens(operation)
+            else operation
+            for operation in operations
+        ],
+    )
+
+
+def _with_longer_prompts(best: Best) -> Candidates:
+    """An append less, its tokens part of the prompt."""
+    place = 0
+    while place < len(best.case.operations):
+        operations, append = list(best.case.operations), best.case.operations[place]
+        place += 1
+        if not isinstance(append, oplog.AppendOp):
+            continue
+        arrival = _last(operations[: place - 1], oplog.RequestOp, append.id)
+        if arrival is not None:
+            tokens = [*operations[arrival].tokens, *append.tokens]
+            operations[arrival] = msgspec.structs.replace(operations[arrival], tokens=tokens)
+            yield best.case.header, operations[: place - 1] + operations[place:]
+
+
+def _with_longer_steps(best: Best) -> Candidates:
+    """An allocation and its advance less, their tokens part of the request's allocation before."""
+    place = 0
+    while place < len(best.case.operations):
+        operations, later = list(best.case.operations), best.case.operations[place]
+        place += 1
+        if not isinstance(later, oplog.AllocateOp) or later.hit or later.external:
+            continue
+        before, after = operations[: place - 1], operations[place:]
+        earlier, advance = _last(before, oplog.AllocateOp, later.id), _last(before, oplog.AdvanceOp, later.id)
+        if earlier is None or advance is None or _last(before[earlier:], oplog.FreeOp, later.id) is not None:
+            continue
+        more = next((index for index, other in enumerate(after) if isinstance(other, oplog.AdvanceOp)), None)
+        if more is not None and after[more].id == later.id:
+            computed = before[advance].tokens + after.pop(more).tokens
+            before[advance] = msgspec.structs.replace(before[advance], tokens=computed)
+        before[earlier] = msgspec.structs.replace(before[earlier], new=before[earlier].new + later.new)
+        yield best.case.header, before + after
+
+
+def _last(operations: list[Any], kind: type, id: str) -> int | None:
+    """Place of the last operation of a kind that names a request."""
+    for place in reversed(range(len(operations))):
+        if isinstance(operations[place], kind) and operations[place].id == id:
+            return place
+    return None
+
+
+def _smaller_headers(header: Header) -> Iterator[Header]:
+    """A group or feature less, fewer blocks."""
+    for smaller in _headers(header):
+        try:
+            to_config(smaller)
+        except HKVError:
+            continue
+        yield smaller
+
+
+def _headers(header: Header) -> Iterator[Header]:
+    for index in range(len(header.groups) if len(header.groups) > 1 else 0):
+        groups = header.groups[:index] + header.groups[index + 1 :]
+        eagle = [group - (group > index) for group in header.eagle_groups if group != index]
+        plain = header.partial_hits and len(groups) > 1
+        yield msgspec.structs.replace(header, groups=groups, eagle_groups=eagle, partial_hits=plain)
+        yield msgspec.structs.replace(
+            header,
+            groups=groups,
+            eagle_groups=eagle,
+            partial_hits=False,
+            hash_block_size=groups[0]["block_size"],
+            scheduler_block_size=groups[0]["block_size"],
+        )
+    for size in sorted({2, header.num_blocks // 2, header.num_blocks - 4, header.num_blocks - 1}):
+        if 2 <= size < header.num_blocks:
+            yield msgspec.structs.replace(header, num_blocks=size)
+    plainer = {"watermark": 0.0, "shared_prefix_checkpoint": False, "retention_interval": None, "bugs": []}
+    for name, value in {**plainer, "prefill_lookahead": 0, "max_in_flight_tokens": None}.items():
+        if getattr(header, name) != value:
+            yield msgspec.structs.replace(header, **{name: value})
+
+
+def _tokens(operation: Operation) -> list[int]:
+    tokens = getattr(operation, "tokens", None)
+    return tokens if isinstance(tokens, list) else []
+
+
+SHRINK_RULES = ShrinkRules(
+    LogRepair,
+    _smaller_headers,
+    _simpler_operations,
+    _smaller_pools,
+    (_with_longer_prompts, _with_longer_steps, _with_renumbered_tokens),
+)
+"""How cases under vLLM's rules are made smaller."""

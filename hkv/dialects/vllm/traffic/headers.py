@@ -1,0 +1,218 @@
+"""Random cache configurations, by feature, that vLLM 0.33 accepts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hkv.dialects.vllm import config as vllm
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.log.structs import Header
+from hkv.spec import AttentionSpec, LayerSpec, Mamba, spec_from_log
+from hkv.testing.choices import Choices
+
+FEATURES = (
+    "core",
+    "eagle",
+    "context_parallel",
+    "external",
+    "retention",
+    "partial",
+    "lookahead_hash",
+    "speculative_state",
+)
+"""What traffic can be about; `docs/oplog.md` says which rules each exercises."""
+
+SIZES = ((2, 4, 8, 16), (2, 4, 8), (1, 2, 4), (3, 6, 12), (4, 8, 16))
+"""Families of block sizes with small common multiples."""
+
+MANAGER_BUGS = (
+    "checkpoint-beyond-keys",
+    "copied-before-written",
+    "external-state-not-counted",
+    "finder-index-error",
+    "negative-estimate",
+    "plan-outlives-refusal",
+    "tail-key-outlives-state",
+    "window-one-never-hits",
+)
+"""Defects (`hkv.bugs`) of vLLM 0.33's cache manager: with all of them named, a reference must agree with it exactly."""
+
+Entry = dict[str, Any]
+
+
+def draw_header(choices: Choices, feature: str, version: int = 1) -> Header:
+    """A random configuration about one feature, without those in which vLLM 0.33 fails by itself.
+
+    Args:
+      choices: where decisions come from.
+      feature: one of `FEATURES`.
+      version: of the log format; 2 adds watermarks, MLA and opaque groups and shared-prefix checkpoints.
+    """
+    header = _draw(choices, feature, version)
+    while header.partial_hits != (feature == "partial") and feature != "speculative_state":
+        header = _draw(choices, feature, version)
+    return header
+
+
+def derive_partial_hits(specs: list[LayerSpec], hash_block_size: int, context_parallel: int, caching: bool) -> bool:
+    """Whether sub-block hits are on (vLLM 0.33 `partial_hash_hits_enabled`, several groups, managers known)."""
+    return vllm.default_partial_hits(specs, hash_block_size, context_parallel, caching)
+
+
+def copies_states(config: VllmConfig) -> bool:
+    """Whether blocks may ever be copied: a hit ends inside a block, or a state is kept where its owner goes on."""
+    return config.partial_hits or any(
+        isinstance(spec, Mamba) and spec.cache_mode == "align" and config.block_size(group) > config.hash_block_size
+        for group, spec in enumerate(config.topology.specs if config.caching else ())
+    )
+
+
+def effective_size(spec: LayerSpec, context_parallel: int) -> int:
+    """Tokens in one manager block."""
+    sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded
+    return spec.block_size * (context_parallel if sharded else 1)
+
+
+def _draw(choices: Choices, feature: str, version: int) -> Header:
+    ranks = choices.integer(2, 4) if feature == "context_parallel" else 1
+    groups = _draw_groups(choices, feature, version, ranks)
+    specs = [spec_from_log(group) for group in groups]
+    cacheable = [effective_size(spec, ranks) for spec in specs if spec.prefix_cacheable]
+    scheduler = math.lcm(*(effective_size(spec, ranks) for spec in specs))
+    common = math.gcd(*cacheable)
+    divisors = [size for size in range(1, common + 1) if common % size == 0 and size >= min(2, common)]
+    hash_size = common if len(groups) == 1 or choices.chance(60) else choices.pick(divisors)
+    caching = feature not in ("core", "external") or not choices.chance(12)
+    if version > 1 and not caching and choices.chance(50):
+        groups = [{**group, "cache_mode": "none"} if group["kind"] == "mamba" else group for group in groups]
+    partial = derive_partial_hits(specs, hash_size, ranks, caching)
+    junctions = version > 1 and partial and choices.chance(50)
+    eagle = feature == "eagle" or (feature == "retention" and choices.chance(40)) or junctions
+    sparse = any(spec.kind in ("sliding_window", "mamba") for spec in specs)
+    longest = choices.pick((400, 400, 64, 40))
+    bugs = _draw_bugs(choices, groups, feature) if version > 1 else []
+    return Header(
+        oplog=version,
+        dialect=vllm.NAME,
+        feature=feature,
+        num_blocks=_draw_pool(choices, len(groups)),
+        groups=groups,
+        hash="sha256" if version > 1 and choices.chance(10) else "sha256_cbor",
+        hash_block_size=hash_size,
+        scheduler_block_size=scheduler,
+        hash_lookahead=_draw_lookahead(choices, specs) if feature == "lookahead_hash" else 0,
+        caching=caching,
+        eagle=eagle,
+        eagle_groups=[i for i in range(len(groups)) if choices.chance(40)] if eagle and choices.chance(50) else [],
+        prefill_lookahead=_draw_prefill_lookahead(choices, specs, scheduler) if eagle and not junctions else 0,
+        retention_interval=_draw_retention(choices, feature, scheduler, sparse),
+        partial_hits=partial,
+        max_model_len=max(longest, 2 * scheduler),
+        max_in_flight_tokens=choices.pick((None, 8, 16, 40, 3)),
+        context_parallel=ranks,
+        watermark=choices.pick((0.0, 0.05, 0.1, 0.25)) if version > 1 else 0.0,
+        shared_prefix_checkpoint=junctions,
+        bugs=bugs,
+    )
+
+
+def _draw_bugs(choices: Choices, groups: list[Entry], feature: str) -> list[str]:
+    """Defects to name: version 1 cannot, and its traffic keeps clear of them."""
+    if choices.chance(30):
+        return list(MANAGER_BUGS)
+    # These two, traffic of such a configuration would run into all the time.
+    bugs = []
+    if feature == "external" and any(group["kind"] == "mamba" for group in groups):
+        bugs.append("external-state-not-counted")
+    if any(group.get("window") == 1 for group in groups):
+        bugs.append("window-one-never-hits")
+    return bugs
+
+
+def _draw_pool(choices: Choices, groups: int) -> int:
+    if choices.chance(20):
+        return choices.pick((80, 160))
+    return choices.integer(3 if groups < 3 else 3 * groups, 40)
+
+
+def _draw_retention(choices: Choices, feature: str, scheduler: int, sparse: bool) -> int | None:
+    if feature == "retention":
+        return choices.pick((0, 0, scheduler, 2 * scheduler, 3 * scheduler)) if sparse else 0
+    if feature in ("partial", "lookahead_hash", "speculative_state") and choices.chance(30):
+        return 0
+    return None
+
+
+def _draw_prefill_lookahead(choices: Choices, specs: list[LayerSpec], scheduler: int) -> int:
+    # Three tokens or more: vLLM fails over a state that it has given back (`tail-key-outlives-state`).
+    recurrent = any(isinstance(spec, Mamba) for spec in specs)
+    return min(scheduler, choices.integer(0, 2 if recurrent else 3))
+
+
+def _draw_lookahead(choices: Choices, specs: list[LayerSpec]) -> int:
+    # Two tokens or more without a full-attention group: vLLM's finders index past the hashes (`finder-index-error`).
+    full = any(spec.kind in vllm.FULL_FAMILY for spec in specs)
+    return choices.integer(1, 3) if full else 1
+
+
+def _draw_groups(choices: Choices, feature: str, version: int, ranks: int) -> list[Entry]:
+    sizes = choices.pick(SIZES)
+    count = choices.integer(2 if feature == "partial" else 1, 5 if choices.chance(20) else 4)
+    chunked = feature == "core" and choices.chance(40)
+    if chunked:
+        sizes = (choices.pick(sizes),)  # its finder wants every block as long as the alignment of hits
+    makers = _makers(feature, version, chunked)
+    entries = [choices.pick(makers)(choices, choices.pick(sizes), feature, ranks) for _ in range(count)]
+    for entry in entries:
+        if version == 1 and entry.get("window") == 1:
+            entry["window"] = 2
+    if chunked:
+        entries[choices.integer(0, count - 1)] = _chunked(choices, sizes[0], feature, ranks)
+    if feature in ("partial", "speculative_state") and not any(entry["kind"] == "mamba" for entry in entries):
+        entries[choices.integer(0, count - 1)] = _mamba(choices, sizes[-1], feature, ranks)
+    if version > 1 and choices.chance(25):
+        entries.insert(choices.integer(0, count), {"kind": "opaque", "block_size": choices.pick(sizes)})
+    if len(entries) > 1 and choices.chance(25):
+        entries[-1] = dict(choices.pick([entry for entry in entries if entry["kind"] != "opaque"]))
+    if all(entry["kind"] == "opaque" for entry in entries):
+        entries[0] = _full(choices, choices.pick(sizes), feature, ranks)
+    return entries
+
+
+def _makers(feature: str, version: int, chunked: bool) -> list[Callable[[Choices, int, str, int], Entry]]:
+    makers = [_full, _full, _mamba] if feature == "partial" else [_full, _sliding, _sliding, _mamba]
+    if feature == "speculative_state":
+        makers += [_mamba, _mamba]
+    if version > 1:
+        makers.append(_mla)
+    return [*makers, _chunked] if chunked else makers
+
+
+def _full(choices: Choices, size: int, feature: str, ranks: int) -> Entry:
+    return {"kind": "full_attention", "block_size": size, "cp_sharded": ranks > 1 and choices.chance(85)}
+
+
+def _mla(choices: Choices, size: int, feature: str, ranks: int) -> Entry:
+    return {**_full(choices, size, feature, ranks), "kind": "mla"}
+
+
+def _sliding(choices: Choices, size: int, feature: str, ranks: int) -> Entry:
+    windows = (1, 2, max(1, size - 1), size, size + 1, 2 * size, 4, 7, 8, 16, 24, 500)
+    return {"kind": "sliding_window", "block_size": size, "window": choices.pick(windows)}
+
+
+def _chunked(choices: Choices, size: int, feature: str, ranks: int) -> Entry:
+    chunk = size * choices.pick((1, 2, 4, 6, 12)) + choices.chance(10)
+    return {"kind": "chunked_local", "block_size": size, "chunk": chunk}
+
+
+def _mamba(choices: Choices, size: int, feature: str, ranks: int) -> Entry:
+    fields: Entry = {"num_speculative_blocks": 0, "num_prefill_checkpoint_blocks": 0}
+    fields["prefill_checkpoint_alignment"] = None
+    if feature == "speculative_state":
+        fields["num_speculative_blocks"] = choices.integer(0, 2)
+        fields["num_prefill_checkpoint_blocks"] = choices.integer(0, 1)
+        fields["prefill_checkpoint_alignment"] = choices.pick((2, 4, 1, None))
+    return {"kind": "mamba", "block_size": size, **fields}

@@ -1,0 +1,225 @@
+"""Cached sets, drawn and enumerated, on which the engine's iteration is compared with the definition of a hit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.traffic.headers import derive_partial_hits, effective_size
+from hkv.errors import HKVError
+from hkv.model.topology import Topology
+from hkv.spec import AttentionSpec, ChunkedLocal, FullAttention, LayerSpec, Mamba, OpaqueState, SlidingWindow
+from hkv.testing.choices import Choices
+from reference.dialects.vllm.coordinator import Coordinator, longest_hit
+from reference.dialects.vllm.dialect import VLLM
+from reference.dialects.vllm.manager import Manager
+from reference.dialects.vllm.request import Request
+from reference.hits import HasEntry, longest_hit_by_definition
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A request and what the cache holds of its prefixes.
+
+    Attributes:
+      config: the cache; its pool has room for every entry.
+      num_tokens: tokens of the request.
+      entries: `(group, end)` of each entry, as `reference.hits.HasEntry` explains them; `end` is a multiple of
+        `hash_block_size`.
+    """
+
+    config: VllmConfig
+    num_tokens: int
+    entries: frozenset[tuple[int, int]]
+
+    @property
+    def keyed(self) -> int:
+        """Tokens of the longest prefix that has a key: whole hash blocks whose look-ahead tokens exist."""
+        size = self.config.hash_block_size
+        return max(0, self.num_tokens - self.config.hash_lookahead) // size * size
+
+    def has_entry(self, group: int, end: int) -> bool:
+        """Whether the cache holds this entry and the request has the key to it."""
+        return end <= self.keyed and (group, end) in self.entries
+
+    def by_definition(self) -> int:
+        """The longest hit, in tokens, as `reference.hits` defines it."""
+        return longest_hit_by_definition(self.config, self.has_entry, self.num_tokens)
+
+    def by_iteration(self) -> int:
+        """The longest hit, in tokens, as the reference finds it under vLLM 0.33's rules."""
+        cache = Coordinator(self.config, VLLM.kind)
+        cache.pool.records = False
+        for block, (group, end) in enumerate(sorted(self.entries), start=1):
+            cache.pool.insert((group, end), block, end)
+        size = self.config.hash_block_size
+        keys = list(range(size, self.keyed + 1, size))
+        return longest_hit(cache, Request("request", self.num_tokens, self.num_tokens, [*keys])).hit
+
+    def __str__(self) -> str:
+        groups = [
+            _group_text(spec, i in self.config.eagle_group_ids) for i, spec in enumerate(self.config.topology.specs)
+        ]
+        held = [[end for group, end in sorted(self.entries) if group == i] for i in range(len(groups))]
+        inside = f", hits inside blocks of {self.config.hash_block_size}" if self.config.partial_hits else ""
+        lookahead = f", look-ahead {self.config.hash_lookahead}" if self.config.hash_lookahead else ""
+        parts = "; ".join(f"{text} holds {ends}" for text, ends in zip(groups, held, strict=True))
+        return f"{self.num_tokens} tokens{inside}{lookahead}: {parts}"
+
+
+def has_entry(manager: Manager, id: str) -> HasEntry:
+    """What the reference's pool holds of a request's prefixes."""
+    size = manager.config.hash_block_size
+    keys = manager.requests[id].keys
+    table = manager.pool.table
+
+    def held(group: int, end: int) -> bool:
+        return end % size == 0 and 0 < end <= len(keys) * size and (group, keys[end // size - 1]) in table
+
+    return held
+
+
+def make_config(
+    specs: list[LayerSpec],
+    eagle_groups: list[int],
+    hash_block_size: int | None = None,
+    hash_lookahead: int = 0,
+    context_parallel: int = 1,
+) -> VllmConfig:
+    """A cache of these groups, with the alignments vLLM 0.33 would derive.
+
+    Args:
+      specs: one per group.
+      eagle_groups: those under the EAGLE drop; empty for none at all.
+      hash_block_size: tokens; None for the largest that fits.
+      hash_lookahead: tokens that a hash looks ahead.
+      context_parallel: ranks that share the groups with `cp_sharded`.
+
+    Raises:
+      ConfigError: the dialect forbids it.
+    """
+    sizes = [effective_size(spec, context_parallel) for spec in specs]
+    cacheable = [size for size, spec in zip(sizes, specs, strict=True) if spec.prefix_cacheable]
+    size = math.gcd(*cacheable) if hash_block_size is None else hash_block_size
+    return VllmConfig(
+        topology=Topology.of_specs(specs, eagle_groups),
+        num_blocks=1024,
+        hash_block_size=size,
+        scheduler_block_size=math.lcm(*sizes),
+        hash_lookahead=hash_lookahead,
+        eagle=bool(eagle_groups),
+        partial_hits=derive_partial_hits(specs, size, context_parallel, caching=True),
+        context_parallel=context_parallel,
+    )
+
+
+def draw_case(choices: Choices) -> Case:
+    """A random case: 1 to 5 groups, unequal blocks, any EAGLE subset, up to four ranks, any set of entries."""
+    config = None
+    while config is None:
+        config = _draw_config(choices)
+    alignment = config.hash_block_size if config.partial_hits else config.scheduler_block_size
+    num_tokens = choices.integer(1, 4 * alignment + 2)
+    density = choices.pick((50, 70, 90, 97))
+    ends = range(config.hash_block_size, num_tokens + 2 * config.scheduler_block_size, config.hash_block_size)
+    entries = frozenset(
+        (group, end)
+        for group, spec in enumerate(config.topology.specs)
+        for end in ends
+        if _may_hold(config, group, spec, end) and choices.chance(density)
+    )
+    return Case(config, num_tokens, entries)
+
+
+def _draw_config(choices: Choices) -> VllmConfig | None:
+    count = choices.integer(1, 5)
+    ranks = choices.pick((1, 1, 1, 2, 3, 4))
+    family = choices.pick(((1, 2, 4), (1, 2), (2, 4, 8), (3, 6), (2, 3)))
+    chunked = choices.chance(10)
+    if chunked:
+        family, ranks = (choices.pick((1, 2, 4)),), 1
+    specs = [_draw_spec(choices, choices.pick(family), ranks, chunked) for _ in range(count)]
+    if count > 1 and choices.chance(20):
+        specs[-1] = specs[0]
+    if not any(spec.prefix_cacheable for spec in specs):
+        return None
+    eagle = [i for i, spec in enumerate(specs) if spec.kind != "chunked_local" and choices.chance(50)]
+    common = math.gcd(*(effective_size(spec, ranks) for spec in specs if spec.prefix_cacheable))
+    size = choices.pick([size for size in range(1, common + 1) if common % size == 0]) if count > 1 else common
+    lookahead = choices.pick((0, 0, 0, 1, 2))
+    return make_config(specs, eagle if choices.chance(60) else [], size, lookahead, ranks)
+
+
+def _draw_spec(choices: Choices, size: int, ranks: int, chunked: bool) -> LayerSpec:
+    kind = choices.integer(0, 10)
+    if kind <= 3:
+        return FullAttention(block_size=size, cp_sharded=ranks > 1 and choices.chance(60))
+    if kind <= 6:
+        return SlidingWindow(block_size=size, window=choices.integer(1, 3 * size + 2))
+    if kind <= 9 and not chunked:
+        return Mamba(block_size=size)
+    if chunked:
+        return ChunkedLocal(block_size=size, chunk=choices.integer(1, 3) * size + choices.chance(20))
+    return OpaqueState(block_size=size)
+
+
+def _may_hold(config: VllmConfig, group: int, spec: LayerSpec, end: int) -> bool:
+    """Whether vLLM 0.33 ever registers such an entry: whole blocks, and partly filled ones of two kinds."""
+    whole = end % config.block_size(group) == 0
+    return spec.prefix_cacheable and (whole or spec.kind in ("full_attention", "mla", "mamba"))
+
+
+def small_cases(num_groups: int, num_tokens: int) -> Iterator[Case]:
+    """Every case of `num_groups` groups of blocks of one or two tokens, for a request of `num_tokens` tokens.
+
+    Windows reach 4 tokens and chunks 3; any EAGLE subset; hash blocks of one token and larger; look-ahead 0 or 2; every
+    set of entries that the request has keys for.
+    """
+    for specs in itertools.product(_SMALL, repeat=num_groups):
+        for flags in itertools.product((False, True), repeat=num_groups):
+            for lookahead in (0, 2):
+                eagle = [i for i, flag in enumerate(flags) if flag]
+                for config in _small_configs(list(specs), eagle, lookahead):
+                    yield from _small_sets(config, num_tokens)
+
+
+_SMALL: tuple[LayerSpec, ...] = (
+    *(FullAttention(block_size=size) for size in (1, 2)),
+    *(Mamba(block_size=size) for size in (1, 2)),
+    *(SlidingWindow(block_size=size, window=window) for size in (1, 2) for window in (1, 2, 3, 4)),
+    *(ChunkedLocal(block_size=size, chunk=chunk) for size in (1, 2) for chunk in (1, 2, 3)),
+)
+
+
+def _small_configs(specs: list[LayerSpec], eagle: list[int], lookahead: int) -> Iterator[VllmConfig]:
+    for size in (1, 2):
+        try:
+            config = make_config(specs, eagle, size, lookahead)
+            Coordinator(config, VLLM.kind)
+        except HKVError:
+            continue
+        yield config
+
+
+def _small_sets(config: VllmConfig, num_tokens: int) -> Iterator[Case]:
+    size = config.hash_block_size
+    reach = max(0, num_tokens - config.hash_lookahead) // size * size
+    possible = [
+        (group, end)
+        for group, spec in enumerate(config.topology.specs)
+        for end in range(size, reach + 1, size)
+        if _may_hold(config, group, spec, end) and (config.partial_hits or end % config.block_size(group) == 0)
+    ]
+    for count in range(len(possible) + 1):
+        for entries in itertools.combinations(possible, count):
+            yield Case(config, num_tokens, frozenset(entries))
+
+
+def _group_text(spec: LayerSpec, eagle: bool) -> str:
+    length = getattr(spec, "window", getattr(spec, "chunk", None))
+    shared = isinstance(spec, AttentionSpec) and spec.cp_sharded
+    text = f"{spec.short_name}:{spec.block_size}" + ("" if length is None else f":{length}")
+    return text + (" (sharded)" if shared else "") + (" (EAGLE)" if eagle else "")

@@ -1,0 +1,109 @@
+"""Random prompts that share prefixes with earlier ones, of lengths around every modulus of a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from hkv.dialects.vllm.log.structs import ExtraKeys, Header
+from hkv.dialects.vllm.traffic.headers import effective_size
+from hkv.spec import spec_from_log
+from hkv.testing.choices import Choices
+
+VOCABULARY = 5
+"""Token ids in use; few, so that equal blocks occur by themselves."""
+
+MEMORY = 12
+"""How many earlier texts a new prompt may continue."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Tokens and what beside them identifies the prefix."""
+
+    tokens: tuple[int, ...]
+    extra: ExtraKeys | None
+
+
+class Prompts:
+    """Makes prompts: A, then B, then A again, cut and continued at lengths that matter.
+
+    Args:
+      header: the configuration; its block sizes, windows and chunks are the moduli.
+      choices: where decisions come from.
+    """
+
+    def __init__(self, header: Header, choices: Choices) -> None:
+        self._choices = choices
+        self._named = header.oplog > 1 and header.hash == "sha256_cbor"
+        self._texts: list[Text] = []
+        specs = [spec_from_log(group) for group in header.groups]
+        sizes = [effective_size(spec, header.context_parallel) for spec in specs]
+        spans = [entry[name] for entry in header.groups for name in ("window", "chunk") if name in entry]
+        self._moduli = sorted({header.hash_block_size, header.scheduler_block_size, *sizes, *spans})
+        room = header.num_blocks * max(sizes) // max(1, len(sizes))
+        self._longest = max(2, min(header.max_model_len - 2, 80, max(24, room)))
+
+    def length(self) -> int:
+        """A length of one to a few dozen tokens, often one beside a multiple of a modulus."""
+        if self._choices.chance(30):
+            return self._choices.integer(1, self._longest)
+        modulus = self._choices.pick(self._moduli)
+        near = modulus * self._choices.integer(1, max(1, self._longest // modulus)) + self._choices.integer(-1, 1)
+        return max(1, min(near, self._longest))
+
+    def tokens(self, count: int) -> list[int]:
+        """Random tokens."""
+        return [self._choices.integer(0, VOCABULARY - 1) for _ in range(count)]
+
+    def draw(self) -> Text:
+        """A new prompt, usually beginning as an earlier one did."""
+        length = self.length()
+        parent = self._choices.pick(self._texts) if self._texts and self._choices.chance(75) else Text((), None)
+        whole = self._choices.chance(50)
+        shared = len(parent.tokens) if whole else self._choices.integer(0, len(parent.tokens))
+        start = parent.tokens[: min(shared, length)]
+        tokens = start + tuple(self.tokens(length - len(start)))
+        text = Text(tokens, self._draw_extra(parent, len(start), length) if self._named else None)
+        self.remember(text)
+        return text
+
+    def remember(self, text: Text) -> None:
+        """Later prompts may begin as this text does."""
+        self._texts.append(text)
+        if len(self._texts) > MEMORY:
+            del self._texts[self._choices.integer(0, MEMORY - 1)]
+
+    def _draw_extra(self, parent: Text, shared: int, length: int) -> ExtraKeys | None:
+        choices = self._choices
+        if parent.tokens and choices.chance(75):
+            return None if parent.extra is None else self._continue_extra(parent.extra, shared, length)
+        if not choices.chance(50):
+            return None
+        return ExtraKeys(
+            lora=choices.pick((["a", "/a"], ["a", "/b"], ["b", "/b"])) if choices.chance(40) else None,
+            multimodal=self._draw_items(0, length) if choices.chance(50) else [],
+            salt=choices.pick(("s", "t", "")) if choices.chance(40) else None,
+            embeds=self._draw_embeds(length) if choices.chance(25) else None,
+        )
+
+    def _continue_extra(self, extra: ExtraKeys, shared: int, length: int) -> ExtraKeys:
+        kept = [item for item in extra.multimodal if item[1] + item[2] <= shared]
+        embeds = None
+        if extra.embeds is not None:
+            start = extra.embeds[:shared]
+            embeds = start + self._draw_embeds(length - len(start))
+        return msgspec.structs.replace(extra, multimodal=kept + self._draw_items(shared, length), embeds=embeds)
+
+    def _draw_items(self, start: int, end: int) -> list[tuple[str, int, int]]:
+        items = []
+        while start < end and self._choices.chance(60):
+            offset = self._choices.integer(start, end - 1)
+            size = self._choices.integer(1, min(end - offset, 12))
+            items.append((self._choices.pick(("image-1", "image-2", "sound")), offset, size))
+            start = offset + size
+        return items
+
+    def _draw_embeds(self, count: int) -> list[str]:
+        return [self._choices.pick(("00ff", "8001", "3f80")) for _ in range(count)]

@@ -1,8 +1,0 @@
-"""A model's `config.json` in; what each of its layers caches out. Host-only, without JAX or NumPy."""
-
-from hkv.huggingface.fields import load_config
-from hkv.huggingface.model import CacheLayer, Model
-from hkv.huggingface.options import KV_DTYPES, ReadOptions
-from hkv.huggingface.reading import read_model
-
-__all__ = ["KV_DTYPES", "CacheLayer", "Model", "ReadOptions", "load_config", "read_model"]

@@ -1,0 +1,263 @@
+"""RTP-LLM's pools: layer-major regions of keys, values and scales, and what each layer sees of them.
+
+A pool holds its models' regions back to back, `[main kv][main scales][draft kv][draft scales]...`; inside a region
+layer comes before block. Main branch of RTP-LLM, `MemoryLayoutStrategy` and `LayerKVCache`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from hkv.errors import LayoutError
+from hkv.layout.strided import StridedView
+from hkv.spec.dtypes import item_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Region:
+    """One model's layers in a pool.
+
+    Attributes:
+      num_layers: layer slots; in a shared hybrid pool they are shared by the groups.
+      num_blocks: blocks, the reserved block 0 included.
+      kv_stride: bytes of one block of one layer.
+      scale_stride: bytes of that block's scales, 0 for none.
+      kv_offset: byte of layer 0, block 0.
+      scale_offset: byte of the scales of layer 0, block 0.
+    """
+
+    num_layers: int
+    num_blocks: int
+    kv_stride: int
+    scale_stride: int
+    kv_offset: int
+    scale_offset: int
+
+    @property
+    def end(self) -> int:
+        """First byte after the region."""
+        return self.scale_offset + self.num_layers * self.num_blocks * self.scale_stride
+
+    def kv_address(self, layer: int, block: int) -> int:
+        """First byte of a block of a layer.
+
+        Raises:
+          LayoutError: no such layer or block; block 0 is addressable.
+        """
+        return self.kv_offset + self._index(layer, block) * self.kv_stride
+
+    def scale_address(self, layer: int, block: int) -> int | None:
+        """First byte of a block's scales, None where there are none.
+
+        Raises:
+          LayoutError: no such layer or block.
+        """
+        index = self._index(layer, block)
+        return self.scale_offset + index * self.scale_stride if self.scale_stride else None
+
+    def _index(self, layer: int, block: int) -> int:
+        for name, value, limit in (("layer", layer, self.num_layers), ("block", block, self.num_blocks)):
+            if type(value) is not int or not 0 <= value < limit:
+                raise LayoutError(name, value, f"a number from 0 to {limit - 1}")
+        return layer * self.num_blocks + block
+
+
+def stack_regions(num_blocks: int, strides: Sequence[tuple[int, int, int]]) -> tuple[Region, ...]:
+    """The regions of one pool, back to back.
+
+    Args:
+      num_blocks: blocks of the pool; every region has as many.
+      strides: for each model, the main one first: (layers, bytes of a block, bytes of its scales or 0).
+
+    Raises:
+      LayoutError: a count or stride that is not positive.
+    """
+    regions: list[Region] = []
+    offset = 0
+    for num_layers, kv_stride, scale_stride in strides:
+        if min(num_blocks, num_layers, kv_stride) < 1 or scale_stride < 0:
+            raise LayoutError("strides", (num_layers, kv_stride, scale_stride), "positive numbers, 0 for no scales")
+        regions.append(
+            Region(
+                num_layers=num_layers,
+                num_blocks=num_blocks,
+                kv_stride=kv_stride,
+                scale_stride=scale_stride,
+                kv_offset=offset,
+                scale_offset=offset + num_layers * num_blocks * kv_stride,
+            )
+        )
+        offset = regions[-1].end
+    return tuple(regions)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerCache:
+    """What one layer of one group sees (RTP-LLM `LayerKVCache`).
+
+    Attributes:
+      tag: the group's tag.
+      layer: layer slot in the region.
+      kv: the layer's keys and values, axis 0 counting `kernel_blocks` for each block.
+      scale: its scales, or None.
+      tokens_per_block: tokens in one row of axis 0.
+      kernel_blocks: rows of axis 0 in one block of the block table; block p is rows `p * kernel_blocks` and on.
+    """
+
+    tag: str
+    layer: int
+    kv: StridedView
+    scale: StridedView | None
+    tokens_per_block: int
+    kernel_blocks: int
+
+
+def mha_layer(
+    region: Region, layer: int, *, tag: str, dtype: str, heads: int, head_size: int, tokens: int, kernel_tokens: int
+) -> LayerCache:
+    """Multi-head attention: `[rows, 2, heads, kernel_tokens, head_size]`, K before V in each kernel block.
+
+    With several kernel blocks a block, K and V alternate: the halves of a physical block are not K and V.
+
+    Args:
+      region: where the layer lies.
+      layer: its slot.
+      tag: the group's tag.
+      dtype: element type.
+      heads: key/value heads on this rank.
+      head_size: elements of one head.
+      tokens: tokens in a physical block.
+      kernel_tokens: tokens in a kernel's block, a divisor of `tokens`.
+
+    Raises:
+      LayoutError: a block is not exactly as large, kernel blocks do not divide it, or scales do not.
+    """
+    pieces = _pieces(tokens, kernel_tokens)
+    shape = (region.num_blocks * pieces, 2, heads, kernel_tokens, head_size)
+    block = 2 * heads * tokens * head_size * item_bytes(dtype)
+    if block != region.kv_stride:
+        raise LayoutError(
+            "kv_stride", region.kv_stride, f"exactly {block}, the bytes of 2x{heads}x{tokens}x{head_size}"
+        )
+    kv = _dense(shape, region.kv_address(layer, 0), dtype)
+    scale = _scales(region, layer, "float32", (pieces,))
+    return LayerCache(tag=tag, layer=layer, kv=kv, scale=scale, tokens_per_block=kernel_tokens, kernel_blocks=pieces)
+
+
+def mla_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int, kernel_tokens: int) -> LayerCache:
+    """Latent attention: `[rows, kernel_tokens, elements]`; scales or indexer keys `[rows, kernel_tokens, bytes]`.
+
+    Args:
+      region: where the layer lies.
+      layer: its slot.
+      tag: the group's tag.
+      dtype: element type.
+      tokens: tokens in a physical block.
+      kernel_tokens: tokens in a kernel's block, a divisor of `tokens`.
+
+    Raises:
+      LayoutError: tokens do not divide a block or its scales.
+    """
+    pieces = _pieces(tokens, kernel_tokens)
+    elements = _divide("kv_stride", region.kv_stride, tokens * item_bytes(dtype))
+    kv = _dense((region.num_blocks * pieces, kernel_tokens, elements), region.kv_address(layer, 0), dtype)
+    scale = _scales(region, layer, "uint8", (pieces, kernel_tokens))
+    return LayerCache(tag=tag, layer=layer, kv=kv, scale=scale, tokens_per_block=kernel_tokens, kernel_blocks=pieces)
+
+
+def opaque_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int, kernel_tokens: int) -> LayerCache:
+    """Compressed keys and values of which only the size is known: `[rows, elements]`.
+
+    Args:
+      region: where the layer lies.
+      layer: its slot.
+      tag: the group's tag.
+      dtype: element type.
+      tokens: tokens in a physical block.
+      kernel_tokens: tokens in a kernel's block, a divisor of `tokens`.
+
+    Raises:
+      LayoutError: kernel blocks do not divide a block.
+    """
+    pieces = _pieces(tokens, kernel_tokens)
+    elements = _divide("kv_stride", region.kv_stride, pieces * item_bytes(dtype))
+    kv = _dense((region.num_blocks * pieces, elements), region.kv_address(layer, 0), dtype)
+    scale = _scales(region, layer, "uint8", ())
+    return LayerCache(tag=tag, layer=layer, kv=kv, scale=scale, tokens_per_block=kernel_tokens, kernel_blocks=pieces)
+
+
+def state_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int) -> LayerCache:
+    """Linear attention, sliding windows and opaque states: `[blocks, elements]`, never split.
+
+    In a shared hybrid pool a block is as large as the full-attention group's, so a state fills only its beginning.
+
+    Args:
+      region: where the layer lies.
+      layer: its slot.
+      tag: the group's tag.
+      dtype: element type of the pool.
+      tokens: tokens in a physical block.
+
+    Raises:
+      LayoutError: elements do not divide a block.
+    """
+    return opaque_layer(region, layer, tag=tag, dtype=dtype, tokens=tokens, kernel_tokens=tokens)
+
+
+def partition_bytes(full: int, key: int, value: int, heads: int, count: int, index: int) -> tuple[int, int, int, int]:
+    """Byte ranges of one of `count` equal shares of a block's heads (RTP-LLM `splitKVPartitionBytes`).
+
+    Only true for blocks that are `[K of all heads][V of all heads]`, that is, with one kernel block a block.
+
+    Args:
+      full: bytes of the block.
+      key: bytes of its K; `value`: of its V.
+      value: see `key`.
+      heads: heads in the block.
+      count: shares.
+      index: which share.
+
+    Returns:
+      (offset of K, bytes of K, offset of V, bytes of V), from the block's start.
+
+    Raises:
+      LayoutError: the numbers do not divide each other, or there is no such share.
+    """
+    if count < 1 or not 0 <= index < count:
+        raise LayoutError("index", index, f"a share from 0 to {count - 1}")
+    if key + value != full:
+        raise LayoutError("full", full, f"{key} + {value}, the bytes of K and V")
+    if heads < 1 or key % heads or value % heads or heads % count:
+        raise LayoutError("heads", heads, f"a divisor of {key} and {value}, and a multiple of {count}")
+    share = heads // count
+    key_bytes, value_bytes = share * (key // heads), share * (value // heads)
+    return index * key_bytes, key_bytes, key + index * value_bytes, value_bytes
+
+
+def _pieces(tokens: int, kernel_tokens: int) -> int:
+    if kernel_tokens < 1 or tokens % kernel_tokens:
+        raise LayoutError("kernel_tokens", kernel_tokens, f"a divisor of the block's {tokens} tokens")
+    return tokens // kernel_tokens
+
+
+def _divide(name: str, value: int, divisor: int) -> int:
+    if value % divisor:
+        raise LayoutError(name, value, f"a multiple of {divisor} bytes")
+    return value // divisor
+
+
+def _scales(region: Region, layer: int, dtype: str, inner: tuple[int, ...]) -> StridedView | None:
+    """A region's scales `[blocks * inner[0], *inner[1:], rest]`; `inner` empty keeps `[blocks, rest]`."""
+    offset = region.scale_address(layer, 0)
+    if offset is None:
+        return None
+    rest = _divide("scale_stride", region.scale_stride, math.prod(inner) * item_bytes(dtype))
+    rows = region.num_blocks * (inner[0] if inner else 1)
+    return _dense((rows, *inner[1:], rest), offset, dtype)
+
+
+def _dense(shape: tuple[int, ...], offset: int, dtype: str) -> StridedView:
+    item = item_bytes(dtype)
+    return StridedView(shape, tuple(item * math.prod(shape[a + 1 :]) for a in range(len(shape))), offset, dtype)

@@ -1,0 +1,197 @@
+"""A zoom into one cell of a cache, level by level: what `hkv layout` draws, in the terminal or as a figure.
+
+Each level is a stretch of memory cut into equal pieces along one physical axis, outermost first; the next level is the
+chosen piece. The last level is the parts of a cell, or of a row of a plane.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from hkv.layout.block_layout import Layout, Place
+from hkv.layout.content import Part
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A stretch of memory in a level.
+
+    Attributes:
+      label: what it holds.
+      start: its first byte in the buffer.
+      length: its bytes.
+      kind: `layer`, `block`, `kernel`, `head`, `state`, `plane`, `padding`, `other`, or the name of a part.
+      chosen: whether the next level shows its inside.
+    """
+
+    label: str
+    start: int
+    length: int
+    kind: str
+    chosen: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """One stretch of memory and its pieces in rising order.
+
+    Attributes:
+      title: what the pieces are, and how far apart.
+      start: first byte.
+      length: bytes from the first piece to the end of the last.
+      pieces: the pieces; gaps between them are pieces of kind `padding` or `other`.
+    """
+
+    title: str
+    start: int
+    length: int
+    pieces: tuple[Piece, ...]
+
+
+AXIS_NAMES = ("layer", "block", "kernel", "head", "state")
+"""Kinds of the pieces of `Layout.cells`, in the order of its axes."""
+
+
+def levels(layout: Layout, place: Place) -> tuple[Level, ...]:
+    """The zoom from the whole buffer into the cell at `place`, and into its parts.
+
+    Args:
+      layout: where everything lies.
+      place: which cell; its `byte` does not matter.
+    """
+    planes = any(part.strides is not None for part in layout.content)
+    piece, state = divmod(place.state, layout.shape[3])
+    at = (place.layer, place.block, piece, place.head, state)
+    shape, strides = layout.cells().shape[:5], layout.cells().strides[:5]
+    run = layout.shape[3] * layout.shape[4]
+    own_planes = planes and all(part.strides is not None and part.strides[0] == run for part in layout.content)
+    inside = (4,) if own_planes else (3, 4)
+    axes = [a for a in range(5) if shape[a] > 1 and not (planes and a in inside)]
+    axes.sort(key=lambda a: strides[a], reverse=True)
+    page = layout.shape[4]
+    if planes:
+        page = run if own_planes else run * shape[3]
+    found: list[Level] = []
+    start = layout.offset
+    for depth, axis in enumerate(axes):
+        inner = page + sum((shape[a] - 1) * strides[a] for a in axes[depth + 1 :])
+        found.append(_axis_level(layout, axis, start, inner, at))
+        start += at[axis] * strides[axis]
+    if planes:
+        return (*found, *_plane_levels(layout, start, page, at, own_planes))
+    return (*found, _part_level("cell", layout.content, start, layout.shape[4], place.head))
+
+
+def _axis_level(layout: Layout, axis: int, start: int, inner: int, at: tuple[int, ...]) -> Level:
+    cells = layout.cells()
+    count, stride, name = cells.shape[axis], cells.strides[axis], AXIS_NAMES[axis]
+    padding = 0
+    if axis < 2 and (layout.order.block_compact or layout.shape[2] == 1):
+        padding = min(stride - inner, layout.page_size - layout.split * math.prod(layout.shape[2:]))
+    pieces: list[Piece] = []
+    for index in range(count):
+        here = start + index * stride
+        pieces.append(Piece(_label(layout, axis, index, at), here, inner, name, index == at[axis]))
+        if index == count - 1 and axis != 1:
+            break
+        if padding > 0:
+            pieces.append(Piece("pad", here + inner, padding, "padding"))
+        if stride > inner + padding:
+            pieces.append(Piece("others", here + inner + padding, stride - inner - padding, "other"))
+    plural = {"kernel": "kernel blocks", "state": "states"}.get(name, f"{name}s")
+    end = pieces[-1].start + pieces[-1].length
+    return Level(f"{count:,} {plural}, {stride:,} bytes apart", start, end - start, tuple(pieces))
+
+
+def _label(layout: Layout, axis: int, index: int, at: tuple[int, ...]) -> str:
+    if axis == 2:
+        return f"kernel block {layout.kernel_rows(at[1])[index]}"
+    if axis < 4:
+        return f"{AXIS_NAMES[axis]} {index}"
+    state = at[2] * layout.shape[3] + index
+    tokens = layout.tokens_per_state
+    if tokens == 1:
+        return f"token {state}"
+    if tokens is None or tokens < 1:
+        return f"state {state}"
+    return f"tokens {state * tokens}-{(state + 1) * tokens - 1}"
+
+
+def _plane_levels(layout: Layout, page: int, length: int, at: tuple[int, ...], one_head: bool) -> list[Level]:
+    """The planes of a page, then the rows of the plane that the cell's first part lies in, then that row's parts."""
+    planes: list[list[Part]] = []
+    for part in sorted(layout.content, key=lambda part: part.offset):
+        if (
+            planes
+            and part.strides == planes[-1][0].strides
+            and part.offset < _plane_end(layout, planes[-1][0], one_head)
+        ):
+            planes[-1].append(part)
+        else:
+            planes.append([part])
+    pieces = []
+    for index, plane in enumerate(planes):
+        first, end = plane[0].offset, max(_plane_end(layout, part, one_head) for part in plane)
+        label = " + ".join(part.name for part in plane)
+        pieces.append(Piece(label, page + first, end - first, plane[0].name, index == 0))
+    found = [Level(f"{len(planes)} planes of {length:,} bytes", page, length, tuple(pieces))]
+    chosen, head = planes[0], at[3]
+    heads = 1 if one_head else (layout.shape[2] if chosen[0].heads is None else chosen[0].heads)
+    head_stride, state_stride = chosen[0].strides or (0, 0)
+    start = page + chosen[0].offset
+    if heads > 1:
+        inner = head_stride
+        rows = [Piece(f"head {h}", start + h * head_stride, inner, "head", h == head % heads) for h in range(heads)]
+        found.append(Level(f"{heads} heads, {head_stride:,} bytes apart", start, heads * head_stride, tuple(rows)))
+        start += head % heads * head_stride
+    if layout.shape[3] > 1:
+        row = state_stride
+        labels = [_label(layout, 4, n, at) for n in range(layout.shape[3])]
+        rows = [Piece(label, start + n * row, row, "state", n == at[4]) for n, label in enumerate(labels)]
+        title = f"{layout.shape[3]} rows, {row:,} bytes apart"
+        found.append(Level(title, start, layout.shape[3] * row, tuple(rows)))
+        start += at[4] * state_stride
+    shifted = [dataclasses.replace(part, offset=part.offset - chosen[0].offset) for part in chosen]
+    return [*found, _part_level("row", shifted, start, state_stride, head)]
+
+
+def _plane_end(layout: Layout, part: Part, one_head: bool) -> int:
+    heads = 1 if one_head else (layout.shape[2] if part.heads is None else part.heads)
+    head_stride, state_stride = part.strides or (0, 0)
+    return part.offset + (heads - 1) * head_stride + layout.shape[3] * state_stride
+
+
+def _part_level(name: str, parts: Sequence[Part], start: int, length: int, head: int) -> Level:
+    mine = [p for p in parts if p.heads is None or p.strides is not None or p.first_head == head]
+    pieces: list[Piece] = []
+    end = 0
+    for part in sorted(mine, key=lambda part: part.offset):
+        shape = "x".join(map(str, part.shape))
+        pieces.append(Piece(f"{part.name} {shape} {part.dtype}", start + part.offset, part.nbytes, part.name))
+        end = part.offset + part.nbytes
+    if end < length:
+        pieces.append(Piece("unused", start + end, length - end, "padding"))
+    return Level(f"one {name} of {length:,} bytes", start, length, tuple(pieces))
+
+
+def shown(level: Level, limit: int) -> tuple[Piece | None, ...]:
+    """The pieces of a level that fit in a picture, None for each run left out.
+
+    Args:
+      level: the level.
+      limit: pieces, at least 5; first, last and chosen ones are kept.
+    """
+    pieces = level.pieces
+    if len(pieces) <= limit:
+        return pieces
+    chosen = next((i for i, piece in enumerate(pieces) if piece.chosen), 0)
+    around = (limit - 4) // 2
+    wanted = {0, 1, len(pieces) - 1, *range(max(0, chosen - around), min(len(pieces), chosen + around + 1))}
+    kept: list[Piece | None] = []
+    for index in sorted(wanted):
+        if index and index - 1 not in wanted:
+            kept.append(None)
+        kept.append(pieces[index])
+    return tuple(kept)

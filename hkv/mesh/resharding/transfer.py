@@ -1,0 +1,229 @@
+"""Carrying out a plan with JAX: each rank packs what it sends, JAX moves the packets, each rank unpacks. Jitted.
+
+A packet holds all that one rank sends another, and crosses by `jax.device_put`; nothing else does. One process has to
+see both meshes, which may share devices. The target's pool is donated and changed in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from hkv.errors import ConfigError, LayoutError
+from hkv.layout.strided import StridedView
+from hkv.mesh.parallel_shape import part_by_head
+from hkv.mesh.resharding.packets import COORDINATES, Grain, Packets, make_packets
+from hkv.mesh.resharding.plan import Move, Plan, Side
+from hkv.mesh.sharding import AXES, ShardedLayout
+from hkv.paged.implementations import choose
+from hkv.paged.runs import Runs, runs_of
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """One side of an exchange: what the plan says of it, where it is, and the replica concerned."""
+
+    side: Side
+    sharded: ShardedLayout
+    data: int
+
+    def table(self, units: np.ndarray) -> np.ndarray:
+        """Units `[tensor, context, ...]` of the replica, -1 for the others: `[data, tensor, context, ...]`."""
+        table = np.full((self.sharded.shape.data, *units.shape), -1, np.int32)
+        table[self.data] = units
+        return table
+
+
+def execute(
+    plan: Plan,
+    source_pool: jax.Array,
+    source: ShardedLayout,
+    target_pool: jax.Array,
+    target: ShardedLayout,
+    *,
+    source_data: int = 0,
+    target_data: int = 0,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Brings what a plan names to the target.
+
+    Packets are padded to the longest of their direction, rounded up by at most an eighth so that plans share
+    executables.
+
+    Args:
+      plan: of one group of layers.
+      source_pool: unsigned words `[data, tensor, context, words]` on the source's mesh.
+      source: where the source's bytes are.
+      target_pool: likewise on the target's mesh, of the same dtype; donated.
+      target: where the target's bytes are.
+      source_data: replica that has the request.
+      target_data: replica that gets it.
+      implementation: as in `hkv.paged.write`.
+
+    Returns:
+      The target's pool.
+
+    Raises:
+      ConfigError: a mesh of another shape than the plan's; devices of another process; no such replica.
+      LayoutError: another layout than the plan's, or pools of different words.
+    """
+    _check(plan.source, source, source_pool, "source", source_data)
+    _check(plan.target, target, target_pool, "target", target_data)
+    if source_pool.dtype != target_pool.dtype:
+        raise LayoutError("target_pool", target_pool.dtype, f"words of {source_pool.dtype}, as on the source")
+    giver, taker = _End(plan.source, source, source_data), _End(plan.target, target, target_data)
+    if plan.sends:
+        target_pool = _exchange(plan.sends, plan.layers, source_pool, giver, target_pool, taker, implementation)
+    if plan.forwards:
+        target_pool = _exchange(plan.forwards, plan.layers, target_pool, taker, target_pool, taker, implementation)
+    return target_pool
+
+
+def _exchange(
+    moves: Sequence[Move],
+    layers: range,
+    source_pool: jax.Array,
+    source: _End,
+    target_pool: jax.Array,
+    target: _End,
+    implementation: str | None,
+) -> jax.Array:
+    """One hop: everything is packed before anything is unpacked."""
+    packets = make_packets(moves, layers, source.side, target.side)
+    read, written = source.table(packets.read), target.table(packets.written)
+    packed = _pack(source_pool, source.sharded, read, packets.grain, implementation)
+    arrived = _carry(packed, packets, source, target)
+    return _unpack(target_pool, target.sharded, written, arrived, packets.grain, implementation)
+
+
+def _carry(packed: list[list[jax.Array]], packets: Packets, source: _End, target: _End) -> list[list[jax.Array]]:
+    """Packets from the devices that packed them to those that unpack them.
+
+    Args:
+      packed: per slot of the sender and view, `[data, tensor, context, length, words]`.
+      packets: who sends what to whom.
+      source: the side that packed.
+      target: the side that unpacks.
+
+    Returns:
+      Per slot of the receiver and view, the same; packets that nobody sends are zeros, made where they are.
+    """
+    devices = target.sharded.mesh.devices
+    shards = [[_by_device(array) for array in slot] for slot in packed]
+    leaving: list[jax.Array] = []
+    places: list[object] = []
+    keys: list[tuple[int, int, object]] = []
+    for route, out in packets.out_slots.items():
+        origin, goal = source.sharded.mesh.devices[source.data][route.sender], devices[target.data][route.receiver]
+        for view, shard in enumerate(shards[out]):
+            leaving.append(shard[origin])
+            places.append(goal)
+            keys.append((packets.in_slots[route], view, goal))
+    landed = dict(zip(keys, jax.device_put(leaving, places), strict=True))
+    arrived: list[list[jax.Array]] = []
+    sharding = target.sharded.sharding
+    for slot in range(1 + max(packets.in_slots.values())):
+        arrived.append([])
+        for view, array in enumerate(packed[0]):
+            shape = (*devices.shape, *array.shape[3:])
+            empty = _by_device(_zeros(shape, array.dtype, sharding))
+            pieces = [landed.get((slot, view, device), empty[device]) for device in devices.flat]
+            arrived[-1].append(jax.make_array_from_single_device_arrays(shape, sharding, pieces))
+    return arrived
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _zeros(shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(jnp.zeros(shape, dtype), sharding)
+
+
+def _by_device(array: jax.Array) -> dict[object, jax.Array]:
+    return {shard.device: shard.data for shard in array.addressable_shards}
+
+
+@functools.partial(jax.jit, static_argnames=("sharded", "grain", "implementation"))
+def _pack(
+    pool: jax.Array, sharded: ShardedLayout, table: jax.Array, grain: Grain, implementation: str | None
+) -> list[list[jax.Array]]:
+    """Packets of every rank: per slot and view `[data, tensor, context, length, words]`."""
+
+    def local(pool, table):
+        flat, packets = pool.reshape(-1), []
+        for units in table[0, 0, 0]:
+            packets.append([])
+            for runs in _runs(flat, sharded, grain):
+                starts, _ = runs.start_rows(*units.T)
+                words = choose(implementation).gather(flat.reshape(-1, runs.row), starts, runs.rows_per_run)
+                packets[-1].append(words.reshape(1, 1, 1, units.shape[0], runs.words))
+        return packets
+
+    return jax.shard_map(local, mesh=sharded.mesh, in_specs=(P(*AXES), P(*AXES)), out_specs=P(*AXES), check_vma=False)(
+        pool, table
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("sharded", "grain", "implementation"), donate_argnames="pool")
+def _unpack(
+    pool: jax.Array,
+    sharded: ShardedLayout,
+    table: jax.Array,
+    packets: list[list[jax.Array]],
+    grain: Grain,
+    implementation: str | None,
+) -> jax.Array:
+    """The pool with every rank's packets in place."""
+
+    def local(pool, table, packets):
+        flat = pool.reshape(-1)
+        for units, slot in zip(table[0, 0, 0], packets, strict=True):
+            for runs, words in zip(_runs(flat, sharded, grain), slot, strict=True):
+                starts, _ = runs.start_rows(*units.T)
+                shaped = words.reshape(units.shape[0], len(runs.starts), runs.rows_per_run, runs.row)
+                flat = choose(implementation).scatter(flat.reshape(-1, runs.row), starts, shaped).reshape(-1)
+        return flat.reshape(pool.shape)
+
+    specs = (P(*AXES), P(*AXES), P(*AXES))
+    mapped = jax.shard_map(local, mesh=sharded.mesh, in_specs=specs, out_specs=P(*AXES), check_vma=False)
+    return mapped(pool, table, packets)
+
+
+def _runs(pool: jax.Array, sharded: ShardedLayout, grain: Grain) -> list[Runs]:
+    """How a unit lies in one rank's pool: whole cells where they hold nothing but parts, else part by part."""
+    layout = sharded.layout
+    views = [part_by_head(layout, part, sharded.shape.heads_per_rank) for part in layout.content]
+    in_cells = all(part.strides is None and part.heads is None for part in layout.content)
+    if in_cells and sum(part.nbytes for part in layout.content) == layout.shape[4]:
+        cells = layout.cells()
+        order = (0, 1, 2, 4, 3, 5)
+        shape, strides = (tuple(values[axis] for axis in order) for values in (cells.shape, cells.strides))
+        views = [StridedView(shape, strides, cells.offset, cells.dtype)]
+    return [runs_of(pool, _grouped(view, grain), COORDINATES) for view in views]
+
+
+def _grouped(view: StridedView, grain: Grain) -> StridedView:
+    """`[layers, blocks, pieces, states, heads, ...]` with groups of states and of heads: the unit comes last."""
+    (states, heads), (step, stride) = view.shape[3:5], view.strides[3:5]
+    unit = [(grain.states, step), (grain.heads, stride)]
+    extents, steps = zip(*(reversed(unit) if grain.heads_outside else unit), strict=True)
+    shape = (*view.shape[:3], states // grain.states, heads // grain.heads, *extents, *view.shape[5:])
+    strides = (*view.strides[:3], step * grain.states, stride * grain.heads, *steps, *view.strides[5:])
+    return StridedView(shape, strides, view.offset, view.dtype)
+
+
+def _check(side: Side, sharded: ShardedLayout, pool: jax.Array, name: str, data: int) -> None:
+    planned = dataclasses.replace(side.shape, data=sharded.shape.data)
+    if sharded.shape != planned:
+        raise ConfigError(f"{name}.shape", sharded.shape, f"{planned}, as in the plan")
+    if sharded.layout != side.layout:
+        raise LayoutError(f"{name}.layout", sharded.layout.order.value, "the plan's layout")
+    if not 0 <= data < sharded.shape.data:
+        raise ConfigError(f"{name}_data", data, f"a replica from 0 to {sharded.shape.data - 1}")
+    if not pool.is_fully_addressable:
+        raise ConfigError(f"{name}_pool", "devices of several processes", "devices that this process sees")

@@ -1,0 +1,251 @@
+"""From a family's facts to caches: the arithmetic that all families share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hkv.errors import ConfigError
+from hkv.model.huggingface.fields import Field, Fields
+from hkv.model.huggingface.model import CacheLayer, Model
+from hkv.model.huggingface.options import ReadOptions
+from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
+from hkv.spec.dtypes import item_bytes
+
+
+@dataclasses.dataclass
+class Decoder:
+    """Collects a model's caches. One of them is made for each call of a family's reader.
+
+    Attributes:
+      fields: the config.
+      options: how the model is served.
+      default_block_size: tokens per block where the options do not say.
+    """
+
+    fields: Fields
+    options: ReadOptions
+    default_block_size: int = 16
+    layers: list[CacheLayer] = dataclasses.field(default_factory=list)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.options.block_size or self.default_block_size
+
+    @property
+    def dtype(self) -> tuple[str, tuple[str, ...]]:
+        """The model's element type and the field that says so."""
+        if self.options.dtype is not None:
+            return self.options.dtype, ()
+        name, fields = self.fields.dtype()
+        item_bytes(name)
+        return name, fields
+
+    def shard(self, heads: Field) -> int:
+        """Heads on one tensor-parallel rank: an equal share, or one that several ranks hold.
+
+        Raises:
+          ConfigError: heads and ranks do not divide each other.
+        """
+        ranks = self.options.tensor_parallel
+        if heads.value % ranks and ranks % heads.value:
+            expected = f"a multiple or a divisor of {ranks} tensor-parallel ranks"
+            raise ConfigError(" x ".join(heads.names), heads.value, expected)
+        return max(1, heads.value // ranks)
+
+    def divide(self, size: Field) -> int:
+        """An equal share of a size.
+
+        Raises:
+          ConfigError: the ranks do not divide it.
+        """
+        ranks = self.options.tensor_parallel
+        if size.value % ranks:
+            expected = f"a multiple of {ranks} tensor-parallel ranks"
+            raise ConfigError(" x ".join(dict.fromkeys(size.names)), size.value, expected)
+        return size.value // ranks
+
+    def _packing(self) -> tuple[str, str, tuple[str, ...]]:
+        """Element type of the cache, quantization, and the fields that decide them."""
+        kv = self.options.kv_dtype
+        if kv == "auto":
+            name, fields = self.dtype
+            return name, "none", fields
+        if kv in ("fp8", "fp8_per_token_head"):
+            return "float8_e4m3fn", "fp8_per_tensor" if kv == "fp8" else kv, ()
+        if kv in ("int8_per_token_head", "int4_per_token_head"):
+            return "int8" if kv.startswith("int8") else "uint8", kv, ()
+        if kv.endswith("_ds_mla"):
+            raise ConfigError("kv_dtype", kv, "a packing of keys and values; this one is for latent attention")
+        return kv, "none", ()
+
+    def attention(
+        self,
+        index: int,
+        kind: str,
+        kind_fields: tuple[str, ...],
+        *,
+        heads: Field | None = None,
+        head_dim: Field | None = None,
+        value_dim: Field | None = None,
+        window: Field | None = None,
+        shares: int | None = None,
+    ) -> None:
+        """Adds a layer with keys and values.
+
+        Args:
+          index: the decoder layer.
+          kind: `full_attention`, `sliding_attention` or `chunked_attention`.
+          kind_fields: the fields that say so.
+          heads: key/value heads before sharding, None for the config's.
+          head_dim: elements of a key, None for the config's.
+          value_dim: elements of a value, None for a key's.
+          window: tokens of the window or chunk; only and always for the two local kinds.
+          shares: decoder layer whose cache this one reads instead of its own, or None.
+        """
+        heads, head_dim = heads or self.fields.kv_heads, head_dim or self.fields.head_dim
+        dtype, quantization, dtype_fields = self._packing()
+        content = _cell_bytes(quantization, dtype, head_dim.value, (value_dim or head_dim).value)
+        replicated = kind != "full_attention" and self.options.context_parallel > 1
+        geometry = {
+            "block_size": self.block_size,
+            "num_kv_heads": self.shard(heads),
+            "head_size": head_dim.value,
+            "head_size_v": (value_dim or head_dim).value,
+            "dtype": dtype,
+            "quantization": quantization,
+            "state_content_bytes": None if quantization in ("none", "fp8_per_tensor") else content,
+            "cp_sharded": not replicated,
+            "is_draft": self.options.draft,
+        }
+        spec: LayerSpec
+        if kind == "full_attention":
+            spec = FullAttention(**geometry)
+        elif window is None:
+            raise ConfigError(self.fields.path + "sliding_window", None, f"a window for {kind} ({kind_fields[0]})")
+        elif kind == "sliding_attention":
+            spec = SlidingWindow(**geometry, window=window.value)
+        else:
+            spec = ChunkedLocal(**geometry, chunk=window.value)
+        size = (*head_dim.names, *(value_dim.names if value_dim else ()))
+        origin = {"kind": kind_fields, "heads": heads.names, "size": tuple(dict.fromkeys(size)), "dtype": dtype_fields}
+        if window is not None and kind != "full_attention":
+            origin["window"] = window.names
+        full = geometry["num_kv_heads"] * content
+        if shares is None:
+            self.layers.append(CacheLayer(f"layers.{index}", index, spec, origin, full_token_bytes=full))
+        else:
+            sharing = {"kind": kind_fields}
+            name = f"layers.{shares}"
+            self.layers.append(CacheLayer(f"layers.{index}", index, None, sharing, name, full))
+
+    def latent(self, index: int, kind_fields: tuple[str, ...] = ()) -> None:
+        """Adds a multi-head latent attention layer: one vector of `kv_lora_rank + qk_rope_head_dim` a token."""
+        rank, rope = self.fields.integer("kv_lora_rank"), self.fields.integer("qk_rope_head_dim")
+        kv = self.options.kv_dtype
+        packed = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}.get(kv)
+        if packed is not None:
+            dtype, quantization, dtype_fields = "uint8", kv, ()
+        else:
+            dtype, quantization, dtype_fields = self._packing()
+        size = rank.plus(rope)
+        content = packed or _cell_bytes(quantization, dtype, size.value, 0)
+        spec = MLAAttention(
+            block_size=self.block_size,
+            num_kv_heads=1,
+            head_size=size.value,
+            dtype=dtype,
+            quantization=quantization,
+            cache_dtype=kv,
+            state_content_bytes=None if quantization in ("none", "fp8_per_tensor") else content,
+            max_tp_shards=1,
+            cp_sharded=True,
+            is_draft=self.options.draft,
+        )
+        origin = {"kind": (*kind_fields, *rank.names), "size": size.names, "dtype": dtype_fields}
+        self.layers.append(CacheLayer(f"layers.{index}", index, spec, origin, full_token_bytes=content))
+
+    def state(
+        self,
+        index: int,
+        kind_fields: tuple[str, ...],
+        shapes: tuple[tuple[int, ...], ...],
+        dtypes: tuple[tuple[str, tuple[str, ...]], ...],
+        size_fields: tuple[str, ...],
+        heads_fields: tuple[str, ...] = (),
+    ) -> None:
+        """Adds a layer with recurrent states.
+
+        Args:
+          index: the decoder layer.
+          kind_fields: the fields that say so.
+          shapes: shape of each state on this rank.
+          dtypes: element type of each state, and the fields that decide it.
+          size_fields: fields that decide the shapes.
+          heads_fields: those of them that count heads.
+        """
+        spec = Mamba(
+            block_size=self.block_size,
+            shapes=shapes,
+            dtypes=tuple(name for name, _ in dtypes),
+            num_speculative_blocks=self.options.speculative_tokens,
+            is_draft=self.options.draft,
+        )
+        origin = {
+            "kind": kind_fields,
+            "heads": heads_fields,
+            "state": tuple(dict.fromkeys(size_fields)),
+            "dtype": tuple(dict.fromkeys(name for _, names in dtypes for name in names)),
+        }
+        self.layers.append(CacheLayer(f"layers.{index}", index, spec, origin, full_token_bytes=self.full_bytes()))
+
+    def full_bytes(self) -> int:
+        """Bytes a token costs in one of the model's full-attention layers."""
+        dtype, quantization, _ = self._packing()
+        if self.fields.has("kv_lora_rank"):
+            size = self.fields.integer("kv_lora_rank").value + self.fields.integer("qk_rope_head_dim").value
+            return _cell_bytes(quantization, dtype, size, 0)
+        size = self.fields.head_dim.value
+        return self.shard(self.fields.kv_heads) * _cell_bytes(quantization, dtype, size, size)
+
+    def state_dtype(self, *names: str, default: str | None = None) -> tuple[str, tuple[str, ...]]:
+        """Element type of a recurrent state: the options', else the first of these fields, else the default's.
+
+        Raises:
+          SpecError: the config names an unknown element type.
+        """
+        if self.options.state_dtype is not None:
+            return self.options.state_dtype, ()
+        for name in names:
+            value = self.fields.raw(name)
+            if isinstance(value, str) and value != "auto":
+                item_bytes(value)
+                return value, (self.fields.path + name,)
+        return (default, ()) if default is not None else self.dtype
+
+    def model(self, num_layers: int, layouts: tuple[str, ...] | None = None) -> Model:
+        """The model with what was added."""
+        return Model(
+            model_type=self.fields.model_type,
+            layers=tuple(self.layers),
+            num_layers=num_layers,
+            max_model_len=self.fields.max_model_len,
+            layouts=layouts,
+            tensor_parallel=self.options.tensor_parallel,
+            latent_sizes=self._latent_sizes(),
+            indexer_size=self.fields.integer("index_head_dim").value if self.fields.has("index_head_dim") else None,
+        )
+
+    def _latent_sizes(self) -> tuple[int, int] | None:
+        if not self.fields.has("kv_lora_rank"):
+            return None
+        return self.fields.integer("kv_lora_rank").value, self.fields.integer("qk_rope_head_dim").value
+
+
+def _cell_bytes(quantization: str, dtype: str, key: int, value: int) -> int:
+    """Bytes of one (head, token): a key, a value, and their scales where the packing has some."""
+    if not quantization.endswith("_per_token_head"):
+        return (key + value) * item_bytes(dtype)
+    if quantization.startswith("int4"):
+        key, value = key // 2, value // 2
+    return (key + value) * item_bytes(dtype) + 8

@@ -1,0 +1,221 @@
+"""A trace as arrays, dispatches of a compiled schedule over it, and what they leave as records."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hkv.dialects.vllm.schedule.schedule import Arrival, Schedule
+from hkv.errors import ConfigError, EngineFailure
+from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder, RequestRecord, StepRecords
+from hkv.replay.schedule_state import ARRIVING, FATE, Ending, Fate, Machine, Mode, Number
+from hkv.state.status import Status
+
+STEPS = 4096
+"""Steps of one dispatch."""
+
+LATEST = 1 << 29
+"""Steps that a replay may count to."""
+
+OUTCOMES = {
+    Ending.NONE: "",
+    Ending.FINISHED: FINISHED,
+    Ending.NEVER_FITS: NEVER_FITS,
+    Ending.TOO_LONG: TOO_LONG,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Incoming:
+    """A trace as arrays.
+
+    Attributes:
+      requests: int32[n + 1, 4], `hkv.replay.schedule_state.Trace.requests`.
+      keys: int32[m], as in `Trace.keys`.
+      ends: int64[n + 1], where each request's keys begin, and where the last ones end.
+      num_keys: distinct prefix keys: all keys are below it.
+    """
+
+    requests: np.ndarray
+    keys: np.ndarray
+    ends: np.ndarray
+    num_keys: int
+
+    @property
+    def count(self) -> int:
+        """Requests of the trace."""
+        return len(self.requests) - 1
+
+    def longest(self, limit: int) -> int:
+        """Most tokens of a request that has at most `limit`, its output included; at least 1."""
+        lengths = self.requests[:-1, 1:3].astype(np.int64).sum(axis=1)
+        return int(lengths[lengths <= limit].max(initial=1))
+
+    def slots(self, most: int) -> int:
+        """Request slots for at most so many running requests and the head of the queue."""
+        return min(most, max(1, self.count)) + 1
+
+    def keys_of(self, index: int) -> Callable[[], list[int]]:
+        """Makes one request's keys when called; none for a request that was too long."""
+        start, end = self.ends[index], self.ends[index + 1]
+        return lambda: self.keys[start:end].tolist()
+
+
+def incoming(arrivals: Sequence[Arrival], max_model_len: int) -> Incoming:
+    """A trace as arrays; its keys are made here, in the order of the trace, for requests that are not too long.
+
+    Raises:
+      ConfigError: a request arrives too late to be counted.
+    """
+    requests = np.zeros((len(arrivals) + 1, ARRIVING), np.int32)
+    parts, num_keys = [np.zeros(0, np.int64)], 0
+    ends = np.zeros(len(arrivals) + 1, np.int64)
+    for index, arrival in enumerate(arrivals):
+        if arrival.step >= LATEST:
+            raise ConfigError("step", arrival.step, f"arrivals before step {LATEST}: a longer --step-ms")
+        fits = arrival.prompt + arrival.output <= max_model_len
+        keys = np.asarray(arrival.keys() if fits else (), np.int64)
+        start = int(ends[index])
+        requests[index] = arrival.step, arrival.prompt, arrival.output, start
+        ends[index + 1] = start + len(keys)
+        parts.append(keys)
+        num_keys = max(num_keys, int(keys.max(initial=-1)) + 1)
+    return Incoming(requests, np.concatenate(parts).astype(np.int32), ends, num_keys)
+
+
+def trace_arrays(
+    schedule: Schedule, trace: Incoming, requests: int, keys: int, **more: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The fields of a `hkv.replay.schedule_state.Trace`, as NumPy arrays.
+
+    Args:
+      schedule: the schedule's numbers.
+      trace: the requests.
+      requests: bucket for requests.
+      keys: bucket for keys.
+      more: values of `Number` that the schedule does not give, named in small letters.
+    """
+    values = {
+        Number.STEP_TOKENS: schedule.step_tokens,
+        Number.DECODE_TOKENS: schedule.decode_tokens,
+        Number.MAX_RUNNING: schedule.max_running,
+        Number.LOOKAHEAD: schedule.lookahead,
+        Number.MAX_MODEL_LEN: schedule.max_model_len,
+        Number.CLOSED_LOOP: schedule.closed_loop,
+        Number.REQUESTS: trace.count,
+        **{Number[name.upper()]: value for name, value in more.items()},
+    }
+    numbers = np.zeros(len(Number), np.int32)
+    for number, value in values.items():
+        numbers[number] = min(int(value), LATEST)
+    table, payload = np.zeros((requests + 1, ARRIVING), np.int32), np.zeros(keys, np.int32)
+    table[: trace.count] = trace.requests[: trace.count]
+    payload[: len(trace.keys)] = trace.keys
+    return table, payload, numbers
+
+
+def rounded(size: int, least: int) -> int:
+    """The smallest `least * 2**k` that is at least `size`."""
+    while least < size:
+        least *= 2
+    return least
+
+
+class Dispatches(abc.ABC):
+    """A compiled schedule on its way through a trace.
+
+    Args:
+      trace: the requests.
+      groups: groups of the cache.
+      room: room for the ids that a dispatch reports; 0: none are.
+      resident: what is on the device: at least `fates`, `samples` and `machine`.
+
+    Attributes:
+      ids: what was reported, in order, dispatch after dispatch.
+    """
+
+    def __init__(self, trace: Incoming, groups: int, room: int, resident: Any) -> None:
+        self._trace, self._groups, self._room, self._resident = trace, groups, room, resident
+        self._samples: list[np.ndarray] = []
+        self.ids: list[np.ndarray] = []
+
+    @abc.abstractmethod
+    def _step(self, resident: Any) -> tuple[Any, Any, Any]:
+        """One dispatch: what is on the device then, the ids reported, and how many there are."""
+
+    def dispatch(self) -> Machine:
+        """Replays up to so many steps more. Returns where the schedule stands, as NumPy integers.
+
+        Raises:
+          EngineFailure: the cache refused an operation that the schedule may perform.
+        """
+        self._resident, ids, count = self._step(self._resident)
+        machine = Machine(*np.asarray(self._resident.machine))
+        if machine.mode == Mode.FAILED:
+            status = Status(int(machine.status)).name
+            raise EngineFailure("operation", status, f"one that the schedule may perform in step {machine.step}")
+        if machine.samples:
+            self._samples.append(np.array(self._resident.samples[: int(machine.samples)]))
+        if self._room:
+            if int(count) > self._room:
+                raise ConfigError("ids", self._room, f"room for the {int(count)} ids of one step")
+            self.ids.append(np.array(ids[: int(count)]))
+        return machine
+
+    def run(self, progress: Callable[[], None] = lambda: None) -> int:
+        """Replays the whole trace. Returns the number of the last step + 1.
+
+        Args:
+          progress: called each time a request has finished or is refused for good, a dispatch's at once.
+        """
+        ended = 0
+        while True:
+            machine = self.dispatch()
+            for _ in range(ended, int(machine.ended)):
+                progress()
+            ended = int(machine.ended)
+            if machine.mode == Mode.DONE:
+                return int(machine.step)
+
+    @property
+    def resident(self) -> Any:
+        """What is on the device now."""
+        return self._resident
+
+    @property
+    def fates(self) -> np.ndarray:
+        """int32[requests, 8 + groups]: `Fate`, and the reasons of each request of the trace."""
+        return np.asarray(self._resident.fates)[: self._trace.count, : FATE + self._groups]
+
+    def _record(self, recorder: Recorder, reasons: Sequence[str]) -> None:
+        """Fills a recorder with everything that happened, as the plain schedule's observer would have recorded it."""
+        fates = self.fates
+        for index, (row, fate) in enumerate(zip(self._trace.requests.tolist(), fates.tolist(), strict=False)):
+            recorder.requests[index] = RequestRecord(
+                index=index,
+                prompt=row[1],
+                output=row[2],
+                arrived=row[0],
+                hit=fate[Fate.HIT],
+                admitted=fate[Fate.ADMITTED],
+                ended=fate[Fate.ENDED],
+                outcome=OUTCOMES[Ending(fate[Fate.OUTCOME])],
+                preemptions=fate[Fate.PREEMPTIONS],
+                recomputed=fate[Fate.RECOMPUTED],
+                recovered=fate[Fate.RECOVERED],
+            )
+        columns = [part.T for part in self._samples]
+        names = [field.name for field in dataclasses.fields(StepRecords)]
+        if columns:
+            values = np.concatenate(columns, axis=1).tolist()
+            recorder.steps = StepRecords(**dict(zip(names, values, strict=True)))
+        admitted = fates[fates[:, Fate.ADMITTED] >= 0]
+        recorder.reasons = [
+            collections.Counter(map(reasons.__getitem__, admitted[:, FATE + group].tolist()))
+            for group in range(self._groups)
+        ]

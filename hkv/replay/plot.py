@@ -1,0 +1,119 @@
+"""Draws hit rate and occupancy over time."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hkv.dialects.vllm.schedule.run import Outcome
+from hkv.errors import ConfigError, MissingExtraError
+from hkv.replay import summary
+
+SUFFIXES = (".png", ".svg")
+
+HIT, CUMULATIVE, BLOCKS, WAITING, RUNNING = "#2a7f9e", "#12313d", "#7a9e3f", "#c8553d", "#5a6c75"
+
+
+def check_plot_path(path: str) -> None:
+    """Raises ConfigError unless the path ends in one of `SUFFIXES` or is `-`, MissingExtraError without matplotlib."""
+    if path != "-" and pathlib.Path(path).suffix.lower() not in SUFFIXES:
+        raise ConfigError("plot", path, f"a file name that ends in {' or '.join(SUFFIXES)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plots", "to draw the plot") from error
+
+
+def drawn(outcome: Outcome, path: str, step_ms: int, title: str, bins: int = 240) -> bytes:
+    """The plot, PNG or SVG by the suffix of the path that it is for.
+
+    Args:
+      outcome: the replay.
+      path: the file it is for; SVG for `-`.
+      step_ms: milliseconds of a step.
+      title: names the trace and the engine.
+      bins: stretches of time that hit rates are taken over.
+    """
+    check_plot_path(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels: Any = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
+    scale, unit = _time_unit(outcome.steps * step_ms / 1000)
+    edges = np.linspace(0, outcome.steps, min(bins, max(outcome.steps, 1)) + 1)
+    times = (edges[:-1] + edges[1:]) / 2 * step_ms / 1000 / scale
+    _draw_hits(panels[0], outcome, edges[:: len(edges) // 60 or 1], step_ms / 1000 / scale)
+    _draw_blocks(panels[1], outcome, edges, times)
+    _draw_requests(panels[2], outcome, edges, times)
+    panels[2].set_xlabel(f"time ({unit})")
+    panels[2].set_xlim(0, outcome.steps * step_ms / 1000 / scale)
+    for panel in panels:
+        panel.grid(True, color="#e3e6e8", linewidth=0.8)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg" if path == "-" else pathlib.Path(path).suffix[1:].lower(), dpi=130)
+    return buffer.getvalue()
+
+
+def _draw_hits(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float) -> None:
+    steps = outcome.recorder.steps
+    edges = np.append(edges[edges < outcome.steps], outcome.steps)
+    prompt = np.histogram(steps.step, edges, weights=np.asarray(steps.prompt_tokens, float))[0]
+    hit = np.histogram(steps.step, edges, weights=np.asarray(steps.hit_tokens, float))[0]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        here, so_far = 100 * hit / prompt, 100 * np.cumsum(hit) / np.cumsum(prompt)
+    rate = summary.totals(outcome)["hit_rate"]
+    label = f"in each 1/{len(here)} of the time"
+    panel.bar(edges[:-1] * per_step, here, np.diff(edges) * per_step, align="edge", color=HIT, alpha=0.4, label=label)
+    panel.plot(edges[1:] * per_step, so_far, color=CUMULATIVE, linewidth=2, label=f"so far (in the end {rate:.2%})")
+    panel.set_ylabel("hit rate (% of prompt tokens)")
+    panel.set_ylim(0, min(115, 1.3 * max(np.nanmax(here, initial=1), np.nanmax(so_far, initial=1))))
+    panel.legend(loc="upper left", frameon=False, ncols=2)
+
+
+def _draw_blocks(panel: Any, outcome: Outcome, edges: np.ndarray, times: np.ndarray) -> None:
+    steps, capacity = outcome.recorder.steps, outcome.blocks
+    peak = _largest(steps.step, steps.in_use, edges)
+    panel.fill_between(times, peak, step="mid", color=BLOCKS, alpha=0.45, linewidth=0)
+    panel.plot(times, peak, drawstyle="steps-mid", color=BLOCKS, linewidth=1.2, label="held by requests")
+    panel.axhline(capacity, color=WAITING, linestyle="--", linewidth=1.2, label=f"pool: {capacity:,} blocks")
+    panel.set_ylabel("blocks in use (peak)")
+    panel.set_ylim(0, capacity * 1.18)
+    panel.yaxis.set_major_formatter("{x:,.0f}")
+    panel.legend(loc="upper left", frameon=False, ncols=2)
+
+
+def _draw_requests(panel: Any, outcome: Outcome, edges: np.ndarray, times: np.ndarray) -> None:
+    steps = outcome.recorder.steps
+    running, waiting = _largest(steps.step, steps.running, edges), _largest(steps.step, steps.waiting, edges)
+    preempted = np.histogram(steps.step, edges, weights=np.asarray(steps.preemptions, float))[0]
+    panel.plot(times, running, color=RUNNING, linewidth=1.3, label="running (peak)")
+    panel.plot(times, waiting, color=WAITING, linewidth=1.3, label="waiting (peak)")
+    if preempted.any():
+        panel.bar(times, preempted, width=(times[1] - times[0]), color=HIT, alpha=0.5, label="preemptions")
+    panel.set_ylabel("requests")
+    top = max(running.max(initial=1), waiting.max(initial=1), preempted.max(initial=1))
+    panel.set_ylim(0, 1.28 * top)
+    panel.legend(loc="upper left", frameon=False, ncols=3)
+
+
+def _largest(steps: Sequence[int], values: Sequence[int], edges: np.ndarray) -> np.ndarray:
+    """The largest value between each two edges; 0 where there is none."""
+    largest = np.zeros(len(edges) - 1)
+    place = np.clip(np.searchsorted(edges, steps, side="right") - 1, 0, len(largest) - 1)
+    np.maximum.at(largest, place, np.asarray(values, float))
+    return largest
+
+
+def _time_unit(seconds: float) -> tuple[int, str]:
+    if seconds > 7200:
+        return 3600, "hours"
+    return (60, "minutes") if seconds > 180 else (1, "seconds")

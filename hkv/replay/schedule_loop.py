@@ -1,0 +1,295 @@
+"""What every compiled schedule does, whatever cache it drives: arrivals, the queue, growth, what a step computes.
+
+`hkv.dialects.vllm.schedule.schedule` says it in plain Python; `hkv.replay.schedule_state` names what these functions
+read and write. A workspace has `ScheduleArrays`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.replay.schedule_state import SAMPLE, Arriving, Ending, Fate, Machine, Mode, Number, Seat, Trace
+from hkv.state.loops import Scalar, divide, loop, peek, remainder
+
+Pair = tuple[Any, Machine]
+
+
+def begin(w: Any, trace: Trace, m: Machine) -> tuple[Any, Machine, Scalar]:
+    """The clock goes on where nothing waits or runs; then arrivals. Also returns whether a step with work begins."""
+    mine = m.at(Mode.BEGIN)
+    idle = (m.active == 0) & (m.waiting == 0)
+    left = m.arrived < trace.number(Number.REQUESTS)
+    closed = trace.number(Number.CLOSED_LOOP)
+    ending = mine & idle & ~left
+    arrival = trace.request(m.arrived, Arriving.STEP)
+    step = jnp.where(mine & idle & left & (closed == 0), jnp.maximum(m.step, arrival), m.step)
+    spare = w.spare_request
+
+    def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        arrived, waiting, ended, _ = local
+        in_time = trace.request(arrived, Arriving.STEP) <= step
+        due = jnp.where(closed > 0, m.active + waiting < closed, in_time) & (arrived < trace.number(Number.REQUESTS))
+        long = trace.too_long(arrived)
+        v = v.set_fate(
+            jnp.where(due, arrived, spare),
+            admitted=-1,
+            ended=jnp.where(long, step, -1),
+            outcome=jnp.where(long, int(Ending.TOO_LONG), int(Ending.NONE)),
+            tokens=trace.request(arrived, Arriving.PROMPT),
+        )
+        return v, (arrived + due, waiting + (due & ~long), ended + (due & long), due)
+
+    start = (m.arrived, m.waiting, m.ended, mine & ~ending)
+    w, (arrived, waiting, ended, _) = loop(lambda c: c[3], body, w, start, writes=("fates",))
+    busy = mine & ((m.active > 0) | (waiting > 0))
+    m = m._replace(step=step, arrived=arrived, waiting=waiting, ended=ended)
+    m = m.when(ending, mode=int(Mode.DONE))
+    m = m.when(busy, mode=int(Mode.GROW), cursor=0, budget=trace.number(Number.STEP_TOKENS), refused=0)
+    return w, m, busy
+
+
+def chunk(trace: Trace, request: Scalar, tokens: Scalar, junction: Scalar, start: Scalar, budget: Scalar) -> Scalar:
+    """Tokens to compute next: `hkv.dialects.vllm.schedule.chunking.Chunking.tokens`, without sub-block hits."""
+    size, eagle = trace.number(Number.KEPT_BLOCK), trace.number(Number.KEPT_EAGLE) != 0
+    block = jnp.maximum(size, 1)
+    prefilled = jnp.maximum(trace.request(request, Arriving.PROMPT), tokens - 1)
+    whole = jnp.minimum(tokens, start + budget)
+    aligned = divide(whole, block) * block
+    small = size <= trace.number(Number.STEP_TOKENS)
+    end = jnp.where((whole < prefilled) & ((aligned > start) | small), aligned, whole)
+    last = jnp.where(eagle, divide(tokens, block) * block - block, divide(tokens - 1, block) * block)
+    here = jnp.where(remainder(start, block) != 0, (divide(start, block) + 1) * block, 0)
+    known = (start < junction) & (junction < end)
+    meeting = jnp.where(known, start + divide(jnp.maximum(junction - start, 0), block) * block, 0)
+    stop = end
+    for each in (last, here, meeting):
+        stop = jnp.where((start < each) & (each < end), jnp.minimum(stop, each), stop)
+    end = jnp.where((size > 0) & (start < prefilled), stop, whole)
+    return jnp.maximum(end - start, 0)
+
+
+def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
+    """Gives running requests their tokens as long as the cache has nothing to do for that.
+
+    Args:
+      w: the workspace.
+      trace: the schedule's numbers.
+      m: where the schedule stands.
+      whole: whether blocks are asked for all tokens that a request has, not only for those computed in this step.
+    """
+    mine = m.at(Mode.GROW)
+
+    def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        cursor, budget, slot, new, _ = local
+        v = v.set_seat(slot, scheduled=new)
+        inside = (cursor < m.active) & (budget > 0)
+        slot = jnp.where(inside, v.read("order", jnp.where(inside, cursor, 0)), v.spare_slot)
+        request, computed, tokens, calm, junction = v.get_seat(
+            slot, Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.CALM, Seat.JUNCTION
+        )
+        new = jnp.where(inside, chunk(trace, request, tokens, junction, computed, budget), 0)
+        needed = tokens if whole else computed + new
+        easy = inside & ((new == 0) | (needed <= calm))
+        return v, (cursor + 1, budget - jnp.where(easy, new, 0), slot, new, easy)
+
+    start = (m.cursor, m.budget, w.spare_slot, 0, mine)
+    w, local = loop(lambda c: c[4], body, w, start, reads=("order",), writes=("seats",))
+    cursor, budget, slot, new, easy = local
+    cursor -= ~easy
+    after = jnp.where(m.refused != 0, int(Mode.RECORD), int(Mode.ADMIT))
+    mode = jnp.where(new > 0, int(Mode.ASK), after)
+    return w, m.when(mine, cursor=cursor, budget=budget, asked=slot, new=new, mode=mode)
+
+
+def choose(w: Any, trace: Trace, m: Machine, seated: Mode) -> Pair:
+    """Finds the head of the queue: the request that was preempted last, or the first that was never admitted.
+
+    Args:
+      w: the workspace.
+      trace: the requests.
+      m: where the schedule stands.
+      seated: what comes next where it has its seat already.
+    """
+    mine = m.at(Mode.ADMIT)
+    can = mine & (m.waiting > 0) & (m.budget > 0) & (m.active < trace.number(Number.MAX_RUNNING))
+    again = m.stacked > 0
+
+    def skip(v: Any, local: tuple[Scalar, Scalar]) -> tuple[Any, tuple[Scalar, Scalar]]:
+        long = (local[0] < m.arrived) & trace.too_long(local[0])
+        return v, (local[0] + long, long)
+
+    w, (taken, _) = loop(lambda c: c[1], skip, w, (m.taken, can & ~again))
+    w, (top,) = peek(can & again, lambda v: (v.read("stack", m.stacked - 1),), w, reads=("stack",), default=(0,))
+    head = jnp.where(again, top, taken)
+    ready = jnp.where(head == m.seated, int(seated), int(Mode.SEAT))
+    return w, m.when(mine, mode=jnp.where(can, ready, int(Mode.RECORD)), head=head, taken=taken)
+
+
+def record(w: Any, m: Machine, in_use: Scalar) -> Pair:
+    """The step's occupancy, once every request that computes in it has its blocks; `in_use`: blocks that they hold."""
+    mine = m.at(Mode.RECORD)
+    row = jnp.where(mine, m.samples, w.samples.shape[0] // SAMPLE - 1)
+    sums = (m.prompt_tokens, m.hit_tokens, m.put_off, m.preemptions)
+    for column, value in enumerate((m.step, in_use, m.active, m.waiting, *sums)):
+        w = w.write("samples", value, row * SAMPLE + column)
+    m = m.when(mine, prompt_tokens=0, hit_tokens=0, put_off=0, preemptions=0)
+    return w, m.when(mine, mode=int(Mode.COMPUTE), samples=m.samples + 1, cursor=0, kept=0)
+
+
+def compute(w: Any, trace: Trace, m: Machine) -> Pair:
+    """The step's computation, up to the next request whose last token is out; those that stay close ranks."""
+    mine = m.at(Mode.COMPUTE)
+    spare = w.spare_slot
+
+    def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        cursor, kept, slot, computed, tokens, place, _, _ = local
+        v = v.write("order", slot, place).set_seat(slot, computed=computed, tokens=tokens, scheduled=0)
+        inside = cursor < m.active
+        slot = jnp.where(inside, v.read("order", jnp.where(inside, cursor, 0)), spare)
+        request, computed, tokens, new = v.get_seat(slot, Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.SCHEDULED)
+        computed = computed + new
+        caught_up = inside & (new > 0) & (computed >= tokens)
+        left = trace.request(request, Arriving.PROMPT) + trace.request(request, Arriving.OUTPUT) - tokens
+        more = trace.number(Number.DECODE_TOKENS)
+        ends = caught_up & (left <= more)
+        stays = inside & ~ends
+        tokens = tokens + jnp.where(caught_up, more, 0)
+        place = jnp.where(stays, kept, spare)
+        return v, (cursor + 1, kept + stays, slot, computed, tokens, place, stays, ends)
+
+    start = (m.cursor, m.kept, spare, 0, 0, spare, mine, False)
+    w, local = loop(lambda c: c[6], body, w, start, writes=("order", "seats"))
+    cursor, kept, slot, _, _, _, stays, ends = local
+    cursor -= ~stays
+    m = m.when(mine, cursor=cursor, kept=kept, asked=slot)
+    m = m.when(mine & ends, mode=int(Mode.FINISH))
+    return w, m.when(mine & ~ends, mode=int(Mode.BEGIN), active=kept, step=m.step + 1)
+
+
+class Seated(NamedTuple):
+    """The request that the operation is about, as it was before. `asking`: whether it is a running one that grows."""
+
+    slot: Scalar
+    request: Scalar
+    computed: Scalar
+    tokens: Scalar
+    junction: Scalar
+    preemptions: Scalar
+    recomputed: Scalar
+    recovered: Scalar
+    waiting_tokens: Scalar
+    asking: Scalar
+
+
+def at_hand(w: Any, m: Machine) -> tuple[Any, Seated]:
+    """The request that the mode is about; the spare slot's where it is about none."""
+    asking, preempting, seating = m.at(Mode.ASK), m.at(Mode.PREEMPT), m.at(Mode.SEAT)
+    candidate = seating | m.at(Mode.FIND) | m.at(Mode.TAKE)
+    busy = asking | preempting | candidate | m.at(Mode.FINISH)
+    w, (victim,) = peek(preempting, lambda v: (v.read("order", m.active - 1),), w, reads=("order",), default=(0,))
+    slot = jnp.where(candidate, m.candidate, jnp.where(preempting, victim, m.asked))
+    slot = jnp.where(busy, slot, w.spare_slot)
+    columns = (Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.JUNCTION)
+    w, (request, *fields) = peek(
+        busy, lambda v: v.get_seat(slot, *columns), w, reads=("seats",), default=(0,) * len(columns)
+    )
+    request = jnp.where(candidate, m.head, request)
+    past = (Fate.PREEMPTIONS, Fate.RECOMPUTED, Fate.RECOVERED, Fate.TOKENS)
+    w, fates = peek(busy, lambda v: v.get_fate(request, *past), w, reads=("fates",), default=(0,) * len(past))
+    return w, Seated(slot, request, *fields, *fates, asking=asking)
+
+
+def after_running(
+    w: Any, m: Machine, seat: Seated, granted: Scalar, refused: Scalar
+) -> tuple[Any, Machine, Scalar, Scalar]:
+    """What follows for running requests from what the cache answered.
+
+    Args:
+      w: the workspace.
+      m: where the schedule stands.
+      seat: the request that the operation was about.
+      granted: whether it took effect.
+      refused: whether it was refused as an allocation may be.
+
+    Returns:
+      The workspace, the schedule, whether a running request got its blocks, and whether one left its seat.
+    """
+    asking, preempting, finishing = m.at(Mode.ASK), m.at(Mode.PREEMPT), m.at(Mode.FINISH)
+    got, denied = asking & granted, asking & refused
+    w = w.write_if(got, "seats", m.new, w.seat(m.asked, Seat.SCHEDULED))
+    m = m.when(got, cursor=m.cursor + 1, budget=m.budget - m.new, mode=int(Mode.GROW))
+    m = m.when(denied, refused=1, mode=int(Mode.PREEMPT))
+    preempted, finished = preempting & granted, finishing & granted
+    alone = preempted & (m.active == 1)
+    again = preempted & ~alone
+    w = w.set_fate(
+        jnp.where(again, seat.request, w.spare_request), preemptions=seat.preemptions + 1, tokens=seat.tokens
+    )
+    w = w.write("stack", seat.request, jnp.where(again, m.stacked, w.spare_request))
+    gone = alone | finished
+    ending = jnp.where(alone, int(Ending.NEVER_FITS), int(Ending.FINISHED))
+    w = w.set_fate(jnp.where(gone, seat.request, w.spare_request), ended=m.step, outcome=ending)
+    left = preempted | finished
+    w = w.write("vacant", seat.slot, jnp.where(left, m.vacant, w.spare_slot))
+    m = m.when(left, vacant=m.vacant + 1)
+    m = m.when(gone, ended=m.ended + 1)
+    m = m.when(again, stacked=m.stacked + 1, waiting=m.waiting + 1, preemptions=m.preemptions + 1)
+    last = m.active - 1 == m.cursor
+    m = m.when(preempted, mode=jnp.where(last, int(Mode.RECORD), int(Mode.GROW)), active=m.active - 1)
+    m = m.when(finished, mode=int(Mode.COMPUTE), cursor=m.cursor + 1)
+    return w, m, got, left
+
+
+def after_seating(w: Any, m: Machine, seat: Seated, granted: Scalar) -> tuple[Any, Machine, Scalar]:
+    """The head of the queue has its seat where the cache took it in; also returns the slot, the spare one where not."""
+    seated = m.at(Mode.SEAT) & granted
+    slot = jnp.where(seated, m.candidate, w.spare_slot)
+    w = w.set_seat(slot, request=m.head, computed=0, tokens=seat.waiting_tokens, scheduled=0)
+    return w, m.when(seated, seated=m.head, mode=int(Mode.ADMIT)), slot
+
+
+def after_taking(w: Any, m: Machine, seat: Seated, granted: Scalar, never: Scalar, not_now: Scalar) -> Pair:
+    """What follows for the head of the queue, which asked for blocks for `Machine.new` tokens after `Machine.hit`.
+
+    Args:
+      w: the workspace.
+      m: where the schedule stands.
+      seat: the request.
+      granted: whether it got them.
+      never: whether it is refused for good.
+      not_now: whether it waits.
+    """
+    m = m.when(not_now, put_off=1, mode=int(Mode.RECORD))
+    w, m = _admit(w, m, seat, granted)
+    w = w.set_fate(jnp.where(never, m.head, w.spare_request), ended=m.step, outcome=int(Ending.NEVER_FITS))
+    again = m.stacked > 0
+    m = m.when(never, ended=m.ended + 1)
+    return w, m.when(
+        granted | never,
+        mode=int(Mode.ADMIT),
+        waiting=m.waiting - 1,
+        seated=-1,
+        taken=jnp.where(again, m.taken, m.head + 1),
+        stacked=jnp.where(again, m.stacked - 1, 0),
+    )
+
+
+def _admit(w: Any, m: Machine, seat: Seated, granted: Scalar) -> Pair:
+    """The candidate runs; another slot takes the next candidate."""
+    spare = w.spare_slot
+    w = w.write("order", m.candidate, jnp.where(granted, m.active, spare))
+    w = w.write_if(granted, "seats", m.hit + m.new, w.seat(m.candidate, Seat.SCHEDULED))
+    first = granted & (seat.preemptions == 0)
+    back = granted & ~first
+    w = w.set_fate(jnp.where(first, m.head, w.spare_request), hit=m.hit, admitted=m.step)
+    w = w.set_fate(
+        jnp.where(back, m.head, w.spare_request),
+        recomputed=seat.recomputed + seat.tokens,
+        recovered=seat.recovered + m.hit,
+    )
+    w, (next_slot,) = peek(granted, lambda v: (v.read("vacant", m.vacant - 1),), w, reads=("vacant",), default=(0,))
+    m = m.when(first, prompt_tokens=m.prompt_tokens + seat.tokens, hit_tokens=m.hit_tokens + m.hit)
+    m = m.when(granted, active=m.active + 1, budget=m.budget - m.new, candidate=next_slot, vacant=m.vacant - 1)
+    return w, m

@@ -1,0 +1,95 @@
+"""A replay's totals, as plain values: what the table shows and the JSON file holds."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import hkv
+from hkv.dialects.vllm.schedule.run import Outcome
+from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, RequestRecord
+from hkv.spec import LayerSpec
+
+UNAVAILABLE = "not available from this engine"
+
+
+def group_name(spec: LayerSpec) -> str:
+    """A group as the command line writes it: `swa:16:1024`."""
+    parts = [spec.short_name, str(spec.block_size)]
+    if spec.parameter:
+        parts.append(str(getattr(spec, spec.parameter)))
+    return ":".join(parts)
+
+
+def totals(outcome: Outcome) -> dict[str, Any]:
+    """Numbers over the whole replay; lengths in tokens, sizes in blocks, times in steps or seconds."""
+    requests = list(outcome.recorder.requests.values())
+    steps = outcome.recorder.steps
+    outcomes = collections.Counter(request.outcome for request in requests)
+    admitted = [request for request in requests if request.admitted >= 0]
+    prompt = sum(request.prompt for request in admitted)
+    hit = sum(request.hit for request in admitted)
+    in_use = sorted(steps.in_use)
+    found: dict[str, Any] = {
+        "requests": len(requests),
+        "finished": outcomes[FINISHED],
+        "never_fit": outcomes[NEVER_FITS],
+        "too_long": outcomes[TOO_LONG],
+        "prompt_tokens": prompt,
+        "hit_tokens": hit,
+        "hit_rate": hit / prompt if prompt else 0.0,
+        "output_tokens": sum(request.output for request in requests if request.outcome == FINISHED),
+        "preemptions": sum(request.preemptions for request in requests),
+        "recomputed_tokens": sum(request.recomputed for request in requests),
+        "recovered_tokens": sum(request.recovered for request in requests),
+        "put_off": sum(steps.put_off),
+        "evictions": outcome.evictions,
+        "blocks": outcome.blocks,
+        "blocks_in_use_median": in_use[len(in_use) // 2] if in_use else 0,
+        "blocks_in_use_peak": in_use[-1] if in_use else 0,
+        "running_peak": max(steps.running, default=0),
+        "waiting_peak": max(steps.waiting, default=0),
+        "wait_steps_median": _median([request.admitted - request.arrived for request in admitted]),
+        "steps": outcome.steps,
+        "steps_with_work": len(steps.step),
+        "seconds": outcome.seconds,
+    }
+    if outcome.verdicts is not None:
+        found["verdicts"] = outcome.verdicts
+        found["blocks_cached_peak"] = outcome.cached_peak
+        found["blocks_not_cached_twice"] = outcome.duplicates
+    return found
+
+
+def groups(outcome: Outcome) -> list[dict[str, Any]]:
+    """Per group: name, layers if known, whether it serves a draft module, and why hits ended, over first admissions."""
+    counters = outcome.recorder.reasons
+    return [
+        {
+            "group": group_name(group.spec),
+            "layers": list(group.layers),
+            "eagle": index in outcome.eagle_groups,
+            "reasons": None if counters is None else {reason: counters[index][reason] for reason in outcome.reasons},
+        }
+        for index, group in enumerate(outcome.config.topology.groups)
+    ]
+
+
+def document(outcome: Outcome, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything, for `--json`. Requests and steps are columns: name to one value each."""
+    requests = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
+    columns = [field.name for field in dataclasses.fields(RequestRecord)]
+    return {
+        "hkv": hkv.__version__,
+        "options": dict(options),
+        "totals": totals(outcome),
+        "groups": groups(outcome),
+        "requests": {name: [getattr(request, name) for request in requests] for name in columns},
+        "steps": dataclasses.asdict(outcome.recorder.steps),
+    }
+
+
+def _median(values: list[int]) -> int:
+    return sorted(values)[len(values) // 2] if values else 0

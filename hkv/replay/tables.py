@@ -1,0 +1,132 @@
+"""A replay's outcome as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from hkv.dialects.vllm.schedule.run import Outcome
+from hkv.replay import summary
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def tables(outcome: Outcome, engine: str) -> Iterator[RenderableType]:
+    """The totals, why hits ended, and blocks in use over time.
+
+    Args:
+      outcome: the replay.
+      engine: name of the engine that was driven.
+    """
+    yield _totals(outcome, engine)
+    yield _reasons(outcome, engine)
+    yield _occupancy(outcome)
+
+
+def _totals(outcome: Outcome, engine: str) -> Table:
+    totals = summary.totals(outcome)
+    table = Table(title="Replay", title_justify="left", show_header=False)
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    table.add_column("remark")
+    rows: list[tuple[str, Any, str]] = [
+        ("requests", totals["requests"], f"{totals['finished']:,} finished"),
+        ("prompt tokens", totals["prompt_tokens"], ""),
+        ("hit tokens", totals["hit_tokens"], ""),
+        ("hit rate", f"{totals['hit_rate']:.2%}", "of prompt tokens, at first admission"),
+        ("output tokens", totals["output_tokens"], ""),
+        ("blocks in use, peak", totals["blocks_in_use_peak"], f"of {totals['blocks']:,}"),
+        ("blocks in use, median", totals["blocks_in_use_median"], "over steps with work"),
+        ("evictions", _or_unavailable(totals["evictions"], engine), "cached blocks handed out again"),
+        ("admissions put off", totals["put_off"], "steps in which the first waiting request did not fit"),
+        ("preemptions", totals["preemptions"], _recovery(totals["recovered_tokens"], totals["recomputed_tokens"])),
+        ("refused: never fits", totals["never_fit"], "too large for the whole pool"),
+        ("refused: too long", totals["too_long"], f"over {outcome.max_model_len:,} tokens"),
+        ("running, peak", totals["running_peak"], "requests"),
+        ("waiting, peak", totals["waiting_peak"], f"requests; {totals['wait_steps_median']:,} steps wait, median"),
+        ("steps", totals["steps_with_work"], f"with work, of {totals['steps']:,}"),
+        ("wall time", f"{totals['seconds']:.1f} s", f"engine {engine}"),
+    ]
+    rows[7:7] = _of_rtp(totals, engine)
+    for what, value, remark in rows:
+        table.add_row(what, f"{value:,}" if isinstance(value, int) else value, remark)
+    return table
+
+
+def _of_rtp(totals: Mapping[str, Any], engine: str) -> list[tuple[str, Any, str]]:
+    """What only a replay under RTP-LLM's rules tells."""
+    if "verdicts" not in totals:
+        return []
+    told = {
+        name: ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(counts.items())) or "none"
+        for name, counts in totals["verdicts"].items()
+    }
+    return [
+        (
+            "blocks cached, peak",
+            _or_unavailable(totals["blocks_cached_peak"], engine),
+            "held by the cache, in use or not",
+        ),
+        (
+            "not cached twice",
+            _or_unavailable(totals["blocks_not_cached_twice"], engine),
+            "blocks whose key had another",
+        ),
+        ("allocations, admission", sum(totals["verdicts"]["admission"].values()), told["admission"]),
+        ("allocations, growth", sum(totals["verdicts"]["growth"].values()), told["growth"]),
+    ]
+
+
+def _or_unavailable(value: int | None, engine: str) -> int | str:
+    return f"{summary.UNAVAILABLE}: {engine}" if value is None else value
+
+
+def _recovery(recovered: int, recomputed: int) -> str:
+    return f"{recovered:,} of {recomputed:,} tokens found again" if recomputed else ""
+
+
+def _reasons(outcome: Outcome, engine: str) -> RenderableType:
+    groups = summary.groups(outcome)
+    if outcome.recorder.reasons is None:
+        return f"Why hits ended: {summary.UNAVAILABLE}: {engine} (add --check, or use --engine numpy)\n"
+    table = Table(title="Why hits ended where they did, requests", title_justify="left")
+    table.add_column("reason")
+    for group in groups:
+        table.add_column(_heading(group), justify="right")
+    for reason in outcome.reasons:
+        counts = [group["reasons"][reason] for group in groups]
+        if any(counts):
+            table.add_row(reason, *(f"{count:,}" for count in counts))
+    return table
+
+
+def _heading(group: Mapping[str, Any]) -> str:
+    layers = len(group["layers"])
+    lines = [group["group"], f"{layers} layer{'s' * (layers > 1)}" if layers else "", "(eagle)" * group["eagle"]]
+    return "\n".join(line for line in lines if line)
+
+
+def _occupancy(outcome: Outcome, width: int = 60) -> str:
+    steps = outcome.recorder.steps
+    if not steps.step:
+        return "Blocks in use over time: no step had work\n"
+    line = sparkline(over_time(steps.step, steps.in_use, outcome.steps, width), outcome.blocks)
+    return f"Blocks in use over time, of {outcome.blocks:,}:\n{line}\n"
+
+
+def over_time(steps: Sequence[int], values: Sequence[int], end: int, bins: int) -> list[int]:
+    """The largest value in each of `bins` equal stretches of the steps [0, end); 0 where no step had work."""
+    bins = min(bins, end)
+    largest = [0] * bins
+    for step, value in zip(steps, values, strict=True):
+        place = step * bins // end
+        largest[place] = max(largest[place], value)
+    return largest
+
+
+def sparkline(values: Sequence[int], top: int) -> str:
+    """One bar a value; a blank for 0, the full bar for `top`."""
+    return "".join(" " if not value else BARS[min(len(BARS) - 1, value * len(BARS) // max(top, 1))] for value in values)

@@ -1,9 +1,0 @@
-"""Exhaustive checking of the compiled cache: every state that a small configuration can reach, every invariant in each.
-
-`explore` goes breadth-first over all sequences of operations of a `Space`; `docs/explore.md` says what that covers.
-"""
-
-from hkv.testing.explorer.search import Counterexample, Report, explore
-from hkv.testing.explorer.space import MOVES, Space
-
-__all__ = ["MOVES", "Counterexample", "Report", "Space", "explore"]
