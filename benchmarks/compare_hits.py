@@ -20,13 +20,13 @@ from rich.progress import track
 from rich.table import Table
 
 from hkv.cli.json_output import json_option, write_json
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
 from hkv.dialects.vllm.traffic.traffic import drive
-from hkv.oracle.engine import apply
 from hkv.spec import Mamba, SlidingWindow
 from hkv.testing.choices import RandomChoices
 from reference.hits import longest_hit_by_definition

@@ -1,4 +1,4 @@
-"""How long the compiled cache takes to trace and to compile: `hkv.dialects.vllm.machine.run` with every operation, and the schedule.
+"""How long the compiled cache takes to trace and to compile: the machine with every operation, and the schedule.
 
 python benchmarks/compilation.py
 """

@@ -18,12 +18,11 @@ import tempfile
 
 import coverage
 
-from hkv.dialects.rtp_llm.log.file import write_any_log
 from hkv.dialects.vllm.log.coverage import exercised
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import Log, read_log
+from hkv.oracle.log_file import Log, read_log, write_log
 from hkv.oracle.record import record
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -64,7 +63,7 @@ def candidates(seeds: int, steps: int) -> list[Candidate]:
             for seed in range(seeds):
                 recording = record(engine_factory("vllm"), feature, seed, 1 + seed % 2, steps)
                 path = pathlib.Path(folder, "log.jsonl")
-                write_any_log(path, recording.header, recording.operations, recording.answers)
+                write_log(path, recording.header, recording.operations, recording.answers)
                 log = read_log(path)
                 name = f"{feature}-{seed}.jsonl"
                 made.append(Candidate(name, feature, path.read_bytes(), reached_by(log), frozenset(exercised(log))))

@@ -23,7 +23,7 @@ class Request:
 
 
 class ToyEngine:
-    """Implements `hkv.oracle.engine.Engine` under the rules of vLLM 0.33."""
+    """Implements `hkv.dialects.vllm.engines.engine.Engine` under the rules of vLLM 0.33."""
 
     def __init__(self, header):
         kinds = [group["kind"] for group in header.groups]

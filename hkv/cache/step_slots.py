@@ -45,7 +45,7 @@ def ranks_of(config: VllmConfig) -> np.ndarray:
 def on_rank(
     blocks: jax.Array, offsets: jax.Array, ranks: jax.Array, rank: jax.Array, interleave: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The slots of a step that are one rank's, with offsets in its own part of the block (`hkv.cache.slots.slot_mapping`).
+    """The slots of a step that are one rank's, with offsets in its own part of the block (`slots.slot_mapping`).
 
     A block of a shared group holds the tokens of all ranks; they are dealt out, `interleave` at a time.
 

@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def _own_output() -> AbstractContextManager[None]:
-    """The process's standard output; untouched where a program that calls `main` has put something else in its place."""
+    """The process's standard output; untouched where a program that calls `main` has put another in its place."""
     try:
         return standard_output(None if sys.stdout is None else sys.stdout.fileno())
     except io.UnsupportedOperation:
@@ -172,7 +172,7 @@ def _blame_foreign_reference(error: ModuleNotFoundError) -> int:
     """If a part of `reference` is missing, says which other package of that name hides HKV's."""
     if (error.name or "").partition(".")[0] != "reference":
         return _admit(error)
-    from hkv.dialects.vllm.engines.numpy import check_reference
+    from hkv.oracle.engines.reference_package import check_reference
 
     try:
         check_reference()

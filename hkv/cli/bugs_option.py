@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hkv.bugs import BUGS, check_bugs
+from hkv.dialects.dialect import Dialect
 from hkv.errors import ConfigError
 
 bugs_option = click.option(
@@ -31,11 +32,12 @@ def bugs_of(names: str, part: str) -> tuple[str, ...]:
     return found
 
 
-def refuse_bugs(names: tuple[str, ...]) -> None:
-    """Makes sure that no defect is asked for under RTP-LLM's rules.
+def refuse_bugs(names: tuple[str, ...], dialect: Dialect) -> None:
+    """Makes sure that no defect is asked for under rules of which none is known.
 
     Raises:
       ConfigError: one is.
     """
-    if names:
-        raise ConfigError("bugs", ", ".join(names), "nothing under RTP-LLM's rules, of which no defect is known")
+    if names and not dialect.has_bugs:
+        expected = f"nothing under {dialect.title}'s rules, of which no defect is known"
+        raise ConfigError("bugs", ", ".join(names), expected)

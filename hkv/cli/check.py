@@ -11,17 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.bugs_option import bugs_of, bugs_option, refuse_bugs
-from hkv.cli.engine_options import check_timeout, timeout_option
+from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
-from hkv.dialects.rtp_llm.log.coverage import RTP_RULES, exercised_by
-from hkv.dialects.rtp_llm.log.file import read_any_log
-from hkv.dialects.vllm.log.coverage import RULES
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.check import Difference, check_log
-from hkv.oracle.engines import FORMS, engine_factory
-from hkv.oracle.log_file import Log, find_logs
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import find_logs, read_log
 
 Coverage: TypeAlias = tuple[dict[str, str], dict[str, dict[str, int]]]
 """Rules and their meanings, and for each log how often it exercised which."""
@@ -76,9 +73,8 @@ def command(
 
     with interruption().saying(finish), progress_bar("checking", len(paths)) as advance:
         for path in paths:
-            log = read_any_log(path)
-            if not isinstance(log, Log):
-                refuse_bugs(names)
+            log = read_log(path)
+            refuse_bugs(names, log.dialect)
             try:
                 difference = check_log(log, factory, names)
             except UnsupportedConfigError as error:
@@ -91,8 +87,8 @@ def command(
             if difference is not None:
                 differences.append(difference)
             if coverage:
-                counts[path] = exercised_by(log)
-                rules |= RULES if isinstance(log, Log) else RTP_RULES
+                counts[path] = log.dialect.exercised(log)
+                rules |= log.dialect.coverage
     if len(unsupported) == len(paths):
         raise ConfigError("engine", engine, f"one that implements one of these logs ({unsupported[paths[0]]})")
     finish()

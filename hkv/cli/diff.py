@@ -11,6 +11,7 @@ import click
 from hkv.cli.bugs_option import bugs_of, bugs_option, refuse_bugs
 from hkv.cli.engine_options import (
     FEATURE_NAMES,
+    FORMS,
     check_timeout,
     dialect_option,
     ids_option,
@@ -23,16 +24,15 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputFolder
 from hkv.cli.progress import progress_bar
 from hkv.cli.shrink import shrink_with_bar
-from hkv.dialects.rtp_llm.log.configuration import VERSION as RTP_VERSION
-from hkv.dialects.rtp_llm.log.file import write_any_log
-from hkv.dialects.vllm.config import NAME as VLLM
+from hkv.dialects import registry
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.check import describe
 from hkv.oracle.engine import EngineFactory
-from hkv.oracle.engines import ENGINES, FORMS, RELEASED, engine_factory
+from hkv.oracle.engines import built_in, engine_factory
 from hkv.oracle.engines.process import PREFIX
-from hkv.oracle.record import VERSIONS, Disagreement, Only, Recording, differ, draw, features_of
+from hkv.oracle.log_file import write_log
+from hkv.oracle.record import Disagreement, Only, Recording, differ, draw
 from hkv.oracle.shrink import Case, Shrinker
 
 
@@ -73,15 +73,15 @@ def command(context: click.Context, engines: str | None, timeout: float, json_pa
       hkv diff --engines jax,numpy --dialect rtp-llm/hybrid --seeds 500
     """
     dialect = options["dialect"]
-    tested, right = _engines(engines or ("numpy,vllm" if dialect == VLLM else "jax,numpy"))
+    rules = registry.dialect_of(dialect)
+    tested, right = _engines(engines or ",".join(rules.default_pair))
     check_timeout(tested, right)
     factories = engine_factory(tested, timeout), engine_factory(right, timeout)
     only = only_of(options["kinds"], options["max_groups"], dialect)
     options["bugs"] = bugs_of(options["bugs"], "manager")
-    if dialect != VLLM:
-        refuse_bugs(options["bugs"])
-    options["versions"] = (options["version"],) if options["version"] else _versions(dialect)
-    chosen, seeds = options["features"] or features_of(dialect), options["seeds"]
+    refuse_bugs(options["bugs"], rules)
+    options["versions"] = (options["version"],) if options["version"] else rules.versions
+    chosen, seeds = options["features"] or rules.features(dialect), options["seeds"]
     for feature in chosen:
         draw(feature, 0, options["versions"][0], only)  # one that the dialect does not have says so
     for factory in factories:
@@ -195,7 +195,7 @@ class _Run:
         path = None
         if self._options["save"] is not None:
             path = pathlib.Path(self._options["save"]) / f"{feature}-{seed}-v{self.version(seed)}.jsonl"
-            write_any_log(path, case.header, case.operations, case.answers)
+            write_log(path, case.header, case.operations, case.answers)
             if self._talk:
                 print_log(path)
         self.found[feature] = {
@@ -224,10 +224,6 @@ class _Run:
         return broken if isinstance(whole, str) else f"none on the small case; on the whole one: {whole.name}"
 
 
-def _versions(dialect: str) -> tuple[int, ...]:
-    return VERSIONS if dialect == VLLM else (RTP_VERSION,)
-
-
 def _where(case: Case) -> str:
     return f"line {len(case.operations) + 1}: " + (describe(case.operations[-1]) if case.operations else "header")
 
@@ -250,4 +246,4 @@ def _engines(text: str) -> tuple[str, str]:
 
 
 def _may_be_engine(name: str) -> bool:
-    return name in ENGINES or name.startswith((PREFIX, RELEASED)) or (":" in name and "," not in name)
+    return name.partition("@")[0] in built_in() or name.startswith(PREFIX) or (":" in name and "," not in name)

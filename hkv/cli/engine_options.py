@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from hkv.cli.given_options import refuse_given
-from hkv.dialects.rtp_llm.traffic.headers import RTP_FEATURES, RTP_KINDS
-from hkv.dialects.vllm.traffic.traffic import FEATURES
+from hkv.dialects import registry
+from hkv.oracle.engines import forms
 from hkv.oracle.engines.engine_process import TIMEOUT
 from hkv.oracle.engines.process import PREFIX
-from hkv.oracle.record import DIALECTS, KINDS, Only
+from hkv.oracle.record import Only
 
 timeout_option = click.option(
     "--timeout",
@@ -43,16 +43,25 @@ ids_option = click.option(
 
 
 dialect_option = click.option(
-    "--dialect", default=DIALECTS[0], show_default=True, type=click.Choice(DIALECTS), help="Whose rules."
+    "--dialect",
+    default=registry.DEFAULT,
+    show_default=True,
+    type=click.Choice(registry.names()),
+    help="Whose rules.",
 )
 
-FEATURE_NAMES = (*FEATURES, *(name for name in RTP_FEATURES if name not in FEATURES))
+FORMS = forms()
+"""How an engine may be named."""
+
+FEATURE_NAMES = tuple(
+    dict.fromkeys(feature for name in registry.names() for feature in registry.dialect_of(name).features(name))
+)
 """What traffic may be about, under any dialect; `hkv.oracle.record.draw` says which dialect has which."""
 
 
 def only_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds `--kinds` and `--max-groups`, which `only_of` reads."""
-    names = f"{', '.join(KINDS)}; rtp-llm: {', '.join(RTP_KINDS)}"
+    names = "; ".join(f"{dialect.title}: {', '.join(dialect.kinds)}" for dialect in registry.dialects())
     kinds = click.option("--kinds", metavar="KINDS", help=f"Only groups of these kinds: {names}.")
     groups = click.option("--max-groups", type=click.IntRange(1), help="At most so many groups.")
     return kinds(groups(function))

@@ -10,10 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.json_output import json_option, write_json
-from hkv.dialects.rtp_llm.explain.explain import explain_rtp
-from hkv.dialects.rtp_llm.log.file import RtpLog, read_any_log
-from hkv.dialects.vllm.explain.explain import Explanation, explain
-from hkv.dialects.vllm.explain.resumption import Resumption
+from hkv.oracle.explain import Explanation, Resumption
+from hkv.oracle.log_file import read_log
 
 MOST_BLOCKS = 24
 """Blocks whose history is printed; `--json` has all."""
@@ -36,14 +34,14 @@ def command(log: str, line: int, request: str | None, json_path: str | None) -> 
 
     Example: hkv explain differences/core-2-v1.jsonl --line 8
     """
-    read = read_any_log(log)
-    found = explain_rtp(read, line, request) if isinstance(read, RtpLog) else explain(read, line, request)
+    read = read_log(log)
+    found = read.dialect.explain(read, line, request)
     if json_path != "-":
-        _print(found)
+        _print(found, read.dialect.title)
     write_json(json_path, dataclasses.asdict(found))
 
 
-def _print(found: Explanation) -> None:
+def _print(found: Explanation, title: str) -> None:
     click.echo(f"line {found.line}: {found.operation}")
     if found.answer:
         click.echo(f"  the reference{found.answer}")
@@ -61,16 +59,16 @@ def _print(found: Explanation) -> None:
             click.echo(f"  {number:>5}  {text}")
     if len(found.blocks) > MOST_BLOCKS:
         click.echo(f"  and {len(found.blocks) - MOST_BLOCKS} more blocks")
-    _print_groups(found)
+    _print_groups(found, title)
 
 
-def _print_groups(found: Explanation) -> None:
+def _print_groups(found: Explanation, title: str) -> None:
     click.echo(
         f"\nlongest hit by definition: {found.hit} tokens; every hit is a multiple of {found.alignment} "
         "and leaves one token to compute"
     )
     if found.found is not None and found.found != found.hit:
-        click.echo(f"the lookup found {found.found}: vLLM 0.33's way of looking differs from the definition here")
+        click.echo(f"the lookup found {found.found}: {title}'s way of looking differs from the definition here")
         for cause in found.causes:
             click.echo(f"  {cause}")
     table = Table(title_justify="left", box=None, pad_edge=False)

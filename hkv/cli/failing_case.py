@@ -6,8 +6,7 @@ import pathlib
 
 import click
 
-from hkv.dialects.rtp_llm.log.structs import RtpHeader
-from hkv.dialects.vllm.log.structs import Header
+from hkv.dialects import registry
 from hkv.oracle.broken_invariant import Broken
 from hkv.oracle.check import describe
 from hkv.oracle.shrink import Case
@@ -34,8 +33,9 @@ def print_case(case: Case, whole: int, broken: Broken | str, problem: str | None
     else:
         click.echo(f"  broken invariant: {broken}")
     if case.operations:
+        cache = registry.dialect_of(case.header.dialect).summary(case.header)
         shrunk = f", shrunk from {whole}" if whole > len(case.operations) else ""
-        click.echo(f"  {len(case.operations)} operations{shrunk}, on {_cache(case.header)}:")
+        click.echo(f"  {len(case.operations)} operations{shrunk}, on {cache}:")
         first = max(0, len(case.operations) - MOST)
         if first:
             click.echo(f"    ... {first} more before these")
@@ -48,14 +48,6 @@ def print_case(case: Case, whole: int, broken: Broken | str, problem: str | None
 def print_log(path: pathlib.Path | str) -> None:
     """Prints where a case was saved."""
     click.echo(f"  log     {path}")
-
-
-def _cache(header: Header | RtpHeader) -> str:
-    if isinstance(header, RtpHeader):
-        groups = ", ".join(f"{group.type}:{group.block_size}" for group in header.groups)
-        return f"{' and '.join(map(str, header.num_blocks))} blocks, groups {groups}"
-    groups = ", ".join(f"{group['kind']}:{group['block_size']}" for group in header.groups)
-    return f"{header.num_blocks} blocks, groups {groups}"
 
 
 def _one_line(text: str) -> str:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import click
 
-from hkv.cli.engine_options import FEATURE_NAMES, check_timeout, dialect_option, only_of, only_options, timeout_option
+from hkv.cli.engine_options import (
+    FEATURE_NAMES,
+    FORMS,
+    check_timeout,
+    dialect_option,
+    only_of,
+    only_options,
+    timeout_option,
+)
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
-from hkv.dialects.rtp_llm.log.coverage import exercised_by
-from hkv.dialects.rtp_llm.log.file import any_log_bytes, parse_any_log
-from hkv.dialects.vllm.config import NAME as VLLM
-from hkv.oracle.engines import FORMS, engine_factory
+from hkv.dialects import registry
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import log_bytes, parse_log
 from hkv.oracle.record import record
 
 
@@ -49,15 +56,16 @@ def command(
       hkv record --engine vllm --feature partial --seed 7 -o partial-7.jsonl
       hkv record --engine numpy --dialect rtp-llm/hybrid --feature fork --seed 7 -o fork-7.jsonl
     """
-    engine = engine or ("vllm" if dialect == VLLM else "numpy")
+    rules = registry.dialect_of(dialect)
+    engine = engine or rules.default_recorded
     check_timeout(engine)
     factory = engine_factory(engine, timeout)
     recording = record(factory, feature, seed, version, steps, only_of(kinds, max_groups, dialect))
-    data = any_log_bytes(recording.header, recording.operations, recording.answers)
-    rules = exercised_by(parse_any_log(data, output))
+    data = log_bytes(recording.header, recording.operations, recording.answers)
+    exercised = rules.exercised(parse_log(data, output))
     write_output(output, data)
     if talks(json_path, output):
-        click.echo(f"{output}: {len(recording.operations)} operations by {engine}, {len(rules)} rules exercised")
+        click.echo(f"{output}: {len(recording.operations)} operations by {engine}, {len(exercised)} rules exercised")
     result = {
         "path": output,
         "engine": engine,
@@ -66,4 +74,4 @@ def command(
         "seed": seed,
         "version": version,
     }
-    write_json(json_path, {**result, "operations": len(recording.operations), "rules": rules})
+    write_json(json_path, {**result, "operations": len(recording.operations), "rules": exercised})

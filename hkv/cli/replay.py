@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
+from hkv.cli.engine_options import FORMS
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
@@ -25,7 +26,6 @@ from hkv.dialects.vllm.schedule.lockstep import Difference
 from hkv.dialects.vllm.schedule.run import DEFAULT_ENGINE, Outcome, Timing, default_engine, replay
 from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import ConfigError
-from hkv.oracle.engines import FORMS
 from hkv.replay import plot, summary
 from hkv.replay.tables import tables
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace

@@ -6,15 +6,15 @@ import pathlib
 
 import click
 
-from hkv.cli.engine_options import check_timeout, ids_option, timeout_option
+from hkv.cli.engine_options import FORMS, check_timeout, ids_option, timeout_option
 from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import counting_bar
-from hkv.dialects.rtp_llm.log.file import any_log_bytes, read_any_log
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
-from hkv.oracle.engines import FORMS, engine_factory
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import log_bytes, read_log
 from hkv.oracle.shrink import Case, Shrinker
 
 
@@ -51,7 +51,7 @@ def command(
 
     Example: hkv shrink differences/core-2-v1.jsonl --engine 'cmd:./my-engine'
     """
-    read = read_any_log(log)
+    read = read_log(log)
     check_timeout(engine, against)
     tested, right = engine_factory(engine, timeout), engine_factory(against, timeout)
     for factory in (tested, right):
@@ -66,7 +66,7 @@ def command(
     if talks(json_path, output):
         click.echo(f"{log}: {engine} differs from {against}")
         print_case(small, len(read.operations), broken, shrinker.problem)
-    write_output(path, any_log_bytes(small.header, small.operations, small.answers))
+    write_output(path, log_bytes(small.header, small.operations, small.answers))
     if talks(json_path, output):
         print_log(path)
     result = {

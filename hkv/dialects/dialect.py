@@ -1,14 +1,34 @@
-"""What a dialect is: a name, the kinds of layer it knows, and its rules as named pure functions."""
+"""The contract between HKV and a dialect: everything that commands, the oracle, replay and testing ask of one.
+
+A dialect is one folder (or a package of somebody else's) with a subclass of `Dialect`, registered by the names that
+log headers use for it (`hkv.dialects.registry`). Nothing outside the folder names it. Only `names`, `versions`,
+`kinds`, `log` and what `check`, `diff` and `record` need has to be written; what a dialect leaves out is refused with
+its name.
+"""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.spec import LayerSpec
+
+if TYPE_CHECKING:
+    import click
+
+    from hkv.oracle.compare import Mismatch
+    from hkv.oracle.explain import Explanation
+    from hkv.oracle.invariant import Invariant
+    from hkv.oracle.log_file import Log
+    from hkv.oracle.log_format import LogFormat
+    from hkv.oracle.reduction import ShrinkRules
+    from hkv.oracle.renaming import SameNames
+    from hkv.testing.choices import Choices
 
 Kind = TypeVar("Kind")
 """What a form of a dialect (NumPy or JAX) knows about one kind of layer."""
@@ -40,8 +60,8 @@ class Rules:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dialect(Generic[Kind]):
-    """One engine's policy, in one form (NumPy or JAX).
+class RuleSet(Generic[Kind]):
+    """One engine's policy in one form, NumPy or JAX: what that form's manager or compiled program calls.
 
     Attributes:
       name: whose rules, and which version's, as logs write it: `vllm-0.33`.
@@ -66,3 +86,195 @@ class Dialect(Generic[Kind]):
             return self.kinds[spec.kind]
         except KeyError:
             raise ConfigError("kind", spec.kind, f"a kind of {self.name}: {', '.join(sorted(self.kinds))}") from None
+
+
+class Lifecycle(Protocol):
+    """Follows the operations of a log: which may come next, and what a shortened case owes."""
+
+    def follow(self, operation: Any) -> None:
+        """Checks one operation and, as far as that needs no answer, performs it.
+
+        Raises:
+          OperationError: names the field that does not fit what came before; nothing changed.
+        """
+        ...
+
+    def answered(self, operation: Any, answer: Any) -> None:
+        """Takes note of what the answer to an operation decides."""
+        ...
+
+
+class Watch(Protocol):
+    """An engine under watch: every operation passes through, and every invariant is asked after it."""
+
+    def perform(self, operation: Any) -> Any:
+        """Performs one operation and returns the engine's answer.
+
+        Raises:
+          InvariantError: an invariant does not hold after it.
+        """
+        ...
+
+
+class Dialect(abc.ABC):
+    """The rules of one engine, as far as HKV asks for them. Objects have no state.
+
+    Attributes:
+      names: as the `dialect` field of a log's header names it; several where they differ in data alone.
+      title: as people call it, its version included.
+      versions: of the log format, oldest first.
+      kinds: names of the kinds of groups that random configurations may have.
+      engines: names of built-in engines to where they live, `module:attribute`; each takes a header.
+      default_pair: the engine in doubt and the one that counts, where a command is not told.
+      default_recorded: the engine that is recorded where a command is not told.
+      has_bugs: whether upstream defects of its engine are known by name (`hkv.bugs`).
+    """
+
+    names: tuple[str, ...]
+    title: str
+    versions: tuple[int, ...] = (2,)
+    kinds: tuple[str, ...] = ()
+    engines: Mapping[str, str] = MappingProxyType({})
+    default_pair: tuple[str, str] = ("jax", "numpy")
+    default_recorded: str = "numpy"
+    has_bugs: bool = False
+
+    # Logs
+
+    @property
+    @abc.abstractmethod
+    def log(self) -> LogFormat:
+        """Header and operations of its logs, and how lines of them are checked."""
+
+    @abc.abstractmethod
+    def lifecycle(self, header: Any) -> Lifecycle:
+        """Follows a log from its header on."""
+
+    # Engines
+
+    def perform(self, engine: Any, operation: Any) -> Any:
+        """Performs one operation on an engine and returns its answer, None where the operation has none."""
+        return engine.perform(operation)
+
+    def answer_type(self, operation: Any) -> Any:
+        """The type of the answer to an operation; None where there is none."""
+        return operation.answer_type
+
+    def process_engine(self, header: Any, command: str, timeout: float) -> Any:
+        """An engine in a process of its own (`docs/oplog.md`, "The process protocol")."""
+        from hkv.oracle.engines.engine_process import PerformingProcess
+
+        return PerformingProcess(header, command, timeout)
+
+    # Comparing
+
+    def compare(self, want: Any, got: Any, version: int) -> Mismatch | None:
+        """The first difference between two answers, or failures in their place; None when they agree.
+
+        Args:
+          want: the answer to be met.
+          got: the other one.
+          version: of the log format.
+        """
+        from hkv.oracle.compare import compare
+
+        return compare(want, got)
+
+    def renaming(self, ids: str, header: Any) -> SameNames:
+        """How block ids of two engines are compared.
+
+        Raises:
+          ConfigError: not in that way.
+        """
+        from hkv.oracle.renaming import SameNames
+
+        if ids != "exact":
+            raise ConfigError("ids", ids, f"exact: {self.title}'s rules say which block is handed out")
+        return SameNames()
+
+    @property
+    def shrink_rules(self) -> ShrinkRules:
+        """How failing cases are made smaller."""
+        from hkv.oracle.reduction import LifecycleRepair, ShrinkRules
+
+        return ShrinkRules(lambda header: LifecycleRepair(self.lifecycle(header)))
+
+    def summary(self, header: Any) -> str:
+        """The cache of a header in a few words: blocks and groups."""
+        groups = ", ".join(f"{kind}:{size}" for kind, size in self.groups(header))
+        return f"{header.num_blocks} blocks, groups {groups}"
+
+    # Random traffic
+
+    @abc.abstractmethod
+    def groups(self, header: Any) -> Sequence[tuple[str, int]]:
+        """Kind and block size, in tokens, of each group of a header."""
+
+    @abc.abstractmethod
+    def features(self, name: str) -> tuple[str, ...]:
+        """What random logs of the dialect of that name may be about."""
+
+    @abc.abstractmethod
+    def draw_header(self, choices: Choices, feature: str, version: int, name: str) -> Any:
+        """A random configuration for a feature."""
+
+    @abc.abstractmethod
+    def drive(self, header: Any, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
+        """Random traffic over some scheduling steps; every operation goes through `perform`, which answers it."""
+
+    # Judging
+
+    @property
+    def invariants(self) -> Mapping[str, Invariant]:
+        """What always holds, by name."""
+        return MappingProxyType({})
+
+    def watch(self, engine: Any, header: Any) -> Watch:
+        """The engine, every invariant asked after each operation.
+
+        Raises:
+          UnsupportedConfigError: the dialect has no invariants.
+        """
+        raise self._lacks("invariants")
+
+    def explain(self, log: Log, line: int, request: str | None) -> Explanation:
+        """What happened to a request up to a line of a log, and why its hit is not longer.
+
+        Raises:
+          UnsupportedConfigError: the dialect has no account of that.
+        """
+        raise self._lacks("explanations")
+
+    @property
+    def coverage(self) -> Mapping[str, str]:
+        """Rules that logs may exercise, with what it means that one did."""
+        return MappingProxyType({})
+
+    def exercised(self, log: Log) -> dict[str, int]:
+        """How often a log exercised each rule of `coverage`; those that it did not are left out."""
+        return {}
+
+    # Replay and commands
+
+    def replay_command(self) -> Any:
+        """What `hkv replay` does under these rules: see `hkv.replay.driver.ReplayDialect`.
+
+        Raises:
+          UnsupportedConfigError: the dialect replays no traces.
+        """
+        raise self._lacks("replays of request traces")
+
+    def command_options(self, command: str) -> Sequence[click.Option]:
+        """Options of a command that only this dialect has."""
+        return ()
+
+    def engine(self, name: str) -> Callable[[Any], Any] | None:
+        """The factory of a built-in engine; None where the dialect has none of that name."""
+        place = self.engines.get(name)
+        if place is None:
+            return None
+        module, _, attribute = place.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def _lacks(self, what: str) -> UnsupportedConfigError:
+        return UnsupportedConfigError("dialect", self.names[0], f"a dialect with {what}")

@@ -17,13 +17,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hkv.dialects.vllm.explain.explain import Explanation
+    from hkv.dialects.vllm.engines.engine import Engine, KeyedEngine, apply
     from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, Header, Hit
     from hkv.oracle.broken_invariant import Broken, first_broken
     from hkv.oracle.check import Difference, check_log
     from hkv.oracle.compare import Mismatch
-    from hkv.oracle.engine import BatchEngine, Engine, EngineFactory, Failure, KeyedEngine, apply, attempt
+    from hkv.oracle.engine import BatchEngine, EngineFactory, Failure, attempt
     from hkv.oracle.engines import engine_factory
+    from hkv.oracle.explain import Explanation
     from hkv.oracle.log_file import Log, find_logs, read_log, write_log
     from hkv.oracle.record import Disagreement, Only, Recording, differ
     from hkv.oracle.shrink import Case, Shrinker

@@ -6,12 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS, RtpWatch
-from hkv.dialects.rtp_llm.log.structs import RtpHeader, RtpOp
-from hkv.dialects.vllm.invariants import INVARIANTS, InvariantError, Watch
-from hkv.dialects.vllm.log.structs import Header, Operation
+from hkv.dialects import registry
 from hkv.oracle.check import describe
 from hkv.oracle.engine import EngineFactory, failure_of
+from hkv.oracle.invariant import InvariantError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +17,7 @@ class Broken:
     """The first invariant that does not hold.
 
     Attributes:
-      name: of `hkv.dialects.vllm.invariants.INVARIANTS`, or of `hkv.dialects.rtp_llm.invariants.RTP_INVARIANTS`.
+      name: of the dialect's `invariants`.
       line: of the operation after which it does not hold, 1-based in the log that the operations would be.
       operation: that operation, in words.
       problem: what is wrong.
@@ -33,9 +31,7 @@ class Broken:
     promise: str
 
 
-def first_broken(
-    factory: EngineFactory, header: Header | RtpHeader, operations: Sequence[Operation | RtpOp]
-) -> Broken | str:
+def first_broken(factory: EngineFactory, header: Any, operations: Sequence[Any]) -> Broken | str:
     """Performs operations on a fresh engine, asks every invariant after each, and stops at the first that is broken.
 
     Args:
@@ -46,17 +42,17 @@ def first_broken(
     Returns:
       What is broken, or why there is nothing to say.
     """
+    dialect = registry.dialect_of(header.dialect)
     try:
         engine = factory(header)
-        watch: Any = RtpWatch(engine, header) if isinstance(header, RtpHeader) else Watch(engine, header)
+        watch = dialect.watch(engine, header)
     except Exception as error:
         return f"the engine cannot be watched: {failure_of(error).message}"
     for index, operation in enumerate(operations):
         try:
             watch.perform(operation)
         except InvariantError as error:
-            invariants = RTP_INVARIANTS if isinstance(header, RtpHeader) else INVARIANTS
-            promise = (invariants[error.name].check.__doc__ or "").strip().splitlines()[0]
+            promise = (dialect.invariants[error.name].check.__doc__ or "").strip().splitlines()[0]
             return Broken(error.name, index + 2, describe(operation), error.problem, promise)
         except Exception as error:
             return f"the engine fails at line {index + 2} ({describe(operation, 60)}): {failure_of(error).message}"

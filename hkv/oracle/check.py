@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
-from hkv.dialects.rtp_llm.log.file import RtpLog
-from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
-from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.errors import EngineProcessError, FileError, HKVError, UnsupportedConfigError
-from hkv.oracle.compare import compare
-from hkv.oracle.engine import BatchEngine, Engine, EngineFactory, Failure, attempt, failure_of
-from hkv.oracle.log_file import Log, encode
+from hkv.oracle.engine import EngineFactory, answers, failure_of
+from hkv.oracle.log_file import Log
 
-AnyHeader = TypeVar("AnyHeader", bound=Header | RtpHeader)
+AnyHeader = TypeVar("AnyHeader", bound=msgspec.Struct)
 """A header of any log."""
 
 HISTORY = 6
@@ -54,7 +49,7 @@ class Difference:
         return "\n".join(lines)
 
 
-def check_log(log: Log | RtpLog, factory: EngineFactory, bugs: Sequence[str] = ()) -> Difference | None:
+def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Difference | None:
     """Performs a log's operations on a fresh engine and returns the first difference, or None.
 
     Args:
@@ -75,14 +70,12 @@ def check_log(log: Log | RtpLog, factory: EngineFactory, bugs: Sequence[str] = (
         raise FileError(log.path, 1, error.argument, error.value, error.expected) from error
     except Exception as error:
         raise FileError(log.path, 1, "engine", failure_of(error).message, "an engine that takes this header") from error
-    if isinstance(log, Log):
-        given = answers(engine, log.operations, lambda: factory(with_bugs(log.header, bugs)))
-    else:
-        given = rtp_answers(engine, log.operations)
+    dialect = log.dialect
+    given = answers(dialect, engine, log.operations, lambda: factory(with_bugs(log.header, bugs)))
     for index, got in enumerate(given):
         operation = log.operations[index]
         want = getattr(operation, "want", None)
-        if mismatch := compare(want, got, log.header.oplog):
+        if mismatch := dialect.compare(want, got, log.header.oplog):
             return _difference(log, index, mismatch.field, mismatch.want, mismatch.got)
     return None
 
@@ -91,52 +84,10 @@ def with_bugs(header: AnyHeader, bugs: Sequence[str]) -> AnyHeader:
     """The header with further upstream defects named; naming any makes it a header of version 2."""
     if not bugs:
         return header
-    return msgspec.structs.replace(header, oplog=2, bugs=sorted({*header.bugs, *bugs}))
+    return msgspec.structs.replace(header, oplog=2, bugs=sorted({*header.bugs, *bugs}))  # type: ignore[attr-defined]
 
 
-def answers(engine: Engine, operations: Sequence[Operation], again: Callable[[], Engine]) -> Iterator[Answer | Failure]:
-    """What an engine answers to each operation, in order; an engine that takes batches gets them all at once.
-
-    An error of the engine stands as a Failure in its place, and ends the run. An engine that fails in a batch does not
-    say where: engines that `again` makes are given ever closer prefixes of it.
-    """
-    if isinstance(engine, BatchEngine):
-        got, failure = _run(engine, operations)
-        if failure is not None:
-            right, wrong = 0, len(operations)
-            while wrong - right > 1:
-                middle = (right + wrong) // 2
-                found = _run(again(), operations[:middle])
-                right, wrong = (right, middle) if found[1] else (middle, wrong)
-                got, failure = (got, found[1]) if found[1] else (found[0], failure)
-        yield from got
-        if failure is not None:
-            yield failure
-        return
-    for operation in operations:
-        answer = attempt(engine, operation)
-        yield answer
-        if isinstance(answer, Failure):
-            return
-
-
-def rtp_answers(engine: object, operations: Sequence[RtpOp]) -> Iterator[RtpAnswer | Failure]:
-    """What an engine answers to each operation of a log under RTP-LLM's rules; an error ends the run."""
-    for operation in operations:
-        answer = attempt_rtp(engine, operation)
-        yield answer
-        if isinstance(answer, Failure):
-            return
-
-
-def _run(engine: Any, operations: Sequence[Operation]) -> tuple[Sequence[Answer], Failure | None]:
-    try:
-        return engine.run(operations), None
-    except HKVError as error:
-        return (), failure_of(error)
-
-
-def _difference(log: Log | RtpLog, index: int, field: str, want: Any, got: Any) -> Difference:
+def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Difference:
     operation = log.operations[index]
     id = getattr(operation, "id", None)
     related = [
@@ -149,9 +100,9 @@ def _difference(log: Log | RtpLog, index: int, field: str, want: Any, got: Any) 
     return Difference(log.path, index + 2, name, id, field, want, got, history)
 
 
-def describe(operation: Operation | RtpOp, limit: int = 160) -> str:
+def describe(operation: Any, limit: int = 160) -> str:
     """One operation on one line, without its answer, shortened."""
-    fields = msgspec.json.decode(encode(operation, None))
+    fields = msgspec.to_builtins(operation)
     fields.pop("want", None)
     text = " ".join(f"{name}={_text(value)}" for name, value in fields.items() if name != "op")
     text = f"{fields['op']} {text}".strip()

@@ -1,14 +1,13 @@
-"""The protocol by which HKV drives a cache, its own or anybody else's."""
+"""How HKV drives an engine, its own or anybody else's, whatever the dialect."""
 
 from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Hit, Operation
+from hkv.dialects.dialect import Dialect
 from hkv.errors import EngineTimeoutError, HKVError
 
 
@@ -25,125 +24,67 @@ class Failure:
     timed_out: bool = False
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """A hybrid KV cache. Every method is one operation of the log format and means what `docs/oplog.md` says."""
-
-    def step(self) -> None: ...
-
-    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None: ...
-
-    def lookup(self, id: str) -> Hit: ...
-
-    def allocate(self, operation: oplog.AllocateOp) -> Allocation: ...
-
-    def advance(self, id: str, tokens: int) -> None: ...
-
-    def append(self, id: str, tokens: Sequence[int]) -> None: ...
-
-    def commit(self, id: str, tokens: int) -> None: ...
-
-    def free(self, id: str) -> None: ...
-
-    def drop(self, id: str) -> None: ...
-
-    def evict(self, blocks: Sequence[int]) -> None: ...
-
-    def copies(self) -> list[tuple[int, int]]: ...
-
-    def reset(self) -> bool: ...
-
-    def events(self) -> list[CacheEvent]: ...
-
-    def state(self) -> CacheState: ...
+EngineFactory = Callable[[Any], Any]
+"""Makes an engine, empty, of a header's configuration; `Dialect.perform` says what its engines have to offer. It raises
+`hkv.errors.ConfigError` for a configuration that it cannot represent."""
 
 
 @runtime_checkable
-class BatchEngine(Engine, Protocol):
+class BatchEngine(Protocol):
     """An engine that would rather have many operations at once than one at a time."""
 
-    def run(self, operations: Sequence[Operation]) -> list[Answer]: ...
-
-
-@runtime_checkable
-class KeyedEngine(Engine, Protocol):
-    """An engine that also takes requests whose prefix keys are known beforehand, as a request trace gives them."""
-
-    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
-        """A request arrives whose prompt has `num_tokens` tokens, unnamed.
-
-        `keys[i]`, a non-negative int, identifies the first `(i + 1) * hash_block_size` tokens of the request, in the
-        whole of its life: equal keys mean equal tokens from 0 on. Keys beyond the tokens it has so far are not used.
-        """
-        ...
-
-    def extend(self, id: str, tokens: int) -> None:
-        """`tokens` generated tokens, unnamed, are appended to a keyed request."""
-        ...
-
-    def num_free(self) -> int:
-        """Blocks in the free queue."""
+    def run(self, operations: Sequence[Any]) -> list[Any]:
+        """Performs operations in order and returns the answer to each."""
         ...
 
 
-EngineFactory = Callable[[Any], Any]
-"""Makes an engine, empty, of a header's configuration: an `Engine` of a `Header`, an `RtpEngine`
-(`hkv.dialects.rtp_llm.engines.engine`) of an `RtpHeader`. It raises `hkv.errors.ConfigError` for one it cannot represent."""
-
-
-def apply(engine: Engine, operation: Operation) -> Answer:
-    """Performs one operation on an engine and returns its answer (None where the operation has none)."""
-    match operation:
-        case oplog.StepOp():
-            return engine.step()
-        case oplog.RequestOp():
-            return engine.request(operation.id, operation.tokens, operation.extra)
-        case oplog.LookupOp():
-            return engine.lookup(operation.id)
-        case oplog.AllocateOp():
-            return engine.allocate(operation)
-        case oplog.AdvanceOp():
-            return engine.advance(operation.id, operation.tokens)
-        case oplog.AppendOp():
-            return engine.append(operation.id, operation.tokens)
-        case oplog.CommitOp():
-            return engine.commit(operation.id, operation.tokens)
-        case oplog.FreeOp():
-            return engine.free(operation.id)
-        case oplog.DropOp():
-            return engine.drop(operation.id)
-        case oplog.EvictOp():
-            return engine.evict(operation.blocks)
-        case oplog.CopiesOp():
-            return engine.copies()
-        case oplog.ResetOp():
-            return oplog.Reset(engine.reset())
-        case oplog.EventsOp():
-            return engine.events()
-        case oplog.StateOp():
-            return engine.state()
-
-
-_ANSWERS: dict[type, type | None] = {
-    oplog.LookupOp: Hit,
-    oplog.AllocateOp: Allocation,
-    oplog.CopiesOp: list,
-    oplog.ResetOp: oplog.Reset,
-    oplog.EventsOp: list,
-    oplog.StateOp: CacheState,
-}
-
-
-def attempt(engine: Engine, operation: Operation) -> Answer | Failure:
+def attempt(dialect: Dialect, engine: Any, operation: Any) -> Any:
     """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
+    return attempt_with(dialect.perform, dialect.answer_type(operation), engine, operation)
+
+
+def attempt_with(perform: Callable[[Any, Any], Any], wanted: Any, engine: Any, operation: Any) -> Any:
+    """`attempt`, with what a dialect says: how operations are performed, and the type of this one's answer."""
     try:
-        answer = apply(engine, operation)
+        answer = perform(engine, operation)
     except Exception as error:
         return failure_of(error)
-    wanted = _ANSWERS.get(type(operation))
     if (answer is not None) if wanted is None else not isinstance(answer, wanted):
         return Failure(f"answered {answer!r}, where {wanted.__name__ if wanted else None} was to come")
     return answer
+
+
+def answers(dialect: Dialect, engine: Any, operations: Sequence[Any], again: Callable[[], Any]) -> Iterator[Any]:
+    """What an engine answers to each operation, in order; an engine that takes batches gets them all at once.
+
+    An error of the engine stands as a Failure in its place, and ends the run. An engine that fails in a batch does not
+    say where: engines that `again` makes are given ever closer prefixes of it.
+    """
+    if isinstance(engine, BatchEngine):
+        got, failure = _run(engine, operations)
+        if failure is not None:
+            right, wrong = 0, len(operations)
+            while wrong - right > 1:
+                middle = (right + wrong) // 2
+                found = _run(again(), operations[:middle])
+                right, wrong = (right, middle) if found[1] else (middle, wrong)
+                got, failure = (got, found[1]) if found[1] else (found[0], failure)
+        yield from got
+        if failure is not None:
+            yield failure
+        return
+    for operation in operations:
+        answer = attempt(dialect, engine, operation)
+        yield answer
+        if isinstance(answer, Failure):
+            return
+
+
+def _run(engine: Any, operations: Sequence[Any]) -> tuple[Sequence[Any], Failure | None]:
+    try:
+        return engine.run(operations), None
+    except HKVError as error:
+        return (), failure_of(error)
 
 
 def failure_of(error: Exception) -> Failure:

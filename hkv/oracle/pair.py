@@ -4,63 +4,57 @@ from __future__ import annotations
 
 from typing import Any
 
-from hkv.dialects.rtp_llm.log.structs import RtpHeader
-from hkv.dialects.rtp_llm.pair import RtpPair
-from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.log.structs import Answer, Header, Operation
-from hkv.errors import ConfigError, EngineProcessError, MissingExtraError, UnsupportedConfigError
-from hkv.oracle.compare import Mismatch, compare
-from hkv.oracle.engine import Engine, EngineFactory, Failure, attempt, failure_of
-from hkv.oracle.renaming import RENAMINGS, Renaming
+from hkv.dialects import registry
+from hkv.dialects.dialect import Dialect
+from hkv.errors import EngineProcessError, MissingExtraError, UnsupportedConfigError
+from hkv.oracle.compare import Mismatch
+from hkv.oracle.engine import EngineFactory, Failure, attempt, failure_of
+from hkv.oracle.renaming import SameNames
 
 
 class Pair:
     """Performs every operation on both engines and compares what they answer.
 
     Args:
+      dialect: whose operations they are.
       tested: the engine in doubt.
       right: the engine whose answers count.
-      header: the configuration.
-      ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
+      version: of the log format.
+      names: how their block ids are compared.
 
     Attributes:
       timed_out: whether the engine in doubt was silent, at any operation, for as long as it may be.
     """
 
-    def __init__(self, tested: Engine, right: Engine, header: Header, ids: str = "exact") -> None:
+    def __init__(self, dialect: Dialect, tested: Any, right: Any, version: int, names: SameNames) -> None:
         self.tested = tested
         self.right = right
         self.timed_out = False
-        self._version = header.oplog
-        self._renaming = _renaming(ids)(to_config(header).block_sizes)
+        self._dialect, self._version, self._names = dialect, version, names
 
-    def perform(self, operation: Operation) -> tuple[Answer | Failure, Mismatch | None]:
-        """The right engine's answer, and where the tested one's differs from it."""
-        if self._renaming.wants_state and isinstance(operation, oplog.EvictOp):
-            self._renaming.answer(*self._states())
-        got = attempt(self.tested, self._renaming.operation(operation))
+    def perform(self, operation: Any) -> tuple[Any, Mismatch | None]:
+        """The right engine's answer, or the Failure in its place, and where the tested one's differs from it."""
+        got = attempt(self._dialect, self.tested, self._names.operation(operation, self._both))
         self.timed_out |= isinstance(got, Failure) and got.timed_out
-        want = attempt(self.right, operation)
-        mismatch = compare(want, self._renaming.answer(want, got), self._version)
-        if self._renaming.wants_state and isinstance(operation, oplog.AllocateOp) and operation.external:
-            self._renaming.learn_external(operation, *self._states())
+        want = attempt(self._dialect, self.right, operation)
+        mismatch = self._dialect.compare(want, self._names.answer(want, got), self._version)
+        self._names.learn(operation, self._both)
         return want, mismatch
 
-    def _states(self) -> tuple[Answer | Failure, Answer | Failure]:
-        return attempt(self.right, oplog.StateOp()), attempt(self.tested, oplog.StateOp())
+    def _both(self, operation: Any) -> tuple[Any, Any]:
+        return attempt(self._dialect, self.right, operation), attempt(self._dialect, self.tested, operation)
 
 
-def make_pair(
-    tested: EngineFactory, right: EngineFactory, header: Header | RtpHeader, ids: str = "exact"
-) -> Pair | RtpPair | Mismatch:
+def make_pair(tested: EngineFactory, right: EngineFactory, header: Any, ids: str = "exact") -> Pair | Mismatch:
     """Both engines, empty, or how they disagree about the configuration itself.
 
     Raises:
-      UnsupportedConfigError: one of them does not implement it, and says so.
+      ConfigError: block ids cannot be compared in that way.
+      UnsupportedConfigError: one of them does not implement the configuration, and says so.
       EngineProcessError, MissingExtraError: one of them cannot start.
     """
-    _renaming(ids)
+    dialect = registry.dialect_of(header.dialect)
+    names = dialect.renaming(ids, header)
     made: list[Any] = []
     for factory in (tested, right):
         try:
@@ -73,11 +67,4 @@ def make_pair(
     if isinstance(got, Failure) or isinstance(want, Failure):
         said = [engine.message if isinstance(engine, Failure) else "accepted" for engine in (want, got)]
         return Mismatch("header", *said)
-    return RtpPair(got, want, ids) if isinstance(header, RtpHeader) else Pair(got, want, header, ids)
-
-
-def _renaming(ids: str) -> type[Renaming]:
-    try:
-        return RENAMINGS[ids]
-    except KeyError:
-        raise ConfigError("ids", ids, f"one of {', '.join(RENAMINGS)}") from None
+    return Pair(dialect, got, want, header.oplog, names)

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from hkv.dialects.rtp_llm.config import NAMES as RTP_LLM
-from hkv.dialects.rtp_llm.engines.engine import perform_rtp
-from hkv.dialects.rtp_llm.log.configuration import VERSION as RTP_VERSION
-from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
-from hkv.dialects.rtp_llm.traffic.headers import RTP_KINDS, draw_rtp_header, rtp_features
-from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
-from hkv.dialects.vllm.config import NAME as VLLM
-from hkv.dialects.vllm.log.structs import Answer, Header, Operation
-from hkv.dialects.vllm.traffic.traffic import FEATURES, RandomChoices, draw_header, drive
+from hkv.dialects import registry
 from hkv.errors import ConfigError
 from hkv.oracle.check import with_bugs
 from hkv.oracle.compare import Mismatch
-from hkv.oracle.engine import EngineFactory, Failure, apply
+from hkv.oracle.engine import EngineFactory, Failure
 from hkv.oracle.pair import make_pair
-
-VERSIONS = (1, 2)
-
-KINDS = ("full_attention", "mla", "sliding_window", "chunked_local", "mamba", "opaque")
-"""Kinds of groups that configurations under vLLM's rules may have; `RTP_KINDS` under RTP-LLM's."""
-
-DIALECTS = (VLLM, *RTP_LLM)
-"""Whose rules configurations follow."""
+from hkv.testing.choices import RandomChoices
 
 DRAWS = 20_000
 """Configurations of one seed that are looked at for one that is wanted."""
@@ -43,9 +28,9 @@ class Recording:
       answers: of the first engine, one an operation; of one that ended the run, where it gave any, the last.
     """
 
-    header: Header | RtpHeader
-    operations: list[Operation | RtpOp] = dataclasses.field(default_factory=list)
-    answers: list[Answer | RtpAnswer] = dataclasses.field(default_factory=list)
+    header: Any
+    operations: list[Any] = dataclasses.field(default_factory=list)
+    answers: list[Any] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,35 +67,21 @@ class Only:
 
     kinds: frozenset[str] = frozenset()
     max_groups: int | None = None
-    dialect: str = VLLM
+    dialect: str = registry.DEFAULT
 
     def __post_init__(self) -> None:
-        if self.dialect not in DIALECTS:
-            raise ConfigError("dialect", self.dialect, f"one of {', '.join(DIALECTS)}")
-        known = KINDS if self.dialect == VLLM else RTP_KINDS
+        known = registry.dialect_of(self.dialect).kinds
         for kind in sorted(self.kinds - set(known)):
             raise ConfigError("kinds", kind, f"one of {', '.join(known)}")
 
     def __contains__(self, header: object) -> bool:
-        if not isinstance(header, Header | RtpHeader):
-            return False
-        few = self.max_groups is None or len(header.groups) <= self.max_groups
-        return few and (not self.kinds or _kinds(header) <= self.kinds)
-
-
-def _kinds(header: Header | RtpHeader) -> set[str]:
-    if isinstance(header, RtpHeader):
-        return {group.type for group in header.groups}
-    return {group["kind"] for group in header.groups}
+        groups = registry.dialect_of(self.dialect).groups(header)
+        few = self.max_groups is None or len(groups) <= self.max_groups
+        return few and (not self.kinds or {kind for kind, _ in groups} <= self.kinds)
 
 
 ALL = Only()
 """No restriction."""
-
-
-def features_of(dialect: str) -> tuple[str, ...]:
-    """What logs of a dialect may be about."""
-    return FEATURES if dialect == VLLM else rtp_features(dialect)
 
 
 def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Any, RandomChoices]:
@@ -119,32 +90,20 @@ def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Any, 
     Raises:
       ConfigError: unknown feature or version, or a feature that has no configuration of the wanted sort.
     """
-    if feature not in features_of(only.dialect):
-        raise ConfigError("feature", feature, f"one of {', '.join(features_of(only.dialect))} for {only.dialect}")
-    versions = VERSIONS if only.dialect == VLLM else (RTP_VERSION,)
-    if version not in versions:
-        raise ConfigError("version", version, f"one of {versions} for {only.dialect}")
+    dialect = registry.dialect_of(only.dialect)
+    features = dialect.features(only.dialect)
+    if feature not in features:
+        raise ConfigError("feature", feature, f"one of {', '.join(features)} for {only.dialect}")
+    if version not in dialect.versions:
+        raise ConfigError("version", version, f"one of {dialect.versions} for {only.dialect}")
     choices = RandomChoices(seed)
     for _ in range(DRAWS):
-        header = _draw(choices, feature, version, only.dialect)
+        header = dialect.draw_header(choices, feature, version, only.dialect)
         if header in only:
             return header, choices
     kinds = ", ".join(sorted(only.kinds)) or "any"
     groups = "" if only.max_groups is None else f", at most {only.max_groups} groups"
     raise ConfigError("feature", feature, f"a feature that has configurations of these kinds: {kinds}{groups}")
-
-
-def _draw(choices: RandomChoices, feature: str, version: int, dialect: str) -> Header | RtpHeader:
-    if dialect == VLLM:
-        return draw_header(choices, feature, version)
-    return draw_rtp_header(choices, feature, dialect)
-
-
-def _drive(header: Header | RtpHeader, choices: RandomChoices, perform: Callable[[Any], Any], steps: int) -> None:
-    if isinstance(header, RtpHeader):
-        drive_rtp(header, choices, perform, steps)
-    else:
-        drive(header, choices, perform, steps)
 
 
 def record(factory: EngineFactory, feature: str, seed: int, version: int, steps: int, only: Only = ALL) -> Recording:
@@ -154,16 +113,17 @@ def record(factory: EngineFactory, feature: str, seed: int, version: int, steps:
       HKVError: the engine cannot represent the configuration, or refused an operation that is legal.
     """
     header, choices = draw(feature, seed, version, only)
+    dialect = registry.dialect_of(only.dialect)
     engine = factory(header)
     recording = Recording(header)
 
     def perform(operation: Any) -> Any:
-        answer = perform_rtp(engine, operation) if isinstance(operation, RtpOp) else apply(engine, operation)
+        answer = dialect.perform(engine, operation)
         recording.operations.append(operation)
         recording.answers.append(answer)
         return answer
 
-    _drive(header, choices, perform, steps)
+    dialect.drive(header, choices, perform, steps)
     return recording
 
 
@@ -216,7 +176,7 @@ def differ(
         return want
 
     try:
-        _drive(header, choices, perform, steps)
+        registry.dialect_of(only.dialect).drive(header, choices, perform, steps)
     except _Parted as parted:
         return recording, Disagreement(recording, parted.mismatch)
     return recording, None

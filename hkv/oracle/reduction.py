@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from hkv.dialects.rtp_llm.log.structs import RtpOp
-from hkv.dialects.vllm.log.structs import Operation
+from hkv.dialects.dialect import Lifecycle
+from hkv.errors import HKVError
 from hkv.oracle.compare import Mismatch
 
 
@@ -64,6 +64,29 @@ class Repair(Protocol):
         ...
 
 
+class LifecycleRepair:
+    """Leaves out what can no longer follow, and changes nothing.
+
+    Args:
+      lifecycle: follows the operations from the header on.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def fitted(self, operation: Any) -> Any | None:
+        """The operation, followed; None when it cannot follow."""
+        try:
+            self._lifecycle.follow(operation)
+        except HKVError:
+            return None
+        return operation
+
+    def answered(self, operation: Any, answer: Any) -> None:
+        """Takes note of the answer to the operation that was fitted last."""
+        self._lifecycle.answered(operation, answer)
+
+
 @dataclasses.dataclass(frozen=True)
 class ShrinkRules:
     """What shrinking has to know of a dialect's logs.
@@ -77,10 +100,10 @@ class ShrinkRules:
     """
 
     repair: Callable[[Any], Repair]
-    headers: Callable[[Any], Iterator[Any]]
-    operations: Callable[[Any], Iterator[Any]]
-    pairs: Callable[[Any, Any], Iterator[tuple[Any, Any]]]
-    rewrites: tuple[Callable[[Best], Candidates], ...]
+    headers: Callable[[Any], Iterator[Any]] = lambda header: iter(())
+    operations: Callable[[Any], Iterator[Any]] = lambda operation: iter(())
+    pairs: Callable[[Any, Any], Iterator[tuple[Any, Any]]] = lambda header, operation: iter(())
+    rewrites: tuple[Callable[[Best], Candidates], ...] = ()
 
 
 def without_requests(best: Best) -> Candidates:
@@ -141,7 +164,7 @@ def one_simpler(best: Best, simpler: Callable[[Any, Any], Iterator[tuple[Any, An
             place += 1
 
 
-def weight(operation: Operation | RtpOp) -> int:
+def weight(operation: Any) -> int:
     """How large an operation's numbers are, their lists included."""
     total = 0
     for name in operation.__struct_fields__:
@@ -156,3 +179,7 @@ def weight(operation: Operation | RtpOp) -> int:
         elif not isinstance(value, str):
             total += 5
     return total
+
+
+COMMON_STEPS: tuple[Callable[[Best], Candidates], ...] = (without_runs, without_requests, without_runs)
+"""What makes any case smaller, whatever its operations are."""

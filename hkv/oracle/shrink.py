@@ -8,11 +8,7 @@ from typing import Any
 
 import msgspec
 
-from hkv.dialects.rtp_llm.log.structs import RtpHeader
-from hkv.dialects.rtp_llm.pair import RtpPair
-from hkv.dialects.rtp_llm.shrink_rules import RTP_SHRINK_RULES
-from hkv.dialects.vllm.log.structs import Header
-from hkv.dialects.vllm.shrink_rules import SHRINK_RULES
+from hkv.dialects import registry
 from hkv.errors import HKVError
 from hkv.oracle.compare import Mismatch
 from hkv.oracle.engine import EngineFactory, Failure, failure_of
@@ -21,7 +17,6 @@ from hkv.oracle.reduction import (
     Best,
     Candidates,
     Case,
-    ShrinkRules,
     one_simpler,
     smaller_header,
     without_requests,
@@ -75,7 +70,7 @@ class Shrinker:
         self.best: Case | None = None
         self.problem: str | None = None
 
-    def failing(self, header: Header | RtpHeader, operations: Sequence[Any]) -> Case | None:
+    def failing(self, header: Any, operations: Sequence[Any]) -> Case | None:
         """The case up to the first disagreement, after repairs; None if the engines agree, or the right one fails."""
         try:
             pair = make_pair(self._tested, self._right, header, self._ids)
@@ -122,7 +117,7 @@ class Shrinker:
 
 def _candidates(best: Best) -> Candidates:
     """Everything that may make a case smaller, in the order in which it is tried."""
-    rules = _rules(best.case.header)
+    rules = registry.dialect_of(best.case.header.dialect).shrink_rules
 
     def simpler(header: Any, operation: Any) -> Iterator[tuple[Any, Any]]:
         for changed in rules.operations(operation):
@@ -138,16 +133,12 @@ def _candidates(best: Best) -> Candidates:
         yield from rewrite(best)
 
 
-def _rules(header: Header | RtpHeader) -> ShrinkRules:
-    return RTP_SHRINK_RULES if isinstance(header, RtpHeader) else SHRINK_RULES
-
-
-def _up_to_disagreement(pair: Pair | RtpPair, header: Header | RtpHeader, operations: Sequence[Any]) -> Case | None:
+def _up_to_disagreement(pair: Pair, header: Any, operations: Sequence[Any]) -> Case | None:
     """The case up to the first disagreement; None if the engines agree, or if the right one fails.
 
     Operations that cannot follow are repaired or left out.
     """
-    repair = _rules(header).repair(header)
+    repair = registry.dialect_of(header.dialect).shrink_rules.repair(header)
     performed: list[Any] = []
     answers: list[Any] = []
     for wanted in operations:

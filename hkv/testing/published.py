@@ -116,8 +116,8 @@ HEAD = (
     "What always holds in a hybrid KV cache, whichever engine it is in, and the check that says so. Each row of the",
     "first table names what published bugs broke; the second says what each check promises. Those of a log are asked",
     "after every operation of any engine that speaks it (`hkv.dialects.vllm.invariants.Watch`,",
-    "`hkv.dialects.rtp_llm.invariants.RtpWatch`), those of a suite of random cases of this code. The last table has the",
-    "exceptions; [mutants.md](mutants.md) shows which bug each of the checks catches.",
+    "`hkv.dialects.rtp_llm.invariants.RtpWatch`), those of a suite of random cases of this code. The last table",
+    "has the exceptions; [mutants.md](mutants.md) shows which bug each of the checks catches.",
     "",
     "This page is written by `python -m hkv.testing.published docs/invariants.md`.",
 )

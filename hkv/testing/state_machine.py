@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hkv.dialects.vllm.engines.engine import Engine
 from hkv.dialects.vllm.invariants import Watch
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.dialects.vllm.traffic.traffic import Traffic
 from hkv.errors import MissingExtraError
-from hkv.oracle.engine import Engine
 from hkv.testing.strategies import Drawing, HypothesisChoices, headers
 
 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.configuration import to_header
@@ -19,7 +20,6 @@ from hkv.dialects.vllm.log.structs import (
     StepOp,
 )
 from hkv.oracle.compare import compare
-from hkv.oracle.engine import apply
 from hkv.spec import FullAttention, Mamba
 from tests.cache.build import config
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.engines.engine import apply, attempt
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
@@ -16,7 +17,7 @@ from hkv.dialects.vllm.rules import allocate, finders, retention
 from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header, drive
 from hkv.oracle.check import describe
 from hkv.oracle.compare import Mismatch, compare
-from hkv.oracle.engine import Failure, apply, attempt
+from hkv.oracle.engine import Failure
 from hkv.spec import spec_from_text
 from hkv.state import free_queue, key_table
 from hkv.testing.choices import Choices, RandomChoices

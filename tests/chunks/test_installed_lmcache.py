@@ -20,7 +20,7 @@ from hkv.oracle.engines import installed_lmcache as lmcache
 
 INSTALLED = importlib.util.find_spec("lmcache") is not None
 KNOWN = frozenset({"lmcache-group-key", "lmcache-two-blocks"})
-"""LMCache leaves blocks and strides out of a group's key, and guesses at two blocks; all else is compared without defects."""
+"""LMCache leaves blocks and strides out of a group's key, and guesses at two blocks; nothing else is excused."""
 
 CHUNK = 12
 """Tokens per chunk where it does not matter: LMCache wants whole blocks of 2, 3 or 4."""

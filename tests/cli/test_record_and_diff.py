@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from hkv.cli import diff, record
 from hkv.cli.check import command as check
+from hkv.dialects.registry import dialect_of
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Hit
 from hkv.errors import ConfigError
-from hkv.oracle.engines import ENGINES
 from hkv.oracle.record import differ, draw
 
 
@@ -28,7 +28,8 @@ class Optimist(NumpyEngine):
 
 @pytest.fixture
 def optimist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "jax", f"{__name__}:Optimist")
+    dialect = dialect_of("vllm-0.33")
+    monkeypatch.setattr(type(dialect), "engines", {**dialect.engines, "jax": f"{__name__}:Optimist"})
 
 
 def test_what_is_recorded_checks(tmp_path: pathlib.Path) -> None:

@@ -63,10 +63,10 @@ def test_bytes_are_equal() -> None:
 
 def traffic(feature: str) -> tuple:
     """An engine of vLLM's after traffic in which much was stored, and what it said at the end of each step."""
+    from hkv.dialects.vllm.engines.engine import apply
     from hkv.dialects.vllm.engines.installed import InstalledVllmEngine
     from hkv.dialects.vllm.log.structs import EventsOp
     from hkv.dialects.vllm.traffic.traffic import drive
-    from hkv.oracle.engine import apply
     from hkv.oracle.record import draw
 
     for seed in range(50):

@@ -13,7 +13,7 @@ import pytest
 
 import hkv.oracle
 from benchmarks.quoted.console import CUT, difference, shown_in
-from hkv.oracle.engine import Engine
+from hkv.dialects.vllm.engines.engine import Engine
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import Only, draw
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation, StateOp
 from hkv.errors import ConfigError, FileError
 from hkv.oracle.check import HISTORY, check_log
-from hkv.oracle.engine import apply
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import parse_log
 from tests.oracle.sample import ALLOCATE, HEADER, OPERATIONS, encode, sample

@@ -13,12 +13,12 @@ from click.testing import CliRunner
 
 from hkv.cli import cli
 from hkv.dialects.vllm.engines import installed as installed_vllm
+from hkv.dialects.vllm.engines.engine import Engine, KeyedEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.traffic import FEATURES, RandomChoices, draw_header
 from hkv.errors import ConfigError, OperationError
 from hkv.oracle.check import check_log
-from hkv.oracle.engine import Engine, KeyedEngine
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
 from hkv.oracle.record import differ, record
@@ -93,7 +93,7 @@ def test_a_version_that_is_named_goes_on_and_stands_in_every_report(
         assert status is None or done.exit_code == status
 
 
-@needs_vllm
+@pytest.mark.vllm
 @foreign_warnings
 def test_the_installed_version_can_be_named() -> None:
     name = f"vllm@{importlib.metadata.version('vllm')}"

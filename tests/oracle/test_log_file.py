@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.file import FORMAT
 from hkv.errors import FileError
-from hkv.oracle.log_file import encode_answer, find_logs, parse_log, read_log, write_log
+from hkv.oracle.log_file import find_logs, parse_log, read_log, write_log
 from tests.oracle.sample import ALLOCATE, HEADER, OPERATIONS, encode, sample
 
 
@@ -168,8 +169,10 @@ def test_what_is_written_is_read_again(tmp_path: pathlib.Path) -> None:
 
 def test_events_spell_out_what_is_zero() -> None:
     stored = oplog.CacheEvent(type="stored", group=0, num_blocks=0, block_size=2, tokens=[])
-    assert encode_answer([stored]) == [{"type": "stored", "group": 0, "num_blocks": 0, "block_size": 2, "tokens": []}]
-    assert encode_answer([oplog.CacheEvent(type="cleared")]) == [{"type": "cleared"}]
+    assert FORMAT.encode_answer([stored]) == [
+        {"type": "stored", "group": 0, "num_blocks": 0, "block_size": 2, "tokens": []}
+    ]
+    assert FORMAT.encode_answer([oplog.CacheEvent(type="cleared")]) == [{"type": "cleared"}]
 
 
 def test_unwritable_place_is_named(tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hkv.dialects.registry import dialect_of
 from hkv.errors import FileError
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
@@ -28,6 +29,8 @@ VALUES = st.recursive(
     ),
     max_leaves=4,
 )
+VLLM = dialect_of("vllm-0.33")
+
 FIELDS = sorted({*HEADER, *(name for line in OPERATIONS for name in line), "extra", "watermark", "bugs", "new name"})
 
 
@@ -102,7 +105,7 @@ def test_mutated_fields(data: st.DataObject) -> None:
 @settings(max_examples=60)
 def test_mutated_recording(data: st.DataObject) -> None:
     recording = record(engine_factory("numpy"), "core", data.draw(st.integers(0, 20)), 2, 3)
-    lines = [encode_operation(*pair) for pair in zip(recording.operations, recording.answers, strict=True)]
+    lines = [encode_operation(VLLM, *pair) for pair in zip(recording.operations, recording.answers, strict=True)]
     values = [json.loads(line) for line in lines]
     for _ in range(data.draw(st.integers(1, 3))):
         line = data.draw(st.sampled_from(values))

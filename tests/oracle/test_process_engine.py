@@ -17,12 +17,12 @@ from click.testing import CliRunner
 from hkv.cli.check import command as check
 from hkv.cli.diff import command as diff
 from hkv.cli.replay import command as replay
+from hkv.dialects.vllm.engines.engine import KeyedEngine, attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.engines.process import ProcessEngine
 from hkv.dialects.vllm.log.structs import LookupOp
 from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
-from hkv.oracle.engine import KeyedEngine, attempt
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.engines.process import ProcessEngine
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import differ, draw, record
 
@@ -30,9 +30,9 @@ SERVE = """
 import sys
 import msgspec
 from hkv.errors import HKVError
-from hkv.oracle.engine import apply
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.oracle.log_file import OPERATIONS, encode_answer
+from hkv.dialects.vllm.log.file import FORMAT
 from hkv.dialects.vllm.log.structs import Header
 
 def say(value):
@@ -45,8 +45,8 @@ for line in sys.stdin.buffer:
     fields = msgspec.json.decode(line)
     name = fields["op"]
     try:
-        if name in OPERATIONS:
-            say(encode_answer(apply(engine, msgspec.convert(fields, OPERATIONS[name]))))
+        if name in FORMAT.operations:
+            say(FORMAT.encode_answer(apply(engine, msgspec.convert(fields, FORMAT.operations[name]))))
         elif name == "request_keyed":
             say(engine.request_keyed(fields["id"], fields["num_tokens"], fields["keys"]))
         elif name == "extend":

@@ -10,12 +10,14 @@ import jsonschema
 import msgspec
 import pytest
 
+from hkv.dialects.registry import dialect_of
 from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.file import FORMAT
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import FileError
 from hkv.oracle import log_file
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import OPERATIONS, encode, parse_log
+from hkv.oracle.log_file import encode, parse_log
 from hkv.oracle.record import record
 from hkv.spec import KINDS
 from tests.oracle import sample
@@ -24,6 +26,8 @@ from tests.oracle.test_log_file import EXTRAS, HEADERS, LINES
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SCHEMA = json.loads(pathlib.Path(log_file.__file__).with_name("oplog.schema.json").read_text())
 DEFINITIONS = SCHEMA["$defs"]
+
+VLLM = dialect_of("vllm-0.33")
 
 
 def validator(name: str) -> jsonschema.Draft202012Validator:
@@ -61,7 +65,7 @@ def test_recorded_logs_validate(feature: str) -> None:
 def test_generated_logs_validate(feature: str, version: int) -> None:
     recording = record(engine_factory("numpy"), feature, 5, version, 6)
     lines = [msgspec.json.encode(recording.header)]
-    lines += [encode(*pair) for pair in zip(recording.operations, recording.answers, strict=True)]
+    lines += [encode(VLLM, *pair) for pair in zip(recording.operations, recording.answers, strict=True)]
     validate([json.loads(line) for line in lines])
 
 
@@ -87,7 +91,7 @@ def test_structs_and_schema_agree() -> None:
     agree(oplog.Hit, DEFINITIONS["hit"])
     agree(oplog.Allocation, DEFINITIONS["allocation"])
     agree(oplog.CacheState, DEFINITIONS["state"])
-    for name, struct in OPERATIONS.items():
+    for name, struct in FORMAT.operations.items():
         definition = DEFINITIONS[f"op_{name}"]
         assert definition["properties"]["op"] == {"const": name}
         agree(struct, definition, {"want"} & set(struct.__struct_fields__))
@@ -97,7 +101,7 @@ def test_structs_and_schema_agree() -> None:
     assert set(removed["properties"]) < fields
     assert set(cleared["properties"]) == {"type"}
     operations = {reference["$ref"].rpartition("op_")[2] for reference in DEFINITIONS["operation"]["oneOf"]}
-    assert operations == set(OPERATIONS)
+    assert operations == set(FORMAT.operations)
 
 
 def test_kinds_and_schema_agree() -> None:

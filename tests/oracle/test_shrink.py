@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.vllm.engines.engine import attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheState, Header, Hit, LookupOp, ResetOp
@@ -21,7 +22,7 @@ from hkv.dialects.vllm.repair import repaired
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import EngineTimeoutError, HKVError
 from hkv.oracle.check import check_log
-from hkv.oracle.engine import Failure, attempt
+from hkv.oracle.engine import Failure
 from hkv.oracle.log_file import read_log, write_log
 from hkv.oracle.record import Only, differ, record
 from hkv.oracle.shrink import TIMEOUTS, Case, Shrinker

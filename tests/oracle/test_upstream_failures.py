@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from hkv.dialects.vllm.engines.engine import Engine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Allocation, Header
 from hkv.errors import EngineFailure, HKVError
-from hkv.oracle.engine import Engine
 from hkv.oracle.engines import engine_factory
 from tests.oracle.sample import HEADER
 from tests.oracle.test_installed_vllm import foreign_warnings

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
 from hkv.dialects.vllm.traffic.traffic import drive
-from hkv.oracle.engine import apply
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
 from hkv.testing.choices import RandomChoices
 from hkv.testing.strategies import headers, hit_cases

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.invariants import INVARIANTS, Invariant, InvariantError, Watch
+from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
 from hkv.dialects.vllm.traffic.traffic import drive
 from hkv.keys import chained
+from hkv.oracle.invariant import Invariant, InvariantError
 from hkv.testing.choices import RandomChoices
 from reference.dialects.vllm import coordinator, hits
 from reference.dialects.vllm.kinds import sliding_window

@@ -5,10 +5,10 @@ import types
 import pytest
 
 from hkv.dialects.vllm.engines import numpy
+from hkv.dialects.vllm.engines.engine import Engine, KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, ExtraKeys, Header
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.check import check_log
-from hkv.oracle.engine import Engine, KeyedEngine
 from hkv.oracle.log_file import read_log
 
 FEATURES = (

@@ -2,11 +2,11 @@
 
 import pytest
 
+from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp
 from hkv.dialects.vllm.schedule.lockstep import Difference, LockstepEngine
 from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
 from hkv.dialects.vllm.schedule.schedule import Schedule
-from hkv.oracle.engine import KeyedEngine
 from hkv.spec import spec_from_text
 
 

@@ -13,8 +13,8 @@ import hkv.cli
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.file import read_any_log, write_any_log
 from hkv.dialects.rtp_llm.traffic.headers import rtp_features
+from hkv.oracle.log_file import read_log, write_log
 
 ME = f"{__name__}:"
 
@@ -73,7 +73,7 @@ def test_diff_finds_a_wrong_engine_and_makes_the_case_small(tmp_path: pathlib.Pa
     assert found.exit_code == 1
     assert "broken invariant: rtp order of blocks" in found.output
     (saved,) = tmp_path.glob("*.jsonl")
-    assert len(read_any_log(saved).operations) == 2, "a request and its allocation"
+    assert len(read_log(saved).operations) == 2, "a request and its allocation"
     assert run("check", str(saved)).exit_code == 0
     assert run("check", str(saved), "--engine", f"{ME}Largest").exit_code == 1
 
@@ -86,11 +86,11 @@ def test_shrink_leaves_what_the_difference_needs(tmp_path: pathlib.Path) -> None
             break
     found = run("shrink", str(log), "--engine", f"{ME}Forgetful", "-o", str(small))
     assert found.exit_code == 0, found.output
-    kept = read_any_log(small)
+    kept = read_log(small)
     names = [str(type(operation).__struct_config__.tag) for operation in kept.operations]
     assert len(kept.header.groups) == 2, "with one it does nothing wrong"
     assert "insert" in names, "what it does wrong"
-    assert len(names) <= 8 < len(read_any_log(log).operations)
+    assert len(names) <= 8 < len(read_log(log).operations)
     assert run("shrink", str(small), "--engine", "numpy").exit_code != 0, "nothing to shrink where engines agree"
 
 
@@ -99,7 +99,7 @@ def test_an_engine_in_a_process(tmp_path: pathlib.Path) -> None:
     program.write_text(
         "import sys, msgspec\n"
         "from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine\n"
-        "from hkv.oracle.rtp_llm import structs\n"
+        "from hkv.dialects.rtp_llm.log import structs\n"
         "engine = RtpNumpyEngine(msgspec.json.decode(sys.stdin.readline(), type=structs.RtpHeader))\n"
         "print('null', flush=True)\n"
         "for line in sys.stdin:\n"
@@ -144,7 +144,7 @@ STORY = [
 @pytest.fixture
 def story(tmp_path: pathlib.Path) -> str:
     engine, path = RtpNumpyEngine(HEADER), tmp_path / "story.jsonl"
-    write_any_log(path, HEADER, STORY, [engine.perform(operation) for operation in STORY])
+    write_log(path, HEADER, STORY, [engine.perform(operation) for operation in STORY])
     return str(path)
 
 
@@ -215,4 +215,4 @@ def test_record_refuses_by_name(arguments: list[str], told: str, tmp_path: pathl
 
 def test_block_ids_are_compared_exactly() -> None:
     found = run("diff", "--dialect", NAMES[0], "--engines", "numpy,numpy", "--seeds", "1", "--ids", "isomorphic")
-    assert "the smallest free id" in str(found.exception)
+    assert "rules say which block is handed out" in str(found.exception)

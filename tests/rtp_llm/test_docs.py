@@ -8,7 +8,6 @@ import re
 
 import pytest
 
-from hkv.dialects.rtp_llm.log.file import parse_rtp_log
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import parse_log
@@ -24,7 +23,7 @@ SECTIONS = {
 def test_both_logs_agree_with_the_reference(title: str) -> None:
     logs = SECTIONS[title]
     assert len(logs) == 2
-    for log, dialect, parse in zip(logs, ("vllm-0.33", "rtp-llm/"), (parse_log, parse_rtp_log), strict=True):
+    for log, dialect, parse in zip(logs, ("vllm-0.33", "rtp-llm/"), (parse_log, parse_log), strict=True):
         lines = log.splitlines()
         assert json.loads(lines[0])["dialect"].startswith(dialect)
         assert 2 <= len(lines) - 1 <= 6

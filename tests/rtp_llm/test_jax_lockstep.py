@@ -20,10 +20,10 @@ from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.explain.key_history import STATES
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
-from hkv.dialects.rtp_llm.log.file import RtpLog
 from hkv.oracle.check import check_log, describe
 from hkv.oracle.engine import Failure
 from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import Log
 from tests.rtp_llm.operations import draw_operation
 from tests.rtp_llm.traffic import draw_config
 
@@ -177,7 +177,7 @@ def test_a_recorded_log_agrees_where_the_reference_cannot_be_imported(monkeypatc
             answered = {} if operation.answer_type is None else {"want": answer}
             operations.append(msgspec.structs.replace(operation, **answered))
     operations.append(structs.StateOp(want=reference.state()))
-    log = RtpLog("recorded", header, tuple(operations))
+    log = Log("recorded", header, tuple(operations))
     for name in list(sys.modules):
         if name.split(".")[0] == "reference":
             monkeypatch.setitem(sys.modules, name, None)

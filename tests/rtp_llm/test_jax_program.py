@@ -217,7 +217,7 @@ sys.modules["reference"] = None
 from hkv import rtp_cache
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
-from hkv.oracle.rtp_llm import structs
+from hkv.dialects.rtp_llm.log import structs
 group = structs.RtpGroup(tag="full", type="FULL", block_size=4)
 header = structs.RtpHeader(
     oplog=2, dialect="rtp-llm/single", feature="x", num_blocks=[9], groups=[group], block_size=4

@@ -18,13 +18,12 @@ from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config, to_rtp_header
-from hkv.dialects.rtp_llm.log.file import RtpLog, parse_rtp_log, read_any_log, write_any_log
 from hkv.errors import FileError
 from hkv.oracle import log_file
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import Failure
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import read_log
+from hkv.oracle.log_file import Log, parse_log, read_log, write_log
 from tests.rtp_llm.traffic import draw_config
 
 NUMPY = engine_factory("numpy")
@@ -78,13 +77,13 @@ def changed(line: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_a_log_written_by_hand_agrees() -> None:
-    assert check_log(parse_rtp_log(encoded([HEADER, *LINES]), "hand"), NUMPY) is None
+    assert check_log(parse_log(encoded([HEADER, *LINES]), "hand"), NUMPY) is None
 
 
 def test_a_wrong_answer_is_found_and_placed() -> None:
     wrong = json.loads(json.dumps(LINES))
     wrong[2]["want"]["lists"] = wrong[2]["want"]["lists"][::-1]
-    difference = check_log(parse_rtp_log(encoded([HEADER, *wrong]), "hand"), NUMPY)
+    difference = check_log(parse_log(encoded([HEADER, *wrong]), "hand"), NUMPY)
     assert difference is not None
     assert (difference.line, difference.operation, difference.field) == (4, "fork", "lists[0][0]")
     assert "fork id=a sources=[0,0]" in difference.describe()
@@ -143,9 +142,9 @@ def draw(rng: random.Random, number: int, engine: RtpNumpyEngine) -> Any:
 def test_random_logs_come_back_as_they_were(seed: int, tmp_path: pathlib.Path) -> None:
     header, operations, answers = record(random.Random(seed))
     path = tmp_path / "random.jsonl"
-    write_any_log(path, header, operations, answers)
-    log = read_any_log(path)
-    assert isinstance(log, RtpLog)
+    write_log(path, header, operations, answers)
+    log = read_log(path)
+    assert isinstance(log, Log)
     assert (log.header, len(log.operations)) == (header, len(operations))
     assert check_log(log, NUMPY) is None
     for number, line in enumerate(path.read_bytes().splitlines()):
@@ -170,13 +169,6 @@ def test_the_command_checks_them(tmp_path: pathlib.Path) -> None:
     assert "expected vllm-0.33" in str(other.exception)
 
 
-def test_commands_for_vllm_say_so(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "rtp.jsonl"
-    path.write_bytes(encoded([HEADER, *LINES]))
-    with pytest.raises(FileError, match=r"rtp\.jsonl:1: dialect = 'rtp-llm/hybrid'.*hkv check"):
-        read_log(path)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -196,7 +188,7 @@ def test_commands_for_vllm_say_so(tmp_path: pathlib.Path) -> None:
 )
 def test_bad_headers(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(FileError, match=message):
-        parse_rtp_log(encoded([changed(HEADER, **changes)]), "bad")
+        parse_log(encoded([changed(HEADER, **changes)]), "bad")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +214,7 @@ def test_bad_headers(changes: dict[str, Any], message: str) -> None:
 def test_bad_lines(line: dict[str, Any], message: str) -> None:
     lines = [HEADER, *LINES[:2], {"op": "request", "id": "w", "tokens": [1]}, line]
     with pytest.raises(FileError, match=message) as caught:
-        parse_rtp_log(encoded(lines), "bad")
+        parse_log(encoded(lines), "bad")
     assert caught.value.line == 5
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax_reading import Reader
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
@@ -21,7 +22,6 @@ from hkv.dialects.vllm.explorer.transition import World, unpack
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import CacheState, Operation
-from hkv.oracle.engine import apply
 from hkv.state.state import Request, State
 
 PLAIN = {"lookahead": 0, "external": 0, "must_fit": False, "reserved": 0, "in_flight": 0}

@@ -19,11 +19,11 @@ from hkv.dialects.vllm.explorer.moves import all_moves, to_log
 from hkv.dialects.vllm.explorer.transition import Program, start
 from hkv.dialects.vllm.invariants import INVARIANTS, KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.invariants.hit_admission import HitAdmission
-from hkv.dialects.vllm.invariants.invariant import Invariant
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Operation
 from hkv.dialects.vllm.rules.operations import Code
 from hkv.dialects.vllm.traffic.ledger import Ledger, RequestRecord
+from hkv.oracle.invariant import Invariant
 from hkv.spec import FullAttention, Mamba
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Request, Row, State
 from hkv.state.status import Status

@@ -6,17 +6,18 @@ import collections
 
 import pytest
 
+from hkv.dialects.registry import dialect_of
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.compare import compare
 from hkv.dialects.vllm.log.configuration import to_config, to_header
 from hkv.dialects.vllm.log.structs import Answer, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import MANAGER_BUGS
 from hkv.dialects.vllm.traffic.traffic import FEATURES, RandomChoices, draw_header, drive
 from hkv.errors import ConfigError
 from hkv.oracle.check import answers
-from hkv.oracle.compare import compare
-from hkv.oracle.engine import apply
 from hkv.oracle.record import Recording, differ, record
 
 SEEDS = range(24)
@@ -104,7 +105,8 @@ def test_same_seed_same_traffic() -> None:
 
 def test_a_recording_replays() -> None:
     recording = record(NumpyEngine, "partial", 7, 2, 10)
-    replayed = answers(NumpyEngine(recording.header), recording.operations, lambda: NumpyEngine(recording.header))
+    rules, header = dialect_of(recording.header.dialect), recording.header
+    replayed = answers(rules, NumpyEngine(header), recording.operations, lambda: NumpyEngine(header))
     for want, got in zip(recording.answers, replayed, strict=True):
         assert compare(want, got) is None
 

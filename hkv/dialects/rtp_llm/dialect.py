@@ -1,27 +1,111 @@
-"""RTP-LLM's rules, compiled: one record for each allocator, which differ in data alone (`parameters.CacheField`)."""
+"""RTP-LLM as a dialect, its three allocators under three names: where everything that HKV asks of it stands."""
 
 from __future__ import annotations
 
-from hkv.dialects.dialect import Dialect, Rules
-from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
-from hkv.dialects.rtp_llm.rules.admit import capacity
-from hkv.dialects.rtp_llm.rules.evict import select
-from hkv.dialects.rtp_llm.rules.insert import insert
-from hkv.dialects.rtp_llm.rules.joint_hit import adopt
-from hkv.dialects.rtp_llm.rules.lists import sweep
-from hkv.dialects.rtp_llm.rules.malloc import malloc
-from hkv.model.group_policy import GroupType
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hkv.dialects.dialect import Dialect
+from hkv.dialects.rtp_llm.config import NAMES
+
+if TYPE_CHECKING:
+    from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
+    from hkv.dialects.rtp_llm.log.structs import RtpHeader
+    from hkv.oracle.explain import Explanation
+    from hkv.oracle.invariant import Invariant
+    from hkv.oracle.log_file import Log
+    from hkv.oracle.log_format import LogFormat
+    from hkv.oracle.reduction import ShrinkRules
+    from hkv.testing.choices import Choices
 
 
-def _dialect(name: str) -> Dialect[GroupType]:
-    return Dialect(
-        name=name,
-        kinds={group_type.name: group_type for group_type in GroupType},
-        rules=Rules(
-            hit=adopt, admit=capacity, allocate=malloc, register=insert, retire=sweep, free=sweep, evict=select
-        ),
+class RtpLlmDialect(Dialect):
+    """RTP-LLM's rules. Modules are imported when they are asked for."""
+
+    names = NAMES
+    title = "RTP-LLM"
+    versions = (2,)
+    kinds = ("FULL", "LINEAR", "SWA")
+    engines = MappingProxyType(
+        {
+            "numpy": "hkv.dialects.rtp_llm.engines.numpy:RtpNumpyEngine",
+            "jax": "hkv.dialects.rtp_llm.engines.jax:RtpJaxEngine",
+        }
     )
 
+    @property
+    def log(self) -> LogFormat:
+        from hkv.dialects.rtp_llm.log.file import FORMAT
 
-RTP_SINGLE, RTP_HYBRID, RTP_HYBRID_POOL = (_dialect(name) for name in (SINGLE, HYBRID, HYBRID_POOL))
-"""Each rule works on a `hkv.state.pooled_workspace.PooledWorkspace` under a `hkv.dialects.rtp_llm.rules.parameters.View`."""
+        return FORMAT
+
+    def lifecycle(self, header: RtpHeader) -> RtpLifecycle:
+        from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
+
+        return RtpLifecycle()
+
+    def perform(self, engine: Any, operation: Any) -> Any:
+        from hkv.dialects.rtp_llm.engines.engine import perform_rtp
+
+        return perform_rtp(engine, operation)
+
+    def process_engine(self, header: RtpHeader, command: str, timeout: float) -> Any:
+        from hkv.dialects.rtp_llm.engines.process import RtpProcessEngine
+
+        return RtpProcessEngine(header, command, timeout)
+
+    @property
+    def shrink_rules(self) -> ShrinkRules:
+        from hkv.dialects.rtp_llm.shrink_rules import RTP_SHRINK_RULES
+
+        return RTP_SHRINK_RULES
+
+    def summary(self, header: RtpHeader) -> str:
+        groups = ", ".join(f"{kind}:{size}" for kind, size in self.groups(header))
+        return f"{' and '.join(map(str, header.num_blocks))} blocks, groups {groups}"
+
+    def groups(self, header: RtpHeader) -> Sequence[tuple[str, int]]:
+        return [(group.type, group.block_size) for group in header.groups]
+
+    def features(self, name: str) -> tuple[str, ...]:
+        from hkv.dialects.rtp_llm.traffic.headers import rtp_features
+
+        return rtp_features(name)
+
+    def draw_header(self, choices: Choices, feature: str, version: int, name: str) -> RtpHeader:
+        from hkv.dialects.rtp_llm.traffic.headers import draw_rtp_header
+
+        return draw_rtp_header(choices, feature, name)
+
+    def drive(self, header: RtpHeader, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
+        from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
+
+        drive_rtp(header, choices, perform, steps)
+
+    @property
+    def invariants(self) -> Mapping[str, Invariant]:
+        from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS
+
+        return RTP_INVARIANTS
+
+    def watch(self, engine: Any, header: RtpHeader) -> Any:
+        from hkv.dialects.rtp_llm.invariants import RtpWatch
+
+        return RtpWatch(engine, header)
+
+    def explain(self, log: Log, line: int, request: str | None) -> Explanation:
+        from hkv.dialects.rtp_llm.explain.explain import explain_rtp
+
+        return explain_rtp(log, line, request)
+
+    @property
+    def coverage(self) -> Mapping[str, str]:
+        from hkv.dialects.rtp_llm.log.coverage import RTP_RULES
+
+        return RTP_RULES
+
+    def exercised(self, log: Log) -> dict[str, int]:
+        from hkv.dialects.rtp_llm.log.coverage import exercised_rtp
+
+        return exercised_rtp(log)

@@ -1,22 +1,128 @@
-"""vLLM 0.33 as compiled rules."""
+"""vLLM 0.33 as a dialect: where everything that HKV asks of it stands."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from hkv.dialects.dialect import Dialect, Rules
-from hkv.dialects.vllm import kinds
+from hkv.dialects.dialect import Dialect
 from hkv.dialects.vllm.config import NAME
-from hkv.dialects.vllm.rules.admit import fits
-from hkv.dialects.vllm.rules.allocate import grow
-from hkv.dialects.vllm.rules.evict import evict
-from hkv.dialects.vllm.rules.hit import longest_hit
-from hkv.dialects.vllm.rules.register import register
-from hkv.dialects.vllm.rules.retire import free, retire
 
-DIALECT: Dialect[ModuleType] = Dialect(
-    name=NAME,
-    kinds=kinds.all_kinds(),
-    rules=Rules(hit=longest_hit, admit=fits, allocate=grow, register=register, retire=retire, free=free, evict=evict),
-)
-"""The compiled rules; each works on a `hkv.state.workspace.Workspace` under a `hkv.dialects.vllm.rules.parameters.View`."""
+if TYPE_CHECKING:
+    from hkv.dialects.vllm.lifecycle import Lifecycle
+    from hkv.dialects.vllm.log.structs import Header
+    from hkv.oracle.compare import Mismatch
+    from hkv.oracle.explain import Explanation
+    from hkv.oracle.invariant import Invariant
+    from hkv.oracle.log_file import Log
+    from hkv.oracle.log_format import LogFormat
+    from hkv.oracle.reduction import ShrinkRules
+    from hkv.oracle.renaming import SameNames
+    from hkv.testing.choices import Choices
+
+
+class VllmDialect(Dialect):
+    """The rules of vLLM 0.33. Modules are imported when they are asked for."""
+
+    names = (NAME,)
+    title = "vLLM 0.33"
+    versions = (1, 2)
+    kinds = ("full_attention", "mla", "sliding_window", "chunked_local", "mamba", "opaque")
+    engines = MappingProxyType(
+        {
+            "numpy": "hkv.dialects.vllm.engines.numpy:NumpyEngine",
+            "jax": "hkv.dialects.vllm.engines.jax:JaxEngine",
+            "vllm": "hkv.dialects.vllm.engines.installed:InstalledVllmEngine",
+        }
+    )
+    default_pair = ("numpy", "vllm")
+    default_recorded = "vllm"
+    has_bugs = True
+
+    @property
+    def log(self) -> LogFormat:
+        from hkv.dialects.vllm.log.file import FORMAT
+
+        return FORMAT
+
+    def lifecycle(self, header: Header) -> Lifecycle:
+        from hkv.dialects.vllm.lifecycle import Lifecycle
+
+        return Lifecycle(header)
+
+    def perform(self, engine: Any, operation: Any) -> Any:
+        from hkv.dialects.vllm.engines.engine import apply
+
+        return apply(engine, operation)
+
+    def answer_type(self, operation: Any) -> Any:
+        from hkv.dialects.vllm.engines.engine import answer_type
+
+        return answer_type(operation)
+
+    def process_engine(self, header: Header, command: str, timeout: float) -> Any:
+        from hkv.dialects.vllm.engines.process import ProcessEngine
+
+        return ProcessEngine(header, command, timeout)
+
+    def compare(self, want: Any, got: Any, version: int) -> Mismatch | None:
+        from hkv.dialects.vllm.log.compare import compare
+
+        return compare(want, got, version)
+
+    def renaming(self, ids: str, header: Header) -> SameNames:
+        from hkv.dialects.vllm.log.renaming import renaming
+
+        return renaming(ids, header)
+
+    @property
+    def shrink_rules(self) -> ShrinkRules:
+        from hkv.dialects.vllm.shrink_rules import SHRINK_RULES
+
+        return SHRINK_RULES
+
+    def groups(self, header: Header) -> Sequence[tuple[str, int]]:
+        return [(group["kind"], group["block_size"]) for group in header.groups]
+
+    def features(self, name: str) -> tuple[str, ...]:
+        from hkv.dialects.vllm.traffic.headers import FEATURES
+
+        return FEATURES
+
+    def draw_header(self, choices: Choices, feature: str, version: int, name: str) -> Header:
+        from hkv.dialects.vllm.traffic.headers import draw_header
+
+        return draw_header(choices, feature, version)
+
+    def drive(self, header: Header, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
+        from hkv.dialects.vllm.traffic.traffic import drive
+
+        drive(header, choices, perform, steps)
+
+    @property
+    def invariants(self) -> Mapping[str, Invariant]:
+        from hkv.dialects.vllm.invariants import INVARIANTS
+
+        return INVARIANTS
+
+    def watch(self, engine: Any, header: Header) -> Any:
+        from hkv.dialects.vllm.invariants import Watch
+
+        return Watch(engine, header)
+
+    def explain(self, log: Log, line: int, request: str | None) -> Explanation:
+        from hkv.dialects.vllm.explain.explain import explain
+
+        return explain(log, line, request)
+
+    @property
+    def coverage(self) -> Mapping[str, str]:
+        from hkv.dialects.vllm.log.coverage import RULES
+
+        return RULES
+
+    def exercised(self, log: Log) -> dict[str, int]:
+        from hkv.dialects.vllm.log.coverage import exercised
+
+        return exercised(log)

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
+import inspect
 import pathlib
 import sys
 from types import ModuleType
 from typing import Any
 
+from hkv.dialects import registry
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.engine import EngineFactory
 
-ENGINES = {
-    "numpy": "hkv.dialects.vllm.engines.numpy:numpy_engine",
-    "jax": "hkv.oracle.engines.compiled:jax_engine",
-    "vllm": "hkv.dialects.vllm.engines.installed:InstalledVllmEngine",
-}
-"""Engine names and where their factories live, as `module:attribute`."""
 
-RELEASED = "vllm@"
-"""Begins the name of an installed vLLM of any version, which follows: `vllm@0.34.0`."""
+def built_in() -> tuple[str, ...]:
+    """Names of built-in engines, of every dialect."""
+    return tuple(dict.fromkeys(name for dialect in registry.dialects() for name in dialect.engines))
 
-FORMS = (
-    f"{', '.join(ENGINES)}, {RELEASED}VERSION for another than 0.33, 'cmd:PROGRAM ARGS' (docs/oplog.md), or "
-    "FILE.py:CLASS or MODULE:CLASS (an Engine)"
-)
-"""How an engine may be named, for help texts and errors."""
+
+def forms() -> str:
+    """How an engine may be named, for help texts and errors."""
+    others = "vllm@VERSION for another than 0.33, 'cmd:PROGRAM ARGS' (docs/oplog.md), or"
+    return f"{', '.join(built_in())}, {others} FILE.py:CLASS or MODULE:CLASS (an Engine)"
 
 
 def engine_factory(name: str, timeout: float | None = None) -> EngineFactory:
     """The factory of the engine of that name.
 
     Args:
-      name: a key of `ENGINES`; `vllm@` and the version of the installed vLLM, whichever it is; `cmd:` and a command
-        line, for an engine in a process of its own; or `FILE.py:NAME` or `MODULE:NAME`, for a class or function of the
-        user's that takes a header.
+      name: of `built_in`; one of those that drive an installed engine, `@` and the version of it, whichever it is,
+        such as `vllm@0.34.0`; `cmd:` and a command line, for an engine in a process of its own; or `FILE.py:NAME` or
+        `MODULE:NAME`, for a class or function of the user's that takes a header.
       timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
 
     Raises:
@@ -50,13 +46,30 @@ def engine_factory(name: str, timeout: float | None = None) -> EngineFactory:
         if not command:
             raise ConfigError("engine", name, "a command line after cmd:")
         return process.process_factory(command, process.TIMEOUT if timeout is None else timeout)
-    if name.startswith(RELEASED):
-        installed: Any = engine_factory("vllm")
-        return functools.partial(installed, release=name.removeprefix(RELEASED))
-    module, separator, attribute = ENGINES.get(name, name).rpartition(":")
+    base, at, release = name.partition("@")
+    if base in built_in():
+        return _built_in(base, release if at else None)
+    module, separator, attribute = name.rpartition(":")
     if not separator or not module or not attribute:
-        raise ConfigError("engine", name, f"one of {FORMS}")
+        raise ConfigError("engine", name, f"one of {forms()}")
     return _attribute(name, _module(name, module), attribute)
+
+
+def _built_in(name: str, release: str | None) -> EngineFactory:
+    """Makes the engine of that name which the header's dialect has; `release` names a version of an installed one."""
+
+    def make(header: Any) -> Any:
+        dialect = registry.dialect_of(header.dialect)
+        factory = dialect.engine(name)
+        if factory is None:
+            raise ConfigError("engine", name, f"one of {header.dialect}'s: {', '.join(dialect.engines)}")
+        if release is None:
+            return factory(header)
+        if "release" not in inspect.signature(factory).parameters:
+            raise ConfigError("engine", f"{name}@{release}", f"{name}: only an installed engine has versions")
+        return factory(header, release=release)
+
+    return make
 
 
 def _module(name: str, module: str) -> ModuleType:
@@ -67,8 +80,6 @@ def _module(name: str, module: str) -> ModuleType:
     except HKVError:
         raise
     except Exception as error:
-        if name in ENGINES:
-            raise
         raise ConfigError("engine", name, f"a module that can be imported ({type(error).__name__}: {error})") from error
 
 

@@ -6,8 +6,6 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from hkv.dialects.rtp_llm.log.structs import RtpHeader, RtpOp
-from hkv.dialects.vllm.log.structs import Header, Operation
 from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
 from hkv.oracle.engines.line_process import LineProcess
 
@@ -30,7 +28,7 @@ class EngineProcess:
       OperationError: any method: it answered that it cannot perform the operation.
     """
 
-    def __init__(self, header: Header | RtpHeader, command: str, timeout: float = TIMEOUT) -> None:
+    def __init__(self, header: Any, command: str, timeout: float = TIMEOUT) -> None:
         self._process = LineProcess(command, timeout)
         answer = self._say(msgspec.json.encode(header), "the header")
         if isinstance(answer, dict) and set(answer) == {"unsupported"}:
@@ -46,7 +44,7 @@ class EngineProcess:
         """Ends the process; it ends with this object in any case."""
         self._process.close()
 
-    def perform_as(self, operation: Operation | RtpOp, answer_type: Any) -> Any:
+    def perform_as(self, operation: Any, answer_type: Any) -> Any:
         """Has it perform one operation and reads the answer as that type."""
         fields = msgspec.to_builtins(operation)
         fields.pop("want", None)
@@ -73,3 +71,11 @@ class EngineProcess:
     def _babble(self, answer: Any, expected: str) -> NoReturn:
         self._process.close()
         raise EngineProcessError("engine wrote", answer, expected)
+
+
+class PerformingProcess(EngineProcess):
+    """A process that performs operations which say themselves, in `answer_type`, what they are answered with."""
+
+    def perform(self, operation: Any) -> Any:
+        """Perform one operation and answer it."""
+        return self.perform_as(operation, operation.answer_type)

@@ -2,90 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-from hkv.dialects.rtp_llm.engines.process import RtpProcessEngine
-from hkv.dialects.rtp_llm.log.structs import RtpHeader
-from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
+from hkv.dialects import registry
 from hkv.oracle.engine import EngineFactory
-from hkv.oracle.engines.engine_process import TIMEOUT, EngineProcess
+from hkv.oracle.engines.engine_process import TIMEOUT
 
 PREFIX = "cmd:"
 """What the name of such an engine begins with; its command line follows."""
-
-
-class ProcessEngine(EngineProcess):
-    """A process that performs the operations of vLLM's logs. Implements `hkv.oracle.engine.KeyedEngine`."""
-
-    def step(self) -> None:
-        """A new scheduling step begins."""
-        self.perform_as(oplog.StepOp(), None)
-
-    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
-        """A request arrives with this prompt."""
-        self.perform_as(oplog.RequestOp(id=id, tokens=list(tokens), extra=extra), None)
-
-    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
-        """A request arrives of which only length and prefix keys are known."""
-        fields = {"op": "request_keyed", "id": id, "num_tokens": num_tokens, "keys": list(keys)}
-        self.exchange(fields, "request_keyed", None)
-
-    def extend(self, id: str, tokens: int) -> None:
-        """`tokens` generated tokens are appended to a keyed request."""
-        self.exchange({"op": "extend", "id": id, "tokens": tokens}, "extend", None)
-
-    def num_free(self) -> int:
-        """Blocks in the free queue."""
-        return self.exchange({"op": "num_free"}, "num_free", int)
-
-    def lookup(self, id: str) -> Hit:
-        """The longest common cache hit of a waiting request."""
-        return self.perform_as(oplog.LookupOp(id=id), Hit)
-
-    def allocate(self, operation: AllocateOp) -> Allocation:
-        """A request gets blocks for its next tokens, or is refused."""
-        return self.perform_as(operation, Allocation)
-
-    def advance(self, id: str, tokens: int) -> None:
-        """`tokens` more tokens are computed."""
-        self.perform_as(oplog.AdvanceOp(id=id, tokens=tokens), None)
-
-    def append(self, id: str, tokens: Sequence[int]) -> None:
-        """Generated tokens are appended."""
-        self.perform_as(oplog.AppendOp(id=id, tokens=list(tokens)), None)
-
-    def commit(self, id: str, tokens: int) -> None:
-        """The first `tokens` tokens may be registered in the prefix cache."""
-        self.perform_as(oplog.CommitOp(id=id, tokens=tokens), None)
-
-    def free(self, id: str) -> None:
-        """The request finished or is preempted."""
-        self.perform_as(oplog.FreeOp(id=id), None)
-
-    def drop(self, id: str) -> None:
-        """A waiting request is forgotten."""
-        self.perform_as(oplog.DropOp(id=id), None)
-
-    def evict(self, blocks: Sequence[int]) -> None:
-        """These blocks lose their keys."""
-        self.perform_as(oplog.EvictOp(blocks=list(blocks)), None)
-
-    def copies(self) -> list[tuple[int, int]]:
-        """Drains pending copies and gives back the references they held."""
-        return self.perform_as(oplog.CopiesOp(), list[tuple[int, int]])
-
-    def reset(self) -> bool:
-        """Resets the prefix cache."""
-        return self.perform_as(oplog.ResetOp(), oplog.Reset).ok
-
-    def events(self) -> list[CacheEvent]:
-        """Drains KV events."""
-        return self.perform_as(oplog.EventsOp(), list[CacheEvent])
-
-    def state(self) -> CacheState:
-        """Everything that can be compared."""
-        return self.perform_as(oplog.StateOp(), CacheState)
 
 
 def process_factory(command: str, timeout: float = TIMEOUT) -> EngineFactory:
@@ -96,9 +20,7 @@ def process_factory(command: str, timeout: float = TIMEOUT) -> EngineFactory:
       timeout: seconds that one answer may take.
     """
 
-    def start(header: Header | RtpHeader) -> ProcessEngine | RtpProcessEngine:
-        if not isinstance(header, RtpHeader):
-            return ProcessEngine(header, command, timeout)
-        return RtpProcessEngine(header, command, timeout)
+    def start(header: Any) -> Any:
+        return registry.dialect_of(header.dialect).process_engine(header, command, timeout)
 
     return start

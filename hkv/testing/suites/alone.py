@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import msgspec
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Header
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
-from hkv.oracle.engine import apply
 from hkv.spec import Mamba, OpaqueState
 from hkv.testing.choices import Choices
 from hkv.testing.suites.suite import CaseSuite, case_check

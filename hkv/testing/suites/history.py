@@ -8,8 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from hkv.dialects.vllm.invariants import InvariantError
 from hkv.errors import EngineFailure, OperationError
+from hkv.oracle.invariant import InvariantError
 from hkv.testing.choices import RandomChoices
 from hkv.testing.suites.shrinking import Broken, Simpler, shrink
 from hkv.testing.suites.suite import TOTALITY, Failure

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Header, Hit
 from hkv.dialects.vllm.traffic.headers import draw_header
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
-from hkv.oracle.engine import apply
 from hkv.spec import SlidingWindow
 from hkv.testing.choices import Choices
 from hkv.testing.suites.suite import CaseSuite, case_check

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from hkv.dialects.vllm.engines.engine import Engine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.invariants import INVARIANTS, InvariantError, Watch
+from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Answer, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import copies_states
 from hkv.errors import EngineFailure
-from hkv.oracle.engine import Engine
+from hkv.oracle.invariant import InvariantError
 from hkv.testing.suites.history import Setting
 from hkv.testing.suites.shrinking import Broken
 from hkv.testing.suites.suite import TOTALITY

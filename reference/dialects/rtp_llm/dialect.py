@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hkv.dialects.dialect import Dialect, Rules
+from hkv.dialects.dialect import Rules, RuleSet
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
 from reference.dialects.rtp_llm.allocator import KINDS, Allocator
 from reference.dialects.rtp_llm.eviction import evict_and_free
@@ -13,8 +13,8 @@ from reference.dialects.rtp_llm.kinds.kind import Kind
 from reference.dialects.rtp_llm.single import SingleAllocator
 
 
-def _dialect(name: str, allocator: type[Allocator]) -> Dialect[type[Kind]]:
-    return Dialect(
+def _dialect(name: str, allocator: type[Allocator]) -> RuleSet[type[Kind]]:
+    return RuleSet(
         name=name,
         kinds={group_type.name: kind for group_type, kind in KINDS.items()},
         rules=Rules(

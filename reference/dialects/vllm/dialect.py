@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hkv.dialects.dialect import Dialect, Rules
+from hkv.dialects.dialect import Rules, RuleSet
 from hkv.dialects.vllm.config import NAME
 from reference.dialects.vllm import coordinator
 from reference.dialects.vllm.kinds import all_kinds
 from reference.dialects.vllm.kinds.kind import Kind
 
-VLLM: Dialect[type[Kind]] = Dialect(
+VLLM: RuleSet[type[Kind]] = RuleSet(
     name=NAME,
     kinds=all_kinds(),
     rules=Rules(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from hkv.bugs import check_bugs
-from hkv.dialects.dialect import Dialect
+from hkv.dialects.dialect import RuleSet
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import EngineFailure, OperationError
 from hkv.keys.chained import PLAIN, KeyChain, PrefixIdentity, digest_by_name
@@ -43,7 +43,7 @@ class Manager:
       ConfigError: the rules cannot serve this configuration.
     """
 
-    def __init__(self, config: VllmConfig, dialect: Dialect[type[Kind]] = VLLM) -> None:
+    def __init__(self, config: VllmConfig, dialect: RuleSet[type[Kind]] = VLLM) -> None:
         check_bugs(config.bugs)
         self.config = config
         self.cache = Coordinator(config, dialect.kind)

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpOp
 from hkv.errors import ConfigError
-from hkv.oracle.engine import Failure, failure_of
+from hkv.oracle.engine import Failure, attempt_with
 
 
 @runtime_checkable
@@ -55,11 +55,4 @@ def perform_rtp(engine: object, operation: RtpOp) -> RtpAnswer:
 
 def attempt_rtp(engine: object, operation: RtpOp) -> RtpAnswer | Failure:
     """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
-    try:
-        answer = perform_rtp(engine, operation)
-    except Exception as error:
-        return failure_of(error)
-    wanted = operation.answer_type
-    if (answer is not None) if wanted is None else not isinstance(answer, wanted):
-        return Failure(f"answered {answer!r}, where {wanted.__name__ if wanted else None} was to come")
-    return answer
+    return attempt_with(perform_rtp, operation.answer_type, engine, operation)

@@ -1,4 +1,4 @@
-"""The compiled cache under RTP-LLM's rules as an engine: `hkv.dialects.rtp_llm.machine` behind the operations of its logs."""
+"""The compiled cache under RTP-LLM's rules as an engine: the machine behind the operations of its logs."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from hkv.dialects.rtp_llm.engines.kept import check_unused, taken
 from hkv.dialects.rtp_llm.explain.key_history import KeyHistory
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
+from hkv.oracle.engines.reference_package import check_reference
 
 VERDICTS = ("granted", "permanent", "retryable", "internal_error")
 """Names of the verdicts in logs, by their number."""
@@ -28,6 +29,7 @@ class RtpNumpyEngine:
     """
 
     def __init__(self, header: structs.RtpHeader) -> None:
+        check_reference()
         from reference.dialects.rtp_llm.manager import Manager
 
         self.manager = Manager(to_rtp_config(header))

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpOp
-from hkv.oracle.engines.engine_process import EngineProcess
+from hkv.oracle.engines.engine_process import PerformingProcess
 
 
-class RtpProcessEngine(EngineProcess):
+class RtpProcessEngine(PerformingProcess):
     """A process that performs the operations of RTP-LLM's logs.
 
     Implements `hkv.dialects.rtp_llm.engines.engine.KeyedRtpEngine`.
     """
-
-    def perform(self, operation: RtpOp) -> RtpAnswer:
-        """Perform one operation and answer it."""
-        return self.perform_as(operation, operation.answer_type)
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int) -> None:
         """A request arrives of which only length and prefix keys are known."""

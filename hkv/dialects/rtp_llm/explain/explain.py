@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from hkv.dialects.rtp_llm.explain.story import RtpStory, rtp_words
 from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.file import RtpLog
-from hkv.dialects.vllm.explain.explain import Explanation, check_there, find_request
-from hkv.dialects.vllm.explain.resumption import Lack, Resumption
 from hkv.model.group_policy import GroupType
 from hkv.oracle.check import describe
+from hkv.oracle.explain import Explanation, Lack, Resumption, check_there, find_request
+from hkv.oracle.log_file import Log
 
 
-def explain_rtp(log: RtpLog, line: int, request: str | None = None) -> Explanation:
+def explain_rtp(log: Log, line: int, request: str | None = None) -> Explanation:
     """Performs a log on the reference up to a line and tells about one request.
 
     Hits are judged by their definition: a full group wants a block under every key, another one that votes under the

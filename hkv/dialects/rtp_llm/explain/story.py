@@ -10,16 +10,14 @@ from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.file import RtpLog
 from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpOp, RtpState
 from hkv.errors import FileError, HKVError
 from hkv.keys.rolling import first_keys
 from hkv.oracle.check import describe
 from hkv.oracle.compare import compare
 from hkv.oracle.engine import Failure
-
-Event: TypeAlias = tuple[int, str]
-"""A line of the log, and what happened there."""
+from hkv.oracle.explain import Event
+from hkv.oracle.log_file import Log
 
 Place: TypeAlias = tuple[int, int]
 """A pool and a block of it."""
@@ -46,7 +44,7 @@ class RtpStory:
       FileError: the header is of no configuration.
     """
 
-    def __init__(self, log: RtpLog) -> None:
+    def __init__(self, log: Log) -> None:
         self.log = log
         try:
             self.engine = RtpNumpyEngine(log.header)

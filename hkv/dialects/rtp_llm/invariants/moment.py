@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 from hkv.dialects.rtp_llm.config import NULL, SINGLE, RtpConfig
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.structs import Lists, RtpAnswer, RtpOp, RtpState
-from hkv.dialects.vllm.invariants.invariant import EVERY, Invariant
 from hkv.keys.rolling import first_keys
 from hkv.model.group_policy import CpMapping, GroupType
+from hkv.oracle.invariant import Register
 
 Held = dict[tuple[int, int], int]
 """References to blocks: `(pool, block)` to how many."""
@@ -192,17 +192,7 @@ class RtpMoment:
         return isinstance(self.answer, structs.Malloc) and self.answer.verdict == "granted"
 
 
-RTP_INVARIANTS: dict[str, Invariant] = {}
+RTP_INVARIANTS = Register("rtp-llm")
 """Every invariant of logs under RTP-LLM's rules, by name."""
 
-RtpCheck = Callable[[RtpMoment], Iterator[str]]
-
-
-def rtp_invariant(name: str, *promises: str, after: tuple[type, ...] = EVERY) -> Callable[[RtpCheck], RtpCheck]:
-    """Enters a check into `RTP_INVARIANTS`."""
-
-    def enter(check: RtpCheck) -> RtpCheck:
-        RTP_INVARIANTS[name] = Invariant(name, promises, "rtp-llm", after, check)
-        return check
-
-    return enter
+rtp_invariant = RTP_INVARIANTS.invariant

@@ -9,8 +9,8 @@ from hkv.dialects.rtp_llm.invariants.moment import RTP_INVARIANTS, RtpLedger, Rt
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
 from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp, RtpState
-from hkv.dialects.vllm.invariants.invariant import Invariant
 from hkv.errors import OperationError
+from hkv.oracle.invariant import Invariant
 
 
 class RtpWatch:

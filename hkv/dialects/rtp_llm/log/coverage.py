@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.file import RtpLog
-from hkv.dialects.vllm.log.coverage import exercised
 from hkv.oracle.log_file import Log
 
 RTP_RULES = {
@@ -34,12 +32,7 @@ RTP_RULES = {
 """The rules."""
 
 
-def exercised_by(log: Log | RtpLog) -> dict[str, int]:
-    """Rule to how often a log exercised it, whichever rules its header names."""
-    return exercised(log) if isinstance(log, Log) else exercised_rtp(log)
-
-
-def exercised_rtp(log: RtpLog) -> dict[str, int]:
+def exercised_rtp(log: Log) -> dict[str, int]:
     """Rule to how often, of `RTP_RULES`; those that were not are left out."""
     counts: Counter[str] = Counter()
     lists: dict[str, structs.Lists] = {}

@@ -75,7 +75,7 @@ class Request:
 
 
 class JaxEngine:
-    """The compiled cache. Implements `hkv.oracle.engine.KeyedEngine` and `BatchEngine`.
+    """The compiled cache. Implements `hkv.dialects.vllm.engines.engine.KeyedEngine` and `BatchEngine`.
 
     Operations are collected and performed many at a time; `run` performs a whole list with as few dispatches as the
     answers allow.

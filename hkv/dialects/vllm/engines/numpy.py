@@ -4,44 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import hkv
-from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.log.structs import RtpHeader
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
-from hkv.errors import ConfigError, HKVError
+from hkv.errors import ConfigError
 from hkv.keys.chained import PLAIN, PrefixIdentity
-
-
-def check_reference() -> None:
-    """Make sure that the package called `reference` is HKV's, of this version; PyPI has an unrelated one.
-
-    Raises:
-      HKVError: it is not; names the file that shadows it.
-    """
-    import reference
-
-    version = getattr(reference, "HKV_VERSION", None)
-    if version != hkv.__version__:
-        path = getattr(reference, "__file__", None) or list(getattr(reference, "__path__", []))
-        expected = (
-            f"the one that belongs to HKV {hkv.__version__}; another package of that name comes first on sys.path"
-        )
-        raise HKVError("package reference", path, expected)
-
-
-def numpy_engine(header: Header | RtpHeader) -> NumpyEngine | RtpNumpyEngine:
-    """The reference's engine for a header: the one that follows the rules of the header's dialect.
-
-    Raises:
-      HKVError: a configuration the dialect forbids, or a foreign package called `reference`.
-    """
-    check_reference()
-    return RtpNumpyEngine(header) if isinstance(header, RtpHeader) else NumpyEngine(header)
+from hkv.oracle.engines.reference_package import check_reference
 
 
 class NumpyEngine:
-    """The reference. Implements `hkv.oracle.engine.KeyedEngine`.
+    """The reference. Implements `hkv.dialects.vllm.engines.engine.KeyedEngine`.
 
     Args:
       header: the configuration, as a log's first line.

@@ -6,46 +6,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from hkv.dialects.vllm.explain.story import Story
+from hkv.oracle.explain import Lack, Resumption
 from reference import hits
 from reference.keys.views import Chain
-
-
-@dataclasses.dataclass(frozen=True)
-class Lack:
-    """An entry of the cache that a group would have to have.
-
-    Attributes:
-      first: first token that it would hold; of a recurrent state, the first that it comes of.
-      last: the last one.
-      why: what became of it, and when.
-      block: the block that had it and lost it, or None.
-    """
-
-    first: int
-    last: int
-    why: str
-    block: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Resumption:
-    """From where one group alone could resume a request.
-
-    Attributes:
-      group: the group.
-      kind: its kind.
-      block_size: tokens in its block.
-      largest: the largest boundary, in tokens.
-      next: the next boundary that a hit may have, in tokens; None when no longer hit is possible.
-      lacks: what the group lacks for that one; empty where it lacks nothing.
-    """
-
-    group: int
-    kind: str
-    block_size: int
-    largest: int
-    next: int | None
-    lacks: tuple[Lack, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,20 +6,19 @@ import collections
 from collections.abc import Iterable
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.engines.engine import attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.invariants import Snapshot
 from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.compare import compare
 from hkv.dialects.vllm.log.structs import Allocation, Answer, Hit, Operation
 from hkv.errors import FileError, HKVError
 from hkv.oracle.check import describe
-from hkv.oracle.compare import compare
-from hkv.oracle.engine import Failure, attempt
+from hkv.oracle.engine import Failure
+from hkv.oracle.explain import Event
 from hkv.oracle.log_file import Log
 from reference.dialects.vllm.coordinator import Refusal
 from reference.state.key_table import Key
-
-Event = tuple[int, str]
-"""A line of the log, and what happened there."""
 
 
 class Story:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hkv.dialects.vllm.engines.numpy import NumpyEngine, numpy_engine
+from hkv.dialects.vllm.engines.engine import apply
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
 from hkv.dialects.vllm.explorer.moves import to_log
 from hkv.dialects.vllm.explorer.transition import Program, start, unpack
@@ -15,7 +16,6 @@ from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation, StateOp
 from hkv.dialects.vllm.rules.operations import Code
 from hkv.errors import HKVError
-from hkv.oracle.engine import apply
 
 FEATURE = "core"
 """What the logs are about, for statistics."""
@@ -41,7 +41,7 @@ class Counterexample:
         A defect may have led where the reference does not follow, to a hit that it does not find; the operations then
         end before that.
         """
-        engine, performed, answers = numpy_engine(self.header), [], []
+        engine, performed, answers = NumpyEngine(self.header), [], []
         assert isinstance(engine, NumpyEngine)
         for operation in self.operations:
             try:

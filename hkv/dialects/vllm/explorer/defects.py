@@ -24,9 +24,11 @@ DEFECTS = MappingProxyType(
             "jnp.maximum(query.need, 0) + query.drop, 1)",
             "jnp.maximum(query.need, 0) + 1, 1)",
         ),
-        "hit-of-everything": Patch(f"{RULES}hit:longest_hit", "jnp.maximum(tokens - 1, 0)", "jnp.maximum(tokens, 0)"),
+        "hit-of-everything": Patch(
+            f"{RULES}rules.hit:longest_hit", "jnp.maximum(tokens - 1, 0)", "jnp.maximum(tokens, 0)"
+        ),
         "room-not-counted": Patch(
-            f"{RULES}admit:fits",
+            f"{RULES}rules.admit:fits",
             "(total.estimate <= limit) & (demand.capped | (total.checked <= w.free))",
             "total.estimate <= limit + 1",
         ),

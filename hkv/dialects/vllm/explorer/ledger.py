@@ -1,4 +1,4 @@
-"""What the operations themselves say about every request, as an array: `hkv.dialects.vllm.traffic.ledger` for many lanes at once."""
+"""What the operations themselves say about every request, as an array: `traffic.ledger` for many lanes at once."""
 
 from __future__ import annotations
 

@@ -5,15 +5,12 @@ engine's internals. `Watch` asks them after every operation.
 """
 
 from hkv.dialects.vllm.invariants import content, event_index, form, hit_admission, hits, pool, queue, rows, shadow
-from hkv.dialects.vllm.invariants.invariant import EVERY, INVARIANTS, Invariant
-from hkv.dialects.vllm.invariants.moment import InvariantError, KeyBook, Moment, Snapshot
+from hkv.dialects.vllm.invariants.invariant import INVARIANTS
+from hkv.dialects.vllm.invariants.moment import KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.invariants.watch import Watch
 
 __all__ = [
-    "EVERY",
     "INVARIANTS",
-    "Invariant",
-    "InvariantError",
     "KeyBook",
     "Moment",
     "Snapshot",

@@ -98,17 +98,3 @@ class Moment:
         prefix = self.ledger.prefix(id, end)
         keys = () if prefix is None else self.book.keys.get(prefix, ())
         return any((group, key) in self.after.entries for key in keys)
-
-
-class InvariantError(AssertionError):
-    """An invariant does not hold.
-
-    Args:
-      name: the invariant.
-      problem: what is wrong.
-    """
-
-    def __init__(self, name: str, problem: str) -> None:
-        self.name = name
-        self.problem = problem
-        super().__init__(f"{name}: {problem}")

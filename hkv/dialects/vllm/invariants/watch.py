@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hkv.dialects.vllm.invariants.invariant import INVARIANTS, Invariant
+from hkv.dialects.vllm.engines.engine import Engine, apply
+from hkv.dialects.vllm.invariants.invariant import INVARIANTS
 from hkv.dialects.vllm.invariants.moment import KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Answer, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.ledger import Ledger
-from hkv.oracle.engine import Engine, apply
+from hkv.oracle.invariant import Invariant
 
 PROBES = 2
 """Waiting requests whose hit is compared before and after an operation that fills the cache."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Hit
 from hkv.dialects.vllm.schedule.lockstep import Difference
-from hkv.oracle.engine import KeyedEngine
 from hkv.replay.record import Recorder
 
 

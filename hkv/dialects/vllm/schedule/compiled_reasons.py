@@ -1,4 +1,4 @@
-"""Why a cache hit ended where it did, compiled: the twin of `hkv.dialects.vllm.schedule.diagnosis`, without sub-block hits."""
+"""Why a cache hit ended where it did, compiled: the twin of `schedule.diagnosis`, without sub-block hits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedule of a replay as one compiled loop: the twin of `hkv.dialects.vllm.schedule.schedule`, decision for decision.
+"""The schedule of a replay as one compiled loop: the twin of `schedule.schedule`, decision for decision.
 
 A trip of the loop finds the next operation that the cache must perform, performs it, and notes what follows from its
 answer. Most decode steps need no operation: a request's blocks have room, nothing is to be registered or given back.

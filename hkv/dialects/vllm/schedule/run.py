@@ -13,6 +13,7 @@ import numpy as np
 
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
+from hkv.dialects.vllm.engines.engine import Engine, KeyedEngine
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.schedule.agreement import ComparedEngine, compare, compare_queues, compare_records
@@ -22,7 +23,6 @@ from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
 from hkv.dialects.vllm.schedule.schedule import Arrival, Replay, Schedule
 from hkv.errors import ConfigError
 from hkv.model.topology import Topology
-from hkv.oracle.engine import Engine, KeyedEngine
 from hkv.oracle.engines import engine_factory
 from hkv.replay.record import Recorder
 from hkv.replay.traces.prefix_keys import PrefixKeys

@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, Hit
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.errors import ConfigError
-from hkv.oracle.engine import KeyedEngine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,75 @@
+"""Dialects by the names that log headers use, HKV's own and those that other packages register.
+
+A package registers its dialect through the entry point group `hkv.dialects`: the entry's name is one that headers use,
+its value the place of a subclass of `hkv.dialects.dialect.Dialect`, as `package.module:Class`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+
+from hkv.dialects.dialect import Dialect
+from hkv.errors import ConfigError
+
+GROUP = "hkv.dialects"
+"""The entry point group."""
+
+DEFAULT = "vllm-0.33"
+"""Whose rules, where nobody says."""
+
+BUILT_IN = {
+    "vllm-0.33": "hkv.dialects.vllm.dialect:VllmDialect",
+    "rtp-llm/single": "hkv.dialects.rtp_llm.dialect:RtpLlmDialect",
+    "rtp-llm/hybrid": "hkv.dialects.rtp_llm.dialect:RtpLlmDialect",
+    "rtp-llm/hybrid-pool": "hkv.dialects.rtp_llm.dialect:RtpLlmDialect",
+}
+"""HKV's own dialects: names and places."""
+
+
+def names() -> tuple[str, ...]:
+    """Every name that a header may have: HKV's own first, then those of other packages, sorted."""
+    return (*BUILT_IN, *sorted(name for name in _registered() if name not in BUILT_IN))
+
+
+def dialect_of(name: object) -> Dialect:
+    """The dialect that headers call `name`.
+
+    Raises:
+      ConfigError: there is none, or the package that registers it cannot be used.
+    """
+    if not isinstance(name, str) or name not in names():
+        raise ConfigError("dialect", name, f"one of {', '.join(names())}")
+    return _made(BUILT_IN.get(name) or _registered()[name], name)
+
+
+def dialects() -> tuple[Dialect, ...]:
+    """Every dialect once, in the order of their names."""
+    return tuple(dict.fromkeys(dialect_of(name) for name in names()))
+
+
+@functools.cache
+def _registered() -> dict[str, str]:
+    return {entry.name: entry.value for entry in importlib.metadata.entry_points(group=GROUP)}
+
+
+@functools.cache
+def _instance(place: str) -> Dialect:
+    module, _, attribute = place.partition(":")
+    made = getattr(importlib.import_module(module), attribute)()
+    if not isinstance(made, Dialect):
+        raise TypeError(f"{place} is no hkv.dialects.dialect.Dialect")
+    return made
+
+
+def _made(place: str, name: str) -> Dialect:
+    try:
+        dialect = _instance(place)
+    except Exception as error:
+        if name in BUILT_IN:
+            raise
+        raise ConfigError("dialect", name, f"a package that can be used ({type(error).__name__}: {error})") from error
+    if name not in dialect.names:
+        raise ConfigError("dialect", name, f"one of the names that {place} has: {', '.join(dialect.names)}")
+    return dialect

@@ -1,0 +1,127 @@
+"""The protocol of an engine under vLLM 0.33's rules: one method an operation of its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Hit, Operation
+from hkv.oracle.engine import Failure, attempt_with
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A hybrid KV cache. Every method is one operation of the log format and means what `docs/oplog.md` says."""
+
+    def step(self) -> None: ...
+
+    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None: ...
+
+    def lookup(self, id: str) -> Hit: ...
+
+    def allocate(self, operation: oplog.AllocateOp) -> Allocation: ...
+
+    def advance(self, id: str, tokens: int) -> None: ...
+
+    def append(self, id: str, tokens: Sequence[int]) -> None: ...
+
+    def commit(self, id: str, tokens: int) -> None: ...
+
+    def free(self, id: str) -> None: ...
+
+    def drop(self, id: str) -> None: ...
+
+    def evict(self, blocks: Sequence[int]) -> None: ...
+
+    def copies(self) -> list[tuple[int, int]]: ...
+
+    def reset(self) -> bool: ...
+
+    def events(self) -> list[CacheEvent]: ...
+
+    def state(self) -> CacheState: ...
+
+
+@runtime_checkable
+class KeyedEngine(Engine, Protocol):
+    """An engine that also takes requests whose prefix keys are known beforehand, as a request trace gives them."""
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
+        """A request arrives whose prompt has `num_tokens` tokens, unnamed.
+
+        `keys[i]`, a non-negative int, identifies the first `(i + 1) * hash_block_size` tokens of the request, in the
+        whole of its life: equal keys mean equal tokens from 0 on. Keys beyond the tokens it has so far are not used.
+        """
+        ...
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens, unnamed, are appended to a keyed request."""
+        ...
+
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        ...
+
+
+def apply(engine: Engine, operation: Operation) -> Answer:
+    """Performs one operation on an engine and returns its answer (None where the operation has none)."""
+    match operation:
+        case oplog.StepOp():
+            return engine.step()
+        case oplog.RequestOp():
+            return engine.request(operation.id, operation.tokens, operation.extra)
+        case oplog.LookupOp():
+            return engine.lookup(operation.id)
+        case oplog.AllocateOp():
+            return engine.allocate(operation)
+        case oplog.AdvanceOp():
+            return engine.advance(operation.id, operation.tokens)
+        case oplog.AppendOp():
+            return engine.append(operation.id, operation.tokens)
+        case oplog.CommitOp():
+            return engine.commit(operation.id, operation.tokens)
+        case oplog.FreeOp():
+            return engine.free(operation.id)
+        case oplog.DropOp():
+            return engine.drop(operation.id)
+        case oplog.EvictOp():
+            return engine.evict(operation.blocks)
+        case oplog.CopiesOp():
+            return engine.copies()
+        case oplog.ResetOp():
+            return oplog.Reset(engine.reset())
+        case oplog.EventsOp():
+            return engine.events()
+        case oplog.StateOp():
+            return engine.state()
+
+
+_ANSWERS: dict[type, type | None] = {
+    oplog.LookupOp: Hit,
+    oplog.AllocateOp: Allocation,
+    oplog.CopiesOp: list,
+    oplog.ResetOp: oplog.Reset,
+    oplog.EventsOp: list,
+    oplog.StateOp: CacheState,
+}
+
+
+_ANSWERS: dict[type, type | None] = {
+    oplog.LookupOp: Hit,
+    oplog.AllocateOp: Allocation,
+    oplog.CopiesOp: list,
+    oplog.ResetOp: oplog.Reset,
+    oplog.EventsOp: list,
+    oplog.StateOp: CacheState,
+}
+
+
+def answer_type(operation: Operation) -> type | None:
+    """The type of the answer to an operation; None where there is none."""
+    return _ANSWERS.get(type(operation))
+
+
+def attempt(engine: Engine, operation: Operation) -> Answer | Failure:
+    """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
+    return attempt_with(apply, answer_type(operation), engine, operation)

@@ -1,0 +1,123 @@
+"""Whether two engines agree up to the names of blocks: a renaming that is learnt as they go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheState, Header, Hit, Operation, Rows
+from hkv.errors import ConfigError
+from hkv.oracle.engine import Failure
+from hkv.oracle.renaming import SameNames, States
+
+NULL = 0
+
+
+class Renaming(SameNames):
+    """Calls the blocks of the tested engine by the names that the right one has for them.
+
+    A block gets its name when both engines hand it out: what stands at the same place of the two answers is the same
+    block. It keeps it as long as it is referenced or cached; a block that is neither has none, and any stands for it.
+    The null block is the null block. A block without a name is called by its negative id, which agrees with nothing.
+
+    Args:
+      block_sizes: tokens in a block of each group.
+    """
+
+    def __init__(self, block_sizes: Sequence[int]) -> None:
+        self._sizes = tuple(block_sizes)
+        self._right: dict[int, int] = {NULL: NULL}
+        self._tested: dict[int, int] = {NULL: NULL}
+
+    def operation(self, operation: Operation, states: States) -> Operation:
+        """The operation as the tested engine has to hear it: `evict` names blocks; those without a name are left out.
+
+        A block without a name has no key to lose.
+        """
+        if not isinstance(operation, oplog.EvictOp):
+            return operation
+        self.answer(*states(oplog.StateOp()))
+        return oplog.EvictOp(blocks=[self._tested[block] for block in operation.blocks if block in self._tested])
+
+    def answer(self, want: Answer | Failure, got: Answer | Failure) -> Answer | Failure:
+        """The tested engine's answer in the names of the right one's."""
+        if isinstance(want, Allocation) and isinstance(got, Allocation):
+            if want.blocks is None or got.blocks is None:
+                return got
+            self._learn(want.blocks, got.blocks)
+            return Allocation(self._rows(got.blocks))
+        if isinstance(got, Hit):
+            return Hit(got.hit, self._rows(got.blocks), got.shared_prefix)
+        if isinstance(want, CacheState) and isinstance(got, CacheState):
+            return self._state(want, got)
+        if isinstance(got, list) and got and not isinstance(got[0], oplog.CacheEvent):
+            if isinstance(want, list):
+                # A block that an owner leaves to the cache is in no answer before its copy is reported.
+                self._learn([[pair[1] for pair in want]], [[pair[1] for pair in got]])  # type: ignore[index]
+            return [(self._name(source), self._name(target)) for source, target in got]  # type: ignore[misc]
+        return got
+
+    def learn(self, operation: Operation, states: States) -> None:
+        """Takes note of the blocks for external tokens, which no answer to `allocate` lists."""
+        if not isinstance(operation, oplog.AllocateOp) or not operation.external:
+            return
+        want, got = states(oplog.StateOp())
+        if not isinstance(want, CacheState) or not isinstance(got, CacheState):
+            return
+        taken = [
+            [row[-(-operation.hit // size) :] for row, size in zip(rows, self._sizes, strict=False)]
+            for rows in (want.rows.get(operation.id, []), got.rows.get(operation.id, []))
+        ]
+        self._learn(*taken)
+
+    def _learn(self, want: Rows, got: Rows) -> None:
+        for right, tested in zip(want, got, strict=False):
+            for name, block in zip(right, tested, strict=False):
+                if NULL not in (name, block):
+                    self._forget(name, block)
+                    self._right[block], self._tested[name] = name, block
+
+    def _forget(self, name: int, block: int) -> None:
+        self._right.pop(self._tested.pop(name, block), None)
+        self._tested.pop(self._right.pop(block, name), None)
+
+    def _name(self, block: int) -> int:
+        return self._right.get(block, -block)
+
+    def _rows(self, rows: Rows) -> Rows:
+        return [[self._name(block) for block in row] for row in rows]
+
+    def _state(self, want: CacheState, got: CacheState) -> CacheState:
+        named = {int(block) for block in (*want.refs, *want.cached)}
+        live = {int(block) for block in (*got.refs, *got.cached)}
+        for block, name in list(self._right.items()):
+            if block != NULL and block not in live and name not in named:
+                self._forget(name, block)
+        free = [
+            name if block not in live and name not in named else self._name(block)
+            for block, name in zip(got.free, want.free, strict=False)
+        ]
+        free += map(self._name, got.free[len(want.free) :])
+        return msgspec.structs.replace(
+            got,
+            free=free,
+            refs={str(self._name(int(block))): count for block, count in got.refs.items()},
+            rows={id: self._rows(rows) for id, rows in got.rows.items()},
+            cached={str(self._name(int(block))): entry for block, entry in got.cached.items()},
+        )
+
+
+def renaming(ids: str, header: Header) -> SameNames:
+    """How block ids of two engines are compared: `exact`, or `isomorphic`, up to a renaming.
+
+    Raises:
+      ConfigError: in no such way.
+    """
+    if ids == "exact":
+        return SameNames()
+    if ids == "isomorphic":
+        return Renaming(to_config(header).block_sizes)
+    raise ConfigError("ids", ids, "one of exact, isomorphic")

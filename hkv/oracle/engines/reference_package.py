@@ -1,0 +1,23 @@
+"""Makes sure that `import reference` finds HKV's own package."""
+
+from __future__ import annotations
+
+import hkv
+from hkv.errors import HKVError
+
+
+def check_reference() -> None:
+    """Make sure that the package called `reference` is HKV's, of this version; PyPI has an unrelated one.
+
+    Raises:
+      HKVError: it is not; names the file that shadows it.
+    """
+    import reference
+
+    version = getattr(reference, "HKV_VERSION", None)
+    if version != hkv.__version__:
+        path = getattr(reference, "__file__", None) or list(getattr(reference, "__path__", []))
+        expected = (
+            f"the one that belongs to HKV {hkv.__version__}; another package of that name comes first on sys.path"
+        )
+        raise HKVError("package reference", path, expected)

@@ -1,0 +1,123 @@
+"""What happened to a request and its blocks up to a line of a log, and why its hit is not longer: the account's form.
+
+Dialects give the account (`Dialect.explain`); this is what it consists of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from hkv.errors import ConfigError, FileError
+from hkv.oracle.check import describe
+from hkv.oracle.log_file import Log
+
+Event: TypeAlias = tuple[int, str]
+"""A line of the log, and what happened there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lack:
+    """An entry of the cache that a group would have to have.
+
+    Attributes:
+      first: first token that it would hold; of a recurrent state, the first that it comes of.
+      last: the last one.
+      why: what became of it, and when.
+      block: the block that had it and lost it, or None.
+    """
+
+    first: int
+    last: int
+    why: str
+    block: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumption:
+    """From where one group alone could resume a request.
+
+    Attributes:
+      group: the group.
+      kind: its kind.
+      block_size: tokens in its block.
+      largest: the largest boundary, in tokens.
+      next: the next boundary that a hit may have, in tokens; None when no longer hit is possible.
+      lacks: what the group lacks for that one; empty where it lacks nothing.
+    """
+
+    group: int
+    kind: str
+    block_size: int
+    largest: int
+    next: int | None
+    lacks: tuple[Lack, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What there is to say about one line.
+
+    Attributes:
+      line: the line.
+      operation: what stands there.
+      answer: what the reference answers to it, in words.
+      departed: the first line, up to this one, at which the log's answer is not the reference's, or None.
+      request: the request.
+      situation: how it stands before the line, in words.
+      events: what was asked for it, and answered.
+      blocks: of its blocks, and of those that lost what it would need, what happened to each.
+      alignment: tokens of which every hit is a multiple.
+      hit: the longest hit by its definition, in tokens.
+      found: the hit that the line's `lookup` found; None for other operations.
+      causes: why the two may differ, by name.
+      groups: from where each group could resume.
+    """
+
+    line: int
+    operation: str
+    answer: str
+    departed: int | None
+    request: str
+    situation: str
+    events: tuple[Event, ...]
+    blocks: Mapping[int | str, tuple[Event, ...]]
+    alignment: int
+    hit: int
+    found: int | None
+    causes: tuple[str, ...]
+    groups: tuple[Resumption, ...]
+
+
+def find_request(log: Log, line: int, request: str | None, arrives: type) -> tuple[Any, str, int]:
+    """The operation of a line, the request to tell about, and how many operations come before what is told.
+
+    Args:
+      log: the log.
+      line: 1-based line number of an operation.
+      request: the request; None for the one that the line names.
+      arrives: the type of the operation by which a request arrives, which is one that comes before.
+
+    Raises:
+      FileError: there is no such line.
+      ConfigError: the line names no request and none was given.
+    """
+    if not 2 <= line <= len(log.operations) + 1:
+        raise FileError(log.path, None, "line", line, f"a line with an operation, from 2 to {len(log.operations) + 1}")
+    operation = log.operations[line - 2]
+    id = request if request is not None else getattr(operation, "id", None)
+    if id is None:
+        raise ConfigError("request", None, f"a request, since line {line} ({describe(operation)}) names none")
+    came = isinstance(operation, arrives) and getattr(operation, "id", None) == id
+    return operation, id, line - 1 if came else line - 2
+
+
+def check_there(id: str, line: int, requests: Mapping[str, object]) -> None:
+    """Make sure that a request has arrived.
+
+    Raises:
+      ConfigError: it has not, or was dropped.
+    """
+    if id not in requests:
+        raise ConfigError("request", id, f"a request that has arrived by line {line} and was not dropped")

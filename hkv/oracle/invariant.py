@@ -1,0 +1,131 @@
+"""What an invariant is, and registers of them: one runner for logs, engines and explorers of every dialect."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from hkv.errors import OperationError
+
+Check = Callable[[Any], Iterator[str]]
+"""Looks at a dialect's moment, an operation with the cache before and after it, and yields a sentence for each thing
+that is wrong; nothing when the invariant holds."""
+
+EVERY: tuple[type, ...] = ()
+"""For invariants that hold after every operation."""
+
+
+class InvariantError(AssertionError):
+    """An invariant does not hold.
+
+    Args:
+      name: the invariant.
+      problem: what is wrong.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        self.problem = problem
+        super().__init__(f"{name}: {problem}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Invariant:
+    """Something that holds after certain operations, whatever came before.
+
+    Attributes:
+      name: in one or two words.
+      promises: the published invariants that it stands for, `B-I1` to `B-I38`; `docs/invariants.md` says what they are.
+      dialect: whose rules promise it.
+      after: operations after which it holds; `EVERY` for all.
+      check: finds what is wrong. Its docstring says what is promised, and the exceptions by example.
+      start: makes the check of one run, for invariants that remember what happened; None for those that do not.
+    """
+
+    name: str
+    promises: tuple[str, ...]
+    dialect: str
+    after: tuple[type, ...]
+    check: Check
+    start: Callable[[Any], Check] | None = None
+
+    def begin(self, config: Any) -> Invariant:
+        """The invariant for one run, from an empty cache of a configuration on."""
+        return self if self.start is None else dataclasses.replace(self, check=self.start(config), start=None)
+
+    def __call__(self, moment: Any) -> None:
+        """Checks one moment.
+
+        Raises:
+          InvariantError: it does not hold; says what is wrong first.
+          OperationError: it remembers what happened, and `begin` was not called.
+        """
+        if self.start is not None:
+            raise OperationError("invariant", self.name, "one that was begun for a run")
+        if self.after and not isinstance(moment.operation, self.after):
+            return
+        for problem in self.check(moment):
+            raise InvariantError(self.name, f"after {describe_briefly(moment.operation)}: {problem}")
+
+    @property
+    def promise(self) -> str:
+        """What it promises, in one sentence."""
+        return " ".join((self.check.__doc__ or "").strip().partition("\n\n")[0].split())
+
+
+class Memory(Protocol):
+    """What an invariant remembers of one run."""
+
+    def __init__(self, config: Any) -> None:
+        """Begins with an empty cache."""
+        ...
+
+    def check(self, moment: Any) -> Iterator[str]:
+        """See `Invariant.check`."""
+        ...
+
+
+AnyCheck = TypeVar("AnyCheck", bound=Callable[..., Iterator[str]])
+Remembering = TypeVar("Remembering", bound=Memory)
+
+
+class Register(dict[str, Invariant]):
+    """The invariants of one dialect, by name.
+
+    Args:
+      dialect: whose rules promise them, as `Invariant.dialect`.
+    """
+
+    def __init__(self, dialect: str) -> None:
+        super().__init__()
+        self._dialect = dialect
+
+    def invariant(self, name: str, *promises: str, after: tuple[type, ...] = EVERY) -> Callable[[AnyCheck], AnyCheck]:
+        """Enters a check."""
+
+        def enter(check: AnyCheck) -> AnyCheck:
+            self[name] = Invariant(name, promises, self._dialect, after, check)
+            return check
+
+        return enter
+
+    def remembering(
+        self, name: str, *promises: str, after: tuple[type, ...] = EVERY
+    ) -> Callable[[type[Remembering]], type[Remembering]]:
+        """Enters a class, one object of which judges one run."""
+
+        def enter(memory: type[Remembering]) -> type[Remembering]:
+            def start(config: Any) -> Check:
+                return memory(config).check
+
+            self[name] = Invariant(name, promises, self._dialect, after, memory.check, start)  # type: ignore[arg-type]
+            return memory
+
+        return enter
+
+
+def describe_briefly(operation: object) -> str:
+    """An operation in a few words."""
+    name = type(operation).__name__.removesuffix("Op").lower()
+    return f"{name} {getattr(operation, 'id', '')}".strip()

@@ -1,0 +1,175 @@
+"""What a dialect's logs look like: header and operations as structs, and checks that types cannot make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from hkv.errors import FileError, HKVError
+
+LARGEST = 2**31 - 1
+"""Largest token id, block id and count that a log may hold."""
+
+_ANYTHING = msgspec.json.Decoder()
+
+
+class LogFormat:
+    """Header and operations of a dialect's logs.
+
+    A subclass checks more, where structs do not say it all.
+
+    Args:
+      header: struct of the first line; has `oplog`, `dialect`, `feature`, `num_blocks`, `groups` and `bugs`.
+      operations: struct of each operation, by its `op`; one that is answered has a field `want`.
+      check: raises an HKVError for a header that the dialect forbids.
+      smallest: of the numbers of a field, the smallest that is legal, where that is not 0.
+    """
+
+    def __init__(
+        self,
+        header: type[Any],
+        operations: Sequence[type[Any]],
+        check: Callable[[Any], object],
+        smallest: Mapping[str, int] | None = None,
+    ) -> None:
+        self.header = header
+        self.operations = {str(operation.__struct_config__.tag): operation for operation in operations}
+        self._check = check
+        self._smallest = dict(smallest or {})
+        self._header_decoder = msgspec.json.Decoder(header)
+        self._decoders = {name: msgspec.json.Decoder(operation) for name, operation in self.operations.items()}
+
+    def parse_header(self, line: bytes, found: dict[str, Any], path: str) -> Any:
+        """The header that the first line is; `found` is what `parse_object` says of it.
+
+        Raises:
+          FileError: it is none, or the dialect forbids it.
+        """
+        header = decode(self._header_decoder, line, found, path, 1)
+        self.check_header(header, path)
+        if not header.feature:
+            raise FileError(path, 1, "feature", header.feature, "what the log is about, in a word")
+        try:
+            self._check(header)
+        except HKVError as error:
+            raise FileError(path, 1, error.argument, error.value, error.expected) from error
+        return header
+
+    def check_header(self, header: Any, path: str) -> None:
+        """Checks the header's numbers.
+
+        Raises:
+          FileError: one is out of range.
+        """
+        self._check_numbers(msgspec.to_builtins(header), path, 1)
+
+    def parse_operation(self, line: bytes, path: str, number: int, header: Any) -> Any:
+        """The operation that a line is.
+
+        Raises:
+          FileError: it is none.
+        """
+        found = parse_object(line, path, number)
+        name = found.get("op")
+        if not isinstance(name, str) or name not in self.operations:
+            raise FileError(path, number, "op", name, f"one of {', '.join(self.operations)}")
+        operation = decode(self._decoders[name], line, found, path, number)
+        self.check_operation(operation, found, path, number, header)
+        return operation
+
+    def check_operation(self, operation: Any, found: dict[str, Any], path: str, number: int, header: Any) -> None:
+        """Checks an operation's numbers, and that it is answered.
+
+        Raises:
+          FileError: a number is out of range, or the answer is missing.
+        """
+        self._check_numbers({key: value for key, value in found.items() if key != "want"}, path, number)
+        check_answered(operation, path, number)
+
+    def encode_answer(self, answer: Any) -> Any:
+        """An answer as JSON values."""
+        return msgspec.to_builtins(answer)
+
+    def _check_numbers(self, fields: dict[str, Any], path: str, number: int) -> None:
+        for name, value in fields.items():
+            least = self._smallest.get(name, 0)
+            for each in _integers(value):
+                if not least <= each <= LARGEST:
+                    raise FileError(path, number, name, each, f"from {least} to {LARGEST}")
+
+
+def check_answered(operation: Any, path: str, number: int) -> None:
+    """Make sure that an operation which has an answer holds one.
+
+    Raises:
+      FileError: it does not.
+    """
+    if "want" in type(operation).__struct_fields__ and operation.want is None:
+        raise FileError(path, number, "want", None, "what the recorded engine answered")
+
+
+def _integers(value: Any) -> Iterable[int]:
+    if type(value) is int:
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _integers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _integers(inner)
+
+
+def parse_object(line: bytes, path: str, number: int) -> dict[str, Any]:
+    """The JSON object that one line of a log is.
+
+    Raises:
+      FileError: it is none.
+    """
+    try:
+        found = _ANYTHING.decode(line)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        text = line[:80].decode("utf-8", "replace")
+        raise FileError(path, number, "", text, f"one JSON object ({error})") from error
+    if not isinstance(found, dict):
+        raise FileError(path, number, "", found, "one JSON object")
+    return found
+
+
+def decode(decoder: msgspec.json.Decoder[Any], line: bytes, found: object, path: str, number: int) -> Any:
+    """One line as the typed value that a decoder makes; `found` is what `parse_object` says of it.
+
+    Raises:
+      FileError: a field is missing, unknown or of another type.
+    """
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
+        raise _explain(str(error), found, path, number) from error
+
+
+def _explain(message: str, found: object, path: str, number: int) -> FileError:
+    message, _, where = message.partition(" - at ")
+    field = where.strip("`").removeprefix("$").removeprefix(".")
+    if named := re.match(r"Object (contains unknown|missing required) field `(.*)`", message):
+        problem, name = named.groups()
+        parent = _at(found, field)
+        field = f"{field}.{name}" if field else name
+        value = parent.get(name) if isinstance(parent, dict) else None
+        expected = "no such field" if problem.startswith("contains") else "to be given"
+        return FileError(path, number, field, value, expected)
+    expected = re.sub(r"^Expected ", "", message).replace("`", "")
+    return FileError(path, number, field, _at(found, field), expected)
+
+
+def _at(found: object, field: str) -> object:
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", field):
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+        elif isinstance(found, list) and index and int(index) < len(found):
+            found = found[int(index)]
+        else:
+            return found
+    return found
