@@ -47,8 +47,8 @@ def programs() -> dict[str, Callable[[], Any]]:
     from hkv.dialects.vllm.rules.operations import WIDTH, Operations
     from hkv.dialects.vllm.schedule import compiled, program
     from hkv.dialects.vllm.schedule.run import cache_config
-    from hkv.dialects.vllm.schedule.schedule import Schedule
     from hkv.replay import dispatches
+    from hkv.replay.schedule import Schedule
     from hkv.spec import spec_from_text
 
     schedule = Schedule(max_model_len=4096)

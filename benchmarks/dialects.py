@@ -32,12 +32,14 @@ from hkv.dialects.rtp_llm.schedule.run import rtp_cache as rtp_config
 from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
 from hkv.dialects.vllm.schedule import compiled
 from hkv.dialects.vllm.schedule.chunking import Chunking
-from hkv.dialects.vllm.schedule.run import Timing, arrivals, cache_config, keyed_engine
-from hkv.dialects.vllm.schedule.schedule import Arrival, Replay, Schedule
+from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
+from hkv.dialects.vllm.schedule.schedule import Replay
 from hkv.errors import HKVError
 from hkv.machine import native_loops
 from hkv.replay import dispatches
 from hkv.replay.record import Recorder
+from hkv.replay.run import Timing, arrivals
+from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.traces.prefix_keys import PrefixKeys
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import spec_from_text

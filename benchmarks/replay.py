@@ -28,10 +28,11 @@ import click
 import numpy as np
 
 from hkv.cli.json_output import json_option, write_json
-from hkv.dialects.vllm.schedule.run import Timing, arrivals, cache_config
-from hkv.dialects.vllm.schedule.schedule import Arrival, Schedule
+from hkv.dialects.vllm.schedule.run import cache_config
 from hkv.errors import HKVError
 from hkv.machine import native_loops
+from hkv.replay.run import Timing, arrivals
+from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.traces.prefix_keys import PrefixKeys
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import spec_from_text

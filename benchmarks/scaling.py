@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm.schedule.run import cache_config
-from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import MissingExtraError
 from hkv.replay import dispatches
+from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"

@@ -22,11 +22,11 @@ from hkv.cli.replay_rtp import refuse_rtp_options, rtp_options, studied_rtp_cach
 from hkv.dialects.rtp_llm.config import NAMES as RTP_LLM
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.schedule.run import default_rtp_engine, rtp_replay
-from hkv.dialects.vllm.schedule.lockstep import Difference
 from hkv.dialects.vllm.schedule.run import DEFAULT_ENGINE, Outcome, Timing, default_engine, replay
-from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import ConfigError
 from hkv.replay import plot, summary
+from hkv.replay.difference import Difference
+from hkv.replay.schedule import Schedule
 from hkv.replay.tables import tables
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import LayerSpec, spec_from_text

@@ -12,11 +12,11 @@ from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.schedule import planned
 from hkv.dialects.vllm.schedule.run import cache_config
-from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import ConfigError
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.replay import summary
 from hkv.request_length import parse_length
+from hkv.replay.schedule import Schedule
 
 FOR_GROUPS = ("num_blocks",)
 FOR_MODELS = ("memory", "tp", "block_size", "kv_dtype", "draft")

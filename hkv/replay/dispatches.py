@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hkv.dialects.vllm.schedule.schedule import Arrival, Schedule
 from hkv.errors import ConfigError, EngineFailure
 from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder, RequestRecord, StepRecords
+from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.schedule_state import ARRIVING, FATE, Ending, Fate, Machine, Mode, Number
 from hkv.state.status import Status
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hkv.dialects.vllm.schedule.run import Outcome
 from hkv.errors import ConfigError, MissingExtraError
 from hkv.replay import summary
+from hkv.replay.run import Outcome
 
 SUFFIXES = (".png", ".svg")
 
@@ -80,7 +80,7 @@ def _draw_hits(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float)
 
 
 def _draw_blocks(panel: Any, outcome: Outcome, edges: np.ndarray, times: np.ndarray) -> None:
-    steps, capacity = outcome.recorder.steps, outcome.blocks
+    steps, capacity = outcome.recorder.steps, outcome.cache.blocks
     peak = _largest(steps.step, steps.in_use, edges)
     panel.fill_between(times, peak, step="mid", color=BLOCKS, alpha=0.45, linewidth=0)
     panel.plot(times, peak, drawstyle="steps-mid", color=BLOCKS, linewidth=1.2, label="held by requests")

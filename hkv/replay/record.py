@@ -6,9 +6,8 @@ import collections
 import dataclasses
 from collections.abc import Callable
 
-from hkv.dialects.vllm.log.structs import Hit
-from hkv.dialects.vllm.schedule.diagnosis import HitReasons
-from hkv.dialects.vllm.schedule.schedule import Arrival, LiveRequest
+from hkv.replay.reasons import HitReasons
+from hkv.replay.schedule import Arrival, LiveRequest
 
 FINISHED = "finished"
 NEVER_FITS = "never fits"
@@ -103,22 +102,22 @@ class Recorder:
     def too_long(self, step: int, arrival: Arrival) -> None:
         self._end(arrival, TOO_LONG, step)
 
-    def looked_up(self, step: int, live: LiveRequest, hit: Hit) -> None:
+    def looked_up(self, step: int, live: LiveRequest, hit: int) -> None:
         if self._diagnosis is not None and not live.preemptions:
-            self._pending = self._diagnosis.reasons(live.keys, live.tokens, hit.hit)
+            self._pending = self._diagnosis.reasons(live.keys, live.tokens, hit)
 
     def put_off(self, step: int, live: LiveRequest) -> None:
         self._step.put_off = 1
 
-    def admitted(self, step: int, live: LiveRequest, hit: Hit) -> None:
+    def admitted(self, step: int, live: LiveRequest, hit: int) -> None:
         record = self._record(live.arrival)
         if live.preemptions:
             record.recomputed += live.tokens
-            record.recovered += hit.hit
+            record.recovered += hit
             return
-        record.hit, record.admitted = hit.hit, step
+        record.hit, record.admitted = hit, step
         self._step.prompt_tokens += live.tokens
-        self._step.hit_tokens += hit.hit
+        self._step.hit_tokens += hit
         for counter, reason in zip(self.reasons or (), self._pending, strict=True):
             counter[reason] += 1
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import hkv
-from hkv.dialects.vllm.schedule.run import Outcome
 from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, RequestRecord
+from hkv.replay.run import Outcome
 from hkv.spec import LayerSpec
 
 UNAVAILABLE = "not available from this engine"
@@ -32,7 +32,7 @@ def totals(outcome: Outcome) -> dict[str, Any]:
     prompt = sum(request.prompt for request in admitted)
     hit = sum(request.hit for request in admitted)
     in_use = sorted(steps.in_use)
-    found: dict[str, Any] = {
+    return {
         "requests": len(requests),
         "finished": outcomes[FINISHED],
         "never_fit": outcomes[NEVER_FITS],
@@ -46,7 +46,7 @@ def totals(outcome: Outcome) -> dict[str, Any]:
         "recovered_tokens": sum(request.recovered for request in requests),
         "put_off": sum(steps.put_off),
         "evictions": outcome.evictions,
-        "blocks": outcome.blocks,
+        "blocks": outcome.cache.blocks,
         "blocks_in_use_median": in_use[len(in_use) // 2] if in_use else 0,
         "blocks_in_use_peak": in_use[-1] if in_use else 0,
         "running_peak": max(steps.running, default=0),
@@ -55,25 +55,21 @@ def totals(outcome: Outcome) -> dict[str, Any]:
         "steps": outcome.steps,
         "steps_with_work": len(steps.step),
         "seconds": outcome.seconds,
+        **outcome.extra,
     }
-    if outcome.verdicts is not None:
-        found["verdicts"] = outcome.verdicts
-        found["blocks_cached_peak"] = outcome.cached_peak
-        found["blocks_not_cached_twice"] = outcome.duplicates
-    return found
 
 
 def groups(outcome: Outcome) -> list[dict[str, Any]]:
     """Per group: name, layers if known, whether it serves a draft module, and why hits ended, over first admissions."""
-    counters = outcome.recorder.reasons
+    counters, known = outcome.recorder.reasons, outcome.cache.reasons
     return [
         {
             "group": group_name(group.spec),
             "layers": list(group.layers),
-            "eagle": index in outcome.eagle_groups,
-            "reasons": None if counters is None else {reason: counters[index][reason] for reason in outcome.reasons},
+            "eagle": index in outcome.cache.eagle_groups,
+            "reasons": None if counters is None else {reason: counters[index][reason] for reason in known},
         }
-        for index, group in enumerate(outcome.config.topology.groups)
+        for index, group in enumerate(outcome.cache.groups)
     ]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from hkv.dialects.vllm.schedule.run import Outcome
 from hkv.replay import summary
+from hkv.replay.run import Outcome
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -50,34 +50,11 @@ def _totals(outcome: Outcome, engine: str) -> Table:
         ("steps", totals["steps_with_work"], f"with work, of {totals['steps']:,}"),
         ("wall time", f"{totals['seconds']:.1f} s", f"engine {engine}"),
     ]
-    rows[7:7] = _of_rtp(totals, engine)
+    own = outcome.cache.rows(totals)
+    rows[7:7] = [(what, _or_unavailable(value, engine), remark) for what, value, remark in own]
     for what, value, remark in rows:
         table.add_row(what, f"{value:,}" if isinstance(value, int) else value, remark)
     return table
-
-
-def _of_rtp(totals: Mapping[str, Any], engine: str) -> list[tuple[str, Any, str]]:
-    """What only a replay under RTP-LLM's rules tells."""
-    if "verdicts" not in totals:
-        return []
-    told = {
-        name: ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(counts.items())) or "none"
-        for name, counts in totals["verdicts"].items()
-    }
-    return [
-        (
-            "blocks cached, peak",
-            _or_unavailable(totals["blocks_cached_peak"], engine),
-            "held by the cache, in use or not",
-        ),
-        (
-            "not cached twice",
-            _or_unavailable(totals["blocks_not_cached_twice"], engine),
-            "blocks whose key had another",
-        ),
-        ("allocations, admission", sum(totals["verdicts"]["admission"].values()), told["admission"]),
-        ("allocations, growth", sum(totals["verdicts"]["growth"].values()), told["growth"]),
-    ]
 
 
 def _or_unavailable(value: int | None, engine: str) -> int | str:
@@ -96,7 +73,7 @@ def _reasons(outcome: Outcome, engine: str) -> RenderableType:
     table.add_column("reason")
     for group in groups:
         table.add_column(_heading(group), justify="right")
-    for reason in outcome.reasons:
+    for reason in outcome.cache.reasons:
         counts = [group["reasons"][reason] for group in groups]
         if any(counts):
             table.add_row(reason, *(f"{count:,}" for count in counts))
@@ -113,8 +90,8 @@ def _occupancy(outcome: Outcome, width: int = 60) -> str:
     steps = outcome.recorder.steps
     if not steps.step:
         return "Blocks in use over time: no step had work\n"
-    line = sparkline(over_time(steps.step, steps.in_use, outcome.steps, width), outcome.blocks)
-    return f"Blocks in use over time, of {outcome.blocks:,}:\n{line}\n"
+    line = sparkline(over_time(steps.step, steps.in_use, outcome.steps, width), outcome.cache.blocks)
+    return f"Blocks in use over time, of {outcome.cache.blocks:,}:\n{line}\n"
 
 
 def over_time(steps: Sequence[int], values: Sequence[int], end: int, bins: int) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.dialects import Sides, forms_of, measure
 from hkv.dialects.rtp_llm.config import HYBRID
-from hkv.dialects.vllm.schedule.schedule import Arrival, Schedule
+from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import spec_from_text
 
 

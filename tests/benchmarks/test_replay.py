@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from benchmarks import compiled_runs, replay
 from hkv.dialects.vllm.log.structs import AllocateOp
 from hkv.dialects.vllm.schedule.run import keyed_engine
-from hkv.dialects.vllm.schedule.schedule import Schedule
+from hkv.replay.schedule import Schedule
 
 
 def test_prompts_are_decided_as_the_numpy_engine_decides():

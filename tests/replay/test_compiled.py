@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from hkv.dialects.vllm.schedule import agreement, compiled, program, run
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.diagnosis import REASONS
-from hkv.dialects.vllm.schedule.lockstep import Difference
-from hkv.dialects.vllm.schedule.schedule import Arrival, Schedule
 from hkv.errors import ConfigError
 from hkv.replay import dispatches, schedule_loop
+from hkv.replay.difference import Difference, compare_records
+from hkv.replay.run import Outcome, Timing, default_engine, replay
+from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.schedule_state import Number, Trace
 from hkv.replay.traces.workloads import Workload, generate
 from hkv.replay.traces.writer import trace_lines
@@ -86,11 +87,11 @@ def both(config, schedule, arrivals):
     """Replays on both, compares everything but reasons as it goes, and returns both outcomes."""
     prepared = dispatches.incoming(arrivals, schedule.max_model_len)
     mine = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS)
-    steps = mine.run()
-    outcome = run.Outcome(config, mine.recorder(), steps, mine.evictions, 0.0)
+    steps, studied = mine.run(), run.VllmReplayedCache(config)
+    outcome = Outcome(studied, mine.recorder(), steps, mine.evictions, 0.0, schedule.max_model_len)
     reference = run.keyed_engine("numpy", config)
     compared = agreement.ComparedEngine(reference, np.concatenate(mine.ids), NAMES)
-    other = run._plain(config, schedule, arrivals, compared, reference, lambda: None)
+    other = studied.plain(schedule, arrivals, compared, reference, lambda: None)
     compared.check_all_compared()
     run.compare_outcomes(outcome, other, NAMES)
     agreement.compare_queues(mine.free_queue(), reference.state().free, NAMES)
@@ -170,7 +171,7 @@ def test_a_wrong_block_is_named():
     reference = run.keyed_engine("numpy", config)
     compared = agreement.ComparedEngine(reference, ids, NAMES)
     with pytest.raises(Difference, match="blocks differs"):
-        run._plain(config, schedule, arrivals, compared, reference, lambda: None)
+        run.VllmReplayedCache(config).plain(schedule, arrivals, compared, reference, lambda: None)
 
 
 @pytest.mark.parametrize("field", ["step_tokens", "decode_tokens", "max_running"])
@@ -183,9 +184,10 @@ def test_a_wrong_number_is_noticed(field):
     other = dataclasses.replace(schedule, **{field: getattr(schedule, field) - 1})
     mine = compiled.CompiledReplay(config, other, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
     mine.run()
-    plain = run._plain(config, schedule, arrivals, *(run.keyed_engine("numpy", config),) * 2, lambda: None)
+    engine = run.keyed_engine("numpy", config)
+    plain = run.VllmReplayedCache(config).plain(schedule, arrivals, engine, engine, lambda: None)
     with pytest.raises(Difference):
-        agreement.compare_records(mine.recorder(), plain.recorder, NAMES)
+        compare_records(mine.recorder(), plain.recorder, NAMES)
 
 
 def test_progress_is_told_between_dispatches():
@@ -244,7 +246,7 @@ def test_what_the_compiled_cache_has_not_is_refused():
     )
     with pytest.raises(ConfigError, match="num_speculative_blocks"):
         compiled.CompiledReplay(drafting, schedule, dispatches.incoming([], 240))
-    assert run.default_engine(drafting)[0] == "numpy"
+    assert default_engine(run.VllmReplayedCache(drafting))[0] == "numpy"
 
 
 def test_chunking_is_the_plain_schedules():
@@ -280,6 +282,7 @@ def test_a_checked_replay_of_a_generated_trace_agrees(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     schedule = Schedule(step_tokens=64, decode_tokens=1, max_running=8, max_model_len=240)
     config = cache("full:4,swa:4:32", 70, schedule)
-    outcome = run.replay(str(path), config, schedule, run.Timing(), engine="jax", check=True)
-    plain = run.replay(str(path), config, schedule, run.Timing(), engine="numpy")
+    studied = run.VllmReplayedCache(config)
+    outcome = replay(str(path), studied, schedule, Timing(), engine="jax", check=True)
+    plain = replay(str(path), studied, schedule, Timing(), engine="numpy")
     run.compare_outcomes(outcome, plain, NAMES)

@@ -3,18 +3,10 @@
 import pytest
 
 from hkv.dialects.vllm.log.structs import AllocateOp
-from hkv.dialects.vllm.schedule.diagnosis import (
-    CACHING_OFF,
-    FELL_SHORT,
-    NOT_SHARED,
-    RETIRED,
-    WAITING,
-    WHOLE_PROMPT,
-    Diagnosis,
-    MissDiagnosis,
-)
+from hkv.dialects.vllm.schedule.diagnosis import FELL_SHORT, Diagnosis, MissDiagnosis
 from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
-from hkv.dialects.vllm.schedule.schedule import Schedule
+from hkv.replay.reasons import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT
+from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 
 

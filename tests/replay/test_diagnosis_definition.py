@@ -3,9 +3,10 @@
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.vllm.schedule.diagnosis import FELL_SHORT, RETIRED, WAITING, WHOLE_PROMPT, Diagnosis
+from hkv.dialects.vllm.schedule.diagnosis import FELL_SHORT, Diagnosis
 from hkv.dialects.vllm.schedule.run import cache_config
-from hkv.dialects.vllm.schedule.schedule import Schedule
+from hkv.replay.reasons import RETIRED, WAITING, WHOLE_PROMPT
+from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 
 NAMES = {"never seen": "never seen", "evicted": "evicted", "retired": RETIRED, "not retained": "not retained"}

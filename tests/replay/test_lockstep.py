@@ -4,9 +4,10 @@ import pytest
 
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp
-from hkv.dialects.vllm.schedule.lockstep import Difference, LockstepEngine
+from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
 from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
-from hkv.dialects.vllm.schedule.schedule import Schedule
+from hkv.replay.difference import Difference
+from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.diagnosis import REASONS
-from hkv.dialects.vllm.schedule.run import Timing, cache_config, replay
-from hkv.dialects.vllm.schedule.schedule import Schedule
+from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.errors import ConfigError
 from hkv.replay.record import FINISHED
+from hkv.replay.run import Timing, replay
+from hkv.replay.schedule import Schedule
 from hkv.replay.summary import document, group_name, groups, totals
 from hkv.replay.traces.workloads import DEFAULTS, Workload, generate
 from hkv.replay.traces.writer import trace_lines
@@ -47,7 +48,8 @@ def trace_of(tmp_path, kind="agentic", seed=0, format="tokens", workload=SMALL, 
 
 
 def cache(text, num_blocks, schedule=SCHEDULE, **options):
-    return cache_config([spec_from_text(part) for part in text.split(",")], num_blocks, schedule, **options)
+    specs = [spec_from_text(part) for part in text.split(",")]
+    return VllmReplayedCache(cache_config(specs, num_blocks, schedule, **options))
 
 
 def check_outcome(outcome, schedule):
@@ -61,12 +63,12 @@ def check_outcome(outcome, schedule):
         assert sum(group["reasons"].values()) == len(admitted)
     for request in admitted:
         assert 0 <= request.hit < request.prompt
-        assert request.hit % outcome.config.hash_block_size == 0
+        assert request.hit % outcome.cache.key_tokens == 0
         assert request.arrived <= request.admitted <= request.ended or schedule.closed_loop
     steps = outcome.recorder.steps
     assert sum(steps.prompt_tokens) == sums["prompt_tokens"]
     assert sum(steps.hit_tokens) == sums["hit_tokens"]
-    assert max(steps.in_use) < outcome.config.num_blocks
+    assert max(steps.in_use) <= outcome.cache.blocks
     assert max(steps.running) <= schedule.max_running
     assert steps.step == sorted(set(steps.step))
 
@@ -175,12 +177,12 @@ def test_steps_of_time_stamps_are_exact():
 
 
 def test_configurations_follow_the_dialect():
-    config = cache("full:8,swa:4:20,mamba:16", 100)
+    config = cache("full:8,swa:4:20,mamba:16", 100).config
     assert (config.scheduler_block_size, config.hash_block_size) == (16, 4)
     assert config.max_in_flight_tokens == 64
     assert config.partial_hits
-    assert not cache("full:8,swa:2:20,mamba:16,chunked:4:8", 100).partial_hits
-    off = cache("full:8,mamba:16", 100, caching=False)
+    assert not cache("full:8,swa:2:20,mamba:16,chunked:4:8", 100).config.partial_hits
+    off = cache("full:8,mamba:16", 100, caching=False).config
     assert off.block_sizes == (8, 240)
     assert [group_name(spec) for spec in config.topology.specs] == ["full:8", "swa:4:20", "mamba:16"]
     with pytest.raises(ConfigError, match="at least one group"):

@@ -16,10 +16,11 @@ from hkv.dialects.rtp_llm.schedule import program as rtp_program
 from hkv.dialects.rtp_llm.schedule import run as rtp_run
 from hkv.dialects.rtp_llm.schedule.compiled import NAMES, RtpCompiledReplay, RtpSizes
 from hkv.dialects.rtp_llm.schedule.record import REASONS
-from hkv.dialects.vllm.schedule.lockstep import Difference
-from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.replay import dispatches
+from hkv.replay.difference import Difference
+from hkv.replay.run import default_engine
+from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 from hkv.state.pooled import PooledBuckets
 from tests.cli.test_replay import run
@@ -46,7 +47,9 @@ def compiled(config, schedule, arrivals, *, caching=True):
     """A compiled replay that has run, and what it left."""
     prepared = dispatches.incoming(arrivals, schedule.max_model_len)
     running = RtpCompiledReplay(config, schedule, prepared, caching=caching, sizes=SIZES, ids=ROOM)
-    return running, rtp_run.outcome_of(running, schedule, running.run(), 0.0)
+    return running, rtp_run.outcome_of(
+        running, rtp_run.RtpReplayedCache(config, caching=caching), schedule, running.run(), 0.0
+    )
 
 
 @given(seed=st.integers(0, 1 << 30), caching=st.sampled_from((True, True, True, False)))
@@ -55,7 +58,7 @@ def compiled(config, schedule, arrivals, *, caching=True):
 def test_decides_as_the_plain_schedule_does(seed, caching):
     config, schedule, arrivals = example_of(seed)
     running, outcome = compiled(config, schedule, arrivals, caching=caching)
-    rtp_run.verify(running, outcome, schedule, arrivals, caching=caching)
+    rtp_run.verify(running, outcome, schedule, arrivals)
     assert rtp_program.compiled(ROOM)._cache_size() == 1, "an example was compiled for itself"
 
 
@@ -68,7 +71,7 @@ def test_the_traffic_meets_every_outcome():
         seen.update(record.outcome for record in records)
         seen.update({"preemptions": sum(record.preemptions for record in records), "evictions": running.evictions})
         seen.update({"hits": sum(record.hit for record in records), "duplicates": running.duplicates})
-        for kind, counts in outcome.verdicts.items():
+        for kind, counts in outcome.extra["verdicts"].items():
             seen.update({f"{kind} {name}": count for name, count in counts.items()})
         for counter in outcome.recorder.reasons:
             reasons.update(counter)
@@ -86,7 +89,7 @@ def test_a_wrong_integer_is_named(place):
     ids[int(place * len(ids))] += 1
     running.ids = [ids]
     with pytest.raises(Difference, match="malloc of request"):
-        rtp_run.verify(running, outcome, schedule, arrivals, caching=True)
+        rtp_run.verify(running, outcome, schedule, arrivals)
 
 
 @pytest.mark.parametrize("cut", [1, 40])
@@ -95,7 +98,7 @@ def test_missing_answers_are_noticed(cut):
     running, outcome = compiled(config, schedule, arrivals)
     running.ids = [np.concatenate(running.ids)[:-cut]]
     with pytest.raises(Difference):
-        rtp_run.verify(running, outcome, schedule, arrivals, caching=True)
+        rtp_run.verify(running, outcome, schedule, arrivals)
 
 
 @pytest.mark.parametrize("field", ["step_tokens", "max_running", "decode_tokens"])
@@ -105,7 +108,7 @@ def test_another_schedule_is_noticed(field):
     other = dataclasses.replace(schedule, **{field: getattr(schedule, field) - 1})
     running, outcome = compiled(config, other, arrivals)
     with pytest.raises(Difference):
-        rtp_run.verify(running, outcome, schedule, arrivals, caching=True)
+        rtp_run.verify(running, outcome, schedule, arrivals)
 
 
 @pytest.mark.parametrize("field", ["evictions", "duplicates", "cached_peak", "reasons", "verdicts", "order"])
@@ -118,13 +121,15 @@ def test_a_wrong_count_is_noticed(field):
         outcome.recorder.reasons[0]["evicted"] += 1
     elif field == "verdicts":
         outcome.recorder.verdicts["growth"]["granted"] += 1
+    elif field == "duplicates":
+        outcome.extra["blocks_not_cached_twice"] += 1
     elif field == "order":
         state = running.state()
         running.state = lambda: msgspec.structs.replace(state, cached=state.cached[1:] + state.cached[:1])
     else:
-        outcome = dataclasses.replace(outcome, **{field: getattr(outcome, field) + 1})
+        outcome = dataclasses.replace(outcome, evictions=outcome.evictions + 1)
     with pytest.raises(Difference):
-        rtp_run.verify(running, outcome, schedule, arrivals, caching=True)
+        rtp_run.verify(running, outcome, schedule, arrivals)
 
 
 def test_progress_is_told_between_dispatches():
@@ -151,9 +156,9 @@ def test_what_the_compiled_schedule_has_not_is_refused():
     tree = dataclasses.replace(config, prefix_tree=True)
     with pytest.raises(UnsupportedConfigError, match="prefix_tree"):
         RtpCompiledReplay(tree, schedule, dispatches.incoming([], 60))
-    engine, reason = rtp_run.default_rtp_engine(tree)
+    engine, reason = default_engine(rtp_run.RtpReplayedCache(tree))
     assert (engine, "prefix_tree" in reason) == ("numpy", True)
-    assert rtp_run.default_rtp_engine(config) == ("jax", "")
+    assert default_engine(rtp_run.RtpReplayedCache(config)) == ("jax", "")
     dealt = dataclasses.replace(rtp_run.rtp_cache("rtp-llm/single", [spec_from_text("full:4")], [20]), cp_size=2)
     with pytest.raises(ConfigError, match="cp_size"):
         rtp_compiled.require_expressible(dealt)

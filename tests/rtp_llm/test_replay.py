@@ -14,7 +14,7 @@ from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.schedule.record import RtpDiagnosis, RtpRecorder
 from hkv.dialects.rtp_llm.schedule.run import keyed_rtp_engine, rtp_cache
 from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
-from hkv.dialects.vllm.schedule.schedule import Arrival, Schedule
+from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import spec_from_text
 from tests.cli.test_replay import run
 

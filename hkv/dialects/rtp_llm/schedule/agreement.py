@@ -11,11 +11,10 @@ from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log.structs import Malloc, MallocOp, RtpAnswer, RtpOp, RtpState
 from hkv.dialects.rtp_llm.schedule.record import RtpRecorder
-from hkv.dialects.vllm.schedule.agreement import compare as compare_values
-from hkv.dialects.vllm.schedule.agreement import compare_records
-from hkv.dialects.vllm.schedule.lockstep import Difference
 from hkv.oracle.check import describe
 from hkv.oracle.compare import compare
+from hkv.replay.difference import Difference, compare_records
+from hkv.replay.difference import compare as compare_values
 
 
 class RtpLockstep:

@@ -17,9 +17,9 @@ from hkv.dialects.rtp_llm.schedule import compiled_state as rtp_compiled_state
 from hkv.dialects.rtp_llm.schedule import program as rtp_program
 from hkv.dialects.rtp_llm.schedule.compiled_state import VERDICTS, RtpResident, Tally
 from hkv.dialects.rtp_llm.schedule.record import REASONS, RtpRecorder
-from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import ConfigError
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
+from hkv.replay.schedule import Schedule
 from hkv.replay.schedule_state import Trace
 from hkv.state.pooled import Counter, PooledBuckets
 

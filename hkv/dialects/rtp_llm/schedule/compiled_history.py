@@ -10,7 +10,7 @@ from hkv.dialects.rtp_llm.explain.key_history import EVICTED, NEVER_SEEN, UNFINI
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.rtp_llm.schedule.compiled_state import INSERTED, RtpScheduleWorkspace, group_bit
 from hkv.dialects.rtp_llm.schedule.record import REASONS
-from hkv.dialects.vllm.schedule.diagnosis import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT
+from hkv.replay.reasons import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT
 from hkv.replay.schedule_state import FATE, Arriving, Number, Trace
 from hkv.state.loops import Scalar, divide, loop, peek, read, when
 

@@ -8,11 +8,10 @@ from typing import Protocol, runtime_checkable
 
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.explain import key_history
-from hkv.dialects.vllm.log.structs import Hit
-from hkv.dialects.vllm.schedule.diagnosis import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT
-from hkv.dialects.vllm.schedule.schedule import LiveRequest
 from hkv.model.group_policy import GroupType
+from hkv.replay.reasons import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT
 from hkv.replay.record import Recorder
+from hkv.replay.schedule import LiveRequest
 
 REASONS = (
     WHOLE_PROMPT,
@@ -126,7 +125,7 @@ class RtpRecorder(Recorder):
 
     def asked(self, step: int, live: LiveRequest) -> None:
         self._asked = live
-        self.looked_up(step, live, Hit(0, [], 0))
+        self.looked_up(step, live, 0)
 
     def answered(self, step: int, live: LiveRequest, verdict: str) -> None:
         self.verdicts["admission" if live is self._asked else "growth"][verdict] += 1

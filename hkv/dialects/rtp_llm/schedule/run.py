@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -16,15 +16,13 @@ from hkv.dialects.rtp_llm.log.structs import RtpState, StateOp
 from hkv.dialects.rtp_llm.schedule.agreement import ComparedRtpEngine, RtpLockstep, compare_rtp_records, compare_states
 from hkv.dialects.rtp_llm.schedule.record import REASONS, RtpDiagnosis, RtpMissDiagnosis, RtpRecorder
 from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
-from hkv.dialects.vllm.schedule.agreement import compare
-from hkv.dialects.vllm.schedule.run import COMPILED, REFERENCE, Outcome, Timing, arrivals
-from hkv.dialects.vllm.schedule.schedule import Arrival, Schedule
-from hkv.errors import ConfigError, HKVError
+from hkv.errors import ConfigError
 from hkv.model.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.model.topology import Group, Topology
 from hkv.oracle.engines import engine_factory
-from hkv.replay.traces.prefix_keys import PrefixKeys
-from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
+from hkv.replay.difference import compare
+from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress, ReplayedCache
+from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import AttentionSpec, LayerSpec, Mamba, SlidingWindow
 
 if TYPE_CHECKING:
@@ -139,111 +137,93 @@ def keyed_rtp_engine(name: str, config: RtpConfig) -> KeyedRtpEngine:
     return engine
 
 
-def rtp_replay(
-    trace: str,
-    config: RtpConfig,
-    schedule: Schedule,
-    timing: Timing,
-    *,
-    engine: str = REFERENCE,
-    caching: bool = True,
-    check: bool = False,
-    tokens_per_id: int = TOKENS_PER_ID,
-    limit: int | None = None,
-    progress: Callable[[], None] = lambda: None,
-) -> Outcome:
-    """Replays a trace.
+class RtpReplayedCache(ReplayedCache):
+    """A cache under RTP-LLM's rules, for a replay to study.
 
     Args:
-      trace: path of the trace.
-      config: the cache.
-      schedule: the numbers that steer the replay; `lookahead` drafts are a reserve of one token more.
-      timing: how time stamps become steps.
-      engine: name of the engine.
+      config: its configuration.
       caching: whether requests reuse and are reused.
-      check: whether the NumPy engine runs beside it; where the replay is compiled whole, after it, and all is compared.
-      tokens_per_id: tokens that one of the trace's `hash_ids` stands for.
-      limit: most requests to replay, or None for all.
-      progress: called each time a request has finished or is refused for good.
-
-    Raises:
-      HKVError: the trace, the configuration or the engine cannot be used, or the engine performs a legal operation not.
-      Difference: the engines disagree.
     """
-    if check and engine == REFERENCE:
-        raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
-    keys = PrefixKeys(config.block_size, tokens_per_id)
-    coming = arrivals(read_trace(trace, tokens_per_id, limit), keys, timing)
-    if engine == COMPILED:
-        return _compiled(config, schedule, list(coming), caching, check, progress)
-    driven = keyed_rtp_engine(engine, config)
-    oracle: object = driven
-    if check:
-        reference = keyed_rtp_engine(REFERENCE, config)
-        driven, oracle = RtpLockstep(driven, reference, (engine, REFERENCE)), reference
-    return _plain(config, schedule, coming, driven, oracle, caching, progress)
+
+    reasons = REASONS
+
+    def __init__(self, config: RtpConfig, *, caching: bool = True) -> None:
+        self.config: RtpConfig = config
+        self.caching = caching
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        return self.config.topology.groups
+
+    @property
+    def blocks(self) -> int:
+        return sum(self.config.num_blocks) - len(self.config.num_blocks)
+
+    @property
+    def key_tokens(self) -> int:
+        return self.config.block_size
+
+    def engine(self, name: str) -> KeyedRtpEngine:
+        return keyed_rtp_engine(name, self.config)
+
+    def lockstep(self, engine: KeyedRtpEngine, reference: KeyedRtpEngine, names: tuple[str, str]) -> Any:
+        return RtpLockstep(engine, reference, names)
+
+    def plain(
+        self, schedule: Schedule, coming: Iterable[Arrival], driven: KeyedRtpEngine, oracle: Any, progress: Progress
+    ) -> Outcome:
+        config, caching = self.config, self.caching
+        diagnosis = RtpDiagnosis(config, oracle, caching=caching) if isinstance(oracle, RtpMissDiagnosis) else None
+        recorder = RtpRecorder(config, diagnosis, getattr(oracle, "num_cached", None), progress)
+        started = time.perf_counter()
+        steps = RtpReplay(driven, config.block_size, caching, schedule, coming, recorder).run()
+        seconds = time.perf_counter() - started
+        counts = getattr(oracle, "evictions", None), getattr(oracle, "duplicates", None)
+        return _outcome(self, schedule, recorder, steps, seconds, counts)
+
+    def require_compiled(self) -> None:
+        from hkv.dialects.rtp_llm.schedule import compiled
+
+        compiled.require_expressible(self.config)
+
+    def compiled(self, schedule: Schedule, coming: Sequence[Arrival], check: bool, progress: Progress) -> Outcome:
+        from hkv.dialects.rtp_llm.schedule import compiled
+        from hkv.replay import dispatches
+
+        config = self.config
+        prepared = dispatches.incoming(coming, schedule.max_model_len)
+        sizes = compiled.RtpSizes.of(config, schedule, prepared)
+        room = 2 * sizes.ids_of_a_step() if check else 0
+        running = compiled.RtpCompiledReplay(config, schedule, prepared, caching=self.caching, sizes=sizes, ids=room)
+        started = time.perf_counter()
+        steps = running.run((lambda: None) if check else progress)
+        seconds = time.perf_counter() - started
+        outcome = outcome_of(running, self, schedule, steps, seconds)
+        if check:
+            again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
+            verify(running, outcome, schedule, again, progress=progress)
+        return outcome
+
+    def rows(self, totals: Mapping[str, Any]) -> Sequence[tuple[str, Any, str]]:
+        verdicts = totals["verdicts"]
+        told = {
+            name: ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(counts.items())) or "none"
+            for name, counts in verdicts.items()
+        }
+        return (
+            ("blocks cached, peak", totals["blocks_cached_peak"], "held by the cache, in use or not"),
+            ("not cached twice", totals["blocks_not_cached_twice"], "blocks whose key had another"),
+            ("allocations, admission", sum(verdicts["admission"].values()), told["admission"]),
+            ("allocations, growth", sum(verdicts["growth"].values()), told["growth"]),
+        )
 
 
-def default_rtp_engine(config: RtpConfig) -> tuple[str, str]:
-    """The compiled engine; where it cannot represent the cache, the NumPy engine and the reason."""
-    from hkv.dialects.rtp_llm.schedule import compiled as rtp_compiled
-
-    try:
-        rtp_compiled.require_expressible(config)
-    except HKVError as error:
-        return REFERENCE, str(error)
-    return COMPILED, ""
-
-
-def _plain(
-    config: RtpConfig,
-    schedule: Schedule,
-    coming: Iterable[Arrival],
-    driven: KeyedRtpEngine,
-    oracle: object,
-    caching: bool,
-    progress: Callable[[], None],
+def outcome_of(
+    running: RtpCompiledReplay, cache: RtpReplayedCache, schedule: Schedule, steps: int, seconds: float
 ) -> Outcome:
-    """The schedule in Python, over any engine; `oracle` is asked why hits ended, if it can tell."""
-    diagnosis = RtpDiagnosis(config, oracle, caching=caching) if isinstance(oracle, RtpMissDiagnosis) else None
-    recorder = RtpRecorder(config, diagnosis, getattr(oracle, "num_cached", None), progress)
-    started = time.perf_counter()
-    steps = RtpReplay(driven, config.block_size, caching, schedule, coming, recorder).run()
-    seconds = time.perf_counter() - started
-    counts = getattr(oracle, "evictions", None), getattr(oracle, "duplicates", None)
-    return _outcome(config, schedule, recorder, steps, seconds, counts)
-
-
-def _compiled(
-    config: RtpConfig,
-    schedule: Schedule,
-    coming: Sequence[Arrival],
-    caching: bool,
-    check: bool,
-    progress: Callable[[], None],
-) -> Outcome:
-    """The compiled schedule over the compiled cache; checked, afterwards, by the plain one over the NumPy engine."""
-    from hkv.dialects.rtp_llm.schedule import compiled as rtp_compiled
-    from hkv.replay import dispatches
-
-    prepared = dispatches.incoming(coming, schedule.max_model_len)
-    sizes = rtp_compiled.RtpSizes.of(config, schedule, prepared)
-    room = 2 * sizes.ids_of_a_step() if check else 0
-    running = rtp_compiled.RtpCompiledReplay(config, schedule, prepared, caching=caching, sizes=sizes, ids=room)
-    started = time.perf_counter()
-    steps = running.run((lambda: None) if check else progress)
-    seconds = time.perf_counter() - started
-    outcome = outcome_of(running, schedule, steps, seconds)
-    if check:
-        again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
-        verify(running, outcome, schedule, again, caching=caching, progress=progress)
-    return outcome
-
-
-def outcome_of(running: RtpCompiledReplay, schedule: Schedule, steps: int, seconds: float) -> Outcome:
     """What a compiled replay left that took so many steps and seconds."""
     counts = running.evictions, running.duplicates
-    return _outcome(running.config, schedule, running.recorder(), steps, seconds, counts)
+    return _outcome(cache, schedule, running.recorder(), steps, seconds, counts)
 
 
 def verify(
@@ -252,8 +232,7 @@ def verify(
     schedule: Schedule,
     coming: Sequence[Arrival],
     *,
-    caching: bool,
-    progress: Callable[[], None] = lambda: None,
+    progress: Progress = lambda: None,
 ) -> None:
     """Holds a compiled replay that has run, with room for ids, against the plain schedule over the NumPy engine.
 
@@ -262,7 +241,6 @@ def verify(
       outcome: what it left.
       schedule: the numbers.
       coming: the same requests.
-      caching: as it was.
       progress: called each time a request has finished or is refused for good.
 
     Raises:
@@ -270,19 +248,20 @@ def verify(
     """
     from hkv.dialects.rtp_llm.schedule.compiled import REPORTED
 
-    names, config = (COMPILED, REFERENCE), running.config
-    reference = keyed_rtp_engine(REFERENCE, config)
+    names, cache = (COMPILED, REFERENCE), cast(RtpReplayedCache, outcome.cache)
+    reference = cache.engine(REFERENCE)
     compared = ComparedRtpEngine(reference, np.concatenate(running.ids), REPORTED, names)
-    other = _plain(config, schedule, coming, cast(KeyedRtpEngine, compared), reference, caching, progress)
+    other = cache.plain(schedule, coming, cast(KeyedRtpEngine, compared), reference, progress)
     compared.check_all_compared()
     compare_rtp_records(cast(RtpRecorder, outcome.recorder), cast(RtpRecorder, other.recorder), names)
-    for field in ("steps", "evictions", "duplicates"):
+    for field in ("steps", "evictions"):
         compare(field, getattr(outcome, field), getattr(other, field), names)
+    compare("duplicates", *(each.extra["blocks_not_cached_twice"] for each in (outcome, other)), names)
     compare_states(running.state(), cast(RtpState, reference.perform(StateOp())), names)
 
 
 def _outcome(
-    config: RtpConfig,
+    cache: RtpReplayedCache,
     schedule: Schedule,
     recorder: RtpRecorder,
     steps: int,
@@ -290,15 +269,9 @@ def _outcome(
     counts: tuple[int | None, int | None],
 ) -> Outcome:
     evictions, duplicates = counts
-    return Outcome(
-        config,
-        recorder,
-        steps,
-        evictions,
-        seconds,
-        longest=schedule.max_model_len,
-        reasons=REASONS,
-        verdicts={name: dict(counter) for name, counter in recorder.verdicts.items()},
-        cached_peak=recorder.cached_peak,
-        duplicates=duplicates,
-    )
+    extra = {
+        "verdicts": {name: dict(counter) for name, counter in recorder.verdicts.items()},
+        "blocks_cached_peak": recorder.cached_peak,
+        "blocks_not_cached_twice": duplicates,
+    }
+    return Outcome(cache, recorder, steps, evictions, seconds, schedule.max_model_len, extra)

@@ -7,9 +7,8 @@ from typing import NamedTuple, Protocol
 
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.vllm.log.structs import Hit
-from hkv.dialects.vllm.schedule.schedule import Arrival, LiveRequest, Observer, Schedule, StepLoop
 from hkv.errors import EngineProcessError
+from hkv.replay.schedule import Arrival, LiveRequest, Observer, Schedule, StepLoop
 
 GRANTED, PERMANENT = "granted", "permanent"
 
@@ -114,7 +113,7 @@ class RtpReplay(StepLoop):
             self._waiting.popleft()
             self._running.append(live)
             self._held[live.id] = _Held(live.tokens, ())
-            self._observer.admitted(step, live, Hit(answer.reused, [], 0))
+            self._observer.admitted(step, live, answer.reused)
             new = min(live.tokens - answer.reused, budget)
             scheduled.append((live, answer.reused + new))
             budget -= new

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +10,7 @@ import numpy as np
 
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Hit
-from hkv.dialects.vllm.schedule.lockstep import Difference
-from hkv.replay.record import Recorder
+from hkv.replay.difference import Difference, compare
 
 
 class ComparedEngine:
@@ -69,25 +67,6 @@ class ComparedEngine:
             raise Difference(self._number, "replay", "", "number of blocks", answers)
 
 
-def compare_records(mine: Recorder, other: Recorder, names: tuple[str, str]) -> None:
-    """Compares every request's fate, every step and every reason.
-
-    Raises:
-      Difference: names the first one.
-    """
-    for index in sorted(mine.requests.keys() | other.requests.keys()):
-        compare(f"request {index}", mine.requests.get(index), other.requests.get(index), names)
-    for field in dataclasses.fields(mine.steps):
-        ours, theirs = getattr(mine.steps, field.name), getattr(other.steps, field.name)
-        if ours != theirs:
-            step = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
-            at = min(len(ours), len(theirs)) if step is None else step
-            compare(f"{field.name} of the {at + 1}th step with work", ours[at : at + 1], theirs[at : at + 1], names)
-    if mine.reasons is not None and other.reasons is not None:
-        for group, (ours, theirs) in enumerate(zip(mine.reasons, other.reasons, strict=True)):
-            compare(f"reasons of group {group}", dict(ours), dict(theirs), names)
-
-
 def compare_queues(mine: Sequence[int], other: Sequence[int], names: tuple[str, str]) -> None:
     """Compares two free queues.
 
@@ -96,13 +75,3 @@ def compare_queues(mine: Sequence[int], other: Sequence[int], names: tuple[str, 
     """
     for place, blocks in enumerate(itertools.zip_longest(mine, other)):
         compare(f"place {place} of the free queue at the end", *blocks, names)
-
-
-def compare(field: str, mine: object, other: object, names: tuple[str, str]) -> None:
-    """Compares two answers.
-
-    Raises:
-      Difference: they differ.
-    """
-    if mine != other:
-        raise Difference(0, "replay", "", field, dict(zip(names, (mine, other), strict=True)))

@@ -10,7 +10,7 @@ from hkv.dialects.vllm.config import VllmConfig
 
 
 class Progress(Protocol):
-    """What chunking reads of a request: `hkv.dialects.vllm.schedule.schedule.LiveRequest` is one."""
+    """What chunking reads of a request: `hkv.replay.schedule.LiveRequest` is one."""
 
     tokens: int
     junction: int

@@ -14,10 +14,10 @@ from hkv.dialects.vllm.schedule import compiled_state, program
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.compiled_state import DiagnosedTrace, Resident
 from hkv.dialects.vllm.schedule.diagnosis import REASONS
-from hkv.dialects.vllm.schedule.schedule import Schedule
 from hkv.errors import ConfigError
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
 from hkv.replay.record import Recorder
+from hkv.replay.schedule import Schedule
 from hkv.spec import SlidingWindow
 from hkv.state.state import Buckets, Counter, State
 

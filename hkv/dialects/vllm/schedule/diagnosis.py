@@ -7,13 +7,9 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.replay.reasons import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT
 
-WHOLE_PROMPT = "whole prompt"
-WAITING = "waiting for another group"
 FELL_SHORT = "lookup fell short"
-NOT_SHARED = "never shared"
-CACHING_OFF = "caching is off"
-RETIRED = "retired window"
 
 REASONS = (
     WHOLE_PROMPT,
@@ -48,20 +44,6 @@ class MissDiagnosis(Protocol):
         One of `cached`; `never seen`: no request ever computed it; `evicted`: it was cached and its block was handed
         out again; `retired`: its block was already given back when its span was to be registered; `not retained`: the
         retention rule left it out.
-        """
-        ...
-
-
-class HitReasons(Protocol):
-    """Says why a hit ended where it did."""
-
-    def reasons(self, keys: Sequence[int], tokens: int, hit: int) -> list[str]:
-        """One reason per group, for a request that is about to be allocated its blocks.
-
-        Args:
-          keys: the request's prefix keys.
-          tokens: tokens the request has.
-          hit: tokens that were found.
         """
         ...
 

@@ -7,30 +7,9 @@ from typing import TypeVar
 
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Hit
+from hkv.replay.difference import Difference
 
 Value = TypeVar("Value")
-
-
-class Difference(Exception):  # noqa: N818 - the answer of a check, not an error of the input
-    """Two engines answered differently.
-
-    Attributes:
-      number: operations performed up to and including this one.
-      operation: its name.
-      request: the request concerned, or "".
-      field: what differs.
-      answers: per engine, its name and what it answered.
-    """
-
-    def __init__(self, number: int, operation: str, request: str, field: str, answers: dict[str, object]) -> None:
-        self.number = number
-        self.operation = operation
-        self.request = request
-        self.field = field
-        self.answers = answers
-        told = "; ".join(f"{name}: {_shorten(answer)}" for name, answer in answers.items())
-        of = f" of request {request}" if request else ""
-        super().__init__(f"operation {number}, {operation}{of}: {field} differs: {told}")
 
 
 class LockstepEngine:
@@ -148,8 +127,3 @@ class LockstepEngine:
             answers: dict[str, object] = dict(zip(self._names, (mine, other), strict=True))
             raise Difference(self._number, operation, request, field, answers)
         return mine
-
-
-def _shorten(value: object, limit: int = 200) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."

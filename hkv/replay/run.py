@@ -1,0 +1,218 @@
+"""Replays a trace: the requests on their way in, the cache that a dialect studies, the engine, and what is left."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from hkv.errors import ConfigError, HKVError
+from hkv.model.topology import Group
+from hkv.replay.record import Recorder
+from hkv.replay.schedule import Arrival, Schedule
+from hkv.replay.traces.prefix_keys import PrefixKeys
+from hkv.replay.traces.reader import TOKENS_PER_ID, TraceRequest, read_trace
+
+REFERENCE = "numpy"
+"""The engine that `check` holds the chosen one against."""
+
+COMPILED = "jax"
+"""The engine whose replays are compiled whole, schedule included."""
+
+Progress = Callable[[], None]
+"""Called each time a request has finished or is refused for good."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How a trace's milliseconds become steps.
+
+    Attributes:
+      step_ms: milliseconds of a step.
+      speed: how many times faster than recorded requests arrive.
+    """
+
+    step_ms: int = 50
+    speed: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        if type(self.step_ms) is not int or self.step_ms < 1:
+            raise ConfigError("step_ms", self.step_ms, "an integer of at least 1")
+        if self.speed <= 0:
+            raise ConfigError("speed", str(self.speed), "a positive number")
+
+    def step_of(self, timestamp: float) -> int:
+        """The first step that begins at or after a time stamp in milliseconds, exactly."""
+        return math.ceil(Fraction(timestamp) / (self.step_ms * self.speed))
+
+
+class ReplayedCache(abc.ABC):
+    """A cache that a replay studies, under one dialect's rules.
+
+    Attributes:
+      config: the dialect's configuration.
+      reasons: names of the reasons why hits end, in the order in which tables list them.
+    """
+
+    config: Any
+    reasons: tuple[str, ...]
+
+    @property
+    @abc.abstractmethod
+    def groups(self) -> Sequence[Group]:
+        """Its groups."""
+
+    @property
+    @abc.abstractmethod
+    def blocks(self) -> int:
+        """Blocks that can be handed out, over all pools."""
+
+    @property
+    @abc.abstractmethod
+    def key_tokens(self) -> int:
+        """Tokens that one prefix key stands for."""
+
+    @property
+    def eagle_groups(self) -> frozenset[int]:
+        """Indices of the groups under the EAGLE drop rule."""
+        return frozenset()
+
+    @abc.abstractmethod
+    def engine(self, name: str) -> Any:
+        """An empty engine that takes requests by their keys.
+
+        Raises:
+          HKVError: no such engine, a missing package, or an engine that cannot represent the configuration.
+        """
+
+    @abc.abstractmethod
+    def plain(
+        self, schedule: Schedule, coming: Iterable[Arrival], driven: Any, oracle: Any, progress: Progress
+    ) -> Outcome:
+        """The schedule in Python, over any engine; `oracle` is asked why hits ended, if it can tell."""
+
+    def lockstep(self, engine: Any, reference: Any, names: tuple[str, str]) -> Any:
+        """An engine that performs everything on both and stops at the first answer that differs.
+
+        Raises:
+          HKVError: the dialect has none.
+        """
+        raise ConfigError("check", names[0], "a dialect whose engines can be run side by side")
+
+    def require_compiled(self) -> None:
+        """Make sure that the compiled schedule has all of the cache's rules.
+
+        Raises:
+          HKVError: it has not; says which.
+        """
+        raise ConfigError("engine", COMPILED, f"{REFERENCE}: these rules have no compiled schedule")
+
+    def compiled(self, schedule: Schedule, coming: Sequence[Arrival], check: bool, progress: Progress) -> Outcome:
+        """The compiled schedule over the compiled cache; checked, if wanted, by the plain one over the NumPy engine.
+
+        Raises:
+          HKVError: it has not the cache's rules.
+          Difference: the check found one.
+        """
+        self.require_compiled()
+        raise NotImplementedError
+
+    def rows(self, totals: Mapping[str, Any]) -> Sequence[tuple[str, Any, str]]:
+        """Rows of the table of totals that only this dialect has: what, value (None where unknown), remark."""
+        return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A finished replay.
+
+    Attributes:
+      cache: the cache.
+      recorder: everything that happened.
+      steps: number of the last step + 1, skipped ones included.
+      evictions: cached blocks handed out to another use, or None when the engine does not count them.
+      seconds: wall time of the replay.
+      max_model_len: most tokens that a request may have.
+      extra: totals that only the dialect has, by name.
+    """
+
+    cache: ReplayedCache
+    recorder: Recorder
+    steps: int
+    evictions: int | None
+    seconds: float
+    max_model_len: int
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def arrivals(requests: Iterator[TraceRequest], keys: PrefixKeys, timing: Timing) -> Iterator[Arrival]:
+    """The requests of a trace on their way in, read as the replay comes to need them."""
+    for index, request in enumerate(requests):
+        step = timing.step_of(request.timestamp)
+        yield Arrival(index, step, request.input_length, request.output_length, _Keys(keys, request))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Keys:
+    """Makes one request's keys when called."""
+
+    keys: PrefixKeys
+    request: TraceRequest
+
+    def __call__(self) -> list[int]:
+        return self.keys.of(self.request).tolist()
+
+
+def default_engine(cache: ReplayedCache) -> tuple[str, str]:
+    """The compiled engine; where it cannot represent the cache, the NumPy engine and the reason."""
+    try:
+        cache.require_compiled()
+    except HKVError as error:
+        return REFERENCE, str(error)
+    return COMPILED, ""
+
+
+def replay(
+    trace: str,
+    cache: ReplayedCache,
+    schedule: Schedule,
+    timing: Timing,
+    *,
+    engine: str = REFERENCE,
+    check: bool = False,
+    tokens_per_id: int = TOKENS_PER_ID,
+    limit: int | None = None,
+    progress: Progress = lambda: None,
+) -> Outcome:
+    """Replays a trace.
+
+    Args:
+      trace: path of the trace.
+      cache: the cache.
+      schedule: the numbers that steer the replay.
+      timing: how time stamps become steps.
+      engine: name of the engine.
+      check: whether the NumPy engine runs beside it; where the replay is compiled whole, after it, and all is compared.
+      tokens_per_id: tokens that one of the trace's `hash_ids` stands for.
+      limit: most requests to replay, or None for all.
+      progress: called each time a request has finished or is refused for good.
+
+    Raises:
+      HKVError: the trace, the configuration or the engine cannot be used.
+      Difference: the engines disagree.
+    """
+    if check and engine == REFERENCE:
+        raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
+    keys = PrefixKeys(cache.key_tokens, tokens_per_id)
+    coming = arrivals(read_trace(trace, tokens_per_id, limit), keys, timing)
+    if engine == COMPILED:
+        return cache.compiled(schedule, list(coming), check, progress)
+    driven = cache.engine(engine)
+    oracle = driven
+    if check:
+        oracle = cache.engine(REFERENCE)
+        driven = cache.lockstep(driven, oracle, (engine, REFERENCE))
+    return cache.plain(schedule, coming, driven, oracle, progress)

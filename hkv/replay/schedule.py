@@ -1,0 +1,243 @@
+"""The schedule of a replay: which request gets how many tokens computed in which step. `docs/replay.md` defines it."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from hkv.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The numbers that steer a replay. All are integers; no decision of a replay uses any other kind of number.
+
+    Attributes:
+      step_tokens: most tokens computed in one step, over all requests.
+      decode_tokens: tokens that a request generates in a step at whose end all its tokens are computed.
+      max_running: most requests running at once.
+      lookahead: slots allocated for draft tokens beyond the tokens computed.
+      max_model_len: most tokens of prompt and output together; longer requests are refused on arrival.
+      closed_loop: 0 to let requests arrive when the trace says; else the number of requests kept in the system.
+    """
+
+    step_tokens: int = 8192
+    decode_tokens: int = 2
+    max_running: int = 256
+    lookahead: int = 0
+    max_model_len: int = 1 << 17
+    closed_loop: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"lookahead": 0, "closed_loop": 0}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int or value < least.get(field.name, 1):
+                raise ConfigError(field.name, value, f"an integer of at least {least.get(field.name, 1)}")
+        if self.step_tokens < self.decode_tokens:
+            raise ConfigError("decode_tokens", self.decode_tokens, f"at most step_tokens {self.step_tokens}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request of the trace on its way in.
+
+    Attributes:
+      index: its number in the trace, from 0; its id is this number in decimal.
+      step: the first step that can see it.
+      prompt: tokens of its prompt.
+      output: tokens it generates.
+      keys: makes its prefix keys, called once, on arrival, for requests that are not too long.
+    """
+
+    index: int
+    step: int
+    prompt: int
+    output: int
+    keys: Callable[[], Sequence[int]]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request that is waiting or running.
+
+    Attributes:
+      arrival: what the trace says about it.
+      id: its id for the engine.
+      keys: its prefix keys.
+      tokens: tokens it has: the prompt and what it has generated.
+      computed: tokens whose cache entries are there.
+      junction: `shared_prefix` of the lookup that admitted it.
+      preemptions: times it was preempted.
+    """
+
+    arrival: Arrival
+    id: str
+    keys: Sequence[int]
+    tokens: int
+    computed: int = 0
+    junction: int = 0
+    preemptions: int = 0
+
+
+class Observer(Protocol):
+    """Is told what happens; must not touch the engine's state."""
+
+    def too_long(self, step: int, arrival: Arrival) -> None:
+        """A request longer than `max_model_len` arrived and was refused for good."""
+        ...
+
+    def looked_up(self, step: int, live: LiveRequest, hit: int) -> None:
+        """The request at the head of the queue, of which `hit` tokens are cached, is about to ask for blocks."""
+        ...
+
+    def put_off(self, step: int, live: LiveRequest) -> None:
+        """The request just looked up was refused and stays at the head of the queue."""
+        ...
+
+    def admitted(self, step: int, live: LiveRequest, hit: int) -> None:
+        """The request just looked up got its blocks and runs."""
+        ...
+
+    def preempted(self, step: int, live: LiveRequest) -> None:
+        """A running request gave all its blocks back and waits again."""
+        ...
+
+    def never_fits(self, step: int, live: LiveRequest) -> None:
+        """A request was refused blocks although no other holds any, and is refused for good."""
+        ...
+
+    def scheduled(self, step: int, running: int, waiting: int, free: int) -> None:
+        """Every request that computes in this step has its blocks; none has been given back by a finished one."""
+        ...
+
+    def finished(self, step: int, live: LiveRequest) -> None:
+        """A request generated its last token and gave its blocks back."""
+        ...
+
+
+class StepLoop(abc.ABC):
+    """What every schedule does: requests arrive, wait in a queue, run in order of admission, grow, and end.
+
+    Args:
+      schedule: the numbers.
+      arrivals: the trace, `step` never falling.
+      observer: is told what happens.
+    """
+
+    def __init__(self, schedule: Schedule, arrivals: Iterable[Arrival], observer: Observer) -> None:
+        self._schedule = schedule
+        self._arrivals = iter(arrivals)
+        self._next: Arrival | None = next(self._arrivals, None)
+        self._observer = observer
+        self._waiting: collections.deque[LiveRequest] = collections.deque()
+        self._running: list[LiveRequest] = []
+
+    def run(self) -> int:
+        """Replays the whole trace; every request finishes or is refused for good. Returns the last step + 1."""
+        step = 0
+        while True:
+            if not self._running and not self._waiting:
+                if self._next is None:
+                    return step
+                if not self._schedule.closed_loop:
+                    step = max(step, self._next.step)
+            self._arrive(step)
+            if self._running or self._waiting:
+                self._step(step)
+                step += 1
+
+    @abc.abstractmethod
+    def _request(self, live: LiveRequest) -> None:
+        """Tells the engine of a new request."""
+
+    @abc.abstractmethod
+    def _step(self, step: int) -> None:
+        """One step."""
+
+    @abc.abstractmethod
+    def _tokens(self, live: LiveRequest, budget: int) -> int:
+        """Tokens that a running request computes next, at most `budget`."""
+
+    @abc.abstractmethod
+    def _grow(self, live: LiveRequest, new: int) -> bool:
+        """Gives a running request blocks for `new` more tokens; False when refused."""
+
+    @abc.abstractmethod
+    def _free(self, live: LiveRequest, *, finished: bool) -> None:
+        """A request gives its blocks back."""
+
+    @abc.abstractmethod
+    def _drop(self, live: LiveRequest) -> None:
+        """A request without blocks is forgotten."""
+
+    @abc.abstractmethod
+    def _extend(self, live: LiveRequest, tokens: int) -> None:
+        """A request generated `tokens` tokens."""
+
+    def _arrive(self, step: int) -> None:
+        while (arrival := self._next) is not None and self._is_due(arrival, step):
+            self._next = next(self._arrivals, None)
+            if arrival.prompt + arrival.output > self._schedule.max_model_len:
+                self._observer.too_long(step, arrival)
+                continue
+            live = LiveRequest(arrival, str(arrival.index), arrival.keys(), arrival.prompt)
+            self._request(live)
+            self._waiting.append(live)
+
+    def _is_due(self, arrival: Arrival, step: int) -> bool:
+        if self._schedule.closed_loop:
+            return len(self._running) + len(self._waiting) < self._schedule.closed_loop
+        return arrival.step <= step
+
+    def _continue_running(self, step: int, scheduled: list[tuple[LiveRequest, int]]) -> tuple[int, bool]:
+        """Gives running requests their next tokens, oldest first. Returns the budget left, and if any was refused."""
+        budget, refused, index = self._schedule.step_tokens, False, 0
+        while index < len(self._running) and budget:
+            live = self._running[index]
+            index += 1
+            new = self._tokens(live, budget)
+            if not new:
+                continue
+            while not self._grow(live, new):
+                refused = True
+                if self._give_up_last(step) is live:
+                    return budget, refused
+            scheduled.append((live, new))
+            budget -= new
+        return budget, refused
+
+    def _give_up_last(self, step: int) -> LiveRequest:
+        """Preempts the request that was admitted last; one that runs alone and still does not fit never will."""
+        victim = self._running.pop()
+        self._free(victim, finished=False)
+        victim.computed = 0
+        if self._running:
+            victim.preemptions += 1
+            self._waiting.appendleft(victim)
+            self._observer.preempted(step, victim)
+        else:
+            self._refuse_for_good(step, victim)
+        return victim
+
+    def _refuse_for_good(self, step: int, live: LiveRequest) -> None:
+        self._drop(live)
+        self._observer.never_fits(step, live)
+
+    def _compute(self, step: int, live: LiveRequest, tokens: int) -> None:
+        """The step's computation of one request, after which it may generate, and finish."""
+        live.computed += tokens
+        if live.computed < live.tokens:
+            return
+        left = live.arrival.prompt + live.arrival.output - live.tokens
+        if left > self._schedule.decode_tokens:
+            self._extend(live, self._schedule.decode_tokens)
+            live.tokens += self._schedule.decode_tokens
+            return
+        self._running.remove(live)
+        self._free(live, finished=True)
+        self._drop(live)
+        self._observer.finished(step, live)
