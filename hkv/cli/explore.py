@@ -16,12 +16,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
-from hkv.cli.replay import EagleGroups, Groups, Retention
+from hkv.cli.replay import Groups
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.explorer import MOVES, Counterexample, Report, Space, explore
 from hkv.dialects.vllm.explorer.defects import DEFECTS, planted
 from hkv.dialects.vllm.explorer.search import CHUNK
 from hkv.dialects.vllm.explorer.transition import FORMS, default_form
+from hkv.dialects.vllm.replay_command import EagleGroups, Retention
 from hkv.errors import ConfigError
 from hkv.model.topology import Topology
 from hkv.oracle.check import describe

@@ -12,20 +12,17 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from hkv.cli.engine_options import FORMS
+from hkv.cli.engine_options import FORMS, dialect_option
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import progress_bar
-from hkv.cli.replay_cache import StudiedCache, groups_text, studied_cache
-from hkv.cli.replay_rtp import refuse_rtp_options, rtp_options, studied_rtp_cache
-from hkv.dialects.rtp_llm.config import NAMES as RTP_LLM
-from hkv.dialects.rtp_llm.config import RtpConfig
-from hkv.dialects.rtp_llm.schedule.run import default_rtp_engine, rtp_replay
-from hkv.dialects.vllm.schedule.run import DEFAULT_ENGINE, Outcome, Timing, default_engine, replay
+from hkv.dialects import registry
 from hkv.errors import ConfigError
 from hkv.replay import plot, summary
+from hkv.replay.command import ReplayCommand, StudiedCache, groups_text
 from hkv.replay.difference import Difference
+from hkv.replay.run import COMPILED, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
 from hkv.replay.tables import tables
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
@@ -42,33 +39,6 @@ class Groups(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[LayerSpec]:
         return [spec_from_text(part.strip()) for part in value.split(",")]
-
-
-class EagleGroups(click.ParamType):
-    """`all`, or indices between commas."""
-
-    name = "all|groups"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        parts = [part.strip() for part in value.split(",")]
-        if parts == ["all"]:
-            return ()
-        if not all(part.isascii() and part.isdigit() for part in parts):
-            raise ConfigError("eagle", value, "all, or indices of groups between commas")
-        return tuple(sorted({int(part) for part in parts}))
-
-
-class Retention(click.ParamType):
-    """`dense`, or a number of tokens."""
-
-    name = "dense|tokens"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        if value == "dense":
-            return None
-        if not (value.isascii() and value.isdigit()):
-            raise ConfigError("retention", value, "dense, or a number of tokens")
-        return int(value)
 
 
 class Blocks(click.ParamType):
@@ -98,6 +68,22 @@ class Positive(click.ParamType):
         return number
 
 
+def dialects_own_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that only some dialects have."""
+    for option in reversed(_own_options()):
+        click.decorators._param_memo(function, option)  # type: ignore[attr-defined]
+    return function
+
+
+def _own_options() -> list[click.Option]:
+    found = {option.name: option for name in registry.names() for option in _command_of(name).options()}
+    return list(found.values())
+
+
+def _command_of(dialect: str) -> ReplayCommand:
+    return registry.dialect_of(dialect).replay_command()
+
+
 @click.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False))
 @click.option(
@@ -111,19 +97,11 @@ class Positive(click.ParamType):
 @click.option("--tp", type=click.IntRange(min=1), help="With --model: tensor-parallel ranks.  [default: 1]")
 @click.option("--block-size", type=click.IntRange(min=1), help="With --model: tokens per block, if not its kernels'.")
 @click.option("--kv-dtype", metavar="TYPE", help="With --model: element type of its cache.  [default: auto]")
-@click.option("--draft", metavar="CONFIG", help="With --model: config of a draft (EAGLE or MTP) module.")
-@click.option("--engine", default=DEFAULT_ENGINE, show_default=True, help=f"Whose cache, one of: {FORMS}.")
+@click.option("--engine", default=COMPILED, show_default=True, help=f"Whose cache, one of: {FORMS}.")
 @click.option("--check", is_flag=True, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
 @click.option("--caching/--no-caching", default=True, show_default=True, help="Prefix caching.")
-@rtp_options
-@click.option("--eagle", type=EagleGroups(), help="EAGLE drop rule, for these groups.")
-@click.option(
-    "--retention",
-    default="dense",
-    show_default=True,
-    type=Retention(),
-    help="Tokens between retained replay boundaries of windows and states; 0: none.",
-)
+@dialect_option
+@dialects_own_options
 @click.option(
     "--tokens-per-id",
     default=TOKENS_PER_ID,
@@ -192,14 +170,15 @@ def command(ctx: click.Context, **options: Any) -> int:
       hkv replay chat.jsonl --model gemma-3-1b/config.json --memory 2GiB
       hkv replay chat.jsonl --dialect rtp-llm/hybrid --groups full:64,mamba:64 --num-blocks 5000
     """
-    by_rtp = options["dialect"] in RTP_LLM
-    if not by_rtp:
-        refuse_rtp_options(options)
-    cache = (studied_rtp_cache if by_rtp else studied_cache)(options)
+    rules = _command_of(options["dialect"])
+    own = {option.name for option in rules.options()}
+    for option in _own_options():
+        if option.name not in own and ctx.get_parameter_source(option.name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"{option.opts[0]} is not for --dialect {options['dialect']}")
+    studied = rules.studied(options)
     timing = Timing(step_ms=options["step_ms"], speed=options["speed"])
     if ctx.get_parameter_source("engine") is ParameterSource.DEFAULT:
-        of_config = default_rtp_engine if isinstance(cache.config, RtpConfig) else default_engine
-        options["engine"], reason = of_config(cache.config)  # type: ignore[arg-type]
+        options["engine"], reason = default_engine(studied.cache)
         if reason:
             print(f"hkv: engine {options['engine']}: {reason}", file=sys.stderr)
     if options["plot_path"]:
@@ -215,11 +194,11 @@ def command(ctx: click.Context, **options: Any) -> int:
     try:
         with interruption().saying(stopped), progress_bar("replay", total) as advance:
             counted.advance = advance
-            outcome = _replay(cache, timing, options, counted)
+            outcome = _replay(studied, timing, options, counted)
     except Difference as difference:
         print(f"hkv: the engines disagree: {difference}", file=sys.stderr)
         return DIFFERENT
-    _report(outcome, cache, options)
+    _report(outcome, studied, options)
     return 0
 
 
@@ -235,26 +214,22 @@ class _Counted:
         self.advance()
 
 
-def _replay(cache: StudiedCache, timing: Timing, options: dict[str, Any], progress: Callable[[], None]) -> Outcome:
+def _replay(studied: StudiedCache, timing: Timing, options: dict[str, Any], progress: Callable[[], None]) -> Outcome:
     how: dict[str, Any] = {name: options[name] for name in ("engine", "check", "tokens_per_id", "limit")}
-    how["progress"] = progress
-    if isinstance(cache.config, RtpConfig):
-        caching = options["caching"]
-        return rtp_replay(options["trace"], cache.config, cache.schedule, timing, caching=caching, **how)
-    return replay(options["trace"], cache.config, cache.schedule, timing, **how)
+    return replay(options["trace"], studied.cache, studied.schedule, timing, progress=progress, **how)
 
 
-def _report(outcome: Outcome, cache: StudiedCache, options: dict[str, Any]) -> None:
+def _report(outcome: Outcome, studied: StudiedCache, options: dict[str, Any]) -> None:
     if options["plot_path"]:
-        title = f"{pathlib.Path(options['trace']).name}: {cache.name}, engine {options['engine']}"
+        title = f"{pathlib.Path(options['trace']).name}: {studied.name}, engine {options['engine']}"
         write_output(options["plot_path"], plot.drawn(outcome, options["plot_path"], options["step_ms"], title))
     if options["json_path"]:
         write_json(options["json_path"], summary.document(outcome, _plain(options)))
     if not talks(options["json_path"], options["plot_path"]):
         return
     console = Console(width=None if sys.stdout.isatty() else 110)
-    if cache.remark:
-        console.print(cache.remark, highlight=False)
+    if studied.remark:
+        console.print(studied.remark, highlight=False)
     for renderable in tables(outcome, options["engine"]):
         console.print(renderable)
 

@@ -19,8 +19,6 @@ from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.spec import LayerSpec
 
 if TYPE_CHECKING:
-    import click
-
     from hkv.oracle.compare import Mismatch
     from hkv.oracle.explain import Explanation
     from hkv.oracle.invariant import Invariant
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from hkv.oracle.log_format import LogFormat
     from hkv.oracle.reduction import ShrinkRules
     from hkv.oracle.renaming import SameNames
+    from hkv.replay.command import ReplayCommand
     from hkv.testing.choices import Choices
 
 Kind = TypeVar("Kind")
@@ -256,17 +255,13 @@ class Dialect(abc.ABC):
 
     # Replay and commands
 
-    def replay_command(self) -> Any:
-        """What `hkv replay` does under these rules: see `hkv.replay.driver.ReplayDialect`.
+    def replay_command(self) -> ReplayCommand:
+        """What `hkv replay` does under these rules.
 
         Raises:
           UnsupportedConfigError: the dialect replays no traces.
         """
         raise self._lacks("replays of request traces")
-
-    def command_options(self, command: str) -> Sequence[click.Option]:
-        """Options of a command that only this dialect has."""
-        return ()
 
     def engine(self, name: str) -> Callable[[Any], Any] | None:
         """The factory of a built-in engine; None where the dialect has none of that name."""

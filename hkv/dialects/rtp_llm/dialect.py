@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hkv.oracle.log_file import Log
     from hkv.oracle.log_format import LogFormat
     from hkv.oracle.reduction import ShrinkRules
+    from hkv.replay.command import ReplayCommand
     from hkv.testing.choices import Choices
 
 
@@ -109,3 +110,8 @@ class RtpLlmDialect(Dialect):
         from hkv.dialects.rtp_llm.log.coverage import exercised_rtp
 
         return exercised_rtp(log)
+
+    def replay_command(self) -> ReplayCommand:
+        from hkv.dialects.rtp_llm.replay_command import RtpReplayCommand
+
+        return RtpReplayCommand()

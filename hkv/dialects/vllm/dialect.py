@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hkv.oracle.log_format import LogFormat
     from hkv.oracle.reduction import ShrinkRules
     from hkv.oracle.renaming import SameNames
+    from hkv.replay.command import ReplayCommand
     from hkv.testing.choices import Choices
 
 
@@ -126,3 +127,8 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.log.coverage import exercised
 
         return exercised(log)
+
+    def replay_command(self) -> ReplayCommand:
+        from hkv.dialects.vllm.replay_command import VllmReplayCommand
+
+        return VllmReplayCommand()

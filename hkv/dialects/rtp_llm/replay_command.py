@@ -1,0 +1,127 @@
+"""`hkv replay` under RTP-LLM's rules: its options, and the cache that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hkv.byte_size import parse_bytes, show_bytes
+from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
+from hkv.dialects.rtp_llm.planned import config_of_plan
+from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
+from hkv.dialects.rtp_llm.schedule.run import RESERVE_RATIO, RtpReplayedCache, check_replayable, rtp_cache
+from hkv.errors import ConfigError
+from hkv.model.huggingface import ReadOptions, load_config, read_model
+from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups, schedule_of
+from hkv.request_length import parse_length
+from hkv.spec import SlidingWindow
+
+BLOCK_SIZE = 64
+"""Tokens per block of a planned cache unless told otherwise, as in `hkv plan --dialect rtp-llm`."""
+
+
+class RtpReplayCommand(ReplayCommand):
+    """Groups or models over a shared pool, or one a group."""
+
+    def options(self) -> Sequence[click.Option]:
+        return (
+            click.Option(
+                ["--linear-step"],
+                type=click.IntRange(min=0),
+                help="rtp-llm: blocks between two kept states.  [default: 1]",
+            ),
+            click.Option(
+                ["--reserve-ratio"],
+                type=click.IntRange(0, 100),
+                help=f"rtp-llm: percent of the blocks that a first allocation leaves free.  [default: {RESERVE_RATIO}]",
+            ),
+            click.Option(["--prefix-tree"], is_flag=True, help="rtp-llm: evict chains of the prefix tree."),
+            click.Option(["--independent-eviction"], is_flag=True, help="rtp-llm: windows may lose blocks alone."),
+        )
+
+    def studied(self, options: dict[str, Any]) -> StudiedCache:
+        if options["independent_eviction"] and not options["prefix_tree"]:
+            raise click.UsageError("--independent-eviction is for --prefix-tree, whose chains it loosens")
+        return super().studied(options)
+
+    def of_groups(self, options: dict[str, Any]) -> StudiedCache:
+        config = rtp_cache(
+            options["dialect"],
+            options["groups"],
+            options["num_blocks"],
+            linear_step=_step(options),
+            reserve_ratio=_ratio(options),
+            prefix_tree=options["prefix_tree"],
+            independent_eviction=options["independent_eviction"],
+            caching=options["caching"],
+        )
+        return StudiedCache(
+            RtpReplayedCache(config, caching=options["caching"]),
+            schedule_for_groups(options),
+            f"{options['dialect']}, {groups_text(options)}",
+        )
+
+    def of_model(self, options: dict[str, Any]) -> StudiedCache:
+        model = read_model(
+            load_config(options["model"]),
+            ReadOptions(
+                tensor_parallel=options["tp"] or 1,
+                kv_dtype=options["kv_dtype"] or "auto",
+                block_size=options["block_size"],
+                speculative_tokens=options["lookahead"],
+            ),
+        )
+        pools = "independent" if options["dialect"] == HYBRID_POOL else "shared"
+        plan = plan_rtp_llm(
+            model,
+            parse_bytes(options["memory"]),
+            RtpOptions(
+                block_size=options["block_size"] or BLOCK_SIZE,
+                pools=pools,
+                step=_step(options),
+                drafts=options["lookahead"],
+            ),
+        )
+        config = config_of_plan(
+            plan,
+            linear_step=_step(options),
+            prefix_tree=options["prefix_tree"],
+            independent_eviction=options["independent_eviction"],
+            reserve_blocks=reserve_for_ratio(_ratio(options), plan.num_blocks - 1),
+        )
+        check_replayable(config, options["dialect"], options["caching"])
+        _check_windows(model.specs.values(), config.block_size)
+        length = parse_length(options["max_model_len"])
+        if length == 0:
+            raise ConfigError(
+                "max_model_len", "auto", "a number of tokens; auto is for dialects that find the longest request"
+            )
+        return StudiedCache(
+            RtpReplayedCache(config, caching=options["caching"]),
+            schedule_of(options, length or model.max_model_len),
+            f"{options['dialect']}, {model.model_type} in {options['memory']}",
+            _remark(model.model_type, config, parse_bytes(options["memory"])),
+        )
+
+
+def _check_windows(specs: Any, size: int) -> None:
+    for spec in specs:
+        if isinstance(spec, SlidingWindow) and spec.window > size + 1:
+            expected = f"a model whose windows are at most {size + 1} tokens, a block and one: hits bring one block"
+            raise ConfigError("model", f"window {spec.window}", expected)
+
+
+def _remark(name: str, config: RtpConfig, memory: int) -> str:
+    pools = ", ".join(f"{count:,}" for count in config.num_blocks)
+    groups = len(config.topology.groups)
+    return f"{name}: {groups} group{'s' * (groups > 1)}, pools of {pools} blocks in {show_bytes(memory)}"
+
+
+def _step(options: dict[str, Any]) -> int:
+    return 1 if options["linear_step"] is None else options["linear_step"]
+
+
+def _ratio(options: dict[str, Any]) -> int:
+    return RESERVE_RATIO if options["reserve_ratio"] is None else options["reserve_ratio"]

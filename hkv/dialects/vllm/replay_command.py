@@ -1,0 +1,105 @@
+"""`hkv replay` under vLLM 0.33's rules: its options, and the cache that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hkv.byte_size import parse_bytes, show_bytes
+from hkv.dialects.vllm.schedule import planned
+from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
+from hkv.errors import ConfigError
+from hkv.model.huggingface import ReadOptions, load_config, read_model
+from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups, schedule_of
+from hkv.request_length import parse_length
+
+
+class EagleGroups(click.ParamType):
+    """`all`, or indices between commas."""
+
+    name = "all|groups"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in value.split(",")]
+        if parts == ["all"]:
+            return ()
+        if not all(part.isascii() and part.isdigit() for part in parts):
+            raise ConfigError("eagle", value, "all, or indices of groups between commas")
+        return tuple(sorted({int(part) for part in parts}))
+
+
+class Retention(click.ParamType):
+    """`dense`, or a number of tokens."""
+
+    name = "dense|tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value == "dense":
+            return None
+        if not (value.isascii() and value.isdigit()):
+            raise ConfigError("retention", value, "dense, or a number of tokens")
+        return int(value)
+
+
+class VllmReplayCommand(ReplayCommand):
+    """Groups or models over one pool."""
+
+    def options(self) -> Sequence[click.Option]:
+        return (
+            click.Option(["--draft"], metavar="CONFIG", help="With --model: config of a draft (EAGLE or MTP) module."),
+            click.Option(["--eagle"], type=EagleGroups(), help="EAGLE drop rule, for these groups."),
+            click.Option(
+                ["--retention"],
+                default="dense",
+                show_default=True,
+                type=Retention(),
+                help="Tokens between retained replay boundaries of windows and states; 0: none.",
+            ),
+        )
+
+    def of_groups(self, options: dict[str, Any]) -> StudiedCache:
+        schedule = schedule_for_groups(options)
+        if len(options["num_blocks"]) != 1:
+            raise ConfigError("num_blocks", list(options["num_blocks"]), "one number: vllm-0.33 has one pool")
+        config = cache_config(
+            options["groups"],
+            options["num_blocks"][0],
+            schedule,
+            caching=options["caching"],
+            eagle=options["eagle"],
+            retention_interval=options["retention"],
+        )
+        return StudiedCache(VllmReplayedCache(config), schedule, groups_text(options))
+
+    def of_model(self, options: dict[str, Any]) -> StudiedCache:
+        reading = {"tensor_parallel": options["tp"] or 1, "kv_dtype": options["kv_dtype"] or "auto"}
+        model = read_model(
+            load_config(options["model"]),
+            ReadOptions(block_size=options["block_size"], speculative_tokens=options["lookahead"], **reading),
+        )
+        draft = None
+        if options["draft"] is not None:
+            size = next((spec.block_size for spec in model.specs.values()), None)
+            draft = read_model(load_config(options["draft"]), ReadOptions(block_size=size, draft=True, **reading))
+        served, config = planned.planned_cache(
+            model,
+            parse_bytes(options["memory"]),
+            options["step_tokens"],
+            max_model_len=parse_length(options["max_model_len"]),
+            draft=draft,
+            caching=options["caching"],
+            eagle=options["eagle"],
+            retention_interval=options["retention"],
+        )
+        size = max(worker.bytes_per_block for worker in served.plan.workers)
+        groups, blocks = len(config.topology.groups), f"{config.num_blocks:,} blocks of {show_bytes(size)}"
+        remark = (
+            f"{model.model_type}: {groups} group{'s' * (groups > 1)}, {blocks}, "
+            f"hits at multiples of {config.scheduler_block_size:,} tokens, requests of up to {config.max_model_len:,}"
+        )
+        name = f"{model.model_type} in {options['memory']}"
+        return StudiedCache(VllmReplayedCache(config), schedule_of(options, config.max_model_len), name, remark)

@@ -1,0 +1,110 @@
+"""What a dialect gives `hkv replay`: its own options, and the cache that they and the common ones ask for."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hkv.errors import ConfigError
+from hkv.replay import summary
+from hkv.replay.run import ReplayedCache
+from hkv.replay.schedule import Schedule
+from hkv.request_length import parse_length
+
+FOR_GROUPS = ("num_blocks",)
+FOR_MODELS = ("memory", "tp", "block_size", "kv_dtype")
+
+
+@dataclasses.dataclass(frozen=True)
+class StudiedCache:
+    """The cache of a replay, and what the command says about it.
+
+    Attributes:
+      cache: the cache.
+      schedule: the numbers that steer the replay; its longest request is the cache's.
+      name: names the cache in a plot's title.
+      remark: one line on the plan it comes from, or "".
+    """
+
+    cache: ReplayedCache
+    schedule: Schedule
+    name: str
+    remark: str = ""
+
+
+class ReplayCommand(abc.ABC):
+    """`hkv replay` under one dialect's rules."""
+
+    def options(self) -> Sequence[click.Option]:
+        """Options that only some dialects have, this one among them. Their defaults stand for not being given."""
+        return ()
+
+    @abc.abstractmethod
+    def of_groups(self, options: dict[str, Any]) -> StudiedCache:
+        """The cache of `options["groups"]`, a list of `hkv.spec.LayerSpec`, and `options["num_blocks"]`, a tuple.
+
+        Raises:
+          HKVError: the dialect has no such cache.
+        """
+
+    def of_model(self, options: dict[str, Any]) -> StudiedCache:
+        """The cache of a model, `options["model"]`, in `options["memory"]`.
+
+        Raises:
+          HKVError: the model or its plan cannot be used.
+        """
+        raise ConfigError("model", options["model"], f"--groups: {options['dialect']} plans no models")
+
+    def studied(self, options: dict[str, Any]) -> StudiedCache:
+        """The cache that the command's options ask for.
+
+        Args:
+          options: the command's, by name.
+
+        Raises:
+          click.UsageError: both or neither of a model and groups, or an option of the other.
+          HKVError: the model, its plan or the groups cannot be used.
+        """
+        return self.of_model(options) if check_cache_options(options) else self.of_groups(options)
+
+
+def check_cache_options(options: dict[str, Any]) -> bool:
+    """Whether a model, not groups, says which cache it is.
+
+    Raises:
+      click.UsageError: both or neither of them, or an option of the other.
+    """
+    by_model = options["model"] is not None
+    if by_model == (options["groups"] is not None):
+        raise click.UsageError("one of --groups, with --num-blocks, and --model, with --memory, says which cache it is")
+    needed, other = ("memory", FOR_GROUPS) if by_model else ("num_blocks", FOR_MODELS)
+    given, missing = ("--model", "--memory") if by_model else ("--groups", "--num-blocks")
+    if options[needed] is None:
+        raise click.UsageError(f"{given} wants {missing} beside it")
+    for name in other:
+        if options[name] is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} is not for {given}")
+    return by_model
+
+
+def schedule_for_groups(options: dict[str, Any]) -> Schedule:
+    """The schedule's numbers, where no model says how long a request may be."""
+    length = parse_length(options["max_model_len"])
+    if length == 0:
+        raise ConfigError("max_model_len", "auto", "a number of tokens; auto is for --model")
+    return schedule_of(options, Schedule.max_model_len if length is None else length)
+
+
+def schedule_of(options: dict[str, Any], max_model_len: int) -> Schedule:
+    """The schedule's numbers."""
+    names = ("step_tokens", "decode_tokens", "max_running", "lookahead", "closed_loop")
+    return Schedule(max_model_len=max_model_len, **{name: options[name] for name in names})
+
+
+def groups_text(options: dict[str, Any]) -> str:
+    """The groups as the command line takes them."""
+    return ",".join(summary.group_name(spec) for spec in options["groups"])
