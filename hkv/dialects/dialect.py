@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -252,6 +252,11 @@ class Dialect(abc.ABC):
     def exercised(self, log: Log) -> dict[str, int]:
         """How often a log exercised each rule of `coverage`; those that it did not are left out."""
         return {}
+
+    @property
+    def vectors(self) -> Mapping[str, tuple[str, Callable[[], Iterator[dict[str, Any]]]]]:
+        """Families of conformance vectors that follow from its rules: what each is about, and its cases."""
+        return MappingProxyType({})
 
     # Replay and commands
 

@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli.vectors import command
-from hkv.dialects.vllm.planning.records import spec_of
 from hkv.layout.block_layout import Layout
 from hkv.oracle.vectors import FAMILIES, VERSION, schema
+from hkv.spec.records import spec_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 

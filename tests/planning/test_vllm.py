@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
 from hkv.dialects.vllm.planning.packed import approximate_gcd
 from hkv.dialects.vllm.planning.pages import align_states, unify_pages
-from hkv.dialects.vllm.planning.records import options_of, options_record, plan_record, spec_of, spec_record
+from hkv.dialects.vllm.planning.records import options_of, options_record, plan_record
 from hkv.dialects.vllm.planning.report import tensor_layout
 from hkv.dialects.vllm.planning.sizing import request_blocks
 from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
@@ -30,6 +30,7 @@ from hkv.spec import (
     RequestLimits,
     SlidingWindow,
 )
+from hkv.spec.records import spec_of, spec_record
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data" / "planning"
 DEFECTS = frozenset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -132,3 +132,13 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.replay_command import VllmReplayCommand
 
         return VllmReplayCommand()
+
+    @property
+    def vectors(self) -> Mapping[str, tuple[str, Callable[[], Iterator[dict[str, Any]]]]]:
+        from hkv.dialects.vllm.vectors import hits, keys, plans
+
+        return {
+            "keys": ("chained prefix keys of a request's tokens", keys.cases),
+            "hits": ("the longest common prefix hit, by definition and as vLLM 0.33 finds it", hits.cases),
+            "plans": ("groups, block counts and tensors for layers and memory", plans.cases),
+        }

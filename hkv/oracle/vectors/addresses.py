@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from hkv.dialects.vllm.planning.records import spec_record
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.orders import Order
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
+from hkv.spec.records import spec_record
 from reference.layout import cell_addresses, element_addresses
 
 SPECS: dict[str, LayerSpec] = {

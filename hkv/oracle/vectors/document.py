@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from hkv.dialects import registry
 from hkv.oracle.atomic import write_all_atomically
-from hkv.oracle.vectors import addresses, chunks, hits, keys, plans, pool, rows
+from hkv.oracle.vectors import addresses, chunks, pool, rows
 
 VERSION = 1
 """Of the format. A family may get further cases under the same version, never other fields or other meanings."""
@@ -19,15 +20,13 @@ VERSION = 1
 Cases = Callable[[], Iterator[dict[str, Any]]]
 
 FAMILIES: dict[str, tuple[str, Cases]] = {
-    "keys": ("chained prefix keys of a request's tokens", keys.cases),
-    "hits": ("the longest common prefix hit, by definition and as vLLM 0.33 finds it", hits.cases),
+    **{family: about for dialect in registry.dialects() for family, about in dialect.vectors.items()},
     "pool": ("the order in which blocks are freed, handed out and lose their keys", pool.cases),
     "tables": ("block tables in kernel blocks, and what a forward pass sees of them", rows.table_cases),
     "slots": ("the block and offset of tokens, one or several context-parallel ranks", rows.slot_cases),
     "strides": ("shapes and strides of the six physical orders", addresses.stride_cases),
     "addresses": ("the byte address of elements of a cache", addresses.address_cases),
     "chunk_objects": ("what lies where in the chunk objects of an external store", chunks.cases),
-    "plans": ("groups, block counts and tensors for layers and memory", plans.cases),
 }
 """Families of vectors: what each is about, and its cases."""
 
@@ -56,7 +55,7 @@ def write_vectors(folder: pathlib.Path, progress: Callable[[], None] = lambda: N
     Raises:
       FileError: a file cannot be written.
     """
-    index: dict[str, Any] = {"vectors": VERSION, "dialect": "vllm-0.33", "files": {}}
+    index: dict[str, Any] = {"vectors": VERSION, "dialect": registry.DEFAULT, "files": {}}
     files: dict[str | os.PathLike[str], bytes] = {folder / "vectors.schema.json": schema()}
     for family, document in documents():
         lines = b",\n".join(msgspec.json.encode(case) for case in document["cases"])
