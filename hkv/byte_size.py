@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from hkv.errors import ConfigError
+from hkv.limits import MAX_MEMORY
 
 UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -19,14 +20,17 @@ def parse_bytes(text: str, name: str = "memory") -> int:
       name: option it belongs to.
 
     Raises:
-      ConfigError: no such number or unit, or not even one byte.
+      ConfigError: no such number or unit, not even one byte, or more than `MAX_MEMORY`.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", text)
     scale = UNITS.get(match.group(2).upper()) if match else None
     if match is None or scale is None or float(match.group(1)) * scale < 1:
         raise ConfigError(name, text, "a size such as 80GiB, 512MB or 1000000")
     number = match.group(1)
-    return int(number) * scale if number.isdigit() else int(float(number) * scale)
+    size = int(number) * scale if number.isdigit() else int(float(number) * scale)
+    if size > MAX_MEMORY:
+        raise ConfigError(name, text, f"at most {show_bytes(MAX_MEMORY)}")
+    return size
 
 
 def show_bytes(count: int) -> str:

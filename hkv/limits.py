@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 
 from hkv.errors import ConfigError, HKVError
 
@@ -21,17 +22,35 @@ in blocks of 16."""
 MAX_BYTES = 2**63 - 1
 """Bytes of a buffer, a page or a stride: what NumPy and a 64-bit machine can address."""
 
+MAX_RUNS = 1 << 20
+"""Stretches of bytes that are listed one by one: a block of a thousand heads has a thousand."""
+
 MAX_MEMORY = 1 << 44
 """Bytes for the cache on one GPU, 16 TiB: the largest GPUs have a fiftieth of it."""
 
 MAX_RANKS = 1 << 16
 """Ranks that share a model, of one sort: more than any machine that serves one has."""
 
+MAX_SPECULATIVE_TOKENS = 1 << 16
+"""Draft tokens verified in one step, and copies of a draft module: engines propose a dozen."""
+
+MAX_STEP_MS = 24 * 3600 * 1000
+"""Milliseconds of a scheduling step, a day: steps take tens of them."""
+
+MAX_SPEED = Fraction(10**6)
+"""How many times faster, or slower, than recorded requests arrive."""
+
 MAX_COUNT = 10**9
 """Seeds, steps, requests and other things that are gone through one by one: hours, whatever each of them costs."""
 
 MAX_SEED = 2**63 - 1
 """Seed of a random generator: a 64-bit number, as NumPy's and JAX's take."""
+
+MAX_LANES = 1 << 18
+"""States that one dispatch of the explorer steps: 64 times its default, some gigabytes."""
+
+MAX_WORKERS = 256
+"""Threads that dispatch at the same time."""
 
 MAX_SECONDS = 366 * 24 * 3600
 """Seconds to wait or to go on, a year: the system's own timers end a little later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hkv.errors import ConfigError
+from hkv.limits import MAX_TOKENS, whole_number
 
 
 def parse_length(text: str | None) -> int | None:
@@ -18,6 +19,7 @@ def parse_length(text: str | None) -> int | None:
         return None
     if text == "auto":
         return 0
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ConfigError("max_model_len", text, "a positive number of tokens, or auto")
-    return int(text)
+    length = whole_number(text)
+    if length is None or not 1 <= length <= MAX_TOKENS:
+        raise ConfigError("max_model_len", text, f"a positive number of tokens, at most {MAX_TOKENS}, or auto")
+    return length

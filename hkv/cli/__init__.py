@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -77,7 +76,8 @@ def main() -> None:
     """Runs the command line; an error of the user's input becomes one line on stderr and exit status 2."""
     native_loops.enable()
     interruption = Interruption()
-    with interruption.watched():
+    status = INTERRUPTED
+    with contextlib.suppress(KeyboardInterrupt), interruption.watched():  # it may come while the last line is written
         status = run(sys.argv[1:], interruption, _own_output())
     if status == INTERRUPTED:
         interruption.leave()
@@ -111,7 +111,6 @@ def run(arguments: Sequence[str], interruption: Interruption, output: AbstractCo
             except BaseException as error:
                 if not (interruption.requested or isinstance(error, KeyboardInterrupt | click.Abort)):
                     raise
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the last words are said once, whoever is impatient
                 interruption.report()
                 status = INTERRUPTED
     except StandardOutputError as error:

@@ -15,8 +15,10 @@ from rich.table import Table
 from hkv.cli.given_options import refuse_given
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.numbers import Number
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
 from hkv.errors import ConfigError
+from hkv.limits import MAX_COUNT, MAX_SECONDS
 from hkv.oracle.events.stream import (
     Gap,
     Item,
@@ -39,8 +41,8 @@ SHOWN = 20
 @click.option("--endpoint", metavar="URL", help="Follow this publisher, such as tcp://127.0.0.1:5557.")
 @click.option("--replay-endpoint", metavar="URL", help="Where batches that were missed can be asked for.")
 @click.option("--topic", default="", help="Only messages whose topic begins so.")
-@click.option("--seconds", type=click.FloatRange(min=0), help="Follow for so long. [default: until Ctrl-C]")
-@click.option("--batches", type=click.IntRange(1), help="Stop after so many batches.")
+@click.option("--seconds", type=Number(0, MAX_SECONDS), help="Follow for so long. [default: until Ctrl-C]")
+@click.option("--batches", type=click.IntRange(1, MAX_COUNT), help="Stop after so many batches.")
 @click.option(
     "--record", metavar="FILE", type=OutputPath(), help="Write what comes to this file; - for standard output."
 )

@@ -26,6 +26,7 @@ from hkv.cli.progress import progress_bar
 from hkv.cli.shrink import shrink_with_bar
 from hkv.dialects import registry
 from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.check import describe
 from hkv.oracle.engine import EngineFactory
@@ -43,14 +44,18 @@ from hkv.oracle.shrink import Case, Shrinker
     "rules jax,numpy]",
 )
 @dialect_option
-@click.option("--seeds", default=50, show_default=True, type=click.IntRange(1), help="How many seeds a feature.")
-@click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0), help="The first of them.")
+@click.option(
+    "--seeds", default=50, show_default=True, type=click.IntRange(1, MAX_COUNT), help="How many seeds a feature."
+)
+@click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0, MAX_SEED), help="The first of them.")
 @click.option(
     "--feature", "features", multiple=True, type=click.Choice(FEATURE_NAMES), help="Only this feature; repeatable."
 )
 @only_options
 @click.option("--version", type=click.IntRange(1, 2), help="Version of the log format. [default: both in turn]")
-@click.option("--steps", default=16, show_default=True, type=click.IntRange(1), help="Scheduling steps a seed.")
+@click.option(
+    "--steps", default=16, show_default=True, type=click.IntRange(1, MAX_COUNT), help="Scheduling steps a seed."
+)
 @ids_option
 @bugs_option
 @click.option("--shrink/--no-shrink", default=True, show_default=True, help="Make the failing case small.")

@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from hkv.cli.given_options import refuse_given
+from hkv.cli.numbers import SECONDS
 from hkv.dialects import registry
+from hkv.limits import MAX_COUNT
 from hkv.oracle.engines import forms
 from hkv.oracle.engines.engine_process import TIMEOUT
 from hkv.oracle.engines.process import PREFIX
@@ -18,7 +20,7 @@ timeout_option = click.option(
     "--timeout",
     default=TIMEOUT,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     help="Seconds that an engine of the form cmd:... may take for one answer.",
 )
 
@@ -63,7 +65,7 @@ def only_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds `--kinds` and `--max-groups`, which `only_of` reads."""
     names = "; ".join(f"{dialect.title}: {', '.join(dialect.kinds)}" for dialect in registry.dialects())
     kinds = click.option("--kinds", metavar="KINDS", help=f"Only groups of these kinds: {names}.")
-    groups = click.option("--max-groups", type=click.IntRange(1), help="At most so many groups.")
+    groups = click.option("--max-groups", type=click.IntRange(1, MAX_COUNT), help="At most so many groups.")
     return kinds(groups(function))
 
 

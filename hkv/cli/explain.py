@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.json_output import json_option, write_json
+from hkv.limits import MAX_COUNT
 from hkv.oracle.explain import Explanation, Resumption
 from hkv.oracle.log_file import read_log
 
@@ -22,7 +23,9 @@ MOST_LACKS = 3
 
 @click.command("explain")
 @click.argument("log", metavar="LOG", type=click.Path())
-@click.option("--line", required=True, type=click.IntRange(1), help="Line of the LOG, the header being line 1.")
+@click.option(
+    "--line", required=True, type=click.IntRange(1, MAX_COUNT), help="Line of the LOG, the header being line 1."
+)
 @click.option("--request", metavar="ID", help="The request to tell about. [default: the one that the line names]")
 @json_option
 def command(log: str, line: int, request: str | None, json_path: str | None) -> None:

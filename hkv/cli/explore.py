@@ -15,15 +15,18 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.numbers import SECONDS, Number
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
 from hkv.cli.replay import Groups
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.explorer import MOVES, Counterexample, Report, Space, explore
 from hkv.dialects.vllm.explorer.defects import DEFECTS, planted
 from hkv.dialects.vllm.explorer.search import CHUNK
+from hkv.dialects.vllm.explorer.space import MOST
 from hkv.dialects.vllm.explorer.transition import FORMS, default_form
 from hkv.dialects.vllm.replay_command import EagleGroups, Retention
 from hkv.errors import ConfigError
+from hkv.limits import MAX_COUNT, MAX_LANES, MAX_WORKERS
 from hkv.model.topology import Topology
 from hkv.oracle.check import describe
 from hkv.oracle.log_file import log_bytes
@@ -38,25 +41,47 @@ BROKEN = 1
     "--groups", type=Groups(), default="full:1,swa:1:2", show_default=True, help="kind:block_size[:window],..."
 )
 @click.option(
-    "--num-blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks, the null block included."
+    "--num-blocks",
+    default=5,
+    show_default=True,
+    type=click.IntRange(2, MOST["num_blocks"]),
+    help="Blocks, the null block included.",
 )
-@click.option("--requests", default=2, show_default=True, type=click.IntRange(1), help="Requests at the same time.")
 @click.option(
-    "--max-model-len", default=3, show_default=True, type=click.IntRange(1), help="Tokens of the longest request."
+    "--requests",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1, MOST["requests"]),
+    help="Requests at the same time.",
 )
-@click.option("--prompt", type=click.IntRange(1), help="Tokens of the longest prompt.  [default: the longest request]")
+@click.option(
+    "--max-model-len",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, MOST["max_model_len"]),
+    help="Tokens of the longest request.",
+)
+@click.option(
+    "--prompt",
+    type=click.IntRange(1, MOST["max_model_len"]),
+    help="Tokens of the longest prompt.  [default: the longest request]",
+)
 @click.option("--eagle", type=EagleGroups(), help="EAGLE drop rule, for these groups.")
 @click.option("--retention", default="dense", type=Retention(), help="Tokens between retained boundaries; 0: none.")
-@click.option("--watermark", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Share that stays free.")
+@click.option("--watermark", default=0.0, show_default=True, type=Number(0, 1), help="Share that stays free.")
 @click.option(
     "--without", multiple=True, type=click.Choice(tuple(MOVES)), help="Leave these operations out; repeatable."
 )
 @click.option("--plant", type=click.Choice(tuple(DEFECTS)), help="Plant this defect in the compiled cache first.")
-@click.option("--limit-states", type=click.IntRange(1), help="Stop at so many states.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so many seconds.")
+@click.option("--limit-states", type=click.IntRange(1, MAX_COUNT), help="Stop at so many states.")
+@click.option("--seconds", type=SECONDS, help="Stop after so many seconds.")
 @click.option("--form", type=click.Choice(FORMS), help="How states are stepped together.  [default: by backend]")
-@click.option("--chunk", default=CHUNK, show_default=True, type=click.IntRange(1), help="States stepped at once.")
-@click.option("--workers", default=2, show_default=True, type=click.IntRange(1), help="Dispatches at the same time.")
+@click.option(
+    "--chunk", default=CHUNK, show_default=True, type=click.IntRange(1, MAX_LANES), help="States stepped at once."
+)
+@click.option(
+    "--workers", default=2, show_default=True, type=click.IntRange(1, MAX_WORKERS), help="Dispatches at the same time."
+)
 @click.option(
     "--save",
     metavar="FILE",

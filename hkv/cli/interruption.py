@@ -60,7 +60,8 @@ class Interruption:
         finally:
             self._over.set()
             signal.set_wakeup_fd(before)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if not self.requested:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             os.close(writer)
 
     def _interrupt(self, number: int, frame: object) -> None:
@@ -89,6 +90,8 @@ class Interruption:
         """Says the last words, once; whoever comes second waits for the process to end."""
         if not self._reporting.acquire(blocking=False):
             threading.Event().wait()
+        if signal.getsignal(signal.SIGINT) == self._interrupt and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # they are said once, however impatient the user is
         with contextlib.suppress(Exception):
             for words in reversed(self._words):
                 words()

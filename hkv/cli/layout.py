@@ -21,6 +21,7 @@ from hkv.layout.block_layout import Layout, Place, copy_width
 from hkv.layout.content import QUANTIZATIONS, quantize
 from hkv.layout.picture import levels
 from hkv.layout.resolution import resolve
+from hkv.limits import MAX_BYTES, MAX_TOKENS
 from hkv.spec import AttentionSpec, LayerSpec, Mamba, OpaqueState, spec_from_text
 from hkv.spec.dtypes import item_bytes
 
@@ -33,40 +34,64 @@ OF_KINDS = {
 
 ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
 
+SIZE = click.IntRange(1, MAX_TOKENS)
+"""Tokens, heads, or elements of one."""
+
+BYTES = click.IntRange(1, MAX_BYTES)
+"""Bytes, or things that take one at least: of those the layout says how many fit."""
+
+
+BYTE = click.IntRange(0, MAX_BYTES)
+"""Where something lies."""
+
 
 @click.command("layout")
 @click.option(
     "--spec", "spec_text", required=True, metavar="KIND:BLOCK[:N]", help="The layer, e.g. full:16, swa:16:1024."
 )
-@click.option("--kv-heads", type=int, default=1, show_default=True, help="Key/value heads on this rank.")
-@click.option("--head-size", type=int, default=128, show_default=True, help="Elements of a key, or of a latent.")
-@click.option("--head-size-v", type=int, help="Elements of a value, if not as many.")
+@click.option("--kv-heads", type=SIZE, default=1, show_default=True, help="Key/value heads on this rank.")
+@click.option("--head-size", type=SIZE, default=128, show_default=True, help="Elements of a key, or of a latent.")
+@click.option("--head-size-v", type=SIZE, help="Elements of a value, if not as many.")
 @click.option("--dtype", default="bfloat16", show_default=True, help="Element type.")
 @click.option("--quantization", metavar="NAME", help=f"Packing: {', '.join(QUANTIZATIONS)}.")
 @click.option(
     "--tokens-per-state", metavar="N", default="1", show_default=True, help="Tokens that share a state; or 1/K."
 )
 @click.option("--state", "states", multiple=True, metavar="AxBxC:DTYPE", help="A Mamba layer's state; repeatable.")
-@click.option("--entry-bytes", type=int, default=1, show_default=True, help="Bytes of an opaque ring's entry.")
-@click.option("--page-size", type=int, metavar="BYTES", help="Bytes of a padded page.")
-@click.option("--alignment", type=int, metavar="BYTES", help="Bytes to which blocks are aligned.")
+@click.option("--entry-bytes", type=BYTES, default=1, show_default=True, help="Bytes of an opaque ring's entry.")
+@click.option("--page-size", type=BYTES, metavar="BYTES", help="Bytes of a padded page.")
+@click.option("--alignment", type=BYTES, metavar="BYTES", help="Bytes to which blocks are aligned.")
 @click.option(
     "--layout", "order", metavar="ORDER", help=f"LBHNC and its kin, NHD or HND; else {ENVIRONMENT}, else NHD."
 )
-@click.option("--num-blocks", type=int, default=4, show_default=True, help="Blocks in the pool.")
-@click.option("--num-layers", type=int, default=2, show_default=True, help="Layers of this kind.")
+@click.option("--num-blocks", type=BYTES, default=4, show_default=True, help="Blocks in the pool.")
+@click.option("--num-layers", type=BYTES, default=2, show_default=True, help="Layers of this kind.")
 @click.option(
-    "--layer-stride", type=int, metavar="BYTES", help="From one layer to the next, if not as close as can be."
+    "--layer-stride", type=BYTES, metavar="BYTES", help="From one layer to the next, if not as close as can be."
 )
 @click.option(
-    "--block-stride", type=int, metavar="BYTES", help="From one block to the next, if not as close as can be."
+    "--block-stride", type=BYTES, metavar="BYTES", help="From one block to the next, if not as close as can be."
 )
-@click.option("--offset", type=int, default=0, show_default=True, metavar="BYTES", help="Where the first layer starts.")
-@click.option("--kernel-block-size", type=int, metavar="TOKENS", help="Tokens of a kernel's block.")
+@click.option(
+    "--offset",
+    type=BYTE,
+    default=0,
+    show_default=True,
+    metavar="BYTES",
+    help="Where the first layer starts.",
+)
+@click.option("--kernel-block-size", type=SIZE, metavar="TOKENS", help="Tokens of a kernel's block.")
 @click.option(
     "--address", "addresses", multiple=True, metavar="L,B,H,T,C", help="Layer, block, head, token, channel: which byte?"
 )
-@click.option("--byte", "offsets", multiple=True, type=int, metavar="OFFSET", help="What is at this byte?")
+@click.option(
+    "--byte",
+    "offsets",
+    multiple=True,
+    type=BYTE,
+    metavar="OFFSET",
+    help="What is at this byte?",
+)
 @click.option(
     "--image",
     metavar="FILE",
@@ -110,7 +135,7 @@ def command(
         kernel_block_size=kernel_block_size,
     )
     found = [_address(layout, text) for text in addresses]
-    held = [_held(layout, byte) for byte in offsets]
+    held = [_element(layout, byte) for byte in offsets]
     if image:
         place = _place([*found, *held])
         write_output(image, figure(levels(layout, place), _names(layout), _title(layout, spec_text), image))
@@ -149,14 +174,14 @@ def _spec(text: str, **given: Any) -> LayerSpec:
 
 def _state(text: str) -> tuple[tuple[int, ...], str]:
     shape, _, dtype = text.partition(":")
-    if not re.fullmatch(r"\d+(x\d+)*", shape) or not dtype:
+    if not re.fullmatch(r"[0-9]{1,19}(x[0-9]{1,19})*", shape) or not dtype:
         raise LayoutError("--state", text, "a shape and a dtype, as in 64x128:float32")
     return tuple(int(extent) for extent in shape.split("x")), dtype
 
 
 def _tokens_per_state(text: str) -> int | Fraction:
     try:
-        share = Fraction(text)
+        share = Fraction(text if re.fullmatch(r"[0-9]{1,10}(/[0-9]{1,10})?", text) else "")
     except (ValueError, ZeroDivisionError):
         raise LayoutError("--tokens-per-state", text, "a number of tokens, or a fraction 1/K") from None
     return int(share) if share.denominator == 1 else share
@@ -165,7 +190,7 @@ def _tokens_per_state(text: str) -> int | Fraction:
 def _address(layout: Layout, text: str) -> dict[str, Any]:
     """Where an element lies, from `layer,block,head,token,channel` or `...,PART:INDEX`."""
     fields = text.split(",")
-    if len(fields) != 5 or not all(re.fullmatch(r"-?\d+", field.strip()) for field in fields[:4]):
+    if len(fields) != 5 or not all(re.fullmatch(r"-?[0-9]{1,19}", field.strip()) for field in fields[:4]):
         raise LayoutError("--address", text, "layer,block,head,token,channel, the channel a number or PART:INDEX")
     layer, block, head, token = (int(field) for field in fields[:4])
     part, index = _channel(layout, fields[4].strip())
@@ -176,7 +201,7 @@ def _address(layout: Layout, text: str) -> dict[str, Any]:
 
 def _channel(layout: Layout, text: str) -> tuple[str, tuple[int, ...]]:
     name, colon, number = text.rpartition(":")
-    if not re.fullmatch(r"\d+", number):
+    if not re.fullmatch(r"[0-9]{1,19}", number):
         raise LayoutError("--address", text, "a channel: a number or PART:INDEX")
     rest = int(number)
     for part in [layout.part(name)] if colon else layout.content:
@@ -196,12 +221,6 @@ def _unravel(number: int, shape: tuple[int, ...], text: str) -> tuple[int, ...]:
     if number:
         raise LayoutError("channel", text, f"an element of shape {shape}")
     return tuple(reversed(index))
-
-
-def _held(layout: Layout, byte: int) -> dict[str, Any]:
-    if byte < 0:
-        raise LayoutError("--byte", byte, "0 or more")
-    return _element(layout, byte)
 
 
 def _element(layout: Layout, byte: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import progress_bar
 from hkv.errors import ConfigError
+from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.testing.mutants import MUTANTS, SECTIONS, Mutant, Verdict, judge, provenance
 from hkv.testing.mutants.judge import SEEDS
 
@@ -26,10 +27,14 @@ EPILOG = "Example: hkv mutants --only eviction --markdown kills.md"
 
 @click.command(epilog=EPILOG)
 @click.option("--only", metavar="NAME", multiple=True, help="A section, or a mutant's name; may be given again.")
-@click.option("--seeds", type=click.IntRange(1), default=SEEDS, show_default=True, help="Examples before it survives.")
-@click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="Number of the first example.")
-@click.option("--sample", metavar="N", type=click.IntRange(1), help="Judge N of them, drawn at random.")
-@click.option("--seed", type=int, default=0, show_default=True, help="For --sample.")
+@click.option(
+    "--seeds", type=click.IntRange(1, MAX_COUNT), default=SEEDS, show_default=True, help="Examples before it survives."
+)
+@click.option(
+    "--first-seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Number of the first example."
+)
+@click.option("--sample", metavar="N", type=click.IntRange(1, MAX_COUNT), help="Judge N of them, drawn at random.")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="For --sample.")
 @click.option("--cases", is_flag=True, help="Print the shrunk case of each kill as well.")
 @click.option(
     "--markdown",

@@ -13,6 +13,7 @@ from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
 from hkv.dialects.vllm.planning.report import pool_report, served_report
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.errors import ConfigError, PlanError
+from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
 from hkv.model.huggingface import KV_DTYPES, Model, ReadOptions, load_config, read_model
 from hkv.request_length import parse_length
 
@@ -32,20 +33,53 @@ NOT_OF_RTP = {
 @click.command("plan")
 @click.argument("config", type=click.Path())
 @click.option("--memory", required=True, metavar="SIZE", help="Memory for the cache on each GPU, such as 80GiB.")
-@click.option("--tp", default=1, show_default=True, help="Tensor-parallel ranks.")
-@click.option("--pp", default=1, show_default=True, help="Pipeline stages.")
-@click.option("--dcp", default=1, show_default=True, help="Context-parallel ranks; rtp-llm: of a prefill server.")
-@click.option("--block-size", type=int, help="Tokens per block; left out, what the model's kernels want.")
-@click.option("--kernel-block-size", type=int, default=0, help="Tokens per kernel block; left out, the whole block.")
+@click.option("--tp", type=click.IntRange(1, MAX_RANKS), default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--pp", type=click.IntRange(1, MAX_RANKS), default=1, show_default=True, help="Pipeline stages.")
+@click.option(
+    "--dcp",
+    type=click.IntRange(1, MAX_RANKS),
+    default=1,
+    show_default=True,
+    help="Context-parallel ranks; rtp-llm: of a prefill server.",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(1, MAX_TOKENS),
+    help="Tokens per block; left out, what the model's kernels want.",
+)
+@click.option(
+    "--kernel-block-size",
+    type=click.IntRange(0, MAX_TOKENS),
+    default=0,
+    help="Tokens per kernel block; left out, the whole block.",
+)
 @click.option("--layout", metavar="ORDER", help="LBHNC, LBNHC, LHBNC, BLHNC, BLNHC or BHLNC; left out, the first fit.")
 @click.option("--dtype", metavar="TYPE", help="The model's element type; left out, its config's.")
 @click.option("--kv-dtype", default="auto", show_default=True, help=f"One of {', '.join(KV_DTYPES)}.")
 @click.option("--state-dtype", metavar="TYPE", help="Element type of recurrent states; left out, the model's.")
 @click.option("--max-model-len", metavar="N", help="Tokens of the longest request; `auto` for the longest that fits.")
-@click.option("--max-in-flight", default=8192, show_default=True, help="Tokens scheduled at once.")
+@click.option(
+    "--max-in-flight",
+    type=click.IntRange(1, MAX_TOKENS),
+    default=8192,
+    show_default=True,
+    help="Tokens scheduled at once.",
+)
 @click.option("--draft", "draft_path", metavar="CONFIG", help="Config of a draft (EAGLE or MTP) module.")
-@click.option("--draft-modules", default=1, show_default=True, help="Copies of the draft, with --dialect rtp-llm.")
-@click.option("--speculative-tokens", default=0, show_default=True, help="Draft tokens verified in one step.")
+@click.option(
+    "--draft-modules",
+    type=click.IntRange(1, MAX_SPECULATIVE_TOKENS),
+    default=1,
+    show_default=True,
+    help="Copies of the draft, with --dialect rtp-llm.",
+)
+@click.option(
+    "--speculative-tokens",
+    type=click.IntRange(0, MAX_SPECULATIVE_TOKENS),
+    default=0,
+    show_default=True,
+    help="Draft tokens verified in one step.",
+)
 @click.option("--no-prefix-caching", is_flag=True, help="Keep one recurrent state a request, none at boundaries.")
 @click.option("--no-hybrid", is_flag=True, help="Cache every layer like full attention.")
 @click.option("--pools", type=click.Choice(["shared", "independent"]), default="shared", show_default=True)

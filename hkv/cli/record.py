@@ -16,6 +16,7 @@ from hkv.cli.engine_options import (
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.dialects import registry
+from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import log_bytes, parse_log
 from hkv.oracle.record import record
@@ -27,10 +28,12 @@ from hkv.oracle.record import record
 )
 @dialect_option
 @click.option("--feature", required=True, type=click.Choice(FEATURE_NAMES), help="What the traffic is about.")
-@click.option("--seed", required=True, type=click.IntRange(0), help="Seed of the traffic; the same seed, the same log.")
+@click.option(
+    "--seed", required=True, type=click.IntRange(0, MAX_SEED), help="Seed of the traffic; the same seed, the same log."
+)
 @only_options
 @click.option("--version", default=2, show_default=True, type=click.IntRange(1, 2), help="Version of the log format.")
-@click.option("--steps", default=16, show_default=True, type=click.IntRange(1), help="Scheduling steps.")
+@click.option("--steps", default=16, show_default=True, type=click.IntRange(1, MAX_COUNT), help="Scheduling steps.")
 @click.option(
     "-o", "--output", required=True, metavar="LOG", type=OutputPath(), help="File to write; - for standard output."
 )

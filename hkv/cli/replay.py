@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import sys
 from collections.abc import Callable
 from fractions import Fraction
@@ -19,6 +20,16 @@ from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import progress_bar
 from hkv.dialects import registry
 from hkv.errors import ConfigError
+from hkv.limits import (
+    MAX_BLOCKS,
+    MAX_COUNT,
+    MAX_RANKS,
+    MAX_SPECULATIVE_TOKENS,
+    MAX_SPEED,
+    MAX_STEP_MS,
+    MAX_TOKENS,
+    whole_number,
+)
 from hkv.replay import plot, summary
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text
 from hkv.replay.difference import Difference
@@ -47,10 +58,11 @@ class Blocks(click.ParamType):
     name = "blocks"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        parts = [part.strip() for part in value.split(",")]
-        if not all(part.isascii() and part.isdigit() and int(part) >= 2 for part in parts):
-            raise ConfigError("num-blocks", value, "an integer of at least 2, or several between commas")
-        return tuple(int(part) for part in parts)
+        numbers = [whole_number(part.strip()) for part in value.split(",")]
+        counts = [number for number in numbers if number is not None and 2 <= number <= MAX_BLOCKS]
+        if len(counts) != len(numbers):
+            raise ConfigError("num-blocks", value, f"an integer from 2 to {MAX_BLOCKS}, or several between commas")
+        return tuple(counts)
 
 
 class Positive(click.ParamType):
@@ -59,12 +71,14 @@ class Positive(click.ParamType):
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Fraction:
+        expected = f"a positive number, from 1/{MAX_SPEED} to {MAX_SPEED}"
         try:
-            number = Fraction(value)
+            # Fraction would write 1e999999999 out digit by digit.
+            number = Fraction(value) if re.fullmatch(r"[0-9./]{1,40}", value) else Fraction(0)
         except (ValueError, ZeroDivisionError):
-            raise ConfigError("speed", value, "a positive number") from None
-        if number <= 0:
-            raise ConfigError("speed", value, "a positive number")
+            raise ConfigError("speed", value, expected) from None
+        if not 1 / MAX_SPEED <= number <= MAX_SPEED:
+            raise ConfigError("speed", value, expected)
         return number
 
 
@@ -94,8 +108,10 @@ def _command_of(dialect: str) -> ReplayCommand:
 @click.option("--num-blocks", type=Blocks(), help="Blocks in the pool, the null block included.")
 @click.option("--model", metavar="CONFIG", help="Instead of --groups: a model's config.json, planned as by `hkv plan`.")
 @click.option("--memory", metavar="SIZE", help="With --model: memory for its cache on each GPU, such as 80GiB.")
-@click.option("--tp", type=click.IntRange(min=1), help="With --model: tensor-parallel ranks.  [default: 1]")
-@click.option("--block-size", type=click.IntRange(min=1), help="With --model: tokens per block, if not its kernels'.")
+@click.option("--tp", type=click.IntRange(1, MAX_RANKS), help="With --model: tensor-parallel ranks.  [default: 1]")
+@click.option(
+    "--block-size", type=click.IntRange(1, MAX_TOKENS), help="With --model: tokens per block, if not its kernels'."
+)
 @click.option("--kv-dtype", metavar="TYPE", help="With --model: element type of its cache.  [default: auto]")
 @click.option("--engine", default=COMPILED, show_default=True, help=f"Whose cache, one of: {FORMS}.")
 @click.option("--check", is_flag=True, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
@@ -106,11 +122,13 @@ def _command_of(dialect: str) -> ReplayCommand:
     "--tokens-per-id",
     default=TOKENS_PER_ID,
     show_default=True,
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_TOKENS),
     help="Tokens that one of the trace's hash_ids stands for.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Replay the first LIMIT requests only.")
-@click.option("--step-ms", default=50, show_default=True, type=click.IntRange(min=1), help="Milliseconds of a step.")
+@click.option("--limit", type=click.IntRange(1, MAX_COUNT), help="Replay the first LIMIT requests only.")
+@click.option(
+    "--step-ms", default=50, show_default=True, type=click.IntRange(1, MAX_STEP_MS), help="Milliseconds of a step."
+)
 @click.option(
     "--speed",
     default="1",
@@ -119,17 +137,25 @@ def _command_of(dialect: str) -> ReplayCommand:
     help="Arrivals come this many times faster than recorded.",
 )
 @click.option(
-    "--step-tokens", default=8192, show_default=True, type=click.IntRange(min=1), help="Most tokens computed in a step."
+    "--step-tokens",
+    default=8192,
+    show_default=True,
+    type=click.IntRange(1, MAX_TOKENS),
+    help="Most tokens computed in a step.",
 )
 @click.option(
     "--decode-tokens",
     default=2,
     show_default=True,
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_TOKENS),
     help="Tokens a running request generates in a step.",
 )
 @click.option(
-    "--max-running", default=256, show_default=True, type=click.IntRange(min=1), help="Most requests running at once."
+    "--max-running",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1, MAX_COUNT),
+    help="Most requests running at once.",
 )
 @click.option(
     "--max-model-len",
@@ -138,13 +164,17 @@ def _command_of(dialect: str) -> ReplayCommand:
     f"[default: {Schedule.max_model_len}; with --model, the model's]",
 )
 @click.option(
-    "--lookahead", default=0, show_default=True, type=click.IntRange(min=0), help="Slots allocated for draft tokens."
+    "--lookahead",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, MAX_SPECULATIVE_TOKENS),
+    help="Slots allocated for draft tokens.",
 )
 @click.option(
     "--closed-loop",
     default=0,
     show_default=True,
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MAX_COUNT),
     help="Keep N requests in the system, whatever the time stamps; 0: off.",
 )
 @json_option

@@ -13,10 +13,12 @@ from rich.table import Table
 
 from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.numbers import Number
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import progress_bar
+from hkv.limits import MAX_COUNT, MAX_TOKENS
 from hkv.replay.traces.reader import TOKENS_PER_ID
-from hkv.replay.traces.workloads import DEFAULTS, Workload, generate
+from hkv.replay.traces.workloads import DEFAULTS, MAX_LENGTH, Workload, generate
 from hkv.replay.traces.writer import FORMATS, trace_lines
 
 NOT_OF = {"chat": ["branch_percent"], "shared-prefix": ["turns", "pause", "branch_percent"], "agentic": []}
@@ -43,19 +45,27 @@ class _Totals:
     help="The trace to write; - for standard output.",
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31 - 1), help="Of the generator.")
-@click.option("--requests", type=int, help="Requests to generate.")
-@click.option("--rate", type=float, help="New sessions a second: chats, single requests, or agents' tasks.")
-@click.option("--prefixes", type=int, help="Different system prompts, the first the most popular.")
-@click.option("--prefix-tokens", type=int, help="Mean tokens of a system prompt.")
-@click.option("--prompt-tokens", type=int, help="Mean tokens of what a user says, or a tool returns.")
-@click.option("--output-tokens", type=int, help="Mean tokens of an answer.")
-@click.option("--turns", type=float, help="Mean requests of a chat or a task.")
-@click.option("--pause", type=float, help="Mean seconds from an answer to the next request of its session.")
-@click.option("--branch-percent", type=int, help="Of 100 agent's requests, how many start two more agents.")
-@click.option("--max-tokens", type=int, help="Most tokens of prompt and output together.")
+@click.option("--requests", type=click.IntRange(1, MAX_COUNT), help="Requests to generate.")
+@click.option("--rate", type=Number(1e-6, 1e9), help="New sessions a second: chats, single requests, or agents' tasks.")
+@click.option("--prefixes", type=click.IntRange(1, 10**6), help="Different system prompts, the first the most popular.")
+@click.option("--prefix-tokens", type=click.IntRange(0, MAX_LENGTH), help="Mean tokens of a system prompt.")
+@click.option(
+    "--prompt-tokens", type=click.IntRange(1, MAX_LENGTH), help="Mean tokens of what a user says, or a tool returns."
+)
+@click.option("--output-tokens", type=click.IntRange(1, MAX_LENGTH), help="Mean tokens of an answer.")
+@click.option("--turns", type=Number(1, 1e9), help="Mean requests of a chat or a task.")
+@click.option("--pause", type=Number(0, 1e9), help="Mean seconds from an answer to the next request of its session.")
+@click.option(
+    "--branch-percent", type=click.IntRange(0, 100), help="Of 100 agent's requests, how many start two more agents."
+)
+@click.option("--max-tokens", type=click.IntRange(2, MAX_TOKENS), help="Most tokens of prompt and output together.")
 @click.option("--format", default=FORMATS[0], show_default=True, type=click.Choice(FORMATS), help="Of the lines.")
 @click.option(
-    "--tokens-per-id", default=TOKENS_PER_ID, show_default=True, type=click.IntRange(min=1), help="Tokens an id names."
+    "--tokens-per-id",
+    default=TOKENS_PER_ID,
+    show_default=True,
+    type=click.IntRange(1, MAX_TOKENS),
+    help="Tokens an id names.",
 )
 @json_option
 def command(workload: str, output: str, seed: int, format: str, tokens_per_id: int, **options: Any) -> None:

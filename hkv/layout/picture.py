@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import overload
 
 from hkv.layout.block_layout import Layout, Place
 from hkv.layout.content import Part
@@ -33,6 +34,36 @@ class Piece:
     chosen: bool = False
 
 
+class Pieces(Sequence[Piece]):
+    """Pieces that are made when they are looked at: a pool may have millions of blocks, and a picture shows a dozen.
+
+    Args:
+      count: how many.
+      make: makes one by its index.
+      chosen: index of the one whose inside the next level shows, or None.
+    """
+
+    def __init__(self, count: int, make: Callable[[int], Piece], chosen: int | None) -> None:
+        self._indices, self._make, self.chosen = range(count), make, chosen
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> Pieces:
+        """Pieces that are there already."""
+        chosen = next((index for index, piece in enumerate(pieces) if piece.chosen), None)
+        return cls(len(pieces), pieces.__getitem__, chosen)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Piece: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Piece]: ...
+    def __getitem__(self, index: int | slice) -> Piece | Sequence[Piece]:
+        found = self._indices[index]
+        return self._make(found) if isinstance(found, int) else [self._make(one) for one in found]
+
+
 @dataclasses.dataclass(frozen=True)
 class Level:
     """One stretch of memory and its pieces in rising order.
@@ -47,7 +78,7 @@ class Level:
     title: str
     start: int
     length: int
-    pieces: tuple[Piece, ...]
+    pieces: Pieces
 
 
 AXIS_NAMES = ("layer", "block", "kernel", "head", "state")
@@ -90,19 +121,26 @@ def _axis_level(layout: Layout, axis: int, start: int, inner: int, at: tuple[int
     padding = 0
     if axis < 2 and (layout.order.block_compact or layout.shape[2] == 1):
         padding = min(stride - inner, layout.page_size - layout.split * math.prod(layout.shape[2:]))
-    pieces: list[Piece] = []
-    for index in range(count):
+    padding = max(padding, 0)
+    between: list[tuple[str, int, int, str]] = []
+    if padding:
+        between.append(("pad", inner, padding, "padding"))
+    if stride > inner + padding:
+        between.append(("others", inner + padding, stride - inner - padding, "other"))
+
+    def piece(number: int) -> Piece:
+        index, kind = divmod(number, 1 + len(between))
         here = start + index * stride
-        pieces.append(Piece(_label(layout, axis, index, at), here, inner, name, index == at[axis]))
-        if index == count - 1 and axis != 1:
-            break
-        if padding > 0:
-            pieces.append(Piece("pad", here + inner, padding, "padding"))
-        if stride > inner + padding:
-            pieces.append(Piece("others", here + inner + padding, stride - inner - padding, "other"))
+        if kind == 0:
+            return Piece(_label(layout, axis, index, at), here, inner, name, index == at[axis])
+        label, offset, length, what = between[kind - 1]
+        return Piece(label, here + offset, length, what)
+
+    each = 1 + len(between)
+    pieces = Pieces(count * each if axis == 1 else (count - 1) * each + 1, piece, at[axis] * each)
     plural = {"kernel": "kernel blocks", "state": "states"}.get(name, f"{name}s")
     end = pieces[-1].start + pieces[-1].length
-    return Level(f"{count:,} {plural}, {stride:,} bytes apart", start, end - start, tuple(pieces))
+    return Level(f"{count:,} {plural}, {stride:,} bytes apart", start, end - start, pieces)
 
 
 def _label(layout: Layout, axis: int, index: int, at: tuple[int, ...]) -> str:
@@ -136,22 +174,29 @@ def _plane_levels(layout: Layout, page: int, length: int, at: tuple[int, ...], o
         first, end = plane[0].offset, max(_plane_end(layout, part, one_head) for part in plane)
         label = " + ".join(part.name for part in plane)
         pieces.append(Piece(label, page + first, end - first, plane[0].name, index == 0))
-    found = [Level(f"{len(planes)} planes of {length:,} bytes", page, length, tuple(pieces))]
+    found = [Level(f"{len(planes)} planes of {length:,} bytes", page, length, Pieces.of(pieces))]
     chosen, head = planes[0], at[3]
     heads = 1 if one_head else (layout.shape[2] if chosen[0].heads is None else chosen[0].heads)
     head_stride, state_stride = chosen[0].strides or (0, 0)
     start = page + chosen[0].offset
     if heads > 1:
-        inner = head_stride
-        rows = [Piece(f"head {h}", start + h * head_stride, inner, "head", h == head % heads) for h in range(heads)]
-        found.append(Level(f"{heads} heads, {head_stride:,} bytes apart", start, heads * head_stride, tuple(rows)))
-        start += head % heads * head_stride
+        first, own = start, head % heads
+
+        def head_piece(index: int) -> Piece:
+            return Piece(f"head {index}", first + index * head_stride, head_stride, "head", index == own)
+
+        rows = Pieces(heads, head_piece, own)
+        found.append(Level(f"{heads} heads, {head_stride:,} bytes apart", start, heads * head_stride, rows))
+        start += own * head_stride
     if layout.shape[3] > 1:
-        row = state_stride
-        labels = [_label(layout, 4, n, at) for n in range(layout.shape[3])]
-        rows = [Piece(label, start + n * row, row, "state", n == at[4]) for n, label in enumerate(labels)]
-        title = f"{layout.shape[3]} rows, {row:,} bytes apart"
-        found.append(Level(title, start, layout.shape[3] * row, tuple(rows)))
+        top, count = start, layout.shape[3]
+
+        def row_piece(index: int) -> Piece:
+            label = _label(layout, 4, index, at)
+            return Piece(label, top + index * state_stride, state_stride, "state", index == at[4])
+
+        rows = Pieces(count, row_piece, at[4])
+        found.append(Level(f"{count} rows, {state_stride:,} bytes apart", start, count * state_stride, rows))
         start += at[4] * state_stride
     shifted = [dataclasses.replace(part, offset=part.offset - chosen[0].offset) for part in chosen]
     return [*found, _part_level("row", shifted, start, state_stride, head)]
@@ -173,7 +218,7 @@ def _part_level(name: str, parts: Sequence[Part], start: int, length: int, head:
         end = part.offset + part.nbytes
     if end < length:
         pieces.append(Piece("unused", start + end, length - end, "padding"))
-    return Level(f"one {name} of {length:,} bytes", start, length, tuple(pieces))
+    return Level(f"one {name} of {length:,} bytes", start, length, Pieces.of(pieces))
 
 
 def shown(level: Level, limit: int) -> tuple[Piece | None, ...]:
@@ -185,8 +230,8 @@ def shown(level: Level, limit: int) -> tuple[Piece | None, ...]:
     """
     pieces = level.pieces
     if len(pieces) <= limit:
-        return pieces
-    chosen = next((i for i, piece in enumerate(pieces) if piece.chosen), 0)
+        return tuple(pieces)
+    chosen = pieces.chosen or 0
     around = (limit - 4) // 2
     wanted = {0, 1, len(pieces) - 1, *range(max(0, chosen - around), min(len(pieces), chosen + around + 1))}
     kept: list[Piece | None] = []

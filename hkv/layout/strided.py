@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 
 from hkv.errors import LayoutError
+from hkv.limits import MAX_BYTES, MAX_RUNS
 from hkv.spec.dtypes import item_bytes
 
 COPY_WIDTHS = (16, 8, 4, 2, 1)
@@ -54,6 +55,8 @@ class StridedView:
                 expected = f"to nest, each beyond the reach of the smaller ones, so that {self.shape} shares no byte"
                 raise LayoutError("strides", self.strides, expected)
             reach += (extent - 1) * stride
+        if self.offset + reach > MAX_BYTES:
+            raise LayoutError("shape", self.shape, f"at most {MAX_BYTES} bytes from the first to the last")
 
     @property
     def itemsize(self) -> int:
@@ -118,9 +121,16 @@ class StridedView:
         return tuple(axes), run
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Every maximal stretch of bytes without a gap between axes, as (first byte, bytes), in rising order."""
+        """Every maximal stretch of bytes without a gap between axes, as (first byte, bytes), in rising order.
+
+        Raises:
+          LayoutError: they are more than `MAX_RUNS`.
+        """
         inside, length = self.run_axes()
         outer = [(s, n) for a, (s, n) in enumerate(zip(self.strides, self.shape, strict=True)) if a not in inside]
+        count = math.prod(n for _, n in outer)
+        if count > MAX_RUNS:
+            raise LayoutError("runs", count, f"at most {MAX_RUNS} stretches of bytes, to be listed one by one")
         outer.sort(reverse=True)
         for index in itertools.product(*(range(n) for _, n in outer)):
             yield self.offset + sum(i * s for i, (s, _) in zip(index, outer, strict=True)), length

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from hkv.errors import ConfigError
+from hkv.limits import MAX_TOKENS, check_whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,7 @@ class Schedule:
         least = {"lookahead": 0, "closed_loop": 0}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if type(value) is not int or value < least.get(field.name, 1):
-                raise ConfigError(field.name, value, f"an integer of at least {least.get(field.name, 1)}")
+            check_whole(field.name, value, least.get(field.name, 1), MAX_TOKENS)
         if self.step_tokens < self.decode_tokens:
             raise ConfigError("decode_tokens", self.decode_tokens, f"at most step_tokens {self.step_tokens}")
 

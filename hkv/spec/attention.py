@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Self
 
 from hkv.errors import SpecError
+from hkv.limits import MAX_BYTES, MAX_TOKENS
 from hkv.spec.dtypes import item_bytes
 from hkv.spec.layer import LayerSpec, MergeError, check_positive
 
@@ -73,12 +74,14 @@ class AttentionSpec(LayerSpec):
         item_bytes(self.dtype)
         for name in ("num_head_slots", "state_content_bytes", "max_tp_shards", "page_size_padded"):
             if getattr(self, name) is not None:
-                check_positive(self, name)
+                check_positive(self, name, most=MAX_BYTES)
         if self.block_stride_alignment is not None and not isinstance(self.block_stride_alignment, KernelPages):
-            check_positive(self, "block_stride_alignment")
+            check_positive(self, "block_stride_alignment", most=MAX_BYTES)
         self._check_kernel_pages()
-        if self.tokens_per_state <= 0:
-            raise SpecError("tokens_per_state", self.tokens_per_state, "a positive number of tokens")
+        if not Fraction(1, MAX_TOKENS) <= self.tokens_per_state <= MAX_TOKENS:
+            raise SpecError(
+                "tokens_per_state", self.tokens_per_state, f"a positive number of tokens, at most {MAX_TOKENS}"
+            )
         if self.page_size_padded is not None and self.page_size_padded < self.unpadded_page_size_bytes:
             expected = f"at least the page's {self.unpadded_page_size_bytes} bytes"
             raise SpecError("page_size_padded", self.page_size_padded, expected)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
+from hkv.limits import MAX_TOKENS, whole_number
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits
@@ -23,21 +24,21 @@ class MergeError(SpecError):
     """Layers cannot share one group because a property that a group has once differs between them."""
 
 
-def check_positive(spec: object, *names: str) -> None:
-    """Raise SpecError unless each named attribute of `spec` is an int of at least 1."""
-    _check_at_least(spec, 1, "a positive integer", names)
+def check_positive(spec: object, *names: str, most: int = MAX_TOKENS) -> None:
+    """Raise SpecError unless each named attribute of `spec` is an int of at least 1 and at most `most`."""
+    _check(spec, 1, most, "a positive integer", names)
 
 
-def check_not_negative(spec: object, *names: str) -> None:
-    """Raise SpecError unless each named attribute of `spec` is an int of at least 0."""
-    _check_at_least(spec, 0, "a non-negative integer", names)
+def check_not_negative(spec: object, *names: str, most: int = MAX_TOKENS) -> None:
+    """Raise SpecError unless each named attribute of `spec` is an int of at least 0 and at most `most`."""
+    _check(spec, 0, most, "a non-negative integer", names)
 
 
-def _check_at_least(spec: object, least: int, expected: str, names: tuple[str, ...]) -> None:
+def _check(spec: object, least: int, most: int, expected: str, names: tuple[str, ...]) -> None:
     for name in names:
         value = getattr(spec, name)
-        if type(value) is not int or value < least:
-            raise SpecError(f"{type(spec).__name__}.{name}", value, expected)
+        if type(value) is not int or not least <= value <= most:
+            raise SpecError(f"{type(spec).__name__}.{name}", value, f"{expected}, at most {most}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,7 +238,8 @@ def spec_from_text(text: str) -> LayerSpec:
         raise SpecError("group", text, f"kind:block_size[:parameter] with a kind of {', '.join(sorted(names))}")
     wanted = ["block_size"] + ([cls.parameter] if cls.parameter else [])
     shape = ":".join([kind, *wanted])
-    if len(numbers) != len(wanted) or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in numbers):
+    found = [whole_number(part) for part in numbers]
+    if len(found) != len(wanted) or not all(found):
         raise SpecError("group", text, f"{shape}, each number a positive integer")
-    values: dict[str, Any] = dict(zip(wanted, map(int, numbers), strict=True))
+    values: dict[str, Any] = dict(zip(wanted, found, strict=True))
     return cls(**values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hkv.errors import SpecError
+from hkv.limits import MAX_RANKS
 from hkv.spec.layer import check_positive
 
 MAMBA_MODES = ("align", "none")
@@ -28,7 +29,8 @@ class RequestLimits:
     mamba_mode: str = "align"
 
     def __post_init__(self) -> None:
-        check_positive(self, "max_model_len", "max_in_flight_tokens", "context_parallel")
+        check_positive(self, "max_model_len", "max_in_flight_tokens")
+        check_positive(self, "context_parallel", most=MAX_RANKS)
         if self.mamba_mode not in MAMBA_MODES:
             raise SpecError("mamba_mode", self.mamba_mode, f"one of {', '.join(MAMBA_MODES)}")
 

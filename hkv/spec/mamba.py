@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hkv.errors import SpecError
+from hkv.limits import MAX_BYTES
 from hkv.spec.dtypes import item_bytes
 from hkv.spec.layer import LayerSpec, check_not_negative, check_positive
 
@@ -64,8 +65,8 @@ class Mamba(LayerSpec):
         if not self.shapes or len(self.shapes) != len(self.dtypes):
             raise SpecError("dtypes", self.dtypes, f"one for each of the {len(self.shapes)} shapes, at least one")
         for shape in self.shapes:
-            if not shape or min(shape) < 1:
-                raise SpecError("shapes", self.shapes, "positive extents in every shape")
+            if not shape or min(shape) < 1 or math.prod(shape) > MAX_BYTES:
+                raise SpecError("shapes", self.shapes, f"positive extents in every shape, {MAX_BYTES} bytes at most")
         if self.page_size_padded is not None and self.page_size_padded < self.unpadded_page_size_bytes:
             expected = f"at least the state's {self.unpadded_page_size_bytes} bytes"
             raise SpecError("page_size_padded", self.page_size_padded, expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
+from hkv.limits import MAX_BYTES
 from hkv.spec.layer import LayerSpec, check_positive
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ class OpaqueState(LayerSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "entry_bytes")
+        check_positive(self, "entry_bytes", most=MAX_BYTES)
         if self.page_size_padded is not None:
-            check_positive(self, "page_size_padded")
+            check_positive(self, "page_size_padded", most=MAX_BYTES)
 
     def readable(self, n: int) -> range:
         return range(max(0, n - self.block_size), n)

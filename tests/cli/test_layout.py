@@ -103,7 +103,7 @@ def test_the_drawing_in_a_file(hkv, tmp_path, ending, start):
     [
         (["--spec", "full"], "hkv: group = 'full'"),
         (["--spec", "full:16", "--layout", "XYZ"], "hkv: layout = 'XYZ': expected one of LBHNC"),
-        (["--spec", "full:16", "--num-blocks", "0"], "hkv: num_blocks = 0: expected a positive integer"),
+        (["--spec", "full:16", "--num-blocks", "0"], "hkv: Invalid value for '--num-blocks': 0 is not in the range"),
         (["--spec", "full:16", "--address", "1,2,3"], "hkv: --address = '1,2,3': expected layer,block,head,token"),
         (["--spec", "full:16", "--address", "0,0,0,16,0"], "hkv: token = 16: expected a number from 0 to 15"),
         (["--spec", "full:16", "--address", "0,0,0,-1,0"], "hkv: token = -1"),
@@ -111,7 +111,7 @@ def test_the_drawing_in_a_file(hkv, tmp_path, ending, start):
         (["--spec", "full:16", "--address", "0,0,0,0,key:128"], "hkv: channel = 'key:128'"),
         (["--spec", "full:16", "--address", "0,0,0,0,rope:1"], "hkv: part = 'rope': expected one of key, value"),
         (["--spec", "full:16", "--address", "0,0,0,0,x"], "hkv: --address = 'x'"),
-        (["--spec", "full:16", "--byte", "-1"], "hkv: --byte = -1"),
+        (["--spec", "full:16", "--byte", "-1"], "hkv: Invalid value for '--byte': -1 is not in the range"),
         (["--spec", "full:16", "--tokens-per-state", "1/0"], "hkv: --tokens-per-state = '1/0'"),
         (["--spec", "mamba:16", "--state", "4,8"], "hkv: --state = '4,8'"),
         (["--spec", "full:16", "--image", "block.pdf"], "hkv: --image = 'block.pdf'"),

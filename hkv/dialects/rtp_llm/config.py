@@ -7,6 +7,7 @@ import dataclasses
 from hkv.bugs import check_bugs
 from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
 from hkv.errors import ConfigError
+from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.group_policy import CpMapping, EvictPolicy, GroupPolicy, GroupType
 from hkv.model.topology import Topology
 from hkv.spec import AttentionSpec
@@ -53,12 +54,13 @@ class RtpConfig:
         if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != pools:
             raise ConfigError("num_blocks", self.num_blocks, f"a tuple of {pools}, one number a pool")
         for index, count in enumerate(self.num_blocks):
-            _check_int(f"num_blocks[{index}]", count, 2)
+            check_whole(f"num_blocks[{index}]", count, 2, MAX_BLOCKS)
         if self.block_size == 0:
             object.__setattr__(self, "block_size", self._default_block_size())
-        _check_int("block_size", self.block_size, 1)
-        _check_int("linear_step", self.linear_step, 0)
-        _check_int("reserve_blocks", self.reserve_blocks, 0)
+        check_whole("block_size", self.block_size, 1, MAX_TOKENS)
+        check_whole("linear_step", self.linear_step, 0, MAX_TOKENS)
+        check_whole("reserve_blocks", self.reserve_blocks, 0, MAX_BLOCKS)
+        check_whole("cp_size", self.cp_size, 1, MAX_RANKS)
         CpSlotMapper(self.cp_rank, self.cp_size, self.block_size)
         self._check_groups()
 
@@ -117,8 +119,3 @@ class RtpConfig:
 def reserve_for_ratio(ratio: int, available: int) -> int:
     """Blocks that stay free when `ratio` percent of `available` blocks are reserved, rounded down."""
     return ratio * available // 100
-
-
-def _check_int(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ConfigError(name, value, f"an integer of at least {least}")

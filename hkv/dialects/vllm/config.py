@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from hkv.errors import ConfigError
+from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.topology import Topology
 from hkv.spec import AttentionSpec, LayerSpec, Mamba
 
@@ -77,12 +78,14 @@ class VllmConfig:
     def _check_numbers(self) -> None:
         if self.hash not in HASHES:
             raise ConfigError("hash", self.hash, f"one of {', '.join(HASHES)}")
-        for name in ("num_blocks", "hash_block_size", "scheduler_block_size", "max_model_len", "context_parallel"):
-            _check_int(name, getattr(self, name), 1)
+        check_whole("num_blocks", self.num_blocks, 1, MAX_BLOCKS)
+        check_whole("context_parallel", self.context_parallel, 1, MAX_RANKS)
+        for name in ("hash_block_size", "scheduler_block_size", "max_model_len"):
+            check_whole(name, getattr(self, name), 1, MAX_TOKENS)
         for name in ("hash_lookahead", "prefill_lookahead"):
-            _check_int(name, getattr(self, name), 0)
+            check_whole(name, getattr(self, name), 0, MAX_TOKENS)
         if self.max_in_flight_tokens is not None:
-            _check_int("max_in_flight_tokens", self.max_in_flight_tokens, 1)
+            check_whole("max_in_flight_tokens", self.max_in_flight_tokens, 1, MAX_TOKENS)
         if not 0 <= self.watermark <= 1:
             raise ConfigError("watermark", self.watermark, "a share of the pool between 0 and 1")
         if self.scheduler_block_size % self.hash_block_size:
@@ -106,8 +109,10 @@ class VllmConfig:
         interval = self.retention_interval
         if interval is None:
             return
-        if type(interval) is not int or interval < 0 or interval % self.scheduler_block_size:
-            expected = f"None, 0 or a multiple of scheduler_block_size {self.scheduler_block_size}"
+        if type(interval) is not int or not 0 <= interval <= MAX_TOKENS or interval % self.scheduler_block_size:
+            expected = (
+                f"None, 0 or a multiple of scheduler_block_size {self.scheduler_block_size}, at most {MAX_TOKENS}"
+            )
             raise ConfigError("retention_interval", interval, expected)
         sparse = any(spec.kind in ("sliding_window", "mamba") for spec in self.topology.specs)
         if interval and not sparse:
@@ -185,8 +190,3 @@ def default_partial_hits(
 def _manager_block(spec: LayerSpec, context_parallel: int) -> int:
     sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded
     return spec.block_size * (context_parallel if sharded else 1)
-
-
-def _check_int(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ConfigError(name, value, f"an integer of at least {least}")

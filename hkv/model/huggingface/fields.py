@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hkv.errors import ConfigError, FileError
+from hkv.limits import MAX_TOKENS, check_whole
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where multimodal models keep the fields of their decoder."""
@@ -88,13 +89,12 @@ class Fields:
         """The first of these fields that is there.
 
         Raises:
-          ConfigError: it is not a positive integer; or none is there and there is no default.
+          ConfigError: it is not a positive integer, or beyond `MAX_TOKENS`; or none is there and there is no default.
         """
         for name in names:
             value = self.values.get(name)
             if value is not None:
-                if type(value) is not int or value < 1:
-                    raise ConfigError(self.path + name, value, "a positive integer")
+                check_whole(self.path + name, value, 1, MAX_TOKENS)
                 return Field(value, (self.path + name,))
         if default is None:
             raise ConfigError(self.path + names[0], None, "a positive integer: the layers' bytes depend on it")
@@ -109,8 +109,7 @@ class Fields:
         value = self.values.get(name)
         if value is None:
             return 0
-        if type(value) is not int or value < 0:
-            raise ConfigError(self.path + name, value, "a non-negative integer")
+        check_whole(self.path + name, value, 0, MAX_TOKENS)
         return value
 
     def dtype(self) -> tuple[str, tuple[str, ...]]:
@@ -184,7 +183,7 @@ def load_config(path: str | pathlib.Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(str(path), None, "", error.strerror, "a readable config.json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(str(path), getattr(error, "lineno", None), "", str(error), "JSON") from None
     if not isinstance(config, dict):
         raise FileError(str(path), None, "", type(config).__name__, "a JSON object")

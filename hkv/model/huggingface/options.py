@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hkv.errors import ConfigError
+from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, check_whole
 from hkv.spec.dtypes import ITEM_BYTES
 
 KV_DTYPES = (
@@ -53,9 +54,8 @@ class ReadOptions:
             value = getattr(self, name)
             if value is not None and value not in ITEM_BYTES:
                 raise ConfigError(name, value, f"one of {', '.join(ITEM_BYTES)}")
-        for name, least in (("tensor_parallel", 1), ("context_parallel", 1), ("speculative_tokens", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ConfigError(name, value, f"an integer of at least {least}")
-        if self.block_size is not None and (type(self.block_size) is not int or self.block_size < 1):
-            raise ConfigError("block_size", self.block_size, "a positive integer")
+        for name in ("tensor_parallel", "context_parallel"):
+            check_whole(name, getattr(self, name), 1, MAX_RANKS)
+        check_whole("speculative_tokens", self.speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
+        if self.block_size is not None:
+            check_whole("block_size", self.block_size, 1, MAX_TOKENS)

@@ -20,6 +20,7 @@ from hkv.dialects.rtp_llm.planning.pools import (
 )
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes, indexer_scale_bytes, mha, mla
 from hkv.errors import PlanError
+from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, check_whole
 from hkv.model.draft_modules import DEFAULT_TAG
 from hkv.model.group_policy import GroupPolicy, GroupType, default_policy
 from hkv.model.huggingface import Model
@@ -52,10 +53,12 @@ class RtpOptions:
     ranks: int = 1
 
     def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise PlanError("ranks", self.ranks, "at least one")
-        if self.modules < 1:
-            raise PlanError("modules", self.modules, "at least one")
+        check_whole("block_size", self.block_size, 1, MAX_TOKENS, PlanError)
+        check_whole("kernel_block_size", self.kernel_block_size, 0, MAX_TOKENS, PlanError)
+        check_whole("step", self.step, 0, MAX_TOKENS, PlanError)
+        check_whole("ranks", self.ranks, 1, MAX_RANKS, PlanError)
+        for name, least in (("modules", 1), ("drafts", 0)):
+            check_whole(name, getattr(self, name), least, MAX_SPECULATIVE_TOKENS, PlanError)
         if self.pools not in ("shared", "independent"):
             raise PlanError("pools", self.pools, "shared or independent")
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hkv.dialects.vllm.planning.plan import PlannedGroup
+from hkv.errors import PlanError
+from hkv.limits import MAX_CHUNKS
 from hkv.spec import RequestLimits
 
 
@@ -43,6 +45,9 @@ def simulate(groups: Sequence[PlannedGroup], usable_blocks: int, limits: Request
       groups: the model's groups.
       usable_blocks: blocks that requests can hold: the pool without the null block.
       limits: longest request and tokens in flight.
+
+    Raises:
+      PlanError: so many requests in so many chunks that the simulation would not end (`hkv.limits.MAX_CHUNKS`).
     """
     budget, prompt = limits.max_in_flight_tokens, max(limits.max_model_len - 1, 1)
 
@@ -51,6 +56,10 @@ def simulate(groups: Sequence[PlannedGroup], usable_blocks: int, limits: Request
         return sum(_held(group, start, end, limits) for group in groups)
 
     last = held(limits.max_model_len - 1, limits.max_model_len)
+    chunks = max(usable_blocks // last if last else 0, 1) * -(-prompt // budget)
+    if chunks > MAX_CHUNKS:
+        expected = f"at most {MAX_CHUNKS} to simulate: less memory, shorter requests or more tokens in flight"
+        raise PlanError("chunks of prompts that fit at once", chunks, expected)
 
     @functools.cache
     def run(requests: int) -> _Run:

@@ -11,6 +11,7 @@ from hkv.dialects.vllm.planning.residency import Residency, simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.errors import PlanError
 from hkv.layout.orders import Order
+from hkv.limits import MAX_MEMORY, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.huggingface import Model
 from hkv.spec import LayerSpec, Mamba, RequestLimits
 
@@ -42,6 +43,12 @@ class Serving:
     caching: bool = True
     hybrid: bool = True
     bugs: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_whole("memory", self.memory, 0, MAX_MEMORY, PlanError)
+        check_whole("kernel_block_size", self.kernel_block_size, 0, MAX_TOKENS, PlanError)
+        for name in ("pipeline_parallel", "context_parallel"):
+            check_whole(name, getattr(self, name), 1, MAX_RANKS, PlanError)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,171 @@
+"""The smallest use of every command, for what holds for all of them: how they fail, and where they write."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import pathlib
+import resource
+from collections.abc import Iterator, Sequence
+
+import click
+
+import hkv.cli
+from hkv.cli.interruption import Interruption
+from hkv.cli.output_option import OutputFolder, OutputPath
+from hkv.cli.standard_output import standard_output
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.events.stream import Message, write_recording
+from hkv.oracle.events.wire import Batch, BlockStored, encode_batch
+from hkv.oracle.log_file import write_log
+from hkv.oracle.record import Only, record
+from hkv.oracle.shrink import Shrinker
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+WRONG = f"{ROOT / 'examples' / 'wrong_engine.py'}:WrongEngine"
+MODEL = ROOT / "tests" / "data" / "models" / "llama.json"
+
+ONE_FULL = ("--kinds", "full_attention", "--max-groups", "1", "--version", "1", "--seeds", "5")
+"""Traffic in which the wrong engine differs."""
+
+INPUTS = {
+    "check": ("{log}",),
+    "check-events": ("{events}",),
+    "diff": ("--engines", f"{WRONG},numpy", "--no-shrink", "--feature", "core", *ONE_FULL, "--save", "{folder}/found"),
+    "explain": ("{log}", "--line", "3"),
+    "explore": ("--num-blocks", "3", "--save", "{folder}/found.jsonl"),
+    "layout": ("--spec", "full:16"),
+    "mutants": ("--only", "eagle-drop-after-the-window-test"),
+    "plan": ("{model}", "--memory", "8GiB"),
+    "record": (
+        "--engine",
+        "numpy",
+        "--feature",
+        "core",
+        "--seed",
+        "2",
+        "--steps",
+        "2",
+        "-o",
+        "{folder}/log.jsonl",
+    ),
+    "replay": ("{trace}", "--groups", "full:16,swa:16:32", "--num-blocks", "64", "--engine", "numpy"),
+    "shrink": ("{failing}", "--engine", WRONG, "-o", "{folder}/small.jsonl"),
+    "trace": ("chat", "--requests", "2", "-o", "{folder}/made.jsonl"),
+    "vectors": ("{folder}/vectors",),
+}
+"""Arguments of each command, the names of files left open."""
+
+DIFFERENT = {"diff": 1, "explore": 1}
+"""Exit statuses of these uses that are not 0: both find something, so that they write everything that they can."""
+
+FILES = {
+    "check": "{log}",
+    "check-events": "{events}",
+    "explain": "{log}",
+    "plan": "{model}",
+    "replay": "{trace}",
+    "shrink": "{failing}",
+}
+"""The file that a command reads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Files that the commands read, whole and valid, in a folder that nothing else is written to."""
+
+    log: pathlib.Path
+    failing: pathlib.Path
+    trace: pathlib.Path
+    events: pathlib.Path
+    model: pathlib.Path = MODEL
+
+    def arguments(self, command: str, folder: pathlib.Path, **others: object) -> list[str]:
+        """The smallest use of a command that writes into `folder`, with other files than these where named."""
+        names = {**vars(self), "folder": folder, **others}
+        return [command, *(text.format(**names) if "{" in text else text for text in INPUTS[command])]
+
+
+def make_inputs(folder: pathlib.Path) -> Inputs:
+    """Writes the files."""
+    inputs = Inputs(*(folder / name for name in ("log.jsonl", "failing.jsonl", "trace.jsonl", "events.jsonl")))
+    only = Only(frozenset({"full_attention"}), 1)
+    recording = record(NumpyEngine, "core", 2, 1, 16, only)
+    write_log(inputs.log, recording.header, recording.operations[:6], recording.answers[:6])
+    shrinker = Shrinker(engine_factory(WRONG, 10.0), NumpyEngine)
+    case = shrinker.failing(recording.header, recording.operations)
+    assert case is not None
+    small = shrinker.shrink(case)
+    write_log(inputs.failing, small.header, small.operations, small.answers)
+    request = {"timestamp": 0, "input_length": 40, "output_length": 2, "hash_ids": [0]}
+    inputs.trace.write_text("".join(json.dumps({**request, "timestamp": time}) + "\n" for time in (0, 100)))
+    batch = encode_batch(Batch(0.0, (BlockStored([1], None, [1, 2], 2, None, "GPU", None, group_idx=0),)))
+    write_recording(inputs.events, [Message(0, batch)])
+    return inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a command ended; `out` is what standard output got."""
+
+    status: int
+    out: bytes
+
+
+def perform(arguments: Sequence[str], folder: pathlib.Path, largest: int | None = None) -> Ended:
+    """Runs a command line in this process, as `hkv.cli.main` does, standard output being a file.
+
+    Args:
+      arguments: as typed.
+      folder: for the file, which is removed again.
+      largest: bytes that a file may grow to meanwhile, as on a full disk; None for no limit.
+    """
+    path = folder / "standard-output"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        with at_most(largest):
+            status = hkv.cli.run(arguments, Interruption(), standard_output(descriptor))
+        return Ended(status, path.read_bytes())
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+@contextlib.contextmanager
+def at_most(largest: int | None) -> Iterator[None]:
+    """Files of this process grow no larger than this."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if largest is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def definition(command: str) -> click.Command:
+    """The command as click has it."""
+    return importlib.import_module(f"hkv.cli.{command.replace('-', '_')}").command
+
+
+def outputs() -> Iterator[tuple[str, str]]:
+    """Every command and each of its options and arguments that name something to write."""
+    for command in hkv.cli.COMMANDS:
+        for parameter in definition(command).params:
+            if isinstance(parameter.type, OutputPath | OutputFolder):
+                yield command, parameter.opts[-1] if isinstance(parameter, click.Option) else ""
+
+
+def with_output(arguments: Sequence[str], option: str, path: pathlib.Path | str) -> list[str]:
+    """A command line that writes to `path` what an option, or for "" the only argument, names."""
+    if not option:
+        return [arguments[0], str(path)]
+    kept = list(arguments)
+    for index in range(len(kept) - 1):
+        if kept[index] in (option, "-o" if option == "--output" else option):
+            return [*kept[: index + 1], str(path), *kept[index + 2 :]]
+    return [*kept, option, str(path)]

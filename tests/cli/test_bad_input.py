@@ -1,0 +1,480 @@
+"""Every command with input it cannot use and output it cannot write: exit status, one line, nothing half-written.
+
+Commands run in this process as `hkv.cli.main` runs them, standard output being a descriptor of its own. A full disk is
+a limit on the size of files, a full device is a private pipe; the machine's own devices are never written to.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+import pathlib
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+
+import click
+import pytest
+
+import hkv.cli
+from hkv.cli import CLOSED_PIPE
+from hkv.cli.interruption import INTERRUPTED, Interruption
+from hkv.cli.standard_output import standard_output
+from hkv.dialects.vllm.explorer import Counterexample, Report
+from hkv.oracle.log_file import read_log
+from hkv.output_file import OutputFile
+from tests.cli.commands import (
+    DIFFERENT,
+    FILES,
+    INPUTS,
+    Inputs,
+    definition,
+    make_inputs,
+    outputs,
+    perform,
+    with_output,
+)
+
+OUTPUTS = list(outputs())
+CASES = [pytest.param(command, option, id=f"{command} {option or 'OUT'}") for command, option in OUTPUTS]
+FULL = 40
+"""Bytes that fit on the disk where it is full: fewer than any result has."""
+
+HUGE = "9" * 25
+LONG = "9" * 5000
+"""More digits than Python makes a number of (`sys.set_int_max_str_digits`)."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, inputs: Inputs) -> None:
+    """The explorer's search finds something at once: compiling it takes ten seconds, and is tested elsewhere."""
+    log = read_log(inputs.log)
+
+    def explore(*_: object, report: Report, **__: object) -> Report:
+        report.seconds = 1.0
+        report.counterexample = Counterexample(("retirement",), log.header, log.operations)
+        return report
+
+    monkeypatch.setattr(sys.modules[definition("explore").callback.__module__], "explore", explore)  # type: ignore[union-attr]
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on standard error."""
+    error = capsys.readouterr().err
+    assert error.startswith("hkv: "), error
+    assert error.count("\n") == 1, error
+    assert "Traceback" not in error
+    return error
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden ones included."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def target(folder: pathlib.Path, option: str) -> pathlib.Path:
+    """Where an output option writes: a file of a suffix that it takes, or for "" and `--save` of `diff` a folder."""
+    return folder / ("result.svg" if option in ("--image", "--plot") else "result")
+
+
+def test_all_commands_are_here() -> None:
+    assert set(INPUTS) == set(hkv.cli.COMMANDS)
+    assert {command for command, _ in OUTPUTS} == set(hkv.cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", INPUTS)
+def test_the_smallest_use_works(command: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    ended = perform(inputs.arguments(command, tmp_path), tmp_path)
+    assert ended.status == DIFFERENT.get(command, 0)
+    assert ended.out
+    assert capsys.readouterr().err == ""
+
+
+def unusable(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
+    """Files that no command can read, by what is wrong with them."""
+    made = {
+        "empty": b"",
+        "binary": bytes(range(256)) * 8,
+        "truncated gzip": gzip.compress(b'{"oplog": 2}\n' * 100)[:40],
+        "UTF-16": '{"timestamp": 0}\n'.encode("utf-16"),
+        "Latin-1": '{"timestamp": "é"}\n'.encode("latin-1"),
+        "NaN": b'{"oplog": NaN, "timestamp": NaN, "seq": NaN, "num_hidden_layers": NaN}\n',
+        "negative": b'{"oplog": -1, "timestamp": -1, "seq": -1, "num_hidden_layers": -1}\n',
+        "huge": b'{"oplog": %b, "timestamp": %b, "seq": %b, "num_hidden_layers": %b}\n' % ((LONG.encode(),) * 4),
+        "deep": b"[" * 100_000,
+        "a list": b"[1, 2]\n",
+        "a number": b"1\n",
+    }
+    yield "missing", folder / "missing"
+    yield "folder", folder
+    yield "below a file", folder / "empty" / "x"
+    for name, data in made.items():
+        path = folder / name
+        path.write_bytes(data)
+        yield name, path
+
+
+@pytest.mark.parametrize("command", FILES)
+def test_files_that_cannot_be_read(command: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    for name, path in unusable(tmp_path):
+        field = FILES[command].strip("{}")
+        before = contents(tmp_path)
+        ended = perform(inputs.arguments(command, tmp_path, **{field: path}), tmp_path)
+        assert (ended.status, ended.out) == (2, b""), name
+        assert path.name in complaint(capsys), name
+        assert contents(tmp_path) == before, name
+
+
+@pytest.mark.parametrize(("command", "option"), [("plan", "--draft"), ("replay", "--draft"), ("replay", "--model")])
+def test_configs_that_cannot_be_read(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    by_model = [str(inputs.trace), "--memory", "8GiB", *([] if option == "--model" else ["--model", str(inputs.model)])]
+    rest = by_model if command == "replay" else [str(inputs.model), "--memory", "8GiB"]
+    for name, path in unusable(tmp_path):
+        ended = perform([command, *rest, option, str(path)], tmp_path)
+        assert (ended.status, ended.out) == (2, b""), name
+        complaint(capsys)
+
+
+def numbers_replaced(value: object, by: object) -> Iterator[object]:
+    """A JSON value with one of its numbers replaced, for each of them."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from ({**value, key: changed} for changed in numbers_replaced(inner, by))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from ([*value[:index], changed, *value[index + 1 :]] for changed in numbers_replaced(inner, by))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield by
+
+
+@pytest.mark.parametrize("number", [-1, 2**31 - 1, 10**25, 1e300, float("nan")], ids=str)
+@pytest.mark.parametrize("command", FILES)
+def test_numbers_in_files(command: str, number: float, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    """Every number of a file in turn, wherever it stands: the command ends, and says in a line what is wrong."""
+    field = FILES[command].strip("{}")
+    path = tmp_path / "changed"
+    lines = getattr(inputs, field).read_text().splitlines()
+    objects = [json.loads("\n".join(lines))] if command == "plan" else [json.loads(line) for line in lines]
+    for index, value in enumerate(objects):
+        for changed in numbers_replaced(value, number):
+            whole = [*objects[:index], changed, *objects[index + 1 :]]
+            path.write_text("".join(json.dumps(one) + "\n" for one in whole))
+            ended = perform(inputs.arguments(command, tmp_path, **{field: path}), tmp_path)
+            if ended.status == 2:
+                complaint(capsys)
+            assert ended.status in (0, 1, 2), changed
+            assert capsys.readouterr().err == "", changed
+
+
+def numeric() -> Iterator[tuple[str, str]]:
+    """Every option that is a number by its type."""
+    for command in hkv.cli.COMMANDS:
+        for parameter in definition(command).params:
+            if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType):
+                yield command, parameter.opts[0]
+
+
+@pytest.mark.parametrize("command", hkv.cli.COMMANDS)
+def test_every_numeric_option_has_bounds(command: str) -> None:
+    for parameter in definition(command).params:
+        if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType):
+            assert isinstance(parameter.type, click.IntRange | click.FloatRange), parameter.name
+            assert parameter.type.min is not None, parameter.name
+            assert parameter.type.max is not None, parameter.name
+
+
+@pytest.mark.parametrize(("command", "option"), list(numeric()))
+def test_numeric_options_refuse_what_is_out_of_bounds(
+    command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, capsys
+) -> None:
+    for value in (HUGE, f"-{HUGE}", LONG, "nan", "inf", "1e400", "", "x"):
+        arguments = [*inputs.arguments(command, tmp_path), f"{option}={value}" if option.startswith("--") else value]
+        ended = perform(arguments, tmp_path)
+        assert (ended.status, ended.out) == (2, b""), value
+        assert option in complaint(capsys), value
+
+
+TEXTS = [
+    *(("replay", "--groups", f"{kind}") for kind in (f"full:{HUGE}", f"swa:16:{HUGE}", f"full:{LONG}", "full:nan", "")),
+    *(("replay", "--groups", kind) for kind in ("full:2147483647,swa:2147483646:4", "full:-1", "full:0", "mamba:")),
+    *(("replay", "--num-blocks", value) for value in ("1000000000000", HUGE, LONG, "-5", "0", "1", "nan", "", "5,")),
+    *(("replay", "--max-model-len", value) for value in (HUGE, LONG, "-1", "0", "nan", "", "auto")),
+    *(("replay", "--speed", value) for value in (HUGE, LONG, "1e999999999", "-1", "0", "nan", "inf", "1/0", "")),
+    *(("replay", "--retention", value) for value in (HUGE, LONG, "-1", "nan", "7", "")),
+    *(("replay", "--eagle", value) for value in (HUGE, LONG, "-1", "nan", "9", "")),
+    *(("replay", "--engine", value) for value in ("", "nothing", "cmd:", "cmd:/nowhere/engine", "nowhere.py:Engine")),
+    *(("explore", "--groups", value) for value in (f"full:{HUGE}", "full:1000000", "opaque:1", "", "full")),
+    *(("explore", "--retention", value) for value in (HUGE, "-1", "x")),
+    *(("explore", "--eagle", value) for value in (HUGE, "-1", "x")),
+    *(
+        ("plan", "--memory", value)
+        for value in ("1000000TiB", HUGE, LONG, f"{LONG}GiB", "-1GiB", "0", "nan", "", "1XiB")
+    ),
+    *(("plan", "--memory", value) for value in ("1e400", "inf", f"0.{LONG}GiB", "1XiB")),
+    *(("plan", "--max-model-len", value) for value in (HUGE, LONG, "-1", "0", "nan", "")),
+    *(("plan", "--layout", value) for value in ("", "X", "LBHN")),
+    *(("plan", name, value) for name in ("--dtype", "--kv-dtype", "--state-dtype") for value in ("", "float7")),
+    *(("plan", "--bugs", value) for value in ("x", "x,y")),
+    *(
+        ("layout", "--spec", value)
+        for value in (f"full:{HUGE}", f"full:{LONG}", "full:0", "full:-1", "full:nan", "", "x")
+    ),
+    *(("layout", "--tokens-per-state", value) for value in (HUGE, LONG, "1e999999999", "nan", "-1", "0", "1/0", "")),
+    *(("layout", "--state", value) for value in (f"{HUGE}:float32", "4x-1:float32", "4", ":float32", "4:x")),
+    *(("layout", "--address", value) for value in (f"{HUGE},0,0,0,0", f"0,0,0,0,{HUGE}", "0,-1,0,0,0", "nan", "")),
+    *(("layout", "--dtype", value) for value in ("", "x")),
+    *(("layout", "--layout", value) for value in ("", "x")),
+    *(("layout", "--quantization", value) for value in ("", "x")),
+    *(
+        (command, "--engine", value)
+        for command in ("check", "record", "shrink")
+        for value in ("", "x", "cmd:/nowhere/e")
+    ),
+    *((command, "--kinds", value) for command in ("diff", "record") for value in ("x", "full_attention,x")),
+    *(("diff", "--engines", value) for value in ("", "numpy", "numpy,x", "cmd:/nowhere/e,numpy")),
+    *(("check", "--bugs", value) for value in ("x", "x,y")),
+    *(("explain", "--request", value) for value in ("", "no such request")),
+    *(("mutants", "--only", value) for value in ("", "x")),
+    *(("check-events", "--endpoint", value) for value in ("", "x", "tcp://127.0.0.1:99999999")),
+]
+"""Options that are read as text, and texts that they refuse."""
+
+
+def test_every_option_is_tried() -> None:
+    """Choices, flags and outputs are looked at elsewhere; every other one is a number or stands in `TEXTS`."""
+    tried = {(command, option) for command, option, _ in TEXTS} | set(numeric())
+    files = {("check-events", "--replay-endpoint"), ("check-events", "--topic"), ("shrink", "--against")}
+    files |= {("plan", "--draft"), ("replay", "--draft"), ("replay", "--model")}
+    files |= {("replay", "--memory"), ("replay", "--kv-dtype"), ("diff", "--bugs")}
+    for command in hkv.cli.COMMANDS:
+        for parameter in definition(command).params:
+            if isinstance(parameter, click.Option) and not parameter.is_flag:
+                special = isinstance(parameter.type, click.Choice) or (command, parameter.opts[-1]) in OUTPUTS
+                assert special or {(command, option) for option in parameter.opts} & (tried | files), parameter.opts
+
+
+@pytest.mark.parametrize(("command", "option", "value"), TEXTS, ids=lambda value: str(value)[:30])
+def test_texts_that_are_refused(
+    command: str, option: str, value: str, inputs: Inputs, tmp_path: pathlib.Path, capsys
+) -> None:
+    arguments = inputs.arguments(command, tmp_path)
+    arguments = [*arguments[:1], *(arguments[2:] if option == "--endpoint" else arguments[1:]), f"{option}={value}"]
+    if command == "layout" and option == "--state":
+        arguments.append("--spec=mamba:16")
+    if option == "--endpoint":
+        arguments.append("--seconds=0")
+    ended = perform(arguments, tmp_path)
+    assert (ended.status, ended.out) == (2, b"")
+    complaint(capsys)
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "{model}", "--memory=8GiB", "--tp=1" + "0" * 30],
+        ["plan", "{model}", "--memory=8GiB", "--dialect=rtp-llm", "--tp=1" + "0" * 30],
+        ["plan", "{v4}", "--memory=16TiB"],
+        ["plan", "{v4}", "--memory=80GiB", "--max-in-flight=1"],
+        ["replay", "{trace}", "--model", "{model}", "--memory=16TiB", "--block-size=1"],
+        ["replay", "{trace}", "--model", "{model}", "--memory=1000000TiB"],
+        ["replay", "{trace}", "--groups=full:16", "--num-blocks=16777217"],
+        ["replay", "{trace}", "--groups=full:16", "--num-blocks=16777217", "--dialect=rtp-llm/single"],
+        ["layout", "--spec=full:16", "--num-blocks=1" + "0" * 18],
+        ["layout", "--spec=full:16", "--kv-heads=2000000000", "--layout=HND"],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:60],
+)
+def test_what_would_never_end_is_refused(arguments: list[str], inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    names = {**vars(inputs), "v4": inputs.model.with_name("deepseek_v4.json")}
+    ended = perform([text.format(**names) for text in arguments], tmp_path)
+    assert (ended.status, ended.out) == (2, b"")
+    complaint(capsys)
+
+
+def test_a_layout_of_a_hundred_billion_blocks_is_drawn(tmp_path: pathlib.Path) -> None:
+    ended = perform(["layout", "--spec", "full:16", "--num-blocks", "1" + "0" * 11], tmp_path)
+    assert ended.status == 0
+    assert b"block 99999999999" in ended.out
+
+
+@pytest.mark.parametrize(("command", "option"), CASES)
+def test_outputs_that_cannot_be_written(
+    command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, capsys
+) -> None:
+    """Refused before any work: a folder where a file is wanted, a name below a file, no name at all."""
+    file = tmp_path / "file"
+    file.write_bytes(b"precious")
+    folder = (command, option) in (("diff", "--save"), ("vectors", ""))
+    for path in (file if folder else tmp_path, file / "below" / "result.svg", ""):
+        ended = perform(with_output(inputs.arguments(command, tmp_path), option, path), tmp_path)
+        assert (ended.status, ended.out) == (2, b""), path
+        complaint(capsys)
+        assert contents(tmp_path) == {"file": b"precious"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only files")
+@pytest.mark.parametrize(("command", "option"), CASES)
+def test_read_only_outputs(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    ended = perform(with_output(inputs.arguments(command, tmp_path), option, target(locked, option)), tmp_path)
+    assert (ended.status, ended.out) == (2, b"")
+    assert "Permission denied" in complaint(capsys)
+
+
+@pytest.mark.parametrize(("command", "option"), CASES)
+def test_a_full_disk(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    """What was there stays, nothing half-written is left beside it, and 1 does not come to mean "they differ"."""
+    results = tmp_path / "results"
+    results.mkdir()
+    path = target(results, option)
+    if (command, option) not in (("diff", "--save"), ("vectors", "")):
+        path.write_bytes(b"precious")
+    before = contents(results)
+    arguments = with_output(inputs.arguments(command, tmp_path / "other"), option, path)
+    ended = perform(arguments, tmp_path, largest=FULL)
+    assert ended.status == 2
+    complaint(capsys)
+    assert contents(results) == before
+
+
+@pytest.mark.parametrize("command", INPUTS)
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "JSON"])
+def test_full_standard_output(command: str, as_json: bool, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    arguments = [*inputs.arguments(command, tmp_path), *(["--json", "-"] if as_json else [])]
+    assert perform_on_full_output(arguments) == 2
+    assert "standard output" in complaint(capsys)
+
+
+def perform_on_full_output(arguments: list[str]) -> int:
+    """Runs a command whose standard output is a non-blocking pipe that nobody empties: it takes nothing more."""
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        try:
+            while True:
+                os.write(writer, bytes(1 << 16))
+        except BlockingIOError:
+            pass
+        return hkv.cli.run(arguments, Interruption(), standard_output(writer))
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize("command", INPUTS)
+def test_a_closed_pipe_ends_quietly(command: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        status = hkv.cli.run(inputs.arguments(command, tmp_path), Interruption(), standard_output(writer))
+    finally:
+        os.close(writer)
+    assert status == CLOSED_PIPE
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", INPUTS)
+def test_no_standard_output_at_all(command: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    status = hkv.cli.run(inputs.arguments(command, tmp_path), Interruption(), standard_output(None))
+    assert status == 2
+    assert "standard output" in complaint(capsys)
+
+
+@pytest.mark.parametrize(("command", "option"), CASES)
+def test_interrupted_while_writing(
+    command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """Ctrl-C just before a result is put in its place: what was there stays, and nothing is left beside it."""
+    results = tmp_path / "results"
+    results.mkdir()
+    path = target(results, option)
+    if (command, option) not in (("diff", "--save"), ("vectors", "")):
+        path.write_bytes(b"precious")
+    before = contents(results)
+
+    def interrupted(output: OutputFile) -> None:
+        if output.target is not None and results in output.target.parents:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(OutputFile, "commit", interrupted)
+    ended = perform(with_output(inputs.arguments(command, tmp_path / "other"), option, path), tmp_path)
+    assert ended.status == INTERRUPTED
+    assert complaint(capsys) == "hkv: interrupted\n"
+    assert contents(results) == before
+
+
+@pytest.mark.parametrize(("command", "option"), CASES)
+def test_a_dash_is_standard_output(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path) -> None:
+    """It then has nothing else, and it is what a file would have got."""
+    if (command, option) in (("diff", "--save"), ("vectors", "")):
+        return  # folders
+    path = target(tmp_path, option)
+    status = DIFFERENT.get(command, 0)
+    arguments = inputs.arguments(command, tmp_path / "other")
+    assert perform(with_output(arguments, option, path), tmp_path).status == status
+    ended = perform(with_output(arguments, option, "-"), tmp_path)
+    assert ended.status == status
+    if option == "--json":
+        assert json.loads(ended.out).keys() == json.loads(path.read_bytes()).keys()
+    elif option in ("--image", "--plot"):
+        assert ended.out.startswith(b"<?xml")
+    elif option != "--markdown":  # it has seconds in it
+        assert ended.out == path.read_bytes()
+
+
+def test_only_one_result_goes_to_standard_output(inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
+    ended = perform([*inputs.arguments("replay", tmp_path), "--json", "-", "--plot", "-"], tmp_path)
+    assert (ended.status, ended.out) == (2, b"")
+    assert "--json and --plot" in complaint(capsys)
+
+
+@pytest.mark.parametrize(("command", "option"), CASES)
+def test_pipes_are_written_as_streams(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path) -> None:
+    if (command, option) in (("diff", "--save"), ("vectors", "")):
+        return  # folders
+    fifo = target(tmp_path, option)
+    os.mkfifo(fifo)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
+    reader.start()
+    ended = perform(with_output(inputs.arguments(command, tmp_path / "other"), option, fifo), tmp_path)
+    reader.join()
+    assert ended.status == DIFFERENT.get(command, 0)
+    assert got[0]
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+@pytest.mark.parametrize(("command", "option"), CASES)
+def test_links_stay_and_modes_are_kept(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path) -> None:
+    if (command, option) in (("diff", "--save"), ("vectors", "")):
+        return  # folders
+    link = target(tmp_path, option)
+    link.symlink_to("real")
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "real").chmod(0o640)
+    ended = perform(with_output(inputs.arguments(command, tmp_path / "other"), option, link), tmp_path)
+    assert ended.status == DIFFERENT.get(command, 0)
+    assert link.is_symlink()
+    assert (tmp_path / "real").read_bytes() not in (b"", b"old")
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o640
+    assert not list(tmp_path.glob(".hkv-*"))
+
+
+def test_a_defect_has_a_status_of_its_own(
+    inputs: Inputs, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """An error that HKV should not have made is shown whole, and does not say "they differ"."""
+    monkeypatch.setattr("hkv.cli.check.check_log", lambda *_: itertools.count().foo)  # type: ignore[attr-defined]
+    ended = perform(inputs.arguments("check", tmp_path), tmp_path)
+    assert ended.status == hkv.cli.DEFECT
+    assert "Traceback" in capsys.readouterr().err
