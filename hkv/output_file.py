@@ -66,35 +66,27 @@ class OutputFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.commit()
-        else:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
             self.discard()
 
     def close(self) -> None:
         """Writes what is buffered; a regular file is whole then, and not yet in its place."""
-        try:
-            with _named(self.path):
-                self.file.close()
-        except BaseException:
-            self.discard()
-            raise
+        with _named(self.path):
+            self.file.close()
 
     def commit(self) -> None:
         """Puts a regular file in its place."""
         self.close()
-        if self.staging is None or self.target is None:
-            return
-        try:
+        if self.staging is not None and self.target is not None:
             with _named(self.path):
                 os.replace(self.staging, self.target)
-        except BaseException:
-            self.discard()
-            raise
-        self.staging = None
+            self.staging = None
 
     def discard(self) -> None:
-        """Gives up: what was at the path is still there, unless it was a stream."""
+        """Gives up what was not committed: what was at the path is still there, unless it was a stream."""
         with contextlib.suppress(OSError):
             self.file.raw.close()  # not the buffer, which would write on
         if self.staging is not None:

@@ -136,12 +136,13 @@ def command(
     )
     found = [_address(layout, text) for text in addresses]
     held = [_element(layout, byte) for byte in offsets]
+    result = {"layout": _description(layout), "addresses": found, "bytes": held}
     if image:
         place = _place([*found, *held])
         write_output(image, figure(levels(layout, place), _names(layout), _title(layout, spec_text), image))
     if talks(json_path, image):
         _print(layout, spec_text, found, held)
-    write_json(json_path, {"layout": _description(layout), "addresses": found, "bytes": held})
+    write_json(json_path, result)
 
 
 def _spec(text: str, **given: Any) -> LayerSpec:

@@ -69,6 +69,9 @@ class LineProcess:
         except EngineProcessError:
             self.close()
             raise
+        except KeyboardInterrupt:
+            self._process.kill()  # at once: an interrupted command ends without waiting for anyone
+            raise
 
     def close(self) -> None:
         """Ends the process: closes its input, waits a moment, kills what is left."""

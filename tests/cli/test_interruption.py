@@ -1,0 +1,184 @@
+"""Ctrl-C: exit status 130 soon after, no crash, what was found so far, and no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from hkv.cli.interruption import INTERRUPTED
+from hkv.testing.mutants import MUTANTS
+from tests.cli.commands import Inputs, make_inputs, perform
+
+SOON = 10.0
+"""Seconds until an interrupted process has to be gone: two, and what a busy machine adds."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def interrupt_when(process: subprocess.Popen[str], mark: str) -> tuple[int, str, str]:
+    """Sends SIGINT once a line with `mark` stands on standard error; status, output, and what came on standard error."""
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if mark in line:
+                break
+        else:
+            raise AssertionError(f"no line with {mark!r}")
+        process.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        out, err = process.communicate(timeout=60)
+        assert time.monotonic() - sent < SOON
+        return process.returncode, out, err
+    finally:
+        process.kill()
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """A process of its own, in which nothing that was compiled before is found again."""
+    own = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**own, "HKV_COMPILATION_CACHE": "off", **environment},
+    )
+
+
+COMPILING = {
+    "explore": ("explore", "--num-blocks", "5"),
+    "diff": ("diff", "--engines", "jax,numpy", "--feature", "core"),
+    "check": ("check", "{log}", "--engine", "jax"),
+}
+"""Commands that compile, each in a way of its own: the explorer's programs, a stream of operations, a log."""
+
+
+@pytest.mark.parametrize("command", COMPILING)
+def test_while_compiling(command: str, inputs: Inputs) -> None:
+    """Jaxlib goes on compiling on a thread of its own, which crashes where the interpreter shuts down under it."""
+    arguments = [text.format(log=inputs.log) for text in COMPILING[command]]
+    program = {"explore": "Compiling jit(_perform)", "diff": "Compiling jit(", "check": "Compiling jit("}[command]
+    process = start("-m", "hkv", *arguments, JAX_LOG_COMPILES="1")
+    status, out, err = interrupt_when(process, program)
+    assert status == INTERRUPTED, err
+    assert err.splitlines()[-1] == "hkv: interrupted"
+    assert "Traceback" not in err
+    if command == "explore":
+        assert "nothing explored: stopped while the program was being compiled" in out
+
+
+def test_inside_a_native_call(tmp_path: pathlib.Path) -> None:
+    """No exception reaches the main thread there: another one says the last words and ends the process."""
+    script = """
+        import hashlib, sys
+        import hkv.cli, hkv.cli.vectors
+        from hkv.cli.interruption import interruption
+
+        def endless(*arguments):
+            with interruption().saying(lambda: print("three so far")):
+                print("ready", file=sys.stderr, flush=True)
+                hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 2**31 - 1)
+
+        hkv.cli.vectors.write_vectors = endless
+        hkv.cli.main()
+    """
+    process = start("-c", textwrap.dedent(script), "vectors", str(tmp_path / "out"))
+    assert interrupt_when(process, "ready") == (INTERRUPTED, "three so far\n", "hkv: interrupted\n")
+
+
+def test_no_engine_process_is_left_behind(inputs: Inputs, tmp_path: pathlib.Path) -> None:
+    """Not even one that hangs, and did not hear of the signal itself."""
+    engine = tmp_path / "engine.py"
+    engine.write_text(
+        "import os, sys, time\nprint('engine', os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(600)\n"
+    )
+    process = start(
+        "-m", "hkv", "check", str(inputs.log), "--engine", f"cmd:{sys.executable} {engine}", "--timeout=600"
+    )
+    assert process.stderr is not None
+    pid = int(next(line for line in process.stderr if line.startswith("engine")).split()[1])
+    time.sleep(0.2)  # it is asked for its first answer
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == INTERRUPTED
+    deadline = time.monotonic() + SOON
+    while pathlib.Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not pathlib.Path(f"/proc/{pid}").exists()
+    process.stderr.close()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def interrupted_at(call: int, function):
+    """A function whose call of that number, from 1, is interrupted."""
+    calls = iter(range(1, 1 << 30))
+
+    def wrapped(*arguments, **options):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return function(*arguments, **options)
+
+    return wrapped
+
+
+def test_check_says_which_logs_it_looked_at(inputs: Inputs, tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    import hkv.cli.check as module
+
+    monkeypatch.setattr(module, "check_log", interrupted_at(3, module.check_log))
+    path = tmp_path / "report.json"
+    ended = perform(["check", *[str(inputs.log)] * 5, "--json", str(path)], tmp_path)
+    assert ended.status == INTERRUPTED
+    assert b"2 of 2 logs agree" in ended.out
+    assert len(json.loads(path.read_bytes())["logs"]) == 2
+    assert capsys.readouterr().err == "hkv: interrupted\n"
+
+
+def test_mutants_shows_its_verdicts(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    import hkv.cli.mutants as module
+
+    monkeypatch.setattr(module, "judge", interrupted_at(2, module.judge))
+    names = ["eagle-drop-after-the-window-test", next(iter(MUTANTS))]
+    ended = perform(["mutants", *(text for name in names for text in ("--only", name))], tmp_path)
+    assert ended.status == INTERRUPTED
+    assert b"1 of 1 mutants killed" in ended.out
+    assert capsys.readouterr().err == "hkv: interrupted\n"
+
+
+def test_replay_says_how_far_it_came(inputs: Inputs, tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    import hkv.cli.replay as module
+
+    def replay(*_, progress, **__):
+        progress()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "replay", replay)
+    ended = perform(inputs.arguments("replay", tmp_path), tmp_path)
+    assert (ended.status, ended.out) == (INTERRUPTED, b"stopped after 1 of 2 requests\n")
+    assert capsys.readouterr().err == "hkv: interrupted\n"
+
+
+def test_an_interrupt_that_arrives_as_another_error(
+    inputs: Inputs, tmp_path: pathlib.Path, monkeypatch, capsys
+) -> None:
+    """The import of an extension turns KeyboardInterrupt into ImportError."""
+    import hkv.cli.check as module
+    from hkv.cli.interruption import interruption
+
+    def broken(*_):
+        interruption().requested = True
+        raise ImportError("Encountered an error while initializing the extension.")
+
+    monkeypatch.setattr(module, "check_log", broken)
+    assert perform(inputs.arguments("check", tmp_path), tmp_path).status == INTERRUPTED
+    assert capsys.readouterr().err == "hkv: interrupted\n"
