@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import secrets
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from hkv.machine import native_loops
 from tests import needs
@@ -16,20 +18,47 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 native_loops.enable()  # before any test uses JAX: programs compile in half the time, and run several times faster
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ.setdefault("HKV_COMPILATION_CACHE", "off")  # commands that tests run leave the user's folder alone
+PROFILE = os.environ.get("HKV_HYPOTHESIS_PROFILE", "hkv")
+"""Every run draws the same examples under `hkv` and `thorough`, other ones each time under `campaign`."""
 
 settings.register_profile(
     "hkv",
+    derandomize=True,
+    database=None,
     deadline=None,
     print_blob=True,
-    derandomize="CI" in os.environ,  # as Hypothesis's own profile for CI: a landing does not hang on luck
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("thorough", settings.get_profile("hkv"), max_examples=2000)
-settings.load_profile(os.environ.get("HKV_HYPOTHESIS_PROFILE", "hkv"))
+settings.register_profile("campaign", settings.get_profile("thorough"), derandomize=False)
+settings.load_profile(PROFILE)
+
+# Hypothesis likes to draw constants that stand in the modules loaded so far: a test would see other examples alone than
+# after others in its process, or on one of several workers. Releases before 6.131 do not; `tests/test_deterministic.py`
+# notices where this is not enough.
+if hasattr(providers, "Constants"):
+    NO_CONSTANTS = providers.Constants()
+    providers._get_local_constants = lambda: NO_CONSTANTS
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    """Registers markers, and chooses the seed of a campaign, so that it can be named; workers get the controller's."""
+    if not settings.default.derandomize and config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(secrets.randbelow(1 << 32))
     needs.register(config)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Says how to repeat what a campaign found."""
+    seed = config.getoption("hypothesis_seed", None)
+    if seed is None:
+        return
+    failed = [report.nodeid for report in terminalreporter.getreports("failed")]
+    command = f"HKV_HYPOTHESIS_PROFILE={PROFILE} python -m pytest --hypothesis-seed={seed}"
+    terminalreporter.write_line(f"to repeat these examples: {command}")
+    for name in failed:
+        terminalreporter.write_line(f"to repeat a failure: {command} '{name}'")
 
 
 @pytest.hookimpl(tryfirst=True)
