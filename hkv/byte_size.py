@@ -33,9 +33,8 @@ def parse_bytes(text: str, name: str = "memory") -> int:
     return size
 
 
-def show_bytes(count: int) -> str:
-    """A size for people: `1.50 GiB`, exact below a KiB."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if count >= 1024**power:
-            return f"{count / 1024**power:.2f} {unit}"
-    return f"{count} B"
+def show_bytes(count: float) -> str:
+    """A size for people, of two decimals at most: `1.5 GiB`, `416 MiB`, `3.6 KiB`, `5 B`."""
+    units = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
+    power, unit = next((found for found in units if count >= 1024 ** found[0]), (0, "B"))
+    return f"{count / 1024**power:,.2f}".rstrip("0").rstrip(".") + f" {unit}"

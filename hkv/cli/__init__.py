@@ -62,14 +62,22 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(COMMANDS.items()))
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @compilation_cache_option
 @click.version_option(hkv.__version__, prog_name="hkv")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """The executable reference for hybrid KV caches.
 
     Example: hkv replay trace.jsonl --groups full:16,swa:16:1024 --num-blocks 20000
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(2)
 
 
 def main() -> None:

@@ -49,15 +49,11 @@ def _model_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", f"{model['model_type']}, {model['num_layers']} layers"),
         (
             "a token",
-            f"{_number(model['token_bytes'])} bytes; {model['token_bytes_if_all_full']:,} with full attention "
+            f"{show_bytes(model['token_bytes'])}; {show_bytes(model['token_bytes_if_all_full'])} with full attention "
             "throughout",
         ),
-        ("a sequence", f"{model['sequence_bytes']:,} bytes of windows and states beside its tokens"),
+        ("a sequence", f"{show_bytes(model['sequence_bytes'])} of windows and states beside its tokens"),
     ]
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
 
 
 def _print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:

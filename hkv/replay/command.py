@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from hkv.errors import ConfigError
+from hkv.model.huggingface import Model
 from hkv.replay import summary
 from hkv.replay.run import ReplayedCache
 from hkv.replay.schedule import Schedule
@@ -103,6 +105,18 @@ def schedule_of(options: dict[str, Any], max_model_len: int) -> Schedule:
     """The schedule's numbers."""
     names = ("step_tokens", "decode_tokens", "max_running", "lookahead", "closed_loop")
     return Schedule(max_model_len=max_model_len, **{name: options[name] for name in names})
+
+
+def model_name(config: str, model: Model) -> str:
+    """What a model is called, and its type: that of the folder its config.json is in, or of another file.
+
+    Args:
+      config: path of the config, or of its folder.
+      model: what was read from it.
+    """
+    path = pathlib.Path(config).resolve()
+    name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
+    return name if name == model.model_type else f"{name} ({model.model_type})"
 
 
 def groups_text(options: dict[str, Any]) -> str:

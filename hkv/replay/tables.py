@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
 from hkv.replay import summary
 from hkv.replay.run import Outcome
 
 BARS = "▁▂▃▄▅▆▇█"
+
+UNBOUNDED = 10_000
+"""Columns that are enough for any table."""
 
 
 def tables(outcome: Outcome, engine: str) -> Iterator[RenderableType]:
@@ -69,15 +72,37 @@ def _reasons(outcome: Outcome, engine: str) -> RenderableType:
     groups = summary.groups(outcome)
     if outcome.recorder.reasons is None:
         return f"Why hits ended: {summary.UNAVAILABLE}: {engine} (add --check, or use --engine numpy)\n"
-    table = Table(title="Why hits ended where they did, requests", title_justify="left")
-    table.add_column("reason")
-    for group in groups:
-        table.add_column(_heading(group), justify="right")
-    for reason in outcome.cache.reasons:
-        counts = [group["reasons"][reason] for group in groups]
-        if any(counts):
-            table.add_row(reason, *(f"{count:,}" for count in counts))
-    return table
+    return _Reasons(groups, outcome.cache.reasons)
+
+
+class _Reasons:
+    """Requests by reason and group: a column a group; where there is no room for that, a row a group."""
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]], reasons: Sequence[str]) -> None:
+        self._groups = groups
+        self._reasons = [reason for reason in reasons if any(group["reasons"][reason] for group in groups)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = self._table("reason")
+        for group in self._groups:
+            wide.add_column(_heading(group), justify="right", no_wrap=True)
+        for reason in self._reasons:
+            wide.add_row(reason, *(f"{group['reasons'][reason]:,}" for group in self._groups))
+        if wide.__rich_measure__(console, options.update(max_width=UNBOUNDED)).maximum <= options.max_width:
+            yield wide
+            return
+        tall = self._table("group")
+        for reason in self._reasons:
+            tall.add_column(reason, justify="right")
+        for group in self._groups:
+            tall.add_row(" ".join(_heading(group).split("\n")), *(f"{group['reasons'][r]:,}" for r in self._reasons))
+        yield tall
+
+    @staticmethod
+    def _table(first: str) -> Table:
+        table = Table(title="Why hits ended where they did, requests", title_justify="left")
+        table.add_column(first, no_wrap=True)
+        return table
 
 
 def _heading(group: Mapping[str, Any]) -> str:

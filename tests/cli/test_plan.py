@@ -194,4 +194,5 @@ def test_sizes_that_are_none(text: str) -> None:
 
 
 def test_sizes_for_people() -> None:
-    assert [show_bytes(size) for size in (5, 2048, 80 << 30, 3 << 40)] == ["5 B", "2.00 KiB", "80.00 GiB", "3.00 TiB"]
+    sizes = {0: "0 B", 5: "5 B", 2048: "2 KiB", 3684.9375: "3.6 KiB", 436_207_616: "416 MiB", 3 << 39: "1.5 TiB"}
+    assert {size: show_bytes(size) for size in sizes} == sizes

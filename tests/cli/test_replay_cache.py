@@ -79,7 +79,7 @@ def test_hash_ids_of_512_tokens_and_blocks_of_544(monkeypatch, capsys, tmp_path,
 def test_longest_requests(monkeypatch, capsys, chat):
     arguments = ("--model", config("gemma3_text"), "--engine", "numpy", "--limit", "2", "--memory", "600MiB")
     _, out, _ = run(monkeypatch, capsys, "replay", chat, *arguments, "--max-model-len", "auto")
-    assert out.startswith("gemma3_text: 7 groups, 2,400 blocks of 256.00 KiB, hits at multiples of 16 tokens")
+    assert out.startswith("gemma3_text: 7 groups, 2,400 blocks of 256 KiB, hits at multiples of 16 tokens")
     longest = int(" ".join(out.split()).partition("requests of up to ")[2].split()[0].replace(",", ""))
     assert 4096 < longest < 131072
     code, out, err = run(monkeypatch, capsys, "replay", chat, *arguments)

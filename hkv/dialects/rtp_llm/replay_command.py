@@ -14,7 +14,7 @@ from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
 from hkv.dialects.rtp_llm.schedule.run import RESERVE_RATIO, RtpReplayedCache, check_replayable, rtp_cache
 from hkv.errors import ConfigError
 from hkv.model.huggingface import ReadOptions, load_config, read_model
-from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups, schedule_of
+from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
 from hkv.request_length import parse_length
 from hkv.spec import SlidingWindow
 
@@ -101,8 +101,8 @@ class RtpReplayCommand(ReplayCommand):
         return StudiedCache(
             RtpReplayedCache(config, caching=options["caching"]),
             schedule_of(options, length or model.max_model_len),
-            f"{options['dialect']}, {model.model_type} in {options['memory']}",
-            _remark(model.model_type, config, parse_bytes(options["memory"])),
+            f"{options['dialect']}, {model_name(options['model'], model)} in {options['memory']}",
+            _remark(model_name(options["model"], model), config, parse_bytes(options["memory"])),
         )
 
 

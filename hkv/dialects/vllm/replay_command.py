@@ -12,7 +12,7 @@ from hkv.dialects.vllm.schedule import planned
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.errors import ConfigError
 from hkv.model.huggingface import ReadOptions, load_config, read_model
-from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups, schedule_of
+from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
 from hkv.request_length import parse_length
 
 
@@ -96,10 +96,11 @@ class VllmReplayCommand(ReplayCommand):
             retention_interval=options["retention"],
         )
         size = max(worker.bytes_per_block for worker in served.plan.workers)
+        called = model_name(options["model"], model)
         groups, blocks = len(config.topology.groups), f"{config.num_blocks:,} blocks of {show_bytes(size)}"
         remark = (
-            f"{model.model_type}: {groups} group{'s' * (groups > 1)}, {blocks}, "
+            f"{called}: {groups} group{'s' * (groups > 1)}, {blocks}, "
             f"hits at multiples of {config.scheduler_block_size:,} tokens, requests of up to {config.max_model_len:,}"
         )
-        name = f"{model.model_type} in {options['memory']}"
+        name = f"{called} in {options['memory']}"
         return StudiedCache(VllmReplayedCache(config), schedule_of(options, config.max_model_len), name, remark)

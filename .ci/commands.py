@@ -1,0 +1,203 @@
+"""Runs `hkv` as an installed program: every command's help and smallest example, or every command of the documents.
+
+  python .ci/commands.py smallest VENV/bin/hkv     with the base dependencies only
+  python .ci/commands.py documents VENV/bin/hkv    in the environment that README's first command makes
+
+Nothing of the checkout is imported. A command may end with 0, or with 1 where it says that something differs; where it
+needs a package that is not installed it has to say so in one line, with 2. Runs of the documents are cut short (fewer
+seeds, requests and states): what is checked is that they run.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+SMALLEST = (
+    "trace chat -o chat.jsonl --requests 20 --seed 1",
+    "replay chat.jsonl --groups full:16,swa:16:1024 --num-blocks 20000",
+    "check tests/data/oplogs/core-0.jsonl",
+    "diff --engines numpy,jax --seeds 1 --feature core",
+    "diff --engines examples/wrong_engine.py:WrongEngine,numpy --kinds full_attention --max-groups 1 --version 1 "
+    "--feature core --save differences",
+    "shrink differences/core-2-v1.jsonl --engine examples/wrong_engine.py:WrongEngine",
+    "explain differences/core-2-v1.jsonl --line 8",
+    "record --engine numpy --feature core --seed 1 -o core.jsonl",
+    "explore --num-blocks 3 --max-model-len 1",
+    "mutants --only taken-from-the-back",
+    "plan tests/data/models/gemma3_text.json --memory 80GiB",
+    "layout --spec full:16",
+    "vectors vectors",
+    "check-events events.jsonl",
+)
+
+WANTING = {
+    "replay chat.jsonl --groups full:16 --num-blocks 20000 --engine numpy --plot chat.png": "plots",
+    "layout --spec full:16 --image block.svg": "plots",
+    "check-events --endpoint tcp://127.0.0.1:5557 --seconds 1": "events",
+    "mutants --only damage-goes-unnoticed": "disk",
+}
+"""Commands that want more than the base dependencies, and the extra that they have to name."""
+
+EVENTS = """
+import msgspec
+from hkv.event_stream import Message, write_recording
+write_recording("events.jsonl", [Message(0, msgspec.msgpack.encode([0.0, [["AllBlocksCleared"]], 0]))])
+"""
+
+ENGINE = "from hkv.oracle.engines.numpy import numpy_engine as Engine\n"
+BLIND = """
+from hkv.oracle.engines.numpy import NumpyEngine
+from hkv.oracle.oplog import Hit
+class Blind(NumpyEngine):
+    def lookup(self, id):
+        hit = super().lookup(id)
+        return Hit(hit=hit.hit, blocks=hit.blocks, shared_prefix=hit.shared_prefix + 1)
+"""
+"""An engine that is wrong about every lookup."""
+
+C_ENGINE = [f"examples/c_engine/{name}.c" for name in ("engine", "pool", "keys", "json")]
+
+FRAGMENTS = {
+    "hkv --compilation-cache", "hkv --compilation-cache DIR", "hkv explain", "hkv explore --form lanes",
+    "hkv plan --bugs NAME", "hkv plan --dialect rtp-llm", "hkv plan --json", "hkv mutants --markdown docs/mutants.md",
+}  # fmt: skip
+"""Mentions of a part of a command line, and the page that is rewritten by hand."""
+
+PLACEHOLDERS = (
+    (r"--line N\b", "--line 12"),
+    (r"--engines numpy,NAME\b", "--engines numpy,jax"),
+    (r"--engine NAME LOGS", "--engine numpy LOG"),
+    (r"--only NAME\b", "--only taken-from-the-back"),
+    (r"\bNAME\b", "window-one-never-hits"),
+    (r"\bCONFIG --memory SIZE", "config.json --memory 80GiB"),
+    (r"chat\|shared-prefix\|agentic -o FILE --seed N", "agentic -o agents.jsonl --seed 1 --requests 20"),
+    (r"(shrink LOG)$", r"\1 --engine blind.py:Blind"),
+)
+
+SHORTER = (
+    (r"--seeds \d+", "--seeds 1"),
+    (r"--requests \d+", "--requests 20"),
+    (r"--limit \d+", "--limit 5"),
+    (r"^(replay (?!.*--limit).*)$", r"\1 --limit 5"),
+    (r"^(replay (?!.*--(?:engine|plot)).*)$", r"\1 --engine numpy"),  # the compiled one is among the smallest
+    (r"^(explore .*)$", r"\1 --num-blocks 3 --max-model-len 1"),
+    (r"--seconds \d+", "--seconds 1"),
+    (r"^(diff .*numpy,jax.*|diff .*cmd:.*)$", r"\1 --steps 4"),
+)
+
+
+class Installed:
+    """The program, run in a folder that has the checkout's data beside what commands write."""
+
+    def __init__(self, hkv: pathlib.Path, folder: pathlib.Path) -> None:
+        self.hkv, self.folder, self.failures = hkv, folder, 0
+        self._environment = {**os.environ, "HKV_COMPILATION_CACHE": str(folder / "compiled")}
+        for name in ("docs", "examples", "tests"):
+            (folder / name).symlink_to(ROOT / name)
+
+    def python(self, text: str) -> str:
+        """What a program of the same environment prints."""
+        command = [str(self.hkv.parent / "python"), "-c", text]
+        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
+
+    def run(self, line: str, extra: str | None = None) -> None:
+        """Runs a command line without its `hkv`; one that names an `extra` must be refused for want of it."""
+        started = time.monotonic()
+        command = [str(self.hkv), *shlex.split(line)]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self._environment, capture_output=True, text=True, check=False
+        )
+        refused = done.returncode == 2 and len(done.stderr.splitlines()) == 1
+        if extra is None:
+            good = done.returncode in (0, 1) and "Traceback" not in done.stderr
+        else:
+            good = refused and extra in done.stderr
+        print(f"{'ok    ' if good else 'FAILED'} {time.monotonic() - started:5.1f} s  hkv {line}", flush=True)
+        if not good:
+            print(f"status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+            self.failures += 1
+
+
+def smallest(installed: Installed) -> None:
+    """Help and smallest example of every command, with nothing but the base dependencies."""
+    commands = installed.python("from hkv.cli import COMMANDS; print(*COMMANDS)").split()
+    missing = set(commands) - {line.split()[0] for line in SMALLEST}
+    if missing:
+        sys.exit(f"no smallest example of {', '.join(sorted(missing))}")
+    for command in ("", *commands):
+        installed.run(f"{command} --help".strip())
+    installed.python(EVENTS)
+    for line in SMALLEST:
+        installed.run(line)
+    for line, extra in WANTING.items():
+        installed.run(line, f"hkv[{extra}]")
+
+
+def documents(installed: Installed) -> None:
+    """Every command line of README and docs."""
+    folder = installed.folder
+    for path, source in {
+        "config.json": "gemma3_text", "gemma-3-1b/config.json": "gemma3_text", "qwen3-next/config.json": "qwen3_next",
+    }.items():  # fmt: skip
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_bytes((ROOT / "tests" / "data" / "models" / f"{source}.json").read_bytes())
+    (folder / "my_engine.py").write_text(ENGINE)
+    (folder / "blind.py").write_text(BLIND)
+    page = (ROOT / "docs" / "new-engine-version.md").read_text()
+    (folder / "vllm_next.py").write_text(re.findall(r"```python\n# vllm_next.py\n(.*?)```", page, re.DOTALL)[0])
+    subprocess.run(["cc", "-std=c11", "-O2", "-o", "my-engine", *C_ENGINE], cwd=folder, check=True)
+    (folder / "LOG").write_bytes((ROOT / "tests" / "data" / "oplogs" / "core-0.jsonl").read_bytes())
+    for name in ("TRACE", "conversation_trace.jsonl", "chat.jsonl"):
+        installed.run(f"trace chat -o {name} --requests 20 --seed 1")
+    lines = found_in([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
+    for line in lines:
+        if line in FRAGMENTS:
+            continue
+        text = line.removeprefix("hkv ")
+        installed.run(*prepared(text))
+
+
+def found_in(pages: list[pathlib.Path]) -> list[str]:
+    """Command lines in blocks and in the text, each once, in order."""
+    lines: dict[str, None] = {}
+    for page in pages:
+        for block, inline in re.findall(r"```[^\n]*\n(.*?)```|`(hkv [^`\n]+)`", page.read_text(), re.DOTALL):
+            for line in [inline] if inline else block.splitlines():
+                command = re.sub(r"\s+#.*", "", line.strip()).removeprefix("$ ")
+                if command.startswith("hkv "):
+                    lines[command] = None
+    return list(lines)
+
+
+def prepared(text: str) -> tuple[str, str | None]:
+    """A command line of the documents that can be run, and what it is refused for, if it is."""
+    if " " not in text:
+        return f"{text} --help", None  # a mention of the command as such
+    for pattern, replacement in (*PLACEHOLDERS, *SHORTER):
+        text = re.sub(pattern, replacement, text)
+    if re.search(r"[, ]vllm\b(?!_)", text):
+        return text, "vLLM 0.33 to be installed"
+    return text, "hkv[events]" if "--endpoint" in text else None
+
+
+def main() -> int:
+    """0 if every command did what it should, else 1."""
+    if len(sys.argv) != 3 or sys.argv[1] not in ("smallest", "documents"):
+        sys.exit(__doc__)
+    with tempfile.TemporaryDirectory() as folder:
+        installed = Installed(pathlib.Path(sys.argv[2]).absolute(), pathlib.Path(folder))
+        (smallest if sys.argv[1] == "smallest" else documents)(installed)
+        return int(installed.failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
