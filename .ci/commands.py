@@ -49,14 +49,14 @@ WANTING = {
 
 EVENTS = """
 import msgspec
-from hkv.event_stream import Message, write_recording
+from hkv.oracle.events.stream import Message, write_recording
 write_recording("events.jsonl", [Message(0, msgspec.msgpack.encode([0.0, [["AllBlocksCleared"]], 0]))])
 """
 
-ENGINE = "from hkv.oracle.engines.numpy import numpy_engine as Engine\n"
+ENGINE = "from hkv.dialects.vllm.engines.numpy import NumpyEngine as Engine\n"
 BLIND = """
-from hkv.oracle.engines.numpy import NumpyEngine
-from hkv.oracle.oplog import Hit
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.structs import Hit
 class Blind(NumpyEngine):
     def lookup(self, id):
         hit = super().lookup(id)
