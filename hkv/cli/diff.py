@@ -32,6 +32,7 @@ from hkv.oracle.check import describe
 from hkv.oracle.engine import EngineFactory
 from hkv.oracle.engines import built_in, engine_factory
 from hkv.oracle.engines.process import PREFIX
+from hkv.oracle.implemented import flags_for
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import Disagreement, Only, Recording, differ, draw
 from hkv.oracle.shrink import Case, Shrinker
@@ -115,8 +116,11 @@ def _finish(
     seeds: int,
     json_path: str | None,
 ) -> None:
+    flags = run.flags() if run.unsupported > run.compared else ""
+    hint = f"configurations that are can be drawn with {flags}" if flags else ""
     if run.unsupported and not run.compared:
-        raise ConfigError("engines", run.reason, "one configuration at least that both engines implement")
+        expected = "one configuration at least that both engines implement"
+        raise ConfigError("engines", run.reason, f"{expected}; {hint}" if hint else expected)
     if json_path != "-":
         left_out = f", {run.unsupported} of them not implemented ({run.reason})" if run.unsupported else ""
         found = len(run.found)
@@ -124,6 +128,8 @@ def _finish(
             f"{names[0]} and {names[1]}: {found or 'no'} difference{'s' * (found > 1)} "
             f"in {len(chosen)} features, {seeds} seeds each{left_out}, {run.operations:,} operations"
         )
+        if hint:
+            click.echo(f"most are not implemented; {hint}")
     result = {"engines": list(names), "operations": run.operations, "not_implemented": run.unsupported}
     write_json(json_path, {**result, "differences": run.found})
     context.exit(1 if run.found else 0)
@@ -141,6 +147,10 @@ class _Run:
         self.reason = ""
         self.parted: dict[str, tuple[int, Disagreement]] = {}
         self.found: dict[str, Any] = {}
+
+    def flags(self) -> str:
+        """Options under which both engines implement what is drawn."""
+        return flags_for(lambda header: (self._tested(header), self._right(header)), self._only.dialect)
 
     def version(self, seed: int) -> int:
         """Of the log format."""

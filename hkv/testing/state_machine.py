@@ -10,10 +10,13 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.dialects.vllm.traffic.traffic import Traffic
-from hkv.errors import MissingExtraError
+from hkv.errors import MissingExtraError, UnsupportedConfigError
+from hkv.oracle.engine import Engine
+from hkv.oracle.record import ALL, Only
 from hkv.testing.strategies import Drawing, HypothesisChoices, headers
 
 try:
+    from hypothesis import reject
     from hypothesis import strategies as st
     from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 except ImportError:
@@ -133,7 +136,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 def engine_machine(
-    factory: Callable[[Header], Engine], features: Sequence[str] = FEATURES, version: int = 2
+    factory: Callable[[Header], Engine], features: Sequence[str] = FEATURES, version: int = 2, only: Only = ALL
 ) -> type[EngineMachine]:
     """A state machine for an engine; `engine_machine(MyEngine).TestCase` is a test case for pytest or unittest.
 
@@ -141,11 +144,18 @@ def engine_machine(
       factory: makes an empty engine of a header.
       features: what configurations are about, see `hkv.dialects.vllm.traffic.headers.FEATURES`.
       version: of the log format, which says what headers may ask for.
+      only: which of the configurations are drawn, for an engine that implements some kinds or numbers of groups.
+
+    A configuration for which the engine raises `UnsupportedConfigError` is left out; if too many are, Hypothesis fails.
     """
 
     class Machine(EngineMachine):
-        @initialize(header=headers(features, version), data=st.data())
+        @initialize(header=headers(features, version, only), data=st.data())
         def start(self, header: Header, data: Drawing) -> None:
-            self.begin(factory(header), header, data)
+            try:
+                engine = factory(header)
+            except UnsupportedConfigError:
+                reject()
+            self.begin(engine, header, data)
 
     return Machine

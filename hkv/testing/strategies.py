@@ -12,6 +12,8 @@ from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
 from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case
 from hkv.errors import MissingExtraError
 from hkv.model.topology import Topology
+from hkv.oracle.record import ALL, Only
+from hkv.oracle.record import draw as draw_seeded
 from hkv.spec import LayerSpec, spec_from_log
 
 try:
@@ -23,6 +25,10 @@ T = TypeVar("T")
 
 POOL = (3, 40)
 """Fewest and most blocks of a pool that traffic is driven through: small, so that it evicts and refuses."""
+
+
+SEEDS = 1 << 20
+"""Seeds from which restricted configurations are drawn."""
 
 
 class Drawing(Protocol):
@@ -65,16 +71,24 @@ class _Composed:
 
 
 @st.composite
-def headers(draw: Callable[..., Any], features: Sequence[str] = FEATURES, version: int = 2) -> Header:
+def headers(draw: Callable[..., Any], features: Sequence[str] = FEATURES, version: int = 2, only: Only = ALL) -> Header:
     """Configurations of one of these features, as a log's first line: 1 to 5 groups over a pool of 3 to 40 blocks.
 
     Args:
       draw: given by Hypothesis.
       features: those to choose from, see `hkv.dialects.vllm.traffic.headers.FEATURES`.
       version: of the log format.
+      only: which of them are drawn, as for `hkv diff`; a restricted one is found by its seed, and shrinks to another.
+
+    Raises:
+      ConfigError: a feature that has no configuration of the wanted sort.
     """
     choices = HypothesisChoices(_Composed(draw))
-    header = draw_header(choices, choices.pick(features), version)
+    feature = choices.pick(features)
+    if only == ALL:
+        header = draw_header(choices, feature, version)
+    else:
+        header = draw_seeded(feature, choices.integer(0, SEEDS), version, only)[0]
     return msgspec.structs.replace(header, num_blocks=choices.integer(*POOL))
 
 

@@ -8,13 +8,21 @@ import shlex
 import shutil
 import subprocess
 import sys
+import unittest
 
 import pytest
+from click.testing import CliRunner
+from hypothesis import Phase, settings
 
 import hkv.oracle
 from benchmarks.quoted.console import CUT, difference, shown_in
+from hkv.cli.diff import command as diff
 from hkv.dialects.vllm.engines.engine import Engine
+from hkv.dialects.vllm.log.structs import Header
+from hkv.errors import ConfigError
+from hkv.oracle.engine import Engine
 from hkv.oracle.engines import engine_factory
+from hkv.oracle.implemented import flags_for
 from hkv.oracle.record import Only, draw
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -65,6 +73,49 @@ def test_the_python_that_is_shown_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     space: dict = {}
     exec(shown, space)
     assert len(space["recording"].operations) > 70
+
+
+def test_the_state_machine_that_is_shown_runs_and_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    (shown,) = (block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "engine_machine(" in block)
+    assert ran(shown).wasSuccessful()
+    wrong = ran(shown.replace("toy_engine import ToyEngine", "wrong_engine import WrongEngine as ToyEngine"))
+    ((_, said),) = wrong.failures
+    assert "InvariantError: index: after " in said
+
+
+def ran(shown: str) -> unittest.TestResult:
+    """What a test case that a document shows comes to."""
+    space: dict = {}
+    exec(shown, space)
+    case = space["TestToyEngine"]
+    case.settings = settings(max_examples=60, stateful_step_count=30, phases=[Phase.generate])
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    return result
+
+
+def test_an_engine_of_one_group_is_told_its_flags() -> None:
+    engines = ["--engines", f"{ROOT / 'examples' / 'toy_engine.py'}:ToyEngine,numpy"]
+    none = CliRunner().invoke(diff, [*engines, "--seeds", "2", "--feature", "eagle"])
+    assert isinstance(none.exception, ConfigError)
+    _, _, flags = str(none.exception).partition("configurations that are can be drawn with ")
+    assert flags.startswith("--kinds full_attention --max-groups 1 --version 1 --feature core")
+    done = CliRunner().invoke(diff, [*engines, "--seeds", "4", "--steps", "4", *flags.split()])
+    assert (done.exit_code, "most are not implemented" in done.output) == (0, False), done.output
+    few = CliRunner().invoke(diff, [*engines, "--seeds", "40", "--steps", "1", "--feature", "core"])
+    assert few.exit_code == 0, few.output
+    assert few.output.endswith(f"most are not implemented; configurations that are can be drawn with {flags}\n")
+
+
+def test_flags_are_those_of_what_an_engine_can_be_made_of() -> None:
+    def windows_only(header: Header) -> None:
+        if header.groups[0]["kind"] != "sliding_window":
+            raise RuntimeError("not implemented")
+
+    assert flags_for(windows_only, "vllm-0.33").startswith("--kinds sliding_window --max-groups 1 --feature core")
+    assert flags_for(engine_factory("numpy"), "rtp-llm/single") == "--kinds FULL --max-groups 1"
+    assert flags_for(lambda header: 1 // 0, "vllm-0.33") == ""
 
 
 def test_what_is_public_is_there() -> None:
