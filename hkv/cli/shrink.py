@@ -60,7 +60,11 @@ def command(
     case = shrinker.failing(read.header, read.operations)
     if case is None:
         raise ConfigError("log", log, f"operations on which {engine} and {against} disagree")
-    small = shrink_with_bar(shrinker, case)
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        small = shrink_with_bar(shrinker, case)
+    except KeyboardInterrupt as pressed:  # the smallest case so far is written all the same
+        small, interrupt = shrinker.best or case, pressed
     broken = first_broken(tested, small.header, small.operations)
     path = output or str(pathlib.Path(log).with_name(f"{pathlib.Path(log).stem}-small.jsonl"))
     if talks(json_path, output):
@@ -82,3 +86,5 @@ def command(
         **({} if shrinker.problem is None else {"shrinking_problem": shrinker.problem}),
     }
     write_json(json_path, result)
+    if interrupt is not None:
+        raise interrupt

@@ -106,6 +106,13 @@ def test_a_difference_is_reported_though_shrinking_is_interrupted(tmp_path: path
     assert len(read_log(tmp_path / "core-2-v1.jsonl").operations) < 70
 
 
+def test_a_small_log_is_written_though_shrinking_is_interrupted(log: pathlib.Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Shrinker, "failing", at_the_sixtieth(KeyboardInterrupt()))
+    done = CliRunner().invoke(shrink, [str(log), "--engine", WRONG], standalone_mode=False)
+    assert isinstance(done.exception, click.Abort)
+    assert len(read_log(log.with_name("long-small.jsonl")).operations) < len(read_log(log).operations)
+
+
 def test_a_difference_is_reported_though_the_search_for_others_is_interrupted(monkeypatch: Patch) -> None:
     def differ_once(*arguments: Any) -> Any:
         if arguments[2] != "core":
