@@ -67,10 +67,17 @@ class Blind(NumpyEngine):
 C_ENGINE = [f"examples/c_engine/{name}.c" for name in ("engine", "pool", "keys", "json")]
 
 FRAGMENTS = {
-    "hkv --compilation-cache", "hkv --compilation-cache DIR", "hkv explain", "hkv explore --form lanes",
-    "hkv plan --bugs NAME", "hkv plan --dialect rtp-llm", "hkv plan --json", "hkv mutants --markdown docs/mutants.md",
-}  # fmt: skip
-"""Mentions of a part of a command line, and the page that is rewritten by hand."""
+    "hkv --compilation-cache",
+    "hkv --compilation-cache DIR",
+    "hkv explore --form lanes",
+    "hkv explore --form batched",
+    "hkv plan --bugs NAME",
+    "hkv plan --dialect rtp-llm",
+    "hkv plan --json",
+    "hkv mutants --markdown docs/mutants.md",
+    "hkv shrink differences/fork-3-v2.jsonl --engine my_engine.py:Engine",
+}
+"""Parts of command lines that the text mentions, a page that takes an hour, and a log that a wrong engine leaves."""
 
 PLACEHOLDERS = (
     (r"--line N\b", "--line 12"),
@@ -89,7 +96,7 @@ SHORTER = (
     (r"--limit \d+", "--limit 5"),
     (r"^(replay (?!.*--limit).*)$", r"\1 --limit 5"),
     (r"^(replay (?!.*--(?:engine|plot)).*)$", r"\1 --engine numpy"),  # the compiled one is among the smallest
-    (r"^(explore .*)$", r"\1 --num-blocks 3 --max-model-len 1"),
+    (r"^(explore (?!.*--plant).*)$", r"\1 --num-blocks 3 --max-model-len 1"),
     (r"--seconds \d+", "--seconds 1"),
     (r"^(diff .*numpy,jax.*|diff .*cmd:.*)$", r"\1 --steps 4"),
 )
