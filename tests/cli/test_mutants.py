@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 from click.testing import CliRunner
 
+from hkv.cli import COMMANDS
 from hkv.cli import mutants as command_module
 from hkv.cli.mutants import command, markdown_table
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, MissingExtraError
 from hkv.testing.mutants import MUTANTS, Verdict, judge
 
 
@@ -29,6 +32,30 @@ def test_one_mutant_is_judged_and_written(tmp_path):
 def test_json_on_standard_output_is_all_there_is():
     result = CliRunner().invoke(command, ["--only", "taken-from-the-back", "--json", "-"], standalone_mode=False)
     assert json.loads(result.output)["summary"]["survivors"] == []
+
+
+def test_a_suite_whose_package_is_missing_lets_nothing_survive(monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    result = CliRunner().invoke(command, ["--only", "damage-goes-unnoticed"], standalone_mode=False)
+    assert isinstance(result.exception, MissingExtraError)
+    assert "hkv[disk]" in str(result.exception)
+
+
+EXTRAS = ("safetensors", "zmq", "matplotlib", "blake3", "xxhash", "hypothesis")
+
+BASE_INSTALL = f"""
+import sys
+sys.modules.update(dict.fromkeys({EXTRAS}))  # as if they were not installed
+import click
+from hkv.cli import COMMANDS, cli
+print(*(name for name in COMMANDS if cli.get_command(click.Context(cli), name)))
+"""
+
+
+def test_every_command_comes_up_without_any_extra():
+    done = subprocess.run([sys.executable, "-c", BASE_INSTALL], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.split() == list(COMMANDS)
 
 
 def test_a_survivor_gives_exit_status_one(monkeypatch):

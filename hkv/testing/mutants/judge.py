@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
+from hkv.errors import MissingExtraError
 from hkv.testing.mutants.mutant import Mutant
 from hkv.testing.mutants.patch import applied
 from hkv.testing.suites import SUITES
@@ -63,6 +64,9 @@ def judge(mutant: Mutant, seeds: int = SEEDS, first_seed: int = 0, shrink: bool 
       seeds: most examples.
       first_seed: number of the first example.
       shrink: whether to make the case smaller.
+
+    Raises:
+      MissingExtraError: the suite needs a package that is not installed.
     """
     suite = SUITES[mutant.suite]
     start = time.perf_counter()
@@ -73,6 +77,8 @@ def judge(mutant: Mutant, seeds: int = SEEDS, first_seed: int = 0, shrink: bool 
             examples += 1
             try:
                 failure = suite.run(seed, mutant.topics)
+            except MissingExtraError:
+                raise  # nothing was tried, so that nothing survived
             except Exception:
                 failure = None
             if failure is not None and found is None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from hkv.errors import MissingExtraError
 from hkv.testing.choices import RandomChoices
 
 Case = TypeVar("Case")
@@ -133,6 +134,8 @@ class CaseSuite(Generic[Case]):
             try:
                 for problem in check.check(case):
                     return Failure(check.name, problem, size, (str(case),))
+            except MissingExtraError:
+                raise
             except Exception as error:
                 if number == 0:
                     raise
