@@ -108,11 +108,16 @@ def test_nothing_is_left_of_what_failed(tmp_path: pathlib.Path) -> None:
     path.write_bytes(b"old")
     with at_most(10), pytest.raises(FileError):
         write_atomically(path, bytes(100))
-    with pytest.raises(KeyboardInterrupt), OutputFile(path) as output:
-        output.file.write(b"half")
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(path)
     assert os.listdir(tmp_path) == ["file"]
     assert path.read_bytes() == b"old"
+
+
+def _interrupted(path: pathlib.Path) -> None:
+    with OutputFile(path) as output:
+        output.file.write(b"half")
+        raise KeyboardInterrupt
 
 
 def test_several_files_are_replaced_together(tmp_path: pathlib.Path) -> None:

@@ -52,7 +52,6 @@ def test_limits_are_said() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("--requests", "9"), "requests"),
         (("--prompt", "7"), "prompt"),
         (("--groups", "opaque:1"), "group"),
         (("--groups", "full:1,mamba:2"), "block_size"),

@@ -27,7 +27,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 
 
 def interrupt_when(process: subprocess.Popen[str], mark: str) -> tuple[int, str, str]:
-    """Sends SIGINT once a line with `mark` stands on standard error; status, output, and what came on standard error."""
+    """Sends SIGINT once a line with `mark` is on standard error; status, output, and what came on standard error."""
     assert process.stderr is not None
     try:
         for line in process.stderr:

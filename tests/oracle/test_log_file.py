@@ -32,7 +32,7 @@ HEADERS = [
     ({"oplog": True}, "oplog", True, "versions"),
     ({"dialect": "vllm-0.9"}, "dialect", "vllm-0.9", "vllm-0.33"),
     ({"num_blocks": "8"}, "num_blocks", "8", "int"),
-    ({"num_blocks": 0}, "num_blocks", 0, "at least 1"),
+    ({"num_blocks": 0}, "num_blocks", 0, "from 1 to"),
     ({"num_blocks": 1 << 40}, "num_blocks", 1 << 40, "at most"),
     ({"feature": ""}, "feature", "", "word"),
     ({"groups": []}, "groups", [], "at least one"),

@@ -96,5 +96,5 @@ def test_partial_groups_of_a_draft() -> None:
 
 
 def test_no_module_is_no_number_of_modules() -> None:
-    with pytest.raises(PlanError, match="at least one"):
+    with pytest.raises(PlanError, match="from 1 to"):
         RtpOptions(modules=0)
