@@ -20,6 +20,7 @@ from hkv.cli.engine_options import (
     timeout_option,
 )
 from hkv.cli.failing_case import print_case, print_log
+from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputFolder
 from hkv.cli.progress import progress_bar
@@ -93,19 +94,21 @@ def command(context: click.Context, engines: str | None, timeout: float, json_pa
     for factory in factories:
         _check_installed(factory, only, chosen, options["versions"][0])
     run = _Run(factories, only, options, json_path != "-")
-    try:
-        with progress_bar("comparing", len(chosen) * seeds) as advance:
-            for feature in chosen:
-                for seed in range(options["first_seed"], options["first_seed"] + seeds):
-                    parted = run.seed(feature, seed)
-                    advance()
-                    if parted is not None:
-                        break
-    except BaseException:
-        run.report(shrink=False)  # what was found is said, whatever ends the search
-        raise
-    run.report(options["shrink"])
-    _finish(context, (tested, right), run, chosen, seeds, json_path)
+    names = tested, right
+    with interruption().saying(lambda: _say(names, run, f"stopped after {run.compared} seeds", json_path)):
+        try:
+            with progress_bar("comparing", len(chosen) * seeds) as advance:
+                for feature in chosen:
+                    for seed in range(options["first_seed"], options["first_seed"] + seeds):
+                        parted = run.seed(feature, seed)
+                        advance()
+                        if parted is not None:
+                            break
+        except BaseException:
+            run.report(shrink=False)  # what was found is said, whatever ends the search
+            raise
+        run.report(options["shrink"])
+    _finish(context, names, run, chosen, seeds, json_path)
 
 
 def _finish(
@@ -121,18 +124,22 @@ def _finish(
     if run.unsupported and not run.compared:
         expected = "one configuration at least that both engines implement"
         raise ConfigError("engines", run.reason, f"{expected}; {hint}" if hint else expected)
+    _say(names, run, f"in {len(chosen)} features, {seeds} seeds each", json_path, hint)
+    context.exit(1 if run.found else 0)
+
+
+def _say(names: tuple[str, str], run: _Run, extent: str, json_path: str | None, hint: str = "") -> None:
     if json_path != "-":
         left_out = f", {run.unsupported} of them not implemented ({run.reason})" if run.unsupported else ""
         found = len(run.found)
         click.echo(
             f"{names[0]} and {names[1]}: {found or 'no'} difference{'s' * (found > 1)} "
-            f"in {len(chosen)} features, {seeds} seeds each{left_out}, {run.operations:,} operations"
+            f"{extent}{left_out}, {run.operations:,} operations"
         )
         if hint:
             click.echo(f"most are not implemented; {hint}")
     result = {"engines": list(names), "operations": run.operations, "not_implemented": run.unsupported}
     write_json(json_path, {**result, "differences": run.found})
-    context.exit(1 if run.found else 0)
 
 
 class _Run:

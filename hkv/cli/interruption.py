@@ -35,11 +35,15 @@ class Interruption:
     one that is interrupted leaves it running; at exit JAX destroys its client and its devices, and the compilation,
     when it comes to use them, reads freed memory (a segmentation fault with jaxlib 0.10.2). There is no way to join or
     to stop it, so `leave` ends the process at once.
+
+    Args:
+      attended: somebody will call `report`; if not, last words are said as the exception passes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, attended: bool = True) -> None:
         self.requested = False
         """Whether an interrupt came. It need not arrive as one: the import of an extension turns it into an error."""
+        self._attended = attended
         self._words: list[Callable[[], None]] = []
         self._reporting = threading.Lock()
         self._over = threading.Event()
@@ -116,6 +120,8 @@ class Interruption:
         except BaseException as error:
             if not (self.requested or isinstance(error, KeyboardInterrupt)):
                 self._words.remove(words)
+            elif not self._attended:
+                words()
             raise
         self._words.remove(words)
 
@@ -124,4 +130,4 @@ def interruption() -> Interruption:
     """The interruption of the command that runs; one that nobody watches where it was not started by `hkv.cli.main`."""
     context = click.get_current_context(silent=True)
     found = context.find_object(Interruption) if context is not None else None
-    return found or Interruption()
+    return found or Interruption(attended=False)

@@ -8,6 +8,7 @@ import click
 
 from hkv.cli.engine_options import FORMS, check_timeout, ids_option, timeout_option
 from hkv.cli.failing_case import print_case, print_log
+from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import counting_bar
@@ -60,31 +61,30 @@ def command(
     case = shrinker.failing(read.header, read.operations)
     if case is None:
         raise ConfigError("log", log, f"operations on which {engine} and {against} disagree")
-    interrupt: KeyboardInterrupt | None = None
-    try:
-        small = shrink_with_bar(shrinker, case)
-    except KeyboardInterrupt as pressed:  # the smallest case so far is written all the same
-        small, interrupt = shrinker.best or case, pressed
-    broken = first_broken(tested, small.header, small.operations)
     path = output or str(pathlib.Path(log).with_name(f"{pathlib.Path(log).stem}-small.jsonl"))
-    if talks(json_path, output):
-        click.echo(f"{log}: {engine} differs from {against}")
-        print_case(small, len(read.operations), broken, shrinker.problem)
-    write_output(path, log_bytes(small.header, small.operations, small.answers))
-    if talks(json_path, output):
-        print_log(path)
-    result = {
-        "log": log,
-        "small": path,
-        "operations": len(small.operations),
-        "operations_before_shrinking": len(read.operations),
-        "attempts": shrinker.attempts,
-        "field": small.mismatch.field,
-        "want": small.mismatch.want,
-        "got": small.mismatch.got,
-        "invariant": broken.name if isinstance(broken, Broken) else None,
-        **({} if shrinker.problem is None else {"shrinking_problem": shrinker.problem}),
-    }
-    write_json(json_path, result)
-    if interrupt is not None:
-        raise interrupt
+
+    def finish(small: Case, broken: Broken | str) -> None:
+        if talks(json_path, output):
+            click.echo(f"{log}: {engine} differs from {against}")
+            print_case(small, len(read.operations), broken, shrinker.problem)
+        write_output(path, log_bytes(small.header, small.operations, small.answers))
+        if talks(json_path, output):
+            print_log(path)
+        result = {
+            "log": log,
+            "small": path,
+            "operations": len(small.operations),
+            "operations_before_shrinking": len(read.operations),
+            "attempts": shrinker.attempts,
+            "field": small.mismatch.field,
+            "want": small.mismatch.want,
+            "got": small.mismatch.got,
+            "invariant": broken.name if isinstance(broken, Broken) else None,
+            **({} if shrinker.problem is None else {"shrinking_problem": shrinker.problem}),
+        }
+        write_json(json_path, result)
+
+    with interruption().saying(lambda: finish(shrinker.best or case, "not looked for: interrupted")):
+        small = shrink_with_bar(shrinker, case)
+        broken = first_broken(tested, small.header, small.operations)
+    finish(small, broken)

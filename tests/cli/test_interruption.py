@@ -15,7 +15,7 @@ import pytest
 
 from hkv.cli.interruption import INTERRUPTED
 from hkv.testing.mutants import MUTANTS
-from tests.cli.commands import Inputs, make_inputs, perform
+from tests.cli.commands import WRONG, Inputs, make_inputs, perform
 
 SOON = 10.0
 """Seconds until an interrupted process has to be gone: two, and what a busy machine adds."""
@@ -152,6 +152,36 @@ def test_mutants_shows_its_verdicts(tmp_path: pathlib.Path, monkeypatch, capsys)
     ended = perform(["mutants", *(text for name in names for text in ("--only", name))], tmp_path)
     assert ended.status == INTERRUPTED
     assert b"1 of 1 mutants killed" in ended.out
+    assert capsys.readouterr().err == "hkv: interrupted\n"
+
+
+def test_shrink_writes_the_smallest_case_so_far(inputs: Inputs, tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    from hkv.oracle.shrink import Shrinker
+
+    monkeypatch.setattr(Shrinker, "failing", interrupted_at(2, Shrinker.failing))
+    arguments = inputs.arguments("shrink", tmp_path)
+    ended = perform(arguments, tmp_path)
+    assert ended.status == INTERRUPTED
+    assert b"not looked for: interrupted" in ended.out
+    assert capsys.readouterr().err == "hkv: interrupted\n"
+    assert pathlib.Path(arguments[-1]).read_bytes() == inputs.failing.read_bytes()
+
+
+def test_diff_says_which_differences_it_found(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    import hkv.cli.diff as module
+
+    monkeypatch.setattr(module._Run, "seed", interrupted_at(12, module._Run.seed))
+    arguments = ["--kinds", "full_attention", "--max-groups", "1", "--version", "1", "--seeds", "10"]
+    features = ["--feature", "core", "--feature", "eagle"]
+    path = tmp_path / "report.json"
+    ended = perform(
+        ["diff", "--engines", f"{WRONG},numpy", *features, *arguments, "--no-shrink", "--json", str(path)], tmp_path
+    )
+    assert ended.status == INTERRUPTED
+    found = json.loads(path.read_bytes())["differences"]
+    assert len(found) >= 1
+    assert f"{len(found)} difference".encode() in ended.out
+    assert b"stopped after" in ended.out
     assert capsys.readouterr().err == "hkv: interrupted\n"
 
 

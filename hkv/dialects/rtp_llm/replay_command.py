@@ -13,6 +13,7 @@ from hkv.dialects.rtp_llm.planned import config_of_plan
 from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
 from hkv.dialects.rtp_llm.schedule.run import RESERVE_RATIO, RtpReplayedCache, check_replayable, rtp_cache
 from hkv.errors import ConfigError
+from hkv.limits import MAX_TOKENS
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
 from hkv.request_length import parse_length
@@ -29,7 +30,7 @@ class RtpReplayCommand(ReplayCommand):
         return (
             click.Option(
                 ["--linear-step"],
-                type=click.IntRange(min=0),
+                type=click.IntRange(0, MAX_TOKENS),
                 help="rtp-llm: blocks between two kept states.  [default: 1]",
             ),
             click.Option(

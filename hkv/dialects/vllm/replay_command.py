@@ -11,6 +11,7 @@ from hkv.byte_size import parse_bytes, show_bytes
 from hkv.dialects.vllm.schedule import planned
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.errors import ConfigError
+from hkv.limits import MAX_TOKENS, whole_number
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
 from hkv.request_length import parse_length
@@ -27,9 +28,10 @@ class EagleGroups(click.ParamType):
         parts = [part.strip() for part in value.split(",")]
         if parts == ["all"]:
             return ()
-        if not all(part.isascii() and part.isdigit() for part in parts):
+        numbers = [whole_number(part) for part in parts]
+        if None in numbers:
             raise ConfigError("eagle", value, "all, or indices of groups between commas")
-        return tuple(sorted({int(part) for part in parts}))
+        return tuple(sorted({number for number in numbers if number is not None}))
 
 
 class Retention(click.ParamType):
@@ -40,9 +42,10 @@ class Retention(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
         if value == "dense":
             return None
-        if not (value.isascii() and value.isdigit()):
-            raise ConfigError("retention", value, "dense, or a number of tokens")
-        return int(value)
+        tokens = whole_number(value)
+        if tokens is None or tokens > MAX_TOKENS:
+            raise ConfigError("retention", value, f"dense, or a number of tokens, at most {MAX_TOKENS}")
+        return tokens
 
 
 class VllmReplayCommand(ReplayCommand):
