@@ -84,8 +84,9 @@ def test_it_is_refused_whole_without_room(num_blocks: int) -> None:
     assert (got is None) == (num_blocks == 10)
 
 
-def test_it_is_refused_when_a_block_is_missing() -> None:
-    want, got = both(SHAPES[0], 40, 40, 90)
+@pytest.mark.parametrize("processed", [44, 90])
+def test_it_is_refused_when_a_block_is_missing(processed: int) -> None:
+    want, got = both(SHAPES[0], 40, 40, processed)
     assert want is None
     assert got is None
 
@@ -189,6 +190,16 @@ def test_a_fork_registers_the_block_that_was_copied_once_it_is_full() -> None:
     cached = pair.reference.state().cached
     row = pair.reference.manager.rows("b")[0]
     assert [str(block) in cached for block in row] == [True] * 6 + [False] * (len(row) - 6)
+
+
+def test_a_fork_takes_the_blocks_that_its_parent_has_ahead() -> None:
+    """The parent has a block for drafts, which the fork neither shares nor copies: it takes one of its own."""
+    pair = forked(SHAPES[1], 8, 60, lookahead=4)
+    assert grow(pair, "b", 1)
+    assert grow(pair, "a", 1)
+    row, parents = (pair.reference.manager.rows(name)[0] for name in "ba")
+    assert len(row) == len(parents) == 3
+    assert row[2] != parents[2]
 
 
 def test_a_fork_may_compute_no_more_than_it_was_granted() -> None:

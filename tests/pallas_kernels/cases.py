@@ -43,8 +43,8 @@ def scatter_by_loops(pools, starts, values):
 
 @st.composite
 def gather_starts(draw, pools, n, runs, rows_per_run):
-    """Any rows, repeated ones among them, and some that are none."""
-    rows = st.sampled_from([*range(NUM_ROWS - rows_per_run + 1), *WRONG])
+    """Any rows, repeated ones among them, and some that are none, the one after the last among those."""
+    rows = st.sampled_from([*range(NUM_ROWS - rows_per_run + 2), *WRONG])
     count = pools * n * runs
     return np.int32(draw(st.lists(rows, min_size=count, max_size=count))).reshape(pools, n, runs)
 
@@ -55,7 +55,11 @@ def scatter_starts(draw, pools, n, runs, rows_per_run):
     found = []
     for _ in range(pools):
         places = draw(st.permutations(range(0, NUM_ROWS - rows_per_run + 1, rows_per_run)))
-        wrong = draw(st.lists(st.sampled_from([None, None, *WRONG]), min_size=n * runs, max_size=n * runs))
+        wrong = draw(
+            st.lists(
+                st.sampled_from([None, None, NUM_ROWS - rows_per_run + 1, *WRONG]), min_size=n * runs, max_size=n * runs
+            )
+        )
         places = [*places, *[-1] * (n * runs)][: n * runs]
         found += [place if other is None else other for place, other in zip(places, wrong, strict=True)]
     return np.int32(found).reshape(pools, n, runs)

@@ -34,6 +34,8 @@ SHAPES = {
     "64 words of 4 bytes, runs of two rows (bulk)": (64, np.uint32, 1, 2, 1, 2),
     "two bytes, four rows, three pools": (2, np.uint8, 3, 2, 1, 4),
     "float32 itself (bulk)": (32, np.float32, 2, 2, 1, 2),
+    "5000 bytes, whose last tile hangs over": (5000, np.uint8, 1, 2, 1, 1),
+    "40 KiB, two tiles of a bulk copy (bulk)": (40960, np.uint8, 1, 2, 1, 1),
 }
 BULK = {name: shape for name, shape in SHAPES.items() if "bulk" in name}
 
@@ -53,6 +55,10 @@ def examples_of(implementation):
 
 @pytest.mark.parametrize(("implementation", "shape"), GATHERS.values(), ids=GATHERS)
 def test_gather(implementation, shape):
+    check_gather(implementation, shape)
+
+
+def check_gather(implementation, shape):
     row, dtype, pools, n, runs, rows_per_run = shape
 
     @given(cases.gather_starts(pools, n, runs, rows_per_run), st.integers(0, 2**32 - 1))
@@ -69,6 +75,10 @@ def test_gather(implementation, shape):
 def test_scatter(implementation, shape):
     if OLD_JAX and implementation.startswith("mosaic"):
         pytest.skip("JAX 0.10 cannot interpret a Mosaic GPU kernel that writes through a reference (KeyError: None)")
+    check_scatter(implementation, shape)
+
+
+def check_scatter(implementation, shape):
     row, dtype, pools, n, runs, rows_per_run = shape
 
     @given(cases.scatter_starts(pools, n, runs, rows_per_run), st.integers(0, 2**32 - 1))
@@ -123,6 +133,16 @@ def test_more_tiles_than_a_ring_has_stages(implementation):
     starts[0, 5, 0] = starts[0, 11, 0] = -1
     (written,) = JITTED_SCATTER[implementation]((jnp.asarray(pool),), starts, jnp.asarray(values))
     assert cases.bits(written) == cases.bits(cases.scatter_by_loops([pool], starts, values)[0])
+
+
+def gather_of(implementation, name):
+    """What defects of a kernel are judged by (`tests/mutants`): runs of a shape that has a name."""
+    check_gather(implementation, SHAPES[name])
+
+
+def scatter_of(implementation, name):
+    """As `gather_of`."""
+    check_scatter(implementation, SHAPES[name])
 
 
 @pytest.mark.python312

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +26,7 @@ from reference.state.pool import NULL, Pool
 BUCKETS = Buckets(blocks=24, requests=1, groups=4, row=8, chain=1, keys=8, parts=2)
 BLOCKS = 20
 WRITES = (*ARRAYS, *COUNTERS)
-TAKE, ADOPT, RELEASE, ADD, DROP, MOVE, NOTE = range(7)
+TAKE, ADOPT, RELEASE, ADD, DROP, MOVE, NOTE, PUT = range(8)
 
 
 @functools.cache
@@ -49,6 +53,7 @@ def program() -> Any:
                 (DROP, lambda v: key_table.drop_keys(v, code == DROP, a)),
                 (MOVE, lambda v: key_table.move_keys(v, code == MOVE, a, b)),
                 (NOTE, lambda v: key_table.note_absence(v, code == NOTE, a, b)),
+                (PUT, lambda v: v.write("rows", b, start)),
             ):
                 w = when(code == number, step, w, writes=WRITES)
             return w, (place + 1,)
@@ -86,6 +91,12 @@ class Both:
     def adopt(self, start: int, count: int) -> None:
         self.pool.touch(self.row[start : start + count])
         self.do((ADOPT, start, count, 0))
+
+    def hit(self, start: int, blocks: Sequence[int]) -> None:
+        """A request finds blocks: they become entries of the row, and get a reference each."""
+        self.row[start : start + len(blocks)] = blocks
+        self.do(*((PUT, start + place, block, 0) for place, block in enumerate(blocks)))
+        self.adopt(start, len(blocks))
 
     def release(self, start: int, count: int) -> None:
         self.pool.release(reversed(self.row[start : start + count]))
@@ -129,11 +140,17 @@ class Both:
             value = int(table[key, 1])
             first = self.pool.table.first((1, key))
             assert (value >> 3 if value > 0 else None) == first
-            if value < 0:
+            if value <= 0:
                 noted = self.pool.history.of(1, key)
-                assert value == {1: EVICTED, PLAIN_RETIRED: RETIRED, PLAIN_NOT_RETAINED: NOT_RETAINED}[noted]
-        held = np.asarray(self.state.keys)[:BLOCKS, 0] != 0
-        assert held.tolist() == [key is not None for key in self.pool.primary]
+                reasons = {None: 0, 0: 0, 1: EVICTED, PLAIN_RETIRED: RETIRED, PLAIN_NOT_RETAINED: NOT_RETAINED}
+                assert value == reasons[noted]
+        words = np.asarray(self.state.keys)[:BLOCKS]
+        assert (words[:, 0] != 0).tolist() == [key is not None for key in self.pool.primary]
+        for block in range(1, BLOCKS):
+            whole = {0: words[block, 0] >> 2} if words[block, 0] >> 2 else {}
+            inside = {part: words[block, part] for part in (1, 2) if words[block, part]}
+            found = {part: (int(word) - 1) // BUCKETS.groups for part, word in {**whole, **inside}.items()}
+            assert found == self.parts.get(block, {})
 
 
 @settings(max_examples=60)
@@ -161,6 +178,49 @@ def test_both_pools_agree(data: st.DataObject) -> None:
         elif action == "note":
             both.note(data.draw(st.integers(0, 5)), data.draw(st.sampled_from((RETIRED, NOT_RETAINED))))
         both.check()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_blocks_live_and_die_in_both_pools_alike(seed: int) -> None:
+    blocks_live(seed)
+
+
+def blocks_live(seed: int) -> None:
+    """Two requests come and go beside each other, and find free and held blocks by keys that may end inside them."""
+    rng, both = random.Random(seed), Both()
+    held: dict[int, int] = {}
+    for _ in range(60):
+        start = rng.choice((0, 4))
+        known = [block for block, keys in both.parts.items() if keys]
+        action = rng.choice(("take", "hit", "hit", "free", "key", "key", "key", "drop", "move", "note"))
+        if action == "take" and start not in held:
+            held[start] = min(rng.randint(1, 4), len(both.pool.free))
+            both.take(start, held[start])
+        elif action == "hit" and start not in held and known:
+            blocks = rng.sample(known, min(len(known), rng.randint(1, 4)))
+            held[start] = len(blocks)
+            both.hit(start, blocks)
+        elif action == "free" and start in held:
+            both.release(start, held.pop(start))
+        elif action == "key":
+            block, key = rng.randrange(1, BLOCKS), rng.randrange(BUCKETS.keys)
+            part = (key + 1) % 3
+            if part not in both.parts.get(block, {}):
+                both.add(block, part, key)
+        elif action == "drop" and rng.random() < 0.3:
+            both.drop(rng.randrange(1, BLOCKS))
+        elif action == "move" and known:
+            unknown = [block for block in range(1, BLOCKS) if not both.parts.get(block)]
+            both.move(rng.choice(known), rng.choice(unknown)) if unknown else None
+        elif action == "note":
+            both.note(rng.randrange(BUCKETS.keys), rng.choice((RETIRED, NOT_RETAINED)))
+        both.check()
+
+
+def many_lives() -> None:
+    """What planted defects are judged by (`tests/mutants`)."""
+    for seed in range(40):
+        blocks_live(seed)
 
 
 def test_blocks_with_one_key_keep_their_order() -> None:
@@ -197,15 +257,20 @@ def test_keys_move_to_the_end_of_their_ring() -> None:
 
 
 def test_the_ring_is_squeezed_when_it_is_full() -> None:
+    """The same blocks are found and given back, past others that nobody takes: the ring fills with empty places."""
     both = Both()
-    rounds = 3 * BUCKETS.queue // 8
-    for number in range(rounds):
-        both.take(0, 8)
-        for block in both.row[number % 8 : number % 8 + 1]:
-            both.add(block, 0, number % 4)
-        both.release(0, 8)
+    blocks = list(range(3, 10))
+    for key, block in enumerate(blocks):
+        both.add(block, 0, key)
+    tails = []
+    for _ in range(BUCKETS.queue // len(blocks)):
+        both.hit(0, blocks)
+        both.release(0, len(blocks))
         both.check()
-    assert np.asarray(both.state.counters)[Counter.TAIL] < 2 * BUCKETS.queue
+        tails.append(int(np.asarray(both.state.counters)[Counter.TAIL]))
+    assert any(later < tail for tail, later in itertools.pairwise(tails)), "the tail came nowhere near the head"
+    both.take(0, 8)
+    both.check()
 
 
 def test_a_single_dropped_block_does_not_touch_the_queue() -> None:

@@ -74,6 +74,11 @@ def test_swap_of_a_slot_with_itself():
     assert (row_of(rows), status) == (([1, 2], [2, 3, 4, 5]), Status.OK)
 
 
+def test_swap_exchanges_two_slots_and_their_kernel_blocks():
+    rows, status = jitted.swap(start([1, 2, 3], 2), np.int32(0), np.int32(0), np.int32(2))
+    assert (row_of(rows), status) == (([3, 2, 1], [6, 7, 4, 5, 2, 3]), Status.OK)
+
+
 def test_a_moved_row_leaves_nothing_behind():
     rows = init_rows(2, 4, ratio=2)
     rows, _ = jitted.append(rows, np.int32(0), i32(3, 4, 5), np.int32(3))

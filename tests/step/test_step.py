@@ -17,6 +17,10 @@ from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
 from hkv.spec import FullAttention, SlidingWindow
 from hkv.state.status import Status
+from hkv.cache.token_hashing import hash_tokens
+from hkv.cache.step_slots import on_rank, ranks_of
+from hkv.cache.state import HASH_WORDS, StepBatch, StepCounter
+from reference.keys import fingerprint
 from reference.slots import Geometry, slot_mapping
 from reference.step import NO_ROOM, OK, Rows
 from tests.reference.build import config as build
@@ -24,6 +28,7 @@ from tests.step.sample import assert_same, configs, state_of
 
 R, W, T, N, L = 5, 20, 6, 64, 3
 ROOM = 3 * R * (T + L + 24)
+hash_rows = jax.jit(hash_tokens)
 
 
 def batch(tokens, lookahead=None, in_flight=None) -> StepBatch:
@@ -339,6 +344,18 @@ def test_drafts_beyond_the_longest_request_need_no_blocks(groups):
     pair.finish(0)
     pair.start(0)
     assert pair.step([[1] * 5, [], [], [], []], [L, 0, 0, 0, 0])[0] == OK
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+def test_rows_hash_their_tokens_a_few_at_a_time_as_whole_prompts_are_hashed(size):
+    tokens = np.arange(1, 37, dtype=np.int32) * 7919
+    chains, hashing = np.zeros((1, 36, 4), np.uint32), np.zeros((1, HASH_WORDS), np.uint32)
+    hashing[0, :4] = ROOT
+    for start in range(0, 36, T):
+        row = tokens[None, start : start + T]
+        chains, hashing = hash_rows(np.int32(size), chains, hashing, np.int32([start]), row, np.int32([T]))
+    whole = tokens[: 36 // size * size].reshape(-1, size)
+    assert np.asarray(chains)[0, : len(whole)].tolist() == fingerprint.keys(whole, ROOT).tolist()
 
 
 def test_other_roots_share_nothing():
