@@ -11,15 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hkv.cache import step as serving
-from hkv.cache.state import StepBatch, StepCounter
+from hkv.cache.state import HASH_WORDS, StepBatch, StepCounter
 from hkv.cache.step_slots import on_rank, ranks_of
+from hkv.cache.token_hashing import hash_tokens
 from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
 from hkv.spec import FullAttention, SlidingWindow
 from hkv.state.status import Status
-from hkv.cache.token_hashing import hash_tokens
-from hkv.cache.step_slots import on_rank, ranks_of
-from hkv.cache.state import HASH_WORDS, StepBatch, StepCounter
 from reference.keys import fingerprint
 from reference.slots import Geometry, slot_mapping
 from reference.step import NO_ROOM, OK, Rows
