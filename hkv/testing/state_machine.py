@@ -11,7 +11,6 @@ from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.dialects.vllm.traffic.traffic import Traffic
 from hkv.errors import MissingExtraError, UnsupportedConfigError
-from hkv.oracle.engine import Engine
 from hkv.oracle.record import ALL, Only
 from hkv.testing.strategies import Drawing, HypothesisChoices, headers
 

@@ -13,8 +13,6 @@ from hkv.dialects.vllm.log.compare import compare
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import AllocateOp, Answer, LookupOp, Operation
 from hkv.dialects.vllm.rules.operations import Batch, Code
-from hkv.oracle.compare import compare
-from hkv.oracle.engine import apply
 from hkv.spec import FullAttention, Mamba
 from hkv.state.status import Status
 from hkv.testing.choices import RandomChoices

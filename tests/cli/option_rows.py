@@ -140,7 +140,7 @@ ROWS = [
     *_rows(f"check {LOG}", f"--engine {NUMPY};--coverage;--json -", "--bugs no-such-bug;--timeout 5"),
     *_rows(
         "check {in}/rtp.jsonl",
-        "--engine hkv.dialects.vllm.engines.numpy:NumpyEngine;--coverage;--json -",
+        "--engine hkv.dialects.rtp_llm.engines.numpy:RtpNumpyEngine;--coverage;--json -",
         "--bugs window-one-never-hits;--timeout 5",
     ),
     *_rows("check docs/upstream-bugs/window-one-never-hits.jsonl", "--bugs window-one-never-hits"),

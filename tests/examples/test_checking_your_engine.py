@@ -20,7 +20,6 @@ from hkv.cli.diff import command as diff
 from hkv.dialects.vllm.engines.engine import Engine
 from hkv.dialects.vllm.log.structs import Header
 from hkv.errors import ConfigError
-from hkv.oracle.engine import Engine
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.implemented import flags_for
 from hkv.oracle.record import Only, draw

@@ -1,10 +1,10 @@
-"""Defects of the compiled rules: `hkv/dialects/vllm`, behind `hkv.cache`."""
+"""Defects of the compiled rules: `hkv.dialects.vllm.rules`, behind `hkv.dialects.vllm.machine`."""
 
 from __future__ import annotations
 
 from tests.mutants.row import Planted
 
-RULES = "hkv.dialects.vllm."
+RULES = "hkv.dialects.vllm.rules."
 TRAFFIC = "tests.cache.test_lockstep:traffic"
 UNWRITTEN = "tests.cache.test_unwritten:many_seeds"
 FORKS = "tests.cache.test_fork:test_what_was_forked_goes_on"
