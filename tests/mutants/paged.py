@@ -78,7 +78,7 @@ ROWS = (
     ),
     _row(
         "parts-of-a-cell-in-reverse",
-        "operations:_parts_to_write",
+        "operations:_cell_order",
         "key=lambda part: part.offset",
         "key=lambda part: -part.offset",
         OPERATIONS + "test_write",
@@ -115,8 +115,8 @@ ROWS = (
     _row(
         "rounded-down",
         "quantization:_convert",
-        "jnp.round(clipped)",
-        "jnp.floor(clipped)",
+        "jnp.round(without",
+        "jnp.floor(without",
         QUANTIZATION + "test_per_tensor",
     ),
     _row(

@@ -49,8 +49,8 @@ convert = "hkv.paged.quantization:_convert"
 clipped = "jnp.clip(scaled, -largest, largest)"
 rows = [
     Planted("harmless", convert, clipped, f"1 * {clipped}", judge),
-    Planted("no-python-there", convert, "jnp.round(clipped)", "jnp.no_such_function(clipped)", judge),
-    Planted("killed", convert, "jnp.round(clipped)", "jnp.floor(clipped)", judge),
+    Planted("no-python-there", convert, "jnp.round(without", "jnp.no_such_function(without", judge),
+    Planted("killed", convert, "jnp.round(without", "jnp.floor(without", judge),
     Planted("asleep", convert, "jnp.round(clipped)", "__import__('os')._exit(3)", judge),
 ]
 verdicts = [judging.judge(row) for row in rows]

@@ -65,6 +65,8 @@ class VllmReplayCommand(ReplayCommand):
         )
 
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
+        if options["draft"] is not None:
+            raise click.UsageError("--draft is not for --groups")
         schedule = schedule_for_groups(options)
         if len(options["num_blocks"]) != 1:
             raise ConfigError("num_blocks", list(options["num_blocks"]), "one number: vllm-0.33 has one pool")
