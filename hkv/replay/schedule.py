@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import collections
 import dataclasses
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -83,6 +84,14 @@ class LiveRequest:
     preemptions: int = 0
 
 
+class Refusal(enum.Enum):
+    """Why the request at the head of the queue did not get its blocks."""
+
+    LATER = "the step has no token left for it; it was not asked for"
+    PUT_OFF = "they may be free later"
+    NEVER = "they never will be"
+
+
 class Observer(Protocol):
     """Is told what happens; must not touch the engine's state."""
 
@@ -155,12 +164,20 @@ class StepLoop(abc.ABC):
         """Tells the engine of a new request."""
 
     @abc.abstractmethod
-    def _step(self, step: int) -> None:
-        """One step."""
-
-    @abc.abstractmethod
     def _tokens(self, live: LiveRequest, budget: int) -> int:
         """Tokens that a running request computes next, at most `budget`."""
+
+    @abc.abstractmethod
+    def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
+        """Looks the request at the head of the queue up, which the observer is told, and asks for its blocks.
+
+        Returns:
+          Tokens found in the cache, and tokens that it computes next, at most `budget`; or why it got no blocks.
+        """
+
+    @abc.abstractmethod
+    def _available(self) -> int:
+        """Blocks that could be handed out."""
 
     @abc.abstractmethod
     def _grow(self, live: LiveRequest, new: int) -> bool:
@@ -177,6 +194,28 @@ class StepLoop(abc.ABC):
     @abc.abstractmethod
     def _extend(self, live: LiveRequest, tokens: int) -> None:
         """A request generated `tokens` tokens."""
+
+    def _begin(self, step: int) -> None:
+        """A step begins."""
+
+    def _planned(self) -> None:
+        """Every request that computes in this step has its blocks."""
+
+    def _advance(self, live: LiveRequest, tokens: int) -> None:
+        """The step computes `tokens` tokens of a request."""
+
+    def _step(self, step: int) -> None:
+        """One step."""
+        self._begin(step)
+        scheduled: list[tuple[LiveRequest, int]] = []
+        budget, refused = self._continue_running(step, scheduled)
+        if not refused:
+            self._admit_waiting(step, budget, scheduled)
+        self._planned()
+        self._observer.scheduled(step, len(self._running), len(self._waiting), self._available())
+        for live, tokens in scheduled:
+            self._advance(live, tokens)
+            self._compute(step, live, tokens)
 
     def _arrive(self, step: int) -> None:
         while (arrival := self._next) is not None and self._is_due(arrival, step):
@@ -209,6 +248,26 @@ class StepLoop(abc.ABC):
             scheduled.append((live, new))
             budget -= new
         return budget, refused
+
+    def _admit_waiting(self, step: int, budget: int, scheduled: list[tuple[LiveRequest, int]]) -> None:
+        """Admits from the head of the queue on, until one is refused that may get its blocks later."""
+        while self._waiting and budget and len(self._running) < self._schedule.max_running:
+            live = self._waiting[0]
+            answer = self._admit(step, live, budget)
+            if answer is Refusal.LATER:
+                return
+            if answer is Refusal.PUT_OFF and self._running:
+                self._observer.put_off(step, live)
+                return
+            self._waiting.popleft()
+            if isinstance(answer, Refusal):
+                self._refuse_for_good(step, live)
+                continue
+            hit, new = answer
+            self._running.append(live)
+            self._observer.admitted(step, live, hit)
+            scheduled.append((live, hit + new))
+            budget -= new
 
     def _give_up_last(self, step: int) -> LiveRequest:
         """Preempts the request that was admitted last; one that runs alone and still does not fit never will."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log import structs
 from hkv.errors import EngineProcessError
-from hkv.replay.schedule import Arrival, LiveRequest, Observer, Schedule, StepLoop
+from hkv.replay.schedule import Arrival, LiveRequest, Observer, Refusal, Schedule, StepLoop
 
 GRANTED, PERMANENT = "granted", "permanent"
 
@@ -70,15 +70,11 @@ class RtpReplay(StepLoop):
     def _request(self, live: LiveRequest) -> None:
         self._engine.request_keyed(live.id, live.arrival.prompt, live.keys, self._reserve)
 
-    def _step(self, step: int) -> None:
+    def _begin(self, step: int) -> None:
         self._now = step
-        scheduled: list[tuple[LiveRequest, int]] = []
-        budget, refused = self._continue_running(step, scheduled)
-        if not refused:
-            self._admit_waiting(step, budget, scheduled)
-        self._observer.scheduled(step, len(self._running), len(self._waiting), self._engine.num_available())
-        for live, tokens in scheduled:
-            self._compute(step, live, tokens)
+
+    def _available(self) -> int:
+        return self._engine.num_available()
 
     def _tokens(self, live: LiveRequest, budget: int) -> int:
         return min(live.tokens - live.computed, budget)
@@ -98,25 +94,13 @@ class RtpReplay(StepLoop):
         """What an allocation depends on: slots, slots with the reserve, and whole blocks, which have keys."""
         return -(-tokens // self._size), -(-(tokens + self._reserve) // self._size), tokens // self._size
 
-    def _admit_waiting(self, step: int, budget: int, scheduled: list[tuple[LiveRequest, int]]) -> None:
-        while self._waiting and budget and len(self._running) < self._schedule.max_running:
-            live = self._waiting[0]
-            self._told.asked(step, live)
-            answer = self._malloc(live)
-            if answer.verdict != GRANTED:
-                if self._running and answer.verdict != PERMANENT:
-                    self._observer.put_off(step, live)
-                    return
-                self._waiting.popleft()
-                self._refuse_for_good(step, live)
-                continue
-            self._waiting.popleft()
-            self._running.append(live)
-            self._held[live.id] = _Held(live.tokens, ())
-            self._observer.admitted(step, live, answer.reused)
-            new = min(live.tokens - answer.reused, budget)
-            scheduled.append((live, answer.reused + new))
-            budget -= new
+    def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
+        self._told.asked(step, live)
+        answer = self._malloc(live)
+        if answer.verdict != GRANTED:
+            return Refusal.NEVER if answer.verdict == PERMANENT else Refusal.PUT_OFF
+        self._held[live.id] = _Held(live.tokens, ())
+        return answer.reused, min(live.tokens - answer.reused, budget)
 
     def _malloc(self, live: LiveRequest) -> structs.Malloc:
         answer = self._engine.perform(structs.MallocOp(id=live.id, reuse=self._caching, device_cache=self._caching))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, Hit
 from hkv.dialects.vllm.schedule.chunking import Chunking
-from hkv.replay.schedule import Arrival, LiveRequest, Observer, Schedule, StepLoop
+from hkv.replay.schedule import Arrival, LiveRequest, Observer, Refusal, Schedule, StepLoop
 
 
 class Replay(StepLoop):
@@ -36,18 +36,18 @@ class Replay(StepLoop):
     def _request(self, live: LiveRequest) -> None:
         self._engine.request_keyed(live.id, live.arrival.prompt, live.keys)
 
-    def _step(self, step: int) -> None:
+    def _begin(self, step: int) -> None:
         self._engine.step()
-        scheduled: list[tuple[LiveRequest, int]] = []
-        budget, refused = self._continue_running(step, scheduled)
-        if not refused:
-            self._admit_waiting(step, budget, scheduled)
+
+    def _planned(self) -> None:
         if self._chunking.hash_block_size:
             self._engine.copies()
-        self._observer.scheduled(step, len(self._running), len(self._waiting), self._engine.num_free())
-        for live, tokens in scheduled:
-            self._engine.advance(live.id, tokens)
-            self._compute(step, live, tokens)
+
+    def _available(self) -> int:
+        return self._engine.num_free()
+
+    def _advance(self, live: LiveRequest, tokens: int) -> None:
+        self._engine.advance(live.id, tokens)
 
     def _tokens(self, live: LiveRequest, budget: int) -> int:
         return self._chunking.tokens(live, live.computed, budget)
@@ -64,27 +64,16 @@ class Replay(StepLoop):
     def _extend(self, live: LiveRequest, tokens: int) -> None:
         self._engine.extend(live.id, tokens)
 
-    def _admit_waiting(self, step: int, budget: int, scheduled: list[tuple[LiveRequest, int]]) -> None:
-        while self._waiting and budget and len(self._running) < self._schedule.max_running:
-            live = self._waiting[0]
-            hit = self._engine.lookup(live.id)
-            live.junction = hit.shared_prefix
-            new = self._chunking.tokens(live, hit.hit, budget)
-            if not new:
-                return
-            self._observer.looked_up(step, live, hit.hit)
-            if self._engine.allocate(self._operation(live, new, hit)).blocks is None:
-                if self._running:
-                    self._observer.put_off(step, live)
-                    return
-                self._waiting.popleft()
-                self._refuse_for_good(step, live)
-                continue
-            self._waiting.popleft()
-            self._running.append(live)
-            self._observer.admitted(step, live, hit.hit)
-            scheduled.append((live, hit.hit + new))
-            budget -= new
+    def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
+        hit = self._engine.lookup(live.id)
+        live.junction = hit.shared_prefix
+        new = self._chunking.tokens(live, hit.hit, budget)
+        if not new:
+            return Refusal.LATER
+        self._observer.looked_up(step, live, hit.hit)
+        if self._engine.allocate(self._operation(live, new, hit)).blocks is None:
+            return Refusal.PUT_OFF
+        return hit.hit, new
 
     def _operation(self, live: LiveRequest, new: int, hit: Hit | None = None) -> AllocateOp:
         return AllocateOp(
