@@ -20,7 +20,7 @@ from hkv.spec import LayerSpec
 
 if TYPE_CHECKING:
     from hkv.oracle.compare import Mismatch
-    from hkv.oracle.explain import Explanation
+    from hkv.oracle.explain import Explanation, Resumption
     from hkv.oracle.invariant import Invariant
     from hkv.oracle.log_file import Log
     from hkv.oracle.log_format import LogFormat
@@ -194,9 +194,13 @@ class Dialect(abc.ABC):
     @property
     def shrink_rules(self) -> ShrinkRules:
         """How failing cases are made smaller."""
-        from hkv.oracle.reduction import LifecycleRepair, ShrinkRules
+        from hkv.oracle.reduction import LifecycleRepair, ShrinkRules, fewer_blocks, shorter_lists
 
-        return ShrinkRules(lambda header: LifecycleRepair(self.lifecycle(header)))
+        return ShrinkRules(
+            lambda header: LifecycleRepair(self.lifecycle(header)),
+            headers=lambda header: fewer_blocks(header, self.log.check),
+            operations=shorter_lists,
+        )
 
     def summary(self, header: Any) -> str:
         """The cache of a header in a few words: blocks and groups."""
@@ -205,9 +209,9 @@ class Dialect(abc.ABC):
 
     # Random traffic
 
-    @abc.abstractmethod
     def groups(self, header: Any) -> Sequence[tuple[str, int]]:
         """Kind and block size, in tokens, of each group of a header."""
+        return [(group["kind"], group["block_size"]) for group in header.groups]
 
     @abc.abstractmethod
     def features(self, name: str) -> tuple[str, ...]:
@@ -241,6 +245,22 @@ class Dialect(abc.ABC):
 
         Raises:
           UnsupportedConfigError: the dialect has no account of that.
+        """
+        from hkv.oracle.explain import account
+
+        return account(log, line, request)
+
+    def resumptions(self, engine: Any, operation: Any, id: str) -> Sequence[Resumption]:
+        """From where each group alone could resume a request, for `explain` where it is not written anew.
+
+        Args:
+          engine: a built-in engine that has performed everything before an operation.
+          operation: the operation, which may be the one that the request comes with.
+          id: the request.
+
+        Raises:
+          LookupError: there is no such request.
+          UnsupportedConfigError: the dialect does not say.
         """
         raise self._lacks("explanations")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -14,6 +14,36 @@ LARGEST = 2**31 - 1
 """Largest token id, block id and count that a log may hold."""
 
 _ANYTHING = msgspec.json.Decoder()
+
+
+class PlainHeader(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The first line of a log, where a dialect has nothing to add: one pool, and groups by kind and block size.
+
+    Attributes:
+      oplog: version of the log format.
+      dialect: whose rules the log follows.
+      feature: what it is about.
+      num_blocks: blocks of the pool.
+      groups: of each, `kind` and `block_size` at least.
+      bugs: names of upstream defects that are reproduced.
+    """
+
+    oplog: int = 2
+    dialect: str
+    feature: str
+    num_blocks: int
+    groups: list[dict[str, Any]]
+    bugs: list[str] = []
+
+
+class PlainOperation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="op"):
+    """An operation that says itself what it is answered with. One that is answered has a field `want`, None by default.
+
+    Attributes:
+      answer_type: type of the answer; None where there is none.
+    """
+
+    answer_type: ClassVar[Any] = None
 
 
 class LogFormat:
@@ -26,6 +56,11 @@ class LogFormat:
       operations: struct of each operation, by its `op`; one that is answered has a field `want`.
       check: raises an HKVError for a header that the dialect forbids.
       smallest: of the numbers of a field, the smallest that is legal, where that is not 0.
+
+    Attributes:
+      header: as given.
+      operations: by name.
+      check: as given.
     """
 
     def __init__(
@@ -37,7 +72,7 @@ class LogFormat:
     ) -> None:
         self.header = header
         self.operations = {str(operation.__struct_config__.tag): operation for operation in operations}
-        self._check = check
+        self.check = check
         self._smallest = dict(smallest or {})
         self._header_decoder = msgspec.json.Decoder(header)
         self._decoders = {name: msgspec.json.Decoder(operation) for name, operation in self.operations.items()}
@@ -53,7 +88,7 @@ class LogFormat:
         if not header.feature:
             raise FileError(path, 1, "feature", header.feature, "what the log is about, in a word")
         try:
-            self._check(header)
+            self.check(header)
         except HKVError as error:
             raise FileError(path, 1, error.argument, error.value, error.expected) from error
         return header

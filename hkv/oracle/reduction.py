@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
+
+import msgspec
 
 from hkv.dialects.dialect import Lifecycle
 from hkv.errors import HKVError
@@ -164,6 +167,30 @@ def one_simpler(best: Best, simpler: Callable[[Any, Any], Iterator[tuple[Any, An
             place += 1
 
 
+def shorter_lists(operation: Any) -> Iterator[Any]:
+    """The operation with a list of numbers halved, then one shorter, then with a number of it halved; never empty."""
+    for name in operation.__struct_fields__:
+        value = getattr(operation, name)
+        if name == "want" or not isinstance(value, list) or not all(type(item) is int for item in value):
+            continue
+        for length in dict.fromkeys((len(value) // 2, len(value) - 1)):
+            if length:
+                yield msgspec.structs.replace(operation, **{name: value[:length]})
+        for index, item in enumerate(value):
+            for smaller in dict.fromkeys((0, item // 2)) if item > 0 else ():
+                yield msgspec.structs.replace(operation, **{name: [*value[:index], smaller, *value[index + 1 :]]})
+
+
+def fewer_blocks(header: Any, check: Callable[[Any], object]) -> Iterator[Any]:
+    """The configuration with half as many blocks, and with one less, where `check` raises no HKVError for it."""
+    blocks = header.num_blocks
+    for count in dict.fromkeys((blocks // 2, blocks - 1)) if isinstance(blocks, int) else ():
+        smaller = msgspec.structs.replace(header, num_blocks=count)
+        with contextlib.suppress(HKVError):
+            check(smaller)
+            yield smaller
+
+
 def weight(operation: Any) -> int:
     """How large an operation's numbers are, their lists included."""
     total = 0
@@ -179,7 +206,3 @@ def weight(operation: Any) -> int:
         elif not isinstance(value, str):
             total += 5
     return total
-
-
-COMMON_STEPS: tuple[Callable[[Best], Candidates], ...] = (without_runs, without_requests, without_runs)
-"""What makes any case smaller, whatever its operations are."""

@@ -54,11 +54,11 @@ class ReplayedCache(abc.ABC):
 
     Attributes:
       config: the dialect's configuration.
-      reasons: names of the reasons why hits end, in the order in which tables list them.
+      reasons: names of the reasons why hits end, in the order in which tables list them; none where nothing tells.
     """
 
     config: Any
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
 
     @property
     @abc.abstractmethod

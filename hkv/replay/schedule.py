@@ -159,13 +159,13 @@ class StepLoop(abc.ABC):
                 self._step(step)
                 step += 1
 
-    @abc.abstractmethod
     def _request(self, live: LiveRequest) -> None:
-        """Tells the engine of a new request."""
+        """Tells the engine of a new request, where it wants to know before the request is admitted."""
+        return
 
-    @abc.abstractmethod
     def _tokens(self, live: LiveRequest, budget: int) -> int:
         """Tokens that a running request computes next, at most `budget`."""
+        return min(live.tokens - live.computed, budget)
 
     @abc.abstractmethod
     def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
@@ -187,22 +187,25 @@ class StepLoop(abc.ABC):
     def _free(self, live: LiveRequest, *, finished: bool) -> None:
         """A request gives its blocks back."""
 
-    @abc.abstractmethod
     def _drop(self, live: LiveRequest) -> None:
         """A request without blocks is forgotten."""
+        return
 
-    @abc.abstractmethod
     def _extend(self, live: LiveRequest, tokens: int) -> None:
         """A request generated `tokens` tokens."""
+        return
 
     def _begin(self, step: int) -> None:
         """A step begins."""
+        return
 
     def _planned(self) -> None:
         """Every request that computes in this step has its blocks."""
+        return
 
     def _advance(self, live: LiveRequest, tokens: int) -> None:
         """The step computes `tokens` tokens of a request."""
+        return
 
     def _step(self, step: int) -> None:
         """One step."""

@@ -69,6 +69,8 @@ def _recovery(recovered: int, recomputed: int) -> str:
 
 
 def _reasons(outcome: Outcome, engine: str) -> RenderableType:
+    if not outcome.cache.reasons:
+        return "Why hits ended: under these rules nothing tells\n"
     groups = summary.groups(outcome)
     if outcome.recorder.reasons is None:
         return f"Why hits ended: {summary.UNAVAILABLE}: {engine} (add --check, or use --engine numpy)\n"

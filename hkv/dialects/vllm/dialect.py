@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +82,6 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.shrink_rules import SHRINK_RULES
 
         return SHRINK_RULES
-
-    def groups(self, header: Header) -> Sequence[tuple[str, int]]:
-        return [(group["kind"], group["block_size"]) for group in header.groups]
 
     def features(self, name: str) -> tuple[str, ...]:
         from hkv.dialects.vllm.traffic.headers import FEATURES

@@ -76,9 +76,6 @@ class RtpReplay(StepLoop):
     def _available(self) -> int:
         return self._engine.num_available()
 
-    def _tokens(self, live: LiveRequest, budget: int) -> int:
-        return min(live.tokens - live.computed, budget)
-
     def _grow(self, live: LiveRequest, new: int) -> bool:
         """RTP-LLM asks at every step; what cannot change anything is not asked."""
         held = self._held[live.id]

@@ -1,0 +1,130 @@
+"""Replays of dialects that have nothing of their own beside engines: log headers configure, operations name tokens."""
+
+from __future__ import annotations
+
+import abc
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hkv.dialects import registry
+from hkv.errors import ConfigError
+from hkv.model.topology import Group, Topology
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_format import PlainHeader
+from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups
+from hkv.replay.record import Recorder
+from hkv.replay.run import Outcome, Progress, ReplayedCache
+from hkv.replay.schedule import Arrival, LiveRequest, Observer, Refusal, Schedule, StepLoop
+from hkv.spec import LayerSpec
+
+
+class PlainLoop(StepLoop):
+    """A schedule in which a whole prompt gets its blocks at once, and requests are named by tokens.
+
+    A trace says which prefixes are equal, not what they consist of: the tokens of a block are its prefix key, over and
+    over; those after the last key are -1.
+
+    Args:
+      engine: an empty engine.
+      key_tokens: tokens between two keys.
+      schedule: the numbers.
+      arrivals: the trace, `step` never falling.
+      observer: is told what happens.
+    """
+
+    def __init__(
+        self, engine: Any, key_tokens: int, schedule: Schedule, arrivals: Iterable[Arrival], observer: Observer
+    ) -> None:
+        super().__init__(schedule, arrivals, observer)
+        self._engine = engine
+        self._key_tokens = key_tokens
+        self._held: dict[str, int] = {}
+
+    @abc.abstractmethod
+    def _enter(self, live: LiveRequest, tokens: list[int]) -> int | None:
+        """Asks for the blocks of a request with these tokens; how many of them were cached, None when refused."""
+
+    @abc.abstractmethod
+    def _append(self, live: LiveRequest, tokens: list[int]) -> bool:
+        """Asks for blocks for more tokens; False when refused."""
+
+    def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
+        hit = self._enter(live, self._named(live, 0))
+        if hit is None:
+            return Refusal.PUT_OFF
+        self._held[live.id] = live.tokens
+        return hit, min(live.tokens - hit, budget)
+
+    def _grow(self, live: LiveRequest, new: int) -> bool:
+        more = self._named(live, self._held[live.id])
+        if more and not self._append(live, more):
+            return False
+        self._held[live.id] = live.tokens
+        return True
+
+    def _named(self, live: LiveRequest, first: int) -> list[int]:
+        known = min(live.tokens, len(live.keys) * self._key_tokens)
+        named = [int(live.keys[place // self._key_tokens]) for place in range(first, known)]
+        return named + [-1] * (live.tokens - max(first, known))
+
+
+class PlainCache(ReplayedCache):
+    """A cache whose configuration is a log header, whose engines are the oracle's, and which has no compiled schedule.
+
+    Args:
+      header: the header.
+      specs: one per group.
+      loop: the schedule.
+    """
+
+    def __init__(self, header: PlainHeader, specs: Sequence[LayerSpec], loop: Callable[..., StepLoop]) -> None:
+        self.config = header
+        self._groups = Topology.of_specs(specs).groups
+        self._loop = loop
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        return self._groups
+
+    @property
+    def blocks(self) -> int:
+        return self.config.num_blocks
+
+    @property
+    def key_tokens(self) -> int:
+        return math.gcd(*(group.spec.block_size for group in self._groups))
+
+    def engine(self, name: str) -> Any:
+        return engine_factory(name)(self.config)
+
+    def plain(
+        self, schedule: Schedule, coming: Iterable[Arrival], driven: Any, oracle: Any, progress: Progress
+    ) -> Outcome:
+        recorder = Recorder(self.blocks + 1, len(self._groups), None, progress)
+        started = time.perf_counter()
+        steps = self._loop(driven, self.key_tokens, schedule, coming, recorder).run()
+        seconds = time.perf_counter() - started
+        return Outcome(self, recorder, steps, getattr(driven, "evictions", None), seconds, schedule.max_model_len)
+
+
+class PlainReplayCommand(ReplayCommand):
+    """Groups over one pool.
+
+    Args:
+      loop: the schedule: a `PlainLoop` that was not made yet.
+    """
+
+    def __init__(self, loop: Callable[..., StepLoop]) -> None:
+        self._loop = loop
+
+    def of_groups(self, options: dict[str, Any]) -> StudiedCache:
+        name, blocks = options["dialect"], options["num_blocks"]
+        if len(blocks) != 1:
+            raise ConfigError("num_blocks", list(blocks), f"one number: {name} has one pool")
+        groups = [spec.to_log() for spec in options["groups"]]
+        header = PlainHeader(dialect=name, feature="replay", num_blocks=blocks[0], groups=groups)
+        registry.dialect_of(name).log.check(header)
+        cache = PlainCache(header, options["groups"], self._loop)
+        return StudiedCache(cache, schedule_for_groups(options), groups_text(options))
