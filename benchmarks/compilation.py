@@ -44,9 +44,9 @@ def programs() -> dict[str, Callable[[], Any]]:
     import jax
 
     from hkv.dialects.vllm import machine as cache
-    from hkv.dialects.vllm.rules.operations import WIDTH, Operations
     from hkv.dialects.vllm.schedule import compiled, program
     from hkv.dialects.vllm.schedule.run import cache_config
+    from hkv.machine.operations import WIDTH, Operations
     from hkv.replay import dispatches
     from hkv.replay.schedule import Schedule
     from hkv.spec import spec_from_text

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from hkv.dialects.vllm import machine as cache
-from hkv.dialects.vllm.rules.operations import WIDTH, Argument, Code, Column, Operations
+from hkv.dialects.vllm.rules.operations import Argument, Code, Column
 from hkv.dialects.vllm.schedule import compiled
+from hkv.machine.operations import WIDTH, Operations
 from hkv.replay import dispatches
 from hkv.replay.schedule_state import Fate
 from hkv.state.state import Counter

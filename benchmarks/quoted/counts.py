@@ -11,11 +11,11 @@ from benchmarks import model_tables
 from benchmarks.compare_layouts import OUTCOMES, outcome
 from benchmarks.quoted.source import ROOT
 from hkv.chunks.formats import EngineKVFormat
-from hkv.dialects.dialect import Rules
 from hkv.dialects.vllm.explorer.judges import JUDGES
 from hkv.dialects.vllm.traffic.hit_causes import Cause
 from hkv.model.group_policy import GroupPolicy
 from hkv.oracle.log_file import read_log
+from reference.dialects.rules import Rules
 
 DATA = ROOT / "tests" / "data"
 

@@ -9,14 +9,12 @@ its name.
 from __future__ import annotations
 
 import abc
-import dataclasses
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hkv.errors import ConfigError, UnsupportedConfigError
-from hkv.spec import LayerSpec
 
 if TYPE_CHECKING:
     from hkv.oracle.compare import Mismatch
@@ -28,63 +26,6 @@ if TYPE_CHECKING:
     from hkv.oracle.renaming import SameNames
     from hkv.replay.command import ReplayCommand
     from hkv.testing.choices import Choices
-
-Kind = TypeVar("Kind")
-"""What a form of a dialect (NumPy or JAX) knows about one kind of layer."""
-
-Rule = Callable[..., Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """The seven decisions in which engines differ. Each is a pure function over the form's own state.
-
-    Attributes:
-      hit: the longest prefix of a request that every group can resume from.
-      admit: whether a request's next tokens fit, before anything is taken.
-      allocate: gives a request the blocks its next tokens need, adopting a hit's first.
-      register: enters filled blocks into the prefix cache.
-      retire: gives back blocks that no later query can read.
-      free: gives back everything a request holds.
-      evict: takes keys away from blocks.
-    """
-
-    hit: Rule
-    admit: Rule
-    allocate: Rule
-    register: Rule
-    retire: Rule
-    free: Rule
-    evict: Rule
-
-
-@dataclasses.dataclass(frozen=True)
-class RuleSet(Generic[Kind]):
-    """One engine's policy in one form, NumPy or JAX: what that form's manager or compiled program calls.
-
-    Attributes:
-      name: whose rules, and which version's, as logs write it: `vllm-0.33`.
-      kinds: per kind of layer, by its name in logs, what this dialect does with it.
-      rules: the decisions.
-    """
-
-    name: str
-    kinds: Mapping[str, Kind]
-    rules: Rules
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kinds", MappingProxyType(dict(self.kinds)))
-
-    def kind(self, spec: LayerSpec) -> Kind:
-        """What this dialect does with the kind of `spec`.
-
-        Raises:
-          ConfigError: the dialect has no rule for that kind.
-        """
-        try:
-            return self.kinds[spec.kind]
-        except KeyError:
-            raise ConfigError("kind", spec.kind, f"a kind of {self.name}: {', '.join(sorted(self.kinds))}") from None
 
 
 class Lifecycle(Protocol):

@@ -10,8 +10,9 @@ import numpy as np
 
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.rules.operations import Batch, Code, Column, Operations, Results
+from hkv.dialects.vllm.rules.operations import Batch, Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import Parameters
+from hkv.machine.operations import Operations
 from hkv.model.topology import Topology
 from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
 from hkv.state.state import Buckets, State

@@ -8,7 +8,8 @@ from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE, RtpConfig, 
 from hkv.errors import ConfigError
 from hkv.model.group_policy import EvictPolicy
 from hkv.model.topology import Topology
-from reference.dialects.rtp_llm.dialect import RTP_HYBRID, RTP_HYBRID_POOL, RTP_SINGLE
+from reference.dialects.rtp_llm.allocator import KINDS
+from reference.dialects.rtp_llm.manager import ALLOCATORS
 from reference.dialects.rtp_llm.single import SingleAllocator
 from tests.rtp_llm.build import FULL, LINEAR, SWA, dsv4_allocator, group, single, tiny_hybrid, tiny_multi
 
@@ -16,8 +17,8 @@ from tests.rtp_llm.build import FULL, LINEAR, SWA, dsv4_allocator, group, single
 def test_the_topology_decides_the_allocator() -> None:
     names = [of.config.name for of in (single(), tiny_hybrid(), tiny_multi(4, 4), dsv4_allocator())]
     assert names == [SINGLE, HYBRID, HYBRID_POOL, HYBRID_POOL]
-    assert [dialect.name for dialect in (RTP_SINGLE, RTP_HYBRID, RTP_HYBRID_POOL)] == names[:3]
-    assert set(RTP_HYBRID.kinds) == {"FULL", "LINEAR", "SWA"}
+    assert list(ALLOCATORS) == names[:3]
+    assert {group_type.name for group_type in KINDS} == {"FULL", "LINEAR", "SWA"}
     with pytest.raises(ConfigError, match="one full-attention group"):
         SingleAllocator(tiny_hybrid().config)
 

@@ -21,8 +21,8 @@ from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, of_config
-from hkv.dialects.vllm.rules.operations import Operations
 from hkv.errors import ConfigError, OperationError, UnsupportedConfigError
+from hkv.machine.operations import Operations
 from hkv.model.topology import Topology
 from hkv.state.pooled import Counter, PooledState, Request, Role, resized
 from hkv.state.status import Status

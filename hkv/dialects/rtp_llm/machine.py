@@ -14,8 +14,8 @@ from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.rules import execute
 from hkv.dialects.rtp_llm.rules.operations import ALL, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, of_config
-from hkv.dialects.vllm.rules.operations import Operations, bucket
 from hkv.errors import OperationError
+from hkv.machine.operations import Operations, bucket
 from hkv.machine.programs import Programs
 from hkv.state.pooled import PooledBuckets, PooledState, empty_pooled
 from hkv.state.status import Status

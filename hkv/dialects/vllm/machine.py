@@ -16,9 +16,10 @@ import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules import execute
-from hkv.dialects.vllm.rules.operations import RESULT_FRONT, WIDTH, Argument, Code, Column, Operations, Results
+from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import Parameters, of_config
 from hkv.errors import OperationError
+from hkv.machine.operations import WIDTH, Operations
 from hkv.machine.programs import Programs
 from hkv.spec import Mamba
 from hkv.state.state import Buckets, State, empty

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hkv.dialects.dialect import Rules, RuleSet
 from hkv.dialects.vllm.config import NAME
+from reference.dialects.rules import Rules, RuleSet
 from reference.dialects.vllm import coordinator
 from reference.dialects.vllm.kinds import all_kinds
 from reference.dialects.vllm.kinds.kind import Kind

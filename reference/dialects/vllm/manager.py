@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from hkv.bugs import check_bugs
-from hkv.dialects.dialect import RuleSet
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import EngineFailure, OperationError
 from hkv.keys.chained import PLAIN, KeyChain, PrefixIdentity, digest_by_name
+from reference.dialects.rules import RuleSet
 from reference.dialects.vllm.coordinator import Coordinator
 from reference.dialects.vllm.dialect import VLLM
 from reference.dialects.vllm.hits import Found

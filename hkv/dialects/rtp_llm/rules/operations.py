@@ -7,7 +7,7 @@ import enum
 
 import jax
 
-from hkv.dialects.vllm.rules.operations import Batch
+from hkv.machine.operations import OperationBatch
 
 
 class RtpCode(enum.IntEnum):
@@ -112,7 +112,7 @@ class RtpResults:
     count: jax.Array
 
 
-class RtpBatch(Batch):
+class RtpBatch(OperationBatch):
     """A batch of RTP-LLM's operations: keys, sources, or groups and blocks as payload."""
 
     ARGUMENTS = RtpArgument

@@ -12,7 +12,8 @@ import numpy as np
 from hkv.dialects.vllm.explorer.ledger import GRANTED, LOOKED_UP, Fact, Move
 from hkv.dialects.vllm.explorer.space import Space, code_of, tokens_of
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.rules.operations import WIDTH, Argument, Code, Operations
+from hkv.dialects.vllm.rules.operations import Argument, Code
+from hkv.machine.operations import WIDTH, Operations
 
 
 def all_moves(space: Space) -> np.ndarray:

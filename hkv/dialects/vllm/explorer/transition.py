@@ -19,8 +19,9 @@ from hkv.dialects.vllm.explorer.ledger import Fact, Move
 from hkv.dialects.vllm.explorer.picture import picture
 from hkv.dialects.vllm.explorer.space import Space
 from hkv.dialects.vllm.rules import execute
-from hkv.dialects.vllm.rules.operations import Code, Column, Operations, Results
+from hkv.dialects.vllm.rules.operations import Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import UNLIMITED, Parameters
+from hkv.machine.operations import Operations
 from hkv.state.state import Counter, State
 
 LANES, BATCHED = "lanes", "batched"

@@ -18,31 +18,6 @@ WRITES = ("rows", "keys", "requests", *free_queue.RELEASE_WRITES)
 """What the rules write; `rows` and `keys` only to their spare elements."""
 
 
-def retire(work: Workspace, view: View, slot: Scalar, processed: Scalar, enabled: Scalar) -> Workspace:
-    """Every group gives back the blocks that the query at `processed` does not need, the last first.
-
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      slot: the request.
-      processed: tokens whose processing is over, in-flight ones not counted.
-      enabled: whether to do it.
-    """
-    return give_back(work, view, slot, processed, jnp.bool_(False), enabled)
-
-
-def free(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
-    """Every group gives back all of its row, the last block first, group by group; the row is empty then.
-
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      slot: the request.
-      enabled: whether to do it.
-    """
-    return give_back(work, view, slot, jnp.int32(0), jnp.bool_(True), enabled)
-
-
 def give_back(
     work: Workspace, view: View, slot: Scalar, processed: Scalar, everything: Scalar, enabled: Scalar
 ) -> Workspace:
