@@ -56,7 +56,9 @@ FORMS = forms()
 """How an engine may be named."""
 
 FEATURE_NAMES = tuple(
-    dict.fromkeys(feature for name in registry.names() for feature in registry.dialect_of(name).features(name))
+    dict.fromkeys(
+        feature for dialect in registry.dialects() for name in dialect.names for feature in dialect.features(name)
+    )
 )
 """What traffic may be about, under any dialect; `hkv.oracle.record.draw` says which dialect has which."""
 

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+from rich.console import Console
 
 from hkv.byte_size import parse_bytes
 from hkv.cli.bugs_option import bugs_of, bugs_option
-from hkv.cli.given_options import refuse_given
+from hkv.cli.given_options import is_given, refuse_given
 from hkv.cli.json_output import json_option, write_json
-from hkv.cli.plan_tables import print_pools, print_served
-from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
-from hkv.dialects.vllm.planning.report import pool_report, served_report
-from hkv.dialects.vllm.planning.served import Serving, serve
-from hkv.errors import ConfigError, PlanError
+from hkv.cli.own_options import commands, own_options, refuse_others
+from hkv.dialects import registry
 from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
-from hkv.model.huggingface import KV_DTYPES, Model, ReadOptions, load_config, read_model
-from hkv.request_length import parse_length
+from hkv.model.huggingface import KV_DTYPES
 
-DIALECTS = ("vllm-0.33", "rtp-llm")
+PLANNERS = {dialect.planned_as: dialect for dialect in registry.dialects() if dialect.planned_as}
+"""Dialects that plan memory, by the names that `--dialect` has for them."""
 
-NOT_OF_RTP = {
-    "layout": "whose pools have one order",
-    "max_model_len": "whose plan does not depend on the longest request",
-    "max_in_flight": "whose plan does not depend on the tokens of a step",
-    "no_prefix_caching": "whose plan is the same without it",
-    "no_hybrid": "whose plan keeps every kind of layer",
-    "bugs": "of which no upstream defect in planning is known",
-}
-"""Options that say nothing to RTP-LLM's planning, and why."""
+PLANNED = tuple(PLANNERS)
+COMMANDS = commands(lambda dialect: dialect.plan_command())
 
 
 @click.command("plan")
@@ -40,7 +33,7 @@ NOT_OF_RTP = {
     type=click.IntRange(1, MAX_RANKS),
     default=1,
     show_default=True,
-    help="Context-parallel ranks; rtp-llm: of a prefill server.",
+    help="Context-parallel ranks; where a rank holds whole blocks, of a prefill server.",
 )
 @click.option(
     "--block-size",
@@ -53,26 +46,10 @@ NOT_OF_RTP = {
     default=0,
     help="Tokens per kernel block; left out, the whole block.",
 )
-@click.option("--layout", metavar="ORDER", help="LBHNC, LBNHC, LHBNC, BLHNC, BLNHC or BHLNC; left out, the first fit.")
 @click.option("--dtype", metavar="TYPE", help="The model's element type; left out, its config's.")
 @click.option("--kv-dtype", default="auto", show_default=True, help=f"One of {', '.join(KV_DTYPES)}.")
 @click.option("--state-dtype", metavar="TYPE", help="Element type of recurrent states; left out, the model's.")
-@click.option("--max-model-len", metavar="N", help="Tokens of the longest request; `auto` for the longest that fits.")
-@click.option(
-    "--max-in-flight",
-    type=click.IntRange(1, MAX_TOKENS),
-    default=8192,
-    show_default=True,
-    help="Tokens scheduled at once.",
-)
 @click.option("--draft", "draft_path", metavar="CONFIG", help="Config of a draft (EAGLE or MTP) module.")
-@click.option(
-    "--draft-modules",
-    type=click.IntRange(1, MAX_SPECULATIVE_TOKENS),
-    default=1,
-    show_default=True,
-    help="Copies of the draft, with --dialect rtp-llm.",
-)
 @click.option(
     "--speculative-tokens",
     type=click.IntRange(0, MAX_SPECULATIVE_TOKENS),
@@ -80,36 +57,12 @@ NOT_OF_RTP = {
     show_default=True,
     help="Draft tokens verified in one step.",
 )
-@click.option("--no-prefix-caching", is_flag=True, help="Keep one recurrent state a request, none at boundaries.")
-@click.option("--no-hybrid", is_flag=True, help="Cache every layer like full attention.")
-@click.option("--pools", type=click.Choice(["shared", "independent"]), default="shared", show_default=True)
-@click.option("--dialect", type=click.Choice(DIALECTS), default=DIALECTS[0], show_default=True)
+@own_options(COMMANDS)
+@click.option("--dialect", type=click.Choice(PLANNED), default=PLANNED[0], show_default=True, help="Whose memory plan.")
 @bugs_option
 @json_option
-def command(
-    config: str,
-    memory: str,
-    tp: int,
-    pp: int,
-    dcp: int,
-    block_size: int | None,
-    kernel_block_size: int,
-    layout: str | None,
-    dtype: str | None,
-    kv_dtype: str,
-    state_dtype: str | None,
-    max_model_len: str | None,
-    max_in_flight: int,
-    draft_path: str | None,
-    draft_modules: int,
-    speculative_tokens: int,
-    no_prefix_caching: bool,
-    no_hybrid: bool,
-    pools: str,
-    dialect: str,
-    bugs: str,
-    json_path: str | None,
-) -> None:
+@click.pass_context
+def command(ctx: click.Context, config: str, dialect: str, json_path: str | None, **options: Any) -> None:
     """Say what a model's cache looks like: which layers share blocks, how many blocks fit, and where every layer lies.
 
     CONFIG is a model's config.json, or the folder it is in. Sizes are those of one tensor-parallel rank. How many of
@@ -117,69 +70,15 @@ def command(
 
     Example: hkv plan Qwen3-Next-80B/config.json --memory 80GiB --tp 2 --max-model-len 131072
     """
-    names = frozenset(bugs_of(bugs, "planning"))
-    budget = parse_bytes(memory)
-    by_rtp = dialect == "rtp-llm"
-    if by_rtp:
-        _check_rtp_options(tp, pp, dcp)
-    if draft_path is None:
-        refuse_given(["draft_modules"], "--draft CONFIG beside it, the module that is copied")
-    ranks = 1 if by_rtp else dcp  # RTP-LLM's rank holds whole blocks, not parts of each
-    reading = {"tensor_parallel": tp, "context_parallel": ranks, "dtype": dtype, "kv_dtype": kv_dtype}
-    options = ReadOptions(
-        block_size=block_size, state_dtype=state_dtype, speculative_tokens=speculative_tokens, **reading
-    )
-    model = read_model(load_config(config), options)
-    draft = None
-    if draft_path is not None:
-        size = next((spec.block_size for spec in model.specs.values()), None)
-        draft = read_model(load_config(draft_path), ReadOptions(block_size=size, draft=True, **reading))
-    if by_rtp:
-        rtp = RtpOptions(
-            block_size=block_size or 64,
-            kernel_block_size=kernel_block_size,
-            pools=pools,
-            drafts=speculative_tokens,
-            modules=draft_modules,
-            ranks=dcp,
-        )
-        _plan_pools(model, budget, rtp, draft, json_path)
-        return
-    if pools != "shared":
-        raise PlanError("pools", pools, "shared: vllm-0.33 has one pool; --dialect rtp-llm has others")
-    if draft_modules != 1:
-        raise ConfigError("--draft-modules", draft_modules, "1: vllm-0.33 plans a draft's layers once")
-    serving = Serving(
-        memory=budget,
-        pipeline_parallel=pp,
-        context_parallel=dcp,
-        kernel_block_size=kernel_block_size,
-        layout=layout,
-        max_model_len=parse_length(max_model_len),
-        max_in_flight_tokens=max_in_flight,
-        caching=not no_prefix_caching,
-        hybrid=not no_hybrid,
-        bugs=names,
-    )
-    served = serve(model, serving, draft)
-    report = served_report(model, served, kernel_block_size)
+    options["config"], options["bugs"] = config, frozenset(bugs_of(options["bugs"], "planning"))
+    memory = parse_bytes(options["memory"])
+    rules = PLANNERS[dialect]
+    planner = rules.plan_command()
+    refuse_others(planner, COMMANDS, dialect, options)
+    if not rules.has_bugs:
+        refuse_given(["bugs"], f"nothing with --dialect {dialect}, of which no upstream defect is known")
+    options["given"] = {name for name in ctx.params if is_given(name)}
+    plan = planner.plan(memory, options)
     if json_path != "-":
-        print_served(report, served)
-    write_json(json_path, report)
-
-
-def _check_rtp_options(tp: int, pp: int, dcp: int) -> None:
-    for name, why in NOT_OF_RTP.items():
-        refuse_given([name], f"nothing with --dialect rtp-llm, {why}")
-    if pp > 1:
-        raise ConfigError("--pp", pp, "1 with --dialect rtp-llm, which has no pipeline stages")
-    if dcp > 1 and tp > 1:
-        raise ConfigError("--tp", tp, "1 with --dcp: RTP-LLM's ranks either split heads or deal blocks out")
-
-
-def _plan_pools(model: Model, memory: int, options: RtpOptions, draft: Model | None, json_path: str | None) -> None:
-    plan = plan_rtp_llm(model, memory, options, draft)
-    report = pool_report(model, plan)
-    if json_path != "-":
-        print_pools(report)
-    write_json(json_path, report)
+        plan.show(Console(soft_wrap=False))
+    write_json(json_path, plan.report)

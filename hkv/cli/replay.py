@@ -17,6 +17,7 @@ from hkv.cli.engine_options import FORMS, dialect_option
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
+from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.cli.progress import progress_bar
 from hkv.dialects import registry
 from hkv.errors import ConfigError
@@ -31,7 +32,7 @@ from hkv.limits import (
     whole_number,
 )
 from hkv.replay import plot, summary
-from hkv.replay.command import ReplayCommand, StudiedCache, groups_text
+from hkv.replay.command import StudiedCache, groups_text
 from hkv.replay.difference import Difference
 from hkv.replay.run import COMPILED, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
@@ -82,20 +83,7 @@ class Positive(click.ParamType):
         return number
 
 
-def dialects_own_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that only some dialects have."""
-    for option in reversed(_own_options()):
-        click.decorators._param_memo(function, option)  # type: ignore[attr-defined]
-    return function
-
-
-def _own_options() -> list[click.Option]:
-    found = {option.name: option for name in registry.names() for option in _command_of(name).options()}
-    return list(found.values())
-
-
-def _command_of(dialect: str) -> ReplayCommand:
-    return registry.dialect_of(dialect).replay_command()
+COMMANDS = commands(lambda dialect: dialect.replay_command())
 
 
 @click.command()
@@ -117,7 +105,7 @@ def _command_of(dialect: str) -> ReplayCommand:
 @click.option("--check", is_flag=True, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
 @click.option("--caching/--no-caching", default=True, show_default=True, help="Prefix caching.")
 @dialect_option
-@dialects_own_options
+@own_options(COMMANDS)
 @click.option(
     "--tokens-per-id",
     default=TOKENS_PER_ID,
@@ -200,11 +188,8 @@ def command(ctx: click.Context, **options: Any) -> int:
       hkv replay chat.jsonl --model gemma-3-1b/config.json --memory 2GiB
       hkv replay chat.jsonl --dialect rtp-llm/hybrid --groups full:64,mamba:64 --num-blocks 5000
     """
-    rules = _command_of(options["dialect"])
-    own = {option.name for option in rules.options()}
-    for option in _own_options():
-        if option.name not in own and ctx.get_parameter_source(option.name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"{option.opts[0]} is not for --dialect {options['dialect']}")
+    rules = registry.dialect_of(options["dialect"]).replay_command()
+    refuse_others(rules, COMMANDS, options["dialect"], options)
     studied = rules.studied(options)
     timing = Timing(step_ms=options["step_ms"], speed=options["speed"])
     if ctx.get_parameter_source("engine") is ParameterSource.DEFAULT:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hkv.errors import ConfigError, UnsupportedConfigError
 
 if TYPE_CHECKING:
+    from hkv.dialects.plan_command import PlanCommand
     from hkv.oracle.compare import Mismatch
     from hkv.oracle.explain import Explanation, Resumption
     from hkv.oracle.invariant import Invariant
@@ -68,6 +69,7 @@ class Dialect(abc.ABC):
       default_pair: the engine in doubt and the one that counts, where a command is not told.
       default_recorded: the engine that is recorded where a command is not told.
       has_bugs: whether upstream defects of its engine are known by name (`hkv.bugs`).
+      planned_as: its name in `hkv plan`; empty where it plans no memory.
     """
 
     names: tuple[str, ...]
@@ -78,6 +80,7 @@ class Dialect(abc.ABC):
     default_pair: tuple[str, str] = ("jax", "numpy")
     default_recorded: str = "numpy"
     has_bugs: bool = False
+    planned_as: str = ""
 
     # Logs
 
@@ -220,6 +223,14 @@ class Dialect(abc.ABC):
         return MappingProxyType({})
 
     # Replay and commands
+
+    def plan_command(self) -> PlanCommand:
+        """What `hkv plan` does under these rules.
+
+        Raises:
+          UnsupportedConfigError: the dialect plans no memory.
+        """
+        raise self._lacks("memory plans")
 
     def replay_command(self) -> ReplayCommand:
         """What `hkv replay` does under these rules.

@@ -6,6 +6,7 @@ its value the place of a subclass of `hkv.dialects.dialect.Dialect`, as `package
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
@@ -45,8 +46,12 @@ def dialect_of(name: object) -> Dialect:
 
 
 def dialects() -> tuple[Dialect, ...]:
-    """Every dialect once, in the order of their names."""
-    return tuple(dict.fromkeys(dialect_of(name) for name in names()))
+    """Every dialect once, in the order of their names; packages that cannot be used say so when they are asked for."""
+    found: dict[Dialect, None] = {}
+    for name in names():
+        with contextlib.suppress(*() if name in BUILT_IN else (ConfigError,)):
+            found[dialect_of(name)] = None
+    return tuple(found)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from hkv.dialects.dialect import Dialect
 from hkv.dialects.rtp_llm.config import NAMES
 
 if TYPE_CHECKING:
+    from hkv.dialects.plan_command import PlanCommand
     from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
     from hkv.dialects.rtp_llm.log.structs import RtpHeader
     from hkv.oracle.explain import Explanation
@@ -34,6 +35,7 @@ class RtpLlmDialect(Dialect):
             "jax": "hkv.dialects.rtp_llm.engines.jax:RtpJaxEngine",
         }
     )
+    planned_as = "rtp-llm"
 
     @property
     def log(self) -> LogFormat:
@@ -110,6 +112,11 @@ class RtpLlmDialect(Dialect):
         from hkv.dialects.rtp_llm.log.coverage import exercised_rtp
 
         return exercised_rtp(log)
+
+    def plan_command(self) -> PlanCommand:
+        from hkv.dialects.rtp_llm.plan_command import RtpPlanCommand
+
+        return RtpPlanCommand()
 
     def replay_command(self) -> ReplayCommand:
         from hkv.dialects.rtp_llm.replay_command import RtpReplayCommand

@@ -9,6 +9,7 @@ import click
 
 from hkv.byte_size import parse_bytes, show_bytes
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
+from hkv.dialects.rtp_llm.plan_command import BLOCK_SIZE
 from hkv.dialects.rtp_llm.planned import config_of_plan
 from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
 from hkv.dialects.rtp_llm.schedule.run import RESERVE_RATIO, RtpReplayedCache, check_replayable, rtp_cache
@@ -18,9 +19,6 @@ from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
 from hkv.request_length import parse_length
 from hkv.spec import SlidingWindow
-
-BLOCK_SIZE = 64
-"""Tokens per block of a planned cache unless told otherwise, as in `hkv plan --dialect rtp-llm`."""
 
 
 class RtpReplayCommand(ReplayCommand):

@@ -10,6 +10,7 @@ from hkv.dialects.dialect import Dialect
 from hkv.dialects.vllm.config import NAME
 
 if TYPE_CHECKING:
+    from hkv.dialects.plan_command import PlanCommand
     from hkv.dialects.vllm.lifecycle import Lifecycle
     from hkv.dialects.vllm.log.structs import Header
     from hkv.oracle.compare import Mismatch
@@ -40,6 +41,7 @@ class VllmDialect(Dialect):
     default_pair = ("numpy", "vllm")
     default_recorded = "vllm"
     has_bugs = True
+    planned_as = NAME
 
     @property
     def log(self) -> LogFormat:
@@ -124,6 +126,11 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.log.coverage import exercised
 
         return exercised(log)
+
+    def plan_command(self) -> PlanCommand:
+        from hkv.dialects.vllm.plan_command import VllmPlanCommand
+
+        return VllmPlanCommand()
 
     def replay_command(self) -> ReplayCommand:
         from hkv.dialects.vllm.replay_command import VllmReplayCommand

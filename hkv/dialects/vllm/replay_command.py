@@ -68,6 +68,8 @@ class VllmReplayCommand(ReplayCommand):
         if options["draft"] is not None:
             raise click.UsageError("--draft is not for --groups")
         schedule = schedule_for_groups(options)
+        if options["draft"] is not None:
+            raise click.UsageError("--draft is not for --groups")
         if len(options["num_blocks"]) != 1:
             raise ConfigError("num_blocks", list(options["num_blocks"]), "one number: vllm-0.33 has one pool")
         config = cache_config(

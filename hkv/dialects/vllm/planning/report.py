@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from hkv.dialects.rtp_llm.planning import PoolGroup, PoolPlan
+from hkv.dialects.plan_command import model_record
 from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup
 from hkv.dialects.vllm.planning.records import group_record, plan_record, tensor_record
 from hkv.dialects.vllm.planning.served import ServedPlan
@@ -85,55 +85,6 @@ def served_report(model: Model, served: ServedPlan, kernel_block_size: int = 0) 
         "limited_by": served.limited_by,
     }
     return report
-
-
-def model_record(model: Model) -> dict[str, Any]:
-    """What a model caches, as plain values."""
-    return {
-        "model_type": model.model_type,
-        "num_layers": model.num_layers,
-        "max_model_len": model.max_model_len,
-        "tensor_parallel": model.tensor_parallel,
-        "token_bytes_if_all_full": model.full_token_bytes,
-        "token_bytes": float(model.token_bytes),
-        "sequence_bytes": model.resident_bytes,
-    }
-
-
-def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
-    """RTP-LLM's plan as plain values."""
-    return {
-        "model": model_record(model),
-        "pools": "shared" if plan.shared else "independent",
-        "num_blocks": plan.num_blocks,
-        "bytes_per_block": plan.bytes_per_block,
-        "tail_bytes_per_block": plan.tail_bytes_per_block,
-        "reserve_bytes": plan.reserve_bytes,
-        "memory": plan.memory,
-        "ranks": plan.ranks,
-        "token_capacity": plan.token_capacity,
-        "groups": [{**_pool_group(group), "tokens_per_slot": plan.tokens_per_slot(group)} for group in plan.groups],
-        "draft_modules": [[_pool_group(group) for group in module] for module in plan.modules],
-    }
-
-
-def _pool_group(group: PoolGroup) -> dict[str, Any]:
-    whole = group.kernel_blocks if group.block.kind.startswith("opaque") else 1
-    return {
-        "tag": group.tag,
-        "type": group.policy.group_type.name,
-        "kind": group.block.kind,
-        "layers": list(group.layers),
-        "block_size": group.block.seq_size,
-        "kernel_blocks": group.kernel_blocks,
-        "block_bytes": group.block.bytes,
-        "payload_bytes": group.block.payload,
-        "scale_bytes": group.block.scale,
-        "stride": group.stride,
-        "scale_stride": group.scale_stride,
-        "padding_bytes": group.stride - group.block.payload * whole,
-        "num_blocks": group.num_blocks,
-    }
 
 
 def runs(names: tuple[str, ...] | list[str]) -> str:

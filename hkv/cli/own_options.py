@@ -1,0 +1,62 @@
+"""Options of a command that only some dialects have: all are on the command line, those of others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import click
+
+from hkv.cli.given_options import is_given
+from hkv.dialects import registry
+from hkv.dialects.dialect import Dialect
+from hkv.errors import ConfigError, UnsupportedConfigError
+
+
+class OwnCommand(Protocol):
+    """What a dialect gives a command."""
+
+    def options(self) -> Sequence[click.Option]:
+        """Options that only some dialects have, this one among them."""
+        ...
+
+
+def commands(of: Callable[[Dialect], OwnCommand]) -> tuple[OwnCommand, ...]:
+    """What every dialect gives a command; those that have nothing there are left out."""
+    found: list[OwnCommand] = []
+    for dialect in registry.dialects():
+        try:
+            found.append(of(dialect))
+        except UnsupportedConfigError:
+            continue
+    return tuple(found)
+
+
+def own_options(given: Iterable[OwnCommand]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds to a command the options that only some dialects have, each once."""
+    options = {option.name: option for command in given for option in command.options()}
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options.values()):
+            click.decorators._param_memo(function, option)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def refuse_others(command: OwnCommand, given: Iterable[OwnCommand], dialect: str, values: dict[str, Any]) -> None:
+    """Makes sure that no option was given which only other dialects have.
+
+    Args:
+      command: of the dialect that was chosen.
+      given: of all.
+      dialect: the name under which it was chosen.
+      values: of options, by name.
+
+    Raises:
+      ConfigError: names the first that was.
+    """
+    own = {option.name for option in command.options()}
+    for option in (option for other in given for option in other.options()):
+        if option.name not in own and option.name is not None and is_given(option.name):
+            raise ConfigError(option.opts[0], values[option.name], f"nothing: it is not for --dialect {dialect}")

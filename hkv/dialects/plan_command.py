@@ -1,0 +1,103 @@
+"""What a dialect gives `hkv plan`: its own options, and the plan that they and the common ones ask for."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from hkv.byte_size import show_bytes
+from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelPlan:
+    """A plan of a model's cache.
+
+    Attributes:
+      report: all of it as plain values.
+      show: prints it, for people.
+    """
+
+    report: dict[str, Any]
+    show: Callable[[Console], None]
+
+
+class PlanCommand(abc.ABC):
+    """`hkv plan` under one dialect's rules."""
+
+    def options(self) -> Sequence[click.Option]:
+        """Options that only some dialects have, this one among them. Their defaults stand for not being given."""
+        return ()
+
+    @abc.abstractmethod
+    def plan(self, memory: int, options: dict[str, Any]) -> ModelPlan:
+        """The plan of `options["config"]`.
+
+        Args:
+          memory: bytes for the cache on each GPU.
+          options: the command's, by name; `bugs` as the set that was named.
+
+        Raises:
+          HKVError: the options, the model or the memory cannot be used.
+        """
+
+
+def read_models(options: dict[str, Any], context_parallel: int) -> tuple[Model, Model | None]:
+    """The model that the options of `hkv plan` name, and its draft module, if any.
+
+    Args:
+      options: the command's.
+      context_parallel: ranks that each hold a part of every block.
+
+    Raises:
+      HKVError: a config cannot be used.
+    """
+    reading = {"dtype": options["dtype"], "kv_dtype": options["kv_dtype"], "tensor_parallel": options["tp"]}
+    reading["context_parallel"] = context_parallel
+    of_model = {name: options[name] for name in ("block_size", "state_dtype", "speculative_tokens")}
+    model = read_model(load_config(options["config"]), ReadOptions(**of_model, **reading))
+    if options["draft_path"] is None:
+        return model, None
+    size = next((spec.block_size for spec in model.specs.values()), None)
+    return model, read_model(load_config(options["draft_path"]), ReadOptions(block_size=size, draft=True, **reading))
+
+
+def model_record(model: Model) -> dict[str, Any]:
+    """What a model caches, as plain values."""
+    return {
+        "model_type": model.model_type,
+        "num_layers": model.num_layers,
+        "max_model_len": model.max_model_len,
+        "tensor_parallel": model.tensor_parallel,
+        "token_bytes_if_all_full": model.full_token_bytes,
+        "token_bytes": float(model.token_bytes),
+        "sequence_bytes": model.resident_bytes,
+    }
+
+
+def print_facts(console: Console, report: dict[str, Any], facts: Sequence[tuple[str, str]]) -> None:
+    """Prints what a model caches, by its `model_record`, then more facts: name and text."""
+    model = report["model"]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_row("model", f"{model['model_type']}, {model['num_layers']} layers")
+    token, full = show_bytes(model["token_bytes"]), show_bytes(model["token_bytes_if_all_full"])
+    table.add_row("a token", f"{token}; {full} with full attention throughout")
+    table.add_row("a sequence", f"{show_bytes(model['sequence_bytes'])} of windows and states beside its tokens")
+    for name, text in facts:
+        table.add_row(name, text)
+    console.print(table, highlight=False)
+    console.print()
+
+
+def plan_table(title: str) -> Table:
+    """An empty table in the style of plans."""
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

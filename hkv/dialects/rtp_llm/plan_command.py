@@ -1,0 +1,57 @@
+"""`hkv plan` under RTP-LLM's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hkv.dialects.plan_command import ModelPlan, PlanCommand, read_models
+from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
+from hkv.dialects.rtp_llm.planning.report import pool_report
+from hkv.dialects.rtp_llm.planning.tables import print_pools
+from hkv.errors import ConfigError
+from hkv.limits import MAX_SPECULATIVE_TOKENS
+
+BLOCK_SIZE = 64
+"""Tokens per block unless told otherwise."""
+
+
+class RtpPlanCommand(PlanCommand):
+    """A shared pool, or one a group."""
+
+    def options(self) -> Sequence[click.Option]:
+        return (
+            click.Option(
+                ["--draft-modules"],
+                type=click.IntRange(1, MAX_SPECULATIVE_TOKENS),
+                default=1,
+                show_default=True,
+                help="Copies of the draft, with --dialect rtp-llm.",
+            ),
+            click.Option(
+                ["--pools"], type=click.Choice(["shared", "independent"]), default="shared", show_default=True
+            ),
+        )
+
+    def plan(self, memory: int, options: dict[str, Any]) -> ModelPlan:
+        if options["pp"] > 1:
+            raise ConfigError("--pp", options["pp"], "1 with --dialect rtp-llm, which has no pipeline stages")
+        if options["dcp"] > 1 and options["tp"] > 1:
+            expected = "1 with --dcp: RTP-LLM's ranks either split heads or deal blocks out"
+            raise ConfigError("--tp", options["tp"], expected)
+        if options["draft_path"] is None and "draft_modules" in options["given"]:
+            expected = "--draft CONFIG beside it, the module that is copied"
+            raise ConfigError("--draft-modules", options["draft_modules"], expected)
+        model, draft = read_models(options, 1)  # a rank holds whole blocks, not parts of each
+        wanted = RtpOptions(
+            block_size=options["block_size"] or BLOCK_SIZE,
+            kernel_block_size=options["kernel_block_size"],
+            pools=options["pools"],
+            drafts=options["speculative_tokens"],
+            modules=options["draft_modules"],
+            ranks=options["dcp"],
+        )
+        report = pool_report(model, plan_rtp_llm(model, memory, wanted, draft))
+        return ModelPlan(report, lambda console: print_pools(console, report))

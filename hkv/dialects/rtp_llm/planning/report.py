@@ -1,0 +1,45 @@
+"""RTP-LLM's plan as plain values for `hkv plan --json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hkv.dialects.plan_command import model_record
+from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan
+from hkv.model.huggingface import Model
+
+
+def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
+    """RTP-LLM's plan as plain values."""
+    return {
+        "model": model_record(model),
+        "pools": "shared" if plan.shared else "independent",
+        "num_blocks": plan.num_blocks,
+        "bytes_per_block": plan.bytes_per_block,
+        "tail_bytes_per_block": plan.tail_bytes_per_block,
+        "reserve_bytes": plan.reserve_bytes,
+        "memory": plan.memory,
+        "ranks": plan.ranks,
+        "token_capacity": plan.token_capacity,
+        "groups": [{**_pool_group(group), "tokens_per_slot": plan.tokens_per_slot(group)} for group in plan.groups],
+        "draft_modules": [[_pool_group(group) for group in module] for module in plan.modules],
+    }
+
+
+def _pool_group(group: PoolGroup) -> dict[str, Any]:
+    whole = group.kernel_blocks if group.block.kind.startswith("opaque") else 1
+    return {
+        "tag": group.tag,
+        "type": group.policy.group_type.name,
+        "kind": group.block.kind,
+        "layers": list(group.layers),
+        "block_size": group.block.seq_size,
+        "kernel_blocks": group.kernel_blocks,
+        "block_bytes": group.block.bytes,
+        "payload_bytes": group.block.payload,
+        "scale_bytes": group.block.scale,
+        "stride": group.stride,
+        "scale_stride": group.scale_stride,
+        "padding_bytes": group.stride - group.block.payload * whole,
+        "num_blocks": group.num_blocks,
+    }

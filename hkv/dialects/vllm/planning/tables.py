@@ -1,0 +1,78 @@
+"""How `hkv plan` shows a plan of vLLM 0.33's on a terminal, 80 columns and up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hkv.byte_size import show_bytes
+from hkv.dialects.plan_command import plan_table, print_facts
+from hkv.dialects.vllm.planning.plan import PlannedGroup
+from hkv.dialects.vllm.planning.report import runs, waste
+from hkv.dialects.vllm.planning.served import ServedPlan
+
+
+def print_served(console: Console, report: dict[str, Any], served: ServedPlan) -> None:
+    """Prints groups, what fits, and every tensor."""
+    fits, unit = report["fits"], report["hash_block_size"]
+    hits = f"at multiples of {report['scheduler_block_size']:,} tokens; a hash every {unit:,}"
+    facts = [
+        ("a block", f"{show_bytes(report['bytes_per_block'])} over all layers, layout {report['layout']}"),
+        ("blocks", f"{report['num_blocks']:,}, one of them the null block"),
+        ("hits", hits),
+        (
+            "fits",
+            f"{fits['requests']:,} requests of {report['max_model_len']:,} tokens at once, {fits['tokens']:,} tokens, "
+            f"by simulation; {fits['reserved_concurrency'] or 0:.2f} by reservation",
+        ),
+        ("limited by", fits["limited_by"]),
+    ]
+    if (replicas := max(report["tp_replicas"])) > 1:
+        facts.append(("replicas", f"{replicas} tensor-parallel ranks in a row hold the same bytes"))
+    print_facts(console, report, facts)
+    console.print(_groups(report, served))
+    for stage, tensors in enumerate(report["tensors"]):
+        console.print(_tensors(f"stage {stage}" if len(report["tensors"]) > 1 else "tensors", tensors))
+
+
+def kind_text(group: PlannedGroup) -> str:
+    """A group's kind as `hkv replay --groups` names it, with its window or chunk; `+` if it holds several kinds."""
+    spec = group.spec
+    size = f" {getattr(spec, spec.parameter)}" if spec.parameter else ""
+    return f"{spec.short_name}{size}{' +' * group.mixed}"
+
+
+def _groups(report: dict[str, Any], served: ServedPlan) -> Table:
+    table = plan_table("groups")
+    table.add_column("group", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    table.add_column("layers")
+    for name in ("tokens\na block", "KiB\na block", "unused", "blocks a\nrequest", "at peak"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for index, (group, planned) in enumerate(zip(report["groups"], served.plan.groups, strict=True)):
+        table.add_row(
+            f"g{index}" + (" draft" if group["eagle"] else ""),
+            kind_text(planned),
+            runs(group["layers"]),
+            f"{group['block_size']:,}",
+            f"{group['bytes_per_block'] / 1024:,.1f}",
+            f"{waste(planned, report['bytes_per_block']):.1%}",
+            f"{group['full_length_blocks']:,}",
+            f"{group['peak_blocks']:,}",
+        )
+    return table
+
+
+def _tensors(title: str, tensors: list[dict[str, Any]]) -> Table:
+    """Two lines a tensor: extents of the axes, and below them their strides in bytes."""
+    sizes = " and ".join(dict.fromkeys(show_bytes(tensor["size"]) for tensor in tensors))
+    table = plan_table(f"{title} in a buffer of {sizes}: extent of each axis, its stride in bytes below")
+    table.add_column("layers")
+    for name in ("offset", "L", "B", "H", "N", "C"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for tensor in tensors:
+        cells = (f"{n}\n{stride}" for n, stride in zip(tensor["shape"], tensor["strides"], strict=True))
+        table.add_row(runs(tensor["layers"]), str(tensor["offset"]), *cells)
+    return table
