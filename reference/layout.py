@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hkv.spec import AttentionSpec, LayerSpec, Mamba
+from hkv.spec import AttentionSpec, LayerSpec
 from hkv.spec.dtypes import item_bytes
 
 Coordinate = tuple[int, int, int, int, int]
@@ -116,8 +116,8 @@ def cell_order(spec: LayerSpec) -> Iterator[tuple[str, int, int]]:
 
 def cell_fields(spec: LayerSpec) -> list[tuple[str, str, int]]:
     """(part, dtype, elements) of one cell, in memory order."""
-    if isinstance(spec, Mamba):
-        shapes = zip(spec.shapes, spec.dtypes, strict=True)
+    if spec.state_tensors:
+        shapes = spec.state_tensors
         return [(f"state{i}", dtype, math.prod(shape)) for i, (shape, dtype) in enumerate(shapes)]
     if not isinstance(spec, AttentionSpec):
         return [("entry", "uint8", spec.content_bytes)]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.spec import Mamba
 from reference.dialects.vllm.coordinator import retire
 from reference.dialects.vllm.manager import Manager
 from reference.dialects.vllm.request import Request
@@ -135,8 +134,8 @@ class Rows:
         main = request.num_computed + count
         slots = min(main + lookahead, self.config.max_model_len)
         for size, spec in zip(self.config.block_sizes, self.config.topology.specs, strict=True):
-            aligned = isinstance(spec, Mamba) and spec.cache_mode == "align"
-            columns = 1 if spec.kind == "opaque" else -(-(main if aligned else slots) // size)
+            aligned = spec.keeps_states
+            columns = 1 if spec.one_block else -(-(main if aligned else slots) // size)
             if columns > self.width:
                 return ROW_FULL
         return ROW_FULL if main > self.config.max_model_len else OK

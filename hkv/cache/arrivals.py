@@ -20,9 +20,7 @@ from jax import lax
 
 from hkv.cache.state import PAD, StepCounter, StepRequest, StepState, known_rows, replace
 from hkv.cache.token_hashing import hash_tokens
-from hkv.dialects.vllm.kinds import sliding_window
-from hkv.dialects.vllm.rules import hit
-from hkv.dialects.vllm.rules.admit import MAMBA, OPAQUE
+from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
 from hkv.state.status import Status
 
@@ -196,18 +194,15 @@ def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array,
       int32[G, n] three times; the last one is 1 for EAGLE groups, which prove by it what they are given.
     """
     shape = (groups.shape[0], lengths.shape[0])
-    kind = jnp.broadcast_to(groups[:, GroupField.KIND, None], shape)
+    unit = jnp.broadcast_to(groups[:, GroupField.UNIT, None], shape)
     reach = jnp.broadcast_to(groups[:, GroupField.REACH, None], shape)
     tokens = jnp.broadcast_to(lengths, shape)
     end = tokens // _blocks(groups)[:, None]
-    skipped = jnp.zeros(shape, jnp.int32)
-    for number, module in hit.MODULES.items():
-        skipped = jnp.where(kind == number, module.skipped_tokens(tokens, reach), skipped)
-    begin = skipped // _blocks(groups)[:, None]
-    window = jnp.maximum(groups[:, GroupField.NEED], 0)[:, None]
-    begin = jnp.where(kind == sliding_window.NUMBER, end - window, begin)
-    begin = jnp.where(kind == OPAQUE, end, jnp.maximum(begin, 0))
-    proof = (groups[:, GroupField.EAGLE, None] != 0) & (kind != MAMBA)
+    begin = reads.skipped_tokens(tokens, unit, reach) // _blocks(groups)[:, None]
+    run = jnp.maximum(groups[:, GroupField.NEED, None], 0)
+    begin = jnp.where(groups[:, GroupField.BACKWARD, None] != 0, jnp.maximum(end - run, 0), begin)
+    proof = (groups[:, GroupField.EAGLE, None] != 0) & (groups[:, GroupField.RECURRENT, None] == 0)
+    proof = jnp.broadcast_to(proof, shape)
     return jnp.minimum(begin, end), end, proof.astype(jnp.int32)
 
 

@@ -196,7 +196,7 @@ def require_expressible(config: VllmConfig) -> None:
         raise ConfigError("hash_lookahead", config.hash_lookahead, "0: a step hashes the tokens of whole blocks alone")
     for group, spec in enumerate(config.topology.specs):
         coarse = config.block_size(group) != config.hash_block_size
-        if config.caching and coarse and spec.kind in ("full_attention", "mla"):
+        if config.caching and coarse and spec.reads_all:
             expected = f"hash_block_size {config.hash_block_size}: a block has one key in whole steps"
             raise ConfigError(f"groups[{group}].block_size", config.block_size(group), expected)
         for name in ("num_speculative_blocks", "num_prefill_checkpoint_blocks"):

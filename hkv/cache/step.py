@@ -32,8 +32,7 @@ from hkv.cache.state import (
 )
 from hkv.cache.step_slots import slots_of
 from hkv.cache.token_hashing import hash_tokens
-from hkv.dialects.vllm.rules import hit
-from hkv.dialects.vllm.rules.admit import MAMBA, OPAQUE
+from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
 from hkv.state.status import Status
 
@@ -103,7 +102,7 @@ def step(
     rows = rows._replace(first=first)
 
     grown = jnp.maximum(wanted, rows.length)
-    need = jnp.where(groups[:, GroupField.KIND] == MAMBA, jnp.minimum(grown - rows.length, 1), grown - rows.length)
+    need = jnp.where(groups[:, GroupField.RECURRENT] != 0, jnp.minimum(grown - rows.length, 1), grown - rows.length)
     need = jnp.where(taking[:, None], need, 0)
     free = state.counters[StepCounter.TAIL] - state.counters[StepCounter.HEAD]
     queue = _Queue(free, jnp.minimum(free, room), parameters.cache[CacheField.WATERMARK])
@@ -231,10 +230,8 @@ def _skipped(groups: jax.Array, tokens: jax.Array) -> jax.Array:
     shape = (tokens.shape[0], groups.shape[0])
     n = jnp.broadcast_to(tokens[:, None], shape)
     reach = jnp.broadcast_to(groups[:, GroupField.REACH], shape)
-    skipped = jnp.zeros(shape, jnp.int32)
-    for number, module in hit.MODULES.items():
-        skipped = jnp.where(groups[:, GroupField.KIND] == number, module.skipped_tokens(n, reach), skipped)
-    return skipped // _blocks(groups)
+    unit = jnp.broadcast_to(groups[:, GroupField.UNIT], shape)
+    return reads.skipped_tokens(n, unit, reach) // _blocks(groups)
 
 
 def _blocks(groups: jax.Array) -> jax.Array:
@@ -247,9 +244,8 @@ def _check(parameters: Parameters, state: StepState, rows: _Rows, batch: StepBat
     longest = parameters.cache[CacheField.MAX_MODEL_LEN]
     main = rows.computed + batch.counts
     slots = jnp.minimum(main + batch.lookahead, longest)
-    kind = groups[:, GroupField.KIND]
-    tokens = jnp.where(kind == MAMBA, main[:, None], slots[:, None])
-    wanted = jnp.where(kind == OPAQUE, 1, -(-tokens // _blocks(groups)))
+    tokens = jnp.where(groups[:, GroupField.RECURRENT] != 0, main[:, None], slots[:, None])
+    wanted = jnp.where(groups[:, GroupField.ONE_BLOCK] != 0, 1, -(-tokens // _blocks(groups)))
     wanted = jnp.where(jnp.arange(groups.shape[0]) < parameters.cache[CacheField.GROUPS], wanted, 0)
     hashes = main // jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
     full = (main > longest) | jnp.any(wanted > state.rows.shape[2], axis=1) | (hashes > state.chains.shape[1])

@@ -8,9 +8,7 @@ import numpy as np
 
 from hkv.cache.state import PAD
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.rules.admit import OPAQUE
 from hkv.dialects.vllm.rules.parameters import GroupField
-from hkv.spec import AttentionSpec
 
 
 def slots_of(
@@ -19,7 +17,7 @@ def slots_of(
     """Block and offset of `count` tokens of each row from position `start` on, int32[R, G, width] each.
 
     Args:
-      groups: int32[G, 24], as in `hkv.dialects.vllm.rules.parameters.Parameters`.
+      groups: int32[G, 32], as in `hkv.dialects.vllm.rules.parameters.Parameters`.
       rows: int32[R, G, W], block ids.
       start: int32[R].
       count: int32[R].
@@ -28,7 +26,7 @@ def slots_of(
     token = jnp.arange(width)
     size = jnp.maximum(groups[:, GroupField.BLOCK], 1)[:, None]
     position = (start[:, None] + token)[:, None, :]
-    mapped = (groups[:, GroupField.KIND] != OPAQUE) & (groups[:, GroupField.BLOCK] > 0)
+    mapped = (groups[:, GroupField.ONE_BLOCK] == 0) & (groups[:, GroupField.BLOCK] > 0)
     column = position // size
     inside = (token < count[:, None])[:, None, :] & mapped[:, None] & (column < rows.shape[2])
     block = jnp.take_along_axis(rows, jnp.where(inside, column, 0), axis=2)
@@ -38,7 +36,7 @@ def slots_of(
 
 def ranks_of(config: VllmConfig) -> np.ndarray:
     """Ranks that share each group's tokens under context parallelism, int32[G]; 1 for groups that every rank holds."""
-    shared = [isinstance(spec, AttentionSpec) and spec.cp_sharded for spec in config.topology.specs]
+    shared = [spec.shared_by_ranks for spec in config.topology.specs]
     return np.where(shared, config.context_parallel, 1).astype(np.int32)
 
 

@@ -22,15 +22,8 @@ from hkv.layout.content import QUANTIZATIONS, quantize
 from hkv.layout.picture import levels
 from hkv.layout.resolution import resolve
 from hkv.limits import MAX_BYTES, MAX_TOKENS
-from hkv.spec import AttentionSpec, LayerSpec, Mamba, OpaqueState, spec_from_text
+from hkv.spec import CLASSES, AttentionSpec, LayerSpec, spec_from_text
 from hkv.spec.dtypes import item_bytes
-
-OF_KINDS = {
-    AttentionSpec: ("kv_heads", "head_size", "head_size_v", "dtype", "quantization", "tokens_per_state", "alignment"),
-    Mamba: ("states",),
-    OpaqueState: ("entry_bytes",),
-}
-"""Options that describe layers of some kinds only."""
 
 ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
 
@@ -147,17 +140,13 @@ def command(
 
 def _spec(text: str, **given: Any) -> LayerSpec:
     spec = spec_from_text(text)
-    for kind, names in OF_KINDS.items():
-        if not isinstance(spec, kind):
+    for names in dict.fromkeys(cls.layout_options for cls in CLASSES.values()):
+        if names != spec.layout_options:
             refuse_given(names, f"nothing with a layer of kind {spec.short_name}")
     padded = given["page_size"]
-    if isinstance(spec, Mamba):
-        shapes = [_state(state) for state in given["states"]] or list(zip(spec.shapes, spec.dtypes, strict=True))
-        shape, dtype = zip(*shapes, strict=True)
-        return dataclasses.replace(spec, shapes=shape, dtypes=dtype, page_size_padded=padded)
-    if isinstance(spec, OpaqueState):
-        return dataclasses.replace(spec, entry_bytes=given["entry_bytes"], page_size_padded=padded)
-    assert isinstance(spec, AttentionSpec)
+    if not isinstance(spec, AttentionSpec):
+        states = [_state(state) for state in given["states"]]
+        return spec.sized(page_size=padded, entry_bytes=given["entry_bytes"], states=states)
     changes: dict[str, Any] = {
         "num_kv_heads": given["kv_heads"],
         "head_size": given["head_size"],

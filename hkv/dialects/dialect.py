@@ -162,8 +162,10 @@ class Dialect(abc.ABC):
         """What random logs of the dialect of that name may be about."""
 
     @abc.abstractmethod
-    def draw_header(self, choices: Choices, feature: str, version: int, name: str) -> Any:
-        """A random configuration for a feature."""
+    def draw_header(
+        self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
+    ) -> Any:
+        """A random configuration for a feature; `kinds`: those of groups that are asked for by name."""
 
     @abc.abstractmethod
     def drive(self, header: Any, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:

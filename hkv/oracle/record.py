@@ -98,7 +98,7 @@ def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Any, 
         raise ConfigError("version", version, f"one of {dialect.versions} for {only.dialect}")
     choices = RandomChoices(seed)
     for _ in range(DRAWS):
-        header = dialect.draw_header(choices, feature, version, only.dialect)
+        header = dialect.draw_header(choices, feature, version, only.dialect, only.kinds)
         if header in only:
             return header, choices
     kinds = ", ".join(sorted(only.kinds)) or "any"

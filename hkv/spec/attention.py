@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from hkv.errors import SpecError
 from hkv.limits import MAX_BYTES, MAX_TOKENS
@@ -55,6 +55,16 @@ class AttentionSpec(LayerSpec):
         None: unknown, counted as not replicated.
     """
 
+    layout_options: ClassVar[tuple[str, ...]] = (
+        "kv_heads",
+        "head_size",
+        "head_size_v",
+        "dtype",
+        "quantization",
+        "tokens_per_state",
+        "alignment",
+    )
+
     cp_sharded: bool = False
     num_kv_heads: int = 1
     head_size: int = 1
@@ -91,6 +101,11 @@ class AttentionSpec(LayerSpec):
         if isinstance(alignment, KernelPages) and self.tokens_per_state > math.gcd(alignment.tokens, self.block_size):
             expected = f"kernel pages that hold a state of {self.tokens_per_state} tokens"
             raise SpecError("block_stride_alignment", alignment, expected)
+
+    @property
+    def shared_by_ranks(self) -> bool:
+        """Whether context parallelism splits this layer's tokens over ranks."""
+        return self.cp_sharded
 
     @property
     def value_size(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hkv.spec.attention import AttentionSpec
-from hkv.spec.layer import LayerSpec, check_positive
+from hkv.spec.layer import Draw, LayerSpec, check_positive
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits
@@ -23,8 +23,13 @@ class ChunkedLocal(AttentionSpec):
 
     kind: ClassVar[str] = "chunked_local"
     short_name: ClassVar[str] = "chunked"
+    vllm_name: ClassVar[str | None] = "ChunkedLocalAttentionSpec"
     parameter: ClassVar[str | None] = "chunk"
     log_fields: ClassVar[tuple[str, ...]] = ("chunk",)
+    draw_place: ClassVar[int] = 4
+    aligned_blocks: ClassVar[bool] = True
+    droppable: ClassVar[bool] = False
+    event_kind: ClassVar[str | None] = "chunked_local_attention"
 
     chunk: int
 
@@ -32,8 +37,24 @@ class ChunkedLocal(AttentionSpec):
         super().__post_init__()
         check_positive(self, "chunk")
 
+    @classmethod
+    def draw(cls, choices: Draw, size: int, feature: str, ranks: int) -> dict[str, Any]:
+        """A few blocks to a chunk, and now and then a token more."""
+        chunk = size * choices.pick((1, 2, 4, 6, 12)) + choices.chance(10)
+        return {**super().draw(choices, size, feature, ranks), "chunk": chunk}
+
     def readable(self, n: int) -> range:
         return range(n // self.chunk * self.chunk, n)
+
+    @property
+    def most_read(self) -> int:
+        """`chunk`."""
+        return self.chunk
+
+    @property
+    def off_grid(self) -> bool:
+        """Whether chunks do not start at blocks."""
+        return self.chunk % self.block_size != 0
 
     def max_request_blocks(self, limits: RequestLimits) -> int:
         tokens = min(self.chunk + limits.max_in_flight_tokens, limits.max_model_len)

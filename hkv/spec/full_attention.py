@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hkv.spec.attention import AttentionSpec, all_of, same_attention
-from hkv.spec.layer import LayerSpec, MergeError
+from hkv.spec.layer import Draw, LayerSpec, MergeError
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits
@@ -25,13 +25,26 @@ class FullAttention(AttentionSpec):
 
     kind: ClassVar[str] = "full_attention"
     short_name: ClassVar[str] = "full"
+    vllm_name: ClassVar[str | None] = "FullAttentionSpec"
     log_fields: ClassVar[tuple[str, ...]] = ("cp_sharded",)
+    reads_all: ClassVar[bool] = True
+    registers_parts: ClassVar[bool] = True
+    event_kind: ClassVar[str | None] = "full_attention"
     single_vector: ClassVar[bool] = False
     """True where one latent a token takes the place of a key and a value."""
 
     sliding_window: int | None = None
     attention_chunk_size: int | None = None
     non_causal: bool = False
+
+    @classmethod
+    def draw_weight(cls, feature: str, version: int) -> int:
+        return 2 if feature == "partial" else 1
+
+    @classmethod
+    def draw(cls, choices: Draw, size: int, feature: str, ranks: int) -> dict[str, Any]:
+        """Mostly shared by the ranks, where there are several."""
+        return {**super().draw(choices, size, feature, ranks), "cp_sharded": ranks > 1 and choices.chance(85)}
 
     def readable(self, n: int) -> range:
         return range(0, n)

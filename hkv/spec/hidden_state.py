@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from hkv.spec.dtypes import item_bytes
 from hkv.spec.mla import MLAAttention
@@ -14,6 +15,8 @@ class HiddenState(MLAAttention):
 
     Managed like a latent layer, hence of the same `kind`; grouping keeps it in a group of its own.
     """
+
+    vllm_name: ClassVar[str | None] = "HiddenStateCacheSpec"
 
     @property
     def bytes_per_token(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from hkv.errors import SpecError
 from hkv.limits import MAX_TOKENS, whole_number
@@ -41,6 +41,22 @@ def _check(spec: object, least: int, most: int, expected: str, names: tuple[str,
             raise SpecError(f"{type(spec).__name__}.{name}", value, f"{expected}, at most {most}")
 
 
+class Draw(Protocol):
+    """Where random decisions come from (`hkv.testing.choices.Choices`)."""
+
+    def integer(self, low: int, high: int) -> int:
+        """A number from `low` to `high`, both included."""
+        ...
+
+    def chance(self, percent: int) -> bool:
+        """True in about `percent` of a hundred cases."""
+        ...
+
+    def pick(self, options: Sequence[Any]) -> Any:
+        """One of `options`."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """What one layer caches. Frozen, hashable, validated; subclasses are the kinds, one a file.
@@ -68,6 +84,42 @@ class LayerSpec:
     prefix_cacheable: ClassVar[bool] = True
     """False when no block of this kind can ever be reused by another request."""
 
+    reads_all: ClassVar[bool] = False
+    """True when a query reads every earlier token, so that a hit grows from the first block on."""
+
+    one_block: ClassVar[bool] = False
+    """True when a request has one block for its whole life, written over as a ring."""
+
+    seeks_run: ClassVar[bool] = False
+    """True when a hit is searched from its end: for the last run of blocks that is long enough to resume behind."""
+
+    retained_sparsely: ClassVar[bool] = False
+    """True when a retention interval decides which of its blocks are registered."""
+
+    registers_parts: ClassVar[bool] = False
+    """True when a block may be registered before it is full."""
+
+    aligned_blocks: ClassVar[bool] = False
+    """True when, beside other groups, its blocks must be as long as the alignment of hits."""
+
+    droppable: ClassVar[bool] = True
+    """False when the kind refuses the EAGLE drop."""
+
+    log_version: ClassVar[int] = 1
+    """First version of the log format that knows the kind."""
+
+    event_kind: ClassVar[str | None] = None
+    """The kind's name in vLLM 0.33's KV events; None where no such event can name it."""
+
+    draw_place: ClassVar[int] = 0
+    """Where the kind stands among those that random configurations pick from, see `draw_weight`."""
+
+    layout_options: ClassVar[tuple[str, ...]] = ()
+    """Options of `hkv layout` that describe layers of this kind and not of every one."""
+
+    vllm_name: ClassVar[str | None] = None
+    """The class of `vllm.v1.kv_cache_interface` (0.33) that describes such a layer; None for a kind of HKV's own."""
+
     uses_slot_mapping: ClassVar[bool] = True
     """False when tokens are not written to slots that the engine maps, but by the layer itself."""
 
@@ -86,6 +138,64 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         check_positive(self, "block_size")
+
+    def reads(self, n: int) -> tuple[range, ...]:
+        """Token positions that the query at `n` reads, as ranges in order: what `readable` says, and what lies before.
+
+        A kind whose queries read the beginning and the end of what precedes them has two. None is empty.
+        """
+        found = self.readable(n)
+        return (found,) if found else ()
+
+    @property
+    def sinks(self) -> int:
+        """Leading tokens that every query reads, and that are therefore never given back."""
+        return 0
+
+    @property
+    def kept_beyond(self) -> int:
+        """Tokens before the first one read of the last range that stay in the cache nevertheless."""
+        return 0
+
+    @property
+    def most_read(self) -> int:
+        """Most tokens that a query reads, itself included, where that is bounded; else 0."""
+        return 0
+
+    @property
+    def off_grid(self) -> bool:
+        """Whether what is read may begin inside a block wherever a hit ends (chunks that do not start at blocks)."""
+        return False
+
+    @property
+    def resumes_anywhere(self) -> bool:
+        """Whether a query reads no earlier token, so that every length can be resumed from."""
+        return False
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a row's columns are snapshots by position, some of which others can resume from."""
+        return False
+
+    @property
+    def state_tensors(self) -> tuple[tuple[tuple[int, ...], str], ...]:
+        """Shape and element type of each tensor of a snapshot, in page order; empty for other kinds."""
+        return ()
+
+    @property
+    def scratch_blocks(self) -> int:
+        """Blocks at a row's end that hold states of drafts."""
+        return 0
+
+    @property
+    def checkpoint_blocks(self) -> int:
+        """Blocks of states that a chunk of a prompt leaves behind inside it."""
+        return 0
+
+    @property
+    def shared_by_ranks(self) -> bool:
+        """Whether context parallelism splits this layer's tokens over ranks."""
+        return False
 
     def readable(self, n: int) -> range:
         """Token positions whose cached value the query at position `n` reads, `n` itself excluded.
@@ -195,6 +305,30 @@ class LayerSpec:
     def with_block_size(self, block_size: int) -> Self:
         """The same layer with another number of tokens per block."""
         return dataclasses.replace(self, block_size=block_size)
+
+    def sized(self, *, page_size: int | None, **options: Any) -> Self:
+        """This layer with its bytes as `hkv layout` was told them: `layout_options` by name, and the padded page."""
+        raise NotImplementedError
+
+    @classmethod
+    def draw_weight(cls, feature: str, version: int) -> int:
+        """How often a random configuration about `feature` has the kind, beside the weights of others.
+
+        0: only where the kind is asked for by name.
+        """
+        return 0
+
+    @classmethod
+    def draw(cls, choices: Draw, size: int, feature: str, ranks: int) -> dict[str, Any]:
+        """A random layer as a log's header writes it.
+
+        Args:
+          choices: where decisions come from.
+          size: tokens in its block.
+          feature: what the configuration is about.
+          ranks: ranks of context parallelism.
+        """
+        return {"kind": cls.kind, "block_size": size}
 
     def to_log(self) -> dict[str, Any]:
         """This layer as a log's header writes it."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
 from hkv.limits import MAX_BYTES
 from hkv.spec.dtypes import item_bytes
-from hkv.spec.layer import LayerSpec, check_not_negative, check_positive
+from hkv.spec.layer import Draw, LayerSpec, check_not_negative, check_positive
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits
@@ -37,7 +37,13 @@ class Mamba(LayerSpec):
 
     kind: ClassVar[str] = "mamba"
     short_name: ClassVar[str] = "mamba"
+    vllm_name: ClassVar[str | None] = "MambaSpec"
     snapshot: ClassVar[bool] = True
+    draw_place: ClassVar[int] = 2
+    retained_sparsely: ClassVar[bool] = True
+    registers_parts: ClassVar[bool] = True
+    event_kind: ClassVar[str | None] = "mamba"
+    layout_options: ClassVar[tuple[str, ...]] = ("states",)
     table_alignment_tokens: ClassVar[int | None] = None
     log_fields: ClassVar[tuple[str, ...]] = (
         "num_speculative_blocks",
@@ -71,6 +77,21 @@ class Mamba(LayerSpec):
             expected = f"at least the state's {self.unpadded_page_size_bytes} bytes"
             raise SpecError("page_size_padded", self.page_size_padded, expected)
 
+    @classmethod
+    def draw_weight(cls, feature: str, version: int) -> int:
+        return 3 if feature == "speculative_state" else 1
+
+    @classmethod
+    def draw(cls, choices: Draw, size: int, feature: str, ranks: int) -> dict[str, Any]:
+        """With states for drafts, and states left behind inside chunks, where traffic is about them."""
+        fields: dict[str, Any] = {"num_speculative_blocks": 0, "num_prefill_checkpoint_blocks": 0}
+        fields["prefill_checkpoint_alignment"] = None
+        if feature == "speculative_state":
+            fields["num_speculative_blocks"] = choices.integer(0, 2)
+            fields["num_prefill_checkpoint_blocks"] = choices.integer(0, 1)
+            fields["prefill_checkpoint_alignment"] = choices.pick((2, 4, 1, None))
+        return {**super().draw(choices, size, feature, ranks), **fields}
+
     def readable(self, n: int) -> range:
         return range(max(0, n - 1), n)
 
@@ -80,6 +101,31 @@ class Mamba(LayerSpec):
         if self.cache_mode == "align":
             del fields["cache_mode"]
         return fields
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the mode is `align`."""
+        return self.cache_mode == "align"
+
+    @property
+    def state_tensors(self) -> tuple[tuple[tuple[int, ...], str], ...]:
+        """`shapes` and `dtypes`, pair by pair."""
+        return tuple(zip(self.shapes, self.dtypes, strict=True))
+
+    def sized(self, *, page_size: int | None, **options: Any) -> Self:
+        """With the states `(shape, dtype)` in `states`, if any."""
+        shapes, dtypes = zip(*(options["states"] or self.state_tensors), strict=True)
+        return dataclasses.replace(self, shapes=shapes, dtypes=dtypes, page_size_padded=page_size)
+
+    @property
+    def scratch_blocks(self) -> int:
+        """`num_speculative_blocks`."""
+        return self.num_speculative_blocks
+
+    @property
+    def checkpoint_blocks(self) -> int:
+        """`num_prefill_checkpoint_blocks`."""
+        return self.num_prefill_checkpoint_blocks
 
     @property
     def state_bytes(self) -> tuple[int, ...]:

@@ -29,6 +29,10 @@ class MLAAttention(FullAttention):
 
     kind: ClassVar[str] = "mla"
     short_name: ClassVar[str] = "mla"
+    vllm_name: ClassVar[str | None] = "MLAAttentionSpec"
+    draw_place: ClassVar[int] = 3
+    log_version: ClassVar[int] = 2
+    event_kind: ClassVar[str | None] = "mla_attention"
     single_vector: ClassVar[bool] = True
 
     head_size_v: int | None = 0
@@ -39,6 +43,10 @@ class MLAAttention(FullAttention):
     topk_buffer_width: int | None = None
     is_index_group_leader: bool = False
     non_causal_multi_token_decode: bool = False
+
+    @classmethod
+    def draw_weight(cls, feature: str, version: int) -> int:
+        return int(version >= cls.log_version)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "page_size_padded", aligned_page(self, self.alignment, self.page_size_padded))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.limits import MAX_BYTES
 from hkv.spec.layer import LayerSpec, check_positive
@@ -25,6 +25,10 @@ class OpaqueState(LayerSpec):
 
     kind: ClassVar[str] = "opaque"
     short_name: ClassVar[str] = "opaque"
+    vllm_name: ClassVar[str | None] = "CircularBufferSpec"
+    one_block: ClassVar[bool] = True
+    layout_options: ClassVar[tuple[str, ...]] = ("entry_bytes",)
+    log_version: ClassVar[int] = 2
     prefix_cacheable: ClassVar[bool] = False
     uses_slot_mapping: ClassVar[bool] = False
     table_alignment_tokens: ClassVar[int | None] = None
@@ -40,6 +44,10 @@ class OpaqueState(LayerSpec):
 
     def readable(self, n: int) -> range:
         return range(max(0, n - self.block_size), n)
+
+    def sized(self, *, page_size: int | None, **options: Any) -> Self:
+        """With `entry_bytes` bytes a token."""
+        return dataclasses.replace(self, entry_bytes=options["entry_bytes"], page_size_padded=page_size)
 
     def states_in(self, tokens: int) -> int:
         """States that a ring of `tokens` tokens holds: one entry each."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hkv.errors import SpecError
 from hkv.spec.attention import AttentionSpec
-from hkv.spec.layer import LayerSpec, check_not_negative, check_positive
+from hkv.spec.layer import Draw, LayerSpec, check_not_negative, check_positive
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits
@@ -26,8 +26,13 @@ class SlidingWindow(AttentionSpec):
 
     kind: ClassVar[str] = "sliding_window"
     short_name: ClassVar[str] = "swa"
+    vllm_name: ClassVar[str | None] = "SlidingWindowSpec"
     parameter: ClassVar[str | None] = "window"
     log_fields: ClassVar[tuple[str, ...]] = ("window",)
+    draw_place: ClassVar[int] = 1
+    seeks_run: ClassVar[bool] = True
+    retained_sparsely: ClassVar[bool] = True
+    event_kind: ClassVar[str | None] = "sliding_window"
 
     window: int
     extra_retained_tokens: int = 0
@@ -37,8 +42,33 @@ class SlidingWindow(AttentionSpec):
         check_positive(self, "window")
         check_not_negative(self, "extra_retained_tokens")
 
+    @classmethod
+    def draw_weight(cls, feature: str, version: int) -> int:
+        return 0 if feature == "partial" else 2
+
+    @classmethod
+    def draw(cls, choices: Draw, size: int, feature: str, ranks: int) -> dict[str, Any]:
+        """Windows around the block size, and some far smaller and larger."""
+        windows = (1, 2, max(1, size - 1), size, size + 1, 2 * size, 4, 7, 8, 16, 24, 500)
+        return {**super().draw(choices, size, feature, ranks), "window": choices.pick(windows)}
+
     def readable(self, n: int) -> range:
         return range(max(0, n - self.window + 1), n)
+
+    @property
+    def kept_beyond(self) -> int:
+        """`extra_retained_tokens`."""
+        return self.extra_retained_tokens
+
+    @property
+    def most_read(self) -> int:
+        """`window`."""
+        return self.window
+
+    @property
+    def resumes_anywhere(self) -> bool:
+        """Whether the window is the query's own token."""
+        return self.window == 1
 
     @property
     def retained_tokens(self) -> int:

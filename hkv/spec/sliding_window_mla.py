@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 from hkv.spec.attention import all_of, same_attention, unique
 from hkv.spec.layer import LayerSpec
@@ -23,6 +23,9 @@ class SlidingWindowMLA(SlidingWindow):
       alignment: bytes to which the page is rounded up, or None; larger padding stands.
       model_version: variant of the packing, e.g. `deepseek_v4`, or None.
     """
+
+    event_kind: ClassVar[str | None] = "sliding_window_mla"
+    vllm_name: ClassVar[str | None] = "SlidingWindowMLASpec"
 
     head_size_v: int | None = 0
     cache_dtype: str | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hkv.spec.attention import AttentionSpec
 from hkv.spec.layer import LayerSpec
 
 
@@ -24,4 +23,4 @@ def is_uniform_type(specs: Sequence[LayerSpec]) -> bool:
 
 def is_cp_sharded(spec: LayerSpec) -> bool:
     """Whether context parallelism splits this layer's tokens over ranks."""
-    return isinstance(spec, AttentionSpec) and spec.cp_sharded
+    return spec.shared_by_ranks

@@ -1,28 +1,52 @@
-"""The formulas of each kind of layer, beside the reference's and beside their inverses."""
+"""The compiled form of what a query does not need, beside the reference's kinds and beside its inverse."""
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from hkv.dialects.vllm import kinds
-from hkv.spec import KINDS
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.rules import reads
+from hkv.dialects.vllm.rules.parameters import GroupField, of_config
+from hkv.model.topology import Topology
+from hkv.spec import KINDS, LayerSpec, spec_from_log
+from hkv.testing.choices import RandomChoices
+from reference.dialects.vllm.kinds import all_kinds
+from reference.state.pool import Pool
 
-MODULES = sorted(kinds.all_kinds().items())
 N = jnp.arange(200)
 
 
 def test_every_kind_of_layer_has_rules() -> None:
-    assert set(kinds.all_kinds()) == set(KINDS)
+    assert set(kinds.all_kinds()) == set(all_kinds()) == set(kinds.names()) == set(KINDS)
 
 
-@pytest.mark.parametrize(("name", "module"), MODULES, ids=[name for name, _ in MODULES])
-@pytest.mark.parametrize("reach", [1, 3, 8, 13])
-def test_the_last_query_is_the_inverse(name: str, module: ModuleType, reach: int) -> None:
-    skipped = module.skipped_tokens(N, reach).tolist()
+@pytest.mark.parametrize("unit", [1, 4, 6, 16])
+@pytest.mark.parametrize("reach", [0, 1, 3, 8, 13, reads.UNLIMITED])
+def test_the_last_query_is_the_inverse(unit: int, reach: int) -> None:
+    skipped = reads.skipped_tokens(N, unit, reach).tolist()
     assert skipped == sorted(skipped)
     for end in (1, 4, 8, 40):
-        last = int(module.last_query(jnp.int32(end), reach))
-        assert [n for n in range(200) if skipped[n] < end] == list(range(min(last + 1, 200))), name
+        last = int(reads.last_query(jnp.int32(end), unit, reach))
+        assert [n for n in range(200) if skipped[n] < end] == list(range(min(last + 1, 200)))
+
+
+def _config(spec: LayerSpec) -> VllmConfig:
+    size = spec.block_size
+    topology = Topology.of_specs([spec, spec])
+    caching = spec.prefix_cacheable
+    return VllmConfig(topology=topology, num_blocks=9, hash_block_size=size, scheduler_block_size=size, caching=caching)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_skipped_is_what_the_reference_skips(kind: str, seed: int) -> None:
+    choices = RandomChoices(seed)
+    spec = spec_from_log(KINDS[kind].draw(choices, choices.pick((1, 2, 3, 4, 8)), "core", 1))
+    config = _config(spec)
+    own = all_kinds()[kind](0, spec, config, Pool(config.num_blocks))
+    group = np.asarray(of_config(config, 4).groups)[0]
+    found = reads.skipped_tokens(N, group[GroupField.UNIT], group[GroupField.REACH])
+    assert found.tolist() == [max(0, own.skipped_tokens(n)) for n in range(200)]

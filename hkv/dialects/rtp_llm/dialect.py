@@ -76,7 +76,9 @@ class RtpLlmDialect(Dialect):
 
         return rtp_features(name)
 
-    def draw_header(self, choices: Choices, feature: str, version: int, name: str) -> RtpHeader:
+    def draw_header(
+        self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
+    ) -> RtpHeader:
         from hkv.dialects.rtp_llm.traffic.headers import draw_rtp_header
 
         return draw_rtp_header(choices, feature, name)

@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.topology import Topology
-from hkv.spec import AttentionSpec, LayerSpec, Mamba
+from hkv.spec import LayerSpec
 
 NAME = "vllm-0.33"
 
 HASHES = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
-
-FULL_FAMILY = ("full_attention", "mla")
-"""Kinds whose finder looks at every block from the first on (vLLM 0.33 `FullAttentionManager`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,10 +96,10 @@ class VllmConfig:
         cached = self.caching and spec.prefix_cacheable
         if cached and len(self.topology.groups) > 1 and self.block_size(index) % self.hash_block_size:
             raise ConfigError(name, spec.block_size, f"a multiple of hash_block_size {self.hash_block_size}")
-        if self.caching and isinstance(spec, Mamba) and spec.cache_mode != "align":
-            raise ConfigError(f"groups[{index}].cache_mode", spec.cache_mode, "align, unless caching is off")
-        sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded and self.context_parallel > 1
-        if sharded and spec.kind not in FULL_FAMILY:
+        if self.caching and spec.snapshot and not spec.keeps_states:
+            raise ConfigError(f"groups[{index}].cache_mode", "none", "align, unless caching is off")
+        sharded = spec.shared_by_ranks and self.context_parallel > 1
+        if sharded and not spec.reads_all:
             raise ConfigError(f"groups[{index}].cp_sharded", True, f"False for {spec.kind} under context parallelism")
 
     def _check_retention(self) -> None:
@@ -114,7 +111,7 @@ class VllmConfig:
                 f"None, 0 or a multiple of scheduler_block_size {self.scheduler_block_size}, at most {MAX_TOKENS}"
             )
             raise ConfigError("retention_interval", interval, expected)
-        sparse = any(spec.kind in ("sliding_window", "mamba") for spec in self.topology.specs)
+        sparse = any(spec.retained_sparsely for spec in self.topology.specs)
         if interval and not sparse:
             raise ConfigError("retention_interval", interval, "0 or None without sliding-window or Mamba groups")
 
@@ -181,12 +178,12 @@ def default_partial_hits(
     if not any(spec.snapshot and spec.block_size >= least for spec in specs):
         return False
     return all(
-        spec.kind in FULL_FAMILY or spec.snapshot or _manager_block(spec, context_parallel) == hash_block_size
+        spec.reads_all or spec.snapshot or _manager_block(spec, context_parallel) == hash_block_size
         for spec in specs
         if spec.prefix_cacheable
     )
 
 
 def _manager_block(spec: LayerSpec, context_parallel: int) -> int:
-    sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded
+    sharded = spec.shared_by_ranks
     return spec.block_size * (context_parallel if sharded else 1)

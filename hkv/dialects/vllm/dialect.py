@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.dialect import Dialect
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import NAME
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class VllmDialect(Dialect):
     names = (NAME,)
     title = "vLLM 0.33"
     versions = (1, 2)
-    kinds = ("full_attention", "mla", "sliding_window", "chunked_local", "mamba", "opaque")
+    kinds = kinds.names()
     engines = MappingProxyType(
         {
             "numpy": "hkv.dialects.vllm.engines.numpy:NumpyEngine",
@@ -90,10 +91,12 @@ class VllmDialect(Dialect):
 
         return FEATURES
 
-    def draw_header(self, choices: Choices, feature: str, version: int, name: str) -> Header:
+    def draw_header(
+        self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
+    ) -> Header:
         from hkv.dialects.vllm.traffic.headers import draw_header
 
-        return draw_header(choices, feature, version)
+        return draw_header(choices, feature, version, kinds)
 
     def drive(self, header: Header, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
         from hkv.dialects.vllm.traffic.traffic import drive

@@ -21,7 +21,6 @@ from hkv.dialects.vllm.rules.parameters import Parameters, of_config
 from hkv.errors import OperationError
 from hkv.machine.operations import WIDTH, Operations
 from hkv.machine.programs import Programs
-from hkv.spec import Mamba
 from hkv.state.state import Buckets, State, empty
 from hkv.state.status import Status
 
@@ -56,7 +55,7 @@ def buckets_for(config: VllmConfig, *, requests: int = 32, keys: int = 4096, tok
     tokens = config.max_model_len if tokens is None else min(tokens, config.max_model_len)
     sizes = config.block_sizes or (config.hash_block_size,)
     small = config.num_blocks <= SMALL
-    scratch = max((spec.num_speculative_blocks for spec in config.topology.specs if isinstance(spec, Mamba)), default=0)
+    scratch = max((spec.scratch_blocks for spec in config.topology.specs), default=0)
     row = max(-(-tokens // size) for size in sizes) + 2 + scratch
     parts = max((size // config.hash_block_size for size in sizes), default=1) - 1 if config.caching else 0
     return Buckets(

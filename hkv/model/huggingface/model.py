@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from hkv.errors import PlanError
-from hkv.spec import AttentionSpec, LayerSpec, Mamba, OpaqueState
+from hkv.spec import AttentionSpec, LayerSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CacheLayer:
     def token_bytes(self) -> Fraction:
         """Bytes that one more token adds for good; 0 for windows and states, whose size is bounded."""
         spec = self.spec
-        if not isinstance(spec, AttentionSpec) or spec.kind not in ("full_attention", "mla"):
+        if not isinstance(spec, AttentionSpec) or not spec.reads_all:
             return Fraction(0)
         return Fraction(spec.num_heads * spec.content_bytes) / spec.tokens_per_state
 
@@ -49,12 +49,9 @@ class CacheLayer:
         A window counts its tokens, without rounding to blocks; a chunk its longest.
         """
         spec = self.spec
-        if isinstance(spec, Mamba | OpaqueState):
+        if not isinstance(spec, AttentionSpec):
             return spec.unpadded_page_size_bytes
-        tokens = getattr(spec, "window", None) or getattr(spec, "chunk", None)
-        if not isinstance(spec, AttentionSpec) or tokens is None:
-            return 0
-        return int(Fraction(tokens * spec.num_heads * spec.content_bytes) / spec.tokens_per_state)
+        return int(Fraction(spec.most_read * spec.num_heads * spec.content_bytes) / spec.tokens_per_state)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,15 +8,7 @@ from typing import Any
 from hkv.dialects.vllm.log.structs import CacheEvent, Header
 from hkv.errors import ConfigError
 from hkv.oracle.events.wire import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
-
-WIRE_KINDS = {
-    "full_attention": "full_attention",
-    "mla": "mla_attention",
-    "sliding_window": "sliding_window",
-    "chunked_local": "chunked_local_attention",
-    "mamba": "mamba",
-}
-"""What vLLM 0.33 (`KVCacheSpecKind`) calls the kinds of a log."""
+from hkv.spec import KINDS
 
 
 def wire_events(events: Sequence[CacheEvent], header: Header) -> list[Event]:
@@ -50,6 +42,6 @@ def _wire(event: CacheEvent, groups: Sequence[dict[str, Any]]) -> Event:
         medium=DEVICE,
         lora_name=None,
         group_idx=event.group,
-        kv_cache_spec_kind=WIRE_KINDS.get(group["kind"]),
+        kv_cache_spec_kind=KINDS[group["kind"]].event_kind,
         kv_cache_spec_sliding_window=group.get("window"),
     )

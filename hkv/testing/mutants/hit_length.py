@@ -16,7 +16,7 @@ MUTANTS = (
         "soundness|draft margin|consistency",
         "traffic",
         HITS + "_reach",
-        "isinstance(kind, MambaKind)",
+        "kind.spec.snapshot",
         "False",
         ("eagle",),
     ),

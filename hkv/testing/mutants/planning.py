@@ -285,7 +285,7 @@ MUTANTS = (
         "recurrent groups get blocks with the bytes of their last owner",
         "replicas and zeroing",
         VLLM + "_needs_zeroing",
-        "len(types) > 1 or any(isinstance(spec, Mamba) for spec in specs)",
+        "len(types) > 1 or any(spec.snapshot for spec in specs)",
         "len(types) > 1",
     ),
     _plan(

@@ -9,7 +9,6 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError
 from hkv.spec import LayerSpec
 from reference.dialects.vllm.hits import Found, find_alone, find_together, spec_groups
-from reference.dialects.vllm.kinds.chunked_local import ChunkedLocalKind
 from reference.dialects.vllm.kinds.kind import Demand, Kind
 from reference.dialects.vllm.request import Request
 from reference.state.pool import Pool
@@ -60,17 +59,7 @@ class Coordinator:
         for member in self.members:
             for kind in member.kinds:
                 kind.eagle = member.eagle
-                _check_chunked(kind, self.alone)
-
-
-def _check_chunked(kind: Kind, alone: bool) -> None:
-    if isinstance(kind, ChunkedLocalKind):
-        name = f"groups[{kind.group}]"
-        if kind.eagle:
-            raise ConfigError(f"{name}.eagle", True, "no EAGLE drop for chunked_local")
-        if not alone and kind.alignment != kind.block_size:
-            expected = f"the {kind.alignment} tokens to which hits are aligned"
-            raise ConfigError(f"{name}.block_size", kind.block_size, expected)
+                kind.check(self.alone)
 
 
 def longest_hit(cache: Coordinator, request: Request) -> Found:

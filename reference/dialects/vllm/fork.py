@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 
 from hkv.errors import OperationError
-from hkv.spec import Mamba, OpaqueState
 from reference.dialects.vllm.kinds.kind import Kind
 from reference.dialects.vllm.manager import Manager
 from reference.dialects.vllm.request import Grant
@@ -55,7 +54,7 @@ def fork(manager: Manager, parent: str, child: str) -> list[list[tuple[int, int]
 
 def _spans(kind: Kind, computed: int) -> tuple[int, int]:
     """How many columns of a row are shared, and how many after them are copied: none or one."""
-    if isinstance(kind.spec, OpaqueState):
+    if kind.spec.one_block:
         return 0, 1
     return computed // kind.block_size, int(computed % kind.block_size > 0)
 
@@ -66,7 +65,7 @@ def _missing(kind: Kind, parent: str, computed: int) -> bool:
     blocks = [] if row is None else row.blocks
     needed = sum(_spans(kind, computed))
     readable = max(0, kind.skipped_tokens(computed)) // kind.block_size
-    if isinstance(kind.spec, Mamba) and kind.spec.cache_mode == "align":
+    if kind.spec.keeps_states:
         readable = max(0, needed - 1)
     return len(blocks) < needed or NULL in blocks[readable:needed]
 

@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reference.dialects.vllm.kinds.full_attention import FullAttentionKind
 from reference.dialects.vllm.kinds.kind import Kind, ceil_div
-from reference.dialects.vllm.kinds.mamba import MambaKind
 from reference.keys.views import Chain
 
 
@@ -60,7 +58,7 @@ def spec_groups(kinds: Sequence[Kind], eagle_groups: Sequence[int]) -> list[Spec
                     break
             else:
                 joined.append([kind])
-    joined.sort(key=lambda members: not isinstance(members[0], FullAttentionKind))
+    joined.sort(key=lambda members: not members[0].spec.reads_all)
     return [SpecGroup(tuple(members), any(kind.group in eagle_groups for kind in members)) for members in joined]
 
 
@@ -90,12 +88,12 @@ def find_together(
     found: dict[int, tuple[list[list[int]], int]] = {}
     dropped: set[int] = set()
     hit, longest = max_length, 0
-    one_round = len(members) == 2 and isinstance(members[0].first, FullAttentionKind)
+    one_round = len(members) == 2 and members[0].first.spec.reads_all
     while True:
         candidate = hit
         for index, group in enumerate(members):
             kind = group.first
-            if index in found and isinstance(kind, FullAttentionKind):
+            if index in found and kind.spec.reads_all:
                 candidate = min(candidate, found[index][1])
                 continue
             drop = group.eagle and index not in dropped
@@ -118,7 +116,7 @@ def find_together(
 
 def _reach(kind: Kind, candidate: int, keys: Sequence[Chain], partial_hits: bool) -> int:
     """How far a group that will drop looks: a margin beyond the candidate, which proves what it would give up."""
-    if isinstance(kind, MambaKind):
+    if kind.spec.snapshot:
         return candidate
     inside = partial_hits and kind.fine_grained and kind.block_size > kind.hash_block_size
     margin = kind.hash_block_size if inside else kind.block_size
@@ -131,7 +129,7 @@ def _rows(
     rows: list[list[int]] = [[] for _ in range(num_groups)]
     for index, group in enumerate(members):
         for kind, blocks in zip(group.kinds, found[index][0], strict=True):
-            if isinstance(kind, FullAttentionKind):
+            if kind.spec.reads_all:
                 del blocks[ceil_div(hit, kind.block_size) :]
             rows[kind.group] = blocks
     return rows

@@ -31,7 +31,6 @@ from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column
 from hkv.errors import EngineFailure, OperationError
 from hkv.keys.chained import PLAIN, KeyChain, digest_by_name
 from hkv.keys.interning import Interner
-from hkv.spec import Mamba
 from hkv.state.state import Buckets, Counter
 from hkv.state.status import Status
 
@@ -419,7 +418,7 @@ class JaxEngine:
     def _blocks(self, tokens: int) -> int:
         tokens = min(tokens, self.config.max_model_len)
         specs, sizes = self.config.topology.specs, self.config.block_sizes
-        scratch = sum(spec.num_speculative_blocks for spec in specs if isinstance(spec, Mamba))
+        scratch = sum(spec.scratch_blocks for spec in specs)
         return sum(-(-tokens // size) + 8 for size in sizes) + scratch
 
     def _room_of(self, tokens: int) -> _Room:

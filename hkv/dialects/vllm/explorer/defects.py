@@ -15,13 +15,13 @@ QUEUE = "hkv.state.free_queue:"
 DEFECTS = MappingProxyType(
     {
         "window-one-short": Patch(
-            f"{RULES}kinds.sliding_window:skipped_tokens",
-            "jnp.maximum(n - reach, 0)",
-            "jnp.maximum(n - reach + 1, 0)",
+            f"{RULES}kinds.sliding_window:parameters",
+            '"REACH": kept,',
+            '"REACH": kept - 1,',
         ),
         "window-run-too-long": Patch(
-            f"{RULES}kinds.sliding_window:search",
-            "jnp.maximum(query.need, 0) + query.drop, 1)",
+            f"{RULES}rules.hit:_search",
+            "jnp.maximum(query.need, 0) + drop, 1)",
             "jnp.maximum(query.need, 0) + 1, 1)",
         ),
         "hit-of-everything": Patch(

@@ -9,10 +9,8 @@ import dataclasses
 
 import numpy as np
 
-from hkv.dialects.vllm.config import FULL_FAMILY
 from hkv.dialects.vllm.explorer.space import Space
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
-from hkv.spec import ChunkedLocal, Mamba, SlidingWindow
 from reference.hits import hit_alignment
 
 
@@ -65,12 +63,11 @@ def definitions(space: Space) -> Definitions:
     lengths = range(longest + 1)
     outgrown = np.zeros((len(specs), longest + 1), np.int32)
     needed = np.zeros((longest + 1, len(specs), width, longest + 1), bool)
-    off_grid = np.array([isinstance(spec, ChunkedLocal) and spec.chunk % spec.block_size != 0 for spec in specs])
+    off_grid = np.array([spec.off_grid for spec in specs])
     for group, spec in enumerate(specs):
         for n in lengths:
             first = spec.readable(n).start if spec.prefix_cacheable else 0
-            if isinstance(spec, SlidingWindow):
-                first -= spec.extra_retained_tokens
+            first -= spec.kept_beyond
             outgrown[group, n] = max(0, first) // sizes[group]
             positions = spec.readable(n)
             if spec.prefix_cacheable and positions and not off_grid[group]:
@@ -88,8 +85,8 @@ def definitions(space: Space) -> Definitions:
     named = [causes(config, n) for n in lengths]
     return Definitions(
         sizes=sizes,
-        opaque=np.array([spec.kind == "opaque" for spec in specs]),
-        recurrent=np.array([isinstance(spec, Mamba) for spec in specs]),
+        opaque=np.array([spec.one_block for spec in specs]),
+        recurrent=np.array([spec.snapshot for spec in specs]),
         whole=np.array([len(spec.readable(1 << 20)) == 1 << 20 for spec in specs]),
         snapshot=np.array([spec.snapshot for spec in specs]),
         off_grid=off_grid,
@@ -102,7 +99,7 @@ def definitions(space: Space) -> Definitions:
         may_be_more=np.array([bool(found & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID}) for found in named]),
         watermark=config.watermark_blocks,
         registrable=np.array([[_registrable(space, g, n) for n in lengths] for g in range(len(specs))], np.int32),
-        family=np.array([spec.kind in FULL_FAMILY for spec in specs]),
+        family=np.array([spec.reads_all for spec in specs]),
         dense=config.retention_interval is None,
     )
 

@@ -6,7 +6,6 @@ import dataclasses
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError
-from hkv.spec import Mamba
 from hkv.state.state import Buckets
 
 MOVES = {
@@ -65,10 +64,10 @@ class Space:
             if getattr(config, name) != plain:
                 raise ConfigError(name, getattr(config, name), f"{plain}: the explorer judges nothing else yet")
         for index, spec in enumerate(config.topology.specs):
-            scratch = isinstance(spec, Mamba) and (spec.num_speculative_blocks or spec.num_prefill_checkpoint_blocks)
+            scratch = spec.scratch_blocks or spec.checkpoint_blocks
             if scratch:
                 raise ConfigError(f"groups[{index}]", spec, "no speculative and no checkpoint blocks")
-            if isinstance(spec, Mamba) and spec.block_size != config.hash_block_size:
+            if spec.snapshot and spec.block_size != config.hash_block_size:
                 expected = f"hash_block_size {config.hash_block_size}, so that no state is copied"
                 raise ConfigError(f"groups[{index}].block_size", spec.block_size, expected)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hkv.dialects.vllm.config import FULL_FAMILY, VllmConfig
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.invariants.invariant import invariant
 from hkv.dialects.vllm.invariants.moment import Moment
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.spec import Mamba
 
 
 @invariant("identity", "B-I6")
@@ -52,7 +51,7 @@ def index(moment: Moment) -> Iterator[str]:
 def _holds_checkpoints(config: VllmConfig, group: int) -> bool:
     """Whether chunks export states on their way, each in a column that says nothing of its length."""
     spec = config.topology.groups[group].spec
-    return isinstance(spec, Mamba) and spec.num_prefill_checkpoint_blocks > 0
+    return spec.checkpoint_blocks > 0
 
 
 @invariant("key life", "B-I5")
@@ -121,7 +120,7 @@ def registration(moment: Moment) -> Iterator[str]:
     for group in range(len(config.topology.groups)):
         row = rows[group] if group < len(rows) else []
         size, end = config.block_size(group), _registrable(config, group, tokens)
-        if config.topology.groups[group].spec.kind in FULL_FAMILY:
+        if config.topology.groups[group].spec.reads_all:
             end = min(end, max(0, length - config.hash_lookahead) // config.hash_block_size * config.hash_block_size)
             for column in range(-(-(moment.ledger.total(operation) + 1) // size) - 1, end // size):
                 block = row[column] if column < len(row) else 0

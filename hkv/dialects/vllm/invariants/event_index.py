@@ -11,9 +11,6 @@ from hkv.dialects.vllm.invariants.moment import Moment
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheEvent
 
-LOCAL = ("sliding_window", "chunked_local")
-"""Kinds that never register a part of a block."""
-
 
 @remembering("event index", "B-I34", after=(oplog.EventsOp,))
 class EventIndex:
@@ -28,7 +25,7 @@ class EventIndex:
         self._single = {
             group
             for group, spec in enumerate(config.topology.specs)
-            if spec.kind in LOCAL or config.block_size(group) == config.hash_block_size
+            if not spec.registers_parts or config.block_size(group) == config.hash_block_size
         }
         self._blind = False
         self._blocks: collections.Counter[tuple[int, str]] = collections.Counter()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hkv.dialects.vllm.config import FULL_FAMILY, VllmConfig
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.invariants.invariant import remembering
 from hkv.dialects.vllm.invariants.moment import Moment, Snapshot
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.spec import Mamba, SlidingWindow
 
 
 @remembering("hit admission", "B-I24")
@@ -21,7 +20,7 @@ class HitAdmission:
 
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
-        self._recurrent = any(isinstance(spec, Mamba) for spec in config.topology.specs)
+        self._recurrent = any(spec.snapshot for spec in config.topology.specs)
         self._found: oplog.Hit | None = None
         self._young: set[tuple[int, str]] = set()
         self._came: dict[str, int] = {}
@@ -60,7 +59,7 @@ class HitAdmission:
         length = min(len(moment.ledger.requests[operation.id].tokens), self._config.max_model_len)
         needed = 0
         for group, row in enumerate(hit):
-            if self._config.topology.groups[group].spec.kind in FULL_FAMILY:
+            if self._config.topology.groups[group].spec.reads_all:
                 used = sum(block != 0 and not _is_free(moment.before, block) for block in row)
                 needed += -(-length // self._config.block_size(group)) - used
         free = len(moment.before.free) - self._set_aside(moment)
@@ -101,19 +100,17 @@ class HitAdmission:
 
     def _cost(self, moment: Moment, operation: oplog.AllocateOp, group: int, hit: list[int]) -> int:
         spec, size = self._config.topology.groups[group].spec, self._config.block_size(group)
-        if spec.kind == "opaque":
+        if spec.one_block:
             return 1
         first = spec.readable(moment.ledger.requests[operation.id].computed + operation.hit + operation.external).start
-        if isinstance(spec, SlidingWindow):
-            first -= spec.extra_retained_tokens
-        skipped = max(0, first) // size
+        skipped = max(0, first - spec.kept_beyond) // size
         columns = -(-moment.ledger.slots(operation) // size)
         adopted = sum(_is_free(moment.before, block) for block in hit[skipped:])
         copied = 1 if hit and operation.hit % size else 0
         return max(0, columns - max(skipped, len(hit))) + adopted + copied
 
     def _bound(self, moment: Moment, operation: oplog.AllocateOp) -> int:
-        scratch = sum(spec.num_speculative_blocks for spec in self._config.topology.specs if isinstance(spec, Mamba))
+        scratch = sum(spec.scratch_blocks for spec in self._config.topology.specs)
         return scratch + sum(-(-moment.ledger.slots(operation) // size) + 4 for size in self._config.block_sizes)
 
 

@@ -8,7 +8,6 @@ from hkv.dialects.vllm.invariants.invariant import invariant
 from hkv.dialects.vllm.invariants.moment import Moment
 from hkv.dialects.vllm.log.structs import AllocateOp, CommitOp, Hit, LookupOp
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
-from hkv.spec import ChunkedLocal
 from reference.hits import hit_alignment, longest_hit_by_definition
 
 
@@ -25,8 +24,7 @@ def soundness(moment: Moment) -> Iterator[str]:
     assert isinstance(answer, Hit)
     for group, spec in enumerate(config.topology.specs):
         size, positions = config.block_size(group), spec.readable(answer.hit)
-        off_grid = isinstance(spec, ChunkedLocal) and spec.chunk % size
-        if not spec.prefix_cacheable or not positions or off_grid:
+        if not spec.prefix_cacheable or not positions or spec.off_grid:
             continue
         for column in range(positions.start // size, (positions.stop - 1) // size + 1):
             end = min(answer.hit, (column + 1) * size)

@@ -10,7 +10,6 @@ from hkv.dialects.vllm.invariants.invariant import invariant
 from hkv.dialects.vllm.invariants.moment import Moment
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import copies_states
-from hkv.spec import Mamba
 
 
 @invariant("conservation", "B-I1")
@@ -84,7 +83,7 @@ def _stands_apart(config: VllmConfig, group: int) -> bool:
     """Whether a group's states may be of other lengths than their columns' ends: exported, or kept inside blocks."""
     spec = config.topology.groups[group].spec
     inside = config.block_size(group) > config.hash_block_size
-    return isinstance(spec, Mamba) and (inside or spec.num_prefill_checkpoint_blocks > 0)
+    return spec.snapshot and (inside or spec.checkpoint_blocks > 0)
 
 
 @invariant("null block", "B-I4")

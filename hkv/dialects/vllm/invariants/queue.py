@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from hkv.dialects.vllm.invariants.invariant import invariant
 from hkv.dialects.vllm.invariants.moment import Moment, Snapshot
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.spec import Mamba
 
 KEEPING = (oplog.StepOp, oplog.RequestOp, oplog.LookupOp, oplog.AdvanceOp, oplog.AppendOp, oplog.CommitOp)
 OTHERS = (oplog.DropOp, oplog.EvictOp, oplog.ResetOp, oplog.EventsOp, oplog.StateOp)
@@ -54,7 +53,7 @@ def _allocated(moment: Moment, operation: oplog.AllocateOp) -> Iterator[str]:
     queue = _released(before, before.free, operation.id, outgrown)
     queue = [block for block in queue if block not in _adopted(moment, operation)]
     taken = len(queue) - len(after.free)
-    strokes = any(isinstance(spec, Mamba) for spec in moment.config.topology.specs) and sum(map(any, outgrown)) > 0
+    strokes = any(spec.snapshot for spec in moment.config.topology.specs) and sum(map(any, outgrown)) > 0
     same = sorted(queue[taken:]) == sorted(after.free) if strokes else queue[taken:] == after.free
     if taken < 0 or (not same and not strokes):
         yield f"the queue is {after.free}, not the end of {queue}"

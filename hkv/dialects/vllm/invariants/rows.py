@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from hkv.dialects.vllm.invariants.invariant import invariant
 from hkv.dialects.vllm.invariants.moment import Moment
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation
-from hkv.spec import ChunkedLocal, Mamba, SlidingWindow
 
 
 @invariant("retirement", "B-I14", "B-I38", after=(AllocateOp,))
@@ -27,13 +26,11 @@ def retirement(moment: Moment) -> Iterator[str]:
     for group, row in enumerate(moment.after.rows.get(operation.id, [])):
         spec = moment.config.topology.groups[group].spec
         first = spec.readable(record.processed).start if spec.prefix_cacheable else 0
-        if isinstance(spec, SlidingWindow):
-            first -= spec.extra_retained_tokens
+        first -= spec.kept_beyond
         outgrown = min(max(0, first) // moment.config.block_size(group), len(row))
         if answer.blocks is not None and any(row[:outgrown]):
             yield f"group {group} still has {row[:outgrown]}, though nothing before token {first} is read"
-        off_grid = isinstance(spec, ChunkedLocal) and spec.chunk % spec.block_size
-        if not isinstance(spec, Mamba) and not off_grid and 0 in row[outgrown:]:
+        if not spec.snapshot and not spec.off_grid and 0 in row[outgrown:]:
             yield f"group {group} has lost a block of {row[outgrown:]}, though tokens from {first} on are read"
 
 
@@ -53,13 +50,11 @@ def room(moment: Moment) -> Iterator[str]:
     record, rows = moment.ledger.requests[operation.id], moment.after.rows.get(operation.id, [])
     for group, spec in enumerate(config.topology.specs):
         row, size = rows[group] if group < len(rows) else [], config.block_size(group)
-        if spec.kind == "opaque":
+        if spec.one_block:
             columns = 1
-        elif isinstance(spec, Mamba):
-            tokens = record.main if spec.cache_mode == "align" else record.slots
-            columns = -(-tokens // size) + spec.num_speculative_blocks
         else:
-            columns = -(-record.slots // size)
+            tokens = record.main if spec.keeps_states else record.slots
+            columns = -(-tokens // size) + spec.scratch_blocks
         if len(row) != columns:
             yield f"group {group} has {len(row)} columns for {record.slots} tokens, not {columns}"
 
@@ -79,7 +74,7 @@ def admission(moment: Moment) -> Iterator[str]:
     operation, answer = moment.operation, moment.answer
     assert isinstance(operation, AllocateOp)
     assert isinstance(answer, Allocation)
-    mamba = any(isinstance(spec, Mamba) for spec in moment.config.topology.specs)
+    mamba = any(spec.snapshot for spec in moment.config.topology.specs)
     spared = operation.reserved + _watermark(moment)
     free = len(moment.after.free)
     if answer.blocks is not None:
@@ -121,7 +116,7 @@ def _needed(moment: Moment) -> int:
     assert isinstance(operation, AllocateOp)
     rows = moment.before.rows.get(operation.id, [[] for _ in config.block_sizes])
     wanted = [-(-moment.ledger.slots(operation) // size) for size in config.block_sizes]
-    opaque = [spec.kind == "opaque" for spec in config.topology.specs]
+    opaque = [spec.one_block for spec in config.topology.specs]
     columns = [1 if fixed else count for fixed, count in zip(opaque, wanted, strict=True)]
     return sum(max(0, count - len(row)) for count, row in zip(columns, rows, strict=True))
 
@@ -139,5 +134,5 @@ def _most_needed(moment: Moment) -> int:
     operation, config = moment.operation, moment.config
     assert isinstance(operation, AllocateOp)
     tokens = max(moment.ledger.slots(operation), len(moment.ledger.requests[operation.id].tokens))
-    scratch = sum(spec.num_speculative_blocks for spec in config.topology.specs if isinstance(spec, Mamba))
+    scratch = sum(spec.scratch_blocks for spec in config.topology.specs)
     return scratch + sum(-(-tokens // size) + 4 for size in config.block_sizes)

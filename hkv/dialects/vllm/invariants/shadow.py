@@ -17,7 +17,7 @@ from hkv.dialects.vllm.invariants.moment import Moment, Snapshot
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import copies_states
 from hkv.dialects.vllm.traffic.ledger import RequestRecord
-from hkv.spec import ChunkedLocal, LayerSpec, Mamba
+from hkv.spec import LayerSpec
 
 STATE = -1
 """The offset under which a recurrent state is filed in its block."""
@@ -172,8 +172,8 @@ class Shadow:
         names = self._named(record, end)
         for group, row in enumerate(work.rows):
             spec = self._config.topology.groups[group].spec
-            if isinstance(spec, Mamba):
-                if spec.cache_mode == "align":
+            if spec.snapshot:
+                if spec.keeps_states:
                     yield from self._step_state(moment, work, group, row, names, end)
             elif spec.prefix_cacheable:
                 yield from self._step_tokens(work, group, row, names, end)
@@ -184,7 +184,7 @@ class Shadow:
             column = position // size
             block = row[column] if column < len(row) else 0
             found = self._blocks.get(block, {}).get(position % size) if block else None
-            if found != names[position] and (block or not _off_grid(spec)):
+            if found != names[position] and (block or not spec.off_grid):
                 yield f"{work.id} reads token {position} of group {group} in block {block}, {self._what(found, block)}"
         for position in range(work.start, end):
             column = position // size
@@ -197,8 +197,7 @@ class Shadow:
     def _step_state(
         self, moment: Moment, work: Computation, group: int, row: list[int], names: list[int], end: int
     ) -> Iterator[str]:
-        spec, size = self._config.topology.groups[group].spec, self._config.block_size(group)
-        assert isinstance(spec, Mamba)
+        size = self._config.block_size(group)
         column = (work.start - 1) // size
         block = row[column] if 0 <= column < len(row) else 0
         if work.start and (block or work.resumed):
@@ -224,7 +223,7 @@ class Shadow:
         """A state inside the chunk, where the engine planned one: it stands in the column before the last."""
         spec, size = self._config.topology.groups[group].spec, self._config.block_size(group)
         column = -(-work.main // size) - 2
-        if not isinstance(spec, Mamba) or not spec.num_prefill_checkpoint_blocks or not 0 <= column < len(row):
+        if not spec.checkpoint_blocks or not 0 <= column < len(row):
             return
         holder, tokens, _ = moment.before.cached.get(row[column], (-1, 0, ""))
         if holder == group and work.start < tokens <= min(work.end, len(names)):
@@ -250,4 +249,4 @@ class Shadow:
 
 
 def _off_grid(spec: LayerSpec) -> bool:
-    return isinstance(spec, ChunkedLocal) and spec.chunk % spec.block_size != 0
+    return spec.off_grid

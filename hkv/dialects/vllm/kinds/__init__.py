@@ -1,8 +1,8 @@
 """What vLLM 0.33 does with each kind of layer, compiled: one module a kind.
 
-A module has `NUMBER`, which its kind has in parameters; `LOOKED_UP_ONCE`; `parameters(config, group, eagle)`, the
-values of `GroupField` that the kind decides; `skipped_tokens(n, reach)` and its inverse `last_query(end, reach)`; and
-`search(query)`, if the kind is ever hit. Modules are found by their names, which are the kinds' names in logs.
+A module has `parameters(config, group, eagle)`: the values of `GroupField` that the kind decides, beside those that
+follow from the flags of its spec. The compiled rules have one form for all kinds, over these numbers, so that a new
+kind needs no program of its own. Modules are found by their names, which are the kinds' names in logs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from hkv.errors import ConfigError
 from hkv.spec import LayerSpec
 
 
+def names() -> tuple[str, ...]:
+    """The kinds that the dialect has rules for, in the order of their names; no module of theirs is imported."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
+
+
 def all_kinds() -> dict[str, ModuleType]:
     """Every kind's module, by the kind's name in logs."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    return {name: importlib.import_module(f"{__name__}.{name}") for name in names}
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in names()}
 
 
 def module(spec: LayerSpec) -> ModuleType:
@@ -31,9 +35,3 @@ def module(spec: LayerSpec) -> ModuleType:
     if spec.kind not in found:
         raise ConfigError("kind", spec.kind, f"a kind of vllm-0.33: {', '.join(found)}")
     return found[spec.kind]
-
-
-def number(spec: LayerSpec) -> int:
-    """The number of a spec's kind in parameters."""
-    found = module(spec)
-    return found.number(spec) if hasattr(found, "number") else found.NUMBER

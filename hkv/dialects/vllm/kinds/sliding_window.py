@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.rules.finders import Query, Search
-from hkv.dialects.vllm.rules.parameters import UNLIMITED
+from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.spec import SlidingWindow
-from hkv.state.loops import Scalar
-
-NUMBER = 1
-LOOKED_UP_ONCE = False
 
 
 def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
@@ -44,20 +37,3 @@ def _period(config: VllmConfig, group: int, keep: int) -> int:
         return UNLIMITED
     period = (interval or config.hit_alignment) // block
     return 0 if keep >= period else period
-
-
-def skipped_tokens(n: Scalar, reach: Scalar) -> Scalar:
-    """Tokens that the query at `n` does not need: those before its window."""
-    return jnp.maximum(n - reach, 0)
-
-
-def last_query(end: Scalar, reach: Scalar) -> Scalar:
-    """The last query that still needs all tokens from `end - 1` on: `skipped_tokens` is below `end` up to it."""
-    return end + reach - 1
-
-
-def search(query: Query) -> Search:
-    """The last run that fills the window, one block longer if a hit drops a block."""
-    anywhere = (query.need < 0) & ~query.drop
-    need = jnp.where(anywhere, 0, jnp.maximum(jnp.maximum(query.need, 0) + query.drop, 1))
-    return Search(backward=jnp.bool_(True), start=jnp.zeros_like(need), need=need, drop=query.drop)

@@ -8,10 +8,9 @@ from hkv.dialects.vllm import config as vllm
 from hkv.dialects.vllm.log.structs import Header
 from hkv.errors import ConfigError
 from hkv.model.topology import Topology
-from hkv.spec import LayerSpec, spec_from_log
+from hkv.spec import KINDS, LayerSpec, spec_from_log
 
 VERSIONS = (1, 2)
-VERSION_2_KINDS = ("mla", "opaque")
 
 
 def to_config(header: Header) -> vllm.VllmConfig:
@@ -87,7 +86,7 @@ def _check_version_1(header: Header) -> None:
         if getattr(header, name) != unused:
             raise ConfigError(name, getattr(header, name), "version 2 of the log format")
     for group in header.groups:
-        if group.get("kind") in VERSION_2_KINDS:
+        if group.get("kind") in KINDS and KINDS[group["kind"]].log_version > 1:
             raise ConfigError("kind", group["kind"], "version 2 of the log format")
         if "cache_mode" in group:
             raise ConfigError("cache_mode", group["cache_mode"], "version 2 of the log format")

@@ -8,8 +8,7 @@ from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheEvent, Header, Operation
 from hkv.oracle.log_file import Log
-from hkv.spec import spec_from_log
-from hkv.spec.attention import AttentionSpec
+from hkv.spec import KINDS, LayerSpec, spec_from_log
 
 RULES = {
     "hit/none": "a lookup finds nothing",
@@ -144,12 +143,12 @@ class _Observer:
         self._note("hit/extra-keys", id in self._extra)
         self._note("hit/after-preemption", self._lifecycle.requests[id].returned)
         for spec, blocks in zip(self._specs, found.blocks, strict=True):
-            rule = _HIT_RULES.get((spec.kind, bool(blocks) and blocks[0] == 0))
-            self._note(rule or "", bool(rule) and bool(blocks))
+            rule = _hit_rule(spec, bool(blocks) and blocks[0] == 0)
+            self._note(rule, bool(rule) and bool(blocks))
 
     def _size(self, group: int) -> int:
         spec = self._specs[group]
-        sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded
+        sharded = spec.shared_by_ranks
         return spec.block_size * (self._header.context_parallel if sharded else 1)
 
     def _refusal(self, operation: oplog.AllocateOp, running: bool) -> None:
@@ -174,7 +173,7 @@ class _Observer:
         self._note("allocate/length-limit", end + operation.lookahead > self._header.max_model_len)
         for group, blocks in zip(self._header.groups, operation.want.blocks, strict=True):
             new = [block for block in blocks if block]
-            self._note("allocate/opaque", group["kind"] == "opaque" and bool(new))
+            self._note("allocate/opaque", KINDS[group["kind"]].one_block and bool(new))
             self._note("mamba/draft-states", bool(group.get("num_speculative_blocks")) and len(new) > 1)
             kept = len(blocks) > 1 and blocks[-2] != 0
             self._note("mamba/checkpoint", bool(group.get("num_prefill_checkpoint_blocks")) and kept)
@@ -199,21 +198,21 @@ class _Observer:
         self._note("register/duplicate", len(set(keys)) < len(keys))
         for row in state.rows.values():
             for spec, blocks in zip(self._specs, row, strict=True):
-                rule = _RETIRE_RULES.get(spec.kind)
-                self._note(rule or "", bool(rule) and bool(blocks) and blocks[0] == 0)
+                rule = _retire_rule(spec)
+                self._note(rule, bool(rule) and bool(blocks) and blocks[0] == 0)
 
 
-_HIT_RULES = {
-    ("full_attention", False): "hit/full",
-    ("mla", False): "hit/full",
-    ("sliding_window", True): "hit/sliding-window-run",
-    ("sliding_window", False): "hit/sliding-window-prefix",
-    ("chunked_local", True): "hit/chunk",
-    ("mamba", True): "hit/mamba",
-    ("mamba", False): "hit/mamba",
-}
-_RETIRE_RULES = {
-    "sliding_window": "retire/sliding-window",
-    "chunked_local": "retire/chunk",
-    "mamba": "retire/mamba",
-}
+def _hit_rule(spec: LayerSpec, skips: bool) -> str:
+    """The rule of a hit in a group; `skips`: its first block is null. Empty for none."""
+    if spec.snapshot:
+        return "hit/mamba"
+    if spec.seeks_run:
+        return "hit/sliding-window-run" if skips else "hit/sliding-window-prefix"
+    return ("hit/chunk" if skips else "") if not spec.reads_all else "" if skips else "hit/full"
+
+
+def _retire_rule(spec: LayerSpec) -> str:
+    """The rule by which a group's first blocks are given back; empty for none."""
+    if spec.reads_all or spec.one_block:
+        return ""
+    return "retire/mamba" if spec.snapshot else "retire/sliding-window" if spec.seeks_run else "retire/chunk"

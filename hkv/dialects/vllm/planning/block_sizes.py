@@ -30,7 +30,7 @@ def resolve_block_sizes(groups: Sequence[PlannedGroup], options: PlanOptions) ->
         return sizes[0], sizes[0]
     scheduler = math.lcm(*sizes)
     specs = [spec for group in groups for spec in group.specs or (group.spec,)]
-    if not options.caching or (options.limits.mamba_mode != "align" and any(isinstance(s, Mamba) for s in specs)):
+    if not options.caching or (options.limits.mamba_mode != "align" and any(s.snapshot for s in specs)):
         return scheduler, scheduler
     hashed = [size for size, group in zip(sizes, groups, strict=True) if group.prefix_cacheable] or sizes
     unit = options.prefix_match_unit or math.gcd(*hashed)

@@ -13,7 +13,7 @@ from hkv.errors import PlanError
 from hkv.layout.orders import Order
 from hkv.limits import MAX_MEMORY, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.huggingface import Model
-from hkv.spec import LayerSpec, Mamba, RequestLimits
+from hkv.spec import LayerSpec, RequestLimits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def _stages(model: Model, draft: Model | None, serving: Serving, limits: Request
     """Each stage's layers, attention blocks made long enough for recurrent states."""
     stages = model.stage_specs(serving.pipeline_parallel)
     if draft is not None:
-        if draft.model_type and any(isinstance(spec, Mamba) for spec in draft.specs.values()):
+        if draft.model_type and any(spec.snapshot for spec in draft.specs.values()):
             raise PlanError("draft", draft.model_type, "a draft without recurrent states")
         stages[-1] |= {f"draft.{name}": spec for name, spec in draft.specs.items()}
     whole = {name: spec for stage in stages for name, spec in stage.items()}

@@ -16,7 +16,7 @@ from hkv.dialects.vllm.planning.tensors import bytes_per_block, cache_tensors
 from hkv.errors import LayoutError, PlanError
 from hkv.layout.orders import Order
 from hkv.layout.resolution import DEFAULT_PREFERENCE, check_groups, legal_orders
-from hkv.spec import AttentionSpec, LayerSpec, Mamba, OpaqueState
+from hkv.spec import AttentionSpec, LayerSpec, OpaqueState
 
 
 def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int], options: PlanOptions) -> Plan:
@@ -168,4 +168,4 @@ def _needs_zeroing(groups: Sequence[PlannedGroup]) -> bool:
     specs = [spec for group in groups for spec in group.specs]
     types = {(spec.dtype, spec.quantization) for spec in specs if isinstance(spec, AttentionSpec)}
     types |= {("uint8", "none") for spec in specs if isinstance(spec, OpaqueState)}
-    return len(types) > 1 or any(isinstance(spec, Mamba) for spec in specs)
+    return len(types) > 1 or any(spec.snapshot for spec in specs)

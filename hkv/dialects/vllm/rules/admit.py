@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import kinds
-from hkv.dialects.vllm.rules import export, hit
+from hkv.dialects.vllm.rules import export, reads
 from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
@@ -20,18 +19,10 @@ from hkv.state.workspace import Workspace
 WRITES = ("requests", "rows", "blocks")
 """What the rule writes: only spare elements, and which states are left behind."""
 
-MAMBA = kinds.all_kinds()["mamba"].NUMBER
-OPAQUE = kinds.all_kinds()["opaque"].NUMBER
-
 
 def skipped_tokens(view: View, group: Scalar, n: Scalar) -> Scalar:
     """Leading tokens of a group that the query at `n` does not need."""
-    kind = view.group(group, GroupField.KIND)
-    reach = view.group(group, GroupField.REACH)
-    skipped = jnp.int32(0)
-    for number, module in hit.MODULES.items():
-        skipped = jnp.where(kind == number, module.skipped_tokens(n, reach), skipped)
-    return skipped
+    return reads.skipped_tokens(n, view.group(group, GroupField.UNIT), view.group(group, GroupField.REACH))
 
 
 def skipped_blocks(view: View, group: Scalar, n: Scalar) -> Scalar:
@@ -128,17 +119,17 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
         reads=("requests",),
         default=(0, 0, 0, 0, 0),
     )
-    block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
+    block, ring = view.group(group, GroupField.BLOCK), view.group(group, GroupField.ONE_BLOCK) != 0
     adopting = demand.hit > 0
     computed = jnp.where(adopting, hit_blocks(view, group, demand.hit), 0)
     skip = jnp.where(have == 0, skipped_blocks(view, group, demand.total), 0)
-    recurrent = kind == MAMBA
+    recurrent = view.group(group, GroupField.RECURRENT) != 0
     split = ends_inside(w, view, group, demand)
     scratch, grown = view.group(group, GroupField.SCRATCH), jnp.where(have > 0, grown, 0)
     wanted = ceil_divide(demand.slots, block) + scratch
     target = jnp.where(demand.capped, jnp.minimum(wanted, view.group(group, GroupField.CAP)), wanted)
     estimate = jnp.maximum(target - jnp.maximum(skip, computed + have), 0)
-    estimate = jnp.where(kind == OPAQUE, (have == 0).astype(jnp.int32), estimate + split)
+    estimate = jnp.where(ring, (have == 0).astype(jnp.int32), estimate + split)
     columns = ceil_divide(demand.main, block) + scratch
     w, exported = export.plan(w, view, demand, group, have, jnp.where(grown != 0, scratch, 0))
     outlived = recurrent & (partial > 0)
@@ -182,7 +173,7 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
         adopted=sums.adopted + left,
         broken=sums.broken | (outlived & (partial <= first_left)),
         grows=sums.grows
-        | (jnp.where(recurrent, columns, jnp.where(kind == OPAQUE, 1, wanted)) > have)
+        | (jnp.where(recurrent, columns, jnp.where(ring, 1, wanted)) > have)
         | owed
         | exported
         | (recurrent & (scratch > 0) & (grown == 0)),

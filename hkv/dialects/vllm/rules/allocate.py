@@ -9,8 +9,6 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.admit import (
-    MAMBA,
-    OPAQUE,
     Spread,
     arrives,
     ends_inside,
@@ -44,7 +42,7 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
         )
         skip = skipped_blocks(view, group, demand.total)
         found = jnp.where(demand.hit > 0, hit_blocks(view, group, demand.hit), 0)
-        length = jnp.where(view.group(group, GroupField.KIND) == OPAQUE, 0, jnp.maximum(skip, found))
+        length = jnp.where(view.group(group, GroupField.ONE_BLOCK) != 0, 0, jnp.maximum(skip, found))
         first = jnp.minimum(jnp.maximum(hit_first * (found > 0), skip), length)
         w = free_queue.adopt(w, w.row(slot, group) + first, found - first)
         split = ends_inside(w, view, group, demand) & (found > first)
@@ -85,12 +83,11 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
             default=(0, 0, 0, 0),
         )
         block = view.group(group, GroupField.BLOCK)
-        kind = view.group(group, GroupField.KIND)
-        recurrent = kind == MAMBA
+        recurrent = view.group(group, GroupField.RECURRENT) != 0
         target = ceil_divide(jnp.where(arriving, demand.total, jnp.where(recurrent, demand.main, demand.slots)), block)
         target = jnp.where(arriving & ~arrives(view, group, demand), 0, target)
         scratch = view.group(group, GroupField.SCRATCH)
-        target = jnp.where(kind == OPAQUE, 1, target + jnp.where(arriving, 0, scratch))
+        target = jnp.where(view.group(group, GroupField.ONE_BLOCK) != 0, 1, target + jnp.where(arriving, 0, scratch))
         spread = spread_row(have, target, scratch, exported > 0, jnp.where(have > 0, grown, 0))
         states = recurrent & ~arriving & ~for_copy
         owed = for_copy & (partial > 0)

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules.admit import OPAQUE
-from hkv.dialects.vllm.rules.hit import MODULES, resumable
-from hkv.dialects.vllm.rules.parameters import UNLIMITED, CacheField, GroupField, View
+from hkv.dialects.vllm.rules import reads
+from hkv.dialects.vllm.rules.hit import resumable
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
@@ -46,14 +47,15 @@ def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
             reads=("requests",),
             default=(0, 0, 0, 0, 0),
         )
-        block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
+        block, ring = view.group(group, GroupField.BLOCK), view.group(group, GroupField.ONE_BLOCK) != 0
         held = (length - view.group(group, GroupField.SCRATCH)) * block
-        held = jnp.where(kind == OPAQUE, UNLIMITED, jnp.minimum(held, _unexported(view, group, exported, known)))
+        held = jnp.where(ring, UNLIMITED, jnp.minimum(held, _unexported(view, group, exported, known)))
         filled = jnp.where(
             view.group(group, GroupField.CACHEABLE) != 0, _unregistered(view, group, cached, known), UNLIMITED
         )
         filled = jnp.where(partial > 0, 0, filled)
-        kept = _kept(kind, (first + 1) * block, view.group(group, GroupField.REACH))
+        unit, reach = view.group(group, GroupField.UNIT), view.group(group, GroupField.REACH)
+        kept = reads.last_query((first + 1) * block, unit, reach)
         return w, (group + 1, jnp.minimum(least, jnp.minimum(held, jnp.minimum(filled, kept))))
 
     fields = (Request.PROMPT, Request.TOKENS, Request.COMPUTED)
@@ -88,11 +90,3 @@ def _unexported(view: View, group: Scalar, exported: Scalar, known: _Known) -> S
     block = view.group(group, GroupField.BLOCK)
     unexported = jnp.where(view.group(group, GroupField.EXPORT_STEP) > 0, known.computed + block, UNLIMITED)
     return jnp.where(exported > 0, 0, unexported)
-
-
-def _kept(kind: Scalar, end: Scalar, reach: Scalar) -> Scalar:
-    """The last query that still needs the tokens before `end`."""
-    last = jnp.full_like(end, UNLIMITED)
-    for number, module in MODULES.items():
-        last = jnp.where(kind == number, module.last_query(end, reach), last)
-    return last

@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import unwritten
-from hkv.dialects.vllm.rules.admit import MAMBA, OPAQUE, skipped_blocks
+from hkv.dialects.vllm.rules.admit import skipped_blocks
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
 from hkv.dialects.vllm.rules.parameters import GroupField, View
 from hkv.dialects.vllm.rules.transitions import EMPTY, RUNNING, Answer, Op
@@ -55,7 +55,7 @@ def fork(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -> 
 def _spans(view: View, group: Scalar, computed: Scalar) -> tuple[Scalar, Scalar]:
     """Entries of a row that are shared, and whether the next one is copied."""
     block = view.group(group, GroupField.BLOCK)
-    ring = view.group(group, GroupField.KIND) == OPAQUE
+    ring = view.group(group, GroupField.ONE_BLOCK) != 0
     full = jnp.where(ring, 0, divide(computed, block))
     return full, ring | (full * block < computed)
 
@@ -67,7 +67,7 @@ def _survey(work: Workspace, view: View, op: Op, enabled: Scalar) -> tuple[Works
         group, copies, missing = local
         full, copied = _spans(view, group, op.computed)
         needed = full + copied
-        snapshot = view.group(group, GroupField.KIND) == MAMBA
+        snapshot = view.group(group, GroupField.RECURRENT) != 0
         readable = jnp.where(snapshot, jnp.maximum(needed - 1, 0), skipped_blocks(view, group, op.computed))
         w, (length, first, last) = peek(
             group >= 0,

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import kinds
-from hkv.dialects.vllm.rules import finders
+from hkv.dialects.vllm.rules import finders, reads
 from hkv.dialects.vllm.rules.finders import Query, Search
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state.loops import Scalar, divide, loop, peek
@@ -19,14 +18,6 @@ from hkv.state.workspace import Workspace
 
 WRITES = ("table", "chains", "rows", "requests")
 """What the rule writes; `table` and `chains` only to their spare elements."""
-
-MODULES = {module.NUMBER: module for module in kinds.all_kinds().values()}
-MODULES[kinds.all_kinds()["mamba"].PLAIN] = kinds.all_kinds()["mamba"]
-"""One module for each number; kinds that share a number share their rules."""
-
-SEARCHED = {module.NUMBER: module for module in MODULES.values() if hasattr(module, "search")}
-ONCE = tuple(number for number, module in MODULES.items() if module.LOOKED_UP_ONCE)
-SNAPSHOT = kinds.all_kinds()["mamba"].NUMBER
 
 
 class Hit(NamedTuple):
@@ -67,14 +58,6 @@ def resumable(view: View, tokens: Scalar, unit: Scalar) -> Scalar:
     return jnp.maximum(divide(last, unit) - drops, 0) * unit
 
 
-def is_any(kind: Scalar, numbers: tuple[int, ...]) -> Scalar:
-    """Whether a kind's number is one of those."""
-    found = kind == numbers[0]
-    for number in numbers[1:]:
-        found = found | (kind == number)
-    return found
-
-
 def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> tuple[Workspace, Hit]:
     """Looks a waiting request up. Its rows take the blocks found, its `Row.HIT_FIRST` where they begin.
 
@@ -103,17 +86,17 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
         at = _Progress(*local)
         first, count = view.group(at.finder, GroupField.FINDER_FIRST), view.group(at.finder, GroupField.FINDER_COUNT)
         group = view.group(first, GroupField.MEMBER)
-        kind = view.group(group, GroupField.KIND)
+        once = view.group(group, GroupField.ONCE) != 0
         block = view.group(group, GroupField.BLOCK)
         scale = view.group(group, GroupField.SCALE)
         bit = jnp.left_shift(jnp.int32(1), at.finder)
-        again = ((at.seen & bit) != 0) & is_any(kind, ONCE)
+        again = ((at.seen & bit) != 0) & once
         w, (known,) = peek(
             again, lambda v: v.get_row(slot, group, Row.HIT_LENGTH), w, reads=("requests",), default=(0,)
         )
         drop = (view.group(group, GroupField.EAGLE) != 0) & ((at.verified & bit) == 0)
         fine = view.group(group, GroupField.FINE) != 0 if has_parts else jnp.bool_(False)
-        proof = drop & (kind != SNAPSHOT) & ~unitary
+        proof = drop & (view.group(group, GroupField.RECURRENT) == 0) & ~unitary
         margin = jnp.where(fine, hash_block, block)
         length = jnp.where(proof, jnp.minimum(at.current + margin, keys * hash_block), at.current)
         query = Query(
@@ -130,11 +113,11 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
             limit=jnp.minimum(divide(length, block), divide(keys, scale)),
             units=jnp.minimum(divide(length, hash_block), keys),
         )
-        search = _search(kind, query)
+        search = _search(view, group, query)
         whole = search._replace(drop=search.drop & ~fine)
         w, right, right_first = finders.forward(w, view, query, whole, ~again & ~search.backward)
         w, left, left_first = finders.backward(w, view, query, whole, ~again & ~fine & search.backward)
-        fails = ~again & ~fine & _beyond_the_keys(view, query, search, kind, keys, right)
+        fails = ~again & ~fine & _beyond_the_keys(view, query, search, once, keys, right)
         blocks = jnp.where(search.backward, left, right)
         found, start = blocks * block, jnp.where(search.backward, left_first, right_first)
         if has_parts:
@@ -170,7 +153,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
     return work, Hit(hit, shared, end.fails)
 
 
-def _beyond_the_keys(view: View, query: Query, search: Search, kind: Scalar, keys: Scalar, length: Scalar) -> Scalar:
+def _beyond_the_keys(view: View, query: Query, search: Search, once: Scalar, keys: Scalar, length: Scalar) -> Scalar:
     """Whether vLLM 0.33's finder asks for the key of a block that has none (`hkv.bugs`: finder-index-error).
 
     Searches from the last block start there; those to the right, which go from block to block as far as they find them,
@@ -178,17 +161,20 @@ def _beyond_the_keys(view: View, query: Query, search: Search, kind: Scalar, key
     """
     wanted, keyed = divide(query.length, query.block), divide(keys, query.scale)
     left = search.backward & (search.need > 0) & (wanted > keyed)
-    right = ~search.backward & ~is_any(kind, ONCE) & (wanted > length) & (length >= keyed)
+    right = ~search.backward & ~once & (wanted > length) & (length >= keyed)
     return (view.whole(CacheField.FINDER_ERROR) != 0) & (left | right)
 
 
-def _search(kind: Scalar, query: Query) -> Search:
-    first, *rest = SEARCHED.items()
-    chosen = first[1].search(query)
-    for number, module in rest:
-        own = module.search(query)
-        chosen = Search(*(jnp.where(kind == number, a, b) for a, b in zip(own, chosen, strict=True)))
-    return chosen
+def _search(view: View, group: Scalar, query: Query) -> Search:
+    """How a group is looked up: forward from the first block needed on, or for the last run that is long enough.
+
+    Under the drop a run is one block longer. Recurrent states drop none, and without need of a run any length will do.
+    """
+    drop = query.drop & (view.group(group, GroupField.RECURRENT) == 0)
+    anywhere = (query.need < 0) & ~drop
+    need = jnp.where(anywhere, 0, jnp.maximum(jnp.maximum(query.need, 0) + drop, 1))
+    start = divide(reads.skipped_tokens(query.length, view.group(group, GroupField.UNIT), query.reach), query.block)
+    return Search(view.group(group, GroupField.BACKWARD) != 0, start, need, drop)
 
 
 def _note(

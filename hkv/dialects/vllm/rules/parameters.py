@@ -12,6 +12,7 @@ import numpy as np
 
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.errors import ConfigError
 from hkv.state.loops import Scalar
 from hkv.state.parameter_view import ParameterView
@@ -54,7 +55,7 @@ MOST_SCRATCH: most blocks of scratch in a row."""
 GroupField = enum.IntEnum(
     "GroupField",
     (
-        "KIND",
+        "UNIT",
         "BLOCK",
         "SCALE",
         "REACH",
@@ -78,14 +79,18 @@ GroupField = enum.IntEnum(
         "FINDER_COUNT",
         "MEMBER",
         "WAITS",
+        "ONCE",
+        "BACKWARD",
+        "RECURRENT",
+        "ONE_BLOCK",
     ),
     start=0,
 )
 """Columns of `Parameters.groups`.
 
-KIND: number of the group's kind. BLOCK: tokens in a manager block. SCALE: hash blocks in it. REACH: tokens, what the
-kind says (window - 1 and what is kept beyond it; the chunk). NEED: blocks a window needs. EAGLE: whether a hit drops a
-block.
+BLOCK: tokens in a manager block. SCALE: hash blocks in it. UNIT and REACH: tokens, which say what a query needs
+(`hkv.dialects.vllm.rules.reads`). NEED: blocks in a run to resume behind, -1 where none is needed anywhere. EAGLE:
+whether a hit drops a block.
 CAP: most blocks admission counts. COLUMN: the group's column in the key table. CACHEABLE: whether it is ever hit.
 STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail is
 registered (1: in a block that goes on to be filled, 2: as a snapshot). FINE: whether hits may end inside a block.
@@ -95,18 +100,17 @@ for drafts at a row's end. EXPORT_STEP: tokens; at which distances from its star
 at none. EXPORT_UNIT: tokens, to which the lengths of such states are aligned. EXPORT_LAST: whether only a prompt's last
 chunk leaves one. EXPORT_FAILS: 1, one beyond the keys is a failure, plus 2, one that was planned stays planned when
 its chunk is refused (`hkv.bugs`). WAITS: whether a hit that ends inside a block waits until the block is written so
-far.
+far. ONCE: whether a lookup need not be repeated, as a prefix of a hit is a hit too. BACKWARD: whether a lookup goes
+from the end to the left, for a run. RECURRENT: whether columns are states by position. ONE_BLOCK: whether a request has
+one block for its whole life.
 
 FINDER_FIRST, FINDER_COUNT and MEMBER do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT:
 first column and number of the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column
 is c.
 """
 
-FIELDS = 24
+FIELDS = 32
 """Columns of both arrays."""
-
-UNLIMITED = (1 << 30) - 1
-"""A cap that never binds, in blocks."""
 
 
 @jax.tree_util.register_dataclass
@@ -115,8 +119,8 @@ class Parameters:
     """A configuration as traced data.
 
     Attributes:
-      cache: int32[24], one value for each `CacheField`.
-      groups: int32[groups, 24], one row a group, one column for each `GroupField`; rows beyond the groups are 0.
+      cache: int32[32], one value for each `CacheField`.
+      groups: int32[groups, 32], one row a group, one column for each `GroupField`; rows beyond the groups are 0.
     """
 
     cache: jax.Array
@@ -157,7 +161,12 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
     for group, spec in enumerate(specs):
         block = config.block_size(group)
         values = {
-            "KIND": kinds.number(spec),
+            "UNIT": 1,
+            "REACH": UNLIMITED,
+            "ONCE": spec.reads_all,
+            "BACKWARD": spec.seeks_run or spec.snapshot,
+            "RECURRENT": spec.keeps_states,
+            "ONE_BLOCK": spec.one_block,
             "BLOCK": block,
             "SCALE": max(1, block // config.hash_block_size),
             "EAGLE": group in eagle,
@@ -176,7 +185,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
         table[j, GroupField.FINDER_FIRST], table[j, GroupField.FINDER_COUNT] = first, len(members)
         first += len(members)
     cache = np.zeros(FIELDS, np.int32)
-    full_first = bool(finders) and kinds.module(specs[finders[0][0]]).LOOKED_UP_ONCE
+    full_first = bool(finders) and specs[finders[0][0]].reads_all
     for name, value in {
         "GROUPS": len(specs),
         "NUM_BLOCKS": config.num_blocks,
@@ -201,7 +210,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
         "RETAINED": 0 if config.retention_interval is None else config.hit_alignment,
         "SCHEDULER_BLOCK": config.scheduler_block_size,
         "FINDER_ERROR": "finder-index-error" in config.bugs,
-        "LEAST_BLOCK": min((config.block_size(g) for g, spec in enumerate(specs) if spec.kind != "opaque"), default=1),
+        "LEAST_BLOCK": min((config.block_size(g) for g, spec in enumerate(specs) if not spec.one_block), default=1),
     }.items():
         cache[CacheField[name]] = value
     return Parameters(cache=cache, groups=table)  # type: ignore[arg-type]
@@ -224,9 +233,7 @@ def finder_groups(config: VllmConfig) -> list[list[int]]:
     for group, spec in enumerate(config.topology.specs):
         if spec.prefix_cacheable:
             found.setdefault((type(spec), spec), []).append(group)
-    return sorted(
-        found.values(), key=lambda members: not kinds.module(config.topology.specs[members[0]]).LOOKED_UP_ONCE
-    )
+    return sorted(found.values(), key=lambda members: not config.topology.specs[members[0]].reads_all)
 
 
 def eagle_groups(config: VllmConfig, finders: list[list[int]]) -> set[int]:

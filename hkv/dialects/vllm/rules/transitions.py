@@ -6,6 +6,8 @@ want of room has already given back what the request cannot read any more (`admi
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import NamedTuple
 
 import jax
@@ -109,7 +111,7 @@ def needs_slot(code: Scalar) -> Scalar:
 
 def may_change_hits(code: Scalar) -> Scalar:
     """Whether a lookup before the operation may find something else after it."""
-    return hit.is_any(code, tuple(map(int, tuple(set(Code) - _HARMLESS))))
+    return functools.reduce(operator.or_, (code == int(other) for other in set(Code) - _HARMLESS))
 
 
 def arrive(work: Workspace, view: View, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules.hit import SNAPSHOT
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import key_table
 from hkv.state.loops import Scalar, divide, loop, peek, remainder, when
@@ -48,7 +47,7 @@ def note_row(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Sc
 def _note_states(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
     """Notes the step at the keys of recurrent states."""
     row, groups = work.row(slot, group), work.sizes.buckets.groups
-    recurrent = view.group(group, GroupField.KIND) == SNAPSHOT
+    recurrent = view.group(group, GroupField.RECURRENT) != 0
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         w, (block,) = peek(recurrent, lambda v: (v.read("rows", row + local[0]),), w, reads=("rows",), default=(0,))

@@ -50,10 +50,10 @@ def note(
 
 def _unchanged(view: View, trace: Trace, group: Scalar, length: Scalar, cached: Scalar) -> Scalar:
     """Tokens up to which a group needs no block and fills none."""
-    block, kind = view.group(group, GroupField.BLOCK), view.group(group, GroupField.KIND)
-    ahead = jnp.where(kind == admit.MAMBA, 0, trace.number(Number.LOOKAHEAD))
+    block = view.group(group, GroupField.BLOCK)
+    ahead = jnp.where(view.group(group, GroupField.RECURRENT) != 0, 0, trace.number(Number.LOOKAHEAD))
     room = length * block
-    whole = (kind == admit.OPAQUE) | (room >= view.whole(CacheField.MAX_MODEL_LEN))
+    whole = (view.group(group, GroupField.ONE_BLOCK) != 0) | (room >= view.whole(CacheField.MAX_MODEL_LEN))
     room = jnp.where(whole, UNLIMITED, room - ahead)
     unfilled = jnp.where(view.group(group, GroupField.TAIL) != 0, 0, (cached + 1) * block - 1)
     return jnp.where(view.group(group, GroupField.CACHEABLE) != 0, jnp.minimum(room, unfilled), room)

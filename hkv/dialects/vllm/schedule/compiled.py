@@ -18,7 +18,6 @@ from hkv.errors import ConfigError
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Schedule
-from hkv.spec import SlidingWindow
 from hkv.state.state import Buckets, Counter, State
 
 
@@ -148,8 +147,7 @@ def diagnosed(config: VllmConfig, parameters: Parameters) -> np.ndarray:
     for group, spec in enumerate(config.topology.specs):
         proves = group in config.eagle_group_ids and not spec.snapshot
         groups[group, GroupField.EAGLE] = config.block_size(group) if proves else 0
-        if isinstance(spec, SlidingWindow):
-            groups[group, GroupField.REACH] = spec.window - 1
+        groups[group, GroupField.REACH] -= spec.kept_beyond
     return groups
 
 

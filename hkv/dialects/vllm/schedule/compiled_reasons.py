@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.rules import admit
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.vllm.schedule import diagnosis
@@ -35,8 +34,6 @@ OF_ABSENCE = {
     RETIRED: diagnosis.REASONS.index(diagnosis.RETIRED),
     NOT_RETAINED: diagnosis.REASONS.index("not retained"),
 }
-CHUNKED = kinds.all_kinds()["chunked_local"].NUMBER
-RECURRENT = (kinds.all_kinds()["mamba"].NUMBER, kinds.all_kinds()["mamba"].PLAIN)
 ENDLESS = (1 << 30) - 1
 
 
@@ -50,14 +47,19 @@ class _Search(NamedTuple):
 
 
 class _Group:
-    """One group: which blocks it needs to resume at a boundary. `EAGLE` holds the tokens of a draft's proof."""
+    """One group: which blocks it needs to resume at a boundary. `EAGLE` holds the tokens of a draft's proof.
+
+    `chunked`: what is needed begins anew at some boundaries, so that a block that nobody ever had may not be needed
+    further on.
+    """
 
     def __init__(self, view: View, group: Scalar) -> None:
         self.view, self.group = view, group
         self.block = view.group(group, GroupField.BLOCK)
         self.scale = view.group(group, GroupField.SCALE)
         self.column = view.group(group, GroupField.COLUMN)
-        self.kind = view.group(group, GroupField.KIND)
+        self.recurrent = view.group(group, GroupField.RECURRENT) != 0
+        self.chunked = view.group(group, GroupField.REACH) == 0
         self.proof = view.group(group, GroupField.EAGLE)
         self.shared = view.group(group, GroupField.CACHEABLE) != 0
 
@@ -71,8 +73,7 @@ class _Group:
 
     def reads_all(self, boundary: Scalar) -> Scalar:
         """Whether everything before the boundary is needed."""
-        recurrent = (self.kind == RECURRENT[0]) | (self.kind == RECURRENT[1])
-        return ~recurrent & (admit.skipped_tokens(self.view, self.group, boundary) == 0)
+        return ~self.recurrent & (admit.skipped_tokens(self.view, self.group, boundary) == 0)
 
     def open(self, search: _Search, boundary: Scalar) -> Scalar:
         """The first needed block that the hit itself does not show to be cached."""
@@ -149,7 +150,6 @@ def _resumes(
 ) -> tuple[ScheduleWorkspace, Scalar]:
     """The first boundary from `first` on at which this group could resume, 0 for none."""
     last = group.start(search.top)
-    chunked = group.kind == CHUNKED
 
     def body(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
         boundary, index, lacking, _, _ = local
@@ -159,7 +159,7 @@ def _resumes(
         start = group.start(boundary)
         found = ~looks & ((lacking < start) | (start >= group.stop(boundary)))
         boundary = boundary + jnp.where(looks | found, 0, search.step)
-        hopeless = (lacking >= last) & ((lacking < ENDLESS) | ~chunked)
+        hopeless = (lacking >= last) & ((lacking < ENDLESS) | ~group.chunked)
         empty = start >= group.stop(boundary)
         on = (boundary <= search.top) & ~found & (~hopeless | empty)
         return w, (boundary, index + looks, lacking, on, found)

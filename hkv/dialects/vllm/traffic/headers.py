@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from hkv.dialects.vllm import config as vllm
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log.structs import Header
-from hkv.spec import AttentionSpec, LayerSpec, Mamba, spec_from_log
+from hkv.spec import KINDS, LayerSpec, spec_from_log
 from hkv.testing.choices import Choices
 
 FEATURES = (
@@ -42,17 +41,18 @@ MANAGER_BUGS = (
 Entry = dict[str, Any]
 
 
-def draw_header(choices: Choices, feature: str, version: int = 1) -> Header:
+def draw_header(choices: Choices, feature: str, version: int = 1, kinds: frozenset[str] = frozenset()) -> Header:
     """A random configuration about one feature, without those in which vLLM 0.33 fails by itself.
 
     Args:
       choices: where decisions come from.
       feature: one of `FEATURES`.
       version: of the log format; 2 adds watermarks, MLA and opaque groups and shared-prefix checkpoints.
+      kinds: those that are asked for by name; a kind that vLLM lacks is drawn only then.
     """
-    header = _draw(choices, feature, version)
+    header = _draw(choices, feature, version, kinds)
     while header.partial_hits != (feature == "partial") and feature != "speculative_state":
-        header = _draw(choices, feature, version)
+        header = _draw(choices, feature, version, kinds)
     return header
 
 
@@ -64,20 +64,19 @@ def derive_partial_hits(specs: list[LayerSpec], hash_block_size: int, context_pa
 def copies_states(config: VllmConfig) -> bool:
     """Whether blocks may ever be copied: a hit ends inside a block, or a state is kept where its owner goes on."""
     return config.partial_hits or any(
-        isinstance(spec, Mamba) and spec.cache_mode == "align" and config.block_size(group) > config.hash_block_size
+        spec.keeps_states and config.block_size(group) > config.hash_block_size
         for group, spec in enumerate(config.topology.specs if config.caching else ())
     )
 
 
 def effective_size(spec: LayerSpec, context_parallel: int) -> int:
     """Tokens in one manager block."""
-    sharded = isinstance(spec, AttentionSpec) and spec.cp_sharded
-    return spec.block_size * (context_parallel if sharded else 1)
+    return spec.block_size * (context_parallel if spec.shared_by_ranks else 1)
 
 
-def _draw(choices: Choices, feature: str, version: int) -> Header:
+def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -> Header:
     ranks = choices.integer(2, 4) if feature == "context_parallel" else 1
-    groups = _draw_groups(choices, feature, version, ranks)
+    groups = _draw_groups(choices, feature, version, ranks, kinds)
     specs = [spec_from_log(group) for group in groups]
     cacheable = [effective_size(spec, ranks) for spec in specs if spec.prefix_cacheable]
     scheduler = math.lcm(*(effective_size(spec, ranks) for spec in specs))
@@ -86,11 +85,11 @@ def _draw(choices: Choices, feature: str, version: int) -> Header:
     hash_size = common if len(groups) == 1 or choices.chance(60) else choices.pick(divisors)
     caching = feature not in ("core", "external") or not choices.chance(12)
     if version > 1 and not caching and choices.chance(50):
-        groups = [{**group, "cache_mode": "none"} if group["kind"] == "mamba" else group for group in groups]
+        groups = [{**group, "cache_mode": "none"} if KINDS[group["kind"]].snapshot else group for group in groups]
     partial = derive_partial_hits(specs, hash_size, ranks, caching)
     junctions = version > 1 and partial and choices.chance(50)
     eagle = feature == "eagle" or (feature == "retention" and choices.chance(40)) or junctions
-    sparse = any(spec.kind in ("sliding_window", "mamba") for spec in specs)
+    sparse = any(spec.retained_sparsely for spec in specs)
     longest = choices.pick((400, 400, 64, 40))
     bugs = _draw_bugs(choices, groups, feature) if version > 1 else []
     return Header(
@@ -124,7 +123,7 @@ def _draw_bugs(choices: Choices, groups: list[Entry], feature: str) -> list[str]
         return list(MANAGER_BUGS)
     # These two, traffic of such a configuration would run into all the time.
     bugs = []
-    if feature == "external" and any(group["kind"] == "mamba" for group in groups):
+    if feature == "external" and any(KINDS[group["kind"]].snapshot for group in groups):
         bugs.append("external-state-not-counted")
     if any(group.get("window") == 1 for group in groups):
         bugs.append("window-one-never-hits")
@@ -147,72 +146,58 @@ def _draw_retention(choices: Choices, feature: str, scheduler: int, sparse: bool
 
 def _draw_prefill_lookahead(choices: Choices, specs: list[LayerSpec], scheduler: int) -> int:
     # Three tokens or more: vLLM fails over a state that it has given back (`tail-key-outlives-state`).
-    recurrent = any(isinstance(spec, Mamba) for spec in specs)
+    recurrent = any(spec.snapshot for spec in specs)
     return min(scheduler, choices.integer(0, 2 if recurrent else 3))
 
 
 def _draw_lookahead(choices: Choices, specs: list[LayerSpec]) -> int:
     # Two tokens or more without a full-attention group: vLLM's finders index past the hashes (`finder-index-error`).
-    full = any(spec.kind in vllm.FULL_FAMILY for spec in specs)
+    full = any(spec.reads_all for spec in specs)
     return choices.integer(1, 3) if full else 1
 
 
-def _draw_groups(choices: Choices, feature: str, version: int, ranks: int) -> list[Entry]:
+def _draw_groups(choices: Choices, feature: str, version: int, ranks: int, asked: frozenset[str]) -> list[Entry]:
+    def draw(kind: str, size: int) -> Entry:
+        return KINDS[kind].draw(choices, size, feature, ranks)
+
     sizes = choices.pick(SIZES)
     count = choices.integer(2 if feature == "partial" else 1, 5 if choices.chance(20) else 4)
     chunked = feature == "core" and choices.chance(40)
-    if chunked:
+    kinds = _kinds(feature, version, asked, chunked)
+    if any(KINDS[kind].aligned_blocks for kind in kinds):
         sizes = (choices.pick(sizes),)  # its finder wants every block as long as the alignment of hits
-    makers = _makers(feature, version, chunked)
-    entries = [choices.pick(makers)(choices, choices.pick(sizes), feature, ranks) for _ in range(count)]
+    entries = [draw(choices.pick(kinds), choices.pick(sizes)) for _ in range(count)]
     for entry in entries:
         if version == 1 and entry.get("window") == 1:
             entry["window"] = 2
     if chunked:
-        entries[choices.integer(0, count - 1)] = _chunked(choices, sizes[0], feature, ranks)
-    if feature in ("partial", "speculative_state") and not any(entry["kind"] == "mamba" for entry in entries):
-        entries[choices.integer(0, count - 1)] = _mamba(choices, sizes[-1], feature, ranks)
+        entries[choices.integer(0, count - 1)] = draw(_first("aligned_blocks"), sizes[0])
+    stateful = any(KINDS[entry["kind"]].snapshot for entry in entries)
+    if feature in ("partial", "speculative_state") and not stateful:
+        entries[choices.integer(0, count - 1)] = draw(_first("snapshot"), sizes[-1])
     if version > 1 and choices.chance(25):
-        entries.insert(choices.integer(0, count), {"kind": "opaque", "block_size": choices.pick(sizes)})
+        entries.insert(choices.integer(0, count), draw(_first("one_block"), choices.pick(sizes)))
     if len(entries) > 1 and choices.chance(25):
-        entries[-1] = dict(choices.pick([entry for entry in entries if entry["kind"] != "opaque"]))
-    if all(entry["kind"] == "opaque" for entry in entries):
-        entries[0] = _full(choices, choices.pick(sizes), feature, ranks)
+        entries[-1] = dict(choices.pick([entry for entry in entries if KINDS[entry["kind"]].prefix_cacheable]))
+    if not any(KINDS[entry["kind"]].prefix_cacheable for entry in entries):
+        entries[0] = draw(kinds[0], choices.pick(sizes))
     return entries
 
 
-def _makers(feature: str, version: int, chunked: bool) -> list[Callable[[Choices, int, str, int], Entry]]:
-    makers = [_full, _full, _mamba] if feature == "partial" else [_full, _sliding, _sliding, _mamba]
-    if feature == "speculative_state":
-        makers += [_mamba, _mamba]
-    if version > 1:
-        makers.append(_mla)
-    return [*makers, _chunked] if chunked else makers
+def _kinds(feature: str, version: int, asked: frozenset[str], chunked: bool) -> list[str]:
+    """The kinds to pick from, each as often as it weighs; one that vLLM lacks only where it is asked for."""
+    ordered = _ordered()
+    weighed = [kind for kind in ordered for _ in range(KINDS[kind].draw_weight(feature, version))]
+    own = [kind for kind in ordered if kind in asked and KINDS[kind].vllm_name is None]
+    if own:
+        weighed = [kind for kind in weighed if kind in asked] + own
+    return weighed + [_first("aligned_blocks")] * chunked
 
 
-def _full(choices: Choices, size: int, feature: str, ranks: int) -> Entry:
-    return {"kind": "full_attention", "block_size": size, "cp_sharded": ranks > 1 and choices.chance(85)}
+def _ordered() -> list[str]:
+    return sorted(KINDS, key=lambda kind: (KINDS[kind].draw_place, kind))
 
 
-def _mla(choices: Choices, size: int, feature: str, ranks: int) -> Entry:
-    return {**_full(choices, size, feature, ranks), "kind": "mla"}
-
-
-def _sliding(choices: Choices, size: int, feature: str, ranks: int) -> Entry:
-    windows = (1, 2, max(1, size - 1), size, size + 1, 2 * size, 4, 7, 8, 16, 24, 500)
-    return {"kind": "sliding_window", "block_size": size, "window": choices.pick(windows)}
-
-
-def _chunked(choices: Choices, size: int, feature: str, ranks: int) -> Entry:
-    chunk = size * choices.pick((1, 2, 4, 6, 12)) + choices.chance(10)
-    return {"kind": "chunked_local", "block_size": size, "chunk": chunk}
-
-
-def _mamba(choices: Choices, size: int, feature: str, ranks: int) -> Entry:
-    fields: Entry = {"num_speculative_blocks": 0, "num_prefill_checkpoint_blocks": 0}
-    fields["prefill_checkpoint_alignment"] = None
-    if feature == "speculative_state":
-        fields["num_speculative_blocks"] = choices.integer(0, 2)
-        fields["num_prefill_checkpoint_blocks"] = choices.integer(0, 1)
-        fields["prefill_checkpoint_alignment"] = choices.pick((2, 4, 1, None))
-    return {"kind": "mamba", "block_size": size, **fields}
+def _first(flag: str) -> str:
+    """VLLM's kind that has a flag."""
+    return next(kind for kind in _ordered() if KINDS[kind].vllm_name and getattr(KINDS[kind], flag))

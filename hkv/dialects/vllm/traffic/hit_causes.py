@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from hkv.dialects.vllm.config import FULL_FAMILY, VllmConfig
-from hkv.spec import ChunkedLocal, LayerSpec, SlidingWindow
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.spec import LayerSpec
 
 
 class Cause(enum.Enum):
@@ -48,7 +48,7 @@ def causes(config: VllmConfig, num_tokens: int) -> frozenset[Cause]:
     if not config.caching:
         return frozenset()
     joined = _spec_groups(config)
-    windows = [group for group in joined if isinstance(group.spec, SlidingWindow)]
+    windows = [group for group in joined if group.spec.seeks_run]
     alone = len(config.topology.groups) == 1
     dropping = any(group.eagle and not group.spec.snapshot for group in joined)
     found: set[Cause] = set()
@@ -61,18 +61,13 @@ def causes(config: VllmConfig, num_tokens: int) -> frozenset[Cause]:
     if config.partial_hits and _may_miss_a_longer_entry(config, joined, num_tokens):
         found.add(Cause.LONGER_ENTRY)
     asks = config.hash_lookahead or "window-one-never-hits" in config.bugs
-    if asks and any(_window_of(group) == 1 for group in windows):
+    if asks and any(group.spec.resumes_anywhere for group in windows):
         found.add(Cause.UNREAD_WINDOW)
     if _may_outrun_a_window(joined):
         found.add(Cause.DROP_NOT_REPEATED)
-    if any(isinstance(spec, ChunkedLocal) and spec.chunk % spec.block_size for spec in config.topology.specs):
+    if any(spec.off_grid for spec in config.topology.specs):
         found.add(Cause.CHUNK_OFF_GRID)
     return frozenset(found)
-
-
-def _window_of(group: _SpecGroup) -> int:
-    assert isinstance(group.spec, SlidingWindow)
-    return group.spec.window
 
 
 def _alignment(config: VllmConfig) -> int:
@@ -86,7 +81,7 @@ def _spec_groups(config: VllmConfig) -> list[_SpecGroup]:
         if group.spec.prefix_cacheable:
             members.setdefault(group.spec, []).append(index)
     found = []
-    for spec in sorted(members, key=lambda spec: spec.kind not in FULL_FAMILY):
+    for spec in sorted(members, key=lambda spec: not spec.reads_all):
         indices = members[spec]
         drops = [index in config.eagle_group_ids for index in indices]
         shared = any(drops) and not all(drops)
@@ -100,7 +95,7 @@ def _may_miss_a_longer_entry(config: VllmConfig, joined: list[_SpecGroup], num_t
     The first spec is asked up to the last token but one, so that only an entry at the request's end is beyond; another
     up to what the first one found. Of twins, one may have the longer entry and the other the shorter.
     """
-    full = [group for group in joined if group.spec.kind in FULL_FAMILY]
+    full = [group for group in joined if group.spec.reads_all]
     inside = [group.block_size > config.hash_block_size for group in full]
     paired = [group.members > 1 for group in full]
     at_the_end = config.hash_lookahead == 0 and num_tokens % config.hash_block_size == 0
@@ -109,5 +104,5 @@ def _may_miss_a_longer_entry(config: VllmConfig, joined: list[_SpecGroup], num_t
 
 
 def _may_outrun_a_window(joined: list[_SpecGroup]) -> bool:
-    dropping = [group.spec for group in joined if group.eagle and group.spec.kind not in FULL_FAMILY]
-    return len(dropping) > 1 and any(isinstance(spec, SlidingWindow) for spec in dropping)
+    dropping = [group.spec for group in joined if group.eagle and not group.spec.reads_all]
+    return len(dropping) > 1 and any(spec.seeks_run for spec in dropping)

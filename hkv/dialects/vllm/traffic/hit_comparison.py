@@ -11,7 +11,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.traffic.headers import derive_partial_hits, effective_size
 from hkv.errors import HKVError
 from hkv.model.topology import Topology
-from hkv.spec import AttentionSpec, ChunkedLocal, FullAttention, LayerSpec, Mamba, OpaqueState, SlidingWindow
+from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, OpaqueState, SlidingWindow
 from hkv.testing.choices import Choices
 from reference.dialects.vllm.coordinator import Coordinator, longest_hit
 from reference.dialects.vllm.dialect import VLLM
@@ -146,7 +146,7 @@ def _draw_config(choices: Choices) -> VllmConfig | None:
         specs[-1] = specs[0]
     if not any(spec.prefix_cacheable for spec in specs):
         return None
-    eagle = [i for i, spec in enumerate(specs) if spec.kind != "chunked_local" and choices.chance(50)]
+    eagle = [i for i, spec in enumerate(specs) if spec.droppable and choices.chance(50)]
     common = math.gcd(*(effective_size(spec, ranks) for spec in specs if spec.prefix_cacheable))
     size = choices.pick([size for size in range(1, common + 1) if common % size == 0]) if count > 1 else common
     lookahead = choices.pick((0, 0, 0, 1, 2))
@@ -169,7 +169,7 @@ def _draw_spec(choices: Choices, size: int, ranks: int, chunked: bool) -> LayerS
 def _may_hold(config: VllmConfig, group: int, spec: LayerSpec, end: int) -> bool:
     """Whether vLLM 0.33 ever registers such an entry: whole blocks, and partly filled ones of two kinds."""
     whole = end % config.block_size(group) == 0
-    return spec.prefix_cacheable and (whole or spec.kind in ("full_attention", "mla", "mamba"))
+    return spec.prefix_cacheable and (whole or spec.registers_parts)
 
 
 def small_cases(num_groups: int, num_tokens: int) -> Iterator[Case]:
@@ -220,6 +220,6 @@ def _small_sets(config: VllmConfig, num_tokens: int) -> Iterator[Case]:
 
 def _group_text(spec: LayerSpec, eagle: bool) -> str:
     length = getattr(spec, "window", getattr(spec, "chunk", None))
-    shared = isinstance(spec, AttentionSpec) and spec.cp_sharded
+    shared = spec.shared_by_ranks
     text = f"{spec.short_name}:{spec.block_size}" + ("" if length is None else f":{length}")
     return text + (" (sharded)" if shared else "") + (" (EAGLE)" if eagle else "")

@@ -11,6 +11,7 @@ from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Answer, ExtraKeys, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import FEATURES, copies_states, draw_header
 from hkv.dialects.vllm.traffic.prompts import Prompts, Text
+from hkv.spec import KINDS
 from hkv.testing.choices import Choices, RandomChoices
 
 __all__ = ["FEATURES", "Choices", "RandomChoices", "Traffic", "draw_header", "drive"]
@@ -70,7 +71,7 @@ class Traffic:
         self._arrived = 0
         self._lookahead = choices.pick((0, 0, 2, 3)) if header.feature in _DRAFTING else 0
         self._drafts = choices.pick((0, 1, 2, 3))
-        self._mamba = [group for group in header.groups if group["kind"] == "mamba"]
+        self._recurrent = [group for group in header.groups if KINDS[group["kind"]].snapshot]
         self._load = choices.integer(20, 80)
         self._copying = copies_states(to_config(header))
 
@@ -166,10 +167,10 @@ class Traffic:
         delay = external > 0 and choices.chance(50)
         new = 0 if delay and choices.chance(50) else self._next_tokens(request, found.hit + external, drafts=False)
         reserved = choices.pick((1, 3, 5, 10, 20)) if choices.chance(30) else 0
-        if external and self._mamba and self._careful:
+        if external and self._recurrent and self._careful:
             # vLLM counts one state too few a group and fails where that one is not there: leave room, or take nothing.
             if "external-state-not-counted" in self._header.bugs:
-                reserved = max(reserved, len(self._mamba))
+                reserved = max(reserved, len(self._recurrent))
             else:
                 delay, new = True, 0
         answer = self._allocate(
@@ -221,7 +222,7 @@ class Traffic:
 
     def _may_draft(self, start: int, end: int) -> bool:
         # A prefill checkpoint would lie among unverified drafts, beyond the keys (`checkpoint-beyond-keys`).
-        for group in self._mamba:
+        for group in self._recurrent:
             last = -(-end // group["block_size"]) - 2
             if group["num_prefill_checkpoint_blocks"] and last > (start - 1) // group["block_size"]:
                 return False

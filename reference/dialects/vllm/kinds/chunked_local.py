@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hkv.errors import ConfigError
 from hkv.spec import ChunkedLocal
 from reference.dialects.vllm.kinds.kind import Kind, ceil_div
 from reference.keys.views import Chain, block_keys
@@ -14,6 +15,12 @@ class ChunkedLocalKind(Kind):
     """vLLM 0.33 `ChunkedLocalAttentionManager`."""
 
     spec: ChunkedLocal
+
+    def check(self, alone: bool) -> None:
+        super().check(alone)
+        if not alone and self.alignment != self.block_size:
+            expected = f"the {self.alignment} tokens to which hits are aligned"
+            raise ConfigError(f"groups[{self.group}].block_size", self.block_size, expected)
 
     def skipped_tokens(self, n: int) -> int:
         return n // self.spec.chunk * self.spec.chunk

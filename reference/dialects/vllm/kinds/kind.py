@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.errors import ConfigError
 from hkv.spec import LayerSpec
 from reference.dialects.vllm.registration import register_full
 from reference.dialects.vllm.request import Request
@@ -95,6 +96,15 @@ class Kind:
     def new_row(self) -> Row:
         """An empty row."""
         return Row()
+
+    def check(self, alone: bool) -> None:
+        """Refuses a configuration in which hits end where the kind cannot resume. `alone`: it is the only group.
+
+        Raises:
+          ConfigError: names the group's field.
+        """
+        if self.eagle and not self.spec.droppable:
+            raise ConfigError(f"groups[{self.group}].eagle", True, f"no EAGLE drop for {self.spec.kind}")
 
     def skipped_tokens(self, n: int) -> int:
         """Leading tokens that computing token `n` no longer needs; may be negative for "none"."""

@@ -1,0 +1,26 @@
+"""What a query does not read any more, in one form for every kind of layer, by two numbers that the kind gives.
+
+A query at `n` needs the tokens from `reach` before the last multiple of `unit` on: a window has a `unit` of 1, chunks
+one of their length and a `reach` of 0, a recurrent state a `reach` of 1, and what reads everything reaches any length.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.state.loops import Scalar, divide, remainder
+
+UNLIMITED = (1 << 30) - 1
+"""More tokens, or blocks, than there are: a bound that never binds."""
+
+
+def skipped_tokens(n: Scalar, unit: Scalar, reach: Scalar) -> Scalar:
+    """Leading tokens that the query at `n` does not need; elementwise. A `unit` of 0 counts as 1."""
+    n = jnp.maximum(n, 0)
+    return jnp.maximum(n - remainder(n, jnp.maximum(unit, 1)) - reach, 0)
+
+
+def last_query(end: Scalar, unit: Scalar, reach: Scalar) -> Scalar:
+    """The last query that still needs all tokens from `end - 1` on: `skipped_tokens` is below `end` up to it."""
+    unit = jnp.maximum(unit, 1)
+    return divide(end + reach - 1, unit) * unit + (unit - 1)
