@@ -3,7 +3,7 @@
 Example: hkv diff --engines examples/toy_engine.py:ToyEngine,numpy --kinds full_attention --max-groups 1 --version 1
 """
 
-from hkv.dialects.vllm.log.structs import Allocation, CacheEvent, CacheState, Hit
+from hkv.dialects.vllm import Allocation, CacheEvent, CacheState, Hit
 from hkv.errors import UnsupportedConfigError
 from hkv.keys.chained import KeyChain, sha256_cbor
 
@@ -23,7 +23,7 @@ class Request:
 
 
 class ToyEngine:
-    """Implements `hkv.dialects.vllm.engines.engine.Engine` under the rules of vLLM 0.33."""
+    """Implements `hkv.dialects.vllm.Engine` under the rules of vLLM 0.33."""
 
     def __init__(self, header):
         kinds = [group["kind"] for group in header.groups]

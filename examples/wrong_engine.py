@@ -10,7 +10,7 @@ from collections import deque
 
 from toy_engine import ToyEngine
 
-from hkv.dialects.vllm.log.structs import CacheEvent
+from hkv.dialects.vllm import CacheEvent
 
 
 class WrongEngine(ToyEngine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from types import MappingProxyType
 
 from hkv.errors import ConfigError
@@ -169,3 +170,38 @@ def check_bugs(names: frozenset[str]) -> None:
     """Raise ConfigError unless every name is in `BUGS`."""
     for name in sorted(names - BUGS.keys()):
         raise ConfigError("bugs", name, f"names of {', '.join(BUGS) or 'no known defect'}")
+
+
+def bugs_of_part(names: Iterable[str], part: str) -> tuple[str, ...]:
+    """The names, every one that of a defect which shows in one part.
+
+    Args:
+      names: as given.
+      part: `planning` or `manager`.
+
+    Raises:
+      ConfigError: there is no such defect, or it is one of another part.
+    """
+    found = tuple(names)
+    check_bugs(frozenset(found))
+    for name in found:
+        if BUGS[name].part != part:
+            expected = ", ".join(bug.name for bug in BUGS.values() if bug.part == part)
+            raise ConfigError("bugs", name, f"a defect that shows here: {expected}")
+    return found
+
+
+def refuse_bugs(names: tuple[str, ...], title: str, known: bool) -> None:
+    """Makes sure that no defect is asked for under rules of which none is known.
+
+    Args:
+      names: the defects asked for.
+      title: of the dialect.
+      known: whether defects of its engine are known.
+
+    Raises:
+      ConfigError: one is.
+    """
+    if names and not known:
+        expected = f"nothing under {title}'s rules, of which no defect is known"
+        raise ConfigError("bugs", ", ".join(names), expected)

@@ -1,1 +1,1 @@
-"""TODO hkv/cache."""
+"""The cache inside `jit`, for serving: state, arrivals, whole steps, slots, checkpoints."""

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.bugs_option import bugs_of, bugs_option, refuse_bugs
+from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
-from hkv.errors import ConfigError, UnsupportedConfigError
-from hkv.oracle.check import Difference, check_log
-from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import find_logs, read_log
-
-Coverage: TypeAlias = tuple[dict[str, str], dict[str, dict[str, int]]]
-"""Rules and their meanings, and for each log how often it exercised which."""
+from hkv.oracle.log_file import find_logs
+from hkv.oracle.verbs import Check, CheckResult
 
 
 @click.command("check")
@@ -53,86 +48,65 @@ def command(
     """
     names = bugs_of(bugs, "manager")
     check_timeout(engine)
-    factory = engine_factory(engine, timeout)
+    checking = Check(engine, names, coverage, timeout)
     paths = find_logs(logs)
-    differences: list[Difference] = []
-    counts: dict[str, dict[str, int]] = {}
-    rules: dict[str, str] = {}
-    operations = 0
-    unsupported: dict[str, str] = {}
-    checked: list[str] = []
 
-    def finish() -> None:
+    def tell() -> None:
+        result = checking.result()
         if json_path != "-":
-            _print(differences, (rules, counts) if coverage else None, len(checked), operations, engine)
-            if unsupported:
-                reason = next(iter(unsupported.values()))
-                click.echo(f"{len(unsupported)} more logs left out, which the engine does not implement ({reason})")
-        result = _result(differences, (rules, counts) if coverage else None, checked, operations, engine)
-        write_json(json_path, {**result, "not_implemented": unsupported})
+            _print(result)
+        write_json(json_path, _document(result, coverage))
 
-    with interruption().saying(finish), progress_bar("checking", len(paths)) as advance:
+    with interruption().saying(tell), progress_bar("checking", len(paths)) as advance:
         for path in paths:
-            log = read_log(path)
-            refuse_bugs(names, log.dialect)
             try:
-                difference = check_log(log, factory, names)
-            except UnsupportedConfigError as error:
-                unsupported[path] = str(error.value)
-                continue
+                checking.log(path)
             finally:
                 advance()
-            checked.append(path)
-            operations += len(log.operations)
-            if difference is not None:
-                differences.append(difference)
-            if coverage:
-                counts[path] = log.dialect.exercised(log)
-                rules |= log.dialect.coverage
-    if len(unsupported) == len(paths):
-        raise ConfigError("engine", engine, f"one that implements one of these logs ({unsupported[paths[0]]})")
-    finish()
-    context.exit(1 if differences else 0)
+    result = checking.finished()
+    tell()
+    context.exit(0 if result.agrees else 1)
 
 
-def _print(
-    differences: Sequence[Difference],
-    coverage: Coverage | None,
-    logs: int,
-    operations: int,
-    engine: str,
-) -> None:
-    for difference in differences:
+def _print(result: CheckResult) -> None:
+    for difference in result.differences:
         click.echo(difference.describe() + "\n")
-    if coverage is not None:
-        Console().print(_coverage_table(*coverage))
-    agreed = logs - len(differences)
-    click.echo(f"{agreed} of {logs} logs agree with engine {engine} ({operations:,} operations)")
+    if result.rules:
+        Console().print(_coverage_table(result))
+    logs, operations = len(result.checked), result.operations
+    agreed = logs - len(result.differences)
+    click.echo(f"{agreed} of {logs} logs agree with engine {result.engine} ({operations:,} operations)")
+    if result.not_implemented:
+        reason = next(iter(result.not_implemented.values()))
+        click.echo(f"{len(result.not_implemented)} more logs left out, which the engine does not implement ({reason})")
 
 
-def _coverage_table(rules: dict[str, str], counts: dict[str, dict[str, int]]) -> Table:
+def _coverage_table(result: CheckResult) -> Table:
     table = Table(title="Rules exercised", title_justify="left")
     table.add_column("rule", no_wrap=True)
     table.add_column("logs", justify="right")
     table.add_column("times", justify="right")
     table.add_column("meaning")
-    for rule, meaning in rules.items():
-        times = [count[rule] for count in counts.values() if rule in count]
-        table.add_row(rule, str(len(times)), str(sum(times)), meaning)
+    found = result.coverage
+    for rule, logs, times, meaning in zip(*(found[name] for name in ("rule", "logs", "times", "meaning")), strict=True):
+        table.add_row(rule, str(logs), str(times), meaning)
     return table
 
 
-def _result(
-    differences: Sequence[Difference],
-    coverage: Coverage | None,
-    paths: Sequence[str],
-    operations: int,
-    engine: str,
-) -> dict[str, Any]:
-    found = {difference.path: dataclasses.asdict(difference) for difference in differences}
-    logs = [{"path": path, "agrees": path not in found, "difference": found.get(path)} for path in paths]
-    result: dict[str, Any] = {"engine": engine, "agrees": not differences, "operations": operations, "logs": logs}
-    if coverage is not None:
-        rules, counts = coverage
-        result["coverage"] = {rule: {p: c[rule] for p, c in counts.items() if rule in c} for rule in rules}
-    return result
+def _document(result: CheckResult, coverage: bool) -> dict[str, Any]:
+    differences = [log.difference and dataclasses.asdict(log.difference) for log in result.checked]
+    document: dict[str, Any] = {
+        "engine": result.engine,
+        "agrees": result.agrees,
+        "operations": result.operations,
+        "logs": [
+            {"path": log.path, "agrees": difference is None, "difference": difference}
+            for log, difference in zip(result.checked, differences, strict=True)
+        ],
+    }
+    if coverage:
+        document["coverage"] = {
+            rule: {log.path: log.exercised[rule] for log in result.checked if rule in log.exercised}
+            for rule in result.rules
+        }
+    return {**document, "not_implemented": result.not_implemented}

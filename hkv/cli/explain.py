@@ -13,6 +13,7 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.limits import MAX_COUNT
 from hkv.oracle.explain import Explanation, Resumption
 from hkv.oracle.log_file import read_log
+from hkv.oracle.verbs import explain
 
 MOST_BLOCKS = 24
 """Blocks whose history is printed; `--json` has all."""
@@ -38,7 +39,7 @@ def command(log: str, line: int, request: str | None, json_path: str | None) -> 
     Example: hkv explain differences/core-2-v1.jsonl --line 8
     """
     read = read_log(log)
-    found = read.dialect.explain(read, line, request)
+    found = explain(read, line, request)
     if json_path != "-":
         _print(found, read.dialect.title)
     write_json(json_path, dataclasses.asdict(found))

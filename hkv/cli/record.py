@@ -17,9 +17,7 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.dialects import registry
 from hkv.limits import MAX_COUNT, MAX_SEED
-from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import log_bytes, parse_log
-from hkv.oracle.record import record
+from hkv.oracle.verbs import record
 
 
 @click.command("record")
@@ -59,22 +57,23 @@ def command(
       hkv record --engine vllm --feature partial --seed 7 -o partial-7.jsonl
       hkv record --engine numpy --dialect rtp-llm/hybrid --feature fork --seed 7 -o fork-7.jsonl
     """
-    rules = registry.dialect_of(dialect)
-    engine = engine or rules.default_recorded
+    engine = engine or registry.dialect_of(dialect).default_recorded
     check_timeout(engine)
-    factory = engine_factory(engine, timeout)
-    recording = record(factory, feature, seed, version, steps, only_of(kinds, max_groups, dialect))
-    data = log_bytes(recording.header, recording.operations, recording.answers)
-    exercised = rules.exercised(parse_log(data, output))
-    write_output(output, data)
+    wanted = only_of(kinds, max_groups, dialect)
+    found = record(
+        feature,
+        seed,
+        engine,
+        dialect=dialect,
+        kinds=wanted.kinds,
+        max_groups=max_groups,
+        version=version,
+        steps=steps,
+        timeout=timeout,
+    )
+    write_output(output, found.content)
+    operations = len(found.log.operations)
     if talks(json_path, output):
-        click.echo(f"{output}: {len(recording.operations)} operations by {engine}, {len(exercised)} rules exercised")
-    result = {
-        "path": output,
-        "engine": engine,
-        "dialect": dialect,
-        "feature": feature,
-        "seed": seed,
-        "version": version,
-    }
-    write_json(json_path, {**result, "operations": len(recording.operations), "rules": exercised})
+        click.echo(f"{output}: {operations} operations by {engine}, {len(found.rules)} rules exercised")
+    asked = {name: getattr(found, name) for name in ("engine", "dialect", "feature", "seed", "version")}
+    write_json(json_path, {"path": output, **asked, "operations": operations, "rules": found.rules})

@@ -1,1 +1,1 @@
-"""TODO hkv/layout."""
+"""Where a cache's bytes lie: orders, strides, content, resolution, page pools, views and pictures."""

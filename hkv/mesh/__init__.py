@@ -1,1 +1,1 @@
-"""TODO hkv/mesh."""
+"""Caches on several devices: parallel shapes, sharding, and moving requests between meshes."""

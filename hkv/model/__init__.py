@@ -1,1 +1,1 @@
-"""TODO hkv/model."""
+"""Layers, groups and pools: topology, policies, descriptions, draft modules, and models' `config.json`. Host-only."""

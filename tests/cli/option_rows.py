@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hkv.cli import diff, shrink
+from hkv.cli import shrink
 from hkv.dialects.vllm.explorer.defects import planted
+from hkv.oracle.record import differ
 
 CHANGES, REFUSED = "changes", "is refused"
 
@@ -19,7 +20,7 @@ SMALL_MODEL = "tests/data/models/llama.json"
 LOG = "tests/data/oplogs/eagle-12.jsonl"
 NUMPY = "hkv.dialects.vllm.engines.numpy:NumpyEngine"
 
-SPIED: dict[str, Any] = {"planted": planted, "differ": diff.differ, "Shrinker": shrink.Shrinker}
+SPIED: dict[str, Any] = {"planted": planted, "differ": differ, "Shrinker": shrink.Shrinker}
 """Functions that the test replaces, as they are."""
 
 

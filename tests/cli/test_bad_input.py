@@ -492,7 +492,7 @@ def test_a_defect_has_a_status_of_its_own(
     inputs: Inputs, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     """An error that HKV should not have made is shown whole, and does not say "they differ"."""
-    monkeypatch.setattr("hkv.cli.check.check_log", lambda *_: itertools.count().foo)  # type: ignore[attr-defined]
+    monkeypatch.setattr("hkv.oracle.verbs.check_log", lambda *_: itertools.count().foo)  # type: ignore[attr-defined]
     ended = perform(inputs.arguments("check", tmp_path), tmp_path)
     assert ended.status == hkv.cli.DEFECT
     assert "Traceback" in capsys.readouterr().err

@@ -133,7 +133,7 @@ def interrupted_at(call: int, function):
 
 
 def test_check_says_which_logs_it_looked_at(inputs: Inputs, tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
-    import hkv.cli.check as module
+    import hkv.oracle.verbs as module
 
     monkeypatch.setattr(module, "check_log", interrupted_at(3, module.check_log))
     path = tmp_path / "report.json"
@@ -202,7 +202,7 @@ def test_an_interrupt_that_arrives_as_another_error(
     inputs: Inputs, tmp_path: pathlib.Path, monkeypatch, capsys
 ) -> None:
     """The import of an extension turns KeyboardInterrupt into ImportError."""
-    import hkv.cli.check as module
+    import hkv.oracle.verbs as module
     from hkv.cli.interruption import interruption
 
     def broken(*_):

@@ -123,7 +123,7 @@ def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("hkv.cli.explore._check_folder", lambda path: heard.append(f"save {path}"))
     monkeypatch.setattr("hkv.cli.mutants.judge", judged)
     monkeypatch.setattr("hkv.cli.check_events.Subscription", Publisher)
-    monkeypatch.setattr("hkv.cli.diff.differ", differ)
+    monkeypatch.setattr("hkv.oracle.comparison.differ", differ)
     monkeypatch.setattr("hkv.cli.shrink.Shrinker", shrinker)
     return heard
 

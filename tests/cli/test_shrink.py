@@ -121,7 +121,7 @@ def test_a_difference_is_reported_though_the_search_for_others_is_interrupted(mo
             raise KeyboardInterrupt
         return differ(*arguments)
 
-    monkeypatch.setattr("hkv.cli.diff.differ", differ_once)
+    monkeypatch.setattr("hkv.oracle.comparison.differ", differ_once)
     arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--feature", "eagle"]
     done = CliRunner().invoke(diff, arguments, standalone_mode=False)
     assert isinstance(done.exception, click.Abort)

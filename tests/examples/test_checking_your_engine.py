@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import Phase, settings
 
-import hkv.oracle
 from benchmarks.quoted.console import CUT, difference, shown_in
 from hkv.cli.diff import command as diff
+from hkv.dialects import vllm
+from hkv.dialects.vllm import Engine
 from hkv.dialects.vllm.engines.engine import Engine
 from hkv.dialects.vllm.log.structs import Header
 from hkv.errors import ConfigError
@@ -68,10 +69,10 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_python_that_is_shown_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    (shown,) = (block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "differ(" in block)
+    (shown,) = (block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "hkv.diff(" in block)
     space: dict = {}
     exec(shown, space)
-    assert len(space["recording"].operations) > 70
+    assert space["found"].operations > 70
 
 
 def test_the_state_machine_that_is_shown_runs_and_finds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,5 +122,11 @@ def test_what_is_public_is_there() -> None:
     for name in hkv.oracle.__all__:
         assert getattr(hkv.oracle, name).__module__.startswith(("hkv.oracle", "collections", "typing")), name
     assert set(hkv.oracle.__all__) <= set(dir(hkv.oracle))
+
+
+def test_what_an_engine_needs_is_there() -> None:
+    for name in vllm.__all__:
+        assert getattr(vllm, name).__module__.startswith("hkv.dialects.vllm."), name
+    assert set(vllm.__all__) <= set(dir(vllm))
     with pytest.raises(AttributeError, match="nothing"):
-        _ = hkv.oracle.nothing
+        _ = vllm.nothing

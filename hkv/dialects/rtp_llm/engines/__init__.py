@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/rtp_llm/engines."""
+"""Engines under RTP-LLM's rules: NumPy, JAX, and programs in processes of their own."""

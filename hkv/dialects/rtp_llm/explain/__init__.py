@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/rtp_llm/explain."""
+"""Accounts of requests and blocks in RTP-LLM's logs, and why a hit is not longer."""

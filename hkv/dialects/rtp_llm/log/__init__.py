@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/rtp_llm/log."""
+"""RTP-LLM's operation logs: structs, configuration, files, coverage."""

@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/rtp_llm/rules."""
+"""RTP-LLM's rules as compiled transitions: hit, admission, allocation, insertion, eviction."""

@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/rtp_llm/schedule."""
+"""Replay of request traces under RTP-LLM's rules, in plain Python and compiled."""

@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/rtp_llm/traffic."""
+"""Random configurations and traffic under RTP-LLM's rules."""

@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/vllm/explain."""
+"""Accounts of requests and blocks in vLLM 0.33's logs, and why a hit is not longer."""

@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/vllm/log."""
+"""vLLM 0.33's operation logs: structs, configuration, files, comparison, coverage."""

@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/vllm/rules."""
+"""vLLM 0.33's rules as compiled transitions: hit, admission, allocation, registration, retirement, eviction."""

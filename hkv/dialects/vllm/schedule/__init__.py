@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/vllm/schedule."""
+"""Replay of request traces under vLLM 0.33's rules, in plain Python and compiled."""

@@ -1,1 +1,1 @@
-"""TODO hkv/dialects/vllm/traffic."""
+"""Random configurations and traffic under vLLM 0.33's rules."""

@@ -1,0 +1,315 @@
+"""Two engines through the same random traffic, seed after seed: what `hkv diff` finds, as typed values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from hkv.bugs import bugs_of_part, refuse_bugs
+from hkv.columns import Columns, columns
+from hkv.dialects import registry
+from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.oracle.broken_invariant import Broken, first_broken
+from hkv.oracle.check import describe
+from hkv.oracle.implemented import flags_for
+from hkv.oracle.log_file import write_log
+from hkv.oracle.record import Disagreement, Only, differ, draw
+from hkv.oracle.reduction import Case
+from hkv.oracle.shrink import Shrinker
+from hkv.oracle.verbs import EngineLike, Path, named_engine
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundDifference:
+    """Traffic on which two engines differ.
+
+    Attributes:
+      feature: what the traffic is about.
+      seed: of the configuration and the traffic.
+      version: of the log format.
+      case: the operations up to the one that is answered differently, made small if that was wanted.
+      operations_before_shrinking: how many they were.
+      broken: the first invariant that the engine in doubt breaks on the case; in words, why there is none.
+      shrinking_problem: the error that ended shrinking too early, or None.
+    """
+
+    feature: str
+    seed: int
+    version: int
+    case: Case
+    operations_before_shrinking: int
+    broken: Broken | str
+    shrinking_problem: str | None
+
+    @property
+    def line(self) -> int:
+        """Line of the log that `write` writes, 1 for the configuration itself."""
+        return len(self.case.operations) + 1
+
+    @property
+    def operation(self) -> str:
+        """The operation that is answered differently, on one line."""
+        return describe(self.case.operations[-1]) if self.case.operations else "header"
+
+    @property
+    def invariant(self) -> str | None:
+        """Name of the broken invariant, or None."""
+        return self.broken.name if isinstance(self.broken, Broken) else None
+
+    def write(self, path: Path) -> None:
+        """Writes the case as a log, with the answers of the engine that counts, whole or not at all."""
+        write_log(path, self.case.header, self.case.operations, self.case.answers)
+
+    def record(self) -> dict[str, Any]:
+        """As plain values, for `hkv diff --json`."""
+        return {
+            "seed": self.seed,
+            "version": self.version,
+            "line": self.line,
+            "operation": self.operation,
+            "field": self.case.mismatch.field,
+            "want": self.case.mismatch.want,
+            "got": self.case.mismatch.got,
+            "operations": len(self.case.operations),
+            "operations_before_shrinking": self.operations_before_shrinking,
+            "invariant": self.invariant,
+            "invariant_problem": self.broken.problem if isinstance(self.broken, Broken) else self.broken,
+            **({} if self.shrinking_problem is None else {"shrinking_problem": self.shrinking_problem}),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffResult:
+    """What became of comparing two engines.
+
+    Attributes:
+      engines: names of the engine in doubt and of the one that counts.
+      found: the first difference of each feature that has one.
+      seeds: seeds that both engines implement.
+      not_implemented: seeds that one of them says it does not implement.
+      reason: why it does not, the first time; "" where they all are.
+      operations: operations performed.
+      hint: options under which both engines implement what is drawn, in words, where they implement little; else "".
+    """
+
+    engines: tuple[str, str]
+    found: tuple[FoundDifference, ...]
+    seeds: int
+    not_implemented: int
+    reason: str
+    operations: int
+    hint: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no difference was found."""
+        return not self.found
+
+    @property
+    def differences(self) -> Columns:
+        """One entry a difference: `feature`, `seed`, `version`, `line`, `operation`, `field`, `invariant`."""
+        return columns(
+            self.found,
+            {
+                "feature": (lambda found: found.feature, str),
+                "seed": (lambda found: found.seed, int),
+                "version": (lambda found: found.version, int),
+                "line": (lambda found: found.line, int),
+                "operation": (lambda found: found.operation, str),
+                "field": (lambda found: found.case.mismatch.field, str),
+                "invariant": (lambda found: found.invariant or "", str),
+            },
+        )
+
+
+def _shrink(shrinker: Shrinker, case: Case) -> Case:
+    return shrinker.shrink(case)
+
+
+class Comparison:
+    """Compares two engines on one seed after the other.
+
+    Args:
+      engines: the engine in doubt, and the one that counts; None for the dialect's default.
+      only: which configurations are drawn, and whose rules they follow.
+      version: of the log format; None for all in turn.
+      steps: scheduling steps a seed.
+      ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
+      bugs: names of upstream defects that both reproduce.
+      timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
+
+    Attributes:
+      engines: their names.
+      features: what traffic may be about.
+    """
+
+    def __init__(
+        self,
+        engines: tuple[EngineLike, EngineLike] | None,
+        only: Only,
+        version: int | None = None,
+        steps: int = 16,
+        ids: str = "exact",
+        bugs: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> None:
+        rules = registry.dialect_of(only.dialect)
+        (tested, self._tested), (right, self._right) = (
+            named_engine(engine, timeout) for engine in (engines or rules.default_pair)
+        )
+        self.engines = tested, right
+        self.features = rules.features(only.dialect)
+        self._only, self._steps, self._ids = only, steps, ids
+        self._versions = rules.versions if version is None else (version,)
+        self._bugs = bugs_of_part(bugs, "manager")
+        refuse_bugs(self._bugs, rules.title, rules.has_bugs)
+        self._operations = self._unsupported = self._compared = 0
+        self._reason = ""
+        self._parted: dict[str, tuple[int, Disagreement]] = {}
+
+    def require(self, features: Sequence[str]) -> None:
+        """Makes sure that there is traffic about each feature, and that both engines can start.
+
+        Raises:
+          HKVError: not so.
+        """
+        for feature in features:
+            draw(feature, 0, self._versions[0], self._only)
+        for factory in (self._tested, self._right):
+            try:
+                factory(draw(features[0], 0, self._versions[0], self._only)[0])
+            except UnsupportedConfigError:  # it may implement the next one
+                continue
+
+    def seed(self, feature: str, seed: int) -> bool:
+        """Compares the engines on one seed; whether they differ.
+
+        Raises:
+          EngineProcessError, MissingExtraError: one of them cannot start.
+        """
+        version = self._version(seed)
+        try:
+            recording, parted = differ(
+                self._tested, self._right, feature, seed, version, self._steps, self._ids, self._only, self._bugs
+            )
+        except UnsupportedConfigError as error:
+            self._unsupported += 1
+            self._reason = self._reason or str(error.value if error.argument == "header" else error)
+            return False
+        self._compared += 1
+        self._operations += len(recording.operations)
+        if parted is not None:
+            self._parted[feature] = seed, parted
+        return parted is not None
+
+    def differences(
+        self, shrink: bool, shrinking: Callable[[Shrinker, Case], Case] = _shrink
+    ) -> Iterator[FoundDifference]:
+        """The differences so far, one a feature.
+
+        Args:
+          shrink: whether to make them small.
+          shrinking: how; may say how far it is.
+
+        Raises:
+          KeyboardInterrupt: shrinking was interrupted; every difference was yielded, as small as it was by then.
+        """
+        interrupt: KeyboardInterrupt | None = None
+        for feature, (seed, parted) in self._parted.items():
+            recording = parted.recording
+            case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
+            shrinker = Shrinker(self._tested, self._right, self._ids)
+            if case.operations and shrink and interrupt is None:
+                try:
+                    case = shrinking(shrinker, case)
+                except KeyboardInterrupt as pressed:
+                    case, interrupt = shrinker.best or case, pressed
+            whole, broken = len(recording.operations), self._broken(case, parted)
+            yield FoundDifference(feature, seed, self._version(seed), case, whole, broken, shrinker.problem)
+        if interrupt is not None:
+            raise interrupt
+
+    def result(self, found: Sequence[FoundDifference]) -> DiffResult:
+        """What was found.
+
+        Raises:
+          ConfigError: the engines implement no configuration in common.
+        """
+        hint = self._hint() if self._unsupported > self._compared else ""
+        if self._unsupported and not self._compared:
+            expected = "one configuration at least that both engines implement"
+            raise ConfigError("engines", self._reason, f"{expected}; {hint}" if hint else expected)
+        return dataclasses.replace(self.so_far(found), hint=hint)
+
+    def so_far(self, found: Sequence[FoundDifference]) -> DiffResult:
+        """What was found, however little was compared."""
+        return DiffResult(self.engines, tuple(found), self._compared, self._unsupported, self._reason, self._operations)
+
+    def _hint(self) -> str:
+        flags = flags_for(lambda header: (self._tested(header), self._right(header)), self._only.dialect)
+        return f"configurations that are can be drawn with {flags}" if flags else ""
+
+    def _version(self, seed: int) -> int:
+        return self._versions[seed % len(self._versions)]
+
+    def _broken(self, case: Case, parted: Disagreement) -> Broken | str:
+        if not case.operations:
+            return "the engines disagree about the configuration itself"
+        recording = parted.recording
+        broken = first_broken(self._tested, case.header, case.operations)
+        if isinstance(broken, Broken) or len(case.operations) == len(recording.operations):
+            return broken
+        whole = first_broken(self._tested, recording.header, recording.operations)
+        return broken if isinstance(whole, str) else f"none on the small case; on the whole one: {whole.name}"
+
+
+def diff(
+    tested: EngineLike,
+    right: EngineLike = "numpy",
+    *,
+    dialect: str = registry.DEFAULT,
+    features: Sequence[str] = (),
+    seeds: int = 50,
+    first_seed: int = 0,
+    kinds: Iterable[str] = (),
+    max_groups: int | None = None,
+    version: int | None = None,
+    steps: int = 16,
+    ids: str = "exact",
+    bugs: Sequence[str] = (),
+    shrink: bool = True,
+    timeout: float | None = None,
+) -> DiffResult:
+    """Drives two engines through the same random traffic and compares every answer (`hkv diff`).
+
+    Stops at the first difference of each feature, makes the case small, and names the first invariant that the engine
+    in doubt breaks on it.
+
+    Args:
+      tested: the engine in doubt.
+      right: the engine whose answers count.
+      dialect: whose rules, as headers name it.
+      features: what the traffic is about; none for every feature of the dialect.
+      seeds: how many a feature.
+      first_seed: the first of them.
+      kinds: only groups of these kinds; none for all.
+      max_groups: most groups; None for any number.
+      version: of the log format; None for all in turn.
+      steps: scheduling steps a seed.
+      ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
+      bugs: names of upstream defects that both reproduce.
+      shrink: whether to make failing cases small.
+      timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
+
+    Raises:
+      ConfigError: no such dialect, engine, feature, kind or defect; no configuration that both engines implement.
+      EngineProcessError, MissingExtraError: an engine cannot start.
+    """
+    only = Only(frozenset(kinds), max_groups, dialect)
+    comparison = Comparison((tested, right), only, version, steps, ids, bugs, timeout)
+    chosen = tuple(features) or comparison.features
+    comparison.require(chosen)
+    for feature in chosen:
+        any(comparison.seed(feature, seed) for seed in range(first_seed, first_seed + seeds))
+    return comparison.result(list(comparison.differences(shrink)))

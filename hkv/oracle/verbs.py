@@ -1,0 +1,281 @@
+"""Checking, recording and explaining logs: what `hkv check`, `hkv record` and `hkv explain` find, as typed values."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from hkv.bugs import bugs_of_part, refuse_bugs
+from hkv.columns import Columns, columns
+from hkv.dialects import registry
+from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.oracle.atomic import write_atomically
+from hkv.oracle.check import Difference, check_log
+from hkv.oracle.engine import EngineFactory
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.explain import Explanation
+from hkv.oracle.log_file import Log, find_logs, log_bytes, parse_log, read_log
+from hkv.oracle.record import Only, Recording
+from hkv.oracle.record import record as record_traffic
+
+EngineLike: TypeAlias = str | EngineFactory
+"""An engine as commands name it (`numpy`, `cmd:./my-engine`, `my_engine.py:Engine`), or its class, taking a header."""
+
+Path: TypeAlias = str | os.PathLike[str]
+
+
+def named_engine(engine: EngineLike, timeout: float | None = None) -> tuple[str, EngineFactory]:
+    """An engine's name, for reports, and its factory.
+
+    Args:
+      engine: the engine.
+      timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
+
+    Raises:
+      ConfigError: there is no engine of that name.
+    """
+    if isinstance(engine, str):
+        return engine, engine_factory(engine, timeout)
+    return str(getattr(engine, "__qualname__", engine)), engine
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedLog:
+    """A log that an engine was held against.
+
+    Attributes:
+      path: the log.
+      operations: how many it has.
+      difference: the first one, or None where they agree.
+      exercised: how often it exercised each rule; empty unless coverage was asked for.
+    """
+
+    path: str
+    operations: int
+    difference: Difference | None
+    exercised: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckResult:
+    """What became of checking logs.
+
+    Attributes:
+      engine: name of the engine.
+      checked: the logs that it implements, in order.
+      not_implemented: why it does not implement the others, by path.
+      rules: rules that logs may exercise, with their meanings; empty unless coverage was asked for.
+    """
+
+    engine: str
+    checked: tuple[CheckedLog, ...]
+    not_implemented: Mapping[str, str]
+    rules: Mapping[str, str]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no log differs."""
+        return not self.differences
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """The first difference of each log that has one."""
+        return tuple(log.difference for log in self.checked if log.difference is not None)
+
+    @property
+    def operations(self) -> int:
+        """Operations of all logs checked."""
+        return sum(log.operations for log in self.checked)
+
+    @property
+    def logs(self) -> Columns:
+        """One entry a log checked: `path`, `operations`, `agrees`, and the `line` of its difference, 0 for none."""
+        return columns(
+            self.checked,
+            {
+                "path": (lambda log: log.path, str),
+                "operations": (lambda log: log.operations, int),
+                "agrees": (lambda log: log.difference is None, bool),
+                "line": (lambda log: 0 if log.difference is None else log.difference.line, int),
+            },
+        )
+
+    @property
+    def coverage(self) -> Columns:
+        """One entry a rule: `rule`, `meaning`, in how many `logs` it was exercised, and how many `times` in all."""
+        times = [(rule, [log.exercised[rule] for log in self.checked if rule in log.exercised]) for rule in self.rules]
+        return columns(
+            times,
+            {
+                "rule": (lambda row: row[0], str),
+                "meaning": (lambda row: self.rules[row[0]], str),
+                "logs": (lambda row: len(row[1]), int),
+                "times": (lambda row: sum(row[1]), int),
+            },
+        )
+
+
+class Check:
+    """Holds an engine against one log after the other; `result` may be asked at any time.
+
+    Args:
+      engine: the engine.
+      bugs: names of upstream defects to reproduce, beside those that headers name.
+      coverage: whether to count the rules that logs exercise.
+      timeout: as in `named_engine`.
+    """
+
+    def __init__(self, engine: EngineLike, bugs: Sequence[str], coverage: bool, timeout: float | None) -> None:
+        self._name, self._factory = named_engine(engine, timeout)
+        self._bugs, self._coverage = bugs_of_part(bugs, "manager"), coverage
+        self._checked: list[CheckedLog] = []
+        self._unsupported: dict[str, str] = {}
+        self._rules: dict[str, str] = {}
+
+    def log(self, path: str) -> None:
+        """Checks one log.
+
+        Raises:
+          FileError: it cannot be read, is no log, or has a configuration that the engine cannot represent.
+          EngineProcessError: the engine cannot start.
+        """
+        log = read_log(path)
+        refuse_bugs(self._bugs, log.dialect.title, log.dialect.has_bugs)
+        try:
+            difference = check_log(log, self._factory, self._bugs)
+        except UnsupportedConfigError as error:
+            self._unsupported[path] = str(error.value)
+            return
+        exercised = log.dialect.exercised(log) if self._coverage else {}
+        if self._coverage:
+            self._rules |= log.dialect.coverage
+        self._checked.append(CheckedLog(path, len(log.operations), difference, exercised))
+
+    def result(self) -> CheckResult:
+        """What was found so far."""
+        return CheckResult(self._name, tuple(self._checked), dict(self._unsupported), dict(self._rules))
+
+    def finished(self) -> CheckResult:
+        """What was found.
+
+        Raises:
+          ConfigError: the engine implements none of the logs.
+        """
+        if self._unsupported and not self._checked:
+            reason = next(iter(self._unsupported.values()))
+            raise ConfigError("engine", self._name, f"one that implements one of these logs ({reason})")
+        return self.result()
+
+
+def check(
+    logs: Path | Iterable[Path],
+    engine: EngineLike = "numpy",
+    *,
+    bugs: Sequence[str] = (),
+    coverage: bool = False,
+    timeout: float | None = None,
+) -> CheckResult:
+    """Checks that an engine answers every operation of recorded logs as the recorded engine did (`hkv check`).
+
+    Args:
+      logs: files in the format of docs/oplog.md, or folders of `*.jsonl` files.
+      engine: the engine.
+      bugs: names of upstream defects to reproduce, beside those that headers name.
+      coverage: whether to count the rules that the logs exercise.
+      timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
+
+    Raises:
+      FileError: a log cannot be read, is no log, or has a configuration that the engine cannot represent.
+      ConfigError: no such engine or defect, or an engine that implements none of the logs.
+      EngineProcessError: the engine cannot start.
+    """
+    checking = Check(engine, bugs, coverage, timeout)
+    for path in find_logs([logs] if isinstance(logs, (str, os.PathLike)) else logs):
+        checking.log(path)
+    return checking.finished()
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordResult:
+    """A recorded log.
+
+    Attributes:
+      engine: name of the engine.
+      dialect: whose rules.
+      feature: what the traffic is about.
+      seed: of the configuration and the traffic.
+      version: of the log format.
+      log: header and operations, each with the engine's answer.
+      content: the file's bytes.
+      rules: how often the log exercised which rules.
+    """
+
+    engine: str
+    dialect: str
+    feature: str
+    seed: int
+    version: int
+    log: Log
+    content: bytes
+    rules: Mapping[str, int]
+
+    def write(self, path: Path) -> None:
+        """Writes the log, whole or not at all."""
+        write_atomically(path, self.content)
+
+
+def record(
+    feature: str,
+    seed: int,
+    engine: EngineLike | None = None,
+    *,
+    dialect: str = registry.DEFAULT,
+    kinds: Iterable[str] = (),
+    max_groups: int | None = None,
+    version: int = 2,
+    steps: int = 16,
+    timeout: float | None = None,
+) -> RecordResult:
+    """Records a log of random traffic from an engine, to check other engines against (`hkv record`).
+
+    Args:
+      feature: what the traffic is about.
+      seed: of the configuration and the traffic; the same seed, the same log.
+      engine: the engine; None for the dialect's default.
+      dialect: whose rules, as headers name it.
+      kinds: only groups of these kinds; none for all.
+      max_groups: most groups; None for any number.
+      version: of the log format.
+      steps: scheduling steps.
+      timeout: as in `check`.
+
+    Raises:
+      HKVError: no such dialect, feature, kind, version or engine; an engine that cannot represent the configuration or
+        refused a legal operation.
+    """
+    only = Only(frozenset(kinds), max_groups, dialect)
+    rules = registry.dialect_of(dialect)
+    name, factory = named_engine(rules.default_recorded if engine is None else engine, timeout)
+    recording: Recording = record_traffic(factory, feature, seed, version, steps, only)
+    content = log_bytes(recording.header, recording.operations, recording.answers)
+    log = parse_log(content, f"{feature}-{seed}")
+    return RecordResult(name, dialect, feature, seed, version, log, content, rules.exercised(log))
+
+
+def explain(log: Path | Log, line: int, request: str | None = None) -> Explanation:
+    """What happened to a request up to a line of a log, and why its hit is not longer (`hkv explain`).
+
+    Args:
+      log: the log, or its file.
+      line: 1-based line number of an operation; the header is line 1.
+      request: the request; None for the one that the line names.
+
+    Raises:
+      FileError: the log cannot be read, or has no such line.
+      ConfigError: the line names no request and none was given, or it has not arrived.
+      UnsupportedConfigError: the log's dialect has no account of that.
+    """
+    read = log if isinstance(log, Log) else read_log(log)
+    return read.dialect.explain(read, line, request)
