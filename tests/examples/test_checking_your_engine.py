@@ -18,7 +18,6 @@ from benchmarks.quoted.console import CUT, difference, shown_in
 from hkv.cli.diff import command as diff
 from hkv.dialects import vllm
 from hkv.dialects.vllm import Engine
-from hkv.dialects.vllm.engines.engine import Engine
 from hkv.dialects.vllm.log.structs import Header
 from hkv.errors import ConfigError
 from hkv.oracle.engines import engine_factory
@@ -116,12 +115,6 @@ def test_flags_are_those_of_what_an_engine_can_be_made_of() -> None:
     assert flags_for(windows_only, "vllm-0.33").startswith("--kinds sliding_window --max-groups 1 --feature core")
     assert flags_for(engine_factory("numpy"), "rtp-llm/single") == "--kinds FULL --max-groups 1"
     assert flags_for(lambda header: 1 // 0, "vllm-0.33") == ""
-
-
-def test_what_is_public_is_there() -> None:
-    for name in hkv.oracle.__all__:
-        assert getattr(hkv.oracle, name).__module__.startswith(("hkv.oracle", "collections", "typing")), name
-    assert set(hkv.oracle.__all__) <= set(dir(hkv.oracle))
 
 
 def test_what_an_engine_needs_is_there() -> None:
