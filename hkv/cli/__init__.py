@@ -26,7 +26,6 @@ COMMANDS = {
     "explain": "What happened to a request up to a line, and why its hit is not longer.",
     "explore": "Check every state that a small cache can reach, exhaustively.",
     "layout": "Draw where a block's bytes lie, and answer for addresses.",
-    "mutants": "Plant published bugs one at a time and see which invariant catches each.",
     "plan": "Groups, pages, block counts and tensors of a model.",
     "record": "Record a log of random traffic from an engine.",
     "replay": "Replay a request trace through a hybrid cache.",

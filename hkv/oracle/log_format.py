@@ -56,6 +56,7 @@ class LogFormat:
       operations: struct of each operation, by its `op`; one that is answered has a field `want`.
       check: raises an HKVError for a header that the dialect forbids.
       smallest: of the numbers of a field, the smallest that is legal, where that is not 0.
+      prefix: what the names of its definitions in the published JSON schema begin with.
 
     Attributes:
       header: as given.
@@ -69,9 +70,11 @@ class LogFormat:
         operations: Sequence[type[Any]],
         check: Callable[[Any], object],
         smallest: Mapping[str, int] | None = None,
+        prefix: str = "",
     ) -> None:
         self.header = header
         self.operations = {str(operation.__struct_config__.tag): operation for operation in operations}
+        self.prefix = prefix
         self.check = check
         self._smallest = dict(smallest or {})
         self._header_decoder = msgspec.json.Decoder(header)
@@ -127,6 +130,21 @@ class LogFormat:
     def encode_answer(self, answer: Any) -> Any:
         """An answer as JSON values."""
         return msgspec.to_builtins(answer)
+
+    def schema(self) -> dict[str, Any]:
+        """Definitions of the JSON schema (draft 2020-12) by name: `header`, `operation`, and each struct.
+
+        Structs say it all; fields with a default may be left out, but what the engine answered must be there.
+        """
+        template = f"#/$defs/{self.prefix}{{name}}"
+        names, parts = msgspec.json.schema_components([self.header, *self.operations.values()], ref_template=template)
+        for operation in self.operations.values():
+            part = parts[operation.__name__]
+            if want := part["properties"].get("want"):
+                (part["properties"]["want"],) = (form for form in want["anyOf"] if form != {"type": "null"})
+                part["required"].append("want")
+        parts.update(header=names[0], operation={"oneOf": list(names[1:])})
+        return {self.prefix + name: part for name, part in parts.items()}
 
     def _check_numbers(self, fields: dict[str, Any], path: str, number: int) -> None:
         for name, value in fields.items():

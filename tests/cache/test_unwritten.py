@@ -16,10 +16,10 @@ from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.spec import FullAttention, Mamba
 from hkv.state.status import Status
 from hkv.testing.choices import RandomChoices
-from hkv.testing.suites import siblings
 from reference.dialects.vllm.fork import fork
 from reference.dialects.vllm.kinds.full_attention import FullAttentionKind
 from tests.cache.build import config, prompt, run, start, statuses
+from tests.suites import siblings
 
 SEEDS = range(60)
 

@@ -39,7 +39,6 @@ INPUTS = {
     "explain": ("{log}", "--line", "3"),
     "explore": ("--num-blocks", "3", "--save", "{folder}/found.jsonl"),
     "layout": ("--spec", "full:16"),
-    "mutants": ("--only", "eagle-drop-after-the-window-test"),
     "plan": ("{model}", "--memory", "8GiB"),
     "record": (
         "--engine",

@@ -202,12 +202,6 @@ ROWS = [
         "--state 4x4:float32",
     ),
     *_rows(
-        "mutants --only taken-from-the-back --only released-twice",
-        "--only eviction;--seeds 7;--first-seed 3;--sample 1;--cases;--markdown {out}/out.md;--json -",
-        "--seed 1",
-    ),
-    *_rows("mutants --sample 5", "--seed 3"),
-    *_rows(
         "explore",
         "--groups full:2;--num-blocks 6;--requests 1;--max-model-len 2;--prompt 2;--eagle all;"
         "--retention 0;--watermark 0.5;"

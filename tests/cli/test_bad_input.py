@@ -251,7 +251,6 @@ TEXTS = [
     *(("diff", "--engines", value) for value in ("", "numpy", "numpy,x", "cmd:/nowhere/e,numpy")),
     *(("check", "--bugs", value) for value in ("x", "x,y")),
     *(("explain", "--request", value) for value in ("", "no such request")),
-    *(("mutants", "--only", value) for value in ("", "x")),
     *(("check-events", "--endpoint", value) for value in ("", "x", "tcp://127.0.0.1:99999999")),
 ]
 """Options that are read as text, and texts that they refuse."""

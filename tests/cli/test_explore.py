@@ -15,7 +15,7 @@ from hkv.cli.explore import command
 from hkv.dialects.vllm.explorer.defects import DEFECTS
 from hkv.errors import HKVError
 from hkv.oracle.log_file import read_log
-from hkv.testing.mutants.patch import applied
+from hkv.testing.planting import applied
 from tests.testing.test_explore import CHUNK
 
 SMALL = ["--num-blocks", "5", "--max-model-len", "2", "--prompt", "1", "--chunk", str(CHUNK)]

@@ -14,7 +14,6 @@ import time
 import pytest
 
 from hkv.cli.interruption import INTERRUPTED
-from hkv.testing.mutants import MUTANTS
 from tests.cli.commands import WRONG, Inputs, make_inputs, perform
 
 SOON = 10.0
@@ -144,17 +143,6 @@ def test_check_says_which_logs_it_looked_at(inputs: Inputs, tmp_path: pathlib.Pa
     assert capsys.readouterr().err == "hkv: interrupted\n"
 
 
-def test_mutants_shows_its_verdicts(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
-    import hkv.cli.mutants as module
-
-    monkeypatch.setattr(module, "judge", interrupted_at(2, module.judge))
-    names = ["eagle-drop-after-the-window-test", next(iter(MUTANTS))]
-    ended = perform(["mutants", *(text for name in names for text in ("--only", name))], tmp_path)
-    assert ended.status == INTERRUPTED
-    assert b"1 of 1 mutants killed" in ended.out
-    assert capsys.readouterr().err == "hkv: interrupted\n"
-
-
 def test_shrink_writes_the_smallest_case_so_far(inputs: Inputs, tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     from hkv.oracle.shrink import Shrinker
 
@@ -170,7 +158,7 @@ def test_shrink_writes_the_smallest_case_so_far(inputs: Inputs, tmp_path: pathli
 def test_diff_says_which_differences_it_found(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     import hkv.cli.diff as module
 
-    monkeypatch.setattr(module._Run, "seed", interrupted_at(12, module._Run.seed))
+    monkeypatch.setattr(module.Comparison, "seed", interrupted_at(12, module.Comparison.seed))
     arguments = ["--kinds", "full_attention", "--max-groups", "1", "--version", "1", "--seeds", "10"]
     features = ["--feature", "core", "--feature", "eagle"]
     path = tmp_path / "report.json"

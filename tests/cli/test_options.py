@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from hkv.cli import COMMANDS, cli
 from hkv.dialects.vllm.explorer import Report
 from hkv.errors import HKVError
-from hkv.testing.mutants import Verdict
 from tests.cli.option_rows import CHANGES, REFUSED, ROWS, SPIED, Row
 from tests.events.test_stream import PAYLOADS
 
@@ -102,10 +101,6 @@ def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         heard.append(f"explore {space} {how}")
         return Report(counterexample=None)
 
-    def judged(mutant: Any, *how: Any) -> Verdict:
-        heard.append(f"judge {mutant.name} {how}")
-        return Verdict(mutant, None, "", 5, 0.1, 0, ("a line",))
-
     def planted(name: str | None) -> Any:
         heard.append(f"plant {name}")
         return SPIED["planted"](None)
@@ -121,7 +116,6 @@ def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("hkv.cli.explore.explore", explored)
     monkeypatch.setattr("hkv.cli.explore.planted", planted)
     monkeypatch.setattr("hkv.cli.explore._check_folder", lambda path: heard.append(f"save {path}"))
-    monkeypatch.setattr("hkv.cli.mutants.judge", judged)
     monkeypatch.setattr("hkv.cli.check_events.Subscription", Publisher)
     monkeypatch.setattr("hkv.oracle.comparison.differ", differ)
     monkeypatch.setattr("hkv.cli.shrink.Shrinker", shrinker)
@@ -176,7 +170,7 @@ def test_an_option_changes_something_or_is_refused(
 
 def test_a_command_line_leads_to_the_same_twice(inputs: pathlib.Path, tmp_path: pathlib.Path, spies: list[str]) -> None:
     """Otherwise every option would seem to change something."""
-    for base in {row.base for row in ROWS if row.base[0] in ("trace", "record", "check", "explore", "mutants")}:
+    for base in {row.base for row in ROWS if row.base[0] in ("trace", "record", "check", "explore")}:
         arguments = [argument.replace("{in}", str(inputs)) for argument in base]
         if not any("cmd:" in argument for argument in arguments):
             assert outcome(arguments, spies, tmp_path / "out") == outcome(arguments, spies, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Planted defects as rows of data: one edit of one function each, and the property that must notice it.
+"""Planted defects, as rows of data: published bugs, and one-line edits, each with what must notice it.
 
-`python -m tests.mutants` plants every row by itself and runs its judge; see `tests/mutants/__main__.py`.
+The rows lie in `tests/mutants/rows`; `python -m tests.mutants` plants every one by itself and runs its judge.
 """

@@ -1,4 +1,4 @@
-"""One planted defect: what is edited, and which test must fail over it."""
+"""One planted defect: what is edited, and what must notice it."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from hkv.testing.mutants.patch import Patch
+from hkv.testing.planting import Patch
 
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """A defect of one edit.
+    """A defect: a bug that shipped in an engine, or nearly did, or a one-line edit of our own.
 
     Attributes:
       name: in a few words joined by hyphens; unique.
-      target: which part of the code is judged: a key of `tests.mutants.ROWS`; set there.
-      function: `module:qualified name` of the function that is edited.
-      text: text that stands in its source exactly once.
-      defect: what stands there instead.
-      judge: `module:function` of what must fail: a test, or a property without arguments of its own.
-      arguments: what the judge is called with.
+      section: the file of `tests/mutants/rows` that it is in.
+      edits: the edits.
+      judge: name of a suite of `tests.suites`, or `module:function` of a test, or of a property that tests use.
+      arguments: what the judge is called with; of a suite, the topics of its cases, all of them if empty.
+      expected: names of the invariants that may notice it first.
+      upstream: where the bug was published: `vllm#33775`, or a commit, `rtp-llm@04e47d7b1`.
+      wrong: what goes wrong, in one line.
     """
 
     name: str
-    function: str
-    text: str
-    defect: str
+    section: str
+    edits: tuple[Patch, ...]
     judge: str
     arguments: tuple[Any, ...] = ()
-    target: str = ""
+    expected: tuple[str, ...] = ()
+    upstream: tuple[str, ...] = ()
+    wrong: str = ""
 
     @property
-    def patch(self) -> Patch:
-        """The edit."""
-        return Patch(self.function, self.text, self.defect)
+    def judged_by_suite(self) -> bool:
+        """Whether a suite judges it, and no test."""
+        return ":" not in self.judge
 
     @property
-    def property_name(self) -> str:
-        """The judge and its arguments in a few words."""
-        module, name = self.judge.split(":")
-        shown = ", ".join(str(argument) for argument in self.arguments)
-        return f"{module.removeprefix('tests.').replace('.', '/')}: {name.removeprefix('test_')}" + f"[{shown}]" * bool(
-            shown
-        )
+    def judge_name(self) -> str:
+        """The judge and its arguments, in a few words."""
+        module, _, name = self.judge.rpartition(":")
+        said = f"{module.removeprefix('tests.').replace('.', '/')}: {name.removeprefix('test_')}" if module else name
+        return said + (f" [{', '.join(map(str, self.arguments))}]" if self.arguments else "")
 
     def property(self) -> Callable[[], object]:
-        """What must fail while the defect is planted, and passes without it.
+        """What must fail while the defect is planted, and passes without it; for those that a test judges.
 
         Raises:
           AttributeError, ImportError: there is no such function.

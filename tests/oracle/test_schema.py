@@ -15,7 +15,7 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.file import FORMAT
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import FileError
-from hkv.oracle import log_file
+from hkv.oracle import log_schema
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import encode, parse_log
 from hkv.oracle.record import record
@@ -24,7 +24,7 @@ from tests.oracle import sample
 from tests.oracle.test_log_file import EXTRAS, HEADERS, LINES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-SCHEMA = json.loads(pathlib.Path(log_file.__file__).with_name("oplog.schema.json").read_text())
+SCHEMA = json.loads(log_schema.PATH.read_text())
 DEFINITIONS = SCHEMA["$defs"]
 
 VLLM = dialect_of("vllm-0.33")
@@ -46,6 +46,10 @@ def validate(lines: list[Any]) -> None:
 
 def test_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_the_published_file_is_what_the_structs_say() -> None:
+    assert log_schema.PATH.read_bytes() == log_schema.text()
 
 
 def test_sample_validates() -> None:
@@ -86,22 +90,22 @@ def agree(struct: Any, definition: dict[str, Any], always: set[str] = frozenset(
 
 
 def test_structs_and_schema_agree() -> None:
-    agree(oplog.Header, DEFINITIONS["header"])
-    agree(oplog.ExtraKeys, DEFINITIONS["extra"])
-    agree(oplog.Hit, DEFINITIONS["hit"])
-    agree(oplog.Allocation, DEFINITIONS["allocation"])
-    agree(oplog.CacheState, DEFINITIONS["state"])
+    agree(oplog.Header, DEFINITIONS["Header"])
+    agree(oplog.ExtraKeys, DEFINITIONS["ExtraKeys"])
+    agree(oplog.Hit, DEFINITIONS["Hit"])
+    agree(oplog.Allocation, DEFINITIONS["Allocation"])
+    agree(oplog.CacheState, DEFINITIONS["CacheState"])
     for name, struct in FORMAT.operations.items():
-        definition = DEFINITIONS[f"op_{name}"]
-        assert definition["properties"]["op"] == {"const": name}
+        definition = DEFINITIONS[struct.__name__]
+        assert definition["properties"]["op"] == {"enum": [name]}
         agree(struct, definition, {"want"} & set(struct.__struct_fields__))
-    stored, removed, cleared = DEFINITIONS["event"]["oneOf"]
+    stored, removed, cleared = DEFINITIONS["CacheEvent"]["oneOf"]
     fields = set(oplog.CacheEvent.__struct_fields__)
     assert set(stored["properties"]) == fields
     assert set(removed["properties"]) < fields
     assert set(cleared["properties"]) == {"type"}
-    operations = {reference["$ref"].rpartition("op_")[2] for reference in DEFINITIONS["operation"]["oneOf"]}
-    assert operations == set(FORMAT.operations)
+    operations = {reference["$ref"].rpartition("/")[2] for reference in DEFINITIONS["operation"]["oneOf"]}
+    assert operations == {struct.__name__ for struct in FORMAT.operations.values()}
 
 
 def test_kinds_and_schema_agree() -> None:

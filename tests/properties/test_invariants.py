@@ -23,8 +23,8 @@ from hkv.model.topology import Topology
 from hkv.spec import FullAttention, Mamba, OpaqueState
 from hkv.testing.choices import RandomChoices
 from hkv.testing.strategies import HypothesisChoices, headers
-from hkv.testing.suites import alone
-from hkv.testing.suites.alone import Alone, blocks_at_once, completion, draw_alone, refused_after
+from tests.suites import alone
+from tests.suites.alone import Alone, blocks_at_once, completion, draw_alone, refused_after
 
 COUNTED = ("hit", "eviction", "refusal", "preemption")
 EXAMPLES = settings.default.max_examples

@@ -14,13 +14,14 @@ from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS
 from hkv.dialects.rtp_llm.log import structs
 from hkv.testing.choices import RandomChoices
-from hkv.testing.mutants import MUTANTS, Patch, applied
-from hkv.testing.suites.history import Taped
-from hkv.testing.suites.rtp import SUITE, TOPICS, begin, open_run
+from hkv.testing.planting import Patch, applied
 from reference.dialects.rtp_llm.estimates import batch_peak
 from reference.dialects.rtp_llm.manager import ALLOCATORS
+from tests.mutants.catalogue import MUTANTS
 from tests.rtp_llm.build import grown, info, lists
 from tests.rtp_llm.traffic import draw_config
+from tests.suites.history import Taped
+from tests.suites.rtp import SUITE, TOPICS, begin, open_run
 
 BREAKS = {
     "rtp conservation": "rtp-block-zero-is-handed-out",
@@ -98,8 +99,8 @@ def test_invariants_hold_where_other_than_all_tokens_get_slots() -> None:
 @pytest.mark.parametrize("name", RTP_INVARIANTS)
 def test_every_invariant_can_break(name: str) -> None:
     defect = BREAKS[name]
-    patches = MUTANTS[defect].patches if isinstance(defect, str) else (defect,)
-    topics = (MUTANTS[defect].topics if isinstance(defect, str) else ()) or TOPICS
+    patches = MUTANTS[defect].edits if isinstance(defect, str) else (defect,)
+    topics = (MUTANTS[defect].arguments if isinstance(defect, str) else ()) or TOPICS
     with applied(*patches):
         assert any(breaks(name, seed, topics[seed % len(topics)]) for seed in range(300))
 

@@ -18,8 +18,9 @@ from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config, to_rtp_header
+from hkv.dialects.rtp_llm.log.file import FORMAT
 from hkv.errors import FileError
-from hkv.oracle import log_file
+from hkv.oracle import log_schema
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import Failure
 from hkv.oracle.engines import engine_factory
@@ -27,7 +28,7 @@ from hkv.oracle.log_file import Log, parse_log, read_log, write_log
 from tests.rtp_llm.traffic import draw_config
 
 NUMPY = engine_factory("numpy")
-SCHEMA = json.loads(pathlib.Path(log_file.__file__).with_name("oplog.schema.json").read_text())
+SCHEMA = json.loads(log_schema.PATH.read_text())
 
 HEADER: dict[str, Any] = {
     "oplog": 2,
@@ -226,23 +227,9 @@ def test_headers_and_configurations_are_two_forms_of_one() -> None:
         assert to_rtp_config(header).policies == config.policies
 
 
-def generated() -> dict[str, Any]:
-    """What the typed values say of a header and of operations, in the schema's words."""
-    types = [structs.RtpHeader, *structs.OPERATIONS.values()]
-    names, parts = msgspec.json.schema_components(types, ref_template="#/$defs/rtp_{name}")
-    definitions = {f"rtp_{name}": part for name, part in parts.items()}
-    for kind in structs.OPERATIONS.values():
-        definition = definitions[f"rtp_{kind.__name__}"]
-        if kind.answer_type is not None:
-            definition["properties"]["want"] = {"$ref": f"#/$defs/rtp_{kind.answer_type.__name__}"}
-            definition["required"] = [*definition["required"], "want"]
-    definitions["rtp_header"] = names[0]
-    definitions["rtp_operation"] = {"oneOf": list(names[1:])}
-    return definitions
-
-
 def test_the_schema_says_what_the_types_say() -> None:
-    assert {name: part for name, part in SCHEMA["$defs"].items() if name.startswith("rtp_")} == generated()
+    published = {name: part for name, part in SCHEMA["$defs"].items() if name.startswith("rtp_")}
+    assert published == FORMAT.schema()
     assert {"$ref": "#/$defs/rtp_header"} in SCHEMA["oneOf"]
 
 

@@ -9,5 +9,5 @@ from hkv.oracle.log_format import LogFormat
 SMALLEST_TOKEN = -(2**31)
 """Tokens are hashed as int32, so a log may hold negative ones."""
 
-FORMAT = LogFormat(RtpHeader, tuple(OPERATIONS.values()), to_rtp_config, {"tokens": SMALLEST_TOKEN})
+FORMAT = LogFormat(RtpHeader, tuple(OPERATIONS.values()), to_rtp_config, {"tokens": SMALLEST_TOKEN}, "rtp_")
 """Header and operations, by name."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from hkv.dialects.vllm import machine as cache
-from hkv.testing.mutants.patch import Patch, applied
+from hkv.testing.planting import Patch, applied
 
 RULES = "hkv.dialects.vllm."
 QUEUE = "hkv.state.free_queue:"

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from hkv.bugs import check_bugs
+from hkv.dialects.vllm.log import schema
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import VERSIONS, to_config
 from hkv.dialects.vllm.log.structs import Header, Operation
@@ -72,6 +73,9 @@ class VllmLogFormat(LogFormat):
             _check_events(operation, path, number, header.oplog)
         if header.oplog == 1 and isinstance(operation, oplog.RequestOp) and operation.extra is not None:
             raise FileError(path, number, "extra", found["extra"], "version 2 of the log format")
+
+    def schema(self) -> dict[str, Any]:
+        return schema.complete(super().schema())
 
     def encode_answer(self, answer: Any) -> Any:
         """An answer as JSON values, with the fields of events that logs always spell out."""

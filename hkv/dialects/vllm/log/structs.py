@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-Rows: TypeAlias = list[list[int]]
+from hkv.limits import MAX_TOKENS
+
+# What only the JSON schema says of a value: decoding leaves ranges to `file.py`, which names the field and the value.
+Count: TypeAlias = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_TOKENS})]
+Positive: TypeAlias = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": MAX_TOKENS})]
+Key: TypeAlias = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]*$"})]
+ById = Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})
+NotEmpty = Meta(extra_json_schema={"minItems": 1})
+
+Rows: TypeAlias = list[list[Count]]
 """Block ids of one request, per group."""
 
 
@@ -17,25 +27,25 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     must not use them.
     """
 
-    oplog: int
-    dialect: str
-    feature: str
-    num_blocks: int
-    groups: list[dict[str, Any]]
-    hash: str
-    hash_block_size: int
-    scheduler_block_size: int
-    hash_lookahead: int
+    oplog: Annotated[int, Meta(extra_json_schema={"enum": [1, 2]})]
+    dialect: Annotated[str, Meta(extra_json_schema={"const": "vllm-0.33"})]
+    feature: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+    num_blocks: Positive
+    groups: Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/$defs/group"})]], NotEmpty]
+    hash: Annotated[str, Meta(extra_json_schema={"enum": ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]})]
+    hash_block_size: Positive
+    scheduler_block_size: Positive
+    hash_lookahead: Count
     caching: bool
     eagle: bool
-    eagle_groups: list[int]
-    prefill_lookahead: int
-    retention_interval: int | None
+    eagle_groups: list[Count]
+    prefill_lookahead: Count
+    retention_interval: Count | None
     partial_hits: bool
-    max_model_len: int
-    max_in_flight_tokens: int | None
-    context_parallel: int
-    watermark: float = 0.0
+    max_model_len: Positive
+    max_in_flight_tokens: Positive | None
+    context_parallel: Positive
+    watermark: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})] = 0.0
     shared_prefix_checkpoint: bool = False
     bugs: list[str] = []
 
@@ -50,18 +60,18 @@ class ExtraKeys(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_d
       embeds: hex of the bytes of each token's prompt embedding, or None.
     """
 
-    lora: list[str] | None = None
-    multimodal: list[tuple[str, int, int]] = []
+    lora: Annotated[list[str], Meta(extra_json_schema={"minItems": 2, "maxItems": 2})] | None = None
+    multimodal: list[tuple[str, Count, Positive]] = []
     salt: str | None = None
-    embeds: list[str] | None = None
+    embeds: list[Annotated[str, Meta(extra_json_schema={"pattern": "^([0-9a-f]{2})+$"})]] | None = None
 
 
 class Hit(msgspec.Struct, forbid_unknown_fields=True):
     """Answer to `lookup`: `hit` tokens, the blocks per group, and the longest single-group hit when it is longer."""
 
-    hit: int
+    hit: Count
     blocks: Rows
-    shared_prefix: int
+    shared_prefix: Count
 
 
 class Allocation(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,12 +94,12 @@ class CacheEvent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_
     """
 
     type: str
-    group: int = -1
-    num_blocks: int = 0
-    block_size: int = 0
-    tokens: list[int] | None = None
-    keys: list[str] | None = None
-    parent: str | None = None
+    group: Count = -1
+    num_blocks: Count = 0
+    block_size: Positive = 0
+    tokens: list[Count] | None = None
+    keys: list[Key] | None = None
+    parent: Key | None = None
 
 
 class CacheState(msgspec.Struct, forbid_unknown_fields=True):
@@ -102,10 +112,10 @@ class CacheState(msgspec.Struct, forbid_unknown_fields=True):
       cached: by block id, `[group, tokens covered, first 8 bytes of the chain hash in hex]` of its primary key.
     """
 
-    free: list[int]
-    refs: dict[str, int]
+    free: list[Count]
+    refs: Annotated[dict[str, Count], ById]
     rows: dict[str, Rows]
-    cached: dict[str, tuple[int, int, str]]
+    cached: Annotated[dict[str, tuple[Count, Count, Key]], ById]
 
 
 class Reset(msgspec.Struct, forbid_unknown_fields=True):
@@ -130,7 +140,7 @@ class RequestOp(_Op, tag="request"):
     """A request arrives with this prompt; `extra` only in version 2."""
 
     id: str
-    tokens: list[int]
+    tokens: Annotated[list[Count], NotEmpty]
     extra: ExtraKeys | None = None
 
 
@@ -145,15 +155,15 @@ class AllocateOp(_Op, tag="allocate"):
     """A request gets blocks for its next tokens (`KVCacheManager.allocate_slots`)."""
 
     id: str
-    new: int
-    hit: int
-    lookahead: int
-    external: int
+    new: Count
+    hit: Count
+    lookahead: Count
+    external: Count
     delay: bool
     must_fit: bool
-    reserved: int
-    in_flight: int
-    shared_prefix: int | None = None
+    reserved: Count
+    in_flight: Count
+    shared_prefix: Count | None = None
     want: Allocation | None = None
 
 
@@ -161,21 +171,21 @@ class AdvanceOp(_Op, tag="advance"):
     """`tokens` more tokens are computed."""
 
     id: str
-    tokens: int
+    tokens: Count
 
 
 class AppendOp(_Op, tag="append"):
     """Generated tokens are appended."""
 
     id: str
-    tokens: list[int]
+    tokens: list[Count]
 
 
 class CommitOp(_Op, tag="commit"):
     """The first `tokens` tokens may be registered in the prefix cache."""
 
     id: str
-    tokens: int
+    tokens: Count
 
 
 class FreeOp(_Op, tag="free"):
@@ -193,13 +203,13 @@ class DropOp(_Op, tag="drop"):
 class EvictOp(_Op, tag="evict"):
     """These blocks lose their keys."""
 
-    blocks: list[int]
+    blocks: list[Count]
 
 
 class CopiesOp(_Op, tag="copies"):
     """Drains pending copy-on-write copies and gives back the references they held."""
 
-    want: list[tuple[int, int]] | None = None
+    want: list[tuple[Count, Count]] | None = None
 
 
 class ResetOp(_Op, tag="reset"):

@@ -1,0 +1,91 @@
+"""What the JSON schema of vLLM's logs says beyond the structs: kinds of groups, events by type, and versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+from hkv.limits import MAX_TOKENS
+from hkv.spec import KINDS, LayerSpec
+
+MODES = ["align", "none"]
+"""Of a field that is a text."""
+
+LATER_KINDS = {"properties": {"kind": {"enum": ["mla", "opaque"]}}, "required": ["kind"]}
+
+LATER_GROUPS = {"anyOf": [LATER_KINDS, {"required": ["cache_mode"]}]}
+"""Groups that version 1 does not know."""
+
+LATER_EVENTS = {
+    "anyOf": [{"required": ["keys"]}, {"required": ["parent"]}, {"properties": {"type": {"const": "cleared"}}}]
+}
+"""Events that version 1 does not know."""
+
+EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "stored": (("group", "num_blocks", "block_size", "tokens"), ("keys", "parent")),
+    "removed": (("group", "num_blocks"), ("keys",)),
+    "cleared": ((), ()),
+}
+"""Fields that an event of each type must have, and those that it may have."""
+
+
+def complete(definitions: dict[str, Any]) -> dict[str, Any]:
+    """The definitions that structs give, with what they do not say; `operation_1` is a line of version 1."""
+    kinds = {kind: _group(spec) for kind, spec in KINDS.items()}
+    old = {"watermark": {"const": 0}, "shared_prefix_checkpoint": {"const": False}, "bugs": {"maxItems": 0}}
+    old["groups"] = {"items": {"not": LATER_GROUPS}}
+    return {
+        **definitions,
+        **kinds,
+        "group": {"oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds]},
+        "CacheEvent": _events(definitions["CacheEvent"]),
+        "header": {
+            **definitions["header"],
+            "if": {"properties": {"oplog": {"const": 1}}},
+            "then": {"properties": old},
+        },
+        "operation_1": {
+            "allOf": [{"$ref": "#/$defs/operation"}, {"not": {"required": ["extra"]}}],
+            "if": {"properties": {"op": {"const": "events"}}},
+            "then": {"properties": {"want": {"items": {"not": LATER_EVENTS}}}},
+        },
+    }
+
+
+def _events(struct: dict[str, Any]) -> dict[str, Any]:
+    """One form for each type, of the fields that the struct has for all."""
+    forms = []
+    for name, (required, optional) in EVENTS.items():
+        fields = {field: _given(struct["properties"][field]) for field in (*required, *optional)}
+        forms.append(_object({"type": {"const": name}, **fields}, ["type", *required]))
+    return {"description": struct["description"], "oneOf": forms}
+
+
+def _given(field: dict[str, Any]) -> dict[str, Any]:
+    """A field where it must be there and is not null."""
+    field = {name: value for name, value in field.items() if name != "default"}
+    forms = [form for form in field.get("anyOf", ()) if form != {"type": "null"}]
+    return forms[0] if forms else field
+
+
+def _group(spec: type[LayerSpec]) -> dict[str, Any]:
+    """An entry of `groups`: the kind, its block size, and the fields that it says logs have."""
+    hints = typing.get_type_hints(spec)
+    defaults = {field.name: field.default for field in dataclasses.fields(spec)}
+    names = ("block_size", *spec.log_fields)
+    fields = {name: _value(hints[name], defaults[name]) for name in names}
+    required = [name for name in names if defaults[name] is dataclasses.MISSING]
+    return _object({"kind": {"const": spec.kind}, **fields}, ["kind", *required])
+
+
+def _value(hint: Any, default: object) -> dict[str, Any]:
+    """A number is positive, unless 0 is what it is when it is left out."""
+    positive = {"type": "integer", "minimum": int(default != 0), "maximum": MAX_TOKENS}
+    if hint == int | None:
+        return {"anyOf": [positive, {"type": "null"}]}
+    return {int: positive, bool: {"type": "boolean"}, str: {"enum": MODES}}[hint]
+
+
+def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

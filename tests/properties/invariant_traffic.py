@@ -1,0 +1,37 @@
+"""Random traffic on the reference in which only some invariants are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.invariants import INVARIANTS, Watch
+from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
+from hkv.dialects.vllm.traffic.traffic import drive
+from hkv.oracle.invariant import Invariant, InvariantError
+from hkv.testing.choices import RandomChoices
+
+SEEDS = 64
+
+
+def keeps(name: str, *features: str) -> None:
+    """The invariant holds in every example, as far as the engine comes; where it fails by itself, nothing is shown.
+
+    Raises:
+      InvariantError: it is what breaks.
+    """
+    for number in range(SEEDS):
+        try:
+            play(number, features or FEATURES, [INVARIANTS[name]])
+        except InvariantError:
+            raise
+        except Exception:
+            continue
+
+
+def play(number: int, features: Sequence[str], invariants: Iterable[Invariant]) -> None:
+    """One example."""
+    choices = RandomChoices(number)
+    header = draw_header(choices, features[number % len(features)], version=2)
+    watch = Watch(NumpyEngine(header), header, invariants)
+    drive(header, choices, watch.perform, steps=10)

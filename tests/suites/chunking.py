@@ -1,0 +1,110 @@
+"""Where chunks end: on the grid of the states that are kept, and somewhere in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
+from hkv.testing.choices import Choices
+from tests.suites.suite import CaseSuite, case_check
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A prompt of so many tokens."""
+
+    prompt: int
+
+
+@dataclasses.dataclass
+class Progress:
+    """A request in its prefill."""
+
+    tokens: int
+    junction: int
+    arrival: Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefill:
+    """A prompt that is cut into chunks.
+
+    Attributes:
+      config: the groups.
+      step_tokens: most tokens of a step.
+      tokens: tokens of the prompt.
+      start: where a hit ended.
+    """
+
+    config: VllmConfig
+    step_tokens: int
+    tokens: int
+    start: int
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """The chunks, in order; stops where one is empty."""
+        chunking = Chunking.of(self.config, self.step_tokens)
+        request, start, made = Progress(self.tokens, 0, Prompt(self.tokens)), self.start, []
+        while start < self.tokens:
+            size = chunking.tokens(request, start, self.step_tokens)
+            if size < 1:
+                break
+            made.append((start, start + size))
+            start += size
+        return made
+
+    def __str__(self) -> str:
+        sizes = [f"{spec.kind}:{spec.block_size}" for spec in self.config.topology.specs]
+        return f"{sizes}, {self.step_tokens} tokens a step: {self.tokens} tokens from {self.start} on"
+
+
+def draw_prefill(choices: Choices) -> Prefill:
+    """A random case."""
+    config = to_config(draw_header(choices, choices.pick(FEATURES), version=2))
+    tokens = choices.integer(1, 60)
+    unit = config.hash_block_size if config.partial_hits else config.scheduler_block_size
+    start = unit * choices.integer(0, (tokens - 1) // unit)
+    return Prefill(config, choices.integer(1, 40), tokens, start)
+
+
+def recurrent_blocks(case: Prefill) -> list[int]:
+    """Tokens between two states of each recurrent group that keeps them."""
+    return [spec.block_size for spec in case.config.topology.specs if spec.snapshot] if case.config.caching else []
+
+
+@case_check("grid stops", "B-I15")
+def grid_stops(case: Prefill) -> Iterator[str]:
+    """No chunk of a prefill starts inside a recurrent block and runs past its end, where a state has to be kept.
+
+    Nor does a chunk that is not the last end off every grid. Exception: steps too short for a common block.
+    """
+    blocks = recurrent_blocks(case)
+    if blocks and math.lcm(*blocks) > case.step_tokens:
+        return
+    for start, end in case.chunks():
+        for size in {math.lcm(*blocks)} if blocks else ():
+            if start % size and end > -(-start // size) * size and end <= case.tokens - 1:
+                yield f"the chunk from {start} to {end} runs past {-(-start // size) * size}, a state's place"
+        grids = [*blocks, case.config.hash_block_size] if case.config.partial_hits else blocks
+        if blocks and end < case.tokens and all(end % size for size in grids):
+            yield f"the chunk from {start} to {end} ends off the grids {grids}"
+
+
+@case_check("progress", "B-I24")
+def progress(case: Prefill) -> Iterator[str]:
+    """Chunks follow one another without gap, none is longer than a step, and a long enough step reaches the end."""
+    position = case.start
+    for start, end in case.chunks():
+        if start != position or not 0 < end - start <= case.step_tokens:
+            yield f"the chunk from {start} to {end} follows {position}, {case.step_tokens} tokens a step"
+        position = end
+    if position != case.tokens and case.step_tokens >= case.config.scheduler_block_size:
+        yield f"stuck at {position} of {case.tokens} tokens"
+
+
+SUITE = CaseSuite("chunking", "the schedule's chunks of a prefill", draw_prefill, (grid_stops, progress))
