@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hkv.errors import ConfigError, UnsupportedConfigError
 
 if TYPE_CHECKING:
+    from hkv.dialects.explore_command import ExploreCommand
     from hkv.dialects.plan_command import PlanCommand
     from hkv.oracle.compare import Mismatch
     from hkv.oracle.explain import Explanation, Resumption
@@ -233,6 +234,14 @@ class Dialect(abc.ABC):
           UnsupportedConfigError: the dialect plans no memory.
         """
         raise self._lacks("memory plans")
+
+    def explore_command(self) -> ExploreCommand:
+        """What `hkv explore` does under these rules.
+
+        Raises:
+          UnsupportedConfigError: the dialect's caches are not explored.
+        """
+        raise self._lacks("an explorer")
 
     def replay_command(self) -> ReplayCommand:
         """What `hkv replay` does under these rules.

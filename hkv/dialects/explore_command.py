@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -13,25 +13,42 @@ Progress = Callable[[str, float], None]
 """Told how far a search is, in words, and what share of its present part is done."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Exploration:
-    """What a search found so far.
+class Counterexample(Protocol):
+    """A shortest sequence of operations that breaks an invariant.
 
     Attributes:
-      lines: what it covered and found, for people, the counterexample's operations left out.
-      record: the same as plain values, without the counterexample.
-      broken: names of the invariants that the counterexample breaks; empty where there is none.
+      invariants: names of those that it breaks.
       header: the configuration.
-      operations: of the counterexample.
-      answers: the reference's.
+      operations: the operations.
+    """
+
+    @property
+    def invariants(self) -> Sequence[str]: ...
+
+    @property
+    def header(self) -> Any: ...
+
+    @property
+    def operations(self) -> Sequence[Any]: ...
+
+    def with_answers(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Operations of a log of it, and the reference's answers to them."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Exploration:
+    """What a search covered and found so far.
+
+    Attributes:
+      lines: what it covered, for people.
+      record: the same as plain values.
+      counterexample: what it found; None where nothing is broken.
     """
 
     lines: Sequence[str]
     record: dict[str, Any]
-    broken: tuple[str, ...] = ()
-    header: Any = None
-    operations: Sequence[Any] = ()
-    answers: Sequence[Any] = ()
+    counterexample: Counterexample | None
 
 
 class Search(abc.ABC):

@@ -207,6 +207,7 @@ ROWS = [
         "--retention 0;--watermark 0.5;"
         "--without evict;--plant window-one-short;--limit-states 9;--seconds 2;--form batched;--chunk 7;--workers 1;"
         "--save {out}/found.jsonl;--json -",
+        "--dialect rtp-llm/single",
     ),
     *_rows(
         "check-events {in}/events.bin",

@@ -113,9 +113,9 @@ def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         heard.append(f"shrink up to {arguments[2]}")
         return SPIED["Shrinker"](*arguments)
 
-    monkeypatch.setattr("hkv.cli.explore.explore", explored)
-    monkeypatch.setattr("hkv.cli.explore.planted", planted)
-    monkeypatch.setattr("hkv.cli.explore._check_folder", lambda path: heard.append(f"save {path}"))
+    monkeypatch.setattr("hkv.dialects.vllm.explore_command.explore", explored)
+    monkeypatch.setattr("hkv.dialects.vllm.explore_command.planted", planted)
+    monkeypatch.setattr("hkv.cli.explore._check_folder", lambda path: heard.append(f"save {pathlib.Path(path).name}"))
     monkeypatch.setattr("hkv.cli.check_events.Subscription", Publisher)
     monkeypatch.setattr("hkv.oracle.comparison.differ", differ)
     monkeypatch.setattr("hkv.cli.shrink.Shrinker", shrinker)

@@ -11,6 +11,7 @@ from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import NAME
 
 if TYPE_CHECKING:
+    from hkv.dialects.explore_command import ExploreCommand
     from hkv.dialects.plan_command import PlanCommand
     from hkv.dialects.vllm.lifecycle import Lifecycle
     from hkv.dialects.vllm.log.structs import Header
@@ -134,6 +135,11 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.plan_command import VllmPlanCommand
 
         return VllmPlanCommand()
+
+    def explore_command(self) -> ExploreCommand:
+        from hkv.dialects.vllm.explore_command import VllmExploreCommand
+
+        return VllmExploreCommand()
 
     def replay_command(self) -> ReplayCommand:
         from hkv.dialects.vllm.replay_command import VllmReplayCommand

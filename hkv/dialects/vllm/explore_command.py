@@ -1,0 +1,166 @@
+"""`hkv explore` under vLLM 0.33's rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hkv.dialects.explore_command import Exploration, ExploreCommand, Progress, Search
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.explorer import MOVES, Report, Space, explore
+from hkv.dialects.vllm.explorer.defects import DEFECTS, planted
+from hkv.dialects.vllm.explorer.search import CHUNK
+from hkv.dialects.vllm.explorer.space import MOST
+from hkv.dialects.vllm.explorer.transition import FORMS, default_form
+from hkv.dialects.vllm.replay_command import EagleGroups, Retention
+from hkv.errors import ConfigError
+from hkv.limits import MAX_LANES, MAX_WORKERS
+from hkv.model.topology import Topology
+from hkv.spec import LayerSpec
+
+
+class VllmExploreCommand(ExploreCommand):
+    """The compiled cache, with every judge of `hkv.dialects.vllm.explorer.judges`."""
+
+    def options(self) -> Sequence[click.Option]:
+        return (
+            click.Option(
+                ["--num-blocks"],
+                default=5,
+                show_default=True,
+                type=click.IntRange(2, MOST["num_blocks"]),
+                help="Blocks, the null block included.",
+            ),
+            click.Option(
+                ["--requests"],
+                default=2,
+                show_default=True,
+                type=click.IntRange(1, MOST["requests"]),
+                help="Requests at the same time.",
+            ),
+            click.Option(
+                ["--max-model-len"],
+                default=3,
+                show_default=True,
+                type=click.IntRange(1, MOST["max_model_len"]),
+                help="Tokens of the longest request.",
+            ),
+            click.Option(
+                ["--prompt"],
+                type=click.IntRange(1, MOST["max_model_len"]),
+                help="Tokens of the longest prompt.  [default: the longest request]",
+            ),
+            click.Option(["--eagle"], type=EagleGroups(), help="EAGLE drop rule, for these groups."),
+            click.Option(
+                ["--retention"], default="dense", type=Retention(), help="Tokens between retained boundaries; 0: none."
+            ),
+            click.Option(
+                ["--without"],
+                multiple=True,
+                type=click.Choice(tuple(MOVES)),
+                help="Leave these operations out; repeatable.",
+            ),
+            click.Option(
+                ["--plant"], type=click.Choice(tuple(DEFECTS)), help="Plant this defect in the compiled cache first."
+            ),
+            click.Option(
+                ["--form"], type=click.Choice(FORMS), help="How states are stepped together.  [default: by backend]"
+            ),
+            click.Option(
+                ["--chunk"],
+                default=CHUNK,
+                show_default=True,
+                type=click.IntRange(1, MAX_LANES),
+                help="States stepped at once.",
+            ),
+            click.Option(
+                ["--workers"],
+                default=2,
+                show_default=True,
+                type=click.IntRange(1, MAX_WORKERS),
+                help="Dispatches at the same time.",
+            ),
+        )
+
+    def search(self, options: dict[str, Any]) -> VllmSearch:
+        return VllmSearch(options)
+
+
+class VllmSearch(Search):
+    """Goes breadth-first through a space.
+
+    Args:
+      options: the command's.
+
+    Raises:
+      HKVError: there is no such space.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._space = _space(options)
+        self._form = options["form"] or default_form()
+        self._plant = options["plant"]
+        self._how = {name: options[name] for name in ("chunk", "workers", "limit_states", "seconds")}
+        self._report = Report()
+
+    def run(self, progress: Progress) -> None:
+        def told(report: Report, depth: int, share: float) -> None:
+            rate = f"{report.rate(report.states):,.0f} states/s"
+            progress(f"depth {depth}: {report.states:,} states, {report.transitions:,} transitions, {rate}", share)
+
+        with planted(self._plant):
+            explore(self._space, form=self._form, progress=told, report=self._report, **self._how)
+
+    def found(self) -> Exploration:
+        report = self._report
+        fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
+        counterexample = fields.pop("counterexample")
+        record = {
+            **fields,
+            "form": self._form,
+            "states_per_second": report.rate(report.states),
+            "share_of_evictions": report.share(report.evictions),
+            "share_of_refusals": report.share(report.refusals),
+        }
+        return Exploration(_lines(report), record, counterexample)
+
+
+def _lines(report: Report) -> list[str]:
+    if not report.seconds:
+        return ["nothing explored: stopped while the program was being compiled"]
+    lines = [
+        f"{report.states:,} states, {report.transitions:,} transitions, depth {report.depth}; "
+        f"{report.seconds:.1f} s after {report.compiling:.1f} s of compiling: "
+        f"{report.rate(report.states):,.0f} states/s, {report.rate(report.transitions):,.0f} transitions/s",
+        f"{report.share(report.evictions):.1%} of the transitions evict, {report.share(report.refusals):.1%} refuse; "
+        + ", ".join(f"{name} {count:,}" for name, count in report.by_operation.items()),
+    ]
+    if report.counterexample is None:
+        whole = "exhausted: no invariant is broken in any state" if report.exhausted else "not exhausted: stopped early"
+        lines.append(whole)
+    return lines
+
+
+def _space(options: dict[str, Any]) -> Space:
+    specs: list[LayerSpec] = options["groups"]
+    sizes = [spec.block_size for spec in specs]
+    cacheable = [spec.block_size for spec in specs if spec.prefix_cacheable]
+    if not cacheable:
+        raise ConfigError("groups", specs[0].kind, "at least one kind of layer whose blocks can be cached")
+    eagle = options["eagle"]
+    config = VllmConfig(
+        topology=Topology.of_specs(specs, eagle or ()),
+        num_blocks=options["num_blocks"],
+        hash_block_size=math.gcd(*cacheable),
+        scheduler_block_size=math.lcm(*sizes),
+        max_model_len=options["max_model_len"],
+        eagle=eagle is not None,
+        retention_interval=options["retention"],
+        watermark=options["watermark"],
+    )
+    prompt = options["max_model_len"] if options["prompt"] is None else options["prompt"]
+    return Space(config=config, requests=options["requests"], prompt=prompt, without=frozenset(options["without"]))
