@@ -12,6 +12,7 @@ from hkv.cli.engine_options import (
     FEATURE_NAMES,
     FORMS,
     check_timeout,
+    defaults,
     dialect_option,
     ids_option,
     only_of,
@@ -35,8 +36,8 @@ from hkv.oracle.engines.process import PREFIX
 @click.command("diff")
 @click.option(
     "--engines",
-    help=f"The engine in doubt, then the one that counts, each one of: {FORMS}.  [default: numpy,vllm; under RTP-LLM's "
-    "rules jax,numpy]",
+    help=f"The engine in doubt, then the one that counts, each one of: {FORMS}.  "
+    f"[default: {defaults(lambda dialect: ','.join(dialect.default_pair))}]",
 )
 @dialect_option
 @click.option(

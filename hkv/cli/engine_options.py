@@ -10,6 +10,7 @@ import click
 from hkv.cli.given_options import refuse_given
 from hkv.cli.numbers import SECONDS
 from hkv.dialects import registry
+from hkv.dialects.dialect import Dialect
 from hkv.limits import MAX_COUNT
 from hkv.oracle.engines import forms
 from hkv.oracle.engines.engine_process import TIMEOUT
@@ -61,6 +62,13 @@ FEATURE_NAMES = tuple(
     )
 )
 """What traffic may be about, under any dialect; `hkv.oracle.record.draw` says which dialect has which."""
+
+
+def defaults(of: Callable[[Dialect], str]) -> str:
+    """What stands for an option that is not given, for help texts: the default dialect's, then those of the others."""
+    first = registry.dialect_of(registry.DEFAULT)
+    others = [f"{of(other)} under {other.title}'s rules" for other in registry.dialects() if other is not first]
+    return "; ".join([of(first), *others])
 
 
 def only_options(function: Callable[..., Any]) -> Callable[..., Any]:

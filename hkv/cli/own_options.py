@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import click
 
@@ -21,9 +21,12 @@ class OwnCommand(Protocol):
         ...
 
 
-def commands(of: Callable[[Dialect], OwnCommand]) -> tuple[OwnCommand, ...]:
+Command = TypeVar("Command", bound=OwnCommand)
+
+
+def commands(of: Callable[[Dialect], Command]) -> tuple[Command, ...]:
     """What every dialect gives a command; those that have nothing there are left out."""
-    found: list[OwnCommand] = []
+    found: list[Command] = []
     for dialect in registry.dialects():
         try:
             found.append(of(dialect))

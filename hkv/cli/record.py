@@ -8,6 +8,7 @@ from hkv.cli.engine_options import (
     FEATURE_NAMES,
     FORMS,
     check_timeout,
+    defaults,
     dialect_option,
     only_of,
     only_options,
@@ -22,7 +23,8 @@ from hkv.oracle.verbs import record
 
 @click.command("record")
 @click.option(
-    "--engine", help=f"Which engine to record, one of: {FORMS}.  [default: vllm; under RTP-LLM's rules numpy]"
+    "--engine",
+    help=f"Which engine to record, one of: {FORMS}.  [default: {defaults(lambda dialect: dialect.default_recorded)}]",
 )
 @dialect_option
 @click.option("--feature", required=True, type=click.Choice(FEATURE_NAMES), help="What the traffic is about.")

@@ -84,6 +84,7 @@ class Positive(click.ParamType):
 
 
 COMMANDS = commands(lambda dialect: dialect.replay_command())
+"""What every dialect that replays traces gives the command."""
 
 
 @click.command()
@@ -177,7 +178,7 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
 def command(ctx: click.Context, **options: Any) -> int:
     """Replay a request trace through a hybrid cache.
 
-    Requests arrive, wait, are computed in chunks, grow as they generate and give their blocks back, as vLLM's
+    Requests arrive, wait, are computed in chunks, grow as they generate and give their blocks back, as the engine's
     scheduler would have it. TRACE has one JSON object a line: `timestamp`, `input_length`, `output_length`,
     `hash_ids` (Mooncake's format), or `timestamp`, `tokens`, `output_length` or `output_tokens`.
 
@@ -255,7 +256,6 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     plain["groups"] = None if options["groups"] is None else groups_text(options)
     plain["num_blocks"] = ",".join(map(str, options["num_blocks"] or ())) or None
     plain["speed"] = str(options["speed"])
-    if options["eagle"] is not None:
-        plain["eagle"] = ",".join(map(str, options["eagle"])) or "all"
-    plain["retention"] = "dense" if options["retention"] is None else options["retention"]
+    for each in COMMANDS:
+        plain |= each.written(options)
     return plain

@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.model.topology import Topology
+from hkv.spec import spec_from_log
 
 if TYPE_CHECKING:
     from hkv.dialects.explore_command import ExploreCommand
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from hkv.oracle.renaming import SameNames
     from hkv.replay.command import ReplayCommand
     from hkv.testing.choices import Choices
+    from hkv.testing.moves import Moves
 
 
 class Lifecycle(Protocol):
@@ -70,6 +73,7 @@ class Dialect(abc.ABC):
       default_pair: the engine in doubt and the one that counts, where a command is not told.
       default_recorded: the engine that is recorded where a command is not told.
       has_bugs: whether upstream defects of its engine are known by name (`hkv.bugs`).
+      move_names: of `moves`; the first begins the traffic.
       planned_as: its name in `hkv plan`; empty where it plans no memory.
     """
 
@@ -82,6 +86,7 @@ class Dialect(abc.ABC):
     default_recorded: str = "numpy"
     has_bugs: bool = False
     planned_as: str = ""
+    move_names: tuple[str, ...] = ()
 
     # Logs
 
@@ -172,6 +177,26 @@ class Dialect(abc.ABC):
     def drive(self, header: Any, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
         """Random traffic over some scheduling steps; every operation goes through `perform`, which answers it."""
 
+    def moves(self, header: Any, choices: Choices, perform: Callable[[Any], Any]) -> Moves:
+        """Random traffic, move by move; `move_names` says which.
+
+        Raises:
+          UnsupportedConfigError: the dialect has no moves.
+        """
+        raise self.lacks("moves")
+
+    def topology(self, header: Any) -> Topology:
+        """Groups of a header as `hkv.spec` describes them."""
+        return Topology.of_specs([spec_from_log(group) for group in header.groups])
+
+    def draw_hit_case(self, choices: Choices) -> Any:
+        """A request and a set of cached prefixes of it, on which a hit can be compared with its definition.
+
+        Raises:
+          UnsupportedConfigError: the dialect has no such cases.
+        """
+        raise self.lacks("cases of hits")
+
     # Judging
 
     @property
@@ -185,7 +210,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect has no invariants.
         """
-        raise self._lacks("invariants")
+        raise self.lacks("invariants")
 
     def explain(self, log: Log, line: int, request: str | None) -> Explanation:
         """What happened to a request up to a line of a log, and why its hit is not longer.
@@ -209,7 +234,7 @@ class Dialect(abc.ABC):
           LookupError: there is no such request.
           UnsupportedConfigError: the dialect does not say.
         """
-        raise self._lacks("explanations")
+        raise self.lacks("explanations")
 
     @property
     def coverage(self) -> Mapping[str, str]:
@@ -233,7 +258,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect plans no memory.
         """
-        raise self._lacks("memory plans")
+        raise self.lacks("memory plans")
 
     def explore_command(self) -> ExploreCommand:
         """What `hkv explore` does under these rules.
@@ -241,7 +266,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect's caches are not explored.
         """
-        raise self._lacks("an explorer")
+        raise self.lacks("an explorer")
 
     def replay_command(self) -> ReplayCommand:
         """What `hkv replay` does under these rules.
@@ -249,7 +274,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect replays no traces.
         """
-        raise self._lacks("replays of request traces")
+        raise self.lacks("replays of request traces")
 
     def engine(self, name: str) -> Callable[[Any], Any] | None:
         """The factory of a built-in engine; None where the dialect has none of that name."""
@@ -259,5 +284,6 @@ class Dialect(abc.ABC):
         module, _, attribute = place.partition(":")
         return getattr(importlib.import_module(module), attribute)
 
-    def _lacks(self, what: str) -> UnsupportedConfigError:
+    def lacks(self, what: str) -> UnsupportedConfigError:
+        """The error that refuses what the dialect has not."""
         return UnsupportedConfigError("dialect", self.names[0], f"a dialect with {what}")

@@ -45,6 +45,10 @@ class ReplayCommand(abc.ABC):
         """Options that only some dialects have, this one among them. Their defaults stand for not being given."""
         return ()
 
+    def written(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Values of its own options as the command line would take them, those left out that are so already."""
+        return {}
+
     @abc.abstractmethod
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
         """The cache of `options["groups"]`, a list of `hkv.spec.LayerSpec`, and `options["num_blocks"]`, a tuple.

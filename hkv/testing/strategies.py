@@ -7,14 +7,12 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from hkv.dialects.vllm.log.structs import Header
-from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
-from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case
+from hkv.dialects import registry
 from hkv.errors import MissingExtraError
 from hkv.model.topology import Topology
 from hkv.oracle.record import ALL, Only
 from hkv.oracle.record import draw as draw_seeded
-from hkv.spec import LayerSpec, spec_from_log
+from hkv.spec import LayerSpec
 
 try:
     from hypothesis import strategies as st
@@ -71,41 +69,45 @@ class _Composed:
 
 
 @st.composite
-def headers(draw: Callable[..., Any], features: Sequence[str] = FEATURES, version: int = 2, only: Only = ALL) -> Header:
-    """Configurations of one of these features, as a log's first line: 1 to 5 groups over a pool of 3 to 40 blocks.
+def headers(draw: Callable[..., Any], features: Sequence[str] = (), version: int = 2, only: Only = ALL) -> Any:
+    """Configurations of one of these features, as a log's first line; where there is one pool, it has 3 to 40 blocks.
 
     Args:
       draw: given by Hypothesis.
-      features: those to choose from, see `hkv.dialects.vllm.traffic.headers.FEATURES`.
+      features: those to choose from, of the dialect's `features`; none for all of them.
       version: of the log format.
-      only: which of them are drawn, as for `hkv diff`; a restricted one is found by its seed, and shrinks to another.
+      only: which of them are drawn, and whose rules they follow, as for `hkv diff`; a restricted one is found by its
+        seed, and shrinks to another.
 
     Raises:
       ConfigError: a feature that has no configuration of the wanted sort.
     """
+    rules = registry.dialect_of(only.dialect)
     choices = HypothesisChoices(_Composed(draw))
-    feature = choices.pick(features)
-    if only == ALL:
-        header = draw_header(choices, feature, version)
+    feature = choices.pick(features or rules.features(only.dialect))
+    if only == Only(dialect=only.dialect):
+        header = rules.draw_header(choices, feature, version, only.dialect)
     else:
         header = draw_seeded(feature, choices.integer(0, SEEDS), version, only)[0]
+    if not isinstance(header.num_blocks, int):
+        return header
     return msgspec.structs.replace(header, num_blocks=choices.integer(*POOL))
 
 
 @st.composite
-def topologies(draw: Callable[..., Any], features: Sequence[str] = FEATURES) -> Topology:
-    """Groups of any kinds, some of them EAGLE groups."""
-    header = draw(headers(features))
-    return Topology.of_specs([spec_from_log(group) for group in header.groups], header.eagle_groups)
+def topologies(draw: Callable[..., Any], features: Sequence[str] = (), dialect: str = registry.DEFAULT) -> Topology:
+    """Groups of any kinds that a dialect has, some of them EAGLE groups."""
+    only = Only(dialect=dialect)
+    return registry.dialect_of(dialect).topology(draw(headers(features, only=only)))
 
 
 @st.composite
-def specs(draw: Callable[..., Any], features: Sequence[str] = FEATURES) -> LayerSpec:
-    """What one layer caches, of any kind."""
-    return draw(st.sampled_from(draw(topologies(features)).specs))
+def specs(draw: Callable[..., Any], features: Sequence[str] = (), dialect: str = registry.DEFAULT) -> LayerSpec:
+    """What one layer caches, of any kind that a dialect has."""
+    return draw(st.sampled_from(draw(topologies(features, dialect)).specs))
 
 
 @st.composite
-def hit_cases(draw: Callable[..., Any]) -> Case:
-    """A request and any set of cached prefixes of it, under a configuration of 1 to 5 groups."""
-    return draw_case(HypothesisChoices(_Composed(draw)))
+def hit_cases(draw: Callable[..., Any], dialect: str = registry.DEFAULT) -> Any:
+    """A request and any set of cached prefixes of it, as the dialect's `draw_hit_case` makes them."""
+    return registry.dialect_of(dialect).draw_hit_case(HypothesisChoices(_Composed(draw)))

@@ -8,9 +8,9 @@ import pytest
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine, key_text
 from hkv.dialects.vllm.log.structs import Answer, CacheEvent, EventsOp, Header, Operation
+from hkv.dialects.vllm.log.wire_events import wire_events
 from hkv.dialects.vllm.traffic.traffic import FEATURES, drive
 from hkv.errors import ConfigError
-from hkv.oracle.events.of_engine import wire_events
 from hkv.oracle.events.wire import (
     AllBlocksCleared,
     Batch,

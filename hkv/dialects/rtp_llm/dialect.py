@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.dialect import Dialect
 from hkv.dialects.rtp_llm.config import NAMES
+from hkv.model.topology import Topology
 
 if TYPE_CHECKING:
     from hkv.dialects.plan_command import PlanCommand
@@ -87,6 +88,11 @@ class RtpLlmDialect(Dialect):
         from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
 
         drive_rtp(header, choices, perform, steps)
+
+    def topology(self, header: RtpHeader) -> Topology:
+        from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
+
+        return to_rtp_config(header).topology
 
     @property
     def invariants(self) -> Mapping[str, Invariant]:

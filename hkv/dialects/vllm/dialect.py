@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 from hkv.dialects.dialect import Dialect
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import NAME
+from hkv.model.topology import Topology
+from hkv.spec import spec_from_log
 
 if TYPE_CHECKING:
     from hkv.dialects.explore_command import ExploreCommand
     from hkv.dialects.plan_command import PlanCommand
     from hkv.dialects.vllm.lifecycle import Lifecycle
     from hkv.dialects.vllm.log.structs import Header
+    from hkv.dialects.vllm.traffic.hit_comparison import Case
+    from hkv.dialects.vllm.traffic.moves import TrafficMoves
     from hkv.oracle.compare import Mismatch
     from hkv.oracle.explain import Explanation
     from hkv.oracle.invariant import Invariant
@@ -44,6 +48,7 @@ class VllmDialect(Dialect):
     default_recorded = "vllm"
     has_bugs = True
     planned_as = NAME
+    move_names = ("next_step", "arrive", "admit", "go_on", "finish", "preempt", "evict", "reset")
 
     @property
     def log(self) -> LogFormat:
@@ -103,6 +108,19 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.traffic.traffic import drive
 
         drive(header, choices, perform, steps)
+
+    def moves(self, header: Header, choices: Choices, perform: Callable[[Any], Any]) -> TrafficMoves:
+        from hkv.dialects.vllm.traffic.moves import TrafficMoves
+
+        return TrafficMoves(header, choices, perform)
+
+    def topology(self, header: Header) -> Topology:
+        return Topology.of_specs([spec_from_log(group) for group in header.groups], header.eagle_groups)
+
+    def draw_hit_case(self, choices: Choices) -> Case:
+        from hkv.dialects.vllm.traffic.hit_comparison import draw_case
+
+        return draw_case(choices)
 
     @property
     def invariants(self) -> Mapping[str, Invariant]:

@@ -64,6 +64,13 @@ class VllmReplayCommand(ReplayCommand):
             ),
         )
 
+    def written(self, options: dict[str, Any]) -> dict[str, Any]:
+        eagle, retention = options["eagle"], options["retention"]
+        return {
+            "eagle": None if eagle is None else ",".join(map(str, eagle)) or "all",
+            "retention": "dense" if retention is None else retention,
+        }
+
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
         if options["draft"] is not None:
             raise click.UsageError("--draft is not for --groups")
