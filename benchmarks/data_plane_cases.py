@@ -161,7 +161,7 @@ class PagedOperation:
             self.values = found
 
     def run(self) -> Any:
-        chosen = {"implementation": self.implementation}
+        chosen: Any = {"implementation": self.implementation}
         layer = jnp.int32(0)
         if self.operation == "gather":
             return paged.gather(self.pool, self.layout, layer, self.table, null_block=-1, **chosen)[0]

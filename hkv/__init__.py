@@ -1,7 +1,88 @@
 """HKV: the executable reference for hybrid KV caches.
 
 Say what you cache, and what happened; HKV says what every block id, hit length, eviction, address and byte must be.
-Importing this package imports neither JAX nor NumPy; each subpackage imports what it needs.
+`docs/library.md` describes what stands here, and `hkv.testing`; everything else is internal. Importing this package
+imports neither JAX nor NumPy: each name is loaded when it is first used.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hkv import testing
+    from hkv.cache.cache import Cache, allocate, arrive, cache_config, finish, free, init, longest_hit, step
+    from hkv.dialects.vllm.planning.verb import plan
+    from hkv.errors import HKVError
+    from hkv.layout.block_layout import Layout
+    from hkv.model.huggingface.verb import read_model
+    from hkv.model.topology import Topology
+    from hkv.oracle.comparison import diff
+    from hkv.oracle.verbs import check, explain, record
+    from hkv.paged.operations import copy_blocks, gather, scatter, write, zero_blocks
+    from hkv.replay.verb import replay_trace
+    from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Cache",
+    "ChunkedLocal",
+    "FullAttention",
+    "HKVError",
+    "Layout",
+    "MLAAttention",
+    "Mamba",
+    "OpaqueState",
+    "SlidingWindow",
+    "Topology",
+    "allocate",
+    "arrive",
+    "cache_config",
+    "check",
+    "copy_blocks",
+    "diff",
+    "explain",
+    "finish",
+    "free",
+    "gather",
+    "init",
+    "longest_hit",
+    "plan",
+    "read_model",
+    "record",
+    "replay_trace",
+    "scatter",
+    "step",
+    "testing",
+    "write",
+    "zero_blocks",
+]
+
+_MODULES = {
+    "hkv.cache.cache": "Cache allocate arrive cache_config finish free init longest_hit step",
+    "hkv.dialects.vllm.planning.verb": "plan",
+    "hkv.errors": "HKVError",
+    "hkv.layout.block_layout": "Layout",
+    "hkv.model.huggingface.verb": "read_model",
+    "hkv.model.topology": "Topology",
+    "hkv.oracle.comparison": "diff",
+    "hkv.oracle.verbs": "check explain record",
+    "hkv.paged.operations": "copy_blocks gather scatter write zero_blocks",
+    "hkv.replay.verb": "replay_trace",
+    "hkv.spec": "ChunkedLocal FullAttention MLAAttention Mamba OpaqueState SlidingWindow",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name == "testing":
+        return importlib.import_module("hkv.testing")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -60,7 +60,7 @@ class ArrivalResult:
     alone: jax.Array
 
 
-class _Lookup(NamedTuple):
+class Lookup(NamedTuple):
     """What K prompts find: `hits` int32[K], `alone` int32[K, G], and `blocks` int32[K, G, W] with 0 for none."""
 
     hits: jax.Array
@@ -90,16 +90,14 @@ def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
     status, taken = _check(parameters, state, arrivals)
     counts = jnp.where(taken, arrivals.counts, 0)
     roots = arrivals.roots.astype(jnp.uint32)
-    chains = jnp.zeros((counts.shape[0], *state.chains.shape[1:]), jnp.uint32)
-    hashing = jnp.pad(roots, ((0, 0), (0, state.hashing.shape[1] - 4)))
     size = parameters.cache[CacheField.HASH_BLOCK]
-    chains, _ = hash_tokens(size, chains, hashing, jnp.zeros_like(counts), arrivals.tokens, counts)
-    found = _look_up(parameters, state, chains, counts)
+    chains, found = look_up(parameters, state, roots, arrivals.tokens, counts)
 
     place = jnp.where(taken, arrivals.rows, state.requests.shape[0])
     hashed = found.hits // jnp.maximum(size, 1)
     last = jnp.take_along_axis(chains, jnp.maximum(hashed - 1, 0)[:, None, None], axis=1)[:, 0]
-    hashing = hashing.at[:, :4].set(jnp.where((hashed > 0)[:, None], last, roots))
+    key = jnp.where((hashed > 0)[:, None], last, roots)
+    hashing = jnp.pad(key, ((0, 0), (0, state.hashing.shape[1] - 4)))
     state = replace(
         state,
         rows=state.rows.at[place].set(found.blocks, mode="drop"),
@@ -136,7 +134,7 @@ def _check(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
     return jnp.where(rows == PAD, int(Status.OK), status).astype(jnp.int32), taken
 
 
-def _lines(parameters: Parameters, state: StepState, found: _Lookup) -> jax.Array:
+def _lines(parameters: Parameters, state: StepState, found: Lookup) -> jax.Array:
     """The new `requests` rows, int32[K, 2 + 3 * G]: what was adopted is computed, and registered already."""
     groups = parameters.groups[: state.rows.shape[1]]
     length = jnp.where(groups[:, GroupField.CACHEABLE] != 0, found.hits[:, None] // _blocks(groups), 0)
@@ -153,7 +151,29 @@ def _blocks(groups: jax.Array) -> jax.Array:
 # Looking up.
 
 
-def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts: jax.Array) -> _Lookup:
+def look_up(
+    parameters: Parameters, state: StepState, roots: jax.Array, tokens: jax.Array, counts: jax.Array
+) -> tuple[jax.Array, Lookup]:
+    """The keys of prompts, and their longest hits; nothing changes.
+
+    Args:
+      parameters: the configuration.
+      state: the cache.
+      roots: uint32[K, 4].
+      tokens: int32[K, P].
+      counts: int32[K].
+
+    Returns:
+      The key of each whole hash block, uint32[K, C, 4], and what is found.
+    """
+    chains = jnp.zeros((counts.shape[0], *state.chains.shape[1:]), jnp.uint32)
+    hashing = jnp.pad(roots, ((0, 0), (0, state.hashing.shape[1] - 4)))
+    size = parameters.cache[CacheField.HASH_BLOCK]
+    chains, _ = hash_tokens(size, chains, hashing, jnp.zeros_like(counts), tokens, counts)
+    return chains, _look_up(parameters, state, chains, counts)
+
+
+def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts: jax.Array) -> Lookup:
     """The longest hits of prompts with the keys `chains` uint32[K, C, 4] and `counts` tokens."""
     groups = parameters.groups[: state.rows.shape[1]]
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
@@ -184,7 +204,7 @@ def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts
     hits = jnp.max(jnp.where(jnp.all(readable, axis=1) & below, lengths, 0), axis=1)
     begin, end, _ = _spans(groups, hits)
     inside = (column >= begin.T[:, :, None]) & (column < end.T[:, :, None])
-    return _Lookup(hits, alone, jnp.where(inside, held, 0))
+    return Lookup(hits, alone, jnp.where(inside, held, 0))
 
 
 def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

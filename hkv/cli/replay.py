@@ -31,9 +31,10 @@ from hkv.limits import (
     MAX_TOKENS,
     whole_number,
 )
-from hkv.replay import plot, summary
+from hkv.replay import plot
 from hkv.replay.command import StudiedCache, groups_text
 from hkv.replay.difference import Difference
+from hkv.replay.result import document
 from hkv.replay.run import COMPILED, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
 from hkv.replay.tables import tables
@@ -240,7 +241,7 @@ def _report(outcome: Outcome, studied: StudiedCache, options: dict[str, Any]) ->
         title = f"{pathlib.Path(options['trace']).name}: {studied.name}, engine {options['engine']}"
         write_output(options["plot_path"], plot.drawn(outcome, options["plot_path"], options["step_ms"], title))
     if options["json_path"]:
-        write_json(options["json_path"], summary.document(outcome, _plain(options)))
+        write_json(options["json_path"], document(outcome, options["engine"], _plain(options)))
     if not talks(options["json_path"], options["plot_path"]):
         return
     console = Console(width=None if sys.stdout.isatty() else 110)

@@ -10,13 +10,13 @@ A pool is bits, so no derivative passes it: `write` and `scatter` refuse values 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hkv.array_arguments import require_array
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import Part
@@ -25,6 +25,7 @@ from hkv.layout.views.derivatives import without_derivative
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.paged.implementations import choose, implementation_for
 from hkv.paged.runs import from_words, runs_of, to_words
+from hkv.typed_jit import typed_jit
 
 Values = Mapping[str, jax.Array]
 """Parts of a layout's content by name (`key`, `value`, `key_scale`, ...)."""
@@ -35,11 +36,11 @@ def kernel_blocks(layout: Layout) -> Layout:
     return dataclasses.replace(layout, num_blocks=layout.shape[1], split=1, kernel_step=1)
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "implementation"), donate_argnames="buffer")
+@typed_jit(static_argnames=("layout", "implementation"), donate_argnames="buffer")
 def write(
     buffer: jax.Array,
     layout: Layout,
-    layer: jax.Array,
+    layer: jax.Array | int,
     blocks: jax.Array,
     states: jax.Array,
     values: Values,
@@ -60,9 +61,10 @@ def write(
       The buffer, and how many slots did not exist (int32).
 
     Raises:
-      LayoutError: a part that the layout has not, values of another shape or dtype, or values with a derivative.
+      LayoutError: a part that the layout has not; slots or values of another shape or dtype; values with a derivative.
     """
     values = _constants(values)
+    blocks, states = _ids("blocks", blocks), _ids("states", states, blocks.shape[0])
     pieces, within = states // layout.shape[3], states % layout.shape[3]
     for name, view, content in _parts_to_write(layout, values, lead=1):
         runs = runs_of(buffer, _with_states_third(view), 4)
@@ -75,11 +77,11 @@ def write(
     return buffer, _count((blocks != -1) & ~exists)
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "parts", "null_block", "implementation"))
+@typed_jit(static_argnames=("layout", "parts", "null_block", "implementation"))
 def gather(
     buffer: jax.Array,
     layout: Layout,
-    layer: jax.Array,
+    layer: jax.Array | int,
     table: jax.Array,
     parts: tuple[str, ...] | None = None,
     null_block: int = 0,
@@ -99,7 +101,7 @@ def gather(
     Returns:
       Per part `[blocks * states in a block, heads, *part.shape]`, and how many ids did not exist (int32).
     """
-    found = {}
+    found, table = {}, _ids("table", table)
     shown = jnp.where(table == null_block, -1, table)
     for name in parts or tuple(part.name for part in layout.content):
         part, view = layout.part(name), _block_view(layout, name)
@@ -113,11 +115,11 @@ def gather(
     return found, _count((table != -1) & ~exists)
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "null_block", "implementation"), donate_argnames="buffer")
+@typed_jit(static_argnames=("layout", "null_block", "implementation"), donate_argnames="buffer")
 def scatter(
     buffer: jax.Array,
     layout: Layout,
-    layer: jax.Array,
+    layer: jax.Array | int,
     table: jax.Array,
     values: Values,
     null_block: int = 0,
@@ -140,7 +142,7 @@ def scatter(
     Raises:
       LayoutError: as `write`.
     """
-    values = _constants(values)
+    values, table = _constants(values), _ids("table", table)
     shown = jnp.where(table == null_block, -1, table)
     for name, content in values.items():
         part, view = layout.part(name), _block_view(layout, name)
@@ -154,7 +156,7 @@ def scatter(
     return buffer, _count((table != -1) & ~exists)
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "implementation"), donate_argnames="buffer")
+@typed_jit(static_argnames=("layout", "implementation"), donate_argnames="buffer")
 def copy_blocks(
     buffer: jax.Array,
     layout: Layout,
@@ -174,6 +176,7 @@ def copy_blocks(
     Returns:
       The buffer, and how many pairs named a block that does not exist (int32).
     """
+    sources, targets = _ids("sources", sources), _ids("targets", targets, sources.shape[0])
     padding = (sources == -1) | (targets == -1)
     exist = _inside(sources, layout.num_blocks) & _inside(targets, layout.num_blocks)
     runs = runs_of(buffer, layout.cells(), 2)
@@ -189,7 +192,7 @@ def copy_blocks(
     return rows.reshape(-1), _count(~padding & ~exist)
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "implementation"), donate_argnames="buffer")
+@typed_jit(static_argnames=("layout", "implementation"), donate_argnames="buffer")
 def zero_blocks(
     buffer: jax.Array, layout: Layout, blocks: jax.Array, implementation: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -204,6 +207,7 @@ def zero_blocks(
     Returns:
       The buffer, and how many ids did not exist (int32).
     """
+    blocks = _ids("blocks", blocks)
     runs = runs_of(buffer, layout.cells(), 2)
     layers = jnp.arange(layout.shape[0], dtype=jnp.int32)[:, None]
     # Implementations take no run twice: of equal ids, which lie side by side once sorted, the first alone is moved.
@@ -256,8 +260,12 @@ def _constants(values: Values) -> Values:
     return {name: without_derivative(f"values[{name!r}]", content) for name, content in values.items()}
 
 
-def _inside(index: jax.Array, extent: int) -> jax.Array:
-    return (index >= 0) & (index < extent)
+def _ids(name: str, ids: jax.Array, count: int | None = None) -> jax.Array:
+    return require_array(name, ids, (count,), error=LayoutError)
+
+
+def _inside(index: jax.Array | int, extent: int) -> jax.Array:
+    return (jnp.asarray(index) >= 0) & (index < extent)
 
 
 def _count(flags: jax.Array) -> jax.Array:

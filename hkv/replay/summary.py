@@ -1,14 +1,11 @@
-"""A replay's totals, as plain values: what the table shows and the JSON file holds."""
+"""A replay's totals and groups, as plain values: what the tables show."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-import hkv
-from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, RequestRecord
+from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG
 from hkv.replay.run import Outcome
 from hkv.spec import LayerSpec
 
@@ -71,20 +68,6 @@ def groups(outcome: Outcome) -> list[dict[str, Any]]:
         }
         for index, group in enumerate(outcome.cache.groups)
     ]
-
-
-def document(outcome: Outcome, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything, for `--json`. Requests and steps are columns: name to one value each."""
-    requests = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
-    columns = [field.name for field in dataclasses.fields(RequestRecord)]
-    return {
-        "hkv": hkv.__version__,
-        "options": dict(options),
-        "totals": totals(outcome),
-        "groups": groups(outcome),
-        "requests": {name: [getattr(request, name) for request in requests] for name in columns},
-        "steps": dataclasses.asdict(outcome.recorder.steps),
-    }
 
 
 def _median(values: list[int]) -> int:

@@ -1,1 +1,35 @@
-"""Random configurations, traffic, strategies and invariants for testing hybrid caches."""
+"""Testing hybrid caches: invariants after every operation, Hypothesis strategies, a state machine, a pytest fixture.
+
+- `Watch`: an engine under every invariant of its dialect; `run_watched`: random traffic through it;
+- `engine_machine`: a Hypothesis state machine that drives an engine by rules (extra `testing`);
+- `strategies`: configurations, topologies, specs and cached sets that shrink (extra `testing`);
+- the pytest plugin `hkv.testing.plugin`, found by itself where HKV is installed: the fixture `hkv_run_watched`.
+
+Each is imported when it is first used. `docs/library.md` shows them; the other modules here are internal.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hkv.testing import strategies
+    from hkv.testing.state_machine import engine_machine
+    from hkv.testing.watched import Watch, run_watched
+
+__all__ = ["Watch", "engine_machine", "run_watched", "strategies"]
+
+_MODULES = {"Watch": "watched", "run_watched": "watched", "engine_machine": "state_machine"}
+
+
+def __getattr__(name: str) -> object:
+    if name == "strategies":
+        return importlib.import_module("hkv.testing.strategies")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"hkv.testing.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

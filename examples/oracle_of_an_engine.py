@@ -1,0 +1,35 @@
+"""An engine developer asks the oracle: is my engine right, where not, and on which small case?
+
+Example: python examples/oracle_of_an_engine.py
+"""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+
+import hkv
+
+EXAMPLES = pathlib.Path(__file__).resolve().parent
+
+
+def main() -> None:
+    """Compares the toy engine, which is right, and the wrong one with the reference."""
+    with tempfile.TemporaryDirectory() as folder:
+        right = hkv.diff(f"{EXAMPLES / 'toy_engine.py'}:ToyEngine", features=["core"], seeds=6, max_groups=1)
+        print(f"{right.engines[0].rpartition(':')[2]}: {right.operations} operations, agrees: {right.agrees}")
+
+        wrong = hkv.diff(f"{EXAMPLES / 'wrong_engine.py'}:WrongEngine", features=["core"], seeds=6, max_groups=1)
+        (found,) = wrong.found
+        print(f"WrongEngine: {len(found.case.operations)} operations, breaks the invariant {found.invariant}")
+
+        log = pathlib.Path(folder) / "small.jsonl"
+        found.write(log)
+        checked = hkv.check(log, f"{EXAMPLES / 'wrong_engine.py'}:WrongEngine")
+        (difference,) = checked.differences
+        story = hkv.explain(log, difference.line)
+        print(f"line {story.line}: the reference finds {story.hit} tokens for request {story.request}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""A finished replay as columns and totals: what the tables show, `--json` holds, and a library call returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import hkv
+from hkv.columns import Columns
+from hkv.replay import summary
+from hkv.replay.record import RequestRecord
+from hkv.replay.run import Outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayResult:
+    """What a replay found. Lengths are tokens, times steps.
+
+    Attributes:
+      engine: name of the engine.
+      totals: numbers over the whole replay, by name; None where the engine does not count.
+      groups: one entry a group: `group`, `layers` (how many), `eagle`, and, where the engine knows them, the number of
+        requests whose hit ended there for each reason.
+      requests: one entry a request, in the trace's order: the fields of `hkv.replay.record.RequestRecord`.
+      steps: one entry a step with work: the fields of `hkv.replay.record.StepRecords`.
+    """
+
+    engine: str
+    totals: Mapping[str, Any]
+    groups: Columns
+    requests: Columns
+    steps: Columns
+
+
+def result_of(outcome: Outcome, engine: str) -> ReplayResult:
+    """The result of a replay by the engine of that name."""
+    requests = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
+    fields = [field.name for field in dataclasses.fields(RequestRecord)]
+    groups = summary.groups(outcome)
+    counted = outcome.cache.reasons if outcome.recorder.reasons is not None else ()
+    return ReplayResult(
+        engine,
+        summary.totals(outcome),
+        {
+            "group": np.array([group["group"] for group in groups], str),
+            "layers": np.array([len(group["layers"]) for group in groups], np.int64),
+            "eagle": np.array([group["eagle"] for group in groups], bool),
+            **{reason: np.array([group["reasons"][reason] for group in groups], np.int64) for reason in counted},
+        },
+        {
+            name: np.array([getattr(request, name) for request in requests], str if name == "outcome" else np.int64)
+            for name in fields
+        },
+        {name: np.array(values, np.int64) for name, values in dataclasses.asdict(outcome.recorder.steps).items()},
+    )
+
+
+def document(outcome: Outcome, engine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything, for `--json`. Requests and steps are columns: name to one value each."""
+    result = result_of(outcome, engine)
+    return {
+        "hkv": hkv.__version__,
+        "options": dict(options),
+        "totals": result.totals,
+        "groups": summary.groups(outcome),
+        "requests": {name: column.tolist() for name, column in result.requests.items()},
+        "steps": {name: column.tolist() for name, column in result.steps.items()},
+    }

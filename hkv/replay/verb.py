@@ -1,0 +1,125 @@
+"""Replaying a trace by names and numbers: `hkv replay` as a function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import click
+
+from hkv.dialects import registry
+from hkv.errors import ConfigError
+from hkv.replay.command import StudiedCache
+from hkv.replay.result import ReplayResult, result_of
+from hkv.replay.run import Timing, default_engine, replay
+from hkv.replay.schedule import Schedule
+from hkv.replay.traces.reader import TOKENS_PER_ID
+from hkv.spec import LayerSpec
+
+
+def replay_trace(
+    trace: str | os.PathLike[str],
+    groups: Sequence[LayerSpec] | None = None,
+    num_blocks: int | Sequence[int] | None = None,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    memory: int | str | None = None,
+    tensor_parallel: int | None = None,
+    block_size: int | None = None,
+    kv_dtype: str | None = None,
+    dialect: str = registry.DEFAULT,
+    dialect_options: Mapping[str, object] | None = None,
+    engine: str | None = None,
+    check: bool = False,
+    caching: bool = True,
+    tokens_per_id: int = TOKENS_PER_ID,
+    limit: int | None = None,
+    step_ms: int = 50,
+    speed: int | Fraction = 1,
+    step_tokens: int = Schedule.step_tokens,
+    decode_tokens: int = Schedule.decode_tokens,
+    max_running: int = Schedule.max_running,
+    max_model_len: int | str | None = None,
+    lookahead: int = 0,
+    closed_loop: int = 0,
+) -> ReplayResult:
+    """Replays a request trace through a hybrid cache (`hkv replay`; `docs/replay.md` defines every number).
+
+    Args:
+      trace: path of the trace.
+      groups: one spec a group, with `num_blocks`; or else `model` and `memory` say which cache it is.
+      num_blocks: blocks in the pool, the null block included; in each pool, where there are several.
+      model: a model's `config.json`, planned as by `plan`.
+      memory: with a model: for its cache on each GPU, in bytes or as text such as `80GiB`.
+      tensor_parallel: with a model: ranks that split the heads; None for 1.
+      block_size: with a model: tokens per block; None for its kernels'.
+      kv_dtype: with a model: element type of its cache; None for `auto`.
+      dialect: whose rules, as headers name it.
+      dialect_options: options of `hkv replay` that this dialect has and others need not, by name: `retention`, ...
+      engine: name of the engine; None for the compiled one, where it has the cache's rules, else the NumPy engine.
+      check: whether the NumPy engine is held against it.
+      caching: whether prefixes are reused.
+      tokens_per_id: tokens that one of the trace's `hash_ids` stands for.
+      limit: most requests to replay; None for all.
+      step_ms: milliseconds of a step.
+      speed: how many times faster than recorded requests arrive.
+      step_tokens: most tokens computed in a step.
+      decode_tokens: tokens that a running request generates in a step.
+      max_running: most requests running at once.
+      max_model_len: most tokens of prompt and output; `auto`, with a model, for the most that fit; None: the default.
+      lookahead: slots allocated for draft tokens.
+      closed_loop: requests kept in the system, whatever the time stamps; 0 to follow them.
+
+    Raises:
+      HKVError: the trace, the cache, the dialect or the engine cannot be used.
+      Difference: the check found one (`hkv.replay.difference`).
+    """
+    blocks = (num_blocks,) if isinstance(num_blocks, int) else num_blocks
+    options: dict[str, object] = {
+        "groups": None if groups is None else list(groups),
+        "num_blocks": None if blocks is None else tuple(blocks),
+        "model": None if model is None else os.fspath(model),
+        "memory": None if memory is None else str(memory),
+        "tp": tensor_parallel,
+        "block_size": block_size,
+        "kv_dtype": kv_dtype,
+        "dialect": dialect,
+        "caching": caching,
+        "step_tokens": step_tokens,
+        "decode_tokens": decode_tokens,
+        "max_running": max_running,
+        "max_model_len": None if max_model_len is None else str(max_model_len),
+        "lookahead": lookahead,
+        "closed_loop": closed_loop,
+    }
+    studied = _studied(dialect, options, dialect_options or {})
+    name = default_engine(studied.cache)[0] if engine is None else engine
+    outcome = replay(
+        os.fspath(trace),
+        studied.cache,
+        studied.schedule,
+        Timing(step_ms=step_ms, speed=Fraction(speed)),
+        engine=name,
+        check=check,
+        tokens_per_id=tokens_per_id,
+        limit=limit,
+    )
+    return result_of(outcome, name)
+
+
+def _studied(dialect: str, options: dict[str, object], own: Mapping[str, object]) -> StudiedCache:
+    """The cache that the options ask for; the dialect's own that are not given have the command's defaults."""
+    rules = registry.dialect_of(dialect).replay_command()
+    known = {option.name: option for option in rules.options() if option.name is not None}
+    for name in own:
+        if name not in known:
+            raise ConfigError("dialect_options", name, f"one of {', '.join(known) or 'none'} under {dialect}")
+    context = click.Context(click.Command("replay"))
+    for name, option in known.items():
+        value = own[name] if name in own else option.get_default(context)
+        options[name] = option.type_cast_value(context, value) if isinstance(value, str) or name not in own else value
+    try:
+        return rules.studied(options)
+    except click.UsageError as error:
+        raise ConfigError("groups", options["groups"], error.format_message()) from None

@@ -1,0 +1,90 @@
+"""An engine under every invariant of its dialect, and random traffic through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hkv.dialects import registry
+from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.oracle.engine import EngineFactory
+from hkv.oracle.record import Only, draw
+
+
+class Watch:
+    """Performs operations on an engine, and asks every invariant of its dialect after each.
+
+    Args:
+      engine: the engine.
+      header: its configuration, as a log's first line has it; names the dialect.
+
+    Raises:
+      UnsupportedConfigError: the dialect has no invariants.
+    """
+
+    def __init__(self, engine: Any, header: Any) -> None:
+        self._watch = registry.dialect_of(header.dialect).watch(engine, header)
+
+    def perform(self, operation: Any) -> Any:
+        """Performs one operation and returns the engine's answer.
+
+        Raises:
+          InvariantError: an invariant does not hold after it.
+        """
+        return self._watch.perform(operation)
+
+
+def run_watched(
+    factory: EngineFactory,
+    *,
+    dialect: str = registry.DEFAULT,
+    features: Sequence[str] = (),
+    seeds: int = 5,
+    first_seed: int = 0,
+    kinds: Iterable[str] = (),
+    max_groups: int | None = None,
+    version: int | None = None,
+    steps: int = 16,
+) -> int:
+    """Drives an engine through random traffic under every invariant of its dialect.
+
+    Seeds whose configuration the engine says it does not implement are left out.
+
+    Args:
+      factory: makes an empty engine of a header.
+      dialect: whose rules, as headers name it.
+      features: what the traffic is about; none for every feature of the dialect.
+      seeds: how many a feature.
+      first_seed: the first of them.
+      kinds: only groups of these kinds; none for all.
+      max_groups: most groups; None for any number.
+      version: of the log format; None for the newest.
+      steps: scheduling steps a seed.
+
+    Returns:
+      Operations performed.
+
+    Raises:
+      InvariantError: an invariant does not hold; names it and the operation.
+      ConfigError: the engine implements none of the configurations.
+    """
+    rules, only = registry.dialect_of(dialect), Only(frozenset(kinds), max_groups, dialect)
+    performed, reason = 0, ""
+    for feature in tuple(features) or rules.features(dialect):
+        for seed in range(first_seed, first_seed + seeds):
+            header, choices = draw(feature, seed, rules.versions[-1] if version is None else version, only)
+            try:
+                watch = Watch(factory(header), header)
+            except UnsupportedConfigError as error:
+                reason = str(error)
+                continue
+
+            def perform(operation: Any, watch: Watch = watch) -> Any:
+                nonlocal performed
+                performed += 1
+                return watch.perform(operation)
+
+            rules.drive(header, choices, perform, steps)
+    if reason and not performed:
+        raise ConfigError("factory", reason, "an engine that implements one of these configurations")
+    return performed
