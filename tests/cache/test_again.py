@@ -5,6 +5,7 @@ from __future__ import annotations
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.compare import compare
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import (
     AdvanceOp,
@@ -19,7 +20,6 @@ from hkv.dialects.vllm.log.structs import (
     StateOp,
     StepOp,
 )
-from hkv.oracle.compare import compare
 from hkv.spec import FullAttention, Mamba
 from tests.cache.build import config
 
