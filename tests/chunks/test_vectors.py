@@ -52,24 +52,24 @@ def whole(groups) -> ObjectGroup:
 @pytest.mark.parametrize(
     ("window", "chunks"), [(-1, -1), (16, 1), (64, 1), (256, 1), (257, 2), (512, 2), (513, 3), (1024, 4)]
 )
-def test_vector_1_windows_in_chunks(window, chunks):
+def test_windows_in_chunks(window, chunks):
     groups = [group(window=window)]
     assert [found.window for found in object_groups(groups, 256, separate=True)] == [chunks]
 
 
 @pytest.mark.parametrize(("window", "tokens"), [(-1, 256), (64, 64), (256, 256), (300, 256)])
-def test_vector_2_windows_within_a_chunk(window, tokens):
+def test_windows_within_a_chunk(window, tokens):
     assert group(window=window).kept_tokens(256) == tokens
 
 
-def test_vector_4_a_window_of_zero_keeps_nothing():
+def test_a_window_of_zero_keeps_nothing():
     groups = [group(window=0)]
     (found,) = object_groups(groups, 256, separate=True)
     assert found.window == -1
     assert object_layout(groups, found, 256).nbytes == 0
 
 
-def test_vector_5_full_windows_leave_recurrent_groups_alone():
+def test_full_windows_leave_recurrent_groups_alone():
     groups = [group(slots=16, window=16, recurrent=True)]
     (found,) = object_groups(groups, 32, separate=True, full_window=True)
     assert found.window == 1
@@ -78,7 +78,7 @@ def test_vector_5_full_windows_leave_recurrent_groups_alone():
     assert widened.region(0).slots == 32
 
 
-def test_vector_6_windowed_groups_get_their_own_objects():
+def test_windowed_groups_get_their_own_objects():
     groups = [group(), group(window=64), group()]
     found = object_groups(groups, 256, separate=True)
     assert [(entry.members, entry.window) for entry in found] == [((0, 2), -1), ((1,), 1)]
@@ -89,25 +89,25 @@ def latent_and_indexer(layers: int):
     return discover_per_layer_formats(views, "vllm", Hints("NHD"))
 
 
-def test_vector_9_interleaved_shapes_make_two_groups():
+def test_interleaved_shapes_make_two_groups():
     formats, views = latent_and_indexer(6)
     assert [found.layer_indices for found in group_layers(formats, views)] == [(0, 2, 4), (1, 3, 5)]
 
 
-def test_vector_12_formats_separate_layers_of_one_geometry():
+def test_formats_separate_layers_of_one_geometry():
     views = [TensorView((7, 64, 132), "int8"), TensorView((7, 64, 132), "uint8")]
     formats, seen = discover_per_layer_formats(views, "vllm", Hints("NHD"))
     assert formats == [3, 14]
     assert len(group_layers(formats, seen)) == 2
 
 
-def test_vector_13_infos_must_describe_the_groups():
+def test_infos_must_describe_the_groups():
     views = [TensorView((7, 64, 576)), TensorView((7, 64, 576))]
     with pytest.raises(LayoutError, match="infos"):
         group_layers([F(3), F(3)], views, [EngineGroupInfo(0, (1,)), EngineGroupInfo(1, (0,))])
 
 
-def test_vector_15_different_numbers_of_blocks_make_different_groups():
+def test_different_numbers_of_blocks_make_different_groups():
     views = [TensorView((8, 64, 576)), TensorView((9, 64, 576))]
     assert [found.geometry.num_blocks for found in group_layers([F(3), F(3)], views)] == [8, 9]
     (merged,) = group_layers([F(3), F(3)], views, bugs=frozenset({"lmcache-group-key"}))
@@ -115,17 +115,17 @@ def test_vector_15_different_numbers_of_blocks_make_different_groups():
 
 
 @pytest.mark.parametrize(("chunk", "window"), [(100, -1), (256, 24)])
-def test_vectors_16_and_18_chunks_and_windows_are_whole_blocks(chunk, window):
+def test_chunks_and_windows_are_whole_blocks(chunk, window):
     with pytest.raises(LayoutError):
         group(slots=16, tokens_per_block=16, window=window).check_chunk(chunk)
 
 
-def test_vector_19_compressed_blocks():
+def test_compressed_blocks():
     compressed = mla("uint8", 132, slots=2, tokens_per_block=256)
     assert (compressed.num_slots(256), compressed.num_blocks(256)) == (2, 1)
 
 
-def test_vector_20_block_ids_of_a_range():
+def test_block_ids_of_a_range():
     ids = {0: range(100, 108)}
     assert slice_block_ids(ids, [64], 64, 320) == [[101, 102, 103, 104]]
     with pytest.raises(LayoutError, match="range"):
@@ -134,7 +134,7 @@ def test_vector_20_block_ids_of_a_range():
     assert slice_block_ids({}, [64], 0, 64) == [[]]
 
 
-def test_vector_21_block_ids_per_kernel_group():
+def test_block_ids_per_kernel_group():
     infos = [EngineGroupInfo(0), EngineGroupInfo(1), EngineGroupInfo(0)]
     assert expand_block_ids(infos, [[1, 2], [3]]) == [[1, 2], [3], [1, 2]]
     assert expand_block_ids([], [1, 2]) == [[1, 2]]
@@ -154,7 +154,7 @@ def test_vector_21_block_ids_per_kernel_group():
         (Hints(on_cpu=True), 6),
     ],
 )
-def test_vector_23_planes_outermost(hints, expected):
+def test_planes_outermost(hints, expected):
     assert detect([TensorView((2, 7, 3, 4, 8))] * 2, "vllm", hints)[0] == expected
 
 
@@ -167,7 +167,7 @@ def test_vector_23_planes_outermost(hints, expected):
         ((7, 3, 4, 16), "HND", 12),
     ],
 )
-def test_vectors_24_to_26_by_shape_and_hint(shape, layout, expected):
+def test_by_shape_and_hint(shape, layout, expected):
     assert detect([TensorView(shape)], "vllm", Hints(layout))[0] == expected
 
 
@@ -176,7 +176,7 @@ AMBIGUOUS = TensorView((2, 2, 3, 4, 8))
 
 
 @pytest.mark.parametrize(("layout", "expected"), [("NHD", 1), ("HND", 6), ("BLNHC", 1), ("BLHNC", 6)])
-def test_vector_25_two_blocks_are_planes_to_lmcache_and_refused_here(layout, expected):
+def test_two_blocks_are_planes_to_lmcache_and_refused_here(layout, expected):
     bugs = frozenset({"lmcache-two-blocks"})
     assert detect([AMBIGUOUS] * 2, "vllm", Hints(layout), bugs)[0] == expected
     assert discover_per_layer_formats([AMBIGUOUS] * 2, "vllm", Hints(layout), bugs=bugs)[0] == [expected] * 2
@@ -200,12 +200,12 @@ def test_one_layer_of_two_blocks_among_others_is_refused():
         ((7, 1, 64, 132), "NHD", 13, (7, 1, 64, 132)),
     ],
 )
-def test_vector_28_indexer_rows(shape, layout, expected, seen):
+def test_indexer_rows(shape, layout, expected, seen):
     found, views = detect([TensorView(shape, "uint8")], "vllm", Hints(layout))
     assert (found, views[0].shape) == (expected, seen)
 
 
-def test_vector_30_fragmented_layouts_are_refused():
+def test_fragmented_layouts_are_refused():
     with pytest.raises(LayoutError, match="LHBNC"):
         hint_of_vllm_layout("LHBNC")
     with pytest.raises(LayoutError, match="kv_layout"):
@@ -221,21 +221,21 @@ def test_vector_30_fragmented_layouts_are_refused():
         ([(7, 3, 1, 8)], 17),
     ],
 )
-def test_vector_31_tuples_of_planes(planes, expected):
+def test_tuples_of_planes(planes, expected):
     assert detect([tuple(TensorView(shape) for shape in planes)], "vllm", Hints("NHD"))[0] == expected
 
 
-def test_vector_31_three_planes_of_several_heads_are_unknown():
+def test_three_planes_of_several_heads_are_unknown():
     with pytest.raises(LayoutError, match="tensors"):
         detect([tuple(TensorView((7, 3, 4, 8)) for _ in range(3))], "vllm", Hints("NHD"))
 
 
-def test_vector_33_planes_of_uneven_bytes():
+def test_planes_of_uneven_bytes():
     with pytest.raises(LayoutError, match="19 bytes"):
         plane_row_elements([TensorView((7, 3, 1, 8), "float16"), TensorView((7, 3, 1, 3), "int8")])
 
 
-def test_vector_36_a_flat_pool_needs_its_geometry():
+def test_a_flat_pool_needs_its_geometry():
     hints = Hints(num_kv_heads=4, tokens_per_block=3, head_dim=8)
     found, view = detect(TensorView((7, 5, 2, 96)), "trtllm", hints)
     assert (found, view.shape) == (8, (7, 5, 2, 4, 3, 8))
@@ -245,17 +245,17 @@ def test_vector_36_a_flat_pool_needs_its_geometry():
         detect(TensorView((7, 5, 2, 96)), "trtllm", Hints())
 
 
-def test_vector_37_a_permuted_view_is_undone():
+def test_a_permuted_view_is_undone():
     view = TensorView((2, 7, 3, 4, 8), strides=(672, 96, 8, 24, 1))
     assert recover_contiguous_view(view).shape == (2, 7, 4, 3, 8)
 
 
-def test_vector_39_a_single_head_goes_innermost():
+def test_a_single_head_goes_innermost():
     view = recover_contiguous_view(TensorView((4, 1, 196, 128), strides=(25152, 128, 128, 1)))
     assert (view.shape, view.strides) == ((4, 196, 1, 128), (25152, 128, 128, 1))
 
 
-def test_vector_40_blocks_may_be_padded():
+def test_blocks_may_be_padded():
     view = recover_contiguous_view(TensorView((5, 3, 16), strides=(100, 16, 1)))
     assert page_geometry(F(3), [view], 1).block_stride == 100
 
@@ -269,7 +269,7 @@ def test_vector_40_blocks_may_be_padded():
         ((5,), (2,)),
     ],
 )
-def test_vector_41_no_other_gap_is_accepted(shape, strides):
+def test_no_other_gap_is_accepted(shape, strides):
     with pytest.raises(LayoutError, match="gaps"):
         recover_contiguous_view(TensorView(shape, strides=strides))
 
@@ -278,7 +278,7 @@ def test_vector_41_no_other_gap_is_accepted(shape, strides):
     ("fmt", "shape", "strides"),
     [(1, (2, 7, 3, 4, 8), (1000, 96, 32, 8, 1)), (2, (7, 2, 3, 4, 8), (1000, 96, 32, 8, 1))],
 )
-def test_vector_42_formats_with_planes_must_be_tight(fmt, shape, strides):
+def test_formats_with_planes_must_be_tight(fmt, shape, strides):
     with pytest.raises(LayoutError, match="tight"):
         page_geometry(F(fmt), [TensorView(shape, strides=strides)], 1)
 
@@ -286,28 +286,28 @@ def test_vector_42_formats_with_planes_must_be_tight(fmt, shape, strides):
 # Buffer and objects
 
 
-def test_vector_43_two_attention_geometries():
+def test_two_attention_geometries():
     groups = [group(layers=4), group(heads=16, dtype="float16", layers=2)]
     layout = object_layout(groups, whole(groups), 256)
     assert [(region.offset, region.nbytes) for region in layout.regions] == [(0, 2097152), (2097152, 2097152)]
     assert (layout.nbytes, StagingLayout((layout,)).nbytes) == (4194304, 16777216)
 
 
-def test_vector_44_latents_and_indexers():
+def test_latents_and_indexers():
     groups = [mla(layers=3), mla("uint8", 132, layers=3)]
     layout = object_layout(groups, whole(groups), 256)
     assert [region.nbytes for region in layout.regions] == [884736, 101376]
     assert (layout.nbytes, StagingLayout((layout,)).nbytes, layout.nbytes // 256) == (986112, 3944448, 3852)
 
 
-def test_vector_45_regions_are_not_aligned():
+def test_regions_are_not_aligned():
     groups = [mla("uint8", 132, slots=2, tokens_per_block=256), mla()]
     layout = object_layout(groups, whole(groups), 256)
     assert [(region.offset, region.nbytes) for region in layout.regions] == [(0, 264), (264, 294912)]
     assert layout.nbytes == 295176
 
 
-def test_vector_46_separate_objects_in_a_staging_buffer():
+def test_separate_objects_in_a_staging_buffer():
     groups = [group(heads=8), group(heads=8, window=64), group(heads=16)]
     found = object_groups(groups, 256, separate=True)
     staging = StagingLayout(tuple(object_layout(groups, entry, 256) for entry in found))
@@ -320,7 +320,7 @@ def test_vector_46_separate_objects_in_a_staging_buffer():
         staging.offset(4, 0)
 
 
-def test_vector_47_the_indexer_of_one_byte_rows():
+def test_the_indexer_of_one_byte_rows():
     groups = [mla(layers=2), group(3, 64, 1, 132, "int8", layers=2)]
     layout = object_layout(groups, whole(groups), 256)
     assert [region.offset for region in layout.regions] == [0, 589824]
@@ -360,7 +360,7 @@ def digest(arrays) -> str:
 @pytest.mark.parametrize("form", ["reference", "jax"])
 @pytest.mark.parametrize("skip", [0, 1])
 @pytest.mark.parametrize("fmt", GOLDEN)
-def test_vectors_53_to_60_store(fmt, skip, form):
+def test_store(fmt, skip, form):
     geometry, region, tensors = golden_setup(fmt)
     objects = np.full((2, region.nbytes // 4), -1, "<i4").view(np.uint8)
     ids = [3, 0, 4, 1]
@@ -378,7 +378,7 @@ def test_vectors_53_to_60_store(fmt, skip, form):
 @pytest.mark.parametrize("form", ["reference", "jax"])
 @pytest.mark.parametrize("skip", [0, 1])
 @pytest.mark.parametrize("fmt", GOLDEN)
-def test_vectors_53_to_60_retrieve(fmt, skip, form):
+def test_retrieve(fmt, skip, form):
     geometry, region, tensors = golden_setup(fmt)
     tensors = [np.full(tensor.size // 4, -7, "<i4").view(np.uint8).reshape(tensor.shape) for tensor in tensors]
     elements = region.nbytes // 4
@@ -405,7 +405,7 @@ def test_vector_odd_rows_have_no_width():
         _ = group(3, 16, 1, 131, "int8").geometry.vector_bytes
 
 
-def test_vector_68_a_skip_beyond_the_end_moves_nothing():
+def test_a_skip_beyond_the_end_moves_nothing():
     geometry, region, tensors = golden_setup(1)
     before = [tensor.copy() for tensor in tensors]
     arrays = tuple(jnp.asarray(tensor) for tensor in tensors)
@@ -432,7 +432,7 @@ HOST_COPIES = [
 
 
 @pytest.mark.parametrize(("offset", "nbytes", "alignment", "pieces"), HOST_COPIES)
-def test_vectors_72_to_78_host_copies(offset, nbytes, alignment, pieces):
+def test_host_copies(offset, nbytes, alignment, pieces):
     assert plans.host_copy_pieces(offset, nbytes, alignment) == pieces
 
 
@@ -454,11 +454,11 @@ def test_a_host_copy_needs_a_power_of_two(alignment):
         (8, 8, {11: 11}),
     ],
 )
-def test_vectors_80_to_83_skips(per_chunk, per_window, cases):
+def test_skips(per_chunk, per_window, cases):
     assert {blocks: plans.skip_in_window(per_chunk, per_window, blocks) for blocks in cases} == cases
 
 
-def test_vectors_84_and_85_downsample():
+def test_downsample():
     assert plans.downsample(range(11, 19), 4, 2) == [13, 14, 17, 18]
     windowed = group(slots=32, window=128, blocks=9999)
     kept = plans.downsample(
@@ -467,7 +467,7 @@ def test_vectors_84_and_85_downsample():
     assert kept == [chunk * 128 + block for chunk in range(19) for block in range(124, 128)]
 
 
-def test_vector_86_batches():
+def test_batches():
     assert list(plans.batches(range(10), 3, 2)) == [(2, (2, 3, 4)), (5, (5, 6, 7)), (8, (8, 9))]
     for bad in ({"batch": 0}, {"batch": 1, "skip": -1}):
         with pytest.raises(OperationError):
@@ -479,7 +479,7 @@ def launches(groups, ids, chunk, present, **options):
     return plans.plan_transfer(groups, found, ids, chunk, "retrieve", present, **options)
 
 
-def test_vectors_87_and_89_batches_of_four():
+def test_batches_of_four():
     groups = [group(slots=4)]
     ids = [list(range(10, 22))]
     present = [True] * 6
@@ -497,12 +497,12 @@ def test_vectors_87_and_89_batches_of_four():
     assert brief(skip_tokens=48) == []
 
 
-def test_vector_90_a_missing_object_stops_a_retrieve_before_it_starts():
+def test_a_missing_object_stops_a_retrieve_before_it_starts():
     with pytest.raises(OperationError, match="no object for chunk 5"):
         launches([group(slots=4)], [list(range(12))], 8, [True] * 5 + [False])
 
 
-def test_vector_92_only_the_window_of_each_chunk():
+def test_only_the_window_of_each_chunk():
     (launch,) = launches([group(slots=4, window=8)], [list(range(50, 62))], 16, [True] * 3)
     assert launch.block_ids == (52, 53, 56, 57, 60, 61)
 
@@ -510,20 +510,20 @@ def test_vector_92_only_the_window_of_each_chunk():
 @pytest.mark.parametrize(
     ("skip", "full", "window"), [(4, 1, 0), (8, 2, 0), (12, 3, 1), (16, 4, 2), (20, 5, 2), (28, 7, 3)]
 )
-def test_vector_93_skips_of_full_and_windowed_groups(skip, full, window):
+def test_skips_of_full_and_windowed_groups(skip, full, window):
     groups = [group(slots=4), group(slots=4, window=8)]
     found = launches(groups, [list(range(12)), list(range(50, 62))], 16, [True] * 3, skip_tokens=skip)
     assert [launch.skip for launch in found] == [full, window]
 
 
 @pytest.mark.parametrize(("skip", "blocks"), [(0, 0), (64, 1), (100, 1), (256, 4), (300, 4)])
-def test_vector_96_skips_are_floored_to_blocks(skip, blocks):
+def test_skips_are_floored_to_blocks(skip, blocks):
     groups = [mla(layers=2)]
     found = launches(groups, [[3, 1, 4, 5, 9, 2, 6, 0]], 256, [True] * 2, skip_tokens=skip)
     assert [launch.skip for launch in found] == [blocks]
 
 
-def test_vector_97_a_chunk_without_a_kept_block_is_not_stored():
+def test_a_chunk_without_a_kept_block_is_not_stored():
     groups = [group(slots=16, window=16, recurrent=True)]
     (found,) = object_groups(groups, 32, separate=True)
     ids = [[0, 5, 7, 0]]
@@ -542,7 +542,7 @@ def test_a_store_moves_all_chunks_one_by_one_and_leaves_holes():
 # Keys
 
 
-def test_vectors_98_to_101_keys():
+def test_keys():
     assert none_hash().hex() == "7e3eff9ef7613a50340eb12677ee03b83ac759fcba9bb32705f07248d56d473b"
     assert [key.hex() for key in chunk_keys(range(1, 11), 4)] == [
         "6309ed506b8721905753f5c73c070bb21c3aafbd9b474b1e231f41368b71123c",
@@ -586,7 +586,7 @@ LOOKUPS = [
 
 
 @pytest.mark.parametrize(("rows", "hit", "retained", "servable"), LOOKUPS)
-def test_vectors_102_to_109_lookup(rows, hit, retained, servable):
+def test_lookup(rows, hit, retained, servable):
     made = [Row.of(present, window) for present, window in rows]
     result = longest_prefix(made, 5)
     assert result.hit == hit
@@ -597,5 +597,5 @@ def test_vectors_102_to_109_lookup(rows, hit, retained, servable):
 
 
 @pytest.mark.parametrize(("pages", "hit"), [([[2, 5]], 5), ([[]], 0), ([[2, 5], [2]], 2)])
-def test_vector_110_recurrent_states(pages, hit):
+def test_recurrent_states(pages, hit):
     assert recurrent_hit(pages) == hit

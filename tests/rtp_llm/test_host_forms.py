@@ -20,12 +20,12 @@ from tests.rtp_llm.traffic import draw_config
 N = -1
 
 
-def test_g21_context_parallelism_counts_tokens_only() -> None:
+def test_context_parallelism_counts_tokens_only() -> None:
     config = single(block_size=8, cp_size=2).config
     assert (tokens_of(config, [9]), slots_missing(config, 65, [0], 0)) == (144, 5)
 
 
-def test_i1_i2_sizes() -> None:
+def test_sizes() -> None:
     config = tiny_multi(6, 8).config
     assert (tokens_of(config, [5, 7]), token_capacity(config)) == (28, 20)
     assert tokens_of(tiny_multi(6, 8, cp_size=2).config, [5, 7]) == 56

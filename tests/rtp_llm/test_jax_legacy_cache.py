@@ -1,4 +1,4 @@
-"""RTP-LLM's older cache: its conformance vectors (F) against the compiled form, and that one beside the reference."""
+"""RTP-LLM's older cache: its conformance vectors against the compiled form, and that one beside the reference."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Compiled:
         return evicted
 
 
-def test_f22_the_least_recently_used_are_popped() -> None:
+def test_the_least_recently_used_are_popped() -> None:
     cache = Compiled()
     for block in range(1, 6):
         assert cache.put(100 + block, 0, block)
     assert (cache.pop(2), cache.pop(3), cache.pop(1)) == ([1, 2], [3, 4, 5], [])
 
 
-def test_f23_whole_keys_are_evicted() -> None:
+def test_whole_keys_are_evicted() -> None:
     cache = Compiled()
     cache.put(101, 0, 10)
     cache.put(101, 1, 11)

@@ -1,6 +1,6 @@
-"""RTP-LLM's conformance vectors for pools (B), lists (C-E) and dependencies (F), against the compiled cache.
+"""RTP-LLM's conformance vectors for pools, lists and dependencies, against the compiled cache.
 
-Named as in the tests of the reference; `test_jax_vectors.py` has those of whole allocations.
+Named as in the tests of the reference; `test_compiled_allocation.py` has those of whole allocations.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def available(cache: Compiled) -> int:
     return cache.reader.available(cache.state)
 
 
-def test_b2_allocation_is_all_or_nothing() -> None:
+def test_allocation_is_all_or_nothing() -> None:
     cache = single()
     assert (cache.begin(20), cache.lists()) == (OK, [[1, 2, 3, 4, 5]])
     assert cache.begin(40, slot=1)[0] == Status.NO_ROOM_FOR_SEQUENCE
     assert (cache.lists(1), cache.free()) == ([[]], 4)
 
 
-def test_b3_released_blocks_are_free() -> None:
+def test_released_blocks_are_free() -> None:
     cache = single()
     cache.begin(20)
     cache.do(RtpCode.RELEASE, numbers=[0, 1, 0, 2, 0, 3], role=int(Role.REQUEST))
     assert cache.free() == 7
 
 
-def test_b4_a_block_is_free_when_its_last_reference_goes() -> None:
+def test_a_block_is_free_when_its_last_reference_goes() -> None:
     cache, seen = single(), []
     cache.begin(12)
     seen.append((cache.free(), available(cache)))
@@ -57,7 +57,7 @@ def test_b4_a_block_is_free_when_its_last_reference_goes() -> None:
 
 
 @pytest.mark.parametrize("block", [4, 0, 10])
-def test_b8_what_nobody_holds_cannot_be_released(block: int) -> None:
+def test_what_nobody_holds_cannot_be_released(block: int) -> None:
     cache = single()
     cache.begin(12)
     row, _ = cache.do(RtpCode.RELEASE, numbers=[0, block], role=int(Role.REQUEST))
@@ -65,13 +65,13 @@ def test_b8_what_nobody_holds_cannot_be_released(block: int) -> None:
     assert cache.free() == 6
 
 
-def test_c5_an_unseen_prefix_hits_nothing() -> None:
+def test_an_unseen_prefix_hits_nothing() -> None:
     cache = single()
     cache.cache({0: [1, 2]})
     assert cache.begin(12, keys=[103, 104, 105]) == OK
 
 
-def test_c6_a_prefix_is_matched_to_its_first_miss() -> None:
+def test_a_prefix_is_matched_to_its_first_miss() -> None:
     cache = single(16)
     cached = cache.cache({0: [101, 102, 103, 104]})[0]
     assert cache.begin(20, keys=[101, 102, 103, 104, 105]) == (Status.OK, 16)
@@ -79,7 +79,7 @@ def test_c6_a_prefix_is_matched_to_its_first_miss() -> None:
     assert cache.begin(20, slot=1, keys=[101, 102, 203, 104, 105]) == (Status.OK, 8)
 
 
-def test_d9_peak_from_a_list() -> None:
+def test_peak_from_a_list() -> None:
     """The vector's list has a literal block 0, which counts as allocated; compiled lists have 0 for holes alone."""
     linear = alone(LINEAR)
     linear.request(12)
@@ -88,13 +88,13 @@ def test_d9_peak_from_a_list() -> None:
 
 
 @pytest.mark.parametrize(("remaining", "peak"), [(0, 3), (4, 5)])
-def test_d14_peak_of_a_batch(remaining: int, peak: int) -> None:
+def test_peak_of_a_batch(remaining: int, peak: int) -> None:
     linear = alone(LINEAR)
     linear.request(5, batch=2)
     assert linear.peak(remaining, width=2) == peak
 
 
-def test_d21_freeing_holes_is_nothing() -> None:
+def test_freeing_holes_is_nothing() -> None:
     linear = alone(LINEAR)
     for lists in ([[[False, False]]], [[[]]]):
         linear.request(8)
@@ -104,7 +104,7 @@ def test_d21_freeing_holes_is_nothing() -> None:
         assert (linear.free(), available(linear)) == (9, 9)
 
 
-def test_d22_a_referenced_block_needs_both_releases() -> None:
+def test_a_referenced_block_needs_both_releases() -> None:
     linear = alone(LINEAR)
     linear.request(8)
     linear.place([[[False, True]]])
@@ -118,7 +118,7 @@ def test_d22_a_referenced_block_needs_both_releases() -> None:
     assert linear.free() == 9
 
 
-def test_e1_e2_window_need() -> None:
+def test_window_need() -> None:
     lengths = []
     for reserve in (0, 1, 2, 5):
         window = alone(SWA)
@@ -143,14 +143,14 @@ def _window(parameters: RtpParameters, tokens: Any) -> tuple[Any, Any]:
     return filled, [(filled >= back) & has_block(swa, filled - back, filled, no, false) for back in (1, 2, 3, 4)]
 
 
-def test_e24_long_sequences_hold_two_blocks() -> None:
+def test_long_sequences_hold_two_blocks() -> None:
     tokens = np.arange(1, 1_000_001, dtype=np.int32)
     filled, last = jax.device_get(_window(alone(SWA, 4, 256, step=1).parameters, tokens))
     np.testing.assert_array_equal(filled, -(-tokens // 256))
     np.testing.assert_array_equal(last, [filled >= 1, filled >= 2, filled < 0, filled < 0])
 
 
-def test_f11_f12_a_canonical_dependency_is_not_replaced() -> None:
+def test_a_canonical_dependency_is_not_replaced() -> None:
     """A full group, whose keys are those of virtual blocks, is entered before a linear one with the same last key."""
     groups = (group("full", FULL, 4), group("linear", LINEAR, 4))
     cache = Compiled(groups, (20, 20), linear_step=1, cp_size=2)

@@ -1,4 +1,4 @@
-"""RTP-LLM's conformance vectors for block lists (A) and pools (B)."""
+"""RTP-LLM's conformance vectors for block lists and pools."""
 
 from __future__ import annotations
 
@@ -17,61 +17,61 @@ from tests.rtp_llm.build import attention, group
 N = -1
 
 
-def test_a5_growing_fills_with_a_value_and_resyncs() -> None:
+def test_growing_fills_with_a_value_and_resyncs() -> None:
     ids = BlockIds([N, 3], ratio=2)
     ids.resize(3, 2)
     assert (ids.blocks, ids.kernel) == ([N, 3, 2], [N, N, 6, 7, 4, 5])
 
 
-def test_a7_popping_drops_the_kernel_blocks_too() -> None:
+def test_popping_drops_the_kernel_blocks_too() -> None:
     ids = BlockIds([N, 2, 3], ratio=2)
     assert ids.pop() == 3
     assert (ids.blocks, ids.kernel) == ([N, 2], [N, N, 4, 5])
 
 
-def test_a9_a_full_groups_blocks_split() -> None:
+def test_a_full_groups_blocks_split() -> None:
     resource = Resource(Topology((group("full", GroupType.FULL, 8, kernel=2),)))
     resource.groups[0].add([1, 2])
     assert resource.groups[0].kernel == list(range(4, 12))
 
 
-def test_a10_a_layer_of_two_groups_has_no_one_list() -> None:
+def test_a_layer_of_two_groups_has_no_one_list() -> None:
     groups = tuple(Group(tag=tag, spec=attention(4), layers=("layer",)) for tag in ("a", "b"))
     with pytest.raises(TopologyError):
         Resource(Topology(groups, pools="independent")).layer_blocks()
 
 
-def test_a14_keys_of_this_rank() -> None:
+def test_keys_of_this_rank() -> None:
     from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
 
     keys = [100, 101, 200, 201, 300, 301, 400, 401]
     assert CpSlotMapper(1, 2, 4).local_keys(keys) == [101, 201, 301, 401]
 
 
-def test_a16_kernel_blocks_in_a_block() -> None:
+def test_kernel_blocks_in_a_block() -> None:
     assert (kernel_blocks(8, 2), kernel_blocks(1, 0)) == (4, 1)
 
 
-def test_a17_kernel_blocks_of_a_latent_group() -> None:
+def test_kernel_blocks_of_a_latent_group() -> None:
     spec = MLAAttention(block_size=512, num_kv_heads=1, head_size=576, dtype="bfloat16")
     latent = Group(tag="default", spec=spec, kernel_block_size=64)
     assert (latent.kernel_block_size, latent.kernel_blocks_per_block) == (64, 8)
 
 
-def test_b2_allocation_is_all_or_nothing() -> None:
+def test_allocation_is_all_or_nothing() -> None:
     pool = BlockPool(10)
     assert pool.malloc(5) == [1, 2, 3, 4, 5]
     assert pool.malloc(10) == []
     assert pool.free == 4
 
 
-def test_b3_released_blocks_are_free() -> None:
+def test_released_blocks_are_free() -> None:
     pool = BlockPool(10)
     pool.release(pool.malloc(5)[:3])
     assert pool.free == 7
 
 
-def test_b4_a_block_is_free_when_its_last_reference_goes() -> None:
+def test_a_block_is_free_when_its_last_reference_goes() -> None:
     pool = BlockPool(10)
     seen = []
     blocks = pool.malloc(3)
@@ -85,7 +85,7 @@ def test_b4_a_block_is_free_when_its_last_reference_goes() -> None:
 
 
 @pytest.mark.parametrize("block", [0, 1, 10])
-def test_b8_what_nobody_holds_cannot_be_released(block: int) -> None:
+def test_what_nobody_holds_cannot_be_released(block: int) -> None:
     with pytest.raises(OperationError):
         BlockPool(10).release([block])
 

@@ -1,4 +1,4 @@
-"""RTP-LLM's conformance vectors for its caches (F)."""
+"""RTP-LLM's conformance vectors for its caches."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def keys(evicted: list[Evicted]) -> list[int]:
     return [each.key for each in evicted]
 
 
-def test_f1_version_begins_below_zero() -> None:
+def test_version_begins_below_zero() -> None:
     cache = Cache()
     assert cache.shared.version == -1
     cache.put(1)
     assert cache.shared.version == 0
 
 
-def test_f6_leaves_before_what_they_stand_on() -> None:
+def test_leaves_before_what_they_stand_on() -> None:
     cache = Cache()
     cache.put(2, parent=1)
     cache.put(3, parent=1)
@@ -57,7 +57,7 @@ def test_f6_leaves_before_what_they_stand_on() -> None:
     assert cache.evict(1) == [1, 3]
 
 
-def test_f8_looking_counts_as_using() -> None:
+def test_looking_counts_as_using() -> None:
     cache = Cache()
     cache.put(1)
     cache.put(2, parent=1)
@@ -66,7 +66,7 @@ def test_f8_looking_counts_as_using() -> None:
     assert cache.evict(1) == [3]
 
 
-def test_f9_residence_stays() -> None:
+def test_residence_stays() -> None:
     cache = Cache()
     cache.put(1)
     cache.put(1, groups=(), resident=True)
@@ -74,14 +74,14 @@ def test_f9_residence_stays() -> None:
     assert cache.evict(1) == []
 
 
-def test_f11_the_namespace_comes_along() -> None:
+def test_the_namespace_comes_along() -> None:
     cache = Cache()
     cache.put(1, namespace=GPU_CP_CANONICAL)
     assert [each.namespace for each in select(cache.shared, 1)] == [2]
 
 
 @pytest.mark.parametrize("tree", [True, False])
-def test_f12_a_canonical_dependency_is_not_replaced(tree: bool) -> None:
+def test_a_canonical_dependency_is_not_replaced(tree: bool) -> None:
     cache = Cache(tree=tree)
     cache.put(8, namespace=GPU_CP_CANONICAL)
     cache.put(8, parent=7, groups=(), namespace=GPU_LOGICAL)
@@ -89,7 +89,7 @@ def test_f12_a_canonical_dependency_is_not_replaced(tree: bool) -> None:
     assert (evicted.dependency, evicted.namespace) == (ROOT, 2)
 
 
-def test_f13_a_canonical_chain_leaves_the_logical_one_behind() -> None:
+def test_a_canonical_chain_leaves_the_logical_one_behind() -> None:
     cache = Cache()
     cache.put(100, namespace=GPU_LOGICAL)
     for key in (101, 102, 103):
@@ -100,7 +100,7 @@ def test_f13_a_canonical_chain_leaves_the_logical_one_behind() -> None:
     assert sorted(cache.shared.items) == [100, 102]
 
 
-def test_f18_chains_without_the_group_stay() -> None:
+def test_chains_without_the_group_stay() -> None:
     cache = Cache(groups=4)
     cache.put(1)
     cache.put(2, parent=1)
@@ -109,7 +109,7 @@ def test_f18_chains_without_the_group_stay() -> None:
     assert cache.evict_group(3, 1) == [10, 11]
 
 
-def test_f19_leaves_in_the_way_of_an_ancestor() -> None:
+def test_leaves_in_the_way_of_an_ancestor() -> None:
     cache = Cache(groups=2)
     cache.put(1, groups=(1,))
     cache.put(2, parent=1)
@@ -118,7 +118,7 @@ def test_f19_leaves_in_the_way_of_an_ancestor() -> None:
 
 
 @pytest.mark.parametrize("below", [False, True])
-def test_f20_nothing_leaves_in_vain(below: bool) -> None:
+def test_nothing_leaves_in_vain(below: bool) -> None:
     cache = Cache(groups=2)
     cache.put(1, groups=(1,))
     cache.put(2, parent=1)
@@ -129,7 +129,7 @@ def test_f20_nothing_leaves_in_vain(below: bool) -> None:
     assert len(cache.shared.items) == 3 + below
 
 
-def test_f22_the_older_cache_pops_the_least_recently_used() -> None:
+def test_the_older_cache_pops_the_least_recently_used() -> None:
     cache = BlockCache()
     for key in range(1, 6):
         assert cache.put(key, 0, key)
@@ -138,7 +138,7 @@ def test_f22_the_older_cache_pops_the_least_recently_used() -> None:
     assert cache.pop(3) == [3, 4, 5]
 
 
-def test_f23_the_older_cache_evicts_whole_keys() -> None:
+def test_the_older_cache_evicts_whole_keys() -> None:
     cache = BlockCache()
     cache.put(101, 0, 10)
     cache.put(101, 1, 11)

@@ -1,4 +1,4 @@
-"""RTP-LLM's conformance vectors for a pool a group (I) and for context parallelism in allocation (J)."""
+"""RTP-LLM's conformance vectors for a pool a group and for context parallelism in allocation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ N = -1
 LINEAR, FULL = 0, 1
 
 
-def test_i1_i2_sizes() -> None:
+def test_sizes() -> None:
     pools = tiny_multi(6, 8)
     assert [pool.total for pool in pools.pools] == [5, 7]
     assert pools.total == 12
@@ -41,14 +41,14 @@ def test_i1_i2_sizes() -> None:
     assert {sharded.tokens_of(count) for count in ("free_blocks", "available", "total")} == {56}
 
 
-def test_i5_the_reserve_is_shared_out() -> None:
+def test_the_reserve_is_shared_out() -> None:
     pools = tiny_multi(20, 6, reserve_blocks=1, cp_size=2)
     request = info(pools, 32)
     assert pools.malloc(request).success
     assert len(lists(request.resource)[FULL]) == 4
 
 
-def test_i6_what_never_fits() -> None:
+def test_what_never_fits() -> None:
     pools = tiny_multi(3, 3)
     before = counters(pools)
     request = info(pools, 9, reuse=False, device_cache=False)
@@ -56,14 +56,14 @@ def test_i6_what_never_fits() -> None:
     assert (counters(pools), lists(request.resource)) == (before, [[], []])
 
 
-def test_i8_the_cache_outlives_a_refusal() -> None:
+def test_the_cache_outlives_a_refusal() -> None:
     pools = tiny_multi(4, 4, reserve_blocks=1000)
     cache_blocks(pools, {LINEAR: [100], FULL: [100]})
     assert not pools.malloc(info(pools, 8, keys=[100, 101])).success
     assert (pools.request_refs, pools.cache_refs) == (0, 2)
 
 
-def test_i9_both_lists_are_restored() -> None:
+def test_both_lists_are_restored() -> None:
     pools = tiny_multi(4, 2)
     request = info(pools, 4)
     assert pools.malloc(request).success
@@ -72,7 +72,7 @@ def test_i9_both_lists_are_restored() -> None:
     assert (lists(request.resource), counters(pools)) == (before, held)
 
 
-def test_i13_a_block_listed_twice_is_released_once() -> None:
+def test_a_block_listed_twice_is_released_once() -> None:
     pools = tiny_multi(4, 4)
     (block,) = cache_blocks(pools, {FULL: [7]})[FULL].values()
     listed = BatchResource(pools.config)
@@ -81,7 +81,7 @@ def test_i13_a_block_listed_twice_is_released_once() -> None:
     assert (pools.cache_refs, pools.free_blocks) == (0, 6)
 
 
-def test_i18_i19_deepseek_v4_on_two_ranks() -> None:
+def test_deepseek_v4_on_two_ranks() -> None:
     pools = dsv4_allocator(cp_size=2, prefix_tree=True)
     keys = list(range(100, 111))
     first = info(pools, 43, keys=keys[:10], device_cache=False, cleanup=False)
@@ -102,7 +102,7 @@ def test_i18_i19_deepseek_v4_on_two_ranks() -> None:
     assert (pools.cache_refs, pools.free_blocks) == (0, pools.total)
 
 
-def test_i20_deepseek_v4_decodes() -> None:
+def test_deepseek_v4_decodes() -> None:
     pools = dsv4_allocator(FLASH)
     tags = pools.config.topology.tags
     request = info(pools, 16, reuse=False, device_cache=False, cleanup=False)
@@ -117,7 +117,7 @@ def test_i20_deepseek_v4_decodes() -> None:
 
 
 @pytest.mark.parametrize("with_tails", [True, False])
-def test_i22_groups_without_reuse_have_no_vote(with_tails: bool) -> None:
+def test_groups_without_reuse_have_no_vote(with_tails: bool) -> None:
     groups = dsv4_groups(FLASH, 4)
     config = RtpConfig(topology=Topology(groups), num_blocks=(100,))
     hybrid = HybridAllocator(config)
@@ -132,7 +132,7 @@ def test_i22_groups_without_reuse_have_no_vote(with_tails: bool) -> None:
     assert hybrid.malloc(request).reused == (8 if with_tails else 0)
 
 
-def test_j6_ranks_match_canonical_keys() -> None:
+def test_ranks_match_canonical_keys() -> None:
     hybrid = tiny_hybrid(cp_size=2)
     cache_blocks(hybrid, {LINEAR: [101], FULL: [101]})
     request = info(hybrid, 16, keys=[100, 101, 102, 103])
@@ -140,7 +140,7 @@ def test_j6_ranks_match_canonical_keys() -> None:
     assert len(lists(request.resource)[FULL]) == 2
 
 
-def test_j7_ranks_insert_canonical_keys() -> None:
+def test_ranks_insert_canonical_keys() -> None:
     hybrid = tiny_hybrid(20, cp_size=2)
     request = info(hybrid, 16, keys=[100, 101, 102, 103], device_cache=False, cleanup=False)
     assert hybrid.malloc(request).success
@@ -149,7 +149,7 @@ def test_j7_ranks_insert_canonical_keys() -> None:
     assert found == [101]
 
 
-def test_j11_a_virtual_block_is_one_block_on_every_rank() -> None:
+def test_a_virtual_block_is_one_block_on_every_rank() -> None:
     pools = dsv4_allocator(cp_size=4)
     request = info(pools, 16)
     assert pools.malloc(request).success

@@ -1,4 +1,4 @@
-"""RTP-LLM's conformance vectors for ranks, store plans and transfers (J), and the projection for connectors."""
+"""RTP-LLM's conformance vectors for ranks, store plans and transfers, and the projection for connectors."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ N = -1
 ROUND = CpMapping.BLOCK_ROUND_ROBIN
 
 
-def test_j1_j2_local_blocks() -> None:
+def test_local_blocks() -> None:
     mapper = CpSlotMapper(0, 2, 4)
     assert [mapper.local_blocks(seq) for seq in (0, 4, 5, 8, 12, 16)] == [0, 1, 1, 1, 2, 2]
     assert [mapper.effective_tokens(seq, ROUND) for seq in (0, 4, 8, 12, 16)] == [0, 4, 4, 8, 8]
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_j3_every_rank_allocates_alike(rank: int) -> None:
+def test_every_rank_allocates_alike(rank: int) -> None:
     mapper = CpSlotMapper(rank, 4, 8)
     assert (mapper.local_blocks(55), mapper.effective_tokens(55, ROUND)) == (2, 16)
 
 
 @pytest.mark.parametrize("geometry", [(0, 0, 32), (0, 2, 0), (-1, 2, 32), (2, 2, 32)])
-def test_j4_bad_geometry(geometry: tuple[int, int, int]) -> None:
+def test_bad_geometry(geometry: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError):
         CpSlotMapper(*geometry)
 
@@ -47,11 +47,11 @@ def test_j4_bad_geometry(geometry: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     ("ranks", "total", "plan"), [(4, 8, [(3, 0), (7, 1)]), (2, 1, [(0, 0)]), (2, 11, [(9, 4), (10, 5)]), (2, 0, [])]
 )
-def test_j9_store_plan_of_a_window(ranks: int, total: int, plan: list[tuple[int, int]]) -> None:
+def test_store_plan_of_a_window(ranks: int, total: int, plan: list[tuple[int, int]]) -> None:
     assert store_plan(default_policy(SWA), CpSlotMapper(0, ranks, 4), total) == plan
 
 
-def test_j10_store_plan_of_a_full_group() -> None:
+def test_store_plan_of_a_full_group() -> None:
     assert store_plan(default_policy(FULL), CpSlotMapper(1, 2, 4), 5) == [(1, 0), (3, 1)]
 
 
@@ -69,7 +69,7 @@ def test_full_groups_store_every_key_once(ranks: int, total: int) -> None:
     assert all([stored.slot for stored in plan] == list(range(len(plan))) for plan in plans)
 
 
-def test_j13_peers_of_unlike_sides() -> None:
+def test_peers_of_unlike_sides() -> None:
     assert tensor_parallel_peers(4, 2, 3) == [Peer(1, (1, 0), (2, 1))]
     assert tensor_parallel_peers(2, 4, 1) == [Peer(2, (2, 0), (1, 0)), Peer(3, (2, 1), (1, 0))]
     assert tensor_parallel_peers(3, 2, 0) == []

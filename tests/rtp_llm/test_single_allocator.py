@@ -1,4 +1,4 @@
-"""RTP-LLM's conformance vectors for the allocator of one group (G)."""
+"""RTP-LLM's conformance vectors for the allocator of one group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference.dialects.rtp_llm.operation import MallocResult, Verdict
 from tests.rtp_llm.build import BatchResource, cache_blocks, counters, grown, info, lists, resource, single
 
 
-def test_g2_a_batch_shares_whole_blocks() -> None:
+def test_a_batch_shares_whole_blocks() -> None:
     allocator = single(block_size=8)
     request = info(allocator, 17, batch=3)
     assert allocator.malloc(request).success
@@ -19,7 +19,7 @@ def test_g2_a_batch_shares_whole_blocks() -> None:
     assert allocator.free_blocks == 4
 
 
-def test_g4_the_reserve_counts_for_new_requests_only() -> None:
+def test_the_reserve_counts_for_new_requests_only() -> None:
     allocator = single(block_size=1, reserve_blocks=2)
     before = counters(allocator)
     refused = info(allocator, 8)
@@ -31,7 +31,7 @@ def test_g4_the_reserve_counts_for_new_requests_only() -> None:
     assert allocator.free_blocks == 0
 
 
-def test_g8_resident_blocks_are_no_room() -> None:
+def test_resident_blocks_are_no_room() -> None:
     allocator = single(6)
     cache_blocks(allocator, {0: [900, 901, 902, 903]}, resident=True)
     request = info(allocator, 13, batch=2, keys=[1, 2, 3, 4])
@@ -40,7 +40,7 @@ def test_g8_resident_blocks_are_no_room() -> None:
     assert [lists(request.resource, row) for row in range(2)] == [[[]], [[]]]
 
 
-def test_g9_a_failed_growth_is_taken_back() -> None:
+def test_a_failed_growth_is_taken_back() -> None:
     allocator = single(8)
     request = info(allocator, 4, batch=3)
     assert allocator.malloc(request).success
@@ -49,7 +49,7 @@ def test_g9_a_failed_growth_is_taken_back() -> None:
     assert [lists(request.resource, row) for row in range(3)] == [[[1]], [[1]], [[1]]]
 
 
-def test_g11_the_verdict_is_given_before_blocks_go_back() -> None:
+def test_the_verdict_is_given_before_blocks_go_back() -> None:
     allocator = single()
     held = info(allocator, 24)
     assert allocator.malloc(held).success
@@ -58,7 +58,7 @@ def test_g11_the_verdict_is_given_before_blocks_go_back() -> None:
     assert (allocator.available, lists(request.resource)) == (3, [[]])
 
 
-def test_g12_g13_peaks() -> None:
+def test_peaks() -> None:
     allocator = single()
     fresh = resource(allocator)
     peaks = [batch_peak(allocator, fresh, seq=8, common=8, remaining=100, reserve=reserve) for reserve in (0, 3)]
@@ -75,7 +75,7 @@ def test_g12_g13_peaks() -> None:
 @pytest.mark.parametrize(
     ("seq", "remaining", "width", "peak"), [(9, 0, 2, 0), (9, 0, 4, 2), (9, 4, 2, 2), (9, 4, 4, 6), (12, 0, 4, 0)]
 )
-def test_g14_peaks_of_a_batch(seq: int, remaining: int, width: int, peak: int) -> None:
+def test_peaks_of_a_batch(seq: int, remaining: int, width: int, peak: int) -> None:
     allocator = single(16)
     held = BatchResource(allocator.config, 2)
     for row, last in zip(held.rows, (3, 4), strict=True):
@@ -83,7 +83,7 @@ def test_g14_peaks_of_a_batch(seq: int, remaining: int, width: int, peak: int) -
     assert batch_peak(allocator, held, seq=seq, common=seq, remaining=remaining, target=width) == peak
 
 
-def test_g16_a_fork_takes_what_was_estimated() -> None:
+def test_a_fork_takes_what_was_estimated() -> None:
     allocator = single(6)
     request = info(allocator, 5)
     assert allocator.malloc(request).success
@@ -95,14 +95,14 @@ def test_g16_a_fork_takes_what_was_estimated() -> None:
     assert lists(request.resource, 3) == [[1, 2]]
 
 
-def test_g19_nothing_is_held_for_no_keys() -> None:
+def test_nothing_is_held_for_no_keys() -> None:
     allocator = single()
     request = info(allocator, 8, keys=[1, 2])
     assert allocator.malloc(request).success
     assert hold(allocator, request.resource.rows[0], [], connector=False) is None
 
 
-def test_g20_a_policy_without_reuse() -> None:
+def test_a_policy_without_reuse() -> None:
     allocator = single(policy={"enable_prefix_reuse": False})
     cache_blocks(allocator, {0: [1, 2, 3, 4]})
     request = info(allocator, 16, keys=[1, 2, 3, 4])
@@ -113,7 +113,7 @@ def test_g20_a_policy_without_reuse() -> None:
     assert (allocator.cache.version, 11 in allocator.cache.items) == (version, False)
 
 
-def test_g21_context_parallelism_counts_tokens_only() -> None:
+def test_context_parallelism_counts_tokens_only() -> None:
     allocator = single(block_size=8, cp_size=2)
     assert allocator.tokens_of("available") == 144
     assert allocator.single_need(resource(allocator), 65, 0) == 5

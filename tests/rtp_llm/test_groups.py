@@ -1,4 +1,4 @@
-"""RTP-LLM's conformance vectors for full (C), linear (D) and window (E) groups."""
+"""RTP-LLM's conformance vectors for full, linear and window groups."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.rtp_llm.build import FULL, LINEAR, SWA, kind, shape, tiny_hybrid
 N = -1
 
 
-def test_c2_full_need() -> None:
+def test_full_need() -> None:
     assert kind(FULL).first_need(8, 12, 3, 0, False) == (2, 2)
 
 
-def test_c5_an_unseen_prefix_hits_nothing() -> None:
+def test_an_unseen_prefix_hits_nothing() -> None:
     assert kind(FULL).match_prefix([103, 104]) == []
 
 
-def test_c6_a_prefix_is_matched_to_its_first_miss() -> None:
+def test_a_prefix_is_matched_to_its_first_miss() -> None:
     full = kind(FULL)
     blocks = full.pool.malloc(4)
     full.insert([101, 102, 103, 104], blocks)
@@ -27,7 +27,7 @@ def test_c6_a_prefix_is_matched_to_its_first_miss() -> None:
     assert full.match_prefix([101, 999, 103]) == blocks[:1]
 
 
-def test_c7_c8_full_allocation() -> None:
+def test_full_allocation() -> None:
     full = kind(FULL, block_size=2)
     ids = BlockIds()
     assert full.malloc(ids, 180, False) is None
@@ -42,35 +42,35 @@ def malloc(of, seq: int, reuse: bool = False, reserve: int = 0, ids: BlockIds | 
     return ids
 
 
-def test_d4_only_the_tail() -> None:
+def test_only_the_tail() -> None:
     linear = kind(LINEAR)
     assert shape(malloc(linear, 16).blocks) == "...x"
     assert linear.pool.free == 8
 
 
 @pytest.mark.parametrize(("tail", "blocks"), [(0, 1), (1, 1), (2, 2), (4, 4)])
-def test_d6_tails(tail: int, blocks: int) -> None:
+def test_tails(tail: int, blocks: int) -> None:
     linear = kind(LINEAR, step=8, active_tail_blocks=tail)
     assert linear.peak(24, BlockIds(), 0, 0, False) == blocks
     assert len(malloc(linear, 24).real) == blocks
 
 
 @pytest.mark.parametrize(("seq", "reserve", "wanted"), [(24, 0, "..x..x"), (20, 0, "..x.x"), (20, 3, "..x.xxx")])
-def test_d7_grid_tail_and_reserve(seq: int, reserve: int, wanted: str) -> None:
+def test_grid_tail_and_reserve(seq: int, reserve: int, wanted: str) -> None:
     assert shape(malloc(kind(LINEAR, step=3), seq, True, reserve).blocks) == wanted
 
 
-def test_d8_the_reused_tail_is_credited() -> None:
+def test_the_reused_tail_is_credited() -> None:
     linear = kind(LINEAR)
     needs = [tuple(linear.first_need(16, 24, 0, reused, True)) for reused in range(7)]
     assert needs == [(2, 1), (2, 1), (1, 1), (2, 1), (1, 1), (2, 1), (2, 0)]
 
 
-def test_d9_peak_from_a_list() -> None:
+def test_peak_from_a_list() -> None:
     assert kind(LINEAR).peak(12, BlockIds([N, 0, 1]), 4, 0, False) == 1
 
 
-def test_d13_peak_and_what_really_happens() -> None:
+def test_peak_and_what_really_happens() -> None:
     linear = kind(LINEAR, step=8)
     first, last = linear.pool.malloc(2)
     ids = BlockIds([first, N, N, N, N, last])
@@ -86,18 +86,18 @@ def test_d13_peak_and_what_really_happens() -> None:
 
 
 @pytest.mark.parametrize(("remaining", "peak"), [(0, 3), (4, 5)])
-def test_d14_peak_of_a_batch(remaining: int, peak: int) -> None:
+def test_peak_of_a_batch(remaining: int, peak: int) -> None:
     assert kind(LINEAR).first_peak(5, 4, remaining, 0, False, 2) == peak
 
 
-def test_d16_holes_that_are_not_wanted_stay() -> None:
+def test_holes_that_are_not_wanted_stay() -> None:
     linear = kind(LINEAR)
     first, last = linear.pool.malloc(2)
     ids = malloc(linear, 12, ids=BlockIds([first, N, last]))
     assert ids.blocks == [first, N, last]
 
 
-def test_d20_a_cached_block_makes_room() -> None:
+def test_a_cached_block_makes_room() -> None:
     linear = kind(LINEAR)
     blocks = linear.pool.malloc(9)
     linear.insert([7], blocks[:1])
@@ -107,14 +107,14 @@ def test_d20_a_cached_block_makes_room() -> None:
     assert len(linear.cache.items) == 0
 
 
-def test_d21_freeing_holes_is_nothing() -> None:
+def test_freeing_holes_is_nothing() -> None:
     linear = kind(LINEAR)
     linear.free([N, N])
     linear.free([])
     assert linear.pool.free == 9
 
 
-def test_d22_a_referenced_block_needs_both_releases() -> None:
+def test_a_referenced_block_needs_both_releases() -> None:
     linear = kind(LINEAR)
     (block,) = linear.pool.malloc(1)
     ids = BlockIds()
@@ -126,7 +126,7 @@ def test_d22_a_referenced_block_needs_both_releases() -> None:
     assert linear.pool.free == 9
 
 
-def test_d23_again_is_nothing() -> None:
+def test_again_is_nothing() -> None:
     linear = kind(LINEAR)
     ids = malloc(linear, 16)
     before = list(ids.blocks)
@@ -134,7 +134,7 @@ def test_d23_again_is_nothing() -> None:
     assert linear.pool.free == 8
 
 
-def test_d24_decoding_without_reuse_keeps_two_states() -> None:
+def test_decoding_without_reuse_keeps_two_states() -> None:
     from tests.rtp_llm.build import grown, info, lists
 
     allocator = tiny_hybrid(num_blocks=30)
@@ -147,13 +147,13 @@ def test_d24_decoding_without_reuse_keeps_two_states() -> None:
     assert shape(full) == "x" * 10
 
 
-def test_e1_e2_window_need() -> None:
+def test_window_need() -> None:
     window = kind(SWA)
     assert [window.need(8, 0, reserve) for reserve in (0, 1, 2, 5)] == [2, 3, 3, 4]
     assert [window.need(10, current, 0) for current in (1, 3, 5)] == [2, 0, 0]
 
 
-def test_e3_to_e7_window_first_need() -> None:
+def test_window_first_need() -> None:
     assert [kind(SWA).first_need(0, 12, 0, 0, reuse) for reuse in (False, True)] == [(0, 2), (0, 2)]
     assert kind(SWA, step=3, active_tail_blocks=1).first_need(0, 40, 0, 0, True) == (0, 1)
     assert kind(SWA, step=3, active_tail_blocks=1, enable_prefix_reuse=True).first_need(0, 40, 0, 0, True) == (0, 4)
@@ -161,7 +161,7 @@ def test_e3_to_e7_window_first_need() -> None:
     assert [kind(SWA).first_need(0, 12, 0, reused, True).extra for reused in (2, 3)] == [1, 0]
 
 
-def test_e8_window_lists() -> None:
+def test_window_lists() -> None:
     window = kind(SWA, step=1)
     assert shape(malloc(window, 3).blocks) == "x"
     free = window.pool.free
@@ -169,17 +169,17 @@ def test_e8_window_lists() -> None:
     assert window.pool.free == free - 2
 
 
-def test_e11_grid_and_tail() -> None:
+def test_grid_and_tail() -> None:
     ids = malloc(kind(SWA, step=3, enable_prefix_reuse=True), 40, True)
     assert [position for position, block in enumerate(ids.blocks) if block != N] == [2, 5, 8, 9]
 
 
-def test_e13_e14_windows_with_grid_or_reserve() -> None:
+def test_windows_with_grid_or_reserve() -> None:
     assert shape(malloc(kind(SWA, enable_prefix_reuse=True), 24, True).blocks) == ".x.xxx"
     assert shape(malloc(kind(SWA), 4, False, 2).blocks) == "xx"
 
 
-def test_e18_what_slid_out_is_given_back() -> None:
+def test_what_slid_out_is_given_back() -> None:
     window = kind(SWA, enable_prefix_reuse=True)
     ids = malloc(window, 5, True)
     malloc(window, 20, True, ids=ids)
@@ -189,14 +189,14 @@ def test_e18_what_slid_out_is_given_back() -> None:
     assert (shape(ids.blocks), window.pool.free) == (".x.xx", free + 1)
 
 
-def test_e19_cleanup_keeps_grid_and_tail() -> None:
+def test_cleanup_keeps_grid_and_tail() -> None:
     window = kind(SWA, enable_prefix_reuse=True)
     ids = BlockIds(window.pool.malloc(6))
     window.cleanup(ids, True)
     assert shape(ids.blocks) == ".x.xxx"
 
 
-def test_e23_sparse_groups_have_no_prefix_match() -> None:
+def test_sparse_groups_have_no_prefix_match() -> None:
     window = kind(SWA)
     assert not hasattr(window, "match_prefix")
     assert window.match(5) == N
@@ -204,7 +204,7 @@ def test_e23_sparse_groups_have_no_prefix_match() -> None:
         kind(FULL).match(5)
 
 
-def test_e24_long_sequences_hold_two_blocks() -> None:
+def test_long_sequences_hold_two_blocks() -> None:
     """Every number of slots up to a million tokens; tokens beyond a whole block change only the number of slots."""
     window = kind(SWA, num_blocks=4, block_size=256, step=1)
     assert all(window.need(seq, 0, 0) == -(-seq // 256) for seq in range(1, 1_000_001))

@@ -1,4 +1,4 @@
-"""RTP-LLM's conformance vectors for several groups over one pool (H)."""
+"""RTP-LLM's conformance vectors for several groups over one pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N = -1
 LINEAR, FULL = 0, 1
 
 
-def test_h2_the_hit_ends_where_both_groups_have_a_block() -> None:
+def test_the_hit_ends_where_both_groups_have_a_block() -> None:
     allocator = tiny_hybrid()
     cached = cache_blocks(allocator, {FULL: [100, 101, 102], LINEAR: [101]})
     request = info(allocator, 12, keys=[100, 101, 102, 103], cleanup=False)
@@ -33,7 +33,7 @@ def test_h2_the_hit_ends_where_both_groups_have_a_block() -> None:
     assert request.resource.rows[0].device_reuse == 2
 
 
-def test_h4_an_inserted_prefix_is_reused_whole() -> None:
+def test_an_inserted_prefix_is_reused_whole() -> None:
     allocator = tiny_hybrid()
     first = info(allocator, 12, keys=[100, 101, 102], reuse=False, device_cache=False, cleanup=False)
     assert allocator.malloc(first).success
@@ -42,7 +42,7 @@ def test_h4_an_inserted_prefix_is_reused_whole() -> None:
     assert allocator.malloc(info(allocator, 16, keys=[100, 101, 102, 103])).reused == 12
 
 
-def test_h5_the_allocator_inserts_partly_filled_blocks_too() -> None:
+def test_the_allocator_inserts_partly_filled_blocks_too() -> None:
     allocator = tiny_hybrid()
     first = info(allocator, 10, keys=[100, 101, 102], reuse=False, device_cache=False, cleanup=False)
     assert allocator.malloc(first).success
@@ -59,7 +59,7 @@ def forked(allocator, rows: list[tuple[int, int]]) -> MallocInfo:
     return request
 
 
-def test_h8_a_fork_without_blocks_changes_nothing() -> None:
+def test_a_fork_without_blocks_changes_nothing() -> None:
     allocator = tiny_hybrid(4)
     request = forked(allocator, [tuple(allocator.pools[0].malloc(2))])
     before = counters(allocator)
@@ -67,7 +67,7 @@ def test_h8_a_fork_without_blocks_changes_nothing() -> None:
     assert (counters(allocator), lists(request.resource), allocator.free_blocks) == (before, [[1], [2]], 1)
 
 
-def test_h9_a_fork_copies_into_what_is_dropped() -> None:
+def test_a_fork_copies_into_what_is_dropped() -> None:
     allocator = tiny_hybrid(5)
     b0, b1, b2, b3 = allocator.pools[0].malloc(4)
     request = forked(allocator, [(b0, b1), (b2, b3)])
@@ -79,7 +79,7 @@ def test_h9_a_fork_copies_into_what_is_dropped() -> None:
     assert allocator.free_blocks == 4
 
 
-def test_h12_a_reused_tail_and_the_grid_before_it() -> None:
+def test_a_reused_tail_and_the_grid_before_it() -> None:
     allocator = tiny_hybrid(16)
     cached = cache_blocks(allocator, {FULL: [100, 101, 102], LINEAR: [100, 101, 102]})
     request = info(allocator, 20, keys=[100, 101, 102, 103, 104], cleanup=False)
@@ -90,7 +90,7 @@ def test_h12_a_reused_tail_and_the_grid_before_it() -> None:
     assert linear[1] not in cached[LINEAR].values()
 
 
-def test_h13_cleanup_leaves_full_groups_alone() -> None:
+def test_cleanup_leaves_full_groups_alone() -> None:
     allocator = tiny_hybrid(16)
     request = info(allocator, 24)
     for blocks in request.resource.rows[0].groups:
@@ -100,12 +100,12 @@ def test_h13_cleanup_leaves_full_groups_alone() -> None:
 
 
 @pytest.mark.parametrize(("remaining", "peak"), [(0, 10), (4, 12)])
-def test_h16_peak_with_a_longer_tail(remaining: int, peak: int) -> None:
+def test_peak_with_a_longer_tail(remaining: int, peak: int) -> None:
     allocator = tiny_hybrid(30, tail=4)
     assert batch_peak(allocator, resource(allocator), seq=24, common=24, remaining=remaining) == peak
 
 
-def test_h18_a_batch_that_fits_exactly() -> None:
+def test_a_batch_that_fits_exactly() -> None:
     allocator = tiny_hybrid(7)
     request = info(allocator, 5, batch=2, reuse=False, device_cache=False, cleanup=False)
     peaks = [
@@ -116,7 +116,7 @@ def test_h18_a_batch_that_fits_exactly() -> None:
     assert allocator.free_blocks == 0
 
 
-def test_h19_the_estimate_is_what_decoding_takes() -> None:
+def test_the_estimate_is_what_decoding_takes() -> None:
     allocator = tiny_hybrid(28)
     request = info(allocator, 8, cleanup=False)
     assert allocator.malloc(request).success

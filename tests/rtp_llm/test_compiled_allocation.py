@@ -1,4 +1,4 @@
-"""RTP-LLM's conformance vectors for groups (C-E), allocators (G-I) and ranks (J), against the compiled cache.
+"""RTP-LLM's conformance vectors for groups, allocators and ranks, against the compiled cache.
 
 Named as in the tests of the reference. What they ask of single functions of the reference alone (matching, address
 lists, the prefix tree) has no compiled form.
@@ -43,11 +43,11 @@ def need(of: Compiled, common: int, seq: int, reserve: int, reused: int, reuse: 
     return int(first), int(rest)
 
 
-def test_c2_full_need() -> None:
+def test_full_need() -> None:
     assert need(alone(FULL), 8, 12, 3, 0, False) == (2, 2)
 
 
-def test_c7_c8_full_allocation() -> None:
+def test_full_allocation() -> None:
     full = alone(FULL, block_size=2)
     assert full.begin(180)[0] == Status.NO_ROOM_FOR_SEQUENCE
     assert (full.lists(), full.free()) == ([[]], 9)
@@ -55,14 +55,14 @@ def test_c7_c8_full_allocation() -> None:
     assert (full.lists(1), full.free()) == ([[1, 2, 3, 4]], 5)
 
 
-def test_d4_only_the_tail() -> None:
+def test_only_the_tail() -> None:
     linear = alone(LINEAR)
     assert linear.begin(16, reuse=False) == OK
     assert (shape(linear.lists()[0]), linear.free()) == ("...x", 8)
 
 
 @pytest.mark.parametrize(("tail", "blocks"), [(0, 1), (1, 1), (2, 2), (4, 4)])
-def test_d6_tails(tail: int, blocks: int) -> None:
+def test_tails(tail: int, blocks: int) -> None:
     linear = alone(LINEAR, step=8, active_tail_blocks=tail)
     linear.request(24)
     assert linear.peak(0) == blocks
@@ -71,18 +71,18 @@ def test_d6_tails(tail: int, blocks: int) -> None:
 
 
 @pytest.mark.parametrize(("seq", "reserve", "wanted"), [(24, 0, "..x..x"), (20, 0, "..x.x"), (20, 3, "..x.xxx")])
-def test_d7_grid_tail_and_reserve(seq: int, reserve: int, wanted: str) -> None:
+def test_grid_tail_and_reserve(seq: int, reserve: int, wanted: str) -> None:
     linear = alone(LINEAR, step=3)
     assert linear.begin(seq, reserve=reserve) == OK
     assert shape(linear.lists()[0]) == wanted
 
 
-def test_d8_the_reused_tail_is_credited() -> None:
+def test_the_reused_tail_is_credited() -> None:
     needs = [need(alone(LINEAR), 16, 24, 0, reused, True) for reused in range(7)]
     assert needs == [(2, 1), (2, 1), (1, 1), (2, 1), (1, 1), (2, 1), (2, 0)]
 
 
-def test_d13_peak_and_what_really_happens() -> None:
+def test_peak_and_what_really_happens() -> None:
     linear = alone(LINEAR, step=8)
     linear.request(24)
     linear.place([[[True, False, False, False, False, True]]])
@@ -96,7 +96,7 @@ def test_d13_peak_and_what_really_happens() -> None:
     assert (linear.free(), shape(linear.lists()[0])) == (free, "......xx")
 
 
-def test_d16_holes_that_are_not_wanted_stay() -> None:
+def test_holes_that_are_not_wanted_stay() -> None:
     linear = alone(LINEAR)
     linear.request(12)
     linear.place([[[True, False, True]]])
@@ -104,7 +104,7 @@ def test_d16_holes_that_are_not_wanted_stay() -> None:
     assert linear.lists() == [[1, N, 2]]
 
 
-def test_d20_a_cached_block_makes_room() -> None:
+def test_a_cached_block_makes_room() -> None:
     linear = alone(LINEAR)
     cached = linear.cache({0: [7]})
     linear.request(32, slot=1)
@@ -115,7 +115,7 @@ def test_d20_a_cached_block_makes_room() -> None:
     assert not linear.has(7, 0)
 
 
-def test_d23_again_is_nothing() -> None:
+def test_again_is_nothing() -> None:
     linear = alone(LINEAR)
     assert linear.begin(16, reuse=False) == OK
     before = linear.lists()
@@ -123,7 +123,7 @@ def test_d23_again_is_nothing() -> None:
     assert (linear.lists(), linear.free()) == (before, 8)
 
 
-def test_d24_decoding_without_reuse_keeps_two_states() -> None:
+def test_decoding_without_reuse_keeps_two_states() -> None:
     hybrid = tiny_hybrid(30)
     assert hybrid.begin(8, reuse=False, device_cache=False) == OK
     for seq in range(9, 41):
@@ -131,7 +131,7 @@ def test_d24_decoding_without_reuse_keeps_two_states() -> None:
     assert [shape(blocks) for blocks in hybrid.lists()] == ["........xx", "x" * 10]
 
 
-def test_e3_to_e7_window_first_need() -> None:
+def test_window_first_need() -> None:
     assert [need(alone(SWA), 0, 12, 0, 0, reuse) for reuse in (False, True)] == [(0, 2), (0, 2)]
     assert need(alone(SWA, step=3, active_tail_blocks=1), 0, 40, 0, 0, True) == (0, 1)
     assert need(alone(SWA, step=3, active_tail_blocks=1, enable_prefix_reuse=True), 0, 40, 0, 0, True) == (0, 4)
@@ -139,7 +139,7 @@ def test_e3_to_e7_window_first_need() -> None:
     assert [need(alone(SWA), 0, 12, 0, reused, True)[1] for reused in (2, 3)] == [1, 0]
 
 
-def test_e8_window_lists() -> None:
+def test_window_lists() -> None:
     window = alone(SWA, step=1)
     assert (window.begin(3, reuse=False), shape(window.lists()[0])) == (OK, "x")
     free = window.free()
@@ -147,20 +147,20 @@ def test_e8_window_lists() -> None:
     assert window.free() == free - 2
 
 
-def test_e11_grid_and_tail() -> None:
+def test_grid_and_tail() -> None:
     window = alone(SWA, step=3, enable_prefix_reuse=True)
     assert window.begin(40) == OK
     assert [position for position, block in enumerate(window.lists()[0]) if block != N] == [2, 5, 8, 9]
 
 
-def test_e13_e14_windows_with_grid_or_reserve() -> None:
+def test_windows_with_grid_or_reserve() -> None:
     window = alone(SWA, enable_prefix_reuse=True)
     assert (window.begin(24), shape(window.lists()[0])) == (OK, ".x.xxx")
     plain = alone(SWA)
     assert (plain.begin(4, reserve=2, reuse=False), shape(plain.lists()[0])) == (OK, "xx")
 
 
-def test_e18_what_slid_out_is_given_back() -> None:
+def test_what_slid_out_is_given_back() -> None:
     window = alone(SWA, enable_prefix_reuse=True)
     assert window.begin(5) == OK
     assert window.grow(20, keep=True) == OK
@@ -170,7 +170,7 @@ def test_e18_what_slid_out_is_given_back() -> None:
     assert (shape(window.lists()[0]), window.free()) == (".x.xx", free + 1)
 
 
-def test_e19_cleanup_keeps_grid_and_tail() -> None:
+def test_cleanup_keeps_grid_and_tail() -> None:
     window = alone(SWA, enable_prefix_reuse=True)
     window.request(24)
     window.place([[[True] * 6]])
@@ -178,7 +178,7 @@ def test_e19_cleanup_keeps_grid_and_tail() -> None:
     assert shape(window.lists()[0]) == ".x.xxx"
 
 
-def test_f1_f9_the_version_and_residence() -> None:
+def test_the_version_and_residence() -> None:
     cache = single()
     assert cache.version == -1
     assert cache.begin(4) == OK
@@ -191,7 +191,7 @@ def test_f1_f9_the_version_and_residence() -> None:
     assert cache.do(RtpCode.EVICT, least=1)[0][RtpColumn.VALUE] == 0
 
 
-def test_g2_a_batch_shares_whole_blocks() -> None:
+def test_a_batch_shares_whole_blocks() -> None:
     cache = single(block_size=8)
     assert cache.begin(17, batch=3) == OK
     rows = [cache.lists(row=row)[0] for row in range(3)]
@@ -200,7 +200,7 @@ def test_g2_a_batch_shares_whole_blocks() -> None:
     assert cache.free() == 4
 
 
-def test_g4_the_reserve_counts_for_new_requests_only() -> None:
+def test_the_reserve_counts_for_new_requests_only() -> None:
     cache = single(block_size=1, reserve_blocks=2)
     assert cache.begin(8)[0] == Status.NO_ROOM_FOR_SEQUENCE
     assert (cache.lists(), cache.free()) == ([[]], 9)
@@ -209,7 +209,7 @@ def test_g4_the_reserve_counts_for_new_requests_only() -> None:
     assert cache.free() == 0
 
 
-def test_g8_resident_blocks_are_no_room() -> None:
+def test_resident_blocks_are_no_room() -> None:
     cache = single(6)
     cache.cache({0: [900, 901, 902, 903]}, resident=True)
     assert cache.begin(13, batch=2, keys=[1, 2, 3])[0] == Status.NOT_EVICTABLE
@@ -217,7 +217,7 @@ def test_g8_resident_blocks_are_no_room() -> None:
     assert [cache.lists(row=row) for row in range(2)] == [[[]], [[]]]
 
 
-def test_g9_a_failed_growth_is_taken_back() -> None:
+def test_a_failed_growth_is_taken_back() -> None:
     cache = single(8)
     assert cache.begin(4, batch=3) == OK
     assert cache.grow(16, batch=3)[0] == Status.NOT_EVICTABLE
@@ -225,14 +225,14 @@ def test_g9_a_failed_growth_is_taken_back() -> None:
     assert [cache.lists(row=row) for row in range(3)] == [[[1]], [[1]], [[1]]]
 
 
-def test_g11_the_verdict_is_given_before_blocks_go_back() -> None:
+def test_the_verdict_is_given_before_blocks_go_back() -> None:
     cache = single()
     assert cache.begin(24) == OK
     assert cache.begin(16, slot=1)[0] == Status.NO_ROOM
     assert (cache.free(), cache.lists(1)) == (3, [[]])
 
 
-def test_g12_g13_peaks() -> None:
+def test_peaks() -> None:
     cache = single()
     cache.request(8)
     cache.request(8, slot=1, reserve=3)
@@ -246,14 +246,14 @@ def test_g12_g13_peaks() -> None:
 @pytest.mark.parametrize(
     ("seq", "remaining", "width", "peak"), [(9, 0, 2, 0), (9, 0, 4, 2), (9, 4, 2, 2), (9, 4, 4, 6), (12, 0, 4, 0)]
 )
-def test_g14_peaks_of_a_batch(seq: int, remaining: int, width: int, peak: int) -> None:
+def test_peaks_of_a_batch(seq: int, remaining: int, width: int, peak: int) -> None:
     cache = single(16)
     cache.request(seq, batch=2)
     cache.place([[[True] * 3], [[True] * 3]])
     assert cache.peak(remaining, width=width) == peak
 
 
-def test_g16_a_fork_takes_what_was_estimated() -> None:
+def test_a_fork_takes_what_was_estimated() -> None:
     cache = single(6)
     assert cache.begin(5) == OK
     assert cache.peak(0, width=4) == 3
@@ -261,7 +261,7 @@ def test_g16_a_fork_takes_what_was_estimated() -> None:
     assert (cache.free(), cache.lists(row=3)) == (0, [[1, 2]])
 
 
-def test_g20_a_policy_without_reuse() -> None:
+def test_a_policy_without_reuse() -> None:
     cache = single(policy={"enable_prefix_reuse": False})
     cache.cache({0: [1, 2, 3, 4]})
     assert cache.begin(16, keys=[1, 2, 3, 4]) == OK
@@ -286,7 +286,7 @@ def test_a_fork_that_fails_has_freed_what_nobody_goes_on_from() -> None:
     assert cache.free() == 1
 
 
-def test_h2_the_hit_ends_where_both_groups_have_a_block() -> None:
+def test_the_hit_ends_where_both_groups_have_a_block() -> None:
     cache = tiny_hybrid()
     cached = cache.cache({1: [100, 101, 102], 0: [101]})
     assert cache.begin(12, keys=[100, 101, 102]) == (Status.OK, 8)
@@ -296,7 +296,7 @@ def test_h2_the_hit_ends_where_both_groups_have_a_block() -> None:
     assert (shape(linear), shape(full)) == (".xx", "xxx")
 
 
-def test_h4_an_inserted_prefix_is_reused_whole() -> None:
+def test_an_inserted_prefix_is_reused_whole() -> None:
     cache = tiny_hybrid()
     assert cache.begin(12, keys=[100, 101, 102], reuse=False, device_cache=False) == OK
     cache.do(RtpCode.INSERT)
@@ -304,7 +304,7 @@ def test_h4_an_inserted_prefix_is_reused_whole() -> None:
     assert cache.begin(16, slot=1, keys=[100, 101, 102, 103]) == (Status.OK, 12)
 
 
-def test_h8_a_fork_without_blocks_changes_nothing() -> None:
+def test_a_fork_without_blocks_changes_nothing() -> None:
     cache = tiny_hybrid(4)
     cache.request(4)
     cache.place([[[True], [True]]])
@@ -314,7 +314,7 @@ def test_h8_a_fork_without_blocks_changes_nothing() -> None:
     np.testing.assert_array_equal(cache.state.references[..., :3], before[..., :3])
 
 
-def test_h9_a_fork_copies_into_what_is_dropped() -> None:
+def test_a_fork_copies_into_what_is_dropped() -> None:
     cache = tiny_hybrid(5)
     cache.request(4, batch=2)
     cache.place([[[True], [True]], [[True], [True]]])
@@ -325,7 +325,7 @@ def test_h9_a_fork_copies_into_what_is_dropped() -> None:
     assert cache.free() == 4
 
 
-def test_h12_a_reused_tail_and_the_grid_before_it() -> None:
+def test_a_reused_tail_and_the_grid_before_it() -> None:
     cache = tiny_hybrid(16)
     cached = cache.cache({1: [100, 101, 102], 0: [100, 101, 102]})
     assert cache.begin(20, keys=[100, 101, 102, 103, 104])[0] == Status.OK
@@ -335,7 +335,7 @@ def test_h12_a_reused_tail_and_the_grid_before_it() -> None:
     assert linear[1] not in cached[0].values()
 
 
-def test_h13_cleanup_leaves_full_groups_alone() -> None:
+def test_cleanup_leaves_full_groups_alone() -> None:
     cache = tiny_hybrid(16)
     cache.request(24)
     cache.place([[[True] * 6, [True] * 6]])
@@ -344,13 +344,13 @@ def test_h13_cleanup_leaves_full_groups_alone() -> None:
 
 
 @pytest.mark.parametrize(("remaining", "peak"), [(0, 10), (4, 12)])
-def test_h16_peak_with_a_longer_tail(remaining: int, peak: int) -> None:
+def test_peak_with_a_longer_tail(remaining: int, peak: int) -> None:
     cache = tiny_hybrid(30, tail=4)
     cache.request(24)
     assert cache.peak(remaining) == peak
 
 
-def test_h18_a_batch_that_fits_exactly() -> None:
+def test_a_batch_that_fits_exactly() -> None:
     cache = tiny_hybrid(7)
     cache.request(5, batch=2)
     assert [cache.peak(remaining, width=2) for remaining in (0, 4)] == [6, 10]
@@ -358,7 +358,7 @@ def test_h18_a_batch_that_fits_exactly() -> None:
     assert cache.free() == 0
 
 
-def test_h19_the_estimate_is_what_decoding_takes() -> None:
+def test_the_estimate_is_what_decoding_takes() -> None:
     cache = tiny_hybrid(28)
     assert cache.begin(8) == OK
     assert cache.peak(60, reuse=True) == 24
@@ -389,26 +389,26 @@ def test_a_hole_at_the_end_is_filled_without_a_copy() -> None:
     assert [cache.lists(row=row) for row in range(2)] == [[[2], [3]], [[N], [1]]]
 
 
-def test_i5_the_reserve_is_shared_out() -> None:
+def test_the_reserve_is_shared_out() -> None:
     cache = tiny_multi(20, 6, reserve_blocks=1, cp_size=2)
     assert cache.begin(32) == OK
     assert len(cache.lists()[1]) == 4
 
 
-def test_i6_what_never_fits() -> None:
+def test_what_never_fits() -> None:
     cache = tiny_multi(3, 3)
     assert cache.begin(9, reuse=False, device_cache=False)[0] == Status.NO_ROOM_FOR_SEQUENCE
     assert (cache.lists(), cache.free(0), cache.free(1)) == ([[], []], 2, 2)
 
 
-def test_i8_the_cache_outlives_a_refusal() -> None:
+def test_the_cache_outlives_a_refusal() -> None:
     cache = tiny_multi(4, 4, reserve_blocks=1000)
     cache.cache({0: [100], 1: [100]})
     assert cache.begin(8, keys=[100, 101])[0] != Status.OK
     assert (cache.reader.cached(cache.state), cache.reader.available(cache.state)) == (2, 6)
 
 
-def test_i9_both_lists_are_restored() -> None:
+def test_both_lists_are_restored() -> None:
     cache = tiny_multi(4, 2)
     assert cache.begin(4) == OK
     before, held = cache.lists(), cache.state.references.copy()
@@ -417,7 +417,7 @@ def test_i9_both_lists_are_restored() -> None:
     np.testing.assert_array_equal(cache.state.references[..., :3], held[..., :3])
 
 
-def test_i18_i19_deepseek_v4_on_two_ranks() -> None:
+def test_deepseek_v4_on_two_ranks() -> None:
     """In order of use the first keys leave last, so that all are taken out here."""
     cache = dsv4(FLASH, cp_size=2)
     keys = list(range(100, 111))
@@ -436,7 +436,7 @@ def test_i18_i19_deepseek_v4_on_two_ranks() -> None:
     assert [cache.free(pool) for pool in range(7)] == [count - 1 for count in cache.config.num_blocks]
 
 
-def test_i20_deepseek_v4_decodes() -> None:
+def test_deepseek_v4_decodes() -> None:
     cache = dsv4(FLASH)
     assert cache.begin(16, reuse=False, device_cache=False) == OK
     for blocks in range(5, 8):
@@ -449,7 +449,7 @@ def test_i20_deepseek_v4_decodes() -> None:
 
 
 @pytest.mark.parametrize("with_tails", [True, False])
-def test_i22_groups_without_reuse_have_no_vote(with_tails: bool) -> None:
+def test_groups_without_reuse_have_no_vote(with_tails: bool) -> None:
     cache = dsv4(FLASH, shared=True)
     full, policies = cache.config.full_groups, cache.config.policies
     cached = [g for g in range(7) if g in full or (with_tails and policies[g].enable_prefix_reuse)]
@@ -458,21 +458,21 @@ def test_i22_groups_without_reuse_have_no_vote(with_tails: bool) -> None:
     assert cache.begin(12, keys=[100, 101, 102])[1] == (8 if with_tails else 0)
 
 
-def test_j6_ranks_match_canonical_keys() -> None:
+def test_ranks_match_canonical_keys() -> None:
     cache = tiny_hybrid(cp_size=2)
     cache.cache({0: [101], 1: [101]})
     assert cache.begin(16, keys=[100, 101, 102, 103]) == (Status.OK, 8)
     assert len(cache.lists()[1]) == 2
 
 
-def test_j7_ranks_insert_canonical_keys() -> None:
+def test_ranks_insert_canonical_keys() -> None:
     cache = tiny_hybrid(20, cp_size=2)
     assert cache.begin(16, keys=[100, 101, 102, 103], device_cache=False) == OK
     cache.do(RtpCode.INSERT)
     assert [key for key in (100, 101, 102, 103) if cache.has(key, 1)] == [101]
 
 
-def test_j11_a_virtual_block_is_one_block_on_every_rank() -> None:
+def test_a_virtual_block_is_one_block_on_every_rank() -> None:
     cache = dsv4(FLASH, cp_size=4)
     assert cache.begin(16) == OK
     assert [len(ids) for ids in cache.lists()] == [1] * 7

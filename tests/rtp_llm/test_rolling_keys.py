@@ -1,4 +1,4 @@
-"""RTP-LLM's conformance vectors for cache keys (L), and the key list of a sequence that grows."""
+"""RTP-LLM's conformance vectors for cache keys, and the key list of a sequence that grows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=40)
 @pytest.mark.parametrize(
     ("token", "key"), [(1, -7046029254386353130), (0, -7046029254386353131), (-1, -7046029254386353132)]
 )
-def test_l1_one_token(token: int, key: int) -> None:
+def test_one_token(token: int, key: int) -> None:
     assert first_keys([token], 4).keys == (key,)
 
 
@@ -28,7 +28,7 @@ def logical(tokens: list[int]) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def test_l7_the_shift_is_arithmetic() -> None:
+def test_the_shift_is_arithmetic() -> None:
     assert logical([1, 2, 3, 4]) == 527151483457094799
     assert roll([1, 2, 3, 4]) != 527151483457094799
 

@@ -1,4 +1,4 @@
-"""RTP-LLM's conformance vectors for addresses and copies (G23, H21, H27, K); sizes and budgets are planning's tests."""
+"""RTP-LLM's conformance vectors for addresses and copies; sizes and budgets are planning's tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan(groups, num_blocks: int, shared: bool) -> Addresses:
 
 
 def hybrid() -> Addresses:
-    """Layers LLLFLLLF under the tags of vector H21."""
+    """Layers LLLFLLLF under the tags of its groups."""
     tags = ["l0", "l0", "l1", "f", "l1", "l2", "l2", "f"]
     blocks = dict.fromkeys(tags, linear(key_heads=1, value_heads=1, head_dim=8, conv_kernel=2, block_size=4))
     blocks["f"] = mha(heads=2, head_dim=64, block_size=4, dtype="int8")
@@ -41,7 +41,7 @@ def single(scale: int = 0, block: str = "mha") -> Addresses:
     return plan(shared_pool(["default"] * 3, {"default": sized}, {"default": default_policy(FULL)}), 4, True)
 
 
-def test_k24_layers_come_before_blocks() -> None:
+def test_layers_come_before_blocks() -> None:
     addresses = single()
     stride = addresses.plan.groups[0].stride
     assert addresses.address(1, 2) == (6 * stride, None)
@@ -51,7 +51,7 @@ def test_k24_layers_come_before_blocks() -> None:
             addresses.address(layer, block)
 
 
-def test_g23_sparse_models_copy_indexer_bytes() -> None:
+def test_sparse_models_copy_indexer_bytes() -> None:
     scale = indexer_scale_bytes(256, 4)
     assert scale == 1056
     addresses = single(scale, "mla")
@@ -76,7 +76,7 @@ def test_g23_sparse_models_copy_indexer_bytes() -> None:
             assert not untouched.any()
 
 
-def test_h21_layers_of_different_groups_share_places() -> None:
+def test_layers_of_different_groups_share_places() -> None:
     addresses = hybrid()
     assert [(group.tag, group.layers) for group in addresses.plan.groups] == [
         ("f", (3, 7)),
@@ -90,7 +90,7 @@ def test_h21_layers_of_different_groups_share_places() -> None:
         addresses.address(3, 1, "l0")
 
 
-def test_h27_by_tag_a_state_is_as_long_as_it_is() -> None:
+def test_by_tag_a_state_is_as_long_as_it_is() -> None:
     addresses = hybrid()
     full = addresses.plan.groups[0]
     (state,) = addresses.buffers(0, 2, "l0")
@@ -134,7 +134,7 @@ def test_deepseek_v4_addresses_by_tag() -> None:
         list(addresses.copies(1, 2, "nothing"))
 
 
-def test_k19_global_ids_of_draft_layers() -> None:
+def test_global_ids_of_draft_layers() -> None:
     assert [draft_layer_id(2, *rest) for rest in ((0, 3, 0), (0, 3, 2), (1, 3, 0), (1, 3, 2))] == [2, 4, 5, 7]
     for module, count, layer in ((-1, 3, 0), (0, 0, 0), (0, 3, 3)):
         with pytest.raises(TopologyError):
