@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
 from hkv.limits import MAX_BYTES, MAX_TOKENS
@@ -166,6 +166,15 @@ class AttentionSpec(LayerSpec):
         if padded is not None:
             padded = -(-padded * block_size // self.block_size)
         return dataclasses.replace(self, block_size=block_size, page_size_padded=padded)
+
+    def full_fields(self, block_size: int) -> dict[str, Any]:
+        """The fields of this class for a full-attention layer of the same geometry, its page as large in proportion."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(AttentionSpec)}
+        fields["block_size"] = block_size
+        if self.page_size_padded is not None:
+            unpadded = self.unpadded_page_size_bytes * block_size // self.block_size
+            fields["page_size_padded"] = max(self.page_size_padded, unpadded)
+        return fields
 
     def row_blocks(self, limits: RequestLimits) -> int:
         """Columns of a block table that one request can use; under context parallelism each stands for more tokens."""

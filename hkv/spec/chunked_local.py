@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hkv.spec.attention import AttentionSpec
+from hkv.spec.full_attention import FullAttention
 from hkv.spec.layer import Draw, LayerSpec, check_positive
 
 if TYPE_CHECKING:
@@ -24,10 +26,13 @@ class ChunkedLocal(AttentionSpec):
     kind: ClassVar[str] = "chunked_local"
     short_name: ClassVar[str] = "chunked"
     vllm_name: ClassVar[str | None] = "ChunkedLocalAttentionSpec"
+    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType({"attention_chunk_size": "chunk"})
+    managed_fields: ClassVar[tuple[str, ...]] = ("chunk",)
     parameter: ClassVar[str | None] = "chunk"
     log_fields: ClassVar[tuple[str, ...]] = ("chunk",)
     draw_place: ClassVar[int] = 4
     aligned_blocks: ClassVar[bool] = True
+    joins_latent: ClassVar[bool] = False
     droppable: ClassVar[bool] = False
     event_kind: ClassVar[str | None] = "chunked_local_attention"
 
@@ -55,6 +60,10 @@ class ChunkedLocal(AttentionSpec):
     def off_grid(self) -> bool:
         """Whether chunks do not start at blocks."""
         return self.chunk % self.block_size != 0
+
+    def as_full(self, block_size: int) -> LayerSpec:
+        """Full attention that knows the chunk."""
+        return FullAttention(**self.full_fields(block_size), attention_chunk_size=self.chunk)
 
     def max_request_blocks(self, limits: RequestLimits) -> int:
         tokens = min(self.chunk + limits.max_in_flight_tokens, limits.max_model_len)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hkv.spec.attention import AttentionSpec, all_of, same_attention
@@ -26,12 +27,13 @@ class FullAttention(AttentionSpec):
     kind: ClassVar[str] = "full_attention"
     short_name: ClassVar[str] = "full"
     vllm_name: ClassVar[str | None] = "FullAttentionSpec"
+    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"sliding_window": "sliding_window", "attention_chunk_size": "attention_chunk_size", "non_causal": "non_causal"}
+    )
     log_fields: ClassVar[tuple[str, ...]] = ("cp_sharded",)
     reads_all: ClassVar[bool] = True
     registers_parts: ClassVar[bool] = True
     event_kind: ClassVar[str | None] = "full_attention"
-    single_vector: ClassVar[bool] = False
-    """True where one latent a token takes the place of a key and a value."""
 
     sliding_window: int | None = None
     attention_chunk_size: int | None = None

@@ -16,6 +16,8 @@ class HiddenState(MLAAttention):
     Managed like a latent layer, hence of the same `kind`; grouping keeps it in a group of its own.
     """
 
+    stands_alone: ClassVar[bool] = True
+    joins_latent: ClassVar[bool] = False
     vllm_name: ClassVar[str | None] = "HiddenStateCacheSpec"
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from hkv.errors import SpecError
@@ -99,6 +100,18 @@ class LayerSpec:
     registers_parts: ClassVar[bool] = False
     """True when a block may be registered before it is full."""
 
+    slides: ClassVar[bool] = False
+    """True when a query reads the last `most_read` tokens, wherever it stands, and nothing else."""
+
+    single_vector: ClassVar[bool] = False
+    """True where one latent a token takes the place of a key and a value."""
+
+    stands_alone: ClassVar[bool] = False
+    """True when grouping keeps each such layer in a group of its own, its page cut to the others'."""
+
+    joins_latent: ClassVar[bool] = True
+    """False when vLLM's last resort, one group for latent layers beside plain windows, is not for such layers."""
+
     aligned_blocks: ClassVar[bool] = False
     """True when, beside other groups, its blocks must be as long as the alignment of hits."""
 
@@ -119,6 +132,12 @@ class LayerSpec:
 
     vllm_name: ClassVar[str | None] = None
     """The class of `vllm.v1.kv_cache_interface` (0.33) that describes such a layer; None for a kind of HKV's own."""
+
+    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Fields of that class to those of the kind, beside geometry."""
+
+    managed_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields, beside `block_size`, on which block ids depend: all that a cache manager has to be told."""
 
     uses_slot_mapping: ClassVar[bool] = True
     """False when tokens are not written to slots that the engine maps, but by the layer itself."""
@@ -176,6 +195,16 @@ class LayerSpec:
     def keeps_states(self) -> bool:
         """Whether a row's columns are snapshots by position, some of which others can resume from."""
         return False
+
+    @property
+    def latent(self) -> bool:
+        """Whether every query reads all earlier tokens' latents."""
+        return self.reads_all and self.single_vector
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's hidden state, of a kind that stands alone; else 0."""
+        return 0
 
     @property
     def state_tensors(self) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -301,6 +330,16 @@ class LayerSpec:
     def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
         """Whether all of `specs` need the same number of token slots as this one, so that a block table serves all."""
         return all(isinstance(spec, type(self)) for spec in specs)
+
+    def keeping(self, extra: int) -> Self:
+        """The same layer, told how many tokens to keep beyond those read; a kind that keeps none stays as it is."""
+        del extra
+        return self
+
+    def as_full(self, block_size: int) -> LayerSpec | None:
+        """The full-attention form of a local layer; its reach stays on record, for the kernels. None: there is none."""
+        del block_size
+        return None
 
     def with_block_size(self, block_size: int) -> Self:
         """The same layer with another number of tokens per block."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
@@ -38,6 +39,21 @@ class Mamba(LayerSpec):
     kind: ClassVar[str] = "mamba"
     short_name: ClassVar[str] = "mamba"
     vllm_name: ClassVar[str | None] = "MambaSpec"
+    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "shapes": "shapes",
+            "page_size_padded": "page_size_padded",
+            "num_speculative_blocks": "num_speculative_blocks",
+            "num_prefill_checkpoint_blocks": "num_prefill_checkpoint_blocks",
+            "prefill_checkpoint_alignment": "prefill_checkpoint_alignment",
+            "tp_replicated": "tp_replicated",
+        }
+    )
+    managed_fields: ClassVar[tuple[str, ...]] = (
+        "num_speculative_blocks",
+        "num_prefill_checkpoint_blocks",
+        "prefill_checkpoint_alignment",
+    )
     snapshot: ClassVar[bool] = True
     draw_place: ClassVar[int] = 2
     retained_sparsely: ClassVar[bool] = True

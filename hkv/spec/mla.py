@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Self
 
 from hkv.spec.attention import all_of, same_attention, unique
@@ -30,6 +31,20 @@ class MLAAttention(FullAttention):
     kind: ClassVar[str] = "mla"
     short_name: ClassVar[str] = "mla"
     vllm_name: ClassVar[str | None] = "MLAAttentionSpec"
+    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "sliding_window": "sliding_window",
+            "attention_chunk_size": "attention_chunk_size",
+            "non_causal": "non_causal",
+            "cache_dtype_str": "cache_dtype",
+            "topk_buffer_width": "topk_buffer_width",
+            "alignment": "alignment",
+            "model_version": "model_version",
+            "cache_role": "cache_role",
+            "is_index_group_leader": "is_index_group_leader",
+            "non_causal_multi_token_decode": "non_causal_multi_token_decode",
+        }
+    )
     draw_place: ClassVar[int] = 3
     log_version: ClassVar[int] = 2
     event_kind: ClassVar[str | None] = "mla_attention"

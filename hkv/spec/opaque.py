@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.limits import MAX_BYTES
@@ -26,6 +28,9 @@ class OpaqueState(LayerSpec):
     kind: ClassVar[str] = "opaque"
     short_name: ClassVar[str] = "opaque"
     vllm_name: ClassVar[str | None] = "CircularBufferSpec"
+    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"head_size": "entry_bytes", "page_size_padded": "page_size_padded"}
+    )
     one_block: ClassVar[bool] = True
     layout_options: ClassVar[tuple[str, ...]] = ("entry_bytes",)
     log_version: ClassVar[int] = 2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
 from hkv.spec.attention import AttentionSpec
+from hkv.spec.full_attention import FullAttention
 from hkv.spec.layer import Draw, LayerSpec, check_not_negative, check_positive
 
 if TYPE_CHECKING:
@@ -27,9 +29,14 @@ class SlidingWindow(AttentionSpec):
     kind: ClassVar[str] = "sliding_window"
     short_name: ClassVar[str] = "swa"
     vllm_name: ClassVar[str | None] = "SlidingWindowSpec"
+    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"sliding_window": "window", "extra_retained_tokens": "extra_retained_tokens"}
+    )
+    managed_fields: ClassVar[tuple[str, ...]] = ("window", "extra_retained_tokens")
     parameter: ClassVar[str | None] = "window"
     log_fields: ClassVar[tuple[str, ...]] = ("window",)
     draw_place: ClassVar[int] = 1
+    slides: ClassVar[bool] = True
     seeks_run: ClassVar[bool] = True
     retained_sparsely: ClassVar[bool] = True
     event_kind: ClassVar[str | None] = "sliding_window"
@@ -74,6 +81,14 @@ class SlidingWindow(AttentionSpec):
     def retained_tokens(self) -> int:
         """Tokens below the first one of a step that stay in the cache."""
         return self.window - 1 + self.extra_retained_tokens
+
+    def keeping(self, extra: int) -> Self:
+        """With so many `extra_retained_tokens`."""
+        return dataclasses.replace(self, extra_retained_tokens=extra)
+
+    def as_full(self, block_size: int) -> LayerSpec:
+        """Full attention that knows the window."""
+        return FullAttention(**self.full_fields(block_size), sliding_window=self.window)
 
     def max_request_blocks(self, limits: RequestLimits) -> int:
         if self.cp_sharded and limits.context_parallel > 1:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Self
 
 from hkv.spec.attention import all_of, same_attention, unique
 from hkv.spec.layer import LayerSpec
-from hkv.spec.mla import aligned_page
+from hkv.spec.mla import MLAAttention, aligned_page
 from hkv.spec.sliding_window import SlidingWindow
 
 
@@ -24,8 +25,19 @@ class SlidingWindowMLA(SlidingWindow):
       model_version: variant of the packing, e.g. `deepseek_v4`, or None.
     """
 
+    single_vector: ClassVar[bool] = True
+    joins_latent: ClassVar[bool] = False
     event_kind: ClassVar[str | None] = "sliding_window_mla"
     vllm_name: ClassVar[str | None] = "SlidingWindowMLASpec"
+    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "sliding_window": "window",
+            "extra_retained_tokens": "extra_retained_tokens",
+            "cache_dtype_str": "cache_dtype",
+            "alignment": "alignment",
+            "model_version": "model_version",
+        }
+    )
 
     head_size_v: int | None = 0
     cache_dtype: str | None = None
@@ -48,6 +60,19 @@ class SlidingWindowMLA(SlidingWindow):
         if self.alignment is None:
             return super().with_block_size(block_size)
         return dataclasses.replace(self, block_size=block_size, page_size_padded=None)
+
+    def as_full(self, block_size: int) -> LayerSpec:
+        """A latent layer that knows the window, aligned anew."""
+        fields = self.full_fields(block_size)
+        if self.alignment is not None:
+            fields["page_size_padded"] = None
+        return MLAAttention(
+            **fields,
+            sliding_window=self.window,
+            cache_dtype=self.cache_dtype,
+            alignment=self.alignment,
+            model_version=self.model_version,
+        )
 
     def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
         """All latent and of one window."""

@@ -18,7 +18,6 @@ from hkv.limits import MAX_TOKENS
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
 from hkv.request_length import parse_length
-from hkv.spec import SlidingWindow
 
 
 class RtpReplayCommand(ReplayCommand):
@@ -107,9 +106,9 @@ class RtpReplayCommand(ReplayCommand):
 
 def _check_windows(specs: Any, size: int) -> None:
     for spec in specs:
-        if isinstance(spec, SlidingWindow) and spec.window > size + 1:
+        if spec.slides and spec.most_read > size + 1:
             expected = f"a model whose windows are at most {size + 1} tokens, a block and one: hits bring one block"
-            raise ConfigError("model", f"window {spec.window}", expected)
+            raise ConfigError("model", f"window {spec.most_read}", expected)
 
 
 def _remark(name: str, config: RtpConfig, memory: int) -> str:

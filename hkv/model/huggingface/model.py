@@ -50,7 +50,7 @@ class CacheLayer:
         """
         spec = self.spec
         if not isinstance(spec, AttentionSpec):
-            return spec.unpadded_page_size_bytes
+            return 0 if spec is None else spec.unpadded_page_size_bytes
         return int(Fraction(spec.most_read * spec.num_heads * spec.content_bytes) / spec.tokens_per_state)
 
 

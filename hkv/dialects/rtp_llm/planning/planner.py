@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from hkv.dialects.rtp_llm.planning import dsv4
@@ -24,7 +25,8 @@ from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, check_whol
 from hkv.model.draft_modules import DEFAULT_TAG
 from hkv.model.group_policy import GroupPolicy, GroupType, default_policy
 from hkv.model.huggingface import Model
-from hkv.spec import AttentionSpec, LayerSpec, Mamba, MLAAttention, SlidingWindow
+from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec.dtypes import item_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,7 @@ def _distinct(names: Sequence[str], blocks: Sequence[BlockBytes]) -> list[str]:
     ]
 
 
-def _one_cache_each(model: Model) -> list[tuple[LayerSpec, MLAAttention | None]]:
+def _one_cache_each(model: Model) -> list[tuple[LayerSpec, LayerSpec | None]]:
     """Each layer's cache and, beside a latent one, its indexer."""
     layers: dict[int, list[LayerSpec]] = {}
     for layer in model.layers:
@@ -159,7 +161,7 @@ def _one_cache_each(model: Model) -> list[tuple[LayerSpec, MLAAttention | None]]
     result = []
     for index, specs in layers.items():
         first, *rest = specs
-        indexers = [spec for spec in rest if isinstance(spec, MLAAttention) and spec.cache_role == "indexer"]
+        indexers = [spec for spec in rest if getattr(spec, "cache_role", None) == "indexer"]
         if len(rest) != len(indexers):
             raise PlanError(f"layers.{index}", len(specs), "one cache, and an indexer at most, under RTP-LLM")
         result.append((first, indexers[0] if indexers else None))
@@ -167,22 +169,22 @@ def _one_cache_each(model: Model) -> list[tuple[LayerSpec, MLAAttention | None]]
 
 
 def _group_type(spec: LayerSpec) -> GroupType:
-    if isinstance(spec, Mamba):
+    if spec.snapshot:
         return GroupType.LINEAR
-    return GroupType.SWA if isinstance(spec, SlidingWindow) else GroupType.FULL
+    return GroupType.SWA if spec.slides else GroupType.FULL
 
 
 def _block(model: Model, spec: LayerSpec, indexed: bool, options: RtpOptions) -> BlockBytes:
     size = options.block_size
-    if isinstance(spec, Mamba):
-        first, *rest = spec.state_bytes
+    if spec.snapshot:
+        first, *rest = (math.prod(shape) * item_bytes(dtype) for shape, dtype in spec.state_tensors)
         total = spec.unpadded_page_size_bytes
         return BlockBytes(
             kind="linear", seq_size=size, k_elems=first, v_elems=sum(rest), elems=total, bytes=total, payload=total
         )
     if not isinstance(spec, AttentionSpec):
         raise PlanError("spec", spec, "attention or a recurrent state")
-    if isinstance(spec, MLAAttention):
+    if spec.latent:
         assert model.latent_sizes is not None
         lora, rope = model.latent_sizes
         block = mla(lora=lora, rope=rope, block_size=size, dtype=spec.dtype)
@@ -197,7 +199,8 @@ def _block(model: Model, spec: LayerSpec, indexed: bool, options: RtpOptions) ->
 
 def _dsv4_groups(model: Model, options: RtpOptions) -> tuple[PoolGroup, ...]:
     vector = next(spec for name, spec in model.specs.items() if name.endswith(".window"))
-    assert isinstance(vector, SlidingWindow)
+    assert isinstance(vector, AttentionSpec)
+    assert vector.slides
     float8 = vector.dtype == "uint8"
     descs = dsv4.descriptions(head_dim=vector.head_size, indexer_dim=model.indexer_size or 1, float8=float8)
     size = 256 if options.block_size == 64 else options.block_size

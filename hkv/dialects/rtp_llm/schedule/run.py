@@ -23,7 +23,7 @@ from hkv.oracle.engines import engine_factory
 from hkv.replay.difference import compare
 from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule
-from hkv.spec import AttentionSpec, LayerSpec, Mamba, SlidingWindow
+from hkv.spec import AttentionSpec, LayerSpec
 
 if TYPE_CHECKING:
     from hkv.dialects.rtp_llm.schedule.compiled import RtpCompiledReplay
@@ -101,23 +101,23 @@ def check_replayable(config: RtpConfig, dialect: str, caching: bool) -> None:
         groups = len(config.topology.groups)
         raise ConfigError("dialect", dialect, f"{config.name}, for {groups} group{'s' * (groups > 1)} over these pools")
     for group in config.topology.groups:
-        if caching and isinstance(group.spec, SlidingWindow) and group.spec.window > group.spec.block_size + 1:
+        if caching and group.spec.slides and group.spec.most_read > group.spec.block_size + 1:
             expected = (
                 f"at most {group.spec.block_size + 1}: RTP-LLM's hits bring one block of a window, that of the last "
             )
-            expected += f"key; larger blocks, of {group.spec.window - 1} tokens, or --no-caching"
-            raise ConfigError(f"window of group {group.tag}", group.spec.window, expected)
+            expected += f"key; larger blocks, of {group.spec.most_read - 1} tokens, or --no-caching"
+            raise ConfigError(f"window of group {group.tag}", group.spec.most_read, expected)
 
 
-def tail_blocks(window: SlidingWindow) -> int:
+def tail_blocks(window: LayerSpec) -> int:
     """Blocks at the end of a list that the next query reads at most; 2, RTP-LLM's default, where it reads fewer."""
-    return max(2, 1 + -(-(window.window - 2) // window.block_size))
+    return max(2, 1 + -(-(window.most_read - 2) // window.block_size))
 
 
 def _policy(index: int, spec: LayerSpec, caching: bool) -> GroupPolicy:
-    if isinstance(spec, Mamba):
+    if spec.snapshot:
         return default_policy(GroupType.LINEAR)
-    if isinstance(spec, SlidingWindow):
+    if spec.slides:
         tail = 2 if caching else tail_blocks(spec)
         return GroupPolicy(group_type=GroupType.SWA, evict_policy=EvictPolicy.INDEPENDENT, active_tail_blocks=tail)
     if isinstance(spec, AttentionSpec) and spec.readable(1 << 40).start == 0:

@@ -12,19 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from hkv.dialects.vllm.planning.options import PlanOptions
-from hkv.errors import MissingEngineError
+from hkv.errors import MissingEngineError, PlanError
 from hkv.spec import (
     AttentionSpec,
-    ChunkedLocal,
-    FullAttention,
-    HiddenState,
     KernelPages,
     LayerSpec,
-    Mamba,
-    MLAAttention,
-    OpaqueState,
-    SlidingWindow,
-    SlidingWindowMLA,
 )
 
 MODULES = (
@@ -128,36 +120,25 @@ class InstalledPlanner:
 
     def spec(self, spec: LayerSpec, mamba_mode: str = "align") -> Any:
         """The spec that vLLM itself has for a layer."""
-        if isinstance(spec, Mamba):
-            return self._interface.MambaSpec(
-                block_size=spec.block_size,
-                shapes=spec.shapes,
-                dtypes=tuple(getattr(self._torch, dtype) for dtype in spec.dtypes),
-                page_size_padded=spec.page_size_padded,
-                mamba_cache_mode=mamba_mode,
-                num_speculative_blocks=spec.num_speculative_blocks,
-                num_prefill_checkpoint_blocks=spec.num_prefill_checkpoint_blocks,
-                prefill_checkpoint_alignment=spec.prefill_checkpoint_alignment,
-                tp_replicated=spec.tp_replicated,
-                is_draft=spec.is_draft,
-            )
-        if isinstance(spec, OpaqueState):
-            return self._interface.CircularBufferSpec(
-                block_size=spec.block_size,
-                num_kv_heads=1,
-                head_size=spec.entry_bytes,
-                head_size_v=0,
-                dtype=self._torch.uint8,
-                page_size_padded=spec.page_size_padded,
-                dcp_sharded=False,
-                is_draft=spec.is_draft,
-            )
-        assert isinstance(spec, AttentionSpec)
-        return self._attention(spec)
+        cls = getattr(self._interface, spec.vllm_name or "", None)
+        if cls is None:
+            raise PlanError("kind", spec.kind, "a kind that vLLM has")
+        own = {theirs: getattr(spec, ours) for theirs, ours in spec.vllm_fields.items()}
+        if isinstance(spec, AttentionSpec):
+            if "cache_role" in own:
+                role = self._interface.SparseCacheRole
+                own["cache_role"] = role.INDEXER if own["cache_role"] == "indexer" else role.SPARSE
+            return cls(**self._geometry(spec), **own)
+        own["is_draft"] = spec.is_draft
+        if spec.snapshot:
+            dtypes = tuple(getattr(self._torch, dtype) for _, dtype in spec.state_tensors)
+            return cls(block_size=spec.block_size, dtypes=dtypes, mamba_cache_mode=mamba_mode, **own)
+        ring = {"num_kv_heads": 1, "head_size_v": 0, "dtype": self._torch.uint8, "dcp_sharded": False}
+        return cls(block_size=spec.block_size, **ring, **own)
 
-    def _attention(self, spec: AttentionSpec) -> Any:
+    def _geometry(self, spec: AttentionSpec) -> dict[str, Any]:
         alignment = spec.block_stride_alignment
-        fields: dict[str, Any] = {
+        return {
             "block_size": spec.block_size,
             "num_kv_heads": spec.num_kv_heads,
             "head_size": spec.head_size,
@@ -175,33 +156,6 @@ class InstalledPlanner:
             "dcp_sharded": spec.cp_sharded,
             "is_draft": spec.is_draft,
         }
-        if isinstance(spec, ChunkedLocal):
-            return self._interface.ChunkedLocalAttentionSpec(**fields, attention_chunk_size=spec.chunk)
-        if isinstance(spec, SlidingWindow):
-            fields |= {"sliding_window": spec.window, "extra_retained_tokens": spec.extra_retained_tokens}
-            if not isinstance(spec, SlidingWindowMLA):
-                return self._interface.SlidingWindowSpec(**fields)
-            latent = {"cache_dtype_str": spec.cache_dtype, "alignment": spec.alignment}
-            return self._interface.SlidingWindowMLASpec(**fields, **latent, model_version=spec.model_version)
-        assert isinstance(spec, FullAttention)
-        fields |= {"sliding_window": spec.sliding_window, "attention_chunk_size": spec.attention_chunk_size}
-        fields["non_causal"] = spec.non_causal
-        if not isinstance(spec, MLAAttention):
-            return self._interface.FullAttentionSpec(**fields)
-        role = self._interface.SparseCacheRole
-        cls = (
-            self._interface.HiddenStateCacheSpec if isinstance(spec, HiddenState) else self._interface.MLAAttentionSpec
-        )
-        return cls(
-            **fields,
-            cache_dtype_str=spec.cache_dtype,
-            topk_buffer_width=spec.topk_buffer_width,
-            alignment=spec.alignment,
-            model_version=spec.model_version,
-            cache_role=role.INDEXER if spec.cache_role == "indexer" else role.SPARSE,
-            is_index_group_leader=spec.is_index_group_leader,
-            non_causal_multi_token_decode=spec.non_causal_multi_token_decode,
-        )
 
     def _mode(self, quantization: str) -> Any:
         modes = self._interface.KVQuantMode

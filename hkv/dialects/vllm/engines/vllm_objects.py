@@ -142,26 +142,15 @@ def _spec(spec: Any) -> Any:
     import torch
     from vllm.v1 import kv_cache_interface as vllm
 
+    cls = getattr(vllm, spec.vllm_name or "", None)
+    if cls is None:
+        raise ConfigError("kind", spec.kind, "a kind that vLLM has")
+    named = {theirs: getattr(spec, ours) for theirs, ours in spec.vllm_fields.items() if ours in spec.managed_fields}
+    if spec.snapshot:
+        state = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": spec.cache_mode}
+        return cls(block_size=spec.block_size, **state, **named)
     heads = {"block_size": spec.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.bfloat16}
-    sharded = getattr(spec, "cp_sharded", False)
-    match spec.kind:
-        case "full_attention":
-            return vllm.FullAttentionSpec(**heads, dcp_sharded=sharded)
-        case "mla":
-            return vllm.MLAAttentionSpec(**heads, dcp_sharded=sharded)
-        case "sliding_window":
-            retained = {"sliding_window": spec.window, "extra_retained_tokens": spec.extra_retained_tokens}
-            return vllm.SlidingWindowSpec(**heads, dcp_sharded=False, **retained)
-        case "chunked_local":
-            return vllm.ChunkedLocalAttentionSpec(**heads, dcp_sharded=False, attention_chunk_size=spec.chunk)
-        case "opaque":
-            return vllm.CircularBufferSpec(**heads, dcp_sharded=False)
-        case "mamba":
-            fields = {name: getattr(spec, name) for name in spec.log_fields if name != "cache_mode"}
-            state = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": spec.cache_mode}
-            return vllm.MambaSpec(block_size=spec.block_size, **state, **fields)
-        case kind:
-            raise ConfigError("kind", kind, "a kind that vLLM has")
+    return cls(**heads, dcp_sharded=spec.shared_by_ranks, **named)
 
 
 def _identity(extra: ExtraKeys) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.errors import PlanError
-from hkv.spec import LayerSpec, Mamba, is_cp_sharded
+from hkv.spec import LayerSpec, is_cp_sharded
 
 
 def resolve_block_sizes(groups: Sequence[PlannedGroup], options: PlanOptions) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def block_tokens(spec: LayerSpec, context_parallel: int) -> int:
 def has_partial_hits(specs: Sequence[LayerSpec], unit: int, context_parallel: int) -> bool:
     """Whether states inside a block may be hit (vLLM 0.33 `partial_hash_hits_enabled`, Mamba mode `align`)."""
     return any(
-        isinstance(spec, Mamba) and (spec.block_size > unit or (context_parallel > 1 and spec.block_size == unit))
+        spec.snapshot and (spec.block_size > unit or (context_parallel > 1 and spec.block_size == unit))
         for spec in specs
     )
 

@@ -14,7 +14,7 @@ from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.dialects.vllm.planning.promotion import full_allocation, merge_all, promote_everything
 from hkv.errors import PlanError
 from hkv.layout.orders import Order
-from hkv.spec import HiddenState, LayerSpec, SlidingWindow, is_uniform_type
+from hkv.spec import LayerSpec, is_uniform_type
 
 
 def group_layers(layers: Mapping[str, LayerSpec], order: Order, options: PlanOptions) -> list[PlannedGroup]:
@@ -31,10 +31,7 @@ def group_layers(layers: Mapping[str, LayerSpec], order: Order, options: PlanOpt
     if not layers:
         return []
     extra = max(0, options.prefill_lookahead - 1)
-    stamped = {
-        name: dataclasses.replace(spec, extra_retained_tokens=extra) if isinstance(spec, SlidingWindow) else spec
-        for name, spec in layers.items()
-    }
+    stamped = {name: spec.keeping(extra) for name, spec in layers.items()}
     groups = _default_groups(stamped, order, options)
     _check_partition(groups, stamped)
     if options.eagle:
@@ -52,7 +49,7 @@ def _default_groups(layers: dict[str, LayerSpec], order: Order, options: PlanOpt
         return [PlannedGroup.merged(list(layers), merged)]
     if is_uniform_type(list(layers.values())):
         return [PlannedGroup.of_type(layers)]
-    hidden = {name: spec for name, spec in layers.items() if isinstance(spec, HiddenState)}
+    hidden = {name: spec for name, spec in layers.items() if spec.stands_alone}
     rest = {name: spec for name, spec in layers.items() if name not in hidden}
     if not rest:
         raise PlanError("layers", sorted(hidden), "attention or state layers beside hidden states")

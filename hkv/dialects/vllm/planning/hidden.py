@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hkv.dialects.vllm.planning.plan import PlannedGroup
-from hkv.spec import HiddenState, LayerSpec
+from hkv.spec import LayerSpec
 
 
 def add_hidden_states(
-    groups: Sequence[PlannedGroup], hidden: Mapping[str, HiddenState], bugs: frozenset[str]
+    groups: Sequence[PlannedGroup], hidden: Mapping[str, LayerSpec], bugs: frozenset[str]
 ) -> list[PlannedGroup]:
     """The groups, large enough for one token's hidden state, and one more group for each hidden-state layer.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.errors import PlanError
 from hkv.layout.orders import Order
-from hkv.spec import LayerSpec, Mamba, OpaqueState, SlidingWindow, is_uniform_type
+from hkv.spec import LayerSpec, is_uniform_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _groups_of(bucket: Bucket, repeats: int | None) -> int:
 def _is_state(bucket: Bucket, repeats: int | None) -> bool:
     """Whether the bucket may be cut down to one layer a group: states, and windows where nothing else sets a size."""
     first = next(iter(bucket.layers.values()))
-    return isinstance(first, Mamba | OpaqueState) or (repeats is None and isinstance(first, SlidingWindow))
+    return first.snapshot or first.one_block or (repeats is None and first.slides)
 
 
 def _split(bucket: Bucket, count: int, bugs: frozenset[str]) -> list[PlannedGroup]:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from hkv.errors import HKVError, PlanError
-from hkv.spec import AttentionSpec, LayerSpec, Mamba, MLAAttention, OpaqueState
+from hkv.spec import AttentionSpec, LayerSpec
 
 
 class PagesDiffer(PlanError):  # noqa: N818
@@ -37,11 +37,11 @@ def _resized(name: str, spec: LayerSpec, page: int, bugs: frozenset[str]) -> Lay
     own = spec.page_size_bytes
     if own == page:
         return spec
-    if isinstance(spec, Mamba):
-        return dataclasses.replace(spec, page_size_padded=page)
+    if spec.snapshot:
+        return dataclasses.replace(spec, page_size_padded=page)  # type: ignore[call-arg]
     if page % own == 0:
         return _scaled(name, spec, page, page // own, bugs)
-    if isinstance(spec, AttentionSpec | OpaqueState) and not isinstance(spec, MLAAttention):
+    if not spec.latent:
         _check_alignment(name, spec, page, bugs)
         return dataclasses.replace(spec, page_size_padded=page)
     raise PagesDiffer(name, own, f"a divisor of the largest page of {page} bytes, as latent pages are not padded")
@@ -88,14 +88,14 @@ def align_states(
       mamba_mode: `align` keeps a state at each block boundary, `none` one a request.
       max_model_len: tokens that one state stands for in mode `none`.
     """
-    states = [spec for spec in layers.values() if isinstance(spec, Mamba)]
+    states = [spec for spec in layers.values() if spec.snapshot]
     tokens = [spec for spec in layers.values() if isinstance(spec, AttentionSpec) and not spec.is_draft]
     if not states:
         return dict(layers)
     if not tokens:
         size = min(spec.block_size for spec in states) if mamba_mode == "align" else max_model_len
         return {name: dataclasses.replace(spec, block_size=size) for name, spec in layers.items()}
-    if any(isinstance(spec, MLAAttention) for spec in tokens):
+    if any(spec.latent for spec in tokens):
         kernel_block_size = max(kernel_block_size, 128)
     unit = max(kernel_block_size, *(spec.block_size for spec in tokens))
     largest = max(spec.unpadded_page_size_bytes for spec in states)
@@ -110,7 +110,7 @@ def align_states(
         name: dataclasses.replace(
             spec, block_size=span, page_size_padded=page if page > spec.unpadded_page_size_bytes else None
         )
-        if isinstance(spec, Mamba)
+        if spec.snapshot
         else spec
         for name, spec in resized.items()
     }

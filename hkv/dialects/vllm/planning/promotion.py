@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.errors import PlanError
-from hkv.spec import (
-    AttentionSpec,
-    ChunkedLocal,
-    FullAttention,
-    HiddenState,
-    LayerSpec,
-    MergeError,
-    MLAAttention,
-    OpaqueState,
-    SlidingWindow,
-    SlidingWindowMLA,
-    is_uniform_type,
-)
+from hkv.spec import LayerSpec, MergeError, is_uniform_type
 
 
 def merge_all(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> LayerSpec | None:
@@ -48,14 +35,14 @@ def promote(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, 
     promoted = dict(layers)
     if _one_type(promoted, bugs):
         return promoted
-    full = {spec.block_size for spec in layers.values() if isinstance(spec, FullAttention)}
+    full = {spec.block_size for spec in layers.values() if spec.reads_all}
     if full:
         block_size = full.pop() if len(full) == 1 else None
         for name, spec in layers.items():
-            if isinstance(spec, SlidingWindow | ChunkedLocal):
-                if isinstance(spec, SlidingWindowMLA) and "latent-window-promotion" in bugs:
+            if (whole := spec.as_full(block_size or spec.block_size)) is not None:
+                if spec.single_vector and "latent-window-promotion" in bugs:
                     raise PlanError(name, spec, "no latent window layer, which vLLM cannot rebuild as a latent one")
-                promoted[name] = _full(spec, block_size or spec.block_size)
+                promoted[name] = whole
     if not _one_type(promoted, bugs):
         kinds = sorted({type(spec).__name__ for spec in promoted.values()})
         raise PlanError("layers", kinds, "layers that can all be cached like full attention")
@@ -64,28 +51,6 @@ def promote(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, 
 
 def _one_type(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> bool:
     return merge_all(layers, bugs) is not None or is_uniform_type(list(layers.values()))
-
-
-def _full(spec: SlidingWindow | ChunkedLocal, block_size: int) -> LayerSpec:
-    """The full-attention form of a local layer; its window stays on record, for the kernels."""
-    fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(AttentionSpec)}
-    fields["block_size"] = block_size
-    if spec.page_size_padded is not None:
-        unpadded = spec.unpadded_page_size_bytes * block_size // spec.block_size
-        fields["page_size_padded"] = max(spec.page_size_padded, unpadded)
-    if isinstance(spec, ChunkedLocal):
-        return FullAttention(**fields, attention_chunk_size=spec.chunk)
-    if isinstance(spec, SlidingWindowMLA):
-        if spec.alignment is not None:
-            fields["page_size_padded"] = None
-        return MLAAttention(
-            **fields,
-            sliding_window=spec.window,
-            cache_dtype=spec.cache_dtype,
-            alignment=spec.alignment,
-            model_version=spec.model_version,
-        )
-    return FullAttention(**fields, sliding_window=spec.window)
 
 
 def promote_everything(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, LayerSpec]:
@@ -103,7 +68,7 @@ def promote_everything(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) ->
 
 
 def _is_replicated(spec: LayerSpec) -> bool:
-    return isinstance(spec, OpaqueState) or (isinstance(spec, AttentionSpec) and not spec.cp_sharded)
+    return not (spec.snapshot or spec.shared_by_ranks)
 
 
 def full_allocation(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> PlannedGroup | None:
@@ -112,11 +77,11 @@ def full_allocation(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> Pl
     The last resort of vLLM 0.33 (`_try_get_full_allocation_fallback_groups`).
     """
     specs = layers.values()
-    if any(isinstance(spec, HiddenState | SlidingWindowMLA | ChunkedLocal) for spec in specs):
+    if any(not spec.joins_latent for spec in specs):
         return None
-    if not any(isinstance(spec, MLAAttention) for spec in specs):
+    if not any(spec.latent for spec in specs):
         return None
-    if not any(isinstance(spec, SlidingWindow) for spec in specs):
+    if not any(spec.slides for spec in specs):
         return None
     try:
         promoted = promote(layers, bugs)

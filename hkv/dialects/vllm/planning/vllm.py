@@ -16,7 +16,7 @@ from hkv.dialects.vllm.planning.tensors import bytes_per_block, cache_tensors
 from hkv.errors import LayoutError, PlanError
 from hkv.layout.orders import Order
 from hkv.layout.resolution import DEFAULT_PREFERENCE, check_groups, legal_orders
-from hkv.spec import AttentionSpec, LayerSpec, OpaqueState
+from hkv.spec import AttentionSpec, LayerSpec
 
 
 def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int], options: PlanOptions) -> Plan:
@@ -167,5 +167,5 @@ def _needs_zeroing(groups: Sequence[PlannedGroup]) -> bool:
     """Whether a new block's old bytes could be read: states, or element types that differ (vLLM 0.33)."""
     specs = [spec for group in groups for spec in group.specs]
     types = {(spec.dtype, spec.quantization) for spec in specs if isinstance(spec, AttentionSpec)}
-    types |= {("uint8", "none") for spec in specs if isinstance(spec, OpaqueState)}
+    types |= {("uint8", "none") for spec in specs if spec.one_block}
     return len(types) > 1 or any(spec.snapshot for spec in specs)

@@ -10,6 +10,7 @@ from typing import Any
 from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.layout.orders import Order
 from hkv.spec import (
+    AttentionSpec,
     ChunkedLocal,
     FullAttention,
     HiddenState,
@@ -91,7 +92,7 @@ def _draw_spec(draw: random.Random) -> LayerSpec:
 
 def _near(draw: random.Random, spec: LayerSpec) -> LayerSpec:
     """The same layer but for one thing."""
-    if isinstance(spec, Mamba | OpaqueState):
+    if not isinstance(spec, AttentionSpec):
         return dataclasses.replace(spec, block_size=spec.block_size * 2)
     changes: list[Callable[[], LayerSpec]] = [
         lambda: dataclasses.replace(spec, block_size=spec.block_size * 2, page_size_padded=None),
