@@ -15,9 +15,10 @@ from hkv.dialects.vllm.schedule.diagnosis import REASONS
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.errors import ConfigError
 from hkv.replay.record import FINISHED
+from hkv.replay.result import document
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
-from hkv.replay.summary import document, group_name, groups, totals
+from hkv.replay.summary import group_name, groups, totals
 from hkv.replay.traces.workloads import DEFAULTS, Workload, generate
 from hkv.replay.traces.writer import trace_lines
 from hkv.spec import spec_from_text
@@ -156,7 +157,7 @@ def test_limit_and_speed(tmp_path):
 
 def test_the_document_says_everything(tmp_path):
     outcome = replay(trace_of(tmp_path), cache("full:4,swa:4:32", 100), SCHEDULE, Timing(), engine="numpy")
-    made = json.loads(json.dumps(document(outcome, {"groups": "full:4,swa:4:32"})))
+    made = json.loads(json.dumps(document(outcome, "numpy", {"groups": "full:4,swa:4:32"})))
     assert made["options"] == {"groups": "full:4,swa:4:32"}
     assert [group["group"] for group in made["groups"]] == ["full:4", "swa:4:32"]
     assert list(made["groups"][0]["reasons"]) == list(REASONS)
