@@ -20,12 +20,10 @@ from hkv.errors import HKVError, LayoutError
 from hkv.layout.block_layout import Layout, Place, copy_width
 from hkv.layout.content import QUANTIZATIONS, quantize
 from hkv.layout.picture import levels
-from hkv.layout.resolution import resolve
+from hkv.layout.resolution import ENVIRONMENT, resolve
 from hkv.limits import MAX_BYTES, MAX_TOKENS
 from hkv.spec import CLASSES, AttentionSpec, LayerSpec, spec_from_text
 from hkv.spec.dtypes import item_bytes
-
-ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
 
 SIZE = click.IntRange(1, MAX_TOKENS)
 """Tokens, heads, or elements of one."""

@@ -70,6 +70,7 @@ class Dialect(abc.ABC):
       versions: of the log format, oldest first.
       kinds: names of the kinds of groups that random configurations may have.
       engines: names of built-in engines to where they live, `module:attribute`; each takes a header.
+      engine_versions: of those that drive an installed package, the version that is driven unless another is named.
       default_pair: the engine in doubt and the one that counts, where a command is not told.
       default_recorded: the engine that is recorded where a command is not told.
       has_bugs: whether upstream defects of its engine are known by name (`hkv.bugs`).
@@ -82,6 +83,7 @@ class Dialect(abc.ABC):
     versions: tuple[int, ...] = (2,)
     kinds: tuple[str, ...] = ()
     engines: Mapping[str, str] = MappingProxyType({})
+    engine_versions: Mapping[str, str] = MappingProxyType({})
     default_pair: tuple[str, str] = ("jax", "numpy")
     default_recorded: str = "numpy"
     has_bugs: bool = False

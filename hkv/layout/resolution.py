@@ -30,6 +30,9 @@ BACKEND_ORDERS = MappingProxyType(
 )
 """What some of vLLM 0.33's attention backends declare, most preferred first; None for any."""
 
+ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
+"""The environment variable in which vLLM is told an order."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
@@ -130,7 +133,7 @@ def resolve(
     if environment is not None:
         order = Order.parse(environment)
         if order not in legal:
-            raise LayoutError("VLLM_KV_CACHE_LAYOUT", environment, f"one of {_names(legal)}")
+            raise LayoutError(ENVIRONMENT, environment, f"one of {_names(legal)}")
         return Resolution(order, "environment")
     if connector is not None:
         order = Order.parse(connector)

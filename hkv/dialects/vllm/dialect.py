@@ -44,6 +44,7 @@ class VllmDialect(Dialect):
             "vllm": "hkv.dialects.vllm.engines.installed:InstalledVllmEngine",
         }
     )
+    engine_versions = MappingProxyType({"vllm": "0.33"})
     default_pair = ("numpy", "vllm")
     default_recorded = "vllm"
     has_bugs = True

@@ -22,16 +22,18 @@ def built_in() -> tuple[str, ...]:
 
 def forms() -> str:
     """How an engine may be named, for help texts and errors."""
-    others = "vllm@VERSION for another than 0.33, 'cmd:PROGRAM ARGS' (docs/oplog.md), or"
-    return f"{', '.join(built_in())}, {others} FILE.py:CLASS or MODULE:CLASS (an Engine)"
+    versions = {name: version for dialect in registry.dialects() for name, version in dialect.engine_versions.items()}
+    others = "".join(f"{name}@VERSION for another than {version}, " for name, version in versions.items())
+    others += "'cmd:PROGRAM ARGS' (docs/oplog.md), or FILE.py:CLASS or MODULE:CLASS (an Engine)"
+    return f"{', '.join(built_in())}, {others}"
 
 
 def engine_factory(name: str, timeout: float | None = None) -> EngineFactory:
     """The factory of the engine of that name.
 
     Args:
-      name: of `built_in`; one of those that drive an installed engine, `@` and the version of it, whichever it is,
-        such as `vllm@0.34.0`; `cmd:` and a command line, for an engine in a process of its own; or `FILE.py:NAME` or
+      name: of `built_in`; one of those that drive an installed engine, `@` and the version of it, whichever it is
+        (`NAME@0.34.0`); `cmd:` and a command line, for an engine in a process of its own; or `FILE.py:NAME` or
         `MODULE:NAME`, for a class or function of the user's that takes a header.
       timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
 

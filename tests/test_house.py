@@ -1,0 +1,130 @@
+"""What is counted about the house: names of dialects outside their folders, modules and rules that nothing uses."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import hkv
+from hkv.dialects.dialect import Dialect
+from reference.dialects.rules import Rules
+
+ROOT = pathlib.Path(hkv.__file__).parent
+NAMES = re.compile(r"vllm|rtp", re.IGNORECASE)
+
+ROOMS = ("oracle", "replay", "testing", "cli")
+"""Folders that know the contract only."""
+
+MOVING = ("testing/mutants/", "testing/suites/", "testing/published.py", "cli/mutants.py", "oracle/__init__.py")
+"""Planted defects and suites of cases, which move to tests/, and names that the public face takes over."""
+
+UNUSED = {
+    "hkv.cache.arrivals": "serving",
+    "hkv.cache.checkpoint": "serving",
+    "hkv.cache.conversion": "serving",
+    "hkv.cache.single_thread": "serving",
+    "hkv.cache.slots": "serving",
+    "hkv.cache.step": "serving",
+    "hkv.chunks.transfer": "serving",
+    "hkv.dialects.rtp_llm.addresses": "the dual index",
+    "hkv.dialects.rtp_llm.capacities": "the dual index",
+    "hkv.dialects.rtp_llm.connector_projection": "the dual index",
+    "hkv.dialects.rtp_llm.rules.legacy_cache": "the dual index",
+    "hkv.dialects.rtp_llm.transfers": "the dual index",
+    "hkv.dialects.vllm.engines.installed_layouts": "held against an installed vLLM by tests",
+    "hkv.dialects.vllm.log.wire_events": "held against routers' events by tests",
+    "hkv.layout.views.jax": "serving",
+    "hkv.layout.views.torch": "serving",
+    "hkv.mesh.resharding.transfer": "serving",
+    "hkv.model.layer_description": "the dual index",
+    "hkv.oracle.engines.installed_lmcache": "held against an installed LMCache by tests",
+    "hkv.oracle.lifecycle": "for dialects of other packages",
+    "hkv.replay.plain": "for dialects of other packages",
+    "hkv.state.rows": "the dual index",
+    "hkv.testing.published": "moves to tests/",
+    "hkv.testing.state_machine": "for test suites",
+    "hkv.testing.suites.__main__": "moves to tests/",
+}
+"""Modules that nothing in `hkv` uses, and what does or will."""
+
+FOUND_BY_FOLDER = ("hkv.cli.", "hkv.model.huggingface.families.", "hkv.dialects.vllm.kinds.", "hkv.spec.")
+"""Packages whose modules are found by listing them."""
+
+
+def code_of(*folders: str) -> Iterator[tuple[str, ast.Module]]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def strings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """String constants that are no docstrings."""
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield node.lineno, f"{node.module} {' '.join(name.name for name in node.names)}"
+        elif isinstance(node, ast.Import):
+            yield node.lineno, " ".join(name.name for name in node.names)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_dialect_is_named_outside_its_folder(room: str) -> None:
+    named = []
+    for path, tree in code_of(room):
+        if path.startswith(MOVING):
+            continue
+        found = [(node.lineno, str(node.value)) for node in strings(tree)] + list(imported(tree))
+        named += [f"{path}:{line}: {text}" for line, text in found if NAMES.search(text)]
+    assert not named
+
+
+def test_names_are_found_where_they_are() -> None:
+    """The count above is of something: the registry has some."""
+    found = [
+        node.value for path, tree in code_of("dialects") if path == "dialects/registry.py" for node in strings(tree)
+    ]
+    assert sum(bool(NAMES.search(str(value))) for value in found) > 4
+
+
+def test_every_module_is_used() -> None:
+    used = {str(node.value).partition(":")[0] for _, tree in code_of("") for node in strings(tree)}
+    for _, tree in code_of(""):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                used |= {str(node.module), *(f"{node.module}.{name.name}" for name in node.names)}
+            elif isinstance(node, ast.Import):
+                used |= {name.name for name in node.names}
+    modules = {".".join(("hkv", *path.relative_to(ROOT).with_suffix("").parts)) for path in ROOT.rglob("*.py")}
+    unused = {name for name in modules - used if not name.endswith("__init__") and not name.startswith(FOUND_BY_FOLDER)}
+    assert unused - {"hkv.__main__"} <= set(UNUSED)
+
+
+def calls(*folders: str) -> set[str]:
+    """Names of attributes that code of these folders asks for."""
+    return {node.attr for _, tree in code_of(*folders) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def test_everything_in_the_contract_is_asked_for() -> None:
+    offered = {name for name in vars(Dialect) if not name.startswith("_")} | set(Dialect.__annotations__)
+    asked = calls(*ROOMS)
+    for path in sorted((ROOT / "dialects").glob("*.py")):
+        asked |= {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    assert not offered - asked
+
+
+def test_every_rule_of_the_record_is_called() -> None:
+    source = ast.parse((ROOT.parent / "reference/dialects/vllm/manager.py").read_text())
+    asked = [ast.unparse(node.func) for node in ast.walk(source) if isinstance(node, ast.Call)]
+    called = {name.removeprefix("self._rules.") for name in asked if name.startswith("self._rules.")}
+    assert {field.name for field in dataclasses.fields(Rules)} == called
