@@ -115,7 +115,7 @@ def _random_case(draw: random.Random) -> dict[str, Any]:
 def _random_spec(draw: random.Random) -> dict[str, Any]:
     block_size = draw.choice([1, 2, 4, 8, 12, 16, 32])
     kind = draw.choice(["full_attention", "full_attention", "sliding_window", "chunked_local", "mla", "mamba"])
-    if kind == "mamba":
+    if KINDS[kind].snapshot:
         shapes = [[draw.randint(1, 4) for _ in range(draw.randint(1, 3))] for _ in range(draw.randint(1, 3))]
         spec = {"kind": kind, "block_size": block_size, "shapes": shapes}
         spec["dtypes"] = [draw.choice(["float32", "bfloat16"]) for _ in shapes]
@@ -123,11 +123,11 @@ def _random_spec(draw: random.Random) -> dict[str, Any]:
     spec = {
         "kind": kind,
         "block_size": block_size,
-        "num_kv_heads": 1 if kind == "mla" else draw.randint(1, 4),
+        "num_kv_heads": 1 if KINDS[kind].single_vector else draw.randint(1, 4),
         "head_size": draw.randint(1, 9),
         "dtype": draw.choice(["bfloat16", "float32", "uint8", "float8_e4m3fn"]),
     }
-    if kind != "mla" and draw.random() < 0.3:
+    if not KINDS[kind].single_vector and draw.random() < 0.3:
         spec["head_size_v"] = draw.randint(0, 9)
     if draw.random() < 0.2:
         spec["tokens_per_state"] = draw.choice(["2", "4", "1/2"])

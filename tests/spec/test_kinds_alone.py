@@ -1,0 +1,137 @@
+"""Nothing but a kind's own files says what the kind is: no check of its class, no comparison with its name."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hkv.dialects.vllm import kinds
+from hkv.spec import CLASSES, KINDS
+from hkv.spec.attention import AttentionSpec
+from hkv.spec.layer import LayerSpec
+
+ROOT = Path(__file__).parents[2]
+
+OWN = ("hkv/spec/", "hkv/dialects/vllm/kinds/", "reference/dialects/vllm/kinds/")
+"""Where kinds live. What kinds of a dialect share without being a layer's (RTP-LLM's group types) is none of this."""
+
+PLANTED = ("hkv/testing/mutants/", "hkv/testing/suites/")
+"""Planted defects and suites: data of tests."""
+
+MAKERS = {
+    "hkv/model/huggingface/decoder.py": "config.json, whose layer types have names of their own",
+    "hkv/model/huggingface/families/deepseek_v32.py": "config.json",
+    "hkv/model/huggingface/families/deepseek_v4.py": "config.json",
+    "hkv/dialects/rtp_llm/planned.py": "RTP-LLM's blocks, which have kinds of their own",
+    "hkv/dialects/rtp_llm/log/configuration.py": "group types of RTP-LLM's logs",
+    "hkv/dialects/vllm/traffic/layer_sets.py": "random layers to plan for",
+    "hkv/dialects/vllm/traffic/hit_comparison.py": "random and all small layers to look up",
+    "hkv/oracle/vectors/addresses.py": "layers of published vectors",
+}
+"""Files that make layers of concrete kinds, and from what."""
+
+OTHER_NAMES = {
+    "hkv/model/huggingface/": "layer types of config.json",
+    "hkv/dialects/rtp_llm/": "kinds of RTP-LLM's blocks",
+}
+"""Places where a word that is also a kind's name means something else."""
+
+
+@functools.cache
+def _trees() -> dict[str, ast.Module]:
+    paths = [path for root in ("hkv", "reference") for path in sorted((ROOT / root).rglob("*.py"))]
+    names = {path.relative_to(ROOT).as_posix(): path for path in paths}
+    outside = {name: path for name, path in names.items() if not name.startswith((*OWN, *PLANTED))}
+    assert len(outside) > 300
+    return {name: ast.parse(path.read_text()) for name, path in outside.items()}
+
+
+def _named(node: ast.AST) -> Iterator[str]:
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name | ast.Attribute):
+            yield child.id if isinstance(child, ast.Name) else child.attr
+
+
+def _class_checks(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
+        checked: list[ast.AST] = []
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("isinstance", "issubclass")
+        ):
+            checked = list(node.args[1:])
+        elif isinstance(node, ast.MatchClass):
+            checked = [node.cls]
+        elif isinstance(node, ast.Compare):
+            checked = [node.left, *node.comparators]
+        if any(name in CLASSES for part in checked for name in _named(part)):
+            yield node.lineno
+
+
+def _name_checks(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
+        parts: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        found = (child for part in parts for child in ast.walk(part) if isinstance(child, ast.Constant))
+        if any(child.value in KINDS for child in found if isinstance(child.value, str)):
+            yield getattr(node, "lineno", 0)
+
+
+def test_no_class_of_a_kind_is_checked_elsewhere():
+    assert not issubclass(AttentionSpec, tuple(KINDS.values())), "geometry that kinds share is no kind"
+    assert AttentionSpec.__name__ not in CLASSES
+    found = [f"{name}:{line}" for name, tree in _trees().items() for line in _class_checks(tree)]
+    assert found == []
+
+
+def test_no_name_of_a_kind_is_compared_elsewhere():
+    trees = {name: tree for name, tree in _trees().items() if not name.startswith(tuple(OTHER_NAMES))}
+    found = [f"{name}:{line}" for name, tree in trees.items() for line in _name_checks(tree)]
+    assert found == [f"hkv/dialects/vllm/planning/promotion.py:{line}" for line in _sole_field(trees)]
+
+
+def _sole_field(trees: dict[str, ast.Module]) -> Iterator[int]:
+    """Where `sliding_window` is the name of a field that cannot be merged, not of the kind."""
+    for node in ast.walk(trees["hkv/dialects/vllm/planning/promotion.py"]):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "error.argument":
+            yield node.lineno
+
+
+def test_only_what_makes_layers_names_their_classes():
+    found = {name for name, tree in _trees().items() if set(_named(tree)) & CLASSES.keys()}
+    assert found == set(MAKERS)
+
+
+def test_kinds_have_no_numbers_to_compare():
+    assert not [name for name, module in kinds.all_kinds().items() if hasattr(module, "NUMBER")]
+    for name, tree in _trees().items():
+        assert "KIND" not in set(_named(tree)), name
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_kind_says_everything(kind):
+    cls = KINDS[kind]
+    assert cls.short_name
+    assert cls.readable is not LayerSpec.readable
+    assert set(cls.vllm_fields.values()) <= set(dir(cls)) | set(cls.__dataclass_fields__)
+    assert (cls.vllm_name is None) <= (not cls.vllm_fields)
+
+
+@pytest.mark.parametrize(
+    "text", ["isinstance(spec, Mamba)", "isinstance(spec, LayerSpec | hkv.spec.Mamba)", "type(s) is Mamba"]
+)
+def test_a_check_of_a_class_is_found(text):
+    assert list(_class_checks(ast.parse(text))) == [1]
+
+
+@pytest.mark.parametrize("text", ["spec.kind == 'mamba'", "kind in ('mla', 'x')", "group['kind'] != 'opaque'"])
+def test_a_comparison_with_a_name_is_found(text):
+    assert list(_name_checks(ast.parse(text))) == [1]
