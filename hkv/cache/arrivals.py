@@ -220,7 +220,8 @@ def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array,
     end = tokens // _blocks(groups)[:, None]
     begin = reads.skipped_tokens(tokens, unit, reach) // _blocks(groups)[:, None]
     run = jnp.maximum(groups[:, GroupField.NEED, None], 0)
-    begin = jnp.where(groups[:, GroupField.BACKWARD, None] != 0, jnp.maximum(end - run, 0), begin)
+    run_alone = (groups[:, GroupField.BACKWARD, None] != 0) & (unit <= 1)
+    begin = jnp.where(run_alone, jnp.maximum(end - run, 0), begin)
     proof = (groups[:, GroupField.EAGLE, None] != 0) & (groups[:, GroupField.RECURRENT, None] == 0)
     proof = jnp.broadcast_to(proof, shape)
     return jnp.minimum(begin, end), end, proof.astype(jnp.int32)

@@ -28,7 +28,8 @@ class Query(NamedTuple):
       members: how many they are.
       block: tokens in a manager block.
       scale: hash blocks in it.
-      reach: what the kind says.
+      unit: tokens, as in `hkv.dialects.vllm.rules.reads`.
+      reach: likewise.
       need: blocks a window needs.
       steps: manager blocks between two lengths that a hit may have.
       length: tokens to look at.
@@ -42,6 +43,7 @@ class Query(NamedTuple):
     members: Scalar
     block: Scalar
     scale: Scalar
+    unit: Scalar
     reach: Scalar
     need: Scalar
     steps: Scalar
@@ -57,7 +59,8 @@ class Search(NamedTuple):
     Attributes:
       backward: from the last block to the left, for a run that is long enough; else from `start` on to the right.
       start: blocks before this one count as hit without a look.
-      need: blocks in a run; 0 for a kind that can be resumed anywhere.
+      need: blocks in a run; 0 for a kind that can be resumed anywhere. Where the query's `unit` is more than a token,
+        as many more as stand between the last multiple of it and the run's end, but none before the first block.
       drop: whether the last block found is given up.
     """
 
@@ -114,18 +117,23 @@ def backward(
       The workspace, the hit in manager blocks, and the first of them that is not null.
     """
     anywhere = search.need <= 0
+    grows = query.unit > 1
+    units = jnp.maximum(divide(query.unit, query.block), 1)
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        i, run, _, phase = local
+        i, run, _, phase, need, beyond = local
         w, found = _cached(w, view, query, i)
         run = jnp.where(found & ((run > 0) | (phase == 0)), run + 1, 0)
         phase = jnp.where(phase == 0, query.steps - 1, phase - 1)
-        return w, (i - 1, run, run >= search.need, phase)
+        need = jnp.where(grows & (run == 1), jnp.minimum(search.need + beyond, i + 1), need)
+        beyond = jnp.where(beyond == 0, units - 1, beyond - 1)
+        return w, (i - 1, run, (run > 0) & (run >= need), phase, need, beyond)
 
     last = jnp.where(enabled & ~anywhere, query.limit, 0) - 1
     phase = remainder(jnp.maximum(last + 1 - search.drop, 0), query.steps)
-    start = (last, 0, False, phase)
-    work, (i, run, filled, _) = loop(lambda c: (c[0] >= 0) & ~c[2], body, work, start, reads=READS, writes=WRITES)
+    beyond = remainder(jnp.maximum(last + 1 - search.drop, 0), units)
+    start = (last, 0, False, phase, search.need, beyond)
+    work, (i, run, filled, *_) = loop(lambda c: (c[0] >= 0) & ~c[2], body, work, start, reads=READS, writes=WRITES)
     first = jnp.where(filled, i + 1, 0)
     length = jnp.where(anywhere, query.limit, first + run)
     first = jnp.where(anywhere, length, first)

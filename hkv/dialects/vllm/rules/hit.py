@@ -105,6 +105,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
             members=count,
             block=block,
             scale=scale,
+            unit=view.group(group, GroupField.UNIT),
             reach=view.group(group, GroupField.REACH),
             need=view.group(group, GroupField.NEED),
             steps=view.group(group, GroupField.STEPS),
@@ -173,7 +174,7 @@ def _search(view: View, group: Scalar, query: Query) -> Search:
     drop = query.drop & (view.group(group, GroupField.RECURRENT) == 0)
     anywhere = (query.need < 0) & ~drop
     need = jnp.where(anywhere, 0, jnp.maximum(jnp.maximum(query.need, 0) + drop, 1))
-    start = divide(reads.skipped_tokens(query.length, view.group(group, GroupField.UNIT), query.reach), query.block)
+    start = divide(reads.skipped_tokens(query.length, query.unit, query.reach), query.block)
     return Search(view.group(group, GroupField.BACKWARD) != 0, start, need, drop)
 
 
