@@ -32,7 +32,6 @@ SMALLEST = (
     "explain differences/core-2-v1.jsonl --line 8",
     "record --engine numpy --feature core --seed 1 -o core.jsonl",
     "explore --num-blocks 3 --max-model-len 1",
-    "mutants --only taken-from-the-back",
     "plan tests/data/models/gemma3_text.json --memory 80GiB",
     "layout --spec full:16",
     "vectors vectors",
@@ -43,7 +42,6 @@ WANTING = {
     "replay chat.jsonl --groups full:16 --num-blocks 20000 --engine numpy --plot chat.png": "plots",
     "layout --spec full:16 --image block.svg": "plots",
     "check-events --endpoint tcp://127.0.0.1:5557 --seconds 1": "events",
-    "mutants --only damage-goes-unnoticed": "disk",
 }
 """Commands that want more than the base dependencies, and the extra that they have to name."""
 
@@ -74,16 +72,14 @@ FRAGMENTS = {
     "hkv plan --bugs NAME",
     "hkv plan --dialect rtp-llm",
     "hkv plan --json",
-    "hkv mutants --markdown docs/mutants.md",
     "hkv shrink differences/fork-3-v2.jsonl --engine my_engine.py:Engine",
 }
-"""Parts of command lines that the text mentions, a page that takes an hour, and a log that a wrong engine leaves."""
+"""Parts of command lines that the text mentions and a log that a wrong engine leaves."""
 
 PLACEHOLDERS = (
     (r"--line N\b", "--line 12"),
     (r"--engines numpy,NAME\b", "--engines numpy,jax"),
     (r"--engine NAME LOGS", "--engine numpy LOG"),
-    (r"--only NAME\b", "--only taken-from-the-back"),
     (r"\bNAME\b", "window-one-never-hits"),
     (r"\bCONFIG --memory SIZE", "config.json --memory 80GiB"),
     (r"chat\|shared-prefix\|agentic -o FILE --seed N", "agentic -o agents.jsonl --seed 1 --requests 20"),
