@@ -27,8 +27,8 @@ from hkv.chunks.formats import (
 from hkv.chunks.kernel_groups import PageGeometry
 from hkv.chunks.objects import Region
 from hkv.errors import LayoutError, OperationError
+from hkv.layout.views.runs import ROW_LIMIT
 from hkv.paged.implementations import Implementation, choose
-from hkv.paged.runs import ROW_LIMIT
 
 assert INDEXER_ROW_BYTES > SCALE_BYTES
 

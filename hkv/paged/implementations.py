@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from hkv.errors import ConfigError, MissingExtraError
-from hkv.paged import xla
+from hkv.layout.views import xla
 from hkv.paged.target import Target, traced_for
 from pallas_kernels.tma_tiles import LINE_MULTIPLE_BYTES, TILE_MULTIPLE_BYTES, TmaTiles, tma_tiles
 from pallas_kernels.triton_tiles import addressable
@@ -35,8 +35,8 @@ class Implementation:
     """One way to gather and scatter runs of pools.
 
     Attributes:
-      gather_runs: as `hkv.paged.xla.gather_runs`.
-      scatter_runs: as `hkv.paged.xla.scatter_runs`.
+      gather_runs: as `hkv.layout.views.xla.gather_runs`.
+      scatter_runs: as `hkv.layout.views.xla.scatter_runs`.
     """
 
     gather_runs: Callable[[tuple[jax.Array, ...], jax.Array, int], jax.Array]

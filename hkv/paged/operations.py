@@ -23,6 +23,7 @@ from hkv.layout.content import Part
 from hkv.layout.strided import StridedView
 from hkv.layout.views.derivatives import without_derivative
 from hkv.layout.views.numpy import numpy_dtype
+from hkv.layout.views.runs import from_words, runs_of, to_words
 from hkv.paged.implementations import choose, implementation_for
 from hkv.paged.runs import from_words, runs_of, to_words
 from hkv.typed_jit import typed_jit

@@ -158,13 +158,13 @@ def test_a_pool_of_more_than_two_gigabytes_is_addressed_in_rows():
     spec = FullAttention(block_size=16, num_kv_heads=8, head_size=128, dtype="bfloat16")
     layout = Layout.of_spec(spec, "BLNHC", num_blocks=16384, num_layers=64)
     assert layout.end == 2**36
-    plan = jax_views._plan(jax.ShapeDtypeStruct((2**36,), jnp.uint8), layout.layer_view(63))  # type: ignore[arg-type]
-    first = plan.starts[0] + (16384 - 1) * plan.step
-    assert first * plan.row == layout.address(63, 16383, 0, 0)
-    assert max(plan.num_rows, first) < 2**31
+    runs, _ = jax_views._runs(jax.ShapeDtypeStruct((2**36,), jnp.uint8), layout.layer_view(63))  # type: ignore[arg-type]
+    first = runs.first + runs.starts[0] + (16384 - 1) * runs.steps[0]
+    assert first * runs.row == layout.address(63, 16383, 0, 0)
+    assert max(runs.num_rows, first) < 2**31
     odd = Layout.of_spec(FullAttention(block_size=1, dtype="uint8"), "LBNHC", num_blocks=2**31)
     with pytest.raises(LayoutError, match="a size of whole rows"):
-        jax_views._plan(jax.ShapeDtypeStruct((2**32 + 1,), jnp.uint8), odd.layer_view(0))  # type: ignore[arg-type]
+        jax_views._runs(jax.ShapeDtypeStruct((2**32 + 1,), jnp.uint8), odd.layer_view(0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

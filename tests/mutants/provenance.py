@@ -25,7 +25,13 @@ TARGETS = {
 
 STEPS = tuple(f"hkv.cache.{name}" for name in ("step", "arrivals", "conversion", "token_hashing"))
 
-_PACKAGES = (("reference", "reference"), ("pallas_kernels", "kernels"), ("hkv.state", "state"), ("hkv.paged", "paged"))
+_PACKAGES = (
+    ("reference", "reference"),
+    ("pallas_kernels", "kernels"),
+    ("hkv.state", "state"),
+    ("hkv.paged", "paged"),
+    ("hkv.layout.views.runs", "paged"),
+)
 
 
 class Provenance(NamedTuple):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hkv import paged
 from hkv.layout.strided import StridedView
 from hkv.layout.views import jax as jax_views
-from hkv.paged import xla
-from hkv.paged.runs import ROW_LIMIT
+from hkv.layout.views import xla
+from hkv.layout.views.runs import ROW_LIMIT
 from tests.pallas_kernels import cases, programs
 
 SCATTER = re.compile(r'"stablehlo.scatter".*unique_indices = (\w+)')

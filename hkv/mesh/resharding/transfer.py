@@ -18,12 +18,12 @@ from jax.sharding import PartitionSpec as P
 
 from hkv.errors import ConfigError, LayoutError
 from hkv.layout.strided import StridedView
+from hkv.layout.views.runs import Runs, runs_of
 from hkv.mesh.parallel_shape import part_by_head
 from hkv.mesh.resharding.packets import COORDINATES, Grain, Packets, make_packets
 from hkv.mesh.resharding.plan import Move, Plan, Side
 from hkv.mesh.sharding import AXES, ShardedLayout
 from hkv.paged.implementations import choose
-from hkv.paged.runs import Runs, runs_of
 
 
 @dataclasses.dataclass(frozen=True)

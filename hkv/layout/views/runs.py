@@ -18,7 +18,7 @@ from hkv.errors import LayoutError
 from hkv.layout.strided import StridedView
 
 ROW_LIMIT = 2**31 - 1
-"""Rows that a 32-bit index can name."""
+"""Rows that a 32-bit index can name. A row is as wide as the layout allows, so pools far beyond 2 GiB fit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ def runs_of(buffer: jax.Array | jax.ShapeDtypeStruct, view: StridedView, num_coo
     used = [step for step, extent in zip(steps, view.shape, strict=False) if extent > 1]
     row = math.gcd(size, view.offset, length, *used, *(inner.strides[axis] for axis in outer))
     if row % word or size // max(row, 1) > ROW_LIMIT:
-        expected = f"words that divide rows of {row} bytes, and at most {ROW_LIMIT} rows"
+        expected = f"a size of whole rows: words that divide rows of {row} bytes, and at most {ROW_LIMIT} rows"
         raise LayoutError("buffer", f"{buffer.dtype}{list(buffer.shape)}", expected)
     indices = itertools.product(*(range(inner.shape[axis]) for axis in outer))
     starts = [sum(i * inner.strides[axis] for i, axis in zip(index, outer, strict=True)) for index in indices]
@@ -127,10 +127,10 @@ def _trailing_run(view: StridedView) -> tuple[set[int], int]:
 
 def to_words(values: jax.Array, runs: Runs, dtype: np.dtype) -> jax.Array:
     """Values `[n, ...]` of any dtype as words `[n, runs, rows of a run, row]`, bits unchanged."""
-    flat = values.reshape(values.shape[0], -1)
+    flat = values.reshape(values.shape[0], math.prod(values.shape[1:]))
     item, word = flat.dtype.itemsize, np.dtype(dtype).itemsize
     if item < word:
-        flat = flat.reshape(flat.shape[0], -1, word // item)
+        flat = flat.reshape(flat.shape[0], flat.shape[1] * item // word, word // item)
     words = jax.lax.bitcast_convert_type(flat, dtype)
     return words.reshape(flat.shape[0], len(runs.starts), runs.rows_per_run, runs.row)
 
@@ -139,7 +139,7 @@ def from_words(words: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax
     """The inverse of `to_words`: words of `n` units as `[n, *shape]` of `dtype`."""
     count = words.shape[0]
     item, word = np.dtype(dtype).itemsize, words.dtype.itemsize
-    flat = words.reshape(count, -1)
+    flat = words.reshape(count, math.prod(words.shape[1:]))
     if item > word:
-        flat = flat.reshape(count, -1, item // word)
+        flat = flat.reshape(count, flat.shape[1] * word // item, item // word)
     return jax.lax.bitcast_convert_type(flat, dtype).reshape(count, *shape)
