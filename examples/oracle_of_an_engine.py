@@ -9,17 +9,25 @@ import pathlib
 import tempfile
 
 import hkv
+from hkv.oracle.comparison import DiffResult
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent
+
+
+def compare(engine: str) -> DiffResult:
+    """The engine beside the reference, in traffic that it implements."""
+    return hkv.diff(
+        f"{EXAMPLES / engine}", features=["core"], seeds=6, kinds=["full_attention"], max_groups=1, version=1
+    )
 
 
 def main() -> None:
     """Compares the toy engine, which is right, and the wrong one with the reference."""
     with tempfile.TemporaryDirectory() as folder:
-        right = hkv.diff(f"{EXAMPLES / 'toy_engine.py'}:ToyEngine", features=["core"], seeds=6, max_groups=1)
-        print(f"{right.engines[0].rpartition(':')[2]}: {right.operations} operations, agrees: {right.agrees}")
+        right = compare("toy_engine.py:ToyEngine")
+        print(f"ToyEngine: {right.operations} operations, agrees: {right.agrees}")
 
-        wrong = hkv.diff(f"{EXAMPLES / 'wrong_engine.py'}:WrongEngine", features=["core"], seeds=6, max_groups=1)
+        wrong = compare("wrong_engine.py:WrongEngine")
         (found,) = wrong.found
         print(f"WrongEngine: {len(found.case.operations)} operations, breaks the invariant {found.invariant}")
 

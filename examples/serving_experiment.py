@@ -3,6 +3,9 @@
 Example: python examples/serving_experiment.py tests/data/models/gemma3_text.json
 """
 
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import sys

@@ -3,6 +3,10 @@
 Shapes and dtypes are known while a function is traced, so the checks cost nothing once it is compiled.
 """
 
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 from typing import Any

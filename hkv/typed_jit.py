@@ -1,5 +1,8 @@
 """`jax.jit` that keeps a function's types."""
 
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -7,6 +7,10 @@ again. All may be called inside a `jit`, `scan` or `while_loop` of the caller's.
 Provisional: whole steps will become ragged.
 """
 
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import dataclasses

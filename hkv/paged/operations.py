@@ -7,6 +7,9 @@ A pool is bits, so no derivative passes it: `write` and `scatter` refuse values 
 `gather` finds is a constant.
 """
 
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import dataclasses
@@ -25,7 +28,6 @@ from hkv.layout.views.derivatives import without_derivative
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.layout.views.runs import from_words, runs_of, to_words
 from hkv.paged.implementations import choose, implementation_for
-from hkv.paged.runs import from_words, runs_of, to_words
 from hkv.typed_jit import typed_jit
 
 Values = Mapping[str, jax.Array]

@@ -111,14 +111,14 @@ def replay_trace(
 def _studied(dialect: str, options: dict[str, object], own: Mapping[str, object]) -> StudiedCache:
     """The cache that the options ask for; the dialect's own that are not given have the command's defaults."""
     rules = registry.dialect_of(dialect).replay_command()
-    known = {option.name: option for option in rules.options() if option.name is not None}
-    for name in own:
+    command = click.Command("replay", params=list(rules.options()))
+    context = command.make_context("replay", [])
+    known = {option.name: option for option in command.params}
+    options |= context.params
+    for name, value in own.items():
         if name not in known:
-            raise ConfigError("dialect_options", name, f"one of {', '.join(known) or 'none'} under {dialect}")
-    context = click.Context(click.Command("replay"))
-    for name, option in known.items():
-        value = own[name] if name in own else option.get_default(context)
-        options[name] = option.type_cast_value(context, value) if isinstance(value, str) or name not in own else value
+            raise ConfigError("dialect_options", name, f"one of {', '.join(map(str, known)) or 'none'} under {dialect}")
+        options[name] = known[name].type_cast_value(context, value) if isinstance(value, str) else value
     try:
         return rules.studied(options)
     except click.UsageError as error:

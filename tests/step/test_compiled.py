@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_configurations_of_the_same_shape_share_one_executable():
         traces.append(1)
         return serving.step(parameters, state, new, room=24)
 
-    step = jax.jit(counted)
+    step = jax.jit(chex.assert_max_traces(counted, n=1))
     for groups in ("full:16,swa:16:64,mamba:32", "swa:32:7,chunked:32:64,full:32", "full:16,opaque:16,swa:48:5"):
         config = build(groups, num_blocks=BLOCKS, max_model_len=960)
         parameters, state = serving.init(config, rows=ROWS, row=WIDTH)
