@@ -62,7 +62,7 @@ def _built_in(name: str, release: str | None) -> EngineFactory:
 
     def make(header: Any) -> Any:
         dialect = registry.dialect_of(header.dialect)
-        factory = dialect.engine(name)
+        factory: Any = dialect.engine(name)
         if factory is None:
             raise ConfigError("engine", name, f"one of {header.dialect}'s: {', '.join(dialect.engines)}")
         if release is None:
