@@ -66,7 +66,7 @@ def command(context: click.Context, dialect: str, json_path: str | None, save: s
     Exit status: 0 no invariant is broken (whether everything was explored is said), 1 one is, 2 unusable input.
     """
     rules = registry.dialect_of(dialect).explore_command()
-    refuse_others(rules, COMMANDS, dialect, options)
+    refuse_others(rules, COMMANDS, dialect)
     search = rules.search(options)
     path = save or "counterexample.jsonl"
     _check_folder(path)

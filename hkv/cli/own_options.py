@@ -47,19 +47,19 @@ def own_options(given: Iterable[OwnCommand]) -> Callable[[Callable[..., Any]], C
     return decorate
 
 
-def refuse_others(command: OwnCommand, given: Iterable[OwnCommand], dialect: str, values: dict[str, Any]) -> None:
+def refuse_others(command: OwnCommand, given: Iterable[OwnCommand], dialect: str) -> None:
     """Makes sure that no option was given which only other dialects have.
 
     Args:
       command: of the dialect that was chosen.
       given: of all.
       dialect: the name under which it was chosen.
-      values: of options, by name.
 
     Raises:
       ConfigError: names the first that was.
     """
     own = {option.name for option in command.options()}
     for option in (option for other in given for option in other.options()):
-        if option.name not in own and option.name is not None and is_given(option.name):
-            raise ConfigError(option.opts[0], values[option.name], f"nothing: it is not for --dialect {dialect}")
+        if option.name is not None and option.name not in own and is_given(option.name):
+            value = click.get_current_context().params[option.name]
+            raise ConfigError(option.opts[0], value, f"none: {option.opts[0]} is not for --dialect {dialect}")

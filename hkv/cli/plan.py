@@ -74,7 +74,7 @@ def command(ctx: click.Context, config: str, dialect: str, json_path: str | None
     memory = parse_bytes(options["memory"])
     rules = PLANNERS[dialect]
     planner = rules.plan_command()
-    refuse_others(planner, COMMANDS, dialect, options)
+    refuse_others(planner, COMMANDS, dialect)
     if not rules.has_bugs:
         refuse_given(["bugs"], f"nothing with --dialect {dialect}, of which no upstream defect is known")
     options["given"] = {name for name in ctx.params if is_given(name)}

@@ -191,7 +191,7 @@ def command(ctx: click.Context, **options: Any) -> int:
       hkv replay chat.jsonl --dialect rtp-llm/hybrid --groups full:64,mamba:64 --num-blocks 5000
     """
     rules = registry.dialect_of(options["dialect"]).replay_command()
-    refuse_others(rules, COMMANDS, options["dialect"], options)
+    refuse_others(rules, COMMANDS, options["dialect"])
     studied = rules.studied(options)
     timing = Timing(step_ms=options["step_ms"], speed=options["speed"])
     if ctx.get_parameter_source("engine") is ParameterSource.DEFAULT:
