@@ -1,7 +1,7 @@
 """The longest cache hit by its definition: try every length a hit may have, ask every group whether it can resume.
 
 Engines find hits by scanning backwards and reconciling groups in a fixed-point iteration. This file shares no rule with
-them: it knows what a query reads (`LayerSpec.readable`) and what stands in the cache. `docs/hits.md` compares the two.
+them: it knows what a query reads (`LayerSpec.reads`) and what stands in the cache. `docs/hits.md` compares the two.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def can_read(config: VllmConfig, has_entry: HasEntry, group: int, length: int) -
     A snapshot kind needs the state after exactly `length` tokens. Any other kind needs all positions that are readable.
     """
     spec = config.topology.groups[group].spec
-    positions = spec.readable(length)
+    ranges = spec.reads(length)
     if spec.snapshot:
-        return all(has_entry(group, position + 1) for position in positions)
-    return holds(config, has_entry, group, positions)
+        return all(has_entry(group, position + 1) for positions in ranges for position in positions)
+    return all(holds(config, has_entry, group, positions) for positions in ranges)
 
 
 def can_draft(config: VllmConfig, has_entry: HasEntry, group: int, length: int) -> bool:

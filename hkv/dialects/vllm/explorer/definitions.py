@@ -69,9 +69,8 @@ def definitions(space: Space) -> Definitions:
             first = spec.readable(n).start if spec.prefix_cacheable else 0
             first -= spec.kept_beyond
             outgrown[group, n] = max(0, first) // sizes[group]
-            positions = spec.readable(n)
-            if spec.prefix_cacheable and positions and not off_grid[group]:
-                for column in range(positions.start // sizes[group], (positions.stop - 1) // sizes[group] + 1):
+            if spec.prefix_cacheable and not off_grid[group]:
+                for column in {position // sizes[group] for positions in spec.reads(n) for position in positions}:
                     needed[n, group, column, min(n, (column + 1) * sizes[group])] = True
     proofs = [_proof(space, n) for n in lengths]
     most = max(map(len, proofs))
@@ -122,13 +121,14 @@ def _proof(space: Space, length: int) -> list[set[tuple[int, int]]]:
     is there."""
     config, sets = space.config, []
     for group, spec in enumerate(config.topology.specs):
-        size, positions = config.block_size(group), spec.readable(length)
+        size = config.block_size(group)
         if not spec.prefix_cacheable:
             continue
         if spec.snapshot:
-            sets += [{(group, position + 1)} for position in positions]
+            sets += [{(group, position + 1)} for positions in spec.reads(length) for position in positions]
             continue
-        sets += _held(group, size, positions)
+        for positions in spec.reads(length):
+            sets += _held(group, size, positions)
         if length and group in config.eagle_group_ids:
             sets += _held(group, size, range(length, length + min(size, hit_alignment(config))))
     longest = config.max_model_len

@@ -23,10 +23,10 @@ def soundness(moment: Moment) -> Iterator[str]:
     config, answer = moment.config, moment.answer
     assert isinstance(answer, Hit)
     for group, spec in enumerate(config.topology.specs):
-        size, positions = config.block_size(group), spec.readable(answer.hit)
-        if not spec.prefix_cacheable or not positions or spec.off_grid:
+        size = config.block_size(group)
+        if not spec.prefix_cacheable or spec.off_grid:
             continue
-        for column in range(positions.start // size, (positions.stop - 1) // size + 1):
+        for column in sorted({position // size for positions in spec.reads(answer.hit) for position in positions}):
             end = min(answer.hit, (column + 1) * size)
             problem = _wrong(moment, group, column, end, spec.snapshot)
             if problem:
