@@ -70,7 +70,7 @@ def _class_checks(tree: ast.Module) -> Iterator[int]:
         elif isinstance(node, ast.Compare):
             checked = [node.left, *node.comparators]
         if any(name in CLASSES for part in checked for name in _named(part)):
-            yield node.lineno
+            yield getattr(node, "lineno", 0)
 
 
 def _name_checks(tree: ast.Module) -> Iterator[int]:
@@ -102,7 +102,7 @@ def _sole_field(trees: dict[str, ast.Module]) -> Iterator[int]:
     """Where `sliding_window` is the name of a field that cannot be merged, not of the kind."""
     for node in ast.walk(trees["hkv/dialects/vllm/planning/promotion.py"]):
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "error.argument":
-            yield node.lineno
+            yield getattr(node, "lineno", 0)
 
 
 def test_only_what_makes_layers_names_their_classes():
