@@ -86,7 +86,7 @@ def in_words(verdicts: Sequence[Verdict]) -> str:
             f" operations (median), {figures['largest_size']} at most"
         )
     survivors = figures["survivors"]
-    return text + (f". Survivors: {', '.join(survivors)}" if survivors else ".")
+    return text + (f". Survivors: {', '.join(survivors)}." if survivors else ".")
 
 
 def _origins(verdicts: Sequence[Verdict]) -> str:
