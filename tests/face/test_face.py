@@ -27,7 +27,7 @@ from hkv.errors import ConfigError, OperationError
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LOG = ROOT / "tests" / "data" / "oplogs"
 MODEL = ROOT / "tests" / "data" / "models" / "gemma3_text.json"
-TRACE = [{"timestamp": 40 * i, "input_length": 900, "output_length": 9, "hash_ids": [0, i % 3]} for i in range(12)]
+TRACE = [{"timestamp": 40 * i, "input_length": 900, "output_length": 9, "hash_ids": [0, 1 + i % 3]} for i in range(12)]
 
 
 def test_importing_is_light() -> None:
@@ -209,8 +209,8 @@ def test_commands_and_calls_give_the_same_numbers(trace: pathlib.Path, tmp_path:
     assert path.read_bytes() == recorded.content
     assert (said["operations"], said["rules"]) == (len(recorded.log.operations), recorded.rules)
 
-    line = 2 + next(_lookups(path))
-    said, story = command("explain", path, "--line", line), hkv.explain(path, line)
+    line = 2 + next(_lookups(logs[0]))
+    said, story = command("explain", logs[0], "--line", line), hkv.explain(logs[0], line)
     assert (said["hit"], said["request"], said["line"]) == (story.hit, story.request, story.line)
 
     said, planned = command("plan", MODEL, "--memory", "8GiB"), hkv.plan(hkv.read_model(MODEL), "8GiB")

@@ -41,7 +41,11 @@ class Variants(chex.TestCase):
         chains, hashing = np.zeros((1, 4, 4), np.uint32), np.zeros((1, 12), np.uint32)
         hashing[0, :4] = fingerprint.ROOT
         counts = np.array([10], np.int32)
-        chains, _ = self.variant(hash_tokens)(np.int32(4), chains, hashing, np.zeros(1, np.int32), tokens, counts)
+
+        def hashed(*arguments):
+            return hash_tokens(*map(jnp.asarray, arguments))
+
+        chains, _ = self.variant(hashed)(np.int32(4), chains, hashing, np.zeros(1, np.int32), tokens, counts)
         want = plain.keys(tokens[0, :8].reshape(2, 4))
         chex.assert_trees_all_equal(chains[0, :2], want)
 
