@@ -96,7 +96,7 @@ def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Differ
         if id is None or getattr(log.operations[number], "id", None) == id or number == index
     ]
     history = tuple((number + 2, describe(log.operations[number])) for number in related[-HISTORY:])
-    name = str(type(operation).__struct_config__.tag)
+    name = str(msgspec.to_builtins(operation)["op"])
     return Difference(log.path, index + 2, name, id, field, want, got, history)
 
 

@@ -53,8 +53,8 @@ class Draw(Protocol):
         """True in about `percent` of a hundred cases."""
         ...
 
-    def pick(self, options: Sequence[Any]) -> Any:
-        """One of `options`."""
+    def pick(self, sequence: Sequence[Any]) -> Any:
+        """One element of a sequence that has some."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 from hkv.errors import SpecError
 from hkv.spec import CLASSES, KernelPages, LayerSpec
@@ -27,7 +27,7 @@ def spec_of(record: Mapping[str, Any]) -> LayerSpec:
     Raises:
       SpecError: unknown class or field, impossible value.
     """
-    fields = dict(record)
+    fields: dict[str, Any] = dict(record)
     cls = CLASSES.get(fields.pop("class", None))
     if cls is None:
         raise SpecError("class", record.get("class"), f"one of {', '.join(sorted(CLASSES))}")
@@ -36,12 +36,16 @@ def spec_of(record: Mapping[str, Any]) -> LayerSpec:
         raise SpecError(unknown[0], fields[unknown[0]], f"a field of {cls.__name__}")
     for name in ("shapes", "dtypes"):
         if name in fields:
-            fields[name] = tuple(tuple(v) if isinstance(v, list) else v for v in fields[name])
+            fields[name] = tuple(_tuple(value) for value in fields[name])
     if isinstance(fields.get("tokens_per_state"), list):
         fields["tokens_per_state"] = Fraction(*fields["tokens_per_state"])
     if isinstance(fields.get("block_stride_alignment"), dict):
         fields["block_stride_alignment"] = KernelPages(**fields["block_stride_alignment"])
     return cls(**fields)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(cast(list[Any], value)) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:
@@ -50,5 +54,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Fraction):
         return [value.numerator, value.denominator]
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item) for item in cast(tuple[Any, ...], value)]
     return value

@@ -36,7 +36,9 @@ class ToyDialect(Dialect):
     def features(self, name: str) -> tuple[str, ...]:
         return ("core",)
 
-    def draw_header(self, choices: Choices, feature: str, version: int, name: str) -> PlainHeader:
+    def draw_header(
+        self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
+    ) -> PlainHeader:
         groups = [{"kind": "full_attention", "block_size": choices.integer(1, 3)}]
         return PlainHeader(dialect=name, feature=feature, num_blocks=choices.integer(3, 12), groups=groups)
 

@@ -256,7 +256,8 @@ def verify(
     compare_rtp_records(cast(RtpRecorder, outcome.recorder), cast(RtpRecorder, other.recorder), names)
     for field in ("steps", "evictions"):
         compare(field, getattr(outcome, field), getattr(other, field), names)
-    compare("duplicates", *(each.extra["blocks_not_cached_twice"] for each in (outcome, other)), names)
+    cached_twice = "blocks_not_cached_twice"
+    compare("duplicates", outcome.extra[cached_twice], other.extra[cached_twice], names)
     compare_states(running.state(), cast(RtpState, reference.perform(StateOp())), names)
 
 
