@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import stat
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -64,7 +63,7 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, inputs: Inputs) -> None
         report.counterexample = Counterexample(("retirement",), log.header, log.operations)
         return report
 
-    monkeypatch.setattr(sys.modules[definition("explore").callback.__module__], "explore", explore)  # type: ignore[union-attr]
+    monkeypatch.setattr("hkv.dialects.vllm.explore_command.explore", explore)
 
 
 def complaint(capsys: pytest.CaptureFixture[str]) -> str:
