@@ -88,7 +88,7 @@ def test_states_are_small_pytrees() -> None:
 SCRIPT = """
 import sys
 sys.modules["reference"] = None
-from hkv import cache
+from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.spec import FullAttention, Mamba
