@@ -19,7 +19,7 @@ from hkv.dialects.vllm.rules import execute
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import Parameters, of_config
 from hkv.errors import OperationError
-from hkv.machine.operations import WIDTH, Operations
+from hkv.machine.operations import WIDTH, Operations, bucket
 from hkv.machine.programs import Programs
 from hkv.state.state import Buckets, State, empty
 from hkv.state.status import Status
@@ -59,24 +59,18 @@ def buckets_for(config: VllmConfig, *, requests: int = 32, keys: int = 4096, tok
     row = max(-(-tokens // size) for size in sizes) + 2 + scratch
     parts = max((size // config.hash_block_size for size in sizes), default=1) - 1 if config.caching else 0
     return Buckets(
-        blocks=_rounded(config.num_blocks, 256),
-        requests=_rounded(requests, 8),
+        blocks=bucket(config.num_blocks, 256),
+        requests=bucket(requests, 8),
         groups=max(8 if small else 4, 1 << len(sizes).bit_length()),
-        row=_rounded(row, 512),
-        chain=_rounded(-(-tokens // config.hash_block_size) + 2, 512),
-        keys=_rounded(keys, 1024),
-        parts=_rounded(parts + 1, 8) - 1 if parts or small else 0,
+        row=bucket(row, 512),
+        chain=bucket(-(-tokens // config.hash_block_size) + 2, 512),
+        keys=bucket(keys, 1024),
+        parts=bucket(parts + 1, 8) - 1 if parts or small else 0,
     )
 
 
 SMALL = 1024
 """Blocks of a pool that counts as small."""
-
-
-def _rounded(size: int, least: int) -> int:
-    while least < size:
-        least *= 4
-    return least
 
 
 def run(

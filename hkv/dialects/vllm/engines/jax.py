@@ -31,6 +31,7 @@ from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column
 from hkv.errors import EngineFailure, OperationError
 from hkv.keys.chained import PLAIN, KeyChain, digest_by_name
 from hkv.keys.interning import Interner
+from hkv.machine.operations import bucket
 from hkv.state.state import Buckets, Counter
 from hkv.state.status import Status
 
@@ -368,7 +369,7 @@ class JaxEngine:
         batch, waiting, room = self._batch, self._waiting, self._room
         self._batch, self._waiting, self._room = Batch(), [], _Room(0, 0)
         operations = jax.device_put(batch.build(OPERATIONS, PAYLOAD))
-        ids, events = _bucket(room.ids, IDS), _bucket(room.events, EVENTS)
+        ids, events = bucket(room.ids, IDS), bucket(room.events, EVENTS)
         self._state, results = cache.run(self._parameters, self._state, operations, ids=ids, events=events, only=CODES)
         results = jax.device_get(results)
         self._free_slots += self._left_slots
@@ -435,7 +436,7 @@ class JaxEngine:
         return self._free_slots.pop(0)
 
     def _fit_keys(self) -> None:
-        keys = _bucket(len(self._interner), self._buckets.keys)
+        keys = bucket(len(self._interner), self._buckets.keys)
         if keys > self._buckets.keys:
             self._resize(dataclasses.replace(self._buckets, keys=keys))
 
@@ -467,9 +468,3 @@ def _check(row: np.ndarray) -> None:
         raise EngineFailure("blocks", status.name, "as many free blocks as the estimate said")
     if status != Status.OK:
         raise OperationError("operation", status.name, "one that applies to the request's state")
-
-
-def _bucket(size: int, least: int) -> int:
-    while least < size:
-        least *= 4
-    return least
