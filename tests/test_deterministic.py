@@ -35,7 +35,7 @@ def test_examples_are_the_same_at_every_run() -> None:
     first = draws(PYTHONHASHSEED="1")
     assert draws(PYTHONHASHSEED="2", CI="1") == first
     assert (
-        draws("hkv.testing.mutants", "hkv.dialects.vllm.planning", "tests.chunks.test_transfer", PYTHONHASHSEED="3")
+        draws("tests.mutants.catalogue", "hkv.dialects.vllm.planning", "tests.chunks.test_transfer", PYTHONHASHSEED="3")
         == first
     )
 

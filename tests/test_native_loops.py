@@ -8,7 +8,7 @@ import pytest
 from hkv.machine import native_loops
 
 PROGRAM = """
-from hkv import native_loops
+from hkv.machine import native_loops
 native_loops.enable()
 import jax, jax.numpy as jnp
 def long(x):
@@ -55,7 +55,7 @@ def test_xla_makes_one_function_of_a_large_loop(monkeypatch, limit):
 
 SERVING = """
 import sys, warnings
-from hkv import native_loops
+from hkv.machine import native_loops
 when = sys.argv[1]
 if when == "before":
     native_loops.enable()
@@ -63,7 +63,7 @@ import jax
 jax.device_count()
 if when == "after":
     native_loops.enable()
-from hkv import cache
+from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.spec import spec_from_text
 from hkv.model.topology import Topology

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import pathlib
-from hkv import single_thread
+from hkv.cache import single_thread
 print(single_thread.enable())
 import jax, jax.numpy as jnp
 jax.jit(lambda x: x + 1)(jnp.zeros(3)).block_until_ready()

@@ -25,6 +25,7 @@ OTHERS = (
     "state/id_bitmap",  # another dialect's mechanisms
     "state/lru",
     "state/reference_counts",
+    "dialects/vllm/kinds/chunk_pair",  # a kind that vLLM has not, so that it recorded none
 )
 """Of the folders in MANAGER, the files that no operation of a vLLM log can reach."""
 

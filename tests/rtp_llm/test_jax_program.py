@@ -214,7 +214,7 @@ def test_a_state_moves_into_larger_sizes() -> None:
 SCRIPT = """
 import sys
 sys.modules["reference"] = None
-from hkv import rtp_cache
+from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.log import structs
