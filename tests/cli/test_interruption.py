@@ -44,7 +44,10 @@ def interrupt_when(process: subprocess.Popen[str], mark: str) -> tuple[int, str,
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """A process of its own, in which nothing that was compiled before is found again."""
+    """A process of its own that hears of Ctrl-C, also under a shell in the background, which has it ignored.
+
+    Nothing that was compiled before is found again in it.
+    """
     own = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     return subprocess.Popen(
         [sys.executable, *arguments],
@@ -52,6 +55,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env={**own, "HKV_COMPILATION_CACHE": "off", **environment},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
