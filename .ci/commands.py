@@ -51,7 +51,9 @@ from hkv.oracle.events.stream import Message, write_recording
 write_recording("events.jsonl", [Message(0, msgspec.msgpack.encode([0.0, [["AllBlocksCleared"]], 0]))])
 """
 
-ENGINE = "from hkv.dialects.vllm.engines.numpy import NumpyEngine as Engine\n"
+ENGINE = "from hkv.oracle.engines import engine_factory\nEngine = engine_factory('numpy')\n"
+"""An engine that is right, under the rules of whichever dialect it is asked for."""
+
 BLIND = """
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Hit
@@ -65,6 +67,7 @@ class Blind(NumpyEngine):
 C_ENGINE = [f"examples/c_engine/{name}.c" for name in ("engine", "pool", "keys", "json")]
 
 FRAGMENTS = {
+    "hkv check-events --record",
     "hkv --compilation-cache",
     "hkv --compilation-cache DIR",
     "hkv explore --form lanes",
