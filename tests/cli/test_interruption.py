@@ -49,14 +49,17 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     Nothing that was compiled before is found again in it.
     """
     own = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**own, "HKV_COMPILATION_CACHE": "off", **environment},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is handled here is at its default there
+    try:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**own, "HKV_COMPILATION_CACHE": "off", **environment},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 COMPILING = {
