@@ -6,7 +6,6 @@ anything is made of it, so that a slip is refused by name and neither runs for e
 
 from __future__ import annotations
 
-import math
 import re
 from fractions import Fraction
 
@@ -75,13 +74,3 @@ def check_whole(name: str, value: object, least: int, most: int, error: type[HKV
     """
     if type(value) is not int or not least <= value <= most:
         raise error(name, value, f"an integer from {least} to {most}")
-
-
-def check_number(name: str, value: float, least: float, most: float, error: type[HKVError] = ConfigError) -> None:
-    """Makes sure that a number lies between two bounds, which NaN does not.
-
-    Raises:
-      HKVError: it does not; of the class `error`.
-    """
-    if math.isnan(value) or not least <= value <= most:
-        raise error(name, value, f"a number from {least:g} to {most:g}")

@@ -150,7 +150,8 @@ class Dialect(abc.ABC):
 
         return ShrinkRules(
             lambda header: LifecycleRepair(self.lifecycle(header)),
-            headers=lambda header: fewer_blocks(header, self.log.check),
+            headers=fewer_blocks,
+            check=self.log.check,
             operations=shorter_lists,
         )
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from hkv.errors import MissingExtraError, OperationError
 
-DIGEST_BYTES = 32
 _FORBIDDEN_IN_SALT = "@/\\\0"
 _MAX_SALT = 128
 

@@ -68,22 +68,27 @@ class Repair(Protocol):
 
 
 class LifecycleRepair:
-    """Leaves out what can no longer follow, and changes nothing.
+    """Leaves out what can no longer follow, after a dialect has cut its numbers to what is legal.
 
     Args:
       lifecycle: follows the operations from the header on.
+      fit: the operation with its numbers cut to what is legal now; None when it cannot follow at all. Without it,
+        operations stay as they are.
     """
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, fit: Callable[[Any], Any | None] = lambda operation: operation) -> None:
         self._lifecycle = lifecycle
+        self._fit = fit
 
     def fitted(self, operation: Any) -> Any | None:
-        """The operation, followed; None when it cannot follow."""
+        """The operation, fitted and followed; None when it cannot follow."""
+        fitting = self._fit(operation)
         try:
-            self._lifecycle.follow(operation)
+            if fitting is not None:
+                self._lifecycle.follow(fitting)
         except HKVError:
             return None
-        return operation
+        return fitting
 
     def answered(self, operation: Any, answer: Any) -> None:
         """Takes note of the answer to the operation that was fitted last."""
@@ -96,7 +101,8 @@ class ShrinkRules:
 
     Attributes:
       repair: a fresh `Repair` of a header.
-      headers: smaller configurations than a header's, legal ones only.
+      headers: smaller configurations than a header's; `check` says which of them are legal.
+      check: raises HKVError for a configuration that the dialect forbids.
       operations: operations that are simpler than one, each by itself.
       pairs: a header and an operation that are simpler together.
       rewrites: candidates that change several operations at once.
@@ -104,6 +110,7 @@ class ShrinkRules:
 
     repair: Callable[[Any], Repair]
     headers: Callable[[Any], Iterator[Any]] = lambda header: iter(())
+    check: Callable[[Any], object] = lambda header: None
     operations: Callable[[Any], Iterator[Any]] = lambda operation: iter(())
     pairs: Callable[[Any, Any], Iterator[tuple[Any, Any]]] = lambda header, operation: iter(())
     rewrites: tuple[Callable[[Best], Candidates], ...] = ()
@@ -128,17 +135,25 @@ def without_runs(best: Best) -> Candidates:
         size //= 2
 
 
-def smaller_header(best: Best, smaller: Callable[[Any], Iterator[Any]]) -> Candidates:
+def legal_headers(rules: ShrinkRules, header: Any) -> Iterator[Any]:
+    """The configurations smaller than one that the dialect allows."""
+    for smaller in rules.headers(header):
+        with contextlib.suppress(HKVError):
+            rules.check(smaller)
+            yield smaller
+
+
+def smaller_header(best: Best, rules: ShrinkRules) -> Candidates:
     """A smaller configuration; once one is taken, what is smaller than that.
 
     Args:
       best: the case.
-      smaller: configurations smaller than a header's.
+      rules: which configurations are smaller than a header's.
     """
     taken = True
     while taken:
         asked, taken = best.case.header, False
-        for header in smaller(asked):
+        for header in legal_headers(rules, asked):
             yield header, list(best.case.operations)
             taken = best.case.header != asked
             if taken:
@@ -181,14 +196,11 @@ def shorter_lists(operation: Any) -> Iterator[Any]:
                 yield msgspec.structs.replace(operation, **{name: [*value[:index], smaller, *value[index + 1 :]]})
 
 
-def fewer_blocks(header: Any, check: Callable[[Any], object]) -> Iterator[Any]:
-    """The configuration with half as many blocks, and with one less, where `check` raises no HKVError for it."""
+def fewer_blocks(header: Any) -> Iterator[Any]:
+    """The configuration with half as many blocks, and with one less."""
     blocks = header.num_blocks
     for count in dict.fromkeys((blocks // 2, blocks - 1)) if isinstance(blocks, int) else ():
-        smaller = msgspec.structs.replace(header, num_blocks=count)
-        with contextlib.suppress(HKVError):
-            check(smaller)
-            yield smaller
+        yield msgspec.structs.replace(header, num_blocks=count)
 
 
 def weight(operation: Any) -> int:

@@ -124,7 +124,7 @@ def _candidates(best: Best) -> Candidates:
             yield header, changed
 
     yield from without_runs(best)
-    yield from smaller_header(best, rules.headers)
+    yield from smaller_header(best, rules)
     yield from without_requests(best)
     yield from without_runs(best)
     yield from one_simpler(best, simpler)

@@ -166,10 +166,6 @@ def test_impossible_plans_are_refused(change, message: str) -> None:
         plan_resharding(*change(case.source, case.target))
 
 
-def holed(chosen: Side, hole: int) -> Side:
-    return dataclasses.replace(chosen, row=(5, hole))
-
-
 def latent(chosen: Side) -> Side:
     return side(LATENT, ParallelShape(heads=1), "LBNHC", chosen.row, 4)
 

@@ -78,7 +78,6 @@ def dsv4_groups(ratios: Sequence[int], block_size: int, cp_size: int = 1) -> tup
     return tuple(found)
 
 
-PRO = (128, 128, 4, 128, 4)
 FLASH = (0, 0, 4, 128, 4)
 
 

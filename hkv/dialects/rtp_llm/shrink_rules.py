@@ -11,34 +11,16 @@ from hkv.dialects.rtp_llm.config import HYBRID, SINGLE
 from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
-from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
-from hkv.errors import HKVError
-from hkv.oracle.reduction import Best, Candidates, ShrinkRules
+from hkv.dialects.rtp_llm.log.structs import RtpHeader, RtpOp
+from hkv.oracle.reduction import Best, Candidates, LifecycleRepair, ShrinkRules
 
 
-class RtpLogRepair:
-    """Makes the operations of a log legal again: see `hkv.oracle.reduction.Repair`.
-
-    Args:
-      header: the log's configuration.
-    """
-
-    def __init__(self, header: RtpHeader) -> None:
-        self._lifecycle = RtpLifecycle()
-
-    def fitted(self, operation: RtpOp) -> RtpOp | None:
-        """The operation fitted to the sequences that its request has now, and followed; None when it cannot follow."""
-        fitting = _fitted(operation, self._lifecycle.requests.get(getattr(operation, "id", ""), 0))
-        try:
-            if fitting is not None:
-                self._lifecycle.follow(fitting)
-        except HKVError:
-            return None
-        return fitting
-
-    def answered(self, operation: RtpOp, answer: RtpAnswer) -> None:
-        """Takes note of the answer to the operation that was fitted last."""
-        self._lifecycle.answered(operation, answer)
+def _repair(header: RtpHeader) -> LifecycleRepair:
+    """Fits operations to the sequences that their request has now."""
+    lifecycle = RtpLifecycle()
+    return LifecycleRepair(
+        lifecycle, lambda operation: _fitted(operation, lifecycle.requests.get(getattr(operation, "id", ""), 0))
+    )
 
 
 def _fitted(operation: RtpOp, width: int) -> RtpOp | None:
@@ -148,15 +130,6 @@ def _shorter_prompts(operation: structs.RequestOp) -> Iterator[RtpOp]:
 
 def _smaller_headers(header: RtpHeader) -> Iterator[RtpHeader]:
     """A group less, fewer blocks, a switch off."""
-    for smaller in _headers(header):
-        try:
-            to_rtp_config(smaller)
-        except HKVError:
-            continue
-        yield smaller
-
-
-def _headers(header: RtpHeader) -> Iterator[RtpHeader]:
     change = msgspec.structs.replace
     apart = len(header.num_blocks) > 1
     for index in range(len(header.groups) if len(header.groups) > 1 else 0):
@@ -177,12 +150,11 @@ def _headers(header: RtpHeader) -> Iterator[RtpHeader]:
             yield change(header, **{name: value})
 
 
-def _no_pairs(header: RtpHeader, operation: RtpOp) -> Iterator[tuple[RtpHeader, RtpOp]]:
-    """No configuration becomes smaller together with an operation."""
-    return iter(())
-
-
 RTP_SHRINK_RULES = ShrinkRules(
-    RtpLogRepair, _smaller_headers, _simpler_operations, _no_pairs, (_with_longer_prompts, _with_equal_tokens)
+    _repair,
+    headers=_smaller_headers,
+    check=to_rtp_config,
+    operations=_simpler_operations,
+    rewrites=(_with_longer_prompts, _with_equal_tokens),
 )
 """How cases under RTP-LLM's rules are made smaller."""

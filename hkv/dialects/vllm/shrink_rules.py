@@ -12,35 +12,25 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.dialects.vllm.repair import repaired
-from hkv.errors import HKVError
-from hkv.oracle.reduction import Best, Candidates, ShrinkRules
+from hkv.oracle.reduction import Best, Candidates, LifecycleRepair, ShrinkRules
 
 
-class LogRepair:
-    """Makes the operations of a log legal again: see `hkv.oracle.reduction.Repair`.
+class LogRepair(LifecycleRepair):
+    """Fits operations to what came before: an allocation is owed the hit of the lookup just made.
 
     Args:
       header: the log's configuration.
     """
 
     def __init__(self, header: Header) -> None:
-        self._lifecycle = Lifecycle(header)
         self._performed: list[Operation] = []
         self._answers: list[Answer] = []
-
-    def fitted(self, operation: Operation) -> Operation | None:
-        """The operation with its numbers cut to what is legal now, and followed; None when it cannot follow at all."""
-        fitting = repaired(operation, self._lifecycle, self._performed, self._answers)
-        try:
-            if fitting is not None:
-                self._lifecycle.follow(fitting)
-        except HKVError:
-            return None
-        return fitting
+        lifecycle = Lifecycle(header)
+        super().__init__(lifecycle, lambda operation: repaired(operation, lifecycle, self._performed, self._answers))
 
     def answered(self, operation: Operation, answer: Answer) -> None:
         """Takes note of the answer to the operation that was fitted last."""
-        self._lifecycle.answered(operation, answer)
+        super().answered(operation, answer)
         self._performed.append(operation)
         self._answers.append(answer)
 
@@ -153,15 +143,6 @@ def _last(operations: list[Any], kind: type, id: str) -> int | None:
 
 def _smaller_headers(header: Header) -> Iterator[Header]:
     """A group or feature less, fewer blocks."""
-    for smaller in _headers(header):
-        try:
-            to_config(smaller)
-        except HKVError:
-            continue
-        yield smaller
-
-
-def _headers(header: Header) -> Iterator[Header]:
     for index in range(len(header.groups) if len(header.groups) > 1 else 0):
         groups = header.groups[:index] + header.groups[index + 1 :]
         eagle = [group - (group > index) for group in header.eagle_groups if group != index]
@@ -191,9 +172,10 @@ def _tokens(operation: Operation) -> list[int]:
 
 SHRINK_RULES = ShrinkRules(
     LogRepair,
-    _smaller_headers,
-    _simpler_operations,
-    _smaller_pools,
-    (_with_longer_prompts, _with_longer_steps, _with_renumbered_tokens),
+    headers=_smaller_headers,
+    check=to_config,
+    operations=_simpler_operations,
+    pairs=_smaller_pools,
+    rewrites=(_with_longer_prompts, _with_longer_steps, _with_renumbered_tokens),
 )
 """How cases under vLLM's rules are made smaller."""

@@ -11,7 +11,7 @@ from hkv.testing.choices import Choices
 RTP_FEATURES = ("core", "tree", "fork", "connector", "context_parallel")
 """What traffic under RTP-LLM's rules may be about; `docs/oplog.md` explains each."""
 
-FULL, LINEAR, SWA = RTP_KINDS = ("FULL", "LINEAR", "SWA")
+FULL, LINEAR, SWA = ("FULL", "LINEAR", "SWA")
 """Types of groups."""
 
 

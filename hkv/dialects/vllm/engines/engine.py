@@ -107,16 +107,6 @@ _ANSWERS: dict[type, type | None] = {
 }
 
 
-_ANSWERS: dict[type, type | None] = {
-    oplog.LookupOp: Hit,
-    oplog.AllocateOp: Allocation,
-    oplog.CopiesOp: list,
-    oplog.ResetOp: oplog.Reset,
-    oplog.EventsOp: list,
-    oplog.StateOp: CacheState,
-}
-
-
 def answer_type(operation: Operation) -> type | None:
     """The type of the answer to an operation; None where there is none."""
     return _ANSWERS.get(type(operation))

@@ -17,7 +17,6 @@ from hkv.dialects.vllm.invariants.moment import Moment, Snapshot
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import copies_states
 from hkv.dialects.vllm.traffic.ledger import RequestRecord
-from hkv.spec import LayerSpec
 
 STATE = -1
 """The offset under which a recurrent state is filed in its block."""
@@ -246,7 +245,3 @@ class Shadow:
             content = (parent, record.tokens[position], identity, starts.get(position), embed)
             names.append(self._names.setdefault(content, len(self._names)))
         return names
-
-
-def _off_grid(spec: LayerSpec) -> bool:
-    return spec.off_grid
