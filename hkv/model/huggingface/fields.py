@@ -10,6 +10,7 @@ from typing import Any
 
 from hkv.errors import ConfigError, FileError
 from hkv.limits import MAX_TOKENS, check_whole
+from hkv.model import released
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where multimodal models keep the fields of their decoder."""
@@ -171,12 +172,17 @@ class Fields:
 
 
 def load_config(path: str | pathlib.Path) -> dict[str, Any]:
-    """The config of a file, or of the `config.json` in a folder.
+    """The config of a file, of the `config.json` in a folder, or of a released model that HKV ships.
+
+    Args:
+      path: the file or the folder; where there is none, the name of a released model.
 
     Raises:
-      FileError: it cannot be read, or is not a JSON object.
+      FileError: it cannot be read, or is not a JSON object; or there is neither a file nor a model of that name.
     """
     path = pathlib.Path(path)
+    if not path.exists():
+        return _released_config(path.as_posix())
     if path.is_dir():
         path = path / "config.json"
     try:
@@ -188,3 +194,12 @@ def load_config(path: str | pathlib.Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise FileError(str(path), None, "", type(config).__name__, "a JSON object")
     return config
+
+
+def _released_config(name: str) -> dict[str, Any]:
+    model = released.find(name)
+    if model is None:
+        names = ", ".join(released.near(name)) or released.released_models()[0].name
+        expected = f"a readable config.json, the folder it is in, or a released model, such as {names}"
+        raise FileError(name, None, "", "no such file, and no released model of that name", expected)
+    return model.config()

@@ -1,0 +1,63 @@
+"""The released models that HKV ships configs of, and their names."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.resources
+import json
+from typing import Any, Literal
+
+import msgspec
+
+FOLDER = importlib.resources.files("hkv.model.released")
+
+
+class Released(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A released model.
+
+    Attributes:
+      ids: repositories on Hugging Face whose config has these values.
+      form: `copy` of a whole config.json; `excerpt` of one, the decoder's fields; or single `values` put together.
+      source: address of what was read.
+      compared: addresses of other sources that have the same values.
+      note: anything else one has to know.
+      name: HKV's name of it.
+    """
+
+    ids: tuple[str, ...]
+    form: Literal["copy", "excerpt", "values"]
+    source: str
+    compared: tuple[str, ...] = ()
+    note: str = ""
+    name: str = ""
+
+    def config(self) -> dict[str, Any]:
+        """The content of its config.json."""
+        return json.loads((FOLDER / "configs" / f"{self.name}.json").read_text(encoding="utf-8"))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What it answers to, in lower case: its name, and each repository with and without the organisation."""
+        repositories = {repository.lower() for repository in self.ids}
+        return frozenset({self.name, *repositories, *(name.partition("/")[2] for name in repositories)})
+
+
+@functools.cache
+def released_models() -> tuple[Released, ...]:
+    """Every released model that HKV ships a config of, by name."""
+    text = (FOLDER / "index.toml").read_text(encoding="utf-8")
+    entries = msgspec.toml.decode(text, type=dict[str, Released])
+    return tuple(msgspec.structs.replace(entries[name], name=name) for name in sorted(entries))
+
+
+def find(name: str) -> Released | None:
+    """The model of a name, in upper or lower case, or None."""
+    return next((model for model in released_models() if name.lower() in model.names), None)
+
+
+def near(name: str, most: int = 3) -> list[str]:
+    """The names most like one that is not there, best first."""
+    known = {alias: model.name for model in released_models() for alias in model.names}
+    alike = difflib.get_close_matches(name.lower(), known, n=4 * most, cutoff=0.5)
+    return list(dict.fromkeys(known[alias] for alias in alike))[:most]

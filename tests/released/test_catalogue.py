@@ -1,0 +1,70 @@
+"""Released models: every shipped config is whole, says where it is from, and is found by its names."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+import hkv.model.released
+from hkv.errors import ConfigError, FileError, SpecError
+from hkv.model.huggingface import ReadOptions, load_config, read_model
+from hkv.model.released import Released, find, near, released_models
+
+FOLDER = pathlib.Path(hkv.model.released.__file__).parent
+MODELS = released_models()
+
+
+def test_index_and_folder_name_the_same_models() -> None:
+    assert {model.name for model in MODELS} == {path.stem for path in (FOLDER / "configs").iterdir()}
+    assert len(MODELS) > 40
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_model_is_found_by_each_of_its_names(model: Released) -> None:
+    assert model.name == model.name.lower()
+    for name in (model.name, model.name.upper(), *model.ids, *(name.partition("/")[2] for name in model.ids)):
+        assert find(name) is model
+    assert load_config(model.ids[0]) == model.config()
+
+
+def test_no_name_is_of_two_models() -> None:
+    names = [name for model in MODELS for name in model.names]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_model_says_where_it_is_from(model: Released) -> None:
+    assert all(name.count("/") == 1 for name in model.ids)
+    assert all(source.startswith("https://") for source in (model.source, *model.compared))
+    assert model.source not in model.compared
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_model_is_planned_or_refused_by_name(model: Released) -> None:
+    refusal = None
+    try:
+        assert read_model(model.config(), ReadOptions()).specs
+    except (ConfigError, SpecError) as error:
+        refusal = error
+    assert refusal is None or (refusal.argument and refusal.expected)
+
+
+def test_a_file_comes_before_a_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / MODELS[0].name).mkdir()
+    (tmp_path / MODELS[0].name / "config.json").write_text(json.dumps({"model_type": "mine"}))
+    assert load_config(MODELS[0].name) == {"model_type": "mine"}
+
+
+def test_an_unknown_name_is_refused_with_names_like_it() -> None:
+    with pytest.raises(FileError, match="released model, such as gpt-oss-120b"):
+        load_config("gpt-oss-125b")
+    assert near("gpt-oss-125b")[0] == "gpt-oss-120b"
+    with pytest.raises(FileError, match="no such file"):
+        load_config("/nowhere/of/any/config.json")
+
+
+def test_names_that_are_like_nothing() -> None:
+    assert near("????") == []
