@@ -46,12 +46,12 @@ class Arrivals:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ArrivalResult:
-    """What `arrive` answers. Lengths are tokens.
+    """Result of `arrive`. Lengths are in tokens.
 
     Attributes:
       status: int32[K]; all but OK took nothing.
-      hits: int32[K], tokens found and adopted: a multiple of the scheduler's block (of the only group's), and less than
-        the request has.
+      hits: int32[K], cached tokens found and adopted: a multiple of the scheduler's block (of the only group's), and
+        less than the request has.
       alone: int32[K, G], the longest hit of each group by itself; `hits` is their common length.
     """
 
@@ -61,7 +61,7 @@ class ArrivalResult:
 
 
 class Lookup(NamedTuple):
-    """What K prompts find: `hits` int32[K], `alone` int32[K, G], and `blocks` int32[K, G, W] with 0 for none."""
+    """Cached prefixes of K prompts: `hits` int32[K], `alone` int32[K, G], and `blocks` int32[K, G, W], 0 for none."""
 
     hits: jax.Array
     alone: jax.Array
@@ -278,9 +278,9 @@ def _bucket(buckets: jax.Array, first: jax.Array) -> jax.Array:
 
 
 def _find(index: _Index, keys: jax.Array, live: jax.Array) -> jax.Array:
-    """Where keys uint32[N, 4] are in an index of n, int32[N]; n for those that are not, or not `live` bool[N].
+    """Indices of keys uint32[N, 4] in an index of n keys, int32[N]; n for keys not found, or not `live` bool[N].
 
-    Takes as many rounds as the fullest bucket that is looked into has keys: few, as their bits are random.
+    Takes as many rounds as the fullest of the buckets looked up has keys: few, as the keys' bits are random.
     """
     missing = index.words.shape[0]
     bucket = _bucket(index.sizes, keys[:, 0])

@@ -101,13 +101,13 @@ class LongestHit:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowAllocation:
-    """What one row was given.
+    """Status, hit and slots of one row.
 
     Attributes:
       status: int32[], `hkv.state.status.Status`; all but OK took nothing.
       hit: int32[], tokens found in the cache, of a request that begins; else 0.
       blocks: int32[G, T + drafts], the block in which each token after the hit is written, -1 for none.
-      offsets: int32[G, T + drafts], its place there, in tokens, -1 for none.
+      offsets: int32[G, T + drafts], its offset in that block, in tokens, -1 for none.
     """
 
     status: jax.Array

@@ -37,12 +37,12 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """What was restored.
+    """A restored cache and what was saved with it.
 
     Attributes:
-      state: as it was saved, its arrays NumPy ones of the same shapes.
+      state: the saved state, its arrays NumPy arrays of the same shapes.
       pools: page pools by name, NumPy arrays of the same dtypes and shapes.
-      notes: what the caller saved beside them.
+      notes: strings that the caller saved with them.
     """
 
     state: State | StepState

@@ -24,7 +24,7 @@ WAITING, RUNNING = 1, 2
 """Values of `Request.LIVE`."""
 
 PAIRS = ((Row.LENGTH, StepRow.LENGTH), (Row.FIRST, StepRow.FIRST), (Row.CACHED, StepRow.CACHED))
-"""What both caches know of a row."""
+"""Fields of a row that both caches have: (in `Row`, in `StepRow`)."""
 
 
 def to_steps(

@@ -35,7 +35,7 @@ def _pytree(cls):
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class SlotGeometry:
-    """How one group's tokens fall into blocks on one rank. All int32[] but `mapped`; data, so no recompilation.
+    """Mapping from one group's token positions to slots on one rank. All int32[] but `mapped`; no static field.
 
     Attributes:
       block_size: tokens per block on one rank; a row's column stands for `block_size * ranks` tokens.
@@ -55,11 +55,11 @@ class SlotGeometry:
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """Where tokens are written, `PAD` in both for those that are not written on this rank.
+    """Slots in which tokens are written; `PAD` in both arrays for tokens that are not written on this rank.
 
     Attributes:
       blocks: int32[...], block ids.
-      offsets: int32[...], tokens from the block's first.
+      offsets: int32[...], offset in the block, in tokens.
     """
 
     blocks: jax.Array
@@ -69,7 +69,7 @@ class Slots:
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Dropped:
-    """What was left out because it does not exist; all zero when all is well.
+    """Numbers of inputs that were left out because they do not exist; all zero when all is well.
 
     Attributes:
       rows: int32[], references to rows that are not there.

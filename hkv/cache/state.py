@@ -25,7 +25,7 @@ from hkv.errors import ConfigError
 
 
 class StepCounter(enum.IntEnum):
-    """Where `StepState.counters` keeps what."""
+    """Indices into `StepState.counters`."""
 
     HEAD = 0
     """Place in the queue's ring of the next block to hand out, before masking."""
@@ -102,7 +102,7 @@ class StepState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepBatch:
-    """What a step computes. T is the most tokens of one row.
+    """Input of one step: the tokens of each row. T is the most tokens of one row.
 
     Attributes:
       tokens: int32[R, T], the new tokens of each row, those that are settled: no drafts.
@@ -120,14 +120,14 @@ class StepBatch:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What a step answers.
+    """Result of one step.
 
     Attributes:
       status: int32[R], `hkv.state.status.Status`. All but OK took nothing; NO_ROOM and STEP_FULL have nevertheless
         given back what the row cannot read any more, as vLLM 0.33 does.
       blocks: int32[R, G, T + drafts], the block in which each token is written, -1 for none.
-      offsets: int32[R, G, T + drafts], its place there, in tokens, -1 for none. Under context parallelism a block
-        counts the tokens of all ranks that share it; `hkv.cache.step_slots.on_rank` says which are whose.
+      offsets: int32[R, G, T + drafts], its offset in that block, in tokens, -1 for none. Under context parallelism a
+        block counts the tokens of all ranks that share it; `hkv.cache.step_slots.on_rank` says which are whose.
       deferred: int32[2], blocks that could not be given back, and blocks that could not be looked at for registration,
         because the step's room was too small; later steps will.
     """

@@ -48,7 +48,7 @@ class _Rows(NamedTuple):
 
 
 class _Queue(NamedTuple):
-    """What may be handed out, int32[] each: free blocks, those the step has room for, and the watermark."""
+    """Blocks that may be handed out, int32[] each: free blocks, those the step has room for, and the watermark."""
 
     free: jax.Array
     limit: jax.Array
@@ -216,7 +216,7 @@ def _with_fields(state: StepState, rows: _Rows) -> StepState:
 
 
 def _read(enabled: jax.Array, read: Callable[[], jax.Array]) -> jax.Array:
-    """What `read` gathers from an array that is written next; zeros where there is nothing to do.
+    """Value that `read` gathers from an array that is written next; zeros where there is nothing to do.
 
     A gather alone is repeated by XLA wherever its result is used. Some of those places may come after the write, and
     then the whole array is copied. A conditional is performed once.
@@ -339,7 +339,7 @@ def _short(served: jax.Array, need: jax.Array, running: jax.Array, queue: _Queue
 
 
 def _exceeds(need: jax.Array, before: jax.Array, kept: jax.Array, queue: _Queue) -> tuple[jax.Array, jax.Array]:
-    """What `_short` answers, if `before` blocks are gone and rows of `kept` have to leave the watermark's."""
+    """Masks of `_short` when `before` blocks are taken already and rows in `kept` must leave the watermark free."""
     short = need + before + jnp.where(kept, queue.watermark, 0) > queue.free
     return short, short | (need + before > queue.limit)
 

@@ -1,1 +1,1 @@
-"""What a cached prefix is called, one scheme a module. Importing the package imports no JAX."""
+"""Keys of cached prefixes, one scheme per module. Importing the package imports no JAX."""

@@ -21,7 +21,7 @@ Digest: TypeAlias = Callable[[Any], bytes]
 """A hash of any value made of tuples, ints, strings, bytes and None."""
 
 SEED = "vllm-none-hash"
-"""What the root key is the hash of, unless another seed is asked for (vLLM 0.33, with PYTHONHASHSEED unset)."""
+"""String whose hash is the root key, unless another seed is given (vLLM 0.33, with PYTHONHASHSEED unset)."""
 
 EVENT_MASK = (1 << 64) - 1
 
@@ -76,7 +76,7 @@ def digest_by_name(name: str) -> Digest:
 
 
 def root_key(digest: Digest, seed: str = SEED) -> bytes:
-    """What stands for the key before the first (vLLM 0.33 `NONE_HASH`).
+    """Parent key of the first block (vLLM 0.33 `NONE_HASH`).
 
     vLLM takes its seed from PYTHONHASHSEED where that is set, and draws a random one for the xxhash family; here the
     environment changes nothing, and every hash starts from `SEED` unless told otherwise.
@@ -108,7 +108,7 @@ def event_hash(key: bytes) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PrefixIdentity:
-    """What beside its tokens identifies a request's prefix.
+    """Everything besides its tokens that identifies a request's prefix.
 
     Attributes:
       lora: name and path of the adapter, or None.
@@ -140,7 +140,7 @@ PLAIN = PrefixIdentity()
 
 
 def extra_keys(identity: PrefixIdentity, start: int, end: int) -> tuple[Any, ...] | None:
-    """What beside its tokens the key of `[start, end)` covers (vLLM 0.33 `generate_block_hash_extra_keys`).
+    """Extra keys that the key of `[start, end)` covers besides its tokens (vLLM 0.33 `generate_block_hash_extra_keys`).
 
     In this order: the adapter; every multimodal item that overlaps the span, with its offset from `start`, which is
     negative for one that began earlier; the salt, in the first block only; a digest of the span's prompt embeddings.

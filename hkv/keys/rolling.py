@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hkv.errors import OperationError
 
 MIX = 0x9E3779B97F4A7C15
-"""What is added for every token, beside the token itself."""
+"""Constant added for every token, besides the token itself."""
 
 _MASK = (1 << 64) - 1
 _INT32 = 1 << 31

@@ -1,1 +1,1 @@
-"""Where a cache's bytes lie: orders, strides, content, resolution, page pools, views and pictures."""
+"""Placement of a cache's bytes: orders, strides, content, resolution, page pools, views and pictures."""

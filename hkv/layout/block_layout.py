@@ -1,4 +1,4 @@
-"""Where the bytes of a cache lie: the logical axes [L, B, H, N, C], their physical order, strides, padding and splits.
+"""Block layouts: the logical axes [L, B, H, N, C] of a cache, their physical order, strides, padding and splits.
 
 L counts layers, B blocks, H head slots, N states in a block and C bytes of one state of one head (vLLM 0.33
 `KVCacheLayout`). A layout is a value that travels with the buffer: nothing here is ever guessed from a shape.
@@ -65,7 +65,7 @@ class ElementPlace:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How the layers of one spec lie in a flat byte buffer. Frozen and hashable: it can be a static argument.
+    """Placement of one spec's layers in a flat byte buffer. Frozen and hashable: it can be a static argument.
 
     A manager block is what the block table names. `split` kernel blocks make up one of them: kernel block `j` of
     manager block `b` is row `b * kernel_step + j` of the B axis.
@@ -258,7 +258,7 @@ class Layout:
 
     @functools.cached_property
     def _cells_of_parts(self) -> dict[str, StridedView]:
-        """What `part_cells` has answered."""
+        """Cache of `part_cells`, by part name."""
         return {}
 
     def _cells_of(self, part: Part) -> StridedView:
@@ -312,7 +312,7 @@ class Layout:
         return self.part_cells(part).address(*self._grouped(layer, block, head, state), *index)
 
     def locate_element(self, offset: int) -> ElementPlace | None:
-        """What a byte of the buffer belongs to; None for padding, unused content and bytes of others."""
+        """Element that a byte of the buffer belongs to; None for padding, unused content and bytes of others."""
         for part in self.content:
             if found := self.part_cells(part.name).locate(offset):
                 (layer, block, piece, head, state, *index), byte = found

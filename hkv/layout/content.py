@@ -1,4 +1,4 @@
-"""What lies inside a page: keys, values, latents, scales and states, and where each of them is.
+"""Content of a page: keys, values, latents, scales and states, and the place of each of them.
 
 A part lies either in the cell of its (head, state), between the other parts of that cell, or in a plane of its own: all
 keys of a page first, all scales after them. Names of packings are the engine's cache dtypes.

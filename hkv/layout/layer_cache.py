@@ -95,7 +95,7 @@ def stack_regions(num_blocks: int, strides: Sequence[tuple[int, int, int]]) -> t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerCache:
-    """What one layer of one group sees (RTP-LLM `LayerKVCache`).
+    """Cache of one layer of one group, as the layer's kernels see it (RTP-LLM `LayerKVCache`).
 
     Attributes:
       tag: the group's tag.

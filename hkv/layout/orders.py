@@ -51,22 +51,22 @@ class Order(enum.Enum):
 
     @property
     def layer_compact(self) -> bool:
-        """Whether each layer is one region (L outermost)."""
+        """True if each layer is one region (L outermost)."""
         return self.value[0] == "L"
 
     @property
     def block_outermost(self) -> bool:
-        """Whether all layers of a block lie together (B outermost)."""
+        """True if all layers of a block lie together (B outermost)."""
         return self.value[0] == "B"
 
     @property
     def block_compact(self) -> bool:
-        """Whether one layer of one block is one run of bytes (L and B are the two outermost)."""
+        """True if one layer of one block is one run of bytes (L and B are the two outermost)."""
         return set(self.value[:2]) == {"L", "B"}
 
     @property
     def block_contiguous(self) -> bool:
-        """Whether that run is in the order H, N, C."""
+        """True if that run is in the order H, N, C."""
         return self.value.endswith("HNC")
 
 

@@ -28,7 +28,7 @@ BACKEND_ORDERS = MappingProxyType(
         "mla_indexer": (Order.BLHNC,),
     }
 )
-"""What some of vLLM 0.33's attention backends declare, most preferred first; None for any."""
+"""Orders that some of vLLM 0.33's attention backends declare, most preferred first; None for any."""
 
 ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
 """The environment variable in which vLLM is told an order."""
@@ -56,7 +56,7 @@ class AnyMultiple:
     base: int
 
     def accepts(self, block_size: int) -> bool:
-        """Whether a kernel with this rule takes blocks of `block_size` tokens."""
+        """True if a kernel with this rule takes blocks of `block_size` tokens."""
         return block_size % self.base == 0
 
 

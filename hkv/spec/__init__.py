@@ -1,4 +1,4 @@
-"""What one layer caches, one kind a file: bytes, merge rule, the positions a query can still read, its names.
+"""Cache descriptions of one layer, one kind a file: bytes, merge rule, positions a query can still read, names.
 
 Free of JAX and NumPy. A module in this package that defines a `LayerSpec` with a `kind` is found by itself: adding a
 kind of layer needs no line here.

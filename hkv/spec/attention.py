@@ -104,7 +104,7 @@ class AttentionSpec(LayerSpec):
 
     @property
     def shared_by_ranks(self) -> bool:
-        """Whether context parallelism splits this layer's tokens over ranks."""
+        """True if context parallelism splits this layer's tokens over ranks."""
         return self.cp_sharded
 
     @property

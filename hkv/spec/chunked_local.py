@@ -58,7 +58,7 @@ class ChunkedLocal(AttentionSpec):
 
     @property
     def off_grid(self) -> bool:
-        """Whether chunks do not start at blocks."""
+        """True if chunks do not start at blocks."""
         return self.chunk % self.block_size != 0
 
     def as_full(self, block_size: int) -> LayerSpec:

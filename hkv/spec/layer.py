@@ -1,4 +1,4 @@
-"""What every kind of layer has in common: the base class of a layer's cache description and the registry of kinds."""
+"""Base class of a layer's cache description, and the registry of kinds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _check(spec: object, least: int, most: int, expected: str, names: tuple[str,
 
 
 class Draw(Protocol):
-    """Where random decisions come from (`hkv.testing.choices.Choices`)."""
+    """Source of random decisions (`hkv.testing.choices.Choices`)."""
 
     def integer(self, low: int, high: int) -> int:
         """A number from `low` to `high`, both included."""
@@ -60,7 +60,7 @@ class Draw(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """What one layer caches. Frozen, hashable, validated; subclasses are the kinds, one a file.
+    """Description of one layer's cache. Frozen, hashable, validated; subclasses are the kinds, one a file.
 
     Attributes:
       block_size: tokens per block (vLLM 0.33 `KVCacheSpec.block_size`).
@@ -125,7 +125,7 @@ class LayerSpec:
     """The kind's name in vLLM 0.33's KV events; None where no such event can name it."""
 
     draw_place: ClassVar[int] = 0
-    """Where the kind stands among those that random configurations pick from, see `draw_weight`."""
+    """Rank of the kind among those that random configurations pick from, see `draw_weight`."""
 
     layout_options: ClassVar[tuple[str, ...]] = ()
     """Options of `hkv layout` that describe layers of this kind and not of every one."""
@@ -183,22 +183,22 @@ class LayerSpec:
 
     @property
     def off_grid(self) -> bool:
-        """Whether what is read may begin inside a block wherever a hit ends (chunks that do not start at blocks)."""
+        """True if a query's range may begin inside a block wherever a hit ends (chunks that do not start at blocks)."""
         return False
 
     @property
     def resumes_anywhere(self) -> bool:
-        """Whether a query reads no earlier token, so that every length can be resumed from."""
+        """True if a query reads no earlier token, so that every length can be resumed from."""
         return False
 
     @property
     def keeps_states(self) -> bool:
-        """Whether a row's columns are snapshots by position, some of which others can resume from."""
+        """True if a row's columns are snapshots by position, some of which other requests can resume from."""
         return False
 
     @property
     def latent(self) -> bool:
-        """Whether every query reads all earlier tokens' latents."""
+        """True if every query reads all earlier tokens' latents."""
         return self.reads_all and self.single_vector
 
     @property
@@ -223,7 +223,7 @@ class LayerSpec:
 
     @property
     def shared_by_ranks(self) -> bool:
-        """Whether context parallelism splits this layer's tokens over ranks."""
+        """True if context parallelism splits this layer's tokens over ranks."""
         return False
 
     def readable(self, n: int) -> range:
@@ -328,7 +328,7 @@ class LayerSpec:
         return specs[0]
 
     def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
-        """Whether all of `specs` need the same number of token slots as this one, so that a block table serves all."""
+        """True if all of `specs` need as many token slots as this one, so that one block table serves all."""
         return all(isinstance(spec, type(self)) for spec in specs)
 
     def keeping(self, extra: int) -> Self:
@@ -351,7 +351,7 @@ class LayerSpec:
 
     @classmethod
     def draw_weight(cls, feature: str, version: int) -> int:
-        """How often a random configuration about `feature` has the kind, beside the weights of others.
+        """Weight with which a random configuration about `feature` has the kind, relative to those of other kinds.
 
         0: only where the kind is asked for by name.
         """

@@ -1,4 +1,4 @@
-"""What bounds one request: the lengths and modes that decide how many blocks it can come to hold."""
+"""Limits of one request: the lengths and modes that decide how many blocks it can come to hold."""
 
 from __future__ import annotations
 

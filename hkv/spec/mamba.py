@@ -120,7 +120,7 @@ class Mamba(LayerSpec):
 
     @property
     def keeps_states(self) -> bool:
-        """Whether the mode is `align`."""
+        """True if the mode is `align`."""
         return self.cache_mode == "align"
 
     @property

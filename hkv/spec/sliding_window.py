@@ -74,7 +74,7 @@ class SlidingWindow(AttentionSpec):
 
     @property
     def resumes_anywhere(self) -> bool:
-        """Whether the window is the query's own token."""
+        """True if the window is the query's own token."""
         return self.window == 1
 
     @property

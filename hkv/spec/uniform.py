@@ -8,10 +8,10 @@ from hkv.spec.layer import LayerSpec
 
 
 def is_uniform_type(specs: Sequence[LayerSpec]) -> bool:
-    """Whether one block table serves all of `specs` (vLLM 0.33 `UniformTypeKVCacheSpecs.is_uniform_type`).
+    """True if one block table serves all of `specs` (vLLM 0.33 `UniformTypeKVCacheSpecs.is_uniform_type`).
 
-    One block size, one answer to context parallelism, and what the first layer's kind asks for. Sizes of pages may
-    differ. The first layer decides: a plain window layer accepts latent ones of its window, not the other way round.
+    They need one block size, the same split under context parallelism, and what the first layer's kind asks for. Page
+    sizes may differ. The first layer decides: a plain window layer accepts latent ones of its window, not the reverse.
 
     Args:
       specs: at least one layer.
@@ -22,5 +22,5 @@ def is_uniform_type(specs: Sequence[LayerSpec]) -> bool:
 
 
 def is_cp_sharded(spec: LayerSpec) -> bool:
-    """Whether context parallelism splits this layer's tokens over ranks."""
+    """True if context parallelism splits this layer's tokens over ranks."""
     return spec.shared_by_ranks

@@ -23,7 +23,7 @@ ROW_LIMIT = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """How one unit (a token, or a block) lies in the pool. Static; counts are in words of the buffer, or in rows.
+    """Runs of words that make up one unit (a token, or a block) of the pool. Static; counts are in words, or in rows.
 
     Attributes:
       row: words in a row.
