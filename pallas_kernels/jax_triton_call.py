@@ -31,7 +31,7 @@ def load() -> Any:
 
 
 def two_pointers() -> bool:
-    """Whether an aliased buffer arrives at the kernel as an input and as an output: so until jax-triton 0.4."""
+    """True if an aliased buffer arrives at the kernel both as input and as output: so until jax-triton 0.4."""
     return tuple(int(part) for part in importlib.metadata.version("jax-triton").split(".")[:2]) < (0, 4)
 
 

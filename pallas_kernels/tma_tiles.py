@@ -1,4 +1,4 @@
-"""How a run is cut into tiles that the Tensor Memory Accelerator (Hopper and later) moves in one copy each."""
+"""Division of a run into tiles that the Tensor Memory Accelerator (Hopper and later) moves in one copy each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run is cut into the power-of-two tiles that Triton's array operations need."""
+"""Division of a run into the power-of-two tiles that Triton's array operations need."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tiles_of(run_words: int, word_bytes: int) -> Tiles:
 
 
 def addressable(array: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether Pallas on Triton addresses an array rightly: it counts words in 32 bits below 4 GiB, whatever their size.
+    """True if Pallas on Triton addresses an array rightly: it counts words in 32 bits below 4 GiB, whatever their size.
 
     False for arrays of more than 2**31 words and at most 4 GiB, which are those of bytes.
     """

@@ -52,7 +52,7 @@ def warn_if_interpreted() -> None:
 
 @functools.cache
 def _in_effect() -> bool:
-    """Whether this process compiles large loops natively. A small program shows it: `XLA_FLAGS` may be set too late."""
+    """True if this process compiles large loops natively. A small program shows it: `XLA_FLAGS` may be set too late."""
     import jax
     import jax.numpy as jnp
 

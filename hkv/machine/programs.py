@@ -60,5 +60,5 @@ class Programs:
         self.batchable.cache_clear()
 
     def count(self) -> int:
-        """How many times a jitted program was compiled since `forget`."""
+        """Number of compilations of jitted programs since `forget`."""
         return sum(program._cache_size() for program in self._made)

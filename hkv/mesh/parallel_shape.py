@@ -32,7 +32,7 @@ class Rank(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelShape:
-    """How one group's cache is spread over ranks.
+    """Split of one group's cache over ranks.
 
     A block id names one block on every rank of a replica; together they are a virtual block of
     `block_size * token_ranks` tokens. With 2 heads, `tensor=2, context=4` is what vLLM calls 8 tensor-parallel ranks

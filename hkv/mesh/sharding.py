@@ -31,7 +31,7 @@ AXES = ("data", "tensor", "context")
 """Axes of the mesh, context innermost."""
 
 Assemble = Literal["local", "context", "all"]
-"""What `gather` returns: each rank's own states, those of all context ranks in order, or every head's as well."""
+"""Result of `gather`: each rank's own states, those of all context ranks in order, or every head's as well."""
 
 
 def make_mesh(shape: ParallelShape, devices: Sequence[Any] | None = None) -> Mesh:
@@ -55,7 +55,7 @@ def make_mesh(shape: ParallelShape, devices: Sequence[Any] | None = None) -> Mes
 
 @dataclasses.dataclass(frozen=True)
 class ShardedLayout:
-    """Where the bytes of a sharded cache lie: on which devices, and where on each. Hashable, a static argument.
+    """Layout of a sharded cache: its devices, and the layout on each. Hashable, a static argument.
 
     Attributes:
       mesh: with the axes `AXES`.
@@ -107,7 +107,7 @@ class ShardedLayout:
         return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=self.sharding)()
 
     def specification(self, part: Part, lead: int = 1) -> P:
-        """How values `[data, tokens, heads, *part.shape]` of all heads are spread; replicated where heads are."""
+        """Partition of values `[data, tokens, heads, *part.shape]` of all heads; replicated where heads are."""
         axis = lead + head_axis(self.layout, part, self.shape.heads_per_rank)
         return P("data") if self.shape.head_replicas > 1 else P("data", *(None,) * (axis - 1), "tensor")
 

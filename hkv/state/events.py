@@ -1,4 +1,4 @@
-"""What happened to keys, as operations report it: rows of four integers."""
+"""Changes to keys, as operations report them: rows of four integers."""
 
 from __future__ import annotations
 

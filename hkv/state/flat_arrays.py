@@ -15,10 +15,10 @@ from hkv.state.loops import Scalar
 
 @dataclasses.dataclass(frozen=True)
 class FlatArrays:
-    """What every workspace can do with its arrays; a subclass says where things are in them.
+    """Operations on arrays that every workspace has; a subclass says where things are in its arrays.
 
     Attributes:
-      sizes: what is static; `lanes`, the number of states, among it.
+      sizes: static sizes, among them `lanes`, the number of states.
       lane: the lane that is worked on.
     """
 

@@ -19,7 +19,7 @@ from hkv.state.state import EVICTED
 from hkv.state.workspace import Workspace
 
 TAKE_WRITES = ("queue", "rows", "blocks", *key_table.WRITES, "head", "free", "evictions")
-"""What `take` writes; `queue` only to its spare element."""
+"""Arrays that `take` writes; `queue` only in its spare element."""
 
 
 def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
@@ -67,7 +67,7 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
 
 
 ADOPT_WRITES = ("queue", "blocks", "free")
-"""What `adopt` writes."""
+"""Arrays that `adopt` writes."""
 
 
 def adopt(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
@@ -113,7 +113,7 @@ def add_reference(work: Workspace, present: Scalar, block: Scalar) -> Workspace:
 
 
 RELEASE_WRITES = ("queue", "blocks", "head", "tail", "free")
-"""What `release` writes."""
+"""Arrays that `release` writes."""
 
 
 def release(work: Workspace, start: Scalar, count: Scalar) -> Workspace:

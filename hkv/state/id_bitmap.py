@@ -16,7 +16,7 @@ from hkv.state.loops import Scalar
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = ("bitmap",)
-"""What `take` and `put` write."""
+"""Arrays that `take` and `put` write."""
 
 
 def smallest(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:

@@ -15,10 +15,10 @@ from hkv.state.pooled import Counter, Item, Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = ("items", *role_counts.WRITES, "ids", "num_ids")
-"""What these functions write."""
+"""Arrays that these functions write."""
 
 PRESENT, RESIDENT, NAMESPACE = 1, 2, 4
-"""What the bits of `Item.FLAGS` are worth."""
+"""Values of the bits of `Item.FLAGS`."""
 
 
 def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> tuple[PooledWorkspace, Scalar]:
@@ -45,7 +45,7 @@ def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> 
 
 
 def look(work: PooledWorkspace, key: Scalar, group: Scalar, pool: Scalar, block: Scalar) -> tuple[Scalar, Scalar]:
-    """What `fill` wants to know; reads `items` and `references` within a `hkv.state.loops.peek`."""
+    """Words that `fill` needs; reads `items` and `references` within a `hkv.state.loops.peek`."""
     old = work.read("items", work.cached(key, group))
     return old, work.read("references", work.reference(pool, block, Role.CACHE))
 

@@ -18,7 +18,7 @@ from hkv.state.loops import Scalar, loop, peek, when
 from hkv.state.workspace import Workspace
 
 WRITES = ("keys", "table", "links", "events", "num_events")
-"""What changing the table may write."""
+"""Arrays that a change of the table may write."""
 
 SHARED = 1
 """In a word of `State.keys`: its entry's value in the table says more than where the block is."""
@@ -33,7 +33,7 @@ def first_block(value: Scalar) -> Scalar:
 
 
 def absent(value: Scalar) -> Scalar:
-    """What the table says when the last block is gone that a positive value named."""
+    """Value that replaces a positive value of the table when the last block it names is gone."""
     return -1 - ((value >> 1) & 3)
 
 

@@ -17,7 +17,7 @@ from hkv.errors import ConfigError
 
 
 class Role(enum.IntEnum):
-    """What a block is held for: a column of `PooledState.references`."""
+    """Holders of references to a block: columns of `PooledState.references`."""
 
     REQUEST = 0
     CONNECTOR = 1
@@ -50,7 +50,7 @@ class Request(enum.IntEnum):
     """Words of a request in `PooledState.requests`. Lengths are in tokens."""
 
     LIVE = 0
-    """Whether the slot has a request."""
+    """1 if the slot has a request, else 0."""
     TOKENS = 1
     """Tokens of each sequence."""
     COMMON = 2
@@ -64,7 +64,7 @@ class Request(enum.IntEnum):
     KEYS = 6
     """Keys in use, that of a partly filled block among them; 0 for none yet."""
     ALIGNED = 7
-    """Whether no key in use stands for a partly filled block."""
+    """1 if no key in use stands for a partly filled block, else 0."""
 
 
 REQUEST_WORDS = 16
@@ -87,10 +87,10 @@ MARK_WORDS = 4
 
 
 class Counter(enum.IntEnum):
-    """Where `PooledState.counters` keeps what belongs to no pool."""
+    """Indices into `PooledState.counters` of the counters that belong to no pool."""
 
     VERSION = 0
-    """How often the cache changed, -1 before the first time."""
+    """Number of changes to the cache, less one: -1 before the first."""
     EVICTIONS = 1
     """Blocks that eviction took out of the cache."""
     DROPPED = 2

@@ -1,4 +1,4 @@
-"""What a compiled operation on pools works on: the arrays of one or more `PooledState`s, flat, and one lane of them."""
+"""Workspace of a compiled operation on pools: the arrays of one or more `PooledState`s, flat, and one lane of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OUTPUTS = ("ids", "results")
 
 @dataclasses.dataclass(frozen=True)
 class PooledSizes:
-    """What is static beside the buckets.
+    """Static sizes: the buckets, and those beside them.
 
     Attributes:
       buckets: sizes of one state.
@@ -148,12 +148,12 @@ class PooledWorkspace(FlatArrays):
 
     @property
     def scratch_slot(self) -> int:
-        """Where work at hand is noted."""
+        """Request slot in which intermediate values of the operation at hand are kept."""
         return self.sizes.buckets.requests + SCRATCH
 
     @property
     def targets_slot(self) -> int:
-        """Where blocks wait for the sequences of a fork."""
+        """Request slot in which blocks wait for the sequences of a fork."""
         return self.sizes.buckets.requests + TARGETS
 
     @property

@@ -14,7 +14,7 @@ from hkv.state.pooled import Item
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = ("items",)
-"""What these functions write."""
+"""Arrays that these functions write."""
 
 
 def look(work: PooledWorkspace, key: Scalar) -> tuple[Scalar, Scalar, Scalar]:

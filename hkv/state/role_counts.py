@@ -12,7 +12,7 @@ from hkv.state.pooled import PoolCounter, Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = ("references", "counters", *id_bitmap.WRITES)
-"""What these functions write."""
+"""Arrays that these functions write."""
 
 
 def claim(work: PooledWorkspace, present: Scalar, pool: Scalar) -> tuple[PooledWorkspace, Scalar]:
@@ -31,12 +31,12 @@ def claim(work: PooledWorkspace, present: Scalar, pool: Scalar) -> tuple[PooledW
 
 
 def looked_free(work: PooledWorkspace) -> int:
-    """How many scalars `look_free` returns."""
+    """Number of scalars that `look_free` returns."""
     return 3 + len(work.sizes.buckets.levels)
 
 
 def look_free(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:
-    """What `claim_found` wants to know of a pool, the smallest free block as the third; reads `counters`, `bitmap`."""
+    """Scalars that `claim_found` needs of a pool, the smallest free block as the third; reads `counters`, `bitmap`."""
     return [*_counts(work, pool), *id_bitmap.smallest(work, pool)]
 
 
@@ -87,12 +87,12 @@ def release(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar,
 
 
 def looked(work: PooledWorkspace) -> int:
-    """How many scalars `look` returns."""
+    """Number of scalars that `look` returns."""
     return 5 + len(work.sizes.buckets.levels)
 
 
 def look(work: PooledWorkspace, pool: Scalar, block: Scalar) -> list[Scalar]:
-    """What `let_go` wants to know of a block; reads `WRITES` within a `hkv.state.loops.peek`."""
+    """Scalars that `let_go` needs of a block; reads `WRITES` within a `hkv.state.loops.peek`."""
     counts = [work.read("references", work.reference(pool, block, each)) for each in Role]
     return [*_counts(work, pool), *counts, *id_bitmap.path(work, pool, block)]
 

@@ -1,4 +1,4 @@
-"""What a cache is between operations: nine arrays, and the buckets that give them their shapes."""
+"""State of a cache between operations: nine arrays, and the buckets that give them their shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hkv.errors import ConfigError
 
 
 class Counter(enum.IntEnum):
-    """Where `State.counters` keeps what."""
+    """Indices into `State.counters`."""
 
     HEAD = 0
     """Place in the queue's ring of the next block to hand out, before masking."""
@@ -34,7 +34,7 @@ class Counter(enum.IntEnum):
 
 
 class Request(enum.IntEnum):
-    """Where a row of `State.requests` keeps what a request knows of itself. Lengths are in tokens."""
+    """Columns of `State.requests` that describe the request itself. Lengths are in tokens."""
 
     LIVE = 0
     """0: the slot is empty; 1: waiting; 2: running."""
@@ -51,7 +51,7 @@ class Request(enum.IntEnum):
     HIT_CLOCK = 8
     """`Counter.CLOCK` at that lookup."""
     KNOWN = 9
-    """Whether any group adopted or registered blocks (vLLM 0.33: the request is in some `num_cached_block`)."""
+    """1 if any group adopted or registered blocks (vLLM 0.33: the request is in some `num_cached_block`), else 0."""
 
     GRANTED = 10
     """Tokens that have slots, lookahead ones not counted."""
@@ -62,7 +62,7 @@ class Request(enum.IntEnum):
     WRITTEN = 13
     """Tokens up to which its blocks were written when that step began."""
     JOINED = 14
-    """Whether that step admitted it: the blocks up to there are a hit's, every other one was new."""
+    """1 if that step admitted it: the blocks up to there are a hit's, every other one was new; else 0."""
 
 
 REQUEST_WORDS = 16
@@ -70,7 +70,7 @@ REQUEST_WORDS = 16
 
 
 class Row(enum.IntEnum):
-    """Where a row of `State.requests` keeps what a request knows of its row in one group. Units are blocks."""
+    """Columns of `State.requests` that describe the request's row in one group. Units are blocks."""
 
     LENGTH = 0
     """Entries of the row, null ones included."""

@@ -7,7 +7,7 @@ import enum
 
 @enum.unique
 class Status(enum.IntEnum):
-    """Why an operation did, or did not, take effect. Any code other than `OK` and `OUT_OF_RANGE` took nothing."""
+    """Outcome of an operation. Any code other than `OK` and `OUT_OF_RANGE` took nothing."""
 
     OK = 0
     """It took effect."""

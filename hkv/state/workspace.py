@@ -1,4 +1,4 @@
-"""What a compiled operation works on: the arrays of one or more states, flat, one lane of them, and its counters."""
+"""Workspace of a compiled operation: the arrays of one or more states, flat, one lane of them, and its counters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVENT_WORDS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What is static beside the buckets.
+    """Static sizes: the buckets, and those beside them.
 
     Attributes:
       buckets: sizes of one state.

@@ -1,1 +1,1 @@
-"""Where chunk objects go when they leave the device: host memory and disk. The one impure edge of HKV."""
+"""Storage of chunk objects off the device: host memory and disk. The one impure edge of HKV."""

@@ -68,7 +68,7 @@ class ByteLRU:
             del self._pins[key]
 
     def pinned(self, key: bytes) -> bool:
-        """Whether the key has a pin."""
+        """True if the key has a pin."""
         return key in self._pins
 
     def victims(self, size: int, replacing: bytes | None = None) -> list[bytes] | None:

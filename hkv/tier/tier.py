@@ -1,4 +1,4 @@
-"""What both tiers have in common: which keys they hold, in which order they go, and which are pinned."""
+"""Base of both tiers: the keys they hold, the order in which these are evicted, and the pins."""
 
 from __future__ import annotations
 

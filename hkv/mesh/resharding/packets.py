@@ -21,12 +21,12 @@ COORDINATES = 5
 
 
 class Route(NamedTuple):
-    """What a packet is about.
+    """Sender, receiver and heads of a packet.
 
     Attributes:
       sender: the rank that packs it.
       receiver: the rank that unpacks it.
-      heads: which heads it brings.
+      heads: the heads it carries.
     """
 
     sender: Rank

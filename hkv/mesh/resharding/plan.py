@@ -1,4 +1,4 @@
-"""What to send where when a request's cache moves from one parallel shape to another, as data. Host-only.
+"""Plan of the transfers that move a request's cache from one parallel shape to another, as data. Host-only.
 
 Prefill ranks and decode ranks may differ in tensor and context degree, interleave, block size, physical order and
 kernel split; they cache the same parts of the same heads. Every byte that the target lacks crosses over once: of
@@ -18,7 +18,7 @@ from hkv.layout.content import Part
 from hkv.mesh.parallel_shape import ParallelShape, Rank, head_axis, part_by_head, states_of_positions
 
 Replicas = Literal["forward", "direct"]
-"""Whether a target rank passes on what others need too, or each gets its own from the source."""
+"""Source of a target rank's bytes that other target ranks need too: one of them forwards, or each gets its own copy."""
 
 HOLE = -1
 
@@ -84,7 +84,7 @@ class StateRun:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Move:
-    """What goes from one rank's block to another's, alike in every layer.
+    """Transfer from one rank's block to another's, alike in every layer.
 
     Attributes:
       source: the rank that sends.
@@ -127,11 +127,11 @@ class ByteRun:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What moves a request's cache.
+    """All transfers that move one request's cache.
 
     Attributes:
-      source: where it is.
-      target: where it is wanted.
+      source: ranks and layout that hold it.
+      target: ranks and layout that are to hold it.
       layers: which layers, the same indices on both sides.
       sends: from source ranks to target ranks.
       forwards: afterwards, from target ranks to target ranks that hold the same.

@@ -195,7 +195,7 @@ def _unpack(
 
 
 def _runs(pool: jax.Array, sharded: ShardedLayout, grain: Grain) -> list[Runs]:
-    """How a unit lies in one rank's pool: whole cells where they hold nothing but parts, else part by part."""
+    """Runs of a unit in one rank's pool: whole cells where they hold nothing but parts, else part by part."""
     layout = sharded.layout
     views = [part_by_head(layout, part, sharded.shape.heads_per_rank) for part in layout.content]
     in_cells = all(part.strides is None and part.heads is None for part in layout.content)
