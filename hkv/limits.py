@@ -37,7 +37,7 @@ MAX_STEP_MS = 24 * 3600 * 1000
 """Milliseconds of a scheduling step, a day: steps take tens of them."""
 
 MAX_SPEED = Fraction(10**6)
-"""How many times faster, or slower, than recorded requests arrive."""
+"""Largest factor by which requests arrive faster, or slower, than recorded."""
 
 MAX_COUNT = 10**9
 """Seeds, steps, requests and other things that are gone through one by one: hours, whatever each of them costs."""

@@ -117,7 +117,7 @@ def _named(path: str) -> Iterator[None]:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """What is at a path, links followed; None where nothing is, at the end of a dangling link included."""
+    """Status of the file at a path, links followed; None if there is none, at the end of a dangling link included."""
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _is(path: pathlib.Path, found: os.stat_result) -> bool:
-    """Whether the path names that file. `/dev/fd/N` may lead to one that was deleted, or to none at all."""
+    """True if the path names that file. `/dev/fd/N` may lead to one that was deleted, or to none at all."""
     try:
         return os.path.samestat(os.stat(path), found)
     except OSError:

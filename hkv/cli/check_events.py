@@ -114,7 +114,7 @@ def _recorder(path: str | None) -> Iterator[Callable[[bytes], object]]:
 
 
 class _Checked:
-    """What came so far."""
+    """Progress of a check: the index of keys, the problems found and the counts so far."""
 
     def __init__(self) -> None:
         self.index = KeyIndex()

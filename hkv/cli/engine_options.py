@@ -54,18 +54,18 @@ dialect_option = click.option(
 )
 
 FORMS = forms()
-"""How an engine may be named."""
+"""Forms in which an engine may be named."""
 
 FEATURE_NAMES = tuple(
     dict.fromkeys(
         feature for dialect in registry.dialects() for name in dialect.names for feature in dialect.features(name)
     )
 )
-"""What traffic may be about, under any dialect; `hkv.oracle.record.draw` says which dialect has which."""
+"""Features of traffic, under any dialect; `hkv.oracle.record.draw` says which dialect has which."""
 
 
 def defaults(of: Callable[[Dialect], str]) -> str:
-    """What stands for an option that is not given, for help texts: the default dialect's, then those of the others."""
+    """Default of an option, for help texts: the default dialect's, then those of the others."""
     first = registry.dialect_of(registry.DEFAULT)
     others = [f"{of(other)} under {other.title}'s rules" for other in registry.dialects() if other is not first]
     return "; ".join([of(first), *others])

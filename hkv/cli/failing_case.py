@@ -1,4 +1,4 @@
-"""How a failing case is printed."""
+"""Output of a failing case."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hkv.errors import ConfigError
 
 
 def is_given(name: str) -> bool:
-    """Whether the parameter of that name was given to the command that runs, be it with its default."""
+    """True if the parameter of that name was given to the command that runs, be it with its default."""
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 

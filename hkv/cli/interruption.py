@@ -42,7 +42,7 @@ class Interruption:
 
     def __init__(self, attended: bool = True) -> None:
         self.requested = False
-        """Whether an interrupt came. It need not arrive as one: the import of an extension turns it into an error."""
+        """True once an interrupt came. It need not arrive as one: the import of an extension turns it into an error."""
         self._attended = attended
         self._words: list[Callable[[], None]] = []
         self._reporting = threading.Lock()

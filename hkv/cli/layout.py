@@ -33,7 +33,7 @@ BYTES = click.IntRange(1, MAX_BYTES)
 
 
 BYTE = click.IntRange(0, MAX_BYTES)
-"""Where something lies."""
+"""Type of an option that takes the offset of a byte."""
 
 
 @click.command("layout")
@@ -176,7 +176,7 @@ def _tokens_per_state(text: str) -> int | Fraction:
 
 
 def _address(layout: Layout, text: str) -> dict[str, Any]:
-    """Where an element lies, from `layer,block,head,token,channel` or `...,PART:INDEX`."""
+    """Address of an element, from `layer,block,head,token,channel` or `...,PART:INDEX`."""
     fields = text.split(",")
     if len(fields) != 5 or not all(re.fullmatch(r"-?[0-9]{1,19}", field.strip()) for field in fields[:4]):
         raise LayoutError("--address", text, "layer,block,head,token,channel, the channel a number or PART:INDEX")
@@ -212,7 +212,7 @@ def _unravel(number: int, shape: tuple[int, ...], text: str) -> tuple[int, ...]:
 
 
 def _element(layout: Layout, byte: int) -> dict[str, Any]:
-    """What lies at a byte, as the tables and the JSON show it."""
+    """Element that a byte belongs to, as the tables and the JSON show it."""
     found = layout.locate_element(byte)
     if found is None:
         return {"byte": byte, "part": None}

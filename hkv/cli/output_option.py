@@ -59,7 +59,7 @@ class OutputFolder(click.ParamType):
 
 
 def talks(*paths: str | None) -> bool:
-    """Whether a command may print for people: none of its results goes to standard output."""
+    """True if a command may print for people: none of its results goes to standard output."""
     return STANDARD_OUTPUT not in paths
 
 

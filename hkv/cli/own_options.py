@@ -14,7 +14,7 @@ from hkv.errors import ConfigError, UnsupportedConfigError
 
 
 class OwnCommand(Protocol):
-    """What a dialect gives a command."""
+    """Options and code that a dialect adds to a command."""
 
     def options(self) -> Sequence[click.Option]:
         """Options that only some dialects have, this one among them."""
@@ -25,7 +25,7 @@ Command = TypeVar("Command", bound=OwnCommand)
 
 
 def commands(of: Callable[[Dialect], Command]) -> tuple[Command, ...]:
-    """What every dialect gives a command; those that have nothing there are left out."""
+    """Additions of every dialect to a command; dialects that have nothing there are left out."""
     found: list[Command] = []
     for dialect in registry.dialects():
         try:

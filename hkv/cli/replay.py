@@ -85,7 +85,7 @@ class Positive(click.ParamType):
 
 
 COMMANDS = commands(lambda dialect: dialect.replay_command())
-"""What every dialect that replays traces gives the command."""
+"""Additions to the command of every dialect that replays traces."""
 
 
 @click.command()

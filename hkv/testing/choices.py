@@ -1,4 +1,4 @@
-"""Where random configurations and traffic get their decisions from."""
+"""Sources of decisions for random configurations and traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dialect gives state machines: traffic of which each move can be made by itself."""
+"""Moves of a dialect's state machine: traffic of which each move can be made by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Moves(Protocol):
     """Random traffic that is made move by move."""
 
     def possible(self, move: str) -> bool:
-        """Whether a move can be made now."""
+        """True if a move can be made now."""
         ...
 
     def make(self, move: str) -> None:

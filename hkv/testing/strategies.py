@@ -30,7 +30,7 @@ SEEDS = 1 << 20
 
 
 class Drawing(Protocol):
-    """What draws from strategies: the object that `hypothesis.strategies.data()` gives a test."""
+    """Object that draws from strategies: the one that `hypothesis.strategies.data()` gives a test."""
 
     def draw(self, strategy: st.SearchStrategy[T], label: Any = None) -> T:
         """One value of a strategy."""
@@ -103,7 +103,7 @@ def topologies(draw: Callable[..., Any], features: Sequence[str] = (), dialect: 
 
 @st.composite
 def specs(draw: Callable[..., Any], features: Sequence[str] = (), dialect: str = registry.DEFAULT) -> LayerSpec:
-    """What one layer caches, of any kind that a dialect has."""
+    """Strategy for one layer's cache description, of any kind that a dialect has."""
     return draw(st.sampled_from(draw(topologies(features, dialect)).specs))
 
 
