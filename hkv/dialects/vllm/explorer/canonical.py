@@ -84,7 +84,7 @@ def _of_requests(space: Space, state: State, ledger: jax.Array, looked: jax.Arra
 
 
 def _of_blocks(space: Space, state: State, seen: Picture) -> tuple[jax.Array, jax.Array]:
-    """What is known of each block.
+    """Words that describe each block: numbers, and ids of other blocks.
 
     Returns:
       int32[B, n], numbers; int32[B, m], other blocks.
@@ -150,7 +150,7 @@ def _mixed(words: jax.Array) -> jax.Array:
 
 
 def _less(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Whether four words are less than four others, the first difference counting."""
+    """True if four words are less than four others, the first difference counting."""
     answer = jnp.zeros((), bool)
     for i in reversed(range(4)):
         answer = (a[i] < b[i]) | ((a[i] == b[i]) & answer)

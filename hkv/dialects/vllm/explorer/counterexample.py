@@ -18,7 +18,7 @@ from hkv.dialects.vllm.rules.operations import Code
 from hkv.errors import HKVError
 
 FEATURE = "core"
-"""What the logs are about, for statistics."""
+"""Feature that the logs are marked with, for statistics."""
 
 
 @dataclasses.dataclass(frozen=True)

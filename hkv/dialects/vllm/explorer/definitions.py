@@ -1,4 +1,4 @@
-"""What a configuration promises, as small tables: what is read at each length, and by which entries a hit is proven.
+"""Promises of a configuration as small tables: what is read at each length, and which entries prove a hit.
 
 Made on the host from `LayerSpec.readable`, never from a rule under test.
 """
@@ -104,8 +104,8 @@ def definitions(space: Space) -> Definitions:
 
 
 def _registrable(space: Space, group: int, tokens: int) -> int:
-    """How many of the first `tokens` tokens may get keys: those that drafts do not prefill again, and of several groups
-    whole scheduler blocks, a draft's group one block more."""
+    """Number of the first `tokens` tokens that may get keys: those that drafts do not prefill again; of several groups
+    only whole scheduler blocks, in a draft's group one block more."""
     config = space.config
     settled = max(0, tokens - max(0, config.prefill_lookahead - 1))
     specs, unit = config.topology.specs, config.scheduler_block_size
@@ -117,8 +117,8 @@ def _registrable(space: Space, group: int, tokens: int) -> int:
 
 
 def _proof(space: Space, length: int) -> list[set[tuple[int, int]]]:
-    """When every group can resume at a length, as `reference.hits` defines it: of each set of `(group, end)`, one entry
-    is there."""
+    """Condition for every group to resume at a length, as `reference.hits` defines it: one entry of each set of
+    `(group, end)` is there."""
     config, sets = space.config, []
     for group, spec in enumerate(config.topology.specs):
         size = config.block_size(group)

@@ -1,4 +1,4 @@
-"""What the operations themselves say about every request, as an array: `traffic.ledger` for many lanes at once."""
+"""State of every request as the operations alone tell it, as an array: `traffic.ledger` for many lanes at once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Move(NamedTuple):
     extra: jax.Array
 
     def is_a(self, *codes: Code) -> jax.Array:
-        """Whether the operation is one of those."""
+        """True if the operation is one of those."""
         found = self.code == int(codes[0])
         for code in codes[1:]:
             found = found | (self.code == int(code))

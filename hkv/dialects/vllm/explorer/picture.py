@@ -1,4 +1,4 @@
-"""What a state says, read off the compiled cache's arrays without any of its rules. One state; `vmap` makes it many."""
+"""Picture of a state, read off the compiled cache's arrays without its rules. Of one state; `vmap` makes it many."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ class Picture(NamedTuple):
         return self.key > 0
 
     def same(self, other: Picture) -> jax.Array:
-        """Whether everything that a log's `state` shows is equal."""
+        """True if everything that a log's `state` shows is equal."""
         names = ("queued", "place", "refs", "key", "group", "rows", "lengths")
         return jnp.all(jnp.stack([jnp.all(getattr(self, name) == getattr(other, name)) for name in names]))
 
 
 class Columns(NamedTuple):
-    """How the key table of a space is laid out.
+    """Columns of a space's key table.
 
     Attributes:
       members: group of each column, -1 for a column of none.
       blocks: tokens in a block of each group.
-      cacheable: whether a group is ever hit.
+      cacheable: True if the group's blocks can be hit.
     """
 
     members: np.ndarray
@@ -90,7 +90,7 @@ def row_words(state: State, groups: int, field: Row) -> jax.Array:
 
 
 def picture(space: Space, state: State) -> Picture:
-    """What a state says."""
+    """Picture of a state, see `Picture`."""
     layout, blocks, groups = columns(space), space.config.num_blocks, len(space.config.topology.groups)
     ids = np.arange(blocks)
     ring = state.queue.shape[0] - 1
@@ -127,7 +127,7 @@ def picture(space: Space, state: State) -> Picture:
 
 
 def _listed(state: State, blocks: int) -> jax.Array:
-    """Whether the key table and the blocks' keys say the same.
+    """True if the key table and the blocks' keys agree.
 
     Every key of a block is in the table; every block that the table names has that key; and where several blocks have
     one key, each one's links lead on to another of them and back. A block's word says whether it has keys that end

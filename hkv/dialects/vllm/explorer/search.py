@@ -25,7 +25,7 @@ CHUNK = 4096
 
 @dataclasses.dataclass
 class Report:
-    """What was explored.
+    """Result of an exploration.
 
     Attributes:
       states: distinct states reached, the empty cache included; `transitions`: operations performed in them.

@@ -1,4 +1,4 @@
-"""What is explored: a small configuration, how many requests of which lengths, and which operations they may see."""
+"""State space to explore: a small configuration, the requests and their lengths, and the operations they may see."""
 
 from __future__ import annotations
 

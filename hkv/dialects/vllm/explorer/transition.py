@@ -26,8 +26,8 @@ from hkv.state.state import Counter, State
 
 LANES, BATCHED = "lanes", "batched"
 FORMS = (LANES, BATCHED)
-"""How worlds are stepped together: one after the other in one native loop, which is faster on a CPU, or side by side in
-vector instructions, as an accelerator wants it."""
+"""Ways in which worlds are stepped together: one after the other in one native loop, which is faster on a CPU, or side
+by side in vector instructions, as an accelerator wants it."""
 
 
 def default_form() -> str:
@@ -36,7 +36,7 @@ def default_form() -> str:
 
 
 NO_LIMIT = np.iinfo(np.int16).max
-"""What stands for `UNLIMITED` in a packed world."""
+"""Value that stands for `UNLIMITED` in a packed world."""
 
 
 class World(NamedTuple):
@@ -47,14 +47,14 @@ class World(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one operation led to.
+    """Result of one operation.
 
     Attributes:
       world: int16[w], the world after it, packed.
       name: uint32[4], its canonical name.
       broken: uint32, a bit for each of `JUDGES` that is broken.
       enabled: bool[n], the operations that may follow.
-      status: int32, what it was answered.
+      status: int32, status that the cache answered.
       evictions: int32, blocks that lost their keys because they were handed out.
       hits: int32[R], tokens that lookups found.
     """
@@ -125,7 +125,7 @@ class Program:
         self.assess = _assessment(space)
 
     def __call__(self, worlds: Any, rows: Any) -> Outcome:
-        """What operations lead to.
+        """Results of operations, one on each world.
 
         Args:
           worlds: int16[k, w], packed worlds.

@@ -1,4 +1,4 @@
-"""What a judge is asked about, and the register of judges."""
+"""Argument of the judges: one operation with the cache before and after it; and the register of judges."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hkv.state.status import Status
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What there is to judge by.
+    """Operation to judge, with the cache before and after it.
 
     Attributes:
       space: the space.
       define: its definitions.
       move: the operation.
-      status: what it was answered.
+      status: status that the cache answered.
       before, after: the cache.
-      ledger_before, ledger: where every request stands, by the operations.
-      shared_prefix: what a lookup said of a single group's longest hit.
+      ledger_before, ledger: state of every request, as the operations alone tell it.
+      shared_prefix: longest hit of a single group, as a lookup reported it.
     """
 
     space: Space
@@ -42,7 +42,7 @@ class Moment:
 
     @property
     def granted(self) -> jax.Array:
-        """Whether nothing was refused."""
+        """True if nothing was refused."""
         return self.status == int(Status.OK)
 
     @property
@@ -69,7 +69,7 @@ class Moment:
 
     @property
     def recurrent(self) -> bool:
-        """Whether some group has recurrent states."""
+        """True if some group has recurrent states."""
         return bool(self.define.recurrent.any())
 
 
@@ -98,7 +98,7 @@ def moment_of(
 
 
 Judge = Callable[[Moment], jax.Array]
-"""Whether an invariant is broken, a bool."""
+"""True if an invariant is broken, a bool."""
 
 JUDGES: dict[str, Judge] = {}
 """Every judge, by the name of its invariant."""

@@ -19,7 +19,7 @@ RESTING = (
 """Operations that hand out and take back no block."""
 
 REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
-"""What an allocation may be refused for."""
+"""Statuses with which an allocation may be refused."""
 
 
 @judge("totality")
@@ -115,7 +115,7 @@ def _mine(m: Moment, values: jax.Array) -> jax.Array:
 
 
 def _given_back(m: Moment, cells: jax.Array) -> jax.Array:
-    """Where each block comes to stand when the blocks in `cells` are given back, group by group, the last column first.
+    """Place of each block in the queue after `cells` were given back group by group, the last column first.
 
     Returns:
       int32[B]: the smaller, the nearer to the front; `FAR` and more for blocks that do not come back.
@@ -137,7 +137,7 @@ def _queue(m: Moment, places: jax.Array) -> jax.Array:
 
 
 def _differs(m: Moment, given: jax.Array, adopted: jax.Array) -> jax.Array:
-    """Whether the queue is not the end of the one that those places describe, adopted blocks left out."""
+    """True if the queue is not the end of the one that those places describe, adopted blocks left out."""
     stands = _queue(m, given) & ~adopted
     ahead = (given[None, :] < given[:, None]) & stands[None, :]
     rank = jnp.sum(ahead, axis=1)
@@ -162,7 +162,7 @@ def release(m: Moment) -> jax.Array:
 
 @judge("index")
 def index(m: Moment) -> jax.Array:
-    """What a key says of a block in a row is what the row's owner has there: its group, its column, its tokens."""
+    """The key of a block in a row names what the row's owner has there: its group, its column, its tokens."""
     config, unit = m.space.config, m.space.config.hash_block_size
     whole = np.arange(unit, config.max_model_len + 1, unit)
     odd = jnp.any(m.after.cached & ~jnp.any(m.after.key[:, None] >> whole == 1, axis=1))

@@ -138,7 +138,7 @@ def consistency(m: Moment) -> jax.Array:
 
 
 def _may_be_hit(m: Moment) -> jax.Array:
-    """Whether the hit is aligned, and leaves the request's last token to compute."""
+    """True if the hit is aligned, and leaves the request's last token to compute."""
     hit = _row(m, m.after.hits)
     return jnp.any((np.arange(len(m.define.aligned)) == hit) & m.define.aligned & (hit < _fact(m, Fact.LENGTH)))
 
@@ -149,5 +149,5 @@ def _row(m: Moment, values: jax.Array) -> jax.Array:
 
 
 def _fact(m: Moment, fact: Fact) -> jax.Array:
-    """What the ledger says of the operation's request, after the operation."""
+    """Field of the ledger for the operation's request, after the operation."""
     return _row(m, m.ledger[:, fact])
