@@ -17,7 +17,7 @@ from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
 WRITES = ("requests", "rows", "blocks")
-"""What the rule writes: only spare elements, and which states are left behind."""
+"""Arrays that the rule writes: only spare elements, and which states are left behind."""
 
 
 def skipped_tokens(view: View, group: Scalar, n: Scalar) -> Scalar:
@@ -31,7 +31,7 @@ def skipped_blocks(view: View, group: Scalar, n: Scalar) -> Scalar:
 
 
 def arrives(view: View, group: Scalar, demand: Demand) -> Scalar:
-    """Whether a group needs any of the external tokens: none if the next query reads none of them."""
+    """True if a group needs any of the external tokens: none if the next query reads none of them."""
     skipped = skipped_tokens(view, group, demand.total)
     return (demand.external > 0) & ((skipped == 0) | (demand.total > skipped))
 
@@ -42,9 +42,9 @@ def hit_blocks(view: View, group: Scalar, tokens: Scalar) -> Scalar:
 
 
 def ends_inside(work: Workspace, view: View, group: Scalar, demand: Demand) -> Scalar:
-    """Whether the hit that a demand adopts ends inside a block of a group, which is then to be copied.
+    """True if the hit that a demand adopts ends inside a block of a group, which is then to be copied.
 
-    Only where blocks hold several hash blocks is anything compiled for it.
+    Compiled only where blocks hold several hash blocks.
     """
     if work.sizes.buckets.parts == 0:
         return jnp.bool_(False)
@@ -53,7 +53,7 @@ def ends_inside(work: Workspace, view: View, group: Scalar, demand: Demand) -> S
 
 
 class Verdict(NamedTuple):
-    """Whether a demand fits; whether it would run out of blocks halfway; and whether any row grows."""
+    """Result of `fits`: a demand fits; it would run out of blocks halfway; some row grows."""
 
     fits: Scalar
     fails: Scalar
@@ -71,10 +71,10 @@ class _Sum(NamedTuple):
 
 
 def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Scalar) -> tuple[Workspace, Verdict]:
-    """Whether the blocks that a demand takes out of the queue are at most `limit`, and what it really takes is there.
+    """Verdict on a demand: it takes at most `limit` blocks out of the queue, and what it really takes is there.
 
-    The blocks of a hit count only if they are in the queue. They are first counted as if all were; only if that does
-    not fit are they looked at. The dialect's own estimate may be too small for recurrent groups; it is checked as well,
+    The blocks of a hit count only if they are in the queue. They are first counted as if all were, and looked at only
+    if that does not fit. The dialect's own estimate may be too small for recurrent groups; it is checked as well,
     unless an upstream defect is asked for by name.
 
     Args:
@@ -181,7 +181,7 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
 
 
 class Spread(NamedTuple):
-    """How a row of states is made longer, in entries, before it takes blocks: its new end, and what is moved there.
+    """Growth of a row of states before it takes blocks, in entries: its new end, and what is moved there.
 
     Entries from the old end to `gap_end` become null; `moved` entries from `scratch` on move behind them.
     """
@@ -193,7 +193,7 @@ class Spread(NamedTuple):
 
 
 def spread_row(length: Scalar, columns: Scalar, scratch: Scalar, exported: Scalar, grown: Scalar) -> Spread:
-    """What a row of `length` entries must look like before its new blocks (vLLM 0.33 `MambaManager`).
+    """Shape that a row of `length` entries must have before its new blocks (vLLM 0.33 `MambaManager`).
 
     The running state goes to the last column before the scratch, a state that is left behind for others to the column
     before that. Columns that are passed over are null, and scratch moves along.

@@ -25,10 +25,10 @@ from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
 ADOPT_WRITES = ("rows", "requests", *free_queue.ADOPT_WRITES)
-"""What `adopt_hit` writes."""
+"""Arrays that `adopt_hit` writes."""
 
 GROW_WRITES = ("queue", "requests", "ids", "num_ids", *free_queue.TAKE_WRITES)
-"""What `grow` writes."""
+"""Arrays that `grow` writes."""
 
 
 def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> Workspace:
@@ -111,7 +111,7 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
 
 
 def _copy(work: Workspace, slot: Scalar, group: Scalar, column: Scalar, adopted: Scalar) -> Workspace:
-    """What becomes of a block that is filled partly, and of the copy that was just taken into the spare row.
+    """Places a partly filled block and the copy that was just taken into the spare row.
 
     A hit's last block stays as it is, and the copy takes its place in the row. A state that the request itself
     registered goes on in place, and the copy takes over its keys. vLLM 0.33 `allocate_new_blocks` of

@@ -1,8 +1,8 @@
-"""How far a running request can grow before an allocation has anything to do for it but to say yes.
+"""Tokens that a running request can grow by before an allocation has anything to do for it but to say yes.
 
 Most allocations of a decoding request fall inside a block: they take nothing, register nothing and retire nothing in
-any group. How many tokens that holds for is noted when an allocation did do something, and spares the next ones all
-loops over groups. What is noted may be too little, never too much.
+any group. The number of tokens for which that holds is noted when an allocation did do something, and spares the next
+ones all loops over groups. What is noted may be too little, never too much.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hkv.state.workspace import Workspace
 
 
 class _Known(NamedTuple):
-    """What is known of a request, in tokens: its prompt, its length, and what was computed before."""
+    """Lengths of a request, in tokens: its prompt, its length, and what was computed before."""
 
     prompt: Scalar
     tokens: Scalar

@@ -14,7 +14,7 @@ from hkv.state.status import Status
 from hkv.state.workspace import Workspace
 
 WRITES = tuple(dict.fromkeys((*retire.WRITES, "rows")))
-"""What the operation writes."""
+"""Arrays that the operation writes."""
 
 
 def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:

@@ -1,4 +1,4 @@
-"""What an allocation wants."""
+"""Demand of an allocation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hkv.state.loops import Scalar
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What an allocation wants. Lengths are in tokens.
+    """Demand of an allocation. Lengths are in tokens.
 
     Attributes:
       slot: the request.
-      slots: tokens that must have a place, drafts and lookahead included.
+      slots: tokens that must have slots, drafts and lookahead included.
       main: the same without lookahead.
       total: tokens computed before: the request's, the hit's and external ones.
       hit: tokens of a lookup's hit that are to be adopted.
       external: tokens that come from elsewhere.
-      capped: whether a group counts no more than it can hold at once.
+      capped: True if a group counts no more than it can hold at once.
     """
 
     slot: Scalar

@@ -15,10 +15,10 @@ from hkv.state.loops import Scalar, loop
 from hkv.state.workspace import Workspace
 
 EVICT_WRITES = (*key_table.WRITES, "dropped")
-"""What `evict` writes."""
+"""Arrays that `evict` writes."""
 
 RESET_WRITES = ("keys", "table", "events", "num_events")
-"""What `reset` writes."""
+"""Arrays that `reset` writes."""
 
 
 def evict(

@@ -21,7 +21,7 @@ from hkv.state.status import Status
 from hkv.state.workspace import ARRAYS, COUNTERS, EVENT_WORDS, OUTPUTS, Sizes, Workspace
 
 EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events")
-"""What an operation may write."""
+"""Arrays that an operation may write."""
 
 
 def execute(
@@ -164,7 +164,7 @@ def _granted(
     plan: transitions.Plan | None,
     only: tuple[Code, ...],
 ) -> tuple[Workspace, Answer]:
-    """What follows once blocks are granted, and COMMIT."""
+    """Second part of ALLOCATE, once blocks are granted, and COMMIT."""
 
     def perform(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         got, certain = Answer(*local[1:]), jnp.int32(-1)

@@ -22,7 +22,7 @@ from hkv.state.workspace import Workspace
 def plan(
     work: Workspace, view: View, demand: Demand, group: Scalar, length: Scalar, scratch: Scalar
 ) -> tuple[Workspace, Scalar]:
-    """Whether a demanded chunk leaves a state behind. Which, the row notes, unless only admission asks (`capped`).
+    """True if a demanded chunk exports a state. The row notes which, unless only admission asks (`capped`).
 
     vLLM 0.33 `MambaManager.get_num_blocks_to_allocate`, `is_mamba_prefill_checkpoint_valid`: the chunk starts on a hash
     block, spans at least two column ends, and reaches the state's place after at least one hash block, a multiple of
@@ -85,7 +85,7 @@ def forget(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Worksp
 
 
 def _place(view: View, group: Scalar, start: Scalar, end: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-    """Where a chunk from `start` to `end` would leave a state behind, in which column, and whether it can."""
+    """Length at which a chunk from `start` to `end` would export a state, its column, and True if it can."""
     step, unit = view.group(group, GroupField.EXPORT_STEP), view.group(group, GroupField.EXPORT_UNIT)
     block, hash_block = view.group(group, GroupField.BLOCK), view.whole(CacheField.HASH_BLOCK)
     place = resumable(view, end, jnp.maximum(unit, 1))
@@ -96,11 +96,12 @@ def _place(view: View, group: Scalar, start: Scalar, end: Scalar) -> tuple[Scala
 
 
 class Ends(NamedTuple):
-    """What is known of a request's row when a key that ends inside a block may be due: tokens four times, keys, entries
-    twice, tokens.
+    """Fields of a request and its row by which a key that ends inside a block may be due.
 
-    `junction`: where others were seen to branch off, if the request comes to compute it now; else -1. `shared`: where
-    they were. `exported`: where the chunk leaves a state behind; 0 if it does not.
+    In tokens, but `keys` in prefix keys, and `first` and `length` in entries of the row.
+
+    `junction`: length at which others were seen to branch off, if the request comes to compute it now; else -1.
+    `shared`: the same length, always. `exported`: length at which the chunk exports a state; 0 if it exports none.
     """
 
     cacheable: Scalar
@@ -114,13 +115,13 @@ class Ends(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What is to become of a block's keys.
+    """Change of a block's keys.
 
     Attributes:
-      drops: whether it loses those that it has.
-      adds: whether it gets one then.
+      drops: True if it loses the keys that it has.
+      adds: True if it gets a key then.
       block: id of the block.
-      part: which of its keys is added; 0 for the key of the whole block.
+      part: part of the key that is added; 0 for the key of the whole block.
       entry: the key's place in the table.
       end: tokens up to which the key reaches if it is reported by itself; 0 if not.
     """

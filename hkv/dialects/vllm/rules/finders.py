@@ -16,7 +16,7 @@ from hkv.state.workspace import Workspace
 
 READS = ("table", "chains")
 WRITES = ("rows",)
-"""What a loop reads and writes."""
+"""Arrays that a loop reads and writes."""
 
 
 class Query(NamedTuple):
@@ -54,14 +54,14 @@ class Query(NamedTuple):
 
 
 class Search(NamedTuple):
-    """How a kind is looked up.
+    """Parameters of a search for a kind's longest hit.
 
     Attributes:
       backward: from the last block to the left, for a run that is long enough; else from `start` on to the right.
       start: blocks before this one count as hit without a look.
       need: blocks in a run; 0 for a kind that can be resumed anywhere. Where the query's `unit` is more than a token,
         as many more as stand between the last multiple of it and the run's end, but none before the first block.
-      drop: whether the last block found is given up.
+      drop: True if the last block found is given up.
     """
 
     backward: Scalar
@@ -170,12 +170,12 @@ def inside(
 
 
 def _cached(work: Workspace, view: View, query: Query, index: Scalar) -> tuple[Workspace, Scalar]:
-    """Whether every group has the manager block at `index`."""
+    """True if every group has the manager block at `index`."""
     return _known(work, view, query, (index + 1) * query.scale - 1, index)
 
 
 def _known(work: Workspace, view: View, query: Query, unit: Scalar, entry: Scalar) -> tuple[Workspace, Scalar]:
-    """Whether every group has a block that is known up to a hash block; it becomes an entry of their rows."""
+    """True if every group has a block that is cached up to a hash block; it becomes an entry of their rows."""
     groups = work.sizes.buckets.groups
     key = work.read("chains", work.chain(query.slot) + unit)
 

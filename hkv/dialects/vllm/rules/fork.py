@@ -25,7 +25,7 @@ from hkv.state.workspace import Workspace
 WRITES = tuple(
     dict.fromkeys((*free_queue.TAKE_WRITES, *free_queue.ADOPT_WRITES, "requests", "results", "ids", "num_ids"))
 )
-"""What sharing the rows writes."""
+"""Arrays that sharing the rows writes."""
 
 
 def fork(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -> tuple[Workspace, Answer]:
@@ -61,7 +61,7 @@ def _spans(view: View, group: Scalar, computed: Scalar) -> tuple[Scalar, Scalar]
 
 
 def _survey(work: Workspace, view: View, op: Op, enabled: Scalar) -> tuple[Workspace, Scalar, Scalar]:
-    """How many blocks must be copied, and whether one that is needed is not there."""
+    """Number of blocks that must be copied, and True if one that is needed is not there."""
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         group, copies, missing = local

@@ -17,11 +17,11 @@ from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
 WRITES = ("table", "chains", "rows", "requests")
-"""What the rule writes; `table` and `chains` only to their spare elements."""
+"""Arrays that the rule writes; `table` and `chains` only in their spare elements."""
 
 
 class Hit(NamedTuple):
-    """What a lookup found, in tokens: the hit, and the longest hit of a single group if that is longer, else 0.
+    """Result of a lookup, in tokens: the hit, and the longest hit of a single group if that is longer, else 0.
 
     fails: whether an upstream defect that was asked for by name makes the lookup fail; it found nothing then.
     """
@@ -155,7 +155,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
 
 
 def _beyond_the_keys(view: View, query: Query, search: Search, once: Scalar, keys: Scalar, length: Scalar) -> Scalar:
-    """Whether vLLM 0.33's finder asks for the key of a block that has none (`hkv.bugs`: finder-index-error).
+    """True if vLLM 0.33's finder asks for the key of a block that has none (`hkv.bugs`: finder-index-error).
 
     Searches from the last block start there; those to the right, which go from block to block as far as they find them,
     arrive there. Kinds that need every block are bounded by the keys in vLLM 0.33 too.
@@ -167,7 +167,7 @@ def _beyond_the_keys(view: View, query: Query, search: Search, once: Scalar, key
 
 
 def _search(view: View, group: Scalar, query: Query) -> Search:
-    """How a group is looked up: forward from the first block needed on, or for the last run that is long enough.
+    """Search for a group: forward from the first block needed on, or for the last run that is long enough.
 
     Under the drop a run is one block longer. Recurrent states drop none, and without need of a run any length will do.
     """

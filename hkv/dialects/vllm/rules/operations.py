@@ -11,7 +11,7 @@ from hkv.machine.operations import OperationBatch
 
 
 class Code(enum.IntEnum):
-    """What an operation does; its arguments are in `Argument` columns."""
+    """Code of an operation; its arguments are in `Argument` columns."""
 
     END = 0
     """No more operations."""
@@ -54,9 +54,9 @@ class Argument(enum.IntEnum):
     """The request slot."""
     TOKENS = 2
     KEYS = 3
-    """How many integers of `Operations.payload` belong to the operation."""
+    """Number of integers of `Operations.payload` that belong to the operation."""
     KEY_START = 4
-    """Where they begin."""
+    """Index of the first of them."""
     NEW = 5
     """ALLOCATE: new tokens, drafts included; -1: all that the request has left."""
     HIT = 6
@@ -94,7 +94,7 @@ class Column(enum.IntEnum):
     SHARED_PREFIX = 2
     """LOOKUP: the longest hit of a single group if that is longer than the hit, else 0."""
     IDS = 3
-    """Where its block ids begin in `Results.ids`."""
+    """Index of its first block id in `Results.ids`."""
     COPIES = 4
     """ALLOCATE, FORK: how many blocks are to be copied. ALLOCATE reports them before its other ids, three integers
     each: the group, the block, its copy; both hold a reference more until COPIES gives it back. Where tokens of a hit
@@ -104,7 +104,7 @@ class Column(enum.IntEnum):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What operations answered.
+    """Results of operations.
 
     Attributes:
       table: int32[n, 5 + 2 * groups], a row for each operation: `Column`, then two columns a group. LOOKUP: the
@@ -112,7 +112,7 @@ class Results:
         entries that were copied.
       ids: int32[capacity], block ids, operation after operation and group after group: LOOKUP, from the first entry
         that is not null; ALLOCATE, the new entries; FORK, source and destination of each copy.
-      events: int32[capacity, 4], what happened to keys (`hkv.state.events`).
+      events: int32[capacity, 4], changes to keys (`hkv.state.events`).
       counts: int32[2], ids and events, those without room included; more than the capacity means that some are missing.
     """
 

@@ -217,7 +217,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
 
 
 def keeps_junctions(config: VllmConfig) -> bool:
-    """Whether recurrent states are kept where others were seen to branch off (vLLM 0.33 `KVCacheManager`)."""
+    """True if recurrent states are kept where others were seen to branch off (vLLM 0.33 `KVCacheManager`)."""
     asked = config.shared_prefix_checkpoint and config.partial_hits and config.prefill_lookahead <= 1
     return asked and (config.uses_eagle or bool(config.topology.eagle_groups))
 

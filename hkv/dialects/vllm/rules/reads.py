@@ -1,4 +1,4 @@
-"""What a query does not read any more, in one form for every kind of layer, by two numbers that the kind gives.
+"""Tokens that a query does not read any more, in one form for every kind of layer, by two numbers that the kind gives.
 
 A query at `n` needs the tokens from `reach` before the last multiple of `unit` on: a window has a `unit` of 1, chunks
 one of their length and a `reach` of 0, a recurrent state a `reach` of 1, and what reads everything reaches any length.

@@ -19,7 +19,7 @@ from hkv.state.state import NOT_RETAINED, RETIRED, Request, Row
 from hkv.state.workspace import Workspace
 
 WRITES = ("rows", "chains", "requests", *key_table.WRITES)
-"""What the rule writes; `rows` and `chains` only to their spare elements."""
+"""Arrays that the rule writes; `rows` and `chains` only in their spare elements."""
 
 
 def cacheable_tokens(view: View, group: Scalar, tokens: Scalar) -> Scalar:
@@ -181,7 +181,7 @@ def _enter(work: Workspace, view: View, slot: Scalar, group: Scalar, due: Due) -
 def _inside_a_block(
     work: Workspace, view: View, slot: Scalar, group: Scalar, ends: Ends, enabled: Scalar
 ) -> tuple[Workspace, Due, Scalar]:
-    """What is due under a key that ends inside a block: the prompt's tail, or a state that the chunk leaves behind."""
+    """Change due under a key that ends inside a block: the prompt's tail, or a state that the chunk exports."""
 
     def tail(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         w, due = _prompt_tail(w, view, slot, group, ends)

@@ -46,7 +46,7 @@ class Kept(NamedTuple):
         return jnp.where(phase + 1 == self.period, 0, phase + 1)
 
     def stretch(self, entry: Scalar, stop: Scalar) -> tuple[Scalar, Scalar]:
-        """Whether an entry is kept for one of the ends; and up to where, at most to `stop`, the same is true."""
+        """True if an entry is retained for one of the ends; and the entry, at most `stop`, up to which that holds."""
         inside, until = jnp.bool_(False), stop
         for end in self.ends:
             begin = end - self.keep
@@ -87,7 +87,7 @@ def kept(work: Workspace, view: View, slot: Scalar, group: Scalar) -> tuple[Work
 
 
 def _ends(view: View, group: Scalar, prompt: Scalar, junction: Scalar) -> tuple[Scalar, ...]:
-    """Where what is kept ends for each length from which somebody is expected to resume.
+    """Ends of the retained blocks, for each length from which somebody is expected to resume.
 
     A repeated prompt computes its last token again (vLLM 0.33 `_get_replay_boundaries`). Under the EAGLE drop its hit
     loses a scheduler block more, counted from the prompt without and with its last token; and a hit at a junction

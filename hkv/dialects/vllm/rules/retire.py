@@ -15,7 +15,7 @@ from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
 WRITES = ("rows", "keys", "requests", *free_queue.RELEASE_WRITES)
-"""What the rules write; `rows` and `keys` only to their spare elements."""
+"""Arrays that the rules write; `rows` and `keys` only in their spare elements."""
 
 
 def give_back(

@@ -1,4 +1,4 @@
-"""What each operation does to a cache: its checks, its rules in order, its answer.
+"""Effect of each operation on a cache: its checks, its rules in order, its answer.
 
 A refused operation takes nothing and says why. The one exception is vLLM 0.33's: an allocation that is refused for
 want of room has already given back what the request cannot read any more (`admit_or_give_back`).
@@ -54,7 +54,7 @@ class Op(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What will stand in the results; `reported`: whether rows are to be reported too."""
+    """Columns of the result; `reported`: True if rows are to be reported too."""
 
     status: Scalar
     value: Scalar
@@ -68,7 +68,7 @@ class Answer(NamedTuple):
 
     @property
     def ok(self) -> Scalar:
-        """Whether nothing was refused so far."""
+        """True if nothing was refused so far."""
         return self.status == int(Status.OK)
 
 
@@ -105,12 +105,12 @@ _HARMLESS = {Code.END, Code.REQUEST, Code.APPEND, Code.LOOKUP, Code.ADVANCE, Cod
 
 
 def needs_slot(code: Scalar) -> Scalar:
-    """Whether an operation is about one request."""
+    """True if an operation is about one request."""
     return (code != int(Code.EVICT)) & (code != int(Code.RESET)) & (code != int(Code.STEP)) & (code != int(Code.COPIES))
 
 
 def may_change_hits(code: Scalar) -> Scalar:
-    """Whether a lookup before the operation may find something else after it."""
+    """True if a lookup before the operation may find something else after it."""
     return functools.reduce(operator.or_, (code == int(other) for other in set(Code) - _HARMLESS))
 
 
@@ -188,7 +188,7 @@ def lookup(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspa
 
 
 class Plan(NamedTuple):
-    """What an ALLOCATE wants, once it is known to be legal. Lengths are in tokens."""
+    """An ALLOCATE that is known to be legal. Lengths are in tokens."""
 
     adopted: Scalar
     external: Scalar
@@ -292,7 +292,7 @@ def admit_or_give_back(
 
 
 def _calm(work: Workspace, op: Op, slots: Scalar, arriving: Scalar) -> Scalar:
-    """Whether an ALLOCATE has nothing to do but to be granted, as was noted before (`hkv.dialects.vllm.rules.calm`)."""
+    """True if an ALLOCATE needs nothing but to be granted, as was noted before (`hkv.dialects.vllm.rules.calm`)."""
     quiet = (op.live == RUNNING) & (arriving == 0) & (slots <= op.calm) & ~_must_fit(op)
     return quiet & (op.argument(Argument.RESERVED) <= work.free)
 
@@ -302,7 +302,7 @@ def _must_fit(op: Op) -> Scalar:
 
 
 def _note_arguments(work: Workspace, op: Op, mine: Scalar) -> Workspace:
-    """What an ALLOCATE says of its request holds whether it is granted or not."""
+    """Notes the arguments of an ALLOCATE that hold for its request whether it is granted or not."""
     live = mine & (op.live != EMPTY)
     shared, spare = op.argument(Argument.SHARED_PREFIX), work.spare_slot
     work = work.set(jnp.where(live, op.slot, spare), Request.IN_FLIGHT, op.argument(Argument.IN_FLIGHT))
@@ -310,7 +310,7 @@ def _note_arguments(work: Workspace, op: Op, mine: Scalar) -> Workspace:
 
 
 ALLOCATE_WRITES = tuple(dict.fromkeys((*allocation.ADOPT_WRITES, *allocation.GROW_WRITES)))
-"""What taking the blocks writes."""
+"""Arrays that taking the blocks writes."""
 
 
 def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) -> tuple[Workspace, Answer, Scalar]:
@@ -350,7 +350,7 @@ def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) ->
 
 
 def register(work: Workspace, view: View, op: Op, answer: Answer, certain: Scalar) -> tuple[Workspace, Answer]:
-    """What an ALLOCATE or a COMMIT registers: the first `certain` tokens; nothing if below 0."""
+    """Registers blocks after an ALLOCATE or a COMMIT: those of the first `certain` tokens; nothing if below 0."""
 
     def once(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         w, fails = registration.register(w, view, op.slot, certain, op.computed, certain >= 0)

@@ -1,7 +1,7 @@
-"""What a step registers before it is written: a hit that needs it has to wait for the next step.
+"""Blocks that a step registers before it writes them: a hit that needs one has to wait for the next step.
 
-Blocks are registered when they are granted, and written when the step runs. Whoever shares a block then reads it after
-it was written, but what is copied is copied before: a recurrent state, and a block of tokens that a hit ends inside.
+Blocks are registered when they are granted, and written when the step runs. A request that shares a block reads it
+after it was written, but copies are made before: of a recurrent state, and of a block of tokens that a hit ends inside.
 Of states vLLM 0.33 remembers which were registered in the step (`MambaManager.cached_blocks_this_step`). Of blocks of
 tokens it does not (`hkv.bugs`: copied-before-written).
 """
@@ -86,7 +86,7 @@ def note_blocks(work: Workspace, view: View, slot: Scalar, group: Scalar, start:
 
 
 def must_wait(work: Workspace, view: View, slot: Scalar, hit: Scalar, enabled: Scalar) -> tuple[Workspace, Scalar]:
-    """Whether a hit needs what this very step writes before it is copied.
+    """True if a hit needs a block that this very step writes, after it would have been copied.
 
     Args:
       work: needs `chains`, `table`, `rows` and `keys` to read.
@@ -121,7 +121,7 @@ def must_wait(work: Workspace, view: View, slot: Scalar, hit: Scalar, enabled: S
 def _state_unwritten(
     work: Workspace, view: View, slot: Scalar, hit: Scalar, enabled: Scalar
 ) -> tuple[Workspace, Scalar]:
-    """Whether a hit ends in a recurrent state that was registered in this very step."""
+    """True if a hit ends in a recurrent state that was registered in this very step."""
     ending = enabled & (view.whole(CacheField.SNAPSHOTS) != 0)
 
     def noted(w: Workspace) -> tuple[Scalar]:
