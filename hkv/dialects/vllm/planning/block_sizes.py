@@ -46,7 +46,7 @@ def block_tokens(spec: LayerSpec, context_parallel: int) -> int:
 
 
 def has_partial_hits(specs: Sequence[LayerSpec], unit: int, context_parallel: int) -> bool:
-    """Whether states inside a block may be hit (vLLM 0.33 `partial_hash_hits_enabled`, Mamba mode `align`)."""
+    """True if states inside a block may be hit (vLLM 0.33 `partial_hash_hits_enabled`, Mamba mode `align`)."""
     return any(
         spec.snapshot and (spec.block_size > unit or (context_parallel > 1 and spec.block_size == unit))
         for spec in specs

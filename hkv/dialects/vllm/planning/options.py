@@ -1,4 +1,4 @@
-"""What a plan is made for, beside the layers: lengths, parallel shape, layout and switches of the engine."""
+"""Input of a plan besides the layers: lengths, parallel shape, layout and switches of the engine."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Bucket:
 
     @property
     def balanced(self) -> bool:
-        """Whether every page size has the same number of layers, so that the bucket is a repeated pattern."""
+        """True if every page size has the same number of layers, so that the bucket is a repeated pattern."""
         return len({len(names) for names in self.columns.values()}) == 1
 
     @property
@@ -106,7 +106,7 @@ def _groups_of(bucket: Bucket, repeats: int | None) -> int:
 
 
 def _is_state(bucket: Bucket, repeats: int | None) -> bool:
-    """Whether the bucket may be cut down to one layer a group: states, and windows where nothing else sets a size."""
+    """True if the bucket may be cut down to one layer a group: states, and windows where nothing else sets a size."""
     first = next(iter(bucket.layers.values()))
     return first.snapshot or first.one_block or (repeats is None and first.slides)
 

@@ -1,4 +1,4 @@
-"""What a plan says: groups of layers, blocks in the pool, and where each set of layers lies in the buffer."""
+"""Result of planning: groups of layers, blocks in the pool, and the place of each set of layers in the buffer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PlannedGroup:
 
     @property
     def prefix_cacheable(self) -> bool:
-        """Whether another request can ever reuse a block of this group."""
+        """True if another request can ever reuse a block of this group."""
         return all(spec.prefix_cacheable for spec in self.specs or (self.spec,))
 
     def restricted(self, names: set[str]) -> PlannedGroup:
@@ -67,7 +67,7 @@ class PlannedGroup:
 
 @dataclasses.dataclass(frozen=True)
 class CacheTensor:
-    """Where a set of equal layers lies: layer `l`'s block `b` starts at `offset + l*layer_stride + b*block_stride`.
+    """Place of a set of equal layers: layer `l`'s block `b` starts at `offset + l*layer_stride + b*block_stride`.
 
     Tensors of different groups overlap on purpose: a block belongs to one group at a time.
 
@@ -77,7 +77,7 @@ class CacheTensor:
       block_stride: bytes from one block to the next.
       offset: byte of the first layer's block 0.
       size: bytes of the whole buffer.
-      spec: what each of the layers caches.
+      spec: cache description of each of the layers.
     """
 
     layers: tuple[str, ...]
@@ -134,7 +134,7 @@ class WorkerPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a model's cache is laid out, and how much fits.
+    """Plan of a model's cache: its groups, its tensors and the number of blocks.
 
     Attributes:
       groups: groups over the whole model, in the order in which the block manager visits them.

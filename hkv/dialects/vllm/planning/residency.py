@@ -1,4 +1,4 @@
-"""How many of the longest requests fit at once, found by letting them run through the pool."""
+"""Number of the longest requests that fit at once, found by letting them run through the pool."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hkv.spec import RequestLimits
 
 @dataclasses.dataclass(frozen=True)
 class Residency:
-    """What a simulation of equal requests of the longest length found.
+    """Result of a simulation of equal requests of the longest length.
 
     Attributes:
-      requests: how many of them the pool holds at once, all at their full length.
+      requests: number of them that the pool holds at once, all at their full length.
       full_length_blocks: blocks that one of them holds at its last token, by group.
       peak_blocks: most blocks that one of them holds at any time, by group.
       peak_usage: most blocks in use at any time while `requests` of them run.
@@ -77,7 +77,7 @@ def simulate(groups: Sequence[PlannedGroup], usable_blocks: int, limits: Request
 
 
 class _Run(NamedTuple):
-    """How requests ran: most blocks in use; how many began, and how many came to their last token; whether all did."""
+    """Outcome of a run: most blocks in use; requests that began, and that came to their last token; True if all did."""
 
     peak: int
     begun: int

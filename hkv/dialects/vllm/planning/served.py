@@ -18,7 +18,7 @@ from hkv.spec import LayerSpec, RequestLimits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How a model is served, beside what its config says. Sizes are for one tensor-parallel rank.
+    """Settings with which a model is served, besides its config. Sizes are for one tensor-parallel rank.
 
     Attributes:
       memory: bytes for the cache on each GPU.
@@ -53,14 +53,14 @@ class Serving:
 
 @dataclasses.dataclass(frozen=True)
 class ServedPlan:
-    """What comes of serving a model so.
+    """Plan for a model with given settings, and what a simulation says of it.
 
     Attributes:
       plan: groups, blocks and tensors.
       limits: the longest request that the plan is for.
-      residency: what a simulation of such requests found.
+      residency: result of a simulation of such requests.
       stages: each pipeline stage's layers.
-      options: what the plan was made with.
+      options: options that the plan was made with.
     """
 
     plan: Plan
@@ -71,7 +71,7 @@ class ServedPlan:
 
     @property
     def limited_by(self) -> str:
-        """What keeps the next request out, in words."""
+        """Limit that keeps the next request out, in words."""
         plan = self.plan
         if not plan.groups:
             return "nothing: the model caches nothing"

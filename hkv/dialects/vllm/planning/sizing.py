@@ -1,4 +1,4 @@
-"""How many blocks a request needs, and how long a request fits into how much memory."""
+"""Number of blocks that a request needs, and length of the longest request that fits into a memory."""
 
 from __future__ import annotations
 

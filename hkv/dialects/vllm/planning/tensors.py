@@ -36,7 +36,7 @@ def aligned_page(spec: LayerSpec) -> int:
 def cache_tensors(
     groups: Sequence[PlannedGroup], order: Order, num_blocks: int, block: int, bugs: frozenset[str] = frozenset()
 ) -> tuple[CacheTensor, ...]:
-    """Where every layer lies in a buffer of `num_blocks` blocks (vLLM 0.33 `get_kv_cache_config_from_groups`).
+    """Tensors of all layers in a buffer of `num_blocks` blocks (vLLM 0.33 `get_kv_cache_config_from_groups`).
 
     Every group starts at byte 0: a block belongs to one group at a time, so the groups' tensors overlap on purpose.
 

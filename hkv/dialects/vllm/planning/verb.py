@@ -19,7 +19,7 @@ from hkv.model.huggingface import Model
 
 @dataclasses.dataclass(frozen=True)
 class CachePlan:
-    """What a model's cache looks like in a memory.
+    """A model's cache in a given memory.
 
     Attributes:
       model: the model.
@@ -71,7 +71,7 @@ class CachePlan:
         )
 
     def layouts(self, worker: int = 0) -> dict[str, tuple[Layout, int]]:
-        """Where each layer of a worker lies: the layout of its tensor, and its index there."""
+        """Layout and index of each layer of a worker: the layout of its tensor, and its index there."""
         plan = self.served.plan
         return {
             name: (layout, index)

@@ -164,7 +164,7 @@ def _replicas(groups: Sequence[PlannedGroup], options: PlanOptions) -> int:
 
 
 def _needs_zeroing(groups: Sequence[PlannedGroup]) -> bool:
-    """Whether a new block's old bytes could be read: states, or element types that differ (vLLM 0.33)."""
+    """True if a new block's old bytes could be read: states, or element types that differ (vLLM 0.33)."""
     specs = [spec for group in groups for spec in group.specs]
     types = {(spec.dtype, spec.quantization) for spec in specs if isinstance(spec, AttentionSpec)}
     types |= {("uint8", "none") for spec in specs if spec.one_block}
