@@ -1,4 +1,4 @@
-"""How far a running request can grow before the cache has anything to do for it."""
+"""Tokens that a running request can grow by before the cache has anything to do for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a request's tokens of one step end: at its last token, at the step's budget, or where a state must be kept."""
+"""End of a request's tokens in one step: at its last token, at the step's budget, or where a state must be kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hkv.dialects.vllm.config import VllmConfig
 
 
 class Progress(Protocol):
-    """What chunking reads of a request: `hkv.replay.schedule.LiveRequest` is one."""
+    """Fields of a request that chunking reads: `hkv.replay.schedule.LiveRequest` has them."""
 
     tokens: int
     junction: int

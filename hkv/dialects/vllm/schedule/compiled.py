@@ -23,7 +23,7 @@ from hkv.state.state import Buckets, Counter, State
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What is static beside the cache's buckets.
+    """Static sizes: the cache's buckets, and those beside them.
 
     Attributes:
       buckets: sizes of the cache.

@@ -1,4 +1,4 @@
-"""Why a cache hit ended where it did, compiled: the twin of `schedule.diagnosis`, without sub-block hits."""
+"""Reasons why a cache hit ended where it did, compiled: the twin of `schedule.diagnosis`, without sub-block hits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hkv.state.state import EVICTED, NEVER_SEEN, NOT_RETAINED, RETIRED
 
 READS = ("table", "chains")
 WRITES = ("table", "chains", "fates")
-"""What finding the reasons writes; `table` and `chains` only to their spare elements."""
+"""Arrays that finding the reasons writes; `table` and `chains` only in their spare elements."""
 
 WHOLE, WAITING, SHORT, NOT_SHARED, OFF = (
     diagnosis.REASONS.index(reason)
@@ -72,7 +72,7 @@ class _Group:
         return divide(boundary + self.proof, self.block)
 
     def reads_all(self, boundary: Scalar) -> Scalar:
-        """Whether everything before the boundary is needed."""
+        """True if everything before the boundary is needed."""
         return ~self.recurrent & (admit.skipped_tokens(self.view, self.group, boundary) == 0)
 
     def open(self, search: _Search, boundary: Scalar) -> Scalar:
@@ -81,7 +81,7 @@ class _Group:
         return jnp.maximum(self.start(boundary), known)
 
     def value(self, w: ScheduleWorkspace, search: _Search, index: Scalar) -> Scalar:
-        """What the key table says of a block."""
+        """Value of the key table for a block."""
         key = w.read("chains", w.chain(search.slot) + (index + 1) * self.scale - 1)
         return w.read("table", w.entry(key * w.sizes.buckets.groups + self.column))
 
@@ -172,7 +172,7 @@ def _resumes(
 def _missing(
     work: ScheduleWorkspace, group: _Group, search: _Search, enabled: Scalar
 ) -> tuple[ScheduleWorkspace, Scalar]:
-    """What became of the block that keeps this group from resuming at the first boundary after the hit."""
+    """Reason why the block is missing that keeps this group from resuming at the first boundary after the hit."""
     boundary = search.hit + search.step
     first, last = group.open(search, boundary), group.stop(boundary) - 1
     forward = group.reads_all(boundary)
@@ -194,7 +194,7 @@ def _missing(
 def _all_resume(
     work: ScheduleWorkspace, view: View, search: _Search, enabled: Scalar
 ) -> tuple[ScheduleWorkspace, Scalar]:
-    """Whether all shared groups could resume at one further boundary: each names the next one, until all agree."""
+    """True if all shared groups could resume at one further boundary: each names the next one, until all agree."""
     groups = view.num_groups
 
     def body(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:

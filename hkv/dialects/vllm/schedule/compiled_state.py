@@ -1,4 +1,4 @@
-"""What a compiled replay keeps on the device: the cache, the requests on their way, what became of them."""
+"""State of a compiled replay on the device: the cache, the requests on their way, the outcome of each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Resident(ScheduleResident):
 
 
 EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", *SCHEDULE_ARRAYS)
-"""What one trip of a replay may write."""
+"""Arrays that one trip of a replay may write."""
 
 
 def begin(cache: State, requests: int, steps: int) -> Resident:

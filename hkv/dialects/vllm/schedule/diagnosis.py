@@ -1,4 +1,4 @@
-"""Why a cache hit ended where it did, group by group."""
+"""Reasons why a cache hit ended where it did, group by group."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _REASON_OF_ABSENCE = {
 
 @runtime_checkable
 class MissDiagnosis(Protocol):
-    """What an engine may offer beside its operations: what became of a prefix."""
+    """Optional method of an engine beside its operations: the state of a prefix."""
 
     def absence(self, group: int, key: int) -> str:
-        """What became of the block of `group` that ends where the prefix `key` ends.
+        """State of the block of `group` that ends where the prefix `key` ends.
 
         One of `cached`; `never seen`: no request ever computed it; `evicted`: it was cached and its block was handed
         out again; `retired`: its block was already given back when its span was to be registered; `not retained`: the
@@ -118,11 +118,11 @@ class _GroupView:
         return min(tokens - 1, tokens // self._hash_block * self._hash_block - self._proof)
 
     def resumes_at(self, keys: Sequence[int], hit: int, boundary: int) -> bool:
-        """Whether a request could resume at `boundary`, beyond its `hit`, were this the only group."""
+        """True if a request could resume at `boundary`, beyond its `hit`, were this the only group."""
         return self._last_lacking(keys, hit, boundary) is None and self._tail(keys, boundary) == CACHED
 
     def resumes_somewhere(self, keys: Sequence[int], hit: int, boundaries: range) -> bool:
-        """Whether a request could resume at any of the `boundaries` beyond its `hit`, were this the only group."""
+        """True if a request could resume at any of the `boundaries` beyond its `hit`, were this the only group."""
         unneeding = bisect.bisect_left(self._unneeding, boundaries[0])
         if unneeding < len(self._unneeding) and self._unneeding[unneeding] <= boundaries[-1]:
             return True
@@ -140,7 +140,7 @@ class _GroupView:
         return False
 
     def missing(self, keys: Sequence[int], hit: int, boundary: int) -> str:
-        """What became of the block that keeps this group from resuming at `boundary`, the first one after `hit`.
+        """Reason why the block is missing that keeps this group from resuming at `boundary`, the first one after `hit`.
 
         The first block it lacks for groups whose queries read everything; else the last, where the search for a
         window or a state begins.
@@ -158,7 +158,7 @@ class _GroupView:
         return bool(self._whole(boundary)) or (boundary + self._proof) % self._block != 0
 
     def _tail(self, keys: Sequence[int], boundary: int) -> str:
-        """What became of the partly filled block at the end of what is needed; `cached` if none is needed."""
+        """State of the partly filled block at the end of what is needed; `cached` if none is needed."""
         end = boundary + self._proof
         return self._engine.absence(self._group, keys[end // self._hash_block - 1]) if end % self._block else CACHED
 

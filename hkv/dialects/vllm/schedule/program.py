@@ -164,7 +164,7 @@ def _refused(answer: Answer) -> Scalar:
 
 
 def _after_running(w: ScheduleWorkspace, m: Machine, seat: Seated, answer: Answer) -> tuple[Any, Machine, Scalar]:
-    """What follows for running requests: also whether one got its blocks."""
+    """Transition of running requests: also True if one got its blocks."""
     asking = m.at(Mode.ASK)
     refused = ~answer.ok & _refused(answer)
     failed = ~answer.ok & (m.at(Mode.PREEMPT) | m.at(Mode.FINISH) | (asking & ~refused))
@@ -176,7 +176,7 @@ def _after_running(w: ScheduleWorkspace, m: Machine, seat: Seated, answer: Answe
 def _after_waiting(
     w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer
 ) -> tuple[Any, Machine, Scalar]:
-    """What follows for the head of the queue: also whether it was admitted."""
+    """Transition of the head of the waiting queue: also True if it was admitted."""
     seating, finding, taking = m.at(Mode.SEAT), m.at(Mode.FIND), m.at(Mode.TAKE)
     failed = ~answer.ok & (seating | finding | (taking & ~_refused(answer)))
     m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
