@@ -117,7 +117,7 @@ class VllmConfig:
 
     @property
     def uses_eagle(self) -> bool:
-        """Whether any group drops a block after a hit."""
+        """True if any group drops a block after a hit."""
         return bool(self.eagle_group_ids)
 
     @property
@@ -167,10 +167,10 @@ def default_block_sizes(topology: Topology, context_parallel: int = 1) -> tuple[
 def default_partial_hits(
     specs: Sequence[LayerSpec], hash_block_size: int, context_parallel: int = 1, caching: bool = True
 ) -> bool:
-    """Whether sub-block hits are on (vLLM 0.33 `partial_hash_hits_enabled`, the managers known).
+    """True if sub-block hits are on (vLLM 0.33 `partial_hash_hits_enabled`, given the managers).
 
-    They are when recurrent states may stand inside blocks and every cacheable group can look for blocks that are
-    partly filled; the full family and Mamba can, others need blocks of `hash_block_size`.
+    They are on if recurrent states may end inside blocks and every cacheable group can look up partly
+    filled blocks; the full family and Mamba can, others need blocks of `hash_block_size`.
     """
     if not caching or len(specs) < 2:
         return False

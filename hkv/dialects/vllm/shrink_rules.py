@@ -178,4 +178,4 @@ SHRINK_RULES = ShrinkRules(
     pairs=_smaller_pools,
     rewrites=(_with_longer_prompts, _with_longer_steps, _with_renumbered_tokens),
 )
-"""How cases under vLLM's rules are made smaller."""
+"""Rules by which cases under vLLM's rules are made smaller."""

@@ -1,4 +1,4 @@
-"""What an installed vLLM 0.33 makes of a layout: its strides and its views, as plain values."""
+"""Layouts as an installed vLLM 0.33 computes them: strides and views, as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an installed vLLM 0.33 plans for HKV's layers, as plain values that HKV's own plan can be compared with."""
+"""Plans that an installed vLLM 0.33 makes for HKV's layers, as plain values that HKV's own can be compared with."""
 
 from __future__ import annotations
 

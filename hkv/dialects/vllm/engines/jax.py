@@ -51,20 +51,20 @@ CODES = tuple(code for code in cache.ALL if code not in (Code.RETIRE, Code.FORK)
 """Operations that logs know."""
 
 REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
-"""What an allocation may be refused for without being wrong."""
+"""Statuses with which an allocation may be refused without anything being wrong."""
 
 
 @dataclasses.dataclass
 class Request:
-    """What the host knows of a request.
+    """A request as the host knows it.
 
     Attributes:
-      slot: its place in the compiled cache.
+      slot: its request slot in the compiled cache.
       num_tokens: prompt and output.
       tokens: the tokens themselves; empty for a keyed request.
-      chain: makes its prefix keys; None for a keyed request.
+      chain: computes its prefix keys; None for a keyed request.
       numbers: its prefix keys, interned.
-      running: as far as answers have come back.
+      running: True if it holds blocks, as far as answers have come back.
     """
 
     slot: int
@@ -229,7 +229,7 @@ class JaxEngine:
         return int(jax.device_get(self._state.counters)[Counter.EVICTIONS])
 
     def absence(self, group: int, key: Hashable) -> str:
-        """What became of a prefix in a group: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
+        """State of a prefix in a group: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
         self._flush()
         number = self._interner.find(key)
         return "never seen" if number is None else self._reader.absence(self._state, group, number)

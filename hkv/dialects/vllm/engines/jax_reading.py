@@ -28,7 +28,7 @@ from hkv.state.state import (
 )
 
 ABSENCE = {NEVER_SEEN: "never seen", EVICTED: "evicted", RETIRED: "retired", NOT_RETAINED: "not retained"}
-"""What the table's reasons are called."""
+"""Names of the reasons for which the table has no block for a key."""
 
 
 class Reader:
@@ -93,7 +93,7 @@ class Reader:
         return key[:8].hex() if isinstance(key, bytes) else f"{key & (1 << 64) - 1:016x}"
 
     def absence(self, state: State, group: int, number: int) -> str:
-        """What became of a key in a group."""
+        """State of a key in a group."""
         value = int(jax.device_get(state.table[number, self._columns[group]]))
         return "cached" if value > 0 else ABSENCE[value]
 

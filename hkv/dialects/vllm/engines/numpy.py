@@ -110,7 +110,7 @@ class NumpyEngine:
         return self.manager.evictions
 
     def absence(self, group: int, key: int) -> str:
-        """What became of a prefix in a group: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
+        """State of a prefix in a group: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
         return self.manager.absence(group, key)
 
     def events(self) -> list[CacheEvent]:
@@ -159,7 +159,7 @@ class NumpyEngine:
 
 
 def identity_of(extra: ExtraKeys) -> PrefixIdentity:
-    """What beside its tokens identifies a request, from how a log writes it.
+    """Identity of a request's prefix besides its tokens, from the form in which a log writes it.
 
     Raises:
       HKVError: an adapter without name and path, or embeddings that are not hex.

@@ -1,4 +1,4 @@
-"""What happened to a request and its blocks up to a line of a log, and why its hit is not longer."""
+"""History of a request and its blocks up to a line of a log, and the reason why its hit is not longer."""
 
 from __future__ import annotations
 

@@ -51,14 +51,14 @@ def resumptions(story: Story, id: str) -> Resumptions:
 
 
 class _Judge:
-    """What the cache has of one request's prefixes."""
+    """Cache entries of one request's prefixes."""
 
     def __init__(self, story: Story, id: str) -> None:
         self._story, self._config = story, story.config
         self._keys = story.engine.manager.requests[id].keys
 
     def has_entry(self, group: int, end: int) -> bool:
-        """Whether some block of `group` is known by the request's first `end` tokens."""
+        """True if some block of `group` is cached under the key of the request's first `end` tokens."""
         key = self._key(end)
         return key is not None and self._story.engine.manager.pool.find(key, (group,)) is not None
 

@@ -76,7 +76,7 @@ class Story:
                 return ": answered"
 
     def situation(self, id: str) -> str:
-        """How a request stands."""
+        """State of a request in words: running or waiting, and its tokens."""
         request = self.engine.manager.requests[id]
         state = f"running, {request.num_computed} computed" if request.running else "waiting"
         return f"{state}, {request.num_tokens} tokens, {request.num_prompt} of them prompt"
@@ -115,7 +115,7 @@ def _asked(operation: Operation) -> str:
 
 
 def _why(refusal: Refusal | None) -> str:
-    """Why an allocation was refused, in words."""
+    """Reason for which an allocation was refused, in words."""
     assert refusal is not None, "whoever refuses says why"
     if refusal.waits:
         groups = ", ".join(map(str, refusal.waits))

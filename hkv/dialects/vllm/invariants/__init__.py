@@ -1,4 +1,4 @@
-"""What always holds in a hybrid cache, as named checks on any engine that speaks the operation log.
+"""Invariants of a hybrid cache, as named checks on any engine that speaks the operation log.
 
 Each check sees one operation with the cache before and after it, and keeps its own account of requests: it knows no
 engine's internals. `Watch` asks them after every operation.

@@ -28,7 +28,7 @@ def identity(moment: Moment) -> Iterator[str]:
 
 @invariant("index", "B-I5", "B-I30", "B-I31")
 def index(moment: Moment) -> Iterator[str]:
-    """What a key says of a block in a row is what the row's owner has there: its group, its column, its tokens.
+    """The key of a block in a row names what the row's owner has there: its group, its column, its tokens.
 
     Holds after every operation; so a block that is handed out anew has lost the key of its old content. Exception: a
     Mamba checkpoint inside a chunk stands in a column of its own: 15 tokens in blocks of 4 leave the state after 12 in
@@ -49,7 +49,7 @@ def index(moment: Moment) -> Iterator[str]:
 
 
 def _holds_checkpoints(config: VllmConfig, group: int) -> bool:
-    """Whether chunks export states on their way, each in a column that says nothing of its length."""
+    """True if chunks export states on their way, each in a column that says nothing of its length."""
     spec = config.topology.groups[group].spec
     return spec.checkpoint_blocks > 0
 
@@ -129,7 +129,7 @@ def registration(moment: Moment) -> Iterator[str]:
 
 
 def _registrable(config: VllmConfig, group: int, tokens: int) -> int:
-    """How many of the first `tokens` tokens may get keys in a group."""
+    """Number of the first `tokens` tokens that may get keys in a group."""
     settled = max(0, tokens - max(0, config.prefill_lookahead - 1))
     if len(config.topology.groups) == 1:
         return settled

@@ -14,7 +14,7 @@ from hkv.dialects.vllm.log.structs import CacheEvent
 
 @remembering("event index", "B-I34", after=(oplog.EventsOp,))
 class EventIndex:
-    """What a router that reads the event stream believes. One for each run.
+    """Index of cached keys that a router rebuilds from the event stream. One for each run.
 
     Args:
       config: the cache's configuration.

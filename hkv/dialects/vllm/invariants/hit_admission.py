@@ -1,4 +1,4 @@
-"""Who is admitted: by counting, block by block, what a grant would take out of the queue."""
+"""Rules of admission, checked by counting, block by block, what a grant would take out of the queue."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class HitAdmission:
             yield f"{'granted' if granted else 'refused'} with {free} blocks free and {needed} needed"
 
     def _waits(self, moment: Moment, hit: int, group: int, row: list[int]) -> bool:
-        """Whether what a hit ends in is written in this very step, and will be copied before."""
+        """True if the block a hit ends in is written in this very step, and would be copied before that."""
         before, size = moment.before, self._config.block_size(group)
         if not row or row[-1] not in before.cached or before.cached[row[-1]][::2] not in self._young:
             return False

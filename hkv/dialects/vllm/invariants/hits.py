@@ -1,4 +1,4 @@
-"""What a lookup may answer: all that can be resumed from, no more, and always the same."""
+"""Rules of lookup: a hit is all that can be resumed from, no more, and always the same."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _definition(moment: Moment, id: str, num_tokens: int) -> int:
 
 
 def _may_be_hit(moment: Moment, hit: int) -> bool:
-    """Whether a hit of so many tokens is aligned, and leaves the request's last token to compute."""
+    """True if a hit of so many tokens is aligned, and leaves the request's last token to compute."""
     assert isinstance(moment.operation, LookupOp)
     num_tokens = len(moment.ledger.requests[moment.operation.id].tokens)
     return 0 <= hit < num_tokens and hit % hit_alignment(moment.config) == 0

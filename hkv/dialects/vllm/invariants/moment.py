@@ -69,14 +69,14 @@ class KeyBook:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What there is to judge by.
+    """Operation to judge, with the cache before and after it.
 
     Attributes:
       config: the cache's configuration.
-      ledger: what the operations up to this one say.
+      ledger: requests as the operations up to this one tell them.
       book: keys and prefixes.
       operation: the operation.
-      answer: what the engine answered.
+      answer: the engine's answer.
       before: the cache before it.
       after: the cache after it.
       again: answer to the same lookup, asked again.
@@ -94,7 +94,7 @@ class Moment:
     hits: dict[str, tuple[int, int]]
 
     def has_entry(self, id: str, group: int, end: int) -> bool:
-        """Whether some block's primary key names the request's first `end` tokens in `group`, after the operation."""
+        """True if some block's primary key names the request's first `end` tokens in `group`, after the operation."""
         prefix = self.ledger.prefix(id, end)
         keys = () if prefix is None else self.book.keys.get(prefix, ())
         return any((group, key) in self.after.entries for key in keys)

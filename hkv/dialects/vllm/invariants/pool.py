@@ -80,7 +80,7 @@ def ownership(moment: Moment) -> Iterator[str]:
 
 
 def _stands_apart(config: VllmConfig, group: int) -> bool:
-    """Whether a group's states may be of other lengths than their columns' ends: exported, or kept inside blocks."""
+    """True if a group's states may be of other lengths than their columns' ends: exported, or kept inside blocks."""
     spec = config.topology.groups[group].spec
     inside = config.block_size(group) > config.hash_block_size
     return spec.snapshot and (inside or spec.checkpoint_blocks > 0)

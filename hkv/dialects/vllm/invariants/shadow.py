@@ -141,7 +141,7 @@ class Shadow:
         return self._blocks.setdefault(block, {})
 
     def _poison(self, before: Snapshot, after: Snapshot) -> None:
-        """What was handed out, and what is free and cannot be found, holds nothing any more."""
+        """Forgets the content of blocks that were handed out, and of free blocks that no key finds."""
         queued = set(after.free)
         for block in before.free:
             if block not in queued and (block not in before.cached or after.cached.get(block) != before.cached[block]):

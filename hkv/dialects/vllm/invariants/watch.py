@@ -43,7 +43,7 @@ class Watch:
 
     @property
     def copies_pending(self) -> bool:
-        """Whether blocks are referenced by more than rows: copies that were not made yet."""
+        """True if blocks are referenced by more than rows: copies that were not made yet."""
         rows = sum(block != 0 for groups in self._state.rows.values() for row in groups for block in row)
         return sum(self._state.refs.values()) > rows
 

@@ -1,4 +1,4 @@
-"""What vLLM 0.33 does with each kind of layer, compiled: one module a kind.
+"""Rules of vLLM 0.33 for each kind of layer, compiled: one module per kind.
 
 A module has `parameters(config, group, eagle)`: the values of `GroupField` that the kind decides, beside those that
 follow from the flags of its spec. The compiled rules have one form for all kinds, over these numbers, so that a new

@@ -8,9 +8,9 @@ from hkv.dialects.vllm.config import VllmConfig
 
 
 def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
-    """Where a manager block holds several hash blocks, the prompt's tail is registered, and hits may end inside.
+    """Registration of the prompt's tail, where a manager block is several hash blocks; hits may then end inside one.
 
-    Such a hit waits for the next step if its block is not written so far (`hkv.bugs`: copied-before-written).
+    Such a hit waits for the next step if its block is not written yet (`hkv.bugs`: copied-before-written).
     """
     del eagle
     coarse = config.caching and config.block_size(group) != config.hash_block_size

@@ -1,4 +1,4 @@
-"""When two answers of vLLM's logs agree: events in order, but for those of keys that leave together."""
+"""Comparison of two answers of vLLM's logs: events in order, except those of keys that leave together."""
 
 from __future__ import annotations
 

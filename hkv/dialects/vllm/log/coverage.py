@@ -68,7 +68,7 @@ RULES = {
 
 
 def exercised(log: Log) -> dict[str, int]:
-    """How often each rule of `RULES` was exercised; rules that were not are absent."""
+    """Number of times that each rule of `RULES` was exercised; rules that were not are absent."""
     observer = _Observer(log.header)
     for operation in log.operations:
         observer.see(operation)

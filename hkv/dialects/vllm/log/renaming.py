@@ -1,4 +1,4 @@
-"""Whether two engines agree up to the names of blocks: a renaming that is learnt as they go."""
+"""Comparison of two engines up to renaming of blocks: a renaming that is learnt as they go."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ class Renaming(SameNames):
 
 
 def renaming(ids: str, header: Header) -> SameNames:
-    """How block ids of two engines are compared: `exact`, or `isomorphic`, up to a renaming.
+    """Comparison of two engines' block ids: `exact`, or `isomorphic`, up to a renaming.
 
     Raises:
-      ConfigError: in no such way.
+      ConfigError: another name.
     """
     if ids == "exact":
         return SameNames()

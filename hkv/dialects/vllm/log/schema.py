@@ -1,4 +1,4 @@
-"""What the JSON schema of vLLM's logs says beyond the structs: kinds of groups, events by type, and versions."""
+"""Additions to the JSON schema of vLLM's logs beyond the structs: kinds of groups, events by type, and versions."""
 
 from __future__ import annotations
 

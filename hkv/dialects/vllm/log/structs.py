@@ -51,7 +51,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
 
 
 class ExtraKeys(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What beside its tokens identifies a request's prefix (version 2).
+    """Everything besides its tokens that identifies a request's prefix (version 2).
 
     Attributes:
       lora: `[name, path]` of the adapter, or None.
@@ -125,7 +125,7 @@ class Reset(msgspec.Struct, forbid_unknown_fields=True):
 
 
 Answer: TypeAlias = Hit | Allocation | Reset | CacheState | list[CacheEvent] | list[tuple[int, int]] | None
-"""What an engine answers to one operation; None for operations that answer nothing."""
+"""An engine's answer to one operation; None for operations that answer nothing."""
 
 
 class _Op(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="op"):

@@ -21,7 +21,7 @@ FEATURES = (
     "lookahead_hash",
     "speculative_state",
 )
-"""What traffic can be about; `docs/oplog.md` says which rules each exercises."""
+"""Features of traffic; `docs/oplog.md` says which rules each exercises."""
 
 SIZES = ((2, 4, 8, 16), (2, 4, 8), (1, 2, 4), (3, 6, 12), (4, 8, 16))
 """Families of block sizes with small common multiples."""
@@ -57,12 +57,12 @@ def draw_header(choices: Choices, feature: str, version: int = 1, kinds: frozens
 
 
 def derive_partial_hits(specs: list[LayerSpec], hash_block_size: int, context_parallel: int, caching: bool) -> bool:
-    """Whether sub-block hits are on (vLLM 0.33 `partial_hash_hits_enabled`, several groups, managers known)."""
+    """True if sub-block hits are on (vLLM 0.33 `partial_hash_hits_enabled`, several groups, given the managers)."""
     return vllm.default_partial_hits(specs, hash_block_size, context_parallel, caching)
 
 
 def copies_states(config: VllmConfig) -> bool:
-    """Whether blocks may ever be copied: a hit ends inside a block, or a state is kept where its owner goes on."""
+    """True if blocks may ever be copied: a hit ends inside a block, or a state is kept where its owner goes on."""
     return config.partial_hits or any(
         spec.keeps_states and config.block_size(group) > config.hash_block_size
         for group, spec in enumerate(config.topology.specs if config.caching else ())

@@ -1,4 +1,4 @@
-"""Why vLLM 0.33's fixed-point iteration may find another hit than the definition: the causes, by name.
+"""Causes for which vLLM 0.33's fixed-point iteration may find another hit than the definition, by name.
 
 `docs/hits.md` explains each with its smallest example. Where none applies, the two are equal; tests hold that.
 """
@@ -75,7 +75,7 @@ def _alignment(config: VllmConfig) -> int:
 
 
 def _spec_groups(config: VllmConfig) -> list[_SpecGroup]:
-    """What is looked up together, in the order of lookup: groups of equal spec, full attention first."""
+    """Groups that are looked up together, in the order of lookup: groups of equal spec, full attention first."""
     members: dict[LayerSpec, list[int]] = {}
     for index, group in enumerate(config.topology.groups):
         if group.spec.prefix_cacheable:
@@ -90,7 +90,7 @@ def _spec_groups(config: VllmConfig) -> list[_SpecGroup]:
 
 
 def _may_miss_a_longer_entry(config: VllmConfig, joined: list[_SpecGroup], num_tokens: int) -> bool:
-    """Whether some full attention may be asked for a length inside a block whose end has a key, but is not tried.
+    """True if some full attention may be asked for a length inside a block whose end has a key, but is not tried.
 
     The first spec is asked up to the last token but one, so that only an entry at the request's end is beyond; another
     up to what the first one found. Of twins, one may have the longer entry and the other the shorter.

@@ -42,7 +42,7 @@ class Case:
         return max(0, self.num_tokens - self.config.hash_lookahead) // size * size
 
     def has_entry(self, group: int, end: int) -> bool:
-        """Whether the cache holds this entry and the request has the key to it."""
+        """True if the cache holds this entry and the request has the key to it."""
         return end <= self.keyed and (group, end) in self.entries
 
     def by_definition(self) -> int:
@@ -71,7 +71,7 @@ class Case:
 
 
 def has_entry(manager: Manager, id: str) -> HasEntry:
-    """What the reference's pool holds of a request's prefixes."""
+    """Predicate on `(group, end)`: the reference's pool holds that prefix of a request."""
     size = manager.config.hash_block_size
     keys = manager.requests[id].keys
     table = manager.pool.table
@@ -167,7 +167,7 @@ def _draw_spec(choices: Choices, size: int, ranks: int, chunked: bool) -> LayerS
 
 
 def _may_hold(config: VllmConfig, group: int, spec: LayerSpec, end: int) -> bool:
-    """Whether vLLM 0.33 ever registers such an entry: whole blocks, and partly filled ones of two kinds."""
+    """True if vLLM 0.33 ever registers such an entry: whole blocks, and partly filled ones of two kinds."""
     whole = end % config.block_size(group) == 0
     return spec.prefix_cacheable and (whole or spec.registers_parts)
 

@@ -1,4 +1,4 @@
-"""What the operations themselves say about every request: independent of any engine, and of any hash."""
+"""State of every request as the operations alone tell it: independent of any engine, and of any hash."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class TrafficMoves(Traffic):
     """Traffic of which each move can be made by itself; see `hkv.testing.moves.Moves`."""
 
     def possible(self, move: str) -> bool:
-        """Whether there is a request that the move can be about."""
+        """True if there is a request that the move can be about."""
         return self.waits if move == "admit" else self.runs if move in ABOUT_RUNNING else True
 
     def make(self, move: str) -> None:
@@ -22,12 +22,12 @@ class TrafficMoves(Traffic):
 
     @property
     def waits(self) -> bool:
-        """Whether a request waits."""
+        """True if a request waits."""
         return bool(self._waiting)
 
     @property
     def runs(self) -> bool:
-        """Whether a request runs."""
+        """True if a request runs."""
         return bool(self._running)
 
     def arrive(self) -> None:

@@ -15,7 +15,7 @@ VOCABULARY = 5
 """Token ids in use; few, so that equal blocks occur by themselves."""
 
 MEMORY = 12
-"""How many earlier texts a new prompt may continue."""
+"""Number of earlier texts that a new prompt may continue."""
 
 
 @dataclasses.dataclass(frozen=True)
