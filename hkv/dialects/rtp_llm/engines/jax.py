@@ -44,10 +44,10 @@ PARTIAL = -1
 
 @dataclasses.dataclass
 class Request:
-    """What the host knows of a request.
+    """A request as the host knows it.
 
     Attributes:
-      slot: its place in the compiled cache.
+      slot: its request slot in the compiled cache.
       length: tokens of each sequence.
       tokens: the tokens of each sequence; empty for a keyed request.
       given: the keys of its whole blocks, now and later, where they came instead of tokens; else None.
@@ -154,7 +154,7 @@ class RtpJaxEngine:
         return self._history.duplicates
 
     def absence(self, group: int, key: int) -> str:
-        """What became of the block of a group under a key of keyed requests (`KeyHistory`)."""
+        """State of a group's block under a key of keyed requests (`KeyHistory`)."""
         return self._history.absence(group, key, cached=self._cached(key)[group] != NULL)
 
     def state(self) -> structs.RtpState:

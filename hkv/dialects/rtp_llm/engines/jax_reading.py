@@ -1,4 +1,4 @@
-"""What the arrays of a cache under RTP-LLM's rules say, in the words of its logs. Host-only."""
+"""Reading of the arrays of a cache under RTP-LLM's rules, in the words of its logs. Host-only."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Reader:
         return _holes(items[number, ITEM_WORDS : ITEM_WORDS + self._groups])
 
     def running(self, state: PooledState, slot: int) -> bool:
-        """Whether a request's first sequence has slots."""
+        """True if a request's first sequence has slots."""
         return bool(_lengths(state, np.asarray(state.requests)[slot])[0, : self._groups].any())
 
     def reserve(self, state: PooledState, slot: int) -> int:

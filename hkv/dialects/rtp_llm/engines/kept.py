@@ -1,4 +1,4 @@
-"""What an engine keeps under names that a log gives: held blocks, exported keys."""
+"""Objects that an engine keeps under names that a log gives: held blocks, exported keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_unused(kept: dict[str, Any], name: str) -> None:
 
 
 def taken(kept: dict[str, Any], name: str) -> Any:
-    """What was kept under a name, which is free from then on.
+    """Object kept under a name, which is free from then on.
 
     Raises:
       OperationError: nothing is.

@@ -101,7 +101,7 @@ class RtpNumpyEngine:
         return self._history.duplicates
 
     def absence(self, group: int, key: int) -> str:
-        """What became of the block of a group under a key of keyed requests (`KeyHistory`)."""
+        """State of a group's block under a key of keyed requests (`KeyHistory`)."""
         item = self.manager.allocator.cache.peek(key)
         return self._history.absence(group, key, cached=item is not None and item.has(group) and item.matchable[group])
 
