@@ -1,4 +1,4 @@
-"""What always holds in a cache under RTP-LLM's rules, as named checks on any engine of its logs."""
+"""Invariants of a cache under RTP-LLM's rules, as named checks on any engine of its logs."""
 
 from hkv.dialects.rtp_llm.invariants import cache, hits, lists, pools
 from hkv.dialects.rtp_llm.invariants.moment import RTP_INVARIANTS, RtpMoment

@@ -1,4 +1,4 @@
-"""What is cached: entered whole and once, evicted in order, and nothing of a prefix outlives what it stands on."""
+"""Rules of the cache: keys enter whole and once, leave in order, and none of a prefix outlives what it stands on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new request takes over: the longest prefix that every group can go on from, and exactly its blocks."""
+"""Rules of reuse: a new request takes over the longest prefix that all groups can go on from, exactly its blocks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _resumes(moment: RtpMoment, cached: Slots, group: int, keys: list[int]) -> b
 
 @rtp_invariant("rtp adoption", "B-I7", "B-I10", after=(structs.MallocOp,))
 def adoption(moment: RtpMoment) -> Iterator[str]:
-    """What is taken over are the cached blocks, each at its own place; what a request computes is in other blocks.
+    """A request takes over the cached blocks, each at its own place; what it computes itself is in other blocks.
 
     Holds after a first `malloc` that is granted, for every sequence. Exception: windows and states under context
     parallelism, whose places depend on the rank.

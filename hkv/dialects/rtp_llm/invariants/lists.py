@@ -1,4 +1,4 @@
-"""What requests hold: lists as long as they must be, whose blocks hold the sequence's own content."""
+"""Rules of requests' lists: as long as they must be, of blocks that hold the sequence's own content."""
 
 from __future__ import annotations
 
@@ -128,13 +128,13 @@ def ownership(moment: RtpMoment) -> Iterator[str]:
 
 @rtp_invariant("rtp refusal", "B-I24", after=(structs.MallocOp,))
 def refusal(moment: RtpMoment) -> Iterator[str]:
-    """Who is refused keeps exactly what it had, and nobody is refused what certainly fits.
+    """A refused request keeps exactly what it had, and no request is refused that certainly fits.
 
     Holds after `malloc`. What was evicted on the way stays evicted; a `permanent` refusal evicts nothing. Exceptions: a
-    refusal is judged by more blocks than any rule could ask for, one for every slot of every sequence; who takes over
-    cached blocks but is not to be reused is refused by a need that leaves them out. A group in need evicts only keys
-    of which it has a block, so that cached blocks count as free only under keys that all groups have, and only where
-    nothing is resident and no group may lose blocks alone, which does so in place of keys that leave whole.
+    refusal is judged by more blocks than any rule could ask for, one for every slot of every sequence; a request that
+    takes over cached blocks but is not to be reused is refused by a need that leaves them out. A group in need evicts
+    only keys of which it has a block, so that cached blocks count as free only under keys that all groups have, and
+    only where nothing is resident and no group may lose blocks alone, which does so in place of keys that leave whole.
     """
     operation, answer = moment.operation, moment.answer
     assert isinstance(operation, structs.MallocOp)

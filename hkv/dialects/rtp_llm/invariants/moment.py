@@ -17,7 +17,7 @@ Held = dict[tuple[int, int], int]
 """References to blocks: `(pool, block)` to how many."""
 
 Slots = dict[tuple[int, int], int]
-"""What is cached: `(key, group)` to the block."""
+"""Cached blocks: from `(key, group)` to the block."""
 
 
 @dataclasses.dataclass
@@ -111,7 +111,7 @@ class RtpLedger:
                     self.resident.add(key)
 
     def _is_held(self, row: list[list[int]], position: int) -> bool:
-        """Whether some group that is cached has a block there: every one, where ranks hold different parts."""
+        """True if some group that is cached has a block there: every one, where ranks hold different parts."""
         cached = [
             blocks
             for blocks, policy in zip(row, self._config.policies, strict=True)
@@ -137,13 +137,13 @@ class RtpLedger:
 
 @dataclasses.dataclass(frozen=True)
 class RtpMoment:
-    """What there is to judge by.
+    """Operation to judge, with the cache before and after it.
 
     Attributes:
       config: the cache's configuration.
-      ledger: what the operations up to this one say.
+      ledger: requests as the operations up to this one tell them.
       operation: the operation.
-      answer: what the engine answered.
+      answer: the engine's answer.
       before: the cache before it.
       after: the cache after it.
     """
@@ -160,22 +160,22 @@ class RtpMoment:
         return group if self.config.topology.num_pools > 1 else 0
 
     def is_full(self, group: int) -> bool:
-        """Whether a group keeps every block."""
+        """True if a group keeps every block."""
         return self.config.policies[group].group_type is GroupType.FULL
 
     def slots(self, state: RtpState) -> Slots:
-        """What is cached in each group under each key."""
+        """Cached blocks of each group under each key."""
         return {(key, g): block for key, row in state.cached for g, block in enumerate(row) if block != NULL}
 
     @property
     def left(self) -> Slots:
-        """What is not cached any more, or by another block."""
+        """Blocks that are not cached any more, or whose key has another block now."""
         after = self.slots(self.after)
         return {name: block for name, block in self.slots(self.before).items() if after.get(name) != block}
 
     @property
     def entered(self) -> Slots:
-        """What was not cached before, or by another block."""
+        """Blocks that were not cached before, or whose key had another block."""
         before = self.slots(self.before)
         return {name: block for name, block in self.slots(self.after).items() if before.get(name) != block}
 
@@ -188,7 +188,7 @@ class RtpMoment:
 
     @property
     def granted(self) -> bool:
-        """Whether the operation is an allocation that was granted."""
+        """True if the operation is an allocation that was granted."""
         return isinstance(self.answer, structs.Malloc) and self.answer.verdict == "granted"
 
 

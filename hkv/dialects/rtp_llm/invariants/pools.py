@@ -70,7 +70,7 @@ def smallest_first(moment: RtpMoment) -> Iterator[str]:
 
 @rtp_invariant("rtp holding", "B-I28", after=(structs.HoldOp,))
 def holding(moment: RtpMoment) -> Iterator[str]:
-    """What is held of a sequence are its own blocks, each under its own key.
+    """The blocks held of a sequence are its own, each under its own key.
 
     Holds after `hold`. Exception: under context parallelism keys and blocks do not stand side by side.
     """
