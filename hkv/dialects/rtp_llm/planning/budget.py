@@ -1,4 +1,4 @@
-"""How RTP-LLM splits a GPU's memory, and how many blocks a budget buys."""
+"""RTP-LLM's split of a GPU's memory, and the number of blocks that a budget buys."""
 
 from __future__ import annotations
 

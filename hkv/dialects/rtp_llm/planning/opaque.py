@@ -12,7 +12,7 @@ from hkv.spec.dtypes import item_bytes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpaqueDesc:
-    """How the size of an opaque block follows from the model (RTP-LLM `KVCacheSpecDesc`).
+    """Description from which the size of an opaque block follows (RTP-LLM `KVCacheSpecDesc`).
 
     Attributes:
       state: a ring of state (`OpaqueState`), else compressed keys and values (`OpaqueKV`).
@@ -28,7 +28,7 @@ class OpaqueDesc:
       alignment_min_entries: blocks of fewer entries are not aligned.
       cp_align_payload: under context parallelism, entries are a multiple of the ranks.
       cp_scale_seq: a block stands for the tokens of all ranks.
-      cp_slice: what a prefill rank stores: `none`, `payload` (its share of the entries) or `stride` (of the bytes).
+      cp_slice: part that a prefill rank stores: `none`, `payload` (of the entries) or `stride` (of the bytes).
     """
 
     state: bool
@@ -49,7 +49,7 @@ class OpaqueDesc:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpaqueContext:
-    """What a server adds to a description.
+    """Settings of a server that a description's sizes depend on.
 
     Attributes:
       seq_size: tokens per block.

@@ -31,7 +31,7 @@ from hkv.spec.dtypes import item_bytes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RtpOptions:
-    """What RTP-LLM is told beside the model.
+    """Settings with which RTP-LLM serves a model.
 
     Attributes:
       block_size: tokens per block.

@@ -16,7 +16,7 @@ FLOAT8 = ("float8_e4m3fn", "float8_e8m0fnu")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockBytes:
-    """What one layer stores in one block (RTP-LLM `KVCacheSpec`). Sizes are in bytes unless they say elements.
+    """Sizes of one layer's part of one block (RTP-LLM `KVCacheSpec`). In bytes unless they say elements.
 
     Attributes:
       kind: `mha`, `mla`, `linear`, `opaque_kv` or `opaque_state`.

@@ -1,4 +1,4 @@
-"""How `hkv plan` shows a plan of RTP-LLM's on a terminal, 80 columns and up."""
+"""Tables in which `hkv plan` shows a plan of RTP-LLM's on a terminal, 80 columns and up."""
 
 from __future__ import annotations
 
