@@ -14,8 +14,8 @@ from hkv.state.pooled_workspace import PooledWorkspace
 
 
 class Ask(NamedTuple):
-    """What a request asks for, in tokens: `seq` it has in each sequence, `length` get slots, `common` are shared,
-    `reserve` may come. `reuse`: whether it is reused."""
+    """Lengths that a request asks slots for, in tokens: `seq` it has in each sequence, `length` get slots, `common` are
+    shared, `reserve` may come. `reuse`: True if its blocks may be reused."""
 
     slot: Scalar
     batch: Scalar
@@ -72,7 +72,7 @@ def need(view: View, work: PooledWorkspace, shape: Shape, ask: Ask, reused: Scal
 
 
 def capacity(work: PooledWorkspace, view: View, ask: Ask, enabled: Scalar) -> tuple[PooledWorkspace, Capacity]:
-    """Whether a request fits.
+    """Verdict on whether the pools have room for a request (RTP-LLM `evaluateInitCapacity`).
 
     With one pool, every group is credited with the longest list's slots, whatever its own length. With a pool a group
     each is judged alone, and has its part of the reserve.

@@ -12,7 +12,7 @@ from hkv.state.pooled import Item, PoolCounter
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = item_table.WRITES
-"""What eviction writes."""
+"""Arrays that eviction writes."""
 
 ANY_GROUP = -1
 

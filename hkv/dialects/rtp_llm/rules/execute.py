@@ -20,7 +20,7 @@ from hkv.state.pooled_workspace import ARRAYS, OUTPUTS, PooledSizes, PooledWorks
 from hkv.state.status import Status
 
 EVERYTHING = (*ARRAYS, *OUTPUTS, "num_ids")
-"""What an operation may write."""
+"""Arrays that an operation may write."""
 
 
 def execute(
@@ -88,7 +88,7 @@ Phase = Callable[[PooledWorkspace, View, Op, Answer, Payload], tuple[PooledWorks
 
 
 def _phases(only: tuple[RtpCode, ...]) -> list[tuple[tuple[RtpCode, ...], Phase]]:
-    """What runs for which operations."""
+    """Phases of an operation, and the codes of those that each is for."""
     code = RtpCode
     phases: list[tuple[tuple[RtpCode, ...], Phase]] = [
         ((code.REQUEST, code.APPEND), transitions.arrive),

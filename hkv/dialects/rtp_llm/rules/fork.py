@@ -20,7 +20,7 @@ from hkv.state.pooled import Mark, Request, Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = ("chains", *lists.WRITES)
-"""What a fork writes."""
+"""Arrays that a fork writes."""
 
 
 class Fork(NamedTuple):
@@ -201,7 +201,7 @@ def _recycle(work: PooledWorkspace, at: Fork, group: Scalar, wanted: Scalar) -> 
 def _occurrences(
     work: PooledWorkspace, at: Fork, group: Scalar, block: Scalar, enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
-    """How often a block is in the request's lists of a group."""
+    """Number of times that a block is in the request's lists of a group."""
 
     def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         sequence, count = local

@@ -14,20 +14,20 @@ from hkv.state.pooled import Counter, Item
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = ("rows", "requests", "chains", *item_table.WRITES)
-"""What registering writes; `rows`, `requests` and `chains` only to their spare elements."""
+"""Arrays that registering writes; `rows`, `requests` and `chains` only in their spare elements."""
 
 DEFAULT, GPU_LOGICAL, GPU_CP_CANONICAL = range(3)
 """Namespaces of what a key builds on (RTP-LLM's numbers): of its own; the sequence's keys; keys of virtual blocks."""
 
 
 class Entry(NamedTuple):
-    """What is to be entered: one key, of a slot of some groups' lists.
+    """One key to insert into the cache, with its block in some groups' lists.
 
     Attributes:
-      slot, sequence, position: where the blocks are.
+      slot, sequence, position: place of the blocks.
       first, end: the groups.
       key, namespace, ordinal, parent: the key and what it builds on, as in `Item`.
-      resident: whether it is never evicted.
+      resident: True if it is never evicted.
     """
 
     slot: Scalar

@@ -15,7 +15,7 @@ from hkv.state.pooled import Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = ("rows", "requests", "chains", "items", *role_counts.WRITES)
-"""What the rule writes; `chains` only to its spare element."""
+"""Arrays that the rule writes; `chains` only in its spare element."""
 
 
 class Keys(NamedTuple):

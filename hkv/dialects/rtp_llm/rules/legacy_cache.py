@@ -28,7 +28,7 @@ BLOCK = 0
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LegacyState:
-    """What is cached. Immutable; donate it to the operation that replaces it.
+    """State of the cache. Immutable; donate it to the operation that replaces it.
 
     Attributes:
       items: int32[keys * groups + 2, 9], an item for each pair of a key and a group (`hkv.state.pooled.Item`), numbered
@@ -201,7 +201,7 @@ def _take_out(work: PooledWorkspace, pair: Scalar, present: Scalar) -> PooledWor
 
 
 def _any_resident(work: PooledWorkspace, first: Scalar, groups: Scalar) -> tuple[PooledWorkspace, Scalar]:
-    """Whether one of a key's blocks is never evicted."""
+    """True if one of a key's blocks is never evicted."""
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         group, found = local

@@ -16,14 +16,14 @@ from hkv.state.pooled import Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = ("rows", "requests", *evict.WRITES)
-"""What these functions write."""
+"""Arrays that these functions write."""
 
 LISTS = ("rows", "requests", *role_counts.WRITES)
-"""What those write that evict nothing."""
+"""Arrays that the functions write that evict nothing."""
 
 
 class Growth(NamedTuple):
-    """What lists grow for. `tokens` and `reserve` are in tokens; `sequences`: the first so many grow."""
+    """Lengths to which lists grow. `tokens` and `reserve` are in tokens; `sequences`: the first so many grow."""
 
     slot: Scalar
     sequences: Scalar
@@ -33,7 +33,7 @@ class Growth(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """How far growing came: lists that grew, whether one found no blocks, whether one would end in a hole."""
+    """Progress of growing: lists that grew; True if one found no blocks; True if one would end in a hole."""
 
     done: Scalar
     refused: Scalar
@@ -98,7 +98,7 @@ def _extend_list(
     )
 
     def missing(block: Scalar, position: Scalar) -> Scalar:
-        """Whether a slot without a block gets one."""
+        """True if a slot without a block gets one."""
         hole = (position >= start) | (block == 0)
         return hole & (position < wanted) & has_block(shape, position, at.filled, growth.reserve, growth.reuse)
 
@@ -137,7 +137,7 @@ def _extend_list(
 
 
 def _ends_in_hole(work: PooledWorkspace, at: _List, growth: Growth, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
-    """Whether one of the slots at the end that a window needs would be empty (RTP-LLM `validateTailBlocks`)."""
+    """True if one of the slots at the end that a window needs would be empty (RTP-LLM `validateTailBlocks`)."""
     places = [jnp.maximum(at.end - back, 0) for back in (1, 2)]
     work, blocks = peek(
         enabled & (at.shape.checked > 0) & (at.end > 0),
@@ -155,12 +155,12 @@ def _ends_in_hole(work: PooledWorkspace, at: _List, growth: Growth, enabled: Sca
 
 
 class Sweep(enum.IntEnum):
-    """What `sweep` gives back of a list."""
+    """Part of a list that `sweep` gives back."""
 
     UNDO = 0
-    """What the last `extend` brought."""
+    """Blocks that the last `extend` brought."""
     CLEAN = 1
-    """What decoding on does not need (RTP-LLM `removeSkippedBlocks`)."""
+    """Blocks that further decoding does not need (RTP-LLM `removeSkippedBlocks`)."""
     CLEAR = 2
     """Everything."""
 

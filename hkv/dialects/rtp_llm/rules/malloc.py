@@ -17,22 +17,22 @@ from hkv.state.pooled_workspace import PooledWorkspace
 from hkv.state.status import Status
 
 WRITES = tuple(dict.fromkeys((*lists.WRITES, *joint_hit.WRITES)))
-"""What an allocation writes."""
+"""Arrays that an allocation writes."""
 
 
 class Stage(enum.IntEnum):
-    """Where an allocation is. A new request goes through all of them, one that grows begins at GROW."""
+    """Stages of an allocation. A new request goes through all of them, one that grows begins at GROW."""
 
     CHECK = 0
-    """Whether the pools could ever hold it; then what is cached is taken over."""
+    """The pools are checked for whether they could ever hold it; then cached blocks are taken over."""
     JUDGE = 1
-    """Whether they can hold the rest now."""
+    """The pools are checked for whether they can hold the rest now."""
     BEGIN = 2
     """Blocks for what its sequences share (RTP-LLM `initMallocForCommonLen`)."""
     GROW = 3
     """Blocks for what each has for itself (RTP-LLM `incrMalloc`)."""
     CLASSIFY = 4
-    """Why it found none."""
+    """The reason is determined why it found none."""
     CLEAR = 5
     """Everything is given back."""
     DONE = 6
@@ -48,7 +48,7 @@ class Progress(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """What an allocation is told.
+    """Flags of an allocation.
 
     Attributes:
       device_cache: a new request may take over cached blocks.
@@ -111,7 +111,7 @@ def malloc(
 def _sequences(
     work: PooledWorkspace, view: View, ask: Ask, begin: Scalar, grow: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
-    """How many sequences get blocks; with a single group none, if the first one needs none."""
+    """Number of sequences that get blocks; with a single group none, if the first one needs none."""
     single = view.whole(CacheField.SINGLE) != 0
     work, (length,) = peek(
         grow & single, lambda w: (w.read("requests", w.length(ask.slot, 0, 0)),), work, ("requests",), (0,)
@@ -122,7 +122,7 @@ def _sequences(
 
 
 def _status(view: View, at: Progress, verdict: Capacity, single: Scalar, failures: tuple[Scalar, Scalar]) -> Scalar:
-    """What a stage says of an allocation."""
+    """Status of an allocation after its stage."""
     refused, broken = failures
     reserve = view.whole(CacheField.RESERVE)
     never, not_now = int(Status.NO_ROOM_FOR_SEQUENCE), int(Status.NO_ROOM)
@@ -148,7 +148,7 @@ def _status(view: View, at: Progress, verdict: Capacity, single: Scalar, failure
 
 
 def _next(stage: Scalar, status: Scalar, new: Scalar) -> Scalar:
-    """Where an allocation goes on: a new request that failed is given back, after the reason was found."""
+    """Stage at which an allocation goes on: a new request that failed is given back, after the reason was found."""
     unclear = status == int(Status.NOT_EVICTABLE)
     failed = jnp.where(unclear & (stage < int(Stage.CLASSIFY)), int(Stage.CLASSIFY), int(Stage.CLEAR))
     failed = jnp.where(new & (stage > int(Stage.CHECK)), failed, int(Stage.DONE))

@@ -11,7 +11,7 @@ from hkv.machine.operations import OperationBatch
 
 
 class RtpCode(enum.IntEnum):
-    """What an operation does; its arguments are in `RtpArgument` columns."""
+    """Code of an operation; its arguments are in `RtpArgument` columns."""
 
     END = 0
     """No more operations."""
@@ -54,14 +54,14 @@ class RtpArgument(enum.IntEnum):
     """The request slot."""
     TOKENS = 2
     NUMBERS = 3
-    """How many integers of `Operations.payload` belong to the operation."""
+    """Number of integers of `Operations.payload` that belong to the operation."""
     START = 4
-    """Where they begin."""
+    """Index of the first of these integers."""
     SEQUENCES = 5
     RESERVE = 6
     """REQUEST: tokens beyond the next one's that get slots each step."""
     REUSE = 7
-    """Whether the request's blocks may be reused: states on the grid are kept."""
+    """1 if the blocks of the request may be reused by others: states on the grid are kept."""
     DEVICE_CACHE = 8
     """MALLOC: whether a new request may take over cached blocks."""
     RESIDENT = 9
@@ -86,7 +86,7 @@ class RtpColumn(enum.IntEnum):
     """MALLOC: tokens reused. HOLD: blocks held. EXPORT, EVICT: blocks that left. PEAK: blocks. RELEASE: references
     that did not exist."""
     IDS = 2
-    """Where its ids begin in `RtpResults.ids`."""
+    """Index of its first id in `RtpResults.ids`."""
     COUNT = 3
     """FORK: copies. EXPORT: keys."""
 
@@ -98,7 +98,7 @@ COLUMNS = len(RtpColumn)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RtpResults:
-    """What operations answered. The lists themselves are in the state.
+    """Results of operations. The lists themselves are in the state.
 
     Attributes:
       table: int32[n, 4], a row for each operation, columns `RtpColumn`.

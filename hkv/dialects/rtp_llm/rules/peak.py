@@ -1,4 +1,4 @@
-"""How many blocks a request will hold at most until it ends (RTP-LLM `estimateBatchPeakNeedBlocks`)."""
+"""Number of blocks that a request will hold at most until it ends (RTP-LLM `estimateBatchPeakNeedBlocks`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hkv.state.loops import Scalar, loop, remainder
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = ("rows", "requests")
-"""What an estimate writes: spare elements."""
+"""Arrays that an estimate writes: only spare elements."""
 
 
 class Outlook(NamedTuple):

@@ -12,7 +12,7 @@ from hkv.state.loops import Scalar, ceil_divide, remainder
 
 
 class Shape(NamedTuple):
-    """What a group wants of its lists; see `GroupField`. `step` is in blocks."""
+    """Parameters of a group's lists; see `GroupField`. `step` is in blocks."""
 
     group: Scalar
     pool: Scalar
@@ -27,7 +27,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(view: View, group: Scalar) -> Shape:
-    """What a group wants of its lists."""
+    """Parameters of a group's lists."""
     return Shape(
         group=group,
         pool=view.pool_of(group),
@@ -60,19 +60,19 @@ def effective(view: View, group: Scalar, tokens: Scalar) -> Scalar:
 
 
 def on_grid(shape: Shape, position: Scalar, reuse: Scalar) -> Scalar:
-    """Whether the block at a position stays for those who reuse it."""
+    """True if the block at a position is kept for requests that reuse it."""
     return shape.grid & reuse & (remainder(position + 1, shape.step) == 0)
 
 
 def has_block(shape: Shape, position: Scalar, filled: Scalar, reserve: Scalar, reuse: Scalar) -> Scalar:
-    """Whether an allocation brings a block to a slot.
+    """True if an allocation brings a block to a slot.
 
     Args:
       shape: the group.
       position: a slot of those that the allocation makes.
       filled: slots that tokens fill; those after them are the reserve's.
       reserve: tokens to come.
-      reuse: whether the request is reused.
+      reuse: True if the request's blocks may be reused.
     """
     reserved = (reserve > 0) & (position >= filled)
     last = (position >= filled - shape.tail) & (position < filled)

@@ -36,5 +36,5 @@ def owner(block: Any, ranks: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def canonical_place(virtual_block: Any, ranks: Any) -> jax.Array:
-    """Where a sequence's keys have the one of a whole virtual block: in each, the last rank's key covers them all."""
+    """Index, among a sequence's keys, of a whole virtual block's key: the last rank's in it, which covers them all."""
     return (jnp.asarray(virtual_block) + 1) * ranks - 1

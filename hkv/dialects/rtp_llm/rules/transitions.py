@@ -1,4 +1,4 @@
-"""What each operation does to a cache: its checks, its rules in order, its answer."""
+"""Effect of each operation on a cache: its checks, its rules in order, its answer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Op(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What will stand in the results."""
+    """Columns of the result."""
 
     status: Scalar
     value: Scalar
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
     @property
     def ok(self) -> Scalar:
-        """Whether nothing was refused so far."""
+        """True if nothing was refused so far."""
         return self.status == int(Status.OK)
 
 
@@ -102,7 +102,7 @@ def fetch(
 
 
 def needs_request(code: Scalar) -> Scalar:
-    """Whether an operation is about a request that arrived."""
+    """True if an operation is about a request that arrived."""
     needs = code != int(RtpCode.REQUEST)
     for each in SLOTLESS:
         needs = needs & (code != int(each))
@@ -221,7 +221,7 @@ def allocate(
 def _rows_fit(
     work: PooledWorkspace, view: View, tokens: Scalar, reserve: Scalar, enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
-    """Whether every list has room for so many tokens and a reserve."""
+    """True if every list has room for so many tokens and a reserve."""
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         group, most = local
