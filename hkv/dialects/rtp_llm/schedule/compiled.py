@@ -24,7 +24,7 @@ from hkv.replay.schedule_state import Trace
 from hkv.state.pooled import Counter, PooledBuckets
 
 NAMES = ("granted", "permanent", "retryable", "internal_error")
-"""What logs call `VERDICTS`."""
+"""Names of `VERDICTS` in logs."""
 
 REPORTED = {int(status): name for status, name in zip(VERDICTS, NAMES, strict=True)}
 """The same by what a replay reports."""
@@ -32,7 +32,7 @@ REPORTED = {int(status): name for status, name in zip(VERDICTS, NAMES, strict=Tr
 
 @dataclasses.dataclass(frozen=True)
 class RtpSizes:
-    """What is static beside the cache's buckets.
+    """Static sizes: the cache's buckets, and those beside them.
 
     Attributes:
       buckets: sizes of the cache.
@@ -127,7 +127,7 @@ class RtpCompiledReplay(Dispatches):
 
     @property
     def tally(self) -> Tally:
-        """What was counted, as NumPy integers."""
+        """Counts of the replay so far, as NumPy integers."""
         return Tally(*np.asarray(self._resident.tally))
 
     @property

@@ -1,4 +1,4 @@
-"""What became of each key, and why hits ended, compiled: the twins of `KeyHistory` and of `RtpDiagnosis`."""
+"""History of each key, and reasons why hits ended, compiled: the twins of `KeyHistory` and of `RtpDiagnosis`."""
 
 from __future__ import annotations
 

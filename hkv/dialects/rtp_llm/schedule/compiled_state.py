@@ -1,4 +1,4 @@
-"""What a compiled replay under RTP-LLM's rules keeps on the device."""
+"""State of a compiled replay under RTP-LLM's rules on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hkv.state.pooled_workspace import ARRAYS, OUTPUTS, PooledWorkspace
 from hkv.state.status import Status
 
 VERDICTS = (Status.OK, Status.NO_ROOM_FOR_SEQUENCE, Status.NO_ROOM, Status.NOT_EVICTABLE)
-"""What an allocation may answer in a replay."""
+"""Statuses with which an allocation may end in a replay."""
 
 INSERTED = 1
 """The bit of a key's history that says that some request entered it; the next ones say in which groups."""
@@ -26,10 +26,10 @@ HISTORY = 2
 
 
 class Tally(NamedTuple):
-    """What a replay counts, as scalars.
+    """Counts of a replay, as scalars.
 
     Attributes:
-      granted, permanent, retryable, internal_error: answers to admissions, in the order of `VERDICTS`.
+      granted, permanent, retryable, internal_error: verdicts on admissions, in the order of `VERDICTS`.
       grown, grown_permanent, grown_retryable, grown_internal_error: likewise to growing requests.
       entered: blocks that the cache took.
       cached_peak: most blocks that it held when a step's blocks were allocated.
@@ -79,7 +79,7 @@ OWN_ARRAYS = ("history", *SCHEDULE_ARRAYS)
 """Names of the arrays of `RtpResident` that loops carry and that are not the cache's."""
 
 EVERYTHING = (*ARRAYS, *OUTPUTS, "num_ids", *OWN_ARRAYS)
-"""What one trip of a replay may write."""
+"""Arrays that one trip of a replay may write."""
 
 
 def begin(cache: PooledState, requests: int, steps: int) -> RtpResident:

@@ -68,7 +68,7 @@ class _Carry(NamedTuple):
 
     @classmethod
     def of(cls, scalars: tuple[Scalar, ...]) -> _Carry:
-        """What `flat` returned."""
+        """Carry from the scalars that `flat` returned."""
         size = len(Machine._fields)
         return cls(Machine(*scalars[:size]), Tally(*scalars[size:-1]), scalars[-1])
 
@@ -219,7 +219,7 @@ def _allocate(w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answe
 
 
 def _report(w: Work, view: View, m: Machine, seat: Seated, answer: Answer) -> Work:
-    """What an allocation answered, and the request's lists then."""
+    """Reports an allocation's status and value, and the request's lists then."""
     if w.sizes.ids == 0:
         return w
     mine = m.at(Mode.ASK) | m.at(Mode.TAKE)
@@ -251,7 +251,7 @@ def _refused(answer: Answer) -> Scalar:
 
 
 def _follow(w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer) -> tuple[Work, Machine]:
-    """What follows from the cache's answer for the schedule."""
+    """Transition of the schedule by the cache's answer."""
     asking, seating, taking = m.at(Mode.ASK), m.at(Mode.SEAT), m.at(Mode.TAKE)
     refused = _refused(answer)
     failed = ~answer.ok & ~((asking | taking) & refused)

@@ -1,4 +1,4 @@
-"""What a replay under RTP-LLM's rules leaves behind: also verdicts, what the cache holds, and its reasons."""
+"""Record of a replay under RTP-LLM's rules: also verdicts, what the cache holds, and its reasons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REASONS = (
     NOT_SHARED,
     CACHING_OFF,
 )
-"""Why hits end under RTP-LLM's rules, in the order in which tables list them. `docs/replay.md` explains each."""
+"""Reasons why hits end under RTP-LLM's rules, in the order in which tables list them; see `docs/replay.md`."""
 
 _REASON = {
     key_history.CACHED: WAITING,
@@ -36,10 +36,10 @@ _REASON = {
 
 @runtime_checkable
 class RtpMissDiagnosis(Protocol):
-    """What an engine may offer beside its operations: what became of a prefix."""
+    """Optional method of an engine beside its operations: the state of a prefix."""
 
     def absence(self, group: int, key: int) -> str:
-        """What became of the block of `group` under `key`, one of `hkv.dialects.rtp_llm.explain.key_history.STATES`."""
+        """State of the block of `group` under `key`, one of `hkv.dialects.rtp_llm.explain.key_history.STATES`."""
         ...
 
 

@@ -221,7 +221,7 @@ class RtpReplayedCache(ReplayedCache):
 def outcome_of(
     running: RtpCompiledReplay, cache: RtpReplayedCache, schedule: Schedule, steps: int, seconds: float
 ) -> Outcome:
-    """What a compiled replay left that took so many steps and seconds."""
+    """Outcome of a compiled replay that took so many steps and seconds."""
     counts = running.evictions, running.duplicates
     return _outcome(cache, schedule, running.recorder(), steps, seconds, counts)
 

@@ -26,7 +26,7 @@ class RtpObserver(Observer, Protocol):
 
 
 class _Held(NamedTuple):
-    """What a running request's last allocation was for.
+    """Length for which a running request's last allocation was made.
 
     Attributes:
       tokens: the tokens it had.
@@ -88,7 +88,7 @@ class RtpReplay(StepLoop):
         return True
 
     def _slots(self, tokens: int) -> tuple[int, ...]:
-        """What an allocation depends on: slots, slots with the reserve, and whole blocks, which have keys."""
+        """Lengths on which an allocation depends: slots, slots with the reserve, and whole blocks, which have keys."""
         return -(-tokens // self._size), -(-(tokens + self._reserve) // self._size), tokens // self._size
 
     def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
