@@ -132,10 +132,10 @@ class Dialect(abc.ABC):
         return compare(want, got)
 
     def renaming(self, ids: str, header: Any) -> SameNames:
-        """How block ids of two engines are compared.
+        """Comparison of two engines' block ids.
 
         Raises:
-          ConfigError: not in that way.
+          ConfigError: the dialect has no such comparison.
         """
         from hkv.oracle.renaming import SameNames
 
@@ -145,7 +145,7 @@ class Dialect(abc.ABC):
 
     @property
     def shrink_rules(self) -> ShrinkRules:
-        """How failing cases are made smaller."""
+        """Rules by which failing cases are made smaller."""
         from hkv.oracle.reduction import LifecycleRepair, ShrinkRules, fewer_blocks, shorter_lists
 
         return ShrinkRules(
@@ -168,7 +168,7 @@ class Dialect(abc.ABC):
 
     @abc.abstractmethod
     def features(self, name: str) -> tuple[str, ...]:
-        """What random logs of the dialect of that name may be about."""
+        """Features that random logs of the dialect of that name may have."""
 
     @abc.abstractmethod
     def draw_header(
@@ -204,7 +204,7 @@ class Dialect(abc.ABC):
 
     @property
     def invariants(self) -> Mapping[str, Invariant]:
-        """What always holds, by name."""
+        """Invariants of the dialect's caches, by name."""
         return MappingProxyType({})
 
     def watch(self, engine: Any, header: Any) -> Watch:
@@ -216,10 +216,10 @@ class Dialect(abc.ABC):
         raise self.lacks("invariants")
 
     def explain(self, log: Log, line: int, request: str | None) -> Explanation:
-        """What happened to a request up to a line of a log, and why its hit is not longer.
+        """Account of a request up to a line of a log, and the reason why its hit is not longer.
 
         Raises:
-          UnsupportedConfigError: the dialect has no account of that.
+          UnsupportedConfigError: the dialect gives no such account.
         """
         from hkv.oracle.explain import account
 
@@ -245,7 +245,7 @@ class Dialect(abc.ABC):
         return MappingProxyType({})
 
     def exercised(self, log: Log) -> dict[str, int]:
-        """How often a log exercised each rule of `coverage`; those that it did not are left out."""
+        """Number of times that a log exercised each rule of `coverage`; those that it did not are left out."""
         return {}
 
     @property
@@ -256,7 +256,7 @@ class Dialect(abc.ABC):
     # Replay and commands
 
     def plan_command(self) -> PlanCommand:
-        """What `hkv plan` does under these rules.
+        """The dialect's part of `hkv plan`.
 
         Raises:
           UnsupportedConfigError: the dialect plans no memory.
@@ -264,7 +264,7 @@ class Dialect(abc.ABC):
         raise self.lacks("memory plans")
 
     def explore_command(self) -> ExploreCommand:
-        """What `hkv explore` does under these rules.
+        """The dialect's part of `hkv explore`.
 
         Raises:
           UnsupportedConfigError: the dialect's caches are not explored.
@@ -272,7 +272,7 @@ class Dialect(abc.ABC):
         raise self.lacks("an explorer")
 
     def replay_command(self) -> ReplayCommand:
-        """What `hkv replay` does under these rules.
+        """The dialect's part of `hkv replay`.
 
         Raises:
           UnsupportedConfigError: the dialect replays no traces.

@@ -1,4 +1,4 @@
-"""What a dialect gives `hkv explore`: its options, and the search that they and the common ones ask for."""
+"""Interface of a dialect to `hkv explore`: its options, and the search that they and the common ones ask for."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Counterexample(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Exploration:
-    """What a search covered and found so far.
+    """Coverage and result of a search so far.
 
     Attributes:
-      lines: what it covered, for people.
+      lines: its coverage, for people.
       record: the same as plain values.
-      counterexample: what it found; None where nothing is broken.
+      counterexample: the broken invariant; None where nothing is broken.
     """
 
     lines: Sequence[str]
@@ -60,7 +60,7 @@ class Search(abc.ABC):
 
     @abc.abstractmethod
     def found(self) -> Exploration:
-        """What was found so far."""
+        """Coverage and result so far."""
 
 
 class ExploreCommand(abc.ABC):

@@ -1,4 +1,4 @@
-"""What a dialect gives `hkv plan`: its own options, and the plan that they and the common ones ask for."""
+"""Interface of a dialect to `hkv plan`: its own options, and the plan that they and the common ones ask for."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read_models(options: dict[str, Any], context_parallel: int) -> tuple[Model, 
 
 
 def model_record(model: Model) -> dict[str, Any]:
-    """What a model caches, as plain values."""
+    """Facts of a model's cache, as plain values."""
     return {
         "model_type": model.model_type,
         "num_layers": model.num_layers,

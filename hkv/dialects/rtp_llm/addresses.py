@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Addresses:
-    """Where every block of every layer lies (RTP-LLM `KVCacheAllocator::convertIndexToAddr` and its relatives).
+    """Addresses of every block of every layer (RTP-LLM `KVCacheAllocator::convertIndexToAddr` and its relatives).
 
     A layer is named by its index; its group by its tag, which may be left out for a layer of one group. Block 0, though
     never handed out, has an address. The order of arguments is layer, block, tag everywhere.
@@ -113,7 +113,7 @@ class Addresses:
         return tuple(spans)
 
     def copies(self, source: int, target: int, tag: str | None = None) -> Iterator[tuple[Span, Span]]:
-        """What to copy, from where to where, to make one block another's content, in all layers.
+        """Byte copies, each from a source span to a target span, that give one block another's content in all layers.
 
         Args:
           source: the block to copy.

@@ -112,7 +112,7 @@ class RtpConfig:
 
     @property
     def mapper(self) -> CpSlotMapper:
-        """Where logical blocks lie under context parallelism."""
+        """Mapper from logical blocks to ranks and slots under context parallelism."""
         return CpSlotMapper(self.cp_rank, self.cp_size, self.block_size)
 
 

@@ -36,7 +36,7 @@ class CpSlotMapper:
 
     @property
     def sharded(self) -> bool:
-        """Whether there is more than one rank."""
+        """True if there is more than one rank."""
         return self.size > 1
 
     @property
@@ -73,7 +73,7 @@ class CpSlotMapper:
         return list(keys[self.rank :: self.size])
 
     def mapping(self, policy: GroupPolicy) -> CpMapping:
-        """How a group of that policy is spread over the ranks."""
+        """Split of a group of that policy over the ranks."""
         return policy.cp_mapping if self.sharded else CpMapping.NONE
 
     def slice(self, policy: GroupPolicy) -> CpSlice:
@@ -83,5 +83,5 @@ class CpSlotMapper:
         return policy.cp_slice
 
     def canonical(self, policy: GroupPolicy) -> bool:
-        """Whether a group's blocks are cached under canonical keys."""
+        """True if a group's blocks are cached under canonical keys."""
         return self.mapping(policy) is not CpMapping.NONE

@@ -23,7 +23,7 @@ class RtpLifecycle:
 
     @property
     def requests(self) -> dict[str, int]:
-        """How many sequences each request has that arrived and was not dropped."""
+        """Number of sequences of each request that arrived and was not dropped."""
         return {id: request.sequences for id, request in self._requests.items()}
 
     def follow(self, operation: structs.RtpOp) -> None:

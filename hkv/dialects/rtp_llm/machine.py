@@ -95,7 +95,7 @@ def forget_programs() -> None:
 
 
 def count_programs() -> int:
-    """How many times `run` was compiled since `forget_programs`."""
+    """Number of times that `run` was compiled since `forget_programs`."""
     return _PROGRAMS.count()
 
 

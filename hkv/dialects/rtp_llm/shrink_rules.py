@@ -157,4 +157,4 @@ RTP_SHRINK_RULES = ShrinkRules(
     operations=_simpler_operations,
     rewrites=(_with_longer_prompts, _with_equal_tokens),
 )
-"""How cases under RTP-LLM's rules are made smaller."""
+"""Rules by which cases under RTP-LLM's rules are made smaller."""

@@ -26,7 +26,7 @@ class Stored(NamedTuple):
 def store_plan(
     policy: GroupPolicy, mapper: CpSlotMapper, total: int, *, reused: int = 0, hybrid: bool = True
 ) -> list[Stored]:
-    """What a rank stores of one group (RTP-LLM `buildCacheStorePlan`).
+    """Blocks of one group that a rank stores, with the indices of their keys (RTP-LLM `buildCacheStorePlan`).
 
     Args:
       policy: the group's policy.
@@ -94,7 +94,7 @@ def positions_to_transfer(
 
 
 def transfer_key(request: int | str, layer: int, tag: str = "") -> str:
-    """How one layer's blocks of a request are called while they travel; a group's tag is part of it."""
+    """Name of one layer's blocks of a request while they are transferred; a group's tag is part of it."""
     suffix = "" if tag in ("", "default") else f"-tag-{tag}"
     return f"{request}-{layer}{suffix}"
 

@@ -1,4 +1,4 @@
-"""What happened to a request and its blocks under RTP-LLM's rules, and what each group lacked for a longer hit."""
+"""History of a request and its blocks under RTP-LLM's rules, and what each group lacked for a longer hit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _refused(answer: object) -> bool:
 
 
 def _room(story: RtpStory, operation: structs.MallocOp) -> str:
-    """What a new request wants of each pool before a hit, and what is there."""
+    """Blocks that a new request needs of each pool before a hit, and those available, in words."""
     from reference.dialects.rtp_llm.hybrid_pool import HybridPoolAllocator
     from reference.dialects.rtp_llm.operation import MallocInfo
 

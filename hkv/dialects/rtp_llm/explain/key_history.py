@@ -1,4 +1,4 @@
-"""What became of the blocks under a key: cached, evicted, never kept, or still with the request that computed them."""
+"""State of the blocks under a key: cached, evicted, never kept, or still with the request that computed them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CACHED, EVICTED, NOT_KEPT, UNFINISHED, NEVER_SEEN = STATES = (
     "not finished",
     "never seen",
 )
-"""What `KeyHistory.absence` answers."""
+"""Values of `KeyHistory.absence`."""
 
 
 class KeyHistory:
@@ -58,7 +58,7 @@ class KeyHistory:
                     self.duplicates += held[group] not in (block, -1)
 
     def absence(self, group: int, key: int, *, cached: bool) -> str:
-        """What became of a key's block in a group: one of `STATES`.
+        """State of a key's block in a group: one of `STATES`.
 
         Args:
           group: the group.

@@ -23,7 +23,7 @@ Place: TypeAlias = tuple[int, int]
 """A pool and a block of it."""
 
 Holders: TypeAlias = dict[Place, list[tuple[str, int, int]]]
-"""Who has a block in a list: request, group and slot."""
+"""Holders of a block in their lists: request, group and slot."""
 
 
 class RtpStory:
@@ -74,7 +74,7 @@ class RtpStory:
         return answer
 
     def situation(self, id: str) -> str:
-        """How a request stands."""
+        """State of a request in words: running or waiting, its tokens and its slots."""
         request = self.engine.manager.requests[id]
         rows = self.engine.manager.rows(id)
         tokens = f"{request.lengths.seq} tokens"

@@ -110,7 +110,7 @@ class RtpState(msgspec.Struct, forbid_unknown_fields=True):
 
 
 RtpAnswer: TypeAlias = Malloc | Fork | Selected | Count | RtpState | None
-"""What an engine answers; None for operations that answer nothing."""
+"""An engine's answer; None for operations that answer nothing."""
 
 
 class RtpOp(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="op"):
@@ -191,7 +191,7 @@ class HoldOp(RtpOp, tag="hold"):
 
 
 class ReleaseOp(RtpOp, tag="release"):
-    """What is held under a name is given back."""
+    """The blocks held under a name are released."""
 
     name: str
 
@@ -207,7 +207,7 @@ class ExportOp(RtpOp, tag="export"):
 
 
 class SettleOp(RtpOp, tag="settle"):
-    """What was exported under a name is copied: its references are given back."""
+    """The blocks exported under a name are copied: their references are given back."""
 
     name: str
 
@@ -222,7 +222,7 @@ class EvictOp(RtpOp, tag="evict"):
 
 
 class PeakOp(RtpOp, tag="peak"):
-    """How many blocks more a request holds at its peak, `remaining` tokens from now; changes nothing."""
+    """Number of further blocks that a request holds at its peak, `remaining` tokens from now; changes nothing."""
 
     answer_type: ClassVar[type | None] = Count
 

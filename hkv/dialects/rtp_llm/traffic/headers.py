@@ -9,14 +9,14 @@ from hkv.errors import ConfigError
 from hkv.testing.choices import Choices
 
 RTP_FEATURES = ("core", "tree", "fork", "connector", "context_parallel")
-"""What traffic under RTP-LLM's rules may be about; `docs/oplog.md` explains each."""
+"""Features of traffic under RTP-LLM's rules; `docs/oplog.md` explains each."""
 
 FULL, LINEAR, SWA = ("FULL", "LINEAR", "SWA")
 """Types of groups."""
 
 
 def rtp_features(dialect: str) -> tuple[str, ...]:
-    """What traffic under a dialect's rules may be about; one group is not spread over ranks."""
+    """Features of traffic under a dialect's rules; one group is not spread over ranks."""
     return tuple(name for name in RTP_FEATURES if name != "context_parallel" or dialect != SINGLE)
 
 

@@ -16,7 +16,7 @@ VOCABULARY = (1, 2, 3, 0, -1)
 """Tokens in use; few, so that equal blocks occur by themselves."""
 
 MEMORY = 10
-"""How many earlier texts a new prompt may continue."""
+"""Number of earlier texts that a new prompt may continue."""
 
 MOST_WAITING, MOST_RUNNING = 4, 6
 

@@ -56,7 +56,7 @@ class Argument(enum.IntEnum):
     KEYS = 3
     """Number of integers of `Operations.payload` that belong to the operation."""
     KEY_START = 4
-    """Index of the first of them."""
+    """Index of the first of these integers."""
     NEW = 5
     """ALLOCATE: new tokens, drafts included; -1: all that the request has left."""
     HIT = 6
