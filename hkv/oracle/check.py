@@ -16,7 +16,7 @@ AnyHeader = TypeVar("AnyHeader", bound=msgspec.Struct)
 """A header of any log."""
 
 HISTORY = 6
-"""How many earlier operations on the same request a report shows."""
+"""Number of earlier operations on the same request that a report shows."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whether two answers to one operation agree, and if not, where."""
+"""Comparison of two answers to one operation: the first difference and its place."""
 
 from __future__ import annotations
 

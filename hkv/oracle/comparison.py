@@ -81,14 +81,14 @@ class FoundDifference:
 
 @dataclasses.dataclass(frozen=True)
 class DiffResult:
-    """What became of comparing two engines.
+    """Result of comparing two engines.
 
     Attributes:
       engines: names of the engine in doubt and of the one that counts.
       found: the first difference of each feature that has one.
       seeds: seeds that both engines implement.
       not_implemented: seeds that one of them says it does not implement.
-      reason: why it does not, the first time; "" where they all are.
+      reason: reason given, the first time; "" where they all are.
       operations: operations performed.
       hint: options under which both engines implement what is drawn, in words, where they implement little; else "".
     """
@@ -103,7 +103,7 @@ class DiffResult:
 
     @property
     def agrees(self) -> bool:
-        """Whether no difference was found."""
+        """True if no difference was found."""
         return not self.found
 
     @property
@@ -231,7 +231,7 @@ class Comparison:
             raise interrupt
 
     def result(self, found: Sequence[FoundDifference]) -> DiffResult:
-        """What was found.
+        """Result of the comparison.
 
         Raises:
           ConfigError: the engines implement no configuration in common.
@@ -243,7 +243,7 @@ class Comparison:
         return dataclasses.replace(self.so_far(found), hint=hint)
 
     def so_far(self, found: Sequence[FoundDifference]) -> DiffResult:
-        """What was found, however little was compared."""
+        """Result so far, however little was compared."""
         return DiffResult(self.engines, tuple(found), self._compared, self._unsupported, self._reason, self._operations)
 
     def _hint(self) -> str:

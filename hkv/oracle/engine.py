@@ -1,4 +1,4 @@
-"""How HKV drives an engine, its own or anybody else's, whatever the dialect."""
+"""Calls of an engine, HKV's own or anybody else's, whatever the dialect."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hkv.errors import EngineTimeoutError, HKVError
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What stands for an answer when an engine raised an error instead.
+    """Error that an engine raised instead of an answer.
 
     Attributes:
       message: the error, in words.
-      timed_out: whether the engine was silent for as long as it may be.
+      timed_out: True if the engine was silent for longer than it may be.
     """
 
     message: str
@@ -55,9 +55,9 @@ def attempt_with(perform: Callable[[Any, Any], Any], wanted: Any, engine: Any, o
 
 
 def answers(dialect: Dialect, engine: Any, operations: Sequence[Any], again: Callable[[], Any]) -> Iterator[Any]:
-    """What an engine answers to each operation, in order; an engine that takes batches gets them all at once.
+    """Answers of an engine to each operation, in order; an engine that takes batches gets them all at once.
 
-    An error of the engine stands as a Failure in its place, and ends the run. An engine that fails in a batch does not
+    An error of the engine is yielded as a Failure, and ends the run. An engine that fails in a batch does not
     say where: engines that `again` makes are given ever closer prefixes of it.
     """
     if isinstance(engine, BatchEngine):
@@ -88,7 +88,7 @@ def _run(engine: Any, operations: Sequence[Any]) -> tuple[Sequence[Any], Failure
 
 
 def failure_of(error: Exception) -> Failure:
-    """What stands for the answer of an engine that raised: an error of HKV's in its words, any other with its place."""
+    """Failure for an error that an engine raised: an error of HKV's in its words, any other with its place."""
     if isinstance(error, HKVError):
         return Failure(str(error), isinstance(error, EngineTimeoutError))
     frames = traceback.extract_tb(error.__traceback__)

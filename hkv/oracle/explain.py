@@ -1,4 +1,4 @@
-"""What happened to a request and its blocks up to a line of a log, and why its hit is not longer: the account's form.
+"""Account of a request and its blocks up to a line of a log, and of why its hit is not longer: its form.
 
 Dialects give the account (`Dialect.explain`); this is what it consists of.
 """
@@ -60,21 +60,21 @@ class Resumption:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What there is to say about one line.
+    """Account of one line of a log.
 
     Attributes:
       line: the line.
-      operation: what stands there.
-      answer: what the reference answers to it, in words.
+      operation: the operation there.
+      answer: the reference's answer to it, in words.
       departed: the first line, up to this one, at which the log's answer is not the reference's, or None.
       request: the request.
-      situation: how it stands before the line, in words.
-      events: what was asked for it, and answered.
+      situation: its state before the line, in words.
+      events: operations on it, and the answers.
       blocks: of its blocks, and of those that lost what it would need, what happened to each.
       alignment: tokens of which every hit is a multiple.
       hit: the longest hit by its definition, in tokens.
       found: the hit that the line's `lookup` found; None for other operations.
-      causes: why the two may differ, by name.
+      causes: causes for which the two may differ, by name.
       groups: from where each group could resume.
     """
 
@@ -127,7 +127,7 @@ def check_there(id: str, line: int, requests: Mapping[str, object]) -> None:
 
 
 def account(log: Log, line: int, request: str | None = None, reference: str = "numpy") -> Explanation:
-    """What `Dialect.resumptions` and the answers of a built-in engine tell; of blocks, nothing is told.
+    """Account from `Dialect.resumptions` and the answers of a built-in engine; of blocks, nothing is told.
 
     Args:
       log: the log.

@@ -1,4 +1,4 @@
-"""What an invariant is, and registers of them: one runner for logs, engines and explorers of every dialect."""
+"""Invariants and registers of them: one runner for logs, engines and explorers of every dialect."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class Invariant:
 
     @property
     def promise(self) -> str:
-        """What it promises, in one sentence."""
+        """Promise of the invariant, in one sentence."""
         return " ".join((self.check.__doc__ or "").strip().partition("\n\n")[0].split())
 
 
 class Memory(Protocol):
-    """What an invariant remembers of one run."""
+    """State of an invariant during one run."""
 
     def __init__(self, config: Any) -> None:
         """Begins with an empty cache."""

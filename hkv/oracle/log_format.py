@@ -1,4 +1,4 @@
-"""What a dialect's logs look like: header and operations as structs, and checks that types cannot make."""
+"""Format of a dialect's logs: header and operations as structs, and checks that types cannot make."""
 
 from __future__ import annotations
 

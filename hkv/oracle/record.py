@@ -20,7 +20,7 @@ DRAWS = 20_000
 
 @dataclasses.dataclass
 class Recording:
-    """What happened: a configuration, operations, and the answers to them so far.
+    """Record of a run: a configuration, operations, and the answers to them so far.
 
     Attributes:
       header: the configuration.
@@ -35,7 +35,7 @@ class Recording:
 
 @dataclasses.dataclass(frozen=True)
 class Disagreement:
-    """Where two engines parted.
+    """First difference between two engines.
 
     Attributes:
       recording: everything up to there, with the answers of the engine that counts as right.

@@ -32,12 +32,12 @@ class Case:
 
     @property
     def fails(self) -> bool:
-        """Whether an engine fails, rather than answers wrongly."""
+        """True if an engine fails, rather than answers wrongly."""
         return self.mismatch.field == "error"
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """What shrinking makes smaller: operations, then tokens and other numbers, then blocks and groups."""
+        """Measures that shrinking makes smaller: operations, then tokens and other numbers, then blocks and groups."""
         numbers = sum(map(weight, self.operations))
         blocks = self.header.num_blocks
         count = sum(blocks) if isinstance(blocks, list) else blocks
@@ -97,7 +97,7 @@ class LifecycleRepair:
 
 @dataclasses.dataclass(frozen=True)
 class ShrinkRules:
-    """What shrinking has to know of a dialect's logs.
+    """Rules of a dialect by which its logs are shrunk.
 
     Attributes:
       repair: a fresh `Repair` of a header.
@@ -204,7 +204,7 @@ def fewer_blocks(header: Any) -> Iterator[Any]:
 
 
 def weight(operation: Any) -> int:
-    """How large an operation's numbers are, their lists included."""
+    """Sum of an operation's numbers, their lists included."""
     total = 0
     for name in operation.__struct_fields__:
         value = getattr(operation, name)

@@ -1,4 +1,4 @@
-"""How block ids of two engines are compared: exactly, or, where a dialect knows how, up to the names of blocks."""
+"""Comparison of two engines' block ids: exactly, or, if the dialect offers it, up to renaming of blocks."""
 
 from __future__ import annotations
 

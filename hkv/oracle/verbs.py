@@ -60,12 +60,12 @@ class CheckedLog:
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """What became of checking logs.
+    """Result of checking logs.
 
     Attributes:
       engine: name of the engine.
       checked: the logs that it implements, in order.
-      not_implemented: why it does not implement the others, by path.
+      not_implemented: reasons why it does not implement the others, by path.
       rules: rules that logs may exercise, with their meanings; empty unless coverage was asked for.
     """
 
@@ -76,7 +76,7 @@ class CheckResult:
 
     @property
     def agrees(self) -> bool:
-        """Whether no log differs."""
+        """True if no log differs."""
         return not self.differences
 
     @property
@@ -154,11 +154,11 @@ class Check:
         self._checked.append(CheckedLog(path, len(log.operations), difference, exercised))
 
     def result(self) -> CheckResult:
-        """What was found so far."""
+        """Result so far."""
         return CheckResult(self._name, tuple(self._checked), dict(self._unsupported), dict(self._rules))
 
     def finished(self) -> CheckResult:
-        """What was found.
+        """Result of all checks.
 
         Raises:
           ConfigError: the engine implements none of the logs.
@@ -265,7 +265,7 @@ def record(
 
 
 def explain(log: Path | Log, line: int, request: str | None = None) -> Explanation:
-    """What happened to a request up to a line of a log, and why its hit is not longer (`hkv explain`).
+    """Account of a request up to a line of a log, and of why its hit is not longer (`hkv explain`).
 
     Args:
       log: the log, or its file.
@@ -275,7 +275,7 @@ def explain(log: Path | Log, line: int, request: str | None = None) -> Explanati
     Raises:
       FileError: the log cannot be read, or has no such line.
       ConfigError: the line names no request and none was given, or it has not arrived.
-      UnsupportedConfigError: the log's dialect has no account of that.
+      UnsupportedConfigError: the log's dialect gives no such account.
     """
     read = log if isinstance(log, Log) else read_log(log)
     return read.dialect.explain(read, line, request)

@@ -21,7 +21,7 @@ def built_in() -> tuple[str, ...]:
 
 
 def forms() -> str:
-    """How an engine may be named, for help texts and errors."""
+    """Forms in which an engine may be named, for help texts and errors."""
     versions = {name: version for dialect in registry.dialects() for name, version in dialect.engine_versions.items()}
     others = "".join(f"{name}@VERSION for another than {version}, " for name, version in versions.items())
     others += "'cmd:PROGRAM ARGS' (docs/oplog.md), or FILE.py:CLASS or MODULE:CLASS (an Engine)"

@@ -9,7 +9,7 @@ from hkv.oracle.engine import EngineFactory
 from hkv.oracle.engines.engine_process import TIMEOUT
 
 PREFIX = "cmd:"
-"""What the name of such an engine begins with; its command line follows."""
+"""Prefix of the name of such an engine; its command line follows."""
 
 
 def process_factory(command: str, timeout: float = TIMEOUT) -> EngineFactory:

@@ -96,7 +96,7 @@ class Sequencer:
         self._doubted = True
 
     def take(self, seq: int, payload: bytes) -> Iterator[Item]:
-        """What a message that came in amounts to."""
+        """Items that follow from a message that came in."""
         if seq < self._next:
             if self._replayed.pop(seq, None) == payload:
                 return
@@ -114,7 +114,7 @@ class Sequencer:
         self._next, self._last = seq + 1, payload
 
     def _fill(self, seq: int) -> Iterator[Item]:
-        """What was missed before `seq`: replayed where that is possible; a gap where not."""
+        """Items that were missed before `seq`: replayed where that is possible; a gap where not."""
         last, known = self._next - 1, self._next == 0
         for number, payload in self._replay(max(0, last)) if self._replay is not None else ():
             if number == last and payload != self._last:

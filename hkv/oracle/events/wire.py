@@ -33,7 +33,7 @@ REMEMBERED = 1_000_000
 
 
 class EventError(HKVError):
-    """What came over the wire is no batch of KV events."""
+    """A message that is no batch of KV events."""
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag="BlockStored"):
@@ -95,7 +95,7 @@ _TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in (BlockStored, Blo
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What one message carries.
+    """Content of one message.
 
     Attributes:
       ts: seconds, of the publisher's clock.
@@ -151,7 +151,7 @@ def _event(index: int, found: Any) -> Event:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a key can be: what an index is kept for.
+    """Group and medium in which a key can be cached; an index has a set of keys for each.
 
     Attributes:
       group: the KV cache group, or None where events name none.
@@ -283,7 +283,7 @@ class KeyIndex:
 
 
 def _contents(event: BlockStored) -> Sequence[tuple[Hash | None, tuple[int, ...]] | None]:
-    """What each key stands for: the key before it and its tokens; unknown where blocks were skipped."""
+    """Content that each key stands for: the key before it and its tokens; unknown where blocks were skipped."""
     size, hashes = event.block_size, event.block_hashes
     if len(event.token_ids) != len(hashes) * size:
         return [None] * len(hashes)
