@@ -1,4 +1,4 @@
-"""What a dialect gives `hkv replay`: its own options, and the cache that they and the common ones ask for."""
+"""Interface of a dialect to `hkv replay`: its own options, and the cache that they and the common ones ask for."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ReplayCommand(abc.ABC):
 
 
 def check_cache_options(options: dict[str, Any]) -> bool:
-    """Whether a model, not groups, says which cache it is.
+    """True if the cache is given by a model, False if by groups.
 
     Raises:
       click.UsageError: both or neither of them, or an option of the other.
@@ -112,7 +112,7 @@ def schedule_of(options: dict[str, Any], max_model_len: int) -> Schedule:
 
 
 def model_name(config: str, model: Model) -> str:
-    """What a model is called, and its type: that of the folder its config.json is in, or of another file.
+    """Name of a model, and its type: that of the folder its config.json is in, or of another file.
 
     Args:
       config: path of the config, or of its folder.

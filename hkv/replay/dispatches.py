@@ -184,7 +184,7 @@ class Dispatches(abc.ABC):
 
     @property
     def resident(self) -> Any:
-        """What is on the device now."""
+        """Arrays that are on the device now."""
         return self._resident
 
     @property

@@ -1,4 +1,4 @@
-"""Why a cache hit ended where it did: the reasons that every dialect has, and who says them."""
+"""Reasons why a cache hit ended where it did: those that every dialect has, and the protocol `HitReasons`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay leaves behind: every request's fate, every step's occupancy, and why hits ended."""
+"""Record of a replay: every request's outcome, every step's occupancy, and why hits ended."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Recorder:
 
 @dataclasses.dataclass(slots=True)
 class StepSums:
-    """What has happened so far in the current step."""
+    """Sums over the current step so far."""
 
     prompt_tokens: int = 0
     hit_tokens: int = 0

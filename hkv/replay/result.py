@@ -17,7 +17,7 @@ from hkv.replay.run import Outcome
 
 @dataclasses.dataclass(frozen=True)
 class ReplayResult:
-    """What a replay found. Lengths are tokens, times steps.
+    """Result of a replay. Lengths are in tokens, times in steps.
 
     Attributes:
       engine: name of the engine.

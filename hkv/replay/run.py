@@ -28,11 +28,11 @@ Progress = Callable[[], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How a trace's milliseconds become steps.
+    """Conversion of a trace's milliseconds to steps.
 
     Attributes:
       step_ms: milliseconds of a step.
-      speed: how many times faster than recorded requests arrive.
+      speed: factor by which requests arrive faster than recorded.
     """
 
     step_ms: int = 50

@@ -85,7 +85,7 @@ class LiveRequest:
 
 
 class Refusal(enum.Enum):
-    """Why the request at the head of the queue did not get its blocks."""
+    """Reason why the request at the head of the queue did not get its blocks."""
 
     LATER = "the step has no token left for it; it was not asked for"
     PUT_OFF = "they may be free later"
@@ -129,7 +129,7 @@ class Observer(Protocol):
 
 
 class StepLoop(abc.ABC):
-    """What every schedule does: requests arrive, wait in a queue, run in order of admission, grow, and end.
+    """Loop that all schedules share: requests arrive, wait in a queue, run in order of admission, grow, and end.
 
     Args:
       schedule: the numbers.

@@ -1,7 +1,7 @@
-"""What every compiled schedule does, whatever cache it drives: arrivals, the queue, growth, what a step computes.
+"""Part that all compiled schedules share, whatever cache they drive: arrivals, the queue, growth, a step's tokens.
 
-`hkv.dialects.vllm.schedule.schedule` says it in plain Python; `hkv.replay.schedule_state` names what these functions
-read and write. A workspace has `ScheduleArrays`.
+`hkv.dialects.vllm.schedule.schedule` is the same in plain Python; `hkv.replay.schedule_state` names what these
+functions read and write. A workspace has `ScheduleArrays`.
 """
 
 from __future__ import annotations
@@ -204,11 +204,11 @@ def at_hand(w: Any, m: Machine) -> tuple[Any, Seated]:
 def after_running(
     w: Any, m: Machine, seat: Seated, granted: Scalar, refused: Scalar
 ) -> tuple[Any, Machine, Scalar, Scalar]:
-    """What follows for running requests from what the cache answered.
+    """Transition of running requests by the cache's answer.
 
     Args:
       w: the workspace.
-      m: where the schedule stands.
+      m: the schedule.
       seat: the request that the operation was about.
       granted: whether it took effect.
       refused: whether it was refused as an allocation may be.
@@ -251,11 +251,11 @@ def after_seating(w: Any, m: Machine, seat: Seated, granted: Scalar) -> tuple[An
 
 
 def after_taking(w: Any, m: Machine, seat: Seated, granted: Scalar, never: Scalar, not_now: Scalar) -> Pair:
-    """What follows for the head of the queue, which asked for blocks for `Machine.new` tokens after `Machine.hit`.
+    """Transition of the head of the queue, which asked for blocks for `Machine.new` tokens after `Machine.hit`.
 
     Args:
       w: the workspace.
-      m: where the schedule stands.
+      m: the schedule.
       seat: the request.
       granted: whether it got them.
       never: whether it is refused for good.

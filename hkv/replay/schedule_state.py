@@ -1,4 +1,4 @@
-"""What a compiled schedule keeps, whatever cache it drives: the trace, requests on their way, what became of them."""
+"""State of a compiled schedule, whatever cache it drives: the trace, requests on their way, the outcome of each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ARRIVING = 4
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What a replay reads and never writes.
+    """Read-only input of a replay.
 
     Attributes:
       requests: int32[requests + 1, 4], a row a request, columns `Arriving`; the last row is spare.
@@ -75,13 +75,13 @@ class Trace:
         return self.requests.reshape(-1)[index.astype(jnp.uint32) * ARRIVING + int(column)]
 
     def too_long(self, index: Scalar) -> Scalar:
-        """Whether a request is longer than the model allows."""
+        """True if a request is longer than the model allows."""
         prompt, most = self.request(index, Arriving.PROMPT), self.number(Number.MAX_MODEL_LEN)
         return (prompt > most) | (self.request(index, Arriving.OUTPUT) > most - prompt)
 
 
 class Seat(enum.IntEnum):
-    """What the schedule knows of the request in a slot: columns of `Resident.seats`. Lengths are in tokens."""
+    """Columns of `Resident.seats`: the schedule's state of the request in a slot. Lengths are in tokens."""
 
     REQUEST = 0
     """Its number in the trace."""
@@ -99,7 +99,7 @@ SEAT = 8
 
 
 class Fate(enum.IntEnum):
-    """What became of a request: columns of `Resident.fates`; its reasons follow, one a group."""
+    """Columns of `Resident.fates`: the outcome of a request; the reasons why its hit ended follow, one a group."""
 
     HIT = 0
     ADMITTED = 1
@@ -130,7 +130,7 @@ SAMPLE = 8
 
 
 class Mode(enum.IntEnum):
-    """What a compiled replay does next."""
+    """Next action of a compiled replay."""
 
     BEGIN = 0
     """Begin a step."""
@@ -219,7 +219,7 @@ class Machine(NamedTuple):
         return self._replace(**chosen)
 
     def at(self, mode: Mode) -> Scalar:
-        """Whether that is what comes next."""
+        """True if that is the next action."""
         return self.mode == int(mode)
 
 
@@ -255,7 +255,7 @@ def empty_arrays(slots: int, spare: int, groups: int, requests: int, steps: int)
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleResident:
-    """What a schedule leaves on the device between two dispatches. Every array but the last ends in a spare row.
+    """State of a schedule on the device between two dispatches. Every array but the last ends in a spare row.
 
     Attributes:
       seats: int32[slots + 1, 8], `Seat` of each request slot.

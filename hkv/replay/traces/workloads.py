@@ -17,7 +17,7 @@ MAX_LENGTH = 1 << 20
 """Most tokens a mean length may have."""
 
 TOKENS_PER_SECOND = 40
-"""How fast answers are written."""
+"""Tokens of an answer that are written per second."""
 
 SPREAD = 0.5
 """Lengths are log-normal; this is the standard deviation of their logarithm."""
@@ -30,7 +30,7 @@ def _check(name: str, value: object, least: int, most: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """How much of what. Lengths are means, in tokens; single ones vary around them.
+    """Parameters of a workload. Lengths are means, in tokens; single ones vary around them.
 
     Attributes:
       requests: requests to generate.
@@ -41,7 +41,7 @@ class Workload:
       output_tokens: tokens of an answer.
       turns: requests of a chat or a task.
       pause: seconds between an answer and the next request of its session.
-      branch_percent: of 100 requests of an agent, how many start two more agents on the same context.
+      branch_percent: percentage of an agent's requests that start two more agents on the same context.
       max_tokens: most tokens of prompt and output together: longer answers are cut, longer prompts end a session.
     """
 
