@@ -156,7 +156,7 @@ def _alias(target: Topology, draft: Group) -> str:
 
 
 def _shape(group: Group) -> tuple[object, ...]:
-    """What must be equal for one group to stand for another; names, windows and draft flags are not part of it."""
+    """Properties that must be equal for one group to stand for another; names, windows and draft flags are left out."""
     spec: LayerSpec = group.spec
     element = (spec.dtype, spec.quantization) if isinstance(spec, AttentionSpec) else None
     bytes_of = (spec.unpadded_page_size_bytes, spec.page_size_bytes)

@@ -1,4 +1,4 @@
-"""How a group of layers behaves: type, reuse, eviction, capacity, placement, active tail, context-parallel sharding.
+"""Policy of a group of layers: type, reuse, eviction, capacity, placement, active tail, context-parallel sharding.
 
 These are the eleven fields of RTP-LLM's `CacheGroupPolicy`, with its numbers and its defaults for each type of group.
 vLLM derives the same decisions from the spec's class and reads none of them.
@@ -25,7 +25,7 @@ class GroupType(enum.IntEnum):
 
 
 class EvictPolicy(enum.IntEnum):
-    """What an eviction takes (RTP-LLM `CacheEvictPolicy`)."""
+    """Extent of an eviction (RTP-LLM `CacheEvictPolicy`)."""
 
     CHAIN = 0
     """A whole chain of the prefix tree."""
@@ -35,7 +35,7 @@ class EvictPolicy(enum.IntEnum):
 
 
 class MemoryPlacement(enum.IntEnum):
-    """Where a group's pool lies (RTP-LLM `CacheMemoryPlacement`)."""
+    """Memory in which a group's pool lies (RTP-LLM `CacheMemoryPlacement`)."""
 
     DEVICE = 0
     HOST = 1
@@ -63,16 +63,16 @@ class CpSlice(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupPolicy:
-    """How a group behaves (RTP-LLM `CacheGroupPolicy`, all eleven fields with the struct's own defaults).
+    """Policy of a group (RTP-LLM `CacheGroupPolicy`, all eleven fields with the struct's own defaults).
 
     Attributes:
       group_type: which blocks of a sequence the group keeps.
       enable_prefix_reuse: whether a later request may reuse its blocks.
-      evict_policy: what an eviction takes.
+      evict_policy: extent of an eviction.
       reservable: whether the pool's reserve counts this group's blocks.
       explicit_block_num: blocks of the group's own pool, 0 to derive them from the memory budget.
       charge_to_paged_budget: whether an explicit pool is paid from the memory budget.
-      memory_placement: where the pool lies.
+      memory_placement: memory in which the pool lies.
       active_tail_blocks: blocks at the end of a sequence that must stay.
       validate_tail_blocks: whether a missing tail block is an error.
       cp_mapping: which rank holds which block.

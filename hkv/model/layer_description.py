@@ -1,4 +1,4 @@
-"""What a model says of its layers, one description a cache, and the topology that follows from it."""
+"""Descriptions of a model's layers, one for each cache, and the topology that follows from them."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Topology:
 
     @property
     def one_group_per_layer(self) -> bool:
-        """Whether no layer belongs to several groups."""
+        """True if no layer belongs to several groups."""
         return all(len(layer.tags) <= 1 for layer in self.layers)
 
     def pool_of(self, tag: str) -> int:

@@ -13,7 +13,7 @@ from hkv.limits import MAX_TOKENS, check_whole
 from hkv.model import released
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Where multimodal models keep the fields of their decoder."""
+"""Fields in which multimodal models keep the config of their decoder."""
 
 MOST_LAYERS = 10_000
 """More layers than that are a slip of the pen."""
@@ -78,7 +78,7 @@ class Fields:
         return str(self.values.get("model_type") or self.outer.get("model_type") or "")
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """True if the field is there and not null."""
         return self.values.get(name) is not None
 
     def raw(self, name: str, default: Any = None) -> Any:

@@ -117,5 +117,5 @@ PATTERN = re.compile(r"^(moe_|rope_|router_|aux_loss|.*_dropout$|.*_token_id$|.*
 
 
 def is_inert(name: str) -> bool:
-    """Whether the cache cannot depend on the field of that name."""
+    """True if the cache cannot depend on the field of that name."""
     return name in INERT or PATTERN.match(name) is not None

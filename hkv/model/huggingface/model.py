@@ -56,7 +56,7 @@ class CacheLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What a model caches on one tensor-parallel rank.
+    """Caches of a model on one tensor-parallel rank.
 
     Attributes:
       model_type: the decoder's `model_type`.
@@ -80,7 +80,7 @@ class Model:
 
     @property
     def specs(self) -> dict[str, LayerSpec]:
-        """What is cached, by the layer's name."""
+        """Cache descriptions by the layers' names."""
         return {layer.name: layer.spec for layer in self.layers if layer.spec is not None}
 
     @property

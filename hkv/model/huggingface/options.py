@@ -1,4 +1,4 @@
-"""How a model is served, as far as the bytes of its layers depend on it."""
+"""Settings with which a model is served, as far as the bytes of its layers depend on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KV_DTYPES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How a model is served.
+    """Settings with which a model is served.
 
     Attributes:
       block_size: tokens per block, or None for what the model's kernels want.

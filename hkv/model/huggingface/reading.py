@@ -50,7 +50,7 @@ STANDARD_TYPES = frozenset(
 
 
 def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) -> Model:
-    """What each layer of a model caches.
+    """Reads from a model's config what each of its layers caches.
 
     Args:
       config: the `config.json`, or the `text_config` in it.

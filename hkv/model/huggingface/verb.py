@@ -24,7 +24,7 @@ def read_model(
     speculative_tokens: int = 0,
     draft: bool = False,
 ) -> Model:
-    """What each layer of a model caches on one tensor-parallel rank.
+    """Reads from a model's config what each of its layers caches on one tensor-parallel rank.
 
     Args:
       config: the model's `config.json`, the folder it is in, or its content.
