@@ -88,7 +88,7 @@ IMPLEMENTATIONS: MappingProxyType[str, Callable[[], Implementation]] = MappingPr
         "pallas_triton:interpret": lambda: _kernels("pallas_triton", True),
     }
 )
-"""What makes each implementation, by name; kernels are imported when they are first asked for."""
+"""Constructors of the implementations, by name; kernels are imported when they are first asked for."""
 
 
 AUTO = "auto"

@@ -292,7 +292,8 @@ def _block_view(layout: Layout, name: str) -> StridedView:
 
 
 def _parts_to_write(layout: Layout, values: Values, lead: int) -> list[tuple[str, StridedView, jax.Array]]:
-    """What to write where: all parts of a cell at once where they are all given and fill it, else part by part."""
+    """Parts to write, with their views and values: all parts of a cell at once if all are given and fill it, else each
+    alone."""
     for name, content in values.items():
         part = layout.part(name)
         _check_values(name, content, (*content.shape[:lead], _heads(layout, part), *part.shape), part.dtype)
