@@ -29,7 +29,7 @@ VLLM_LAYOUT_HINTS = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
-    """What an engine says beside its tensors.
+    """Facts that an engine reports about its tensors besides the tensors.
 
     Attributes:
       kv_layout: vLLM's layout hint, one of `VLLM_HINTS`, or None.
@@ -49,7 +49,7 @@ class Hints:
 
     @property
     def heads_first(self) -> bool:
-        """Whether a rank-4 or rank-5 tensor has heads before tokens."""
+        """True if a rank-4 or rank-5 tensor has heads before tokens."""
         name = self.kv_layout or ("HND" if self.on_cpu else "NHD")
         if name not in VLLM_HINTS:
             raise LayoutError("kv_layout", name, f"one of {', '.join(VLLM_HINTS)}")

@@ -42,7 +42,7 @@ class EngineKVFormat(enum.IntEnum):
 
 
 class Structure(enum.Enum):
-    """How a format's tensors are nested."""
+    """Nesting of a format's tensors."""
 
     CROSS_LAYER = "one tensor for all layers"
     KV_LIST = "a list of K tensors and a list of V tensors"
@@ -50,7 +50,7 @@ class Structure(enum.Enum):
 
 
 class PageOrder(enum.Enum):
-    """Where page (plane k, layer l, block b) stands among the pages of its tensor."""
+    """Index of page (plane k, layer l, block b) among the pages of its tensor."""
 
     BLOCK_LAYER_PLANE = "(b * layers + l) * planes + k"
     PLANE_BLOCK = "k * blocks + b"
@@ -60,12 +60,12 @@ class PageOrder(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class FormatTraits:
-    """What a format's name implies.
+    """Traits of a format, which its name implies.
 
     Attributes:
-      structure: how its tensors are nested.
+      structure: nesting of its tensors.
       kv_size: planes, 2 where K and V are apart, else 1.
-      page_order: where a page stands within its tensor.
+      page_order: order of the pages within a tensor.
       heads_first: a page is `[heads, slots, row]` rather than `[slots, heads, row]`.
       mla: the layer has one latent head, whatever head axis the tensor shows.
       fused: K and V share a row.
@@ -117,7 +117,7 @@ TRAITS = MappingProxyType(
 
 
 def page_index(order: PageOrder, plane: int, layer: int, block: int, planes: int, layers: int, blocks: int) -> int:
-    """Where a page stands within its tensor, in pages.
+    """Index of a page within its tensor, in pages.
 
     Args:
       order: the format's page order.

@@ -18,7 +18,7 @@ EXCLUDED = -1
 
 @dataclasses.dataclass(frozen=True)
 class EngineGroupInfo:
-    """What an engine says of one kernel group (LMCache 0.5.6 `EngineGroupInfo`).
+    """Facts that an engine reports about one kernel group (LMCache 0.5.6 `EngineGroupInfo`).
 
     Attributes:
       engine_group_id: the group whose block ids address its pages.

@@ -1,4 +1,4 @@
-"""How long a prefix stored chunks can serve, over object groups with windows and over ranks (LMCache 0.5.6)."""
+"""Longest prefix that stored chunks can serve, over object groups with windows and over ranks (LMCache 0.5.6)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Row:
         return range(max(0, length - self.window) if self.window > 0 else 0, length)
 
     def serves(self, length: int) -> bool:
-        """Whether this row can serve a prefix of `length` chunks."""
+        """True if this row can serve a prefix of `length` chunks."""
         return all(chunk in self.present for chunk in self.wanted(length))
 
 

@@ -84,7 +84,7 @@ class Region:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectLayout:
-    """Where everything lies in one object: the regions one after the other, without padding.
+    """Layout of one object: its regions one after the other, without padding.
 
     Attributes:
       regions: in member order.

@@ -1,4 +1,4 @@
-"""What a store or a retrieve does, as data: which blocks go to which objects, in which launches (LMCache 0.5.6)."""
+"""Plans of stores and retrieves, as data: which blocks go to which objects, in which launches (LMCache 0.5.6)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def downsample(block_ids: Sequence[int], per_chunk: int, per_window: int) -> lis
 
 
 def skip_in_window(per_chunk: int, per_window: int, blocks: int) -> int:
-    """How many downsampled blocks the first `blocks` blocks amount to: those that fall in a kept tail."""
+    """Number of downsampled blocks among the first `blocks` blocks: those that fall in a kept tail."""
     if per_chunk == per_window:
         return blocks
     return blocks // per_chunk * per_window + max(0, blocks % per_chunk - (per_chunk - per_window))

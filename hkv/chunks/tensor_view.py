@@ -11,7 +11,7 @@ from hkv.spec.dtypes import item_bytes
 
 @dataclasses.dataclass(frozen=True)
 class TensorView:
-    """What is known of an engine's tensor without its bytes.
+    """Shape, type and strides of an engine's tensor, without its bytes.
 
     Attributes:
       shape: extents, outermost first.

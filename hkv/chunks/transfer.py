@@ -271,7 +271,7 @@ def _by_plane_and_layer(transfer: Transfer, pages: jax.Array) -> jax.Array:
 
 
 def _pages_are_rows(transfer: Transfer, objects: jax.Array) -> bool:
-    """Whether a page has its tokens in the object's order, so that it moves as it is."""
+    """True if a page has its tokens in the object's order, so that it moves as it is."""
     fmt = transfer.geometry.format
     reordered = TRAITS[fmt].heads_first or fmt is EngineKVFormat.NL_X_NB_BSV_BSS
     return not reordered and objects.size // _object_row(transfer, objects) <= ROW_LIMIT
