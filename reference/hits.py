@@ -44,7 +44,7 @@ def hit_alignment(config: VllmConfig) -> int:
 
 
 def can_resume(config: VllmConfig, has_entry: HasEntry, length: int) -> bool:
-    """Whether every group can resume at `length`, drafts included. A group that caches no prefixes has no say."""
+    """True if every group can resume at `length`, drafts included. A group that caches no prefixes has no say."""
     return all(
         can_read(config, has_entry, group, length) and can_draft(config, has_entry, group, length)
         for group, spec in enumerate(config.topology.specs)
@@ -53,7 +53,7 @@ def can_resume(config: VllmConfig, has_entry: HasEntry, length: int) -> bool:
 
 
 def can_read(config: VllmConfig, has_entry: HasEntry, group: int, length: int) -> bool:
-    """Whether the query at `length` finds everything it reads in this group.
+    """True if the query at `length` finds everything it reads in this group.
 
     A snapshot kind needs the state after exactly `length` tokens. Any other kind needs all positions that are readable.
     """
@@ -65,7 +65,7 @@ def can_read(config: VllmConfig, has_entry: HasEntry, group: int, length: int) -
 
 
 def can_draft(config: VllmConfig, has_entry: HasEntry, group: int, length: int) -> bool:
-    """Whether a group of a draft module knows more than `length` tokens, so that its last value can be trusted.
+    """True if a group of a draft module knows more than `length` tokens, so that its last value can be trusted.
 
     A draft (EAGLE or MTP) layer computes its value at position p from token p + 1. The key of the first `length` tokens
     does not say which token comes next, so the value at `length - 1` may belong to another continuation. An entry that
@@ -81,7 +81,7 @@ def can_draft(config: VllmConfig, has_entry: HasEntry, group: int, length: int) 
 
 
 def holds(config: VllmConfig, has_entry: HasEntry, group: int, positions: range) -> bool:
-    """Whether, block by block, one entry covers all of `positions` that lie in the block."""
+    """True if, block by block, one entry covers all of `positions` that lie in the block."""
     size = config.block_size(group)
     for block in sorted({position // size for position in positions}):
         last = min((block + 1) * size, positions.stop)

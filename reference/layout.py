@@ -1,4 +1,4 @@
-"""Where every byte of a cache lies, by walking memory with a cursor: no stride is ever multiplied.
+"""Address of every byte of a cache, by walking memory with a cursor: no stride is ever multiplied.
 
 Coordinates are (layer, block, head, state, byte), in manager blocks; addresses are bytes of one flat buffer.
 """

@@ -18,7 +18,7 @@ Places = dict[Identity, dict[RankIndex, tuple[int, int]]]
 
 
 def holdings(side: Side, first: int, stop: int, layers: range) -> Places:
-    """Who holds the request's states from `first` to `stop` (in states, not tokens)."""
+    """Holders of the request's states from `first` to `stop` (in states, not tokens)."""
     columns = {block: column for column, block in enumerate(side.row)}
     per_block = 0
     found: list[tuple[str, int, int, int, int, RankIndex, int, int]] = []
@@ -35,7 +35,7 @@ def holdings(side: Side, first: int, stop: int, layers: range) -> Places:
 
 
 def faults(plan: Plan, first: int, stop: int, direct: bool = False) -> Iterator[str]:
-    """What is wrong with a plan for the states from `first` to `stop`: nothing, if it is right.
+    """Errors in a plan for the states from `first` to `stop`: none, if it is right.
 
     Every byte that a target rank needs arrives there once, from a rank that has that very byte by then; nothing else
     arrives; and unless each rank gets its own (`direct`), every byte crosses from side to side once.

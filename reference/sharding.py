@@ -43,7 +43,7 @@ def states_together(shape: ParallelShape, layout: Layout) -> int:
 
 
 class Home(NamedTuple):
-    """Where one head's share of one part of one state is.
+    """Place of one head's share of one part of one state.
 
     Attributes:
       part: name of the part.
@@ -51,7 +51,7 @@ class Home(NamedTuple):
       block: block id.
       head: among all ranks' heads.
       state: in the virtual block.
-      rank: who holds it.
+      rank: the rank that holds it.
       start: first byte in that rank's pool.
       nbytes: bytes, without a gap.
     """

@@ -11,7 +11,7 @@ Table = list[list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """How one group's tokens fall into blocks on one rank; see `hkv.cache.slots.SlotGeometry`."""
+    """Mapping from one group's token positions to slots on one rank; see `hkv.cache.slots.SlotGeometry`."""
 
     block_size: int
     ranks: int = 1
@@ -22,7 +22,7 @@ class Geometry:
 
 @dataclasses.dataclass
 class Dropped:
-    """What was left out because it does not exist."""
+    """Numbers of inputs that were left out because they do not exist."""
 
     rows: int = 0
     positions: int = 0

@@ -11,7 +11,7 @@ from hkv.errors import ConfigError
 from hkv.spec import LayerSpec
 
 Kind = TypeVar("Kind")
-"""What a dialect knows about one kind of layer."""
+"""Type of a dialect's rules for one kind of layer."""
 
 Rule = Callable[..., Any]
 
@@ -57,7 +57,7 @@ class RuleSet(Generic[Kind]):
         object.__setattr__(self, "kinds", MappingProxyType(dict(self.kinds)))
 
     def kind(self, spec: LayerSpec) -> Kind:
-        """What this dialect does with the kind of `spec`.
+        """Rules of this dialect for the kind of `spec`.
 
         Raises:
           ConfigError: the dialect has no rule for that kind.

@@ -1,1 +1,1 @@
-"""How the reference reads a request's chained keys; the hashes themselves need one form only, `hkv.keys.chained`."""
+"""Chained keys of a request as the reference reads them; the hashes need one form only, `hkv.keys.chained`."""

@@ -9,7 +9,7 @@ import numpy as np
 WORD = 0xFFFFFFFF
 
 ROOT = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
-"""What stands for the key before the first."""
+"""Parent key of the first block."""
 
 MULTIPLIERS = (0x239B961B, 0xAB0E9789, 0x38B34AE5, 0xA1E38B93)
 ADDENDS = (0x561CCD1B, 0x0BCAA747, 0x96CD1C35, 0x32AC3B17)

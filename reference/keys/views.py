@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import TypeAlias, overload
 
 Chain: TypeAlias = Hashable
-"""What names a whole prefix: the chain hash of its last hash block, or the int that a request trace gives for it."""
+"""Name of a whole prefix: the chain hash of its last hash block, or the int that a request trace gives for it."""
 
 
 class BlockKeys(Sequence[Chain]):

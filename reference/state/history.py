@@ -1,4 +1,4 @@
-"""Why a key is not in the cache: what became of it when its span was registered."""
+"""Diagnosis of a miss: the reason why a key is not in the cache, by the outcome of its last registration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RETIRED = 2
 NOT_RETAINED = 3
 
 NAMES = ("never seen", "evicted", "retired", "not retained")
-"""What each code means for a key that is not cached now."""
+"""Meaning of each code for a key that is not cached now."""
 
 
 class History:

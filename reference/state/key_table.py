@@ -33,7 +33,7 @@ class KeyTable:
         return None if blocks is None else next(iter(blocks))
 
     def has(self, key: Key, block: int) -> bool:
-        """Whether `block` is registered under `key`."""
+        """True if `block` is registered under `key`."""
         return block in self._blocks.get(key, ())
 
     def insert(self, key: Key, block: int) -> bool:

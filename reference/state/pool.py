@@ -171,5 +171,5 @@ class Pool:
         return True
 
     def writable(self, block: int) -> bool:
-        """Whether exactly one reference holds the block and nobody else can find it."""
+        """True if exactly one reference holds the block and nobody else can find it."""
         return block != NULL and self.refs[block] == 1 and self.primary[block] is None

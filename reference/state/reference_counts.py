@@ -19,7 +19,7 @@ class ReferenceCounts:
     def __init__(self, size: int, roles: Sequence[str]) -> None:
         self.counts = {role: [0] * size for role in roles}
         self._held: Counter[frozenset[str]] = Counter()
-        """How many ids are held in exactly these roles, so that `busy` need not look at every id."""
+        """Number of ids that are held in exactly these roles, so that `busy` need not look at every id."""
 
     def add(self, role: str, id: int) -> None:
         """One more reference."""

@@ -1,4 +1,4 @@
-"""What all allocators share: the way from a request to blocks, verdicts, capacities."""
+"""Base of all allocators: the way from a request to blocks, verdicts, capacities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reference.dialects.rtp_llm.resource import BatchResource
 from reference.dialects.rtp_llm.shared_cache import SharedBlockCache
 
 KINDS: dict[GroupType, type[Kind]] = {GroupType.FULL: FullKind, GroupType.LINEAR: LinearKind, GroupType.SWA: SwaKind}
-"""What is done with each type of group."""
+"""Rules for each type of group."""
 
 
 class Allocator(abc.ABC):
@@ -129,7 +129,7 @@ class Allocator(abc.ABC):
         resource.clear_blocks()
 
     def capacity(self, info: MallocInfo, *, available: bool) -> Verdict:
-        """Whether a new request fits beside the reserve (RTP-LLM `evaluateInitCapacity`).
+        """Verdict on whether a new request fits beside the reserve (RTP-LLM `evaluateInitCapacity`).
 
         Args:
           info: the request.

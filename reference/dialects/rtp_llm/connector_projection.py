@@ -1,4 +1,4 @@
-"""What a connector sees of a rank's blocks: one key and one block a virtual block."""
+"""Projection of a rank's blocks for a connector: one key and one block per virtual block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many blocks a request will hold at most until it ends."""
+"""Number of blocks that a request will hold at most until it ends."""
 
 from __future__ import annotations
 

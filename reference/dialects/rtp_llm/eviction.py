@@ -1,4 +1,4 @@
-"""What leaves the cache first: chains of the prefix tree from its oldest leaves, or single keys in order of use."""
+"""Order of eviction: chains of the prefix tree from its oldest leaves, or single keys in order of use."""
 
 from __future__ import annotations
 

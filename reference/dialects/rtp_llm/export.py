@@ -108,7 +108,7 @@ def _column(source: Resource, position: int) -> list[int]:
 
 
 def _is_tail(allocator: Allocator, source: Resource, position: int, begun: bool) -> bool:
-    """Whether a key without blocks is kept as the mark of a partly filled block."""
+    """True if a key without blocks is kept as the mark of a partly filled block."""
     if len(allocator.kinds) == 1:
         return position >= len(source.groups[0])
     return begun and position == len(source.keys) - 1

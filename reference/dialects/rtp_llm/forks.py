@@ -68,7 +68,7 @@ def fork_hybrid(
 
 
 def _uses(resource: BatchResource, sources: list[int]) -> list[int]:
-    """How many new sequences go on from each old one."""
+    """Number of new sequences that go on from each old one."""
     for source in sources:
         if not 0 <= source < resource.batch:
             raise OperationError("sources", source, f"a sequence from 0 to {resource.batch - 1}")

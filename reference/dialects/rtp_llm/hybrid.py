@@ -35,7 +35,7 @@ class HybridAllocator(Allocator):
         return sum(need.common for need in needs) + info.resource.batch * sum(need.extra for need in needs)
 
     def group_need(self, info: MallocInfo, kind: Kind, current: int) -> Need:
-        """What a new request takes of one group, when `current` slots are there already."""
+        """Blocks that a new request takes of one group, when `current` slots are there already."""
         common, seq = (self.effective(kind.group, tokens) for tokens in (info.common, info.tokens.seq))
         return kind.first_need(common, seq, info.tokens.reserve, current, info.reuse)
 

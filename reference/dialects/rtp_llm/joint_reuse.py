@@ -13,10 +13,10 @@ from reference.dialects.rtp_llm.kinds.linear import LinearKind
 
 
 class JointReuse(NamedTuple):
-    """What a new request takes over.
+    """Cached prefix that a new request takes over.
 
     Attributes:
-      keys: how many keys, counted from the first.
+      keys: number of keys, counted from the first.
       lists: for each group, the blocks its list begins with, holes included.
     """
 
@@ -43,7 +43,7 @@ def joint_reuse(allocator: Allocator, keys: Sequence[int]) -> JointReuse:
 
 
 def votes(allocator: Allocator, group: int) -> bool:
-    """Whether a group without a block under the last key forbids to end there."""
+    """True if a hit cannot end at a key under which the group has no block."""
     kind = allocator.kinds[group]
     if isinstance(kind, FullKind):
         return False

@@ -1,4 +1,4 @@
-"""What an allocation is told and what it answers."""
+"""Arguments and results of an allocation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference.dialects.rtp_llm.resource import BatchResource
 
 
 class Verdict(enum.IntEnum):
-    """Why an allocation fails (RTP-LLM's malloc error codes)."""
+    """Reason why an allocation failed (RTP-LLM's malloc error codes)."""
 
     NONE = 0
     """It does not."""
@@ -60,7 +60,7 @@ class Tokens:
 
 @dataclasses.dataclass
 class MallocInfo:
-    """What an allocation is told (RTP-LLM `MallocInfo`).
+    """Arguments of an allocation (RTP-LLM `MallocInfo`).
 
     Attributes:
       resource: the request's blocks, which change.
@@ -91,11 +91,11 @@ class MallocInfo:
 
 @dataclasses.dataclass(frozen=True)
 class MallocResult:
-    """What an allocation answers.
+    """Result of an allocation.
 
     Attributes:
       reused: tokens that need not be computed, as cached blocks have them.
-      verdict: why it failed; NONE when it did not.
+      verdict: reason why it failed; NONE if it did not.
     """
 
     reused: int = 0
@@ -103,7 +103,7 @@ class MallocResult:
 
     @property
     def success(self) -> bool:
-        """Whether it was granted."""
+        """True if it was granted."""
         return self.verdict is Verdict.NONE
 
 

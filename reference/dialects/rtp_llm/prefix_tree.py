@@ -89,12 +89,12 @@ class PrefixTree:
         return parent if parent in self.nodes else None
 
     def is_leaf(self, name: Name) -> bool:
-        """Whether eviction may begin here: nothing builds on it, and it may be evicted."""
+        """True if eviction may begin here: nothing builds on it, and it may be evicted."""
         node = self.nodes.get(name)
         return node is not None and not node.resident and not self.children(name) and self._evictable(name)
 
     def leaves(self) -> list[Name]:
-        """Where eviction may begin, least recently used first."""
+        """Names at which eviction may begin, least recently used first."""
         return sorted(filter(self.is_leaf, self.nodes), key=lambda name: (self.nodes[name].access, name))
 
     def chain(self, leaf: Name) -> list[Name]:
@@ -107,7 +107,7 @@ class PrefixTree:
         return chain
 
     def ancestors(self, name: Name) -> list[Name]:
-        """What a name builds on, nearest first."""
+        """Names that a name builds on, nearest first."""
         found: list[Name] = []
         above = self.parent(name)
         while above is not None and above not in found:
@@ -116,7 +116,7 @@ class PrefixTree:
         return found
 
     def subtree_evictable(self, name: Name) -> bool:
-        """Whether nothing at a name or below it is resident."""
+        """True if nothing at a name or below it is resident."""
         waiting, seen = [name], set()
         while waiting:
             name = waiting.pop()

@@ -1,4 +1,4 @@
-"""What a request holds: for each of its sequences, blocks per group and cache keys."""
+"""Blocks of a request: for each of its sequences, blocks per group and cache keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reference.dialects.rtp_llm.block_ids import BlockIds
 
 @dataclasses.dataclass(frozen=True)
 class Dependency:
-    """What a cached block builds on.
+    """Key that a cached block builds on, and its position.
 
     Attributes:
       ordinal: position among the keys of the sequence.
@@ -61,7 +61,7 @@ class Resource:
 
     @property
     def dependencies(self) -> list[Dependency]:
-        """What each key builds on: the key before it, unless others were set."""
+        """Dependency of each key: the key before it, unless others were set."""
         if self._dependencies is None:
             self._dependencies = linear_dependencies(self.keys)
         return self._dependencies
@@ -130,7 +130,7 @@ class BatchResource:
 
     @property
     def aligned(self) -> bool:
-        """Whether no sequence has a key for a partly filled block."""
+        """True if no sequence has a key for a partly filled block."""
         return all(row.aligned for row in self.rows)
 
     def clear_blocks(self) -> None:

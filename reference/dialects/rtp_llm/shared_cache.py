@@ -15,15 +15,15 @@ from reference.state.lru import Lru
 
 @dataclasses.dataclass
 class Item:
-    """What is cached under one key.
+    """Blocks cached under one key.
 
     Attributes:
       key: the key.
       blocks: for each group, the block or `NULL`.
       resident: it is never evicted.
       matchable: for each group, whether a lookup may find its block.
-      namespace: where `dependency` belongs.
-      dependency: what it builds on.
+      namespace: the namespace of `dependency`.
+      dependency: the key that it builds on.
     """
 
     key: int
@@ -34,7 +34,7 @@ class Item:
     dependency: Dependency
 
     def has(self, group: int) -> bool:
-        """Whether the group has a block here."""
+        """True if the group has a block here."""
         return self.blocks[group] != NULL
 
     @property

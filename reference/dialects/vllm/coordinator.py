@@ -15,12 +15,12 @@ from reference.state.pool import Pool
 
 
 class Refusal(NamedTuple):
-    """Why `admit` refused.
+    """Reason why `admit` refused.
 
     Attributes:
       needs: of each group, the blocks that were asked for; 0 where it waits.
       free: blocks in the free queue.
-      usable: of those, how many the request could count on.
+      usable: number of those that the request could count on.
       whole: the question was whether the whole request fits.
       waits: groups that need what this very step writes.
     """
@@ -76,7 +76,7 @@ def longest_hit(cache: Coordinator, request: Request) -> Found:
 
 
 def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Demand, free: int) -> bool:
-    """Whether `demand` fits into `free` blocks, and into the pool.
+    """True if `demand` fits into `free` blocks, and into the pool.
 
     The engine's estimate decides, and beside it, where that is too small, what would really be taken: without that the
     allocation would fail halfway. A hit that needs what this very step writes is never granted.
@@ -142,7 +142,7 @@ def register(cache: Coordinator, request: Request, tokens: int) -> None:
 
 
 def cacheable_tokens(cache: Coordinator, tokens: int, kind: Kind) -> int:
-    """How many of the first `tokens` tokens one group may register (vLLM 0.33 `get_num_cacheable_tokens`).
+    """Number of the first `tokens` tokens that one group may register (vLLM 0.33 `get_num_cacheable_tokens`).
 
     Several groups register up to a whole scheduler block only, for no hit can end elsewhere, unless sub-block hits
     are on; a group under the EAGLE drop one block more, the one that a hit gives up. Tokens that a draft may prefill

@@ -21,4 +21,4 @@ VLLM: RuleSet[type[Kind]] = RuleSet(
         evict=coordinator.evict,
     ),
 )
-"""What `reference.dialects.vllm.manager.Manager` follows unless it is given another record."""
+"""Rules that `reference.dialects.vllm.manager.Manager` follows unless it is given another record."""

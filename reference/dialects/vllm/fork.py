@@ -53,14 +53,14 @@ def fork(manager: Manager, parent: str, child: str) -> list[list[tuple[int, int]
 
 
 def _spans(kind: Kind, computed: int) -> tuple[int, int]:
-    """How many columns of a row are shared, and how many after them are copied: none or one."""
+    """Numbers of columns of a row that are shared, and that are copied after them: none or one."""
     if kind.spec.one_block:
         return 0, 1
     return computed // kind.block_size, int(computed % kind.block_size > 0)
 
 
 def _missing(kind: Kind, parent: str, computed: int) -> bool:
-    """Whether a block is not there that the next token reads."""
+    """True if a block is not there that the next token reads."""
     row = kind.rows.get(parent)
     blocks = [] if row is None else row.blocks
     needed = sum(_spans(kind, computed))

@@ -11,7 +11,7 @@ from reference.keys.views import Chain
 
 
 class Found(NamedTuple):
-    """What a lookup found.
+    """Result of a lookup.
 
     Attributes:
       hit: tokens that need not be computed.
@@ -115,7 +115,7 @@ def find_together(
 
 
 def _reach(kind: Kind, candidate: int, keys: Sequence[Chain], partial_hits: bool) -> int:
-    """How far a group that will drop looks: a margin beyond the candidate, which proves what it would give up."""
+    """Length up to which a group that will drop looks: a margin beyond the candidate proves what it would give up."""
     if kind.spec.snapshot:
         return candidate
     inside = partial_hits and kind.fine_grained and kind.block_size > kind.hash_block_size

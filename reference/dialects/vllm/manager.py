@@ -223,7 +223,7 @@ class Manager:
         must_fit: bool,
         reserved: int,
     ) -> bool:
-        """Whether the request fits, whole if it must; in between, what it has outgrown is given back."""
+        """True if the request fits, whole if it must; in between, blocks that it has outgrown are given back."""
         limit = self.config.max_model_len
         total = min(local + external, limit)
         prefill_end = max(request.num_prompt, request.num_tokens - 1) if self.config.retention_interval == 0 else 0
@@ -332,7 +332,7 @@ class Manager:
         return [[] if row is None else list(row.blocks) for row in rows]
 
     def absence(self, group: int, key: Chain) -> str:
-        """Why `group` has no block for the prefix `key`, a chain key or a given one.
+        """Reason why `group` has no block for the prefix `key`, a chain key or a given one.
 
         Returns:
           `cached` (it has), `never seen`, `evicted`, `retired` (its block was given back before the span was

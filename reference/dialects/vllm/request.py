@@ -11,11 +11,11 @@ from reference.keys.views import Chain
 
 
 class Grant(NamedTuple):
-    """What a scheduling step found of a request that it granted blocks.
+    """Grant of blocks to a request in one scheduling step.
 
     Attributes:
       written: tokens up to which the request's blocks were written.
-      joined: whether the step admitted it: the blocks up to there are a hit's, every other one is new.
+      joined: True if the step admitted it: the blocks up to there are a hit's, every other one is new.
     """
 
     written: int

@@ -1,1 +1,1 @@
-"""What RTP-LLM does with each type of group, one type a file; `kind` has what they share."""
+"""Rules of RTP-LLM for each type of group, one type a file; `kind` has what they share."""

@@ -1,4 +1,4 @@
-"""What all types of group share: taking blocks from a pool, making room, giving blocks back."""
+"""Base of all types of group: taking blocks from a pool, making room, giving blocks back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Kind:
     """
 
     sparse = True
-    """Whether a list may have holes."""
+    """True if a list may have holes."""
 
     def __init__(
         self,

@@ -33,11 +33,11 @@ class LinearKind(Kind):
         return max(self.total(seq, reserve) - current, 0)
 
     def on_grid(self, position: int, reuse: bool) -> bool:
-        """Whether a state stays for those who reuse it."""
+        """True if a state is kept for requests that reuse it."""
         return reuse and (position + 1) % self.step == 0
 
     def materialised(self, position: int, seq: int, reserve: int, reuse: bool) -> bool:
-        """Whether a slot has a block right after an allocation."""
+        """True if a slot has a block right after an allocation."""
         slots = self.slots(seq)
         reserved = reserve > 0 and slots <= position < self.total(seq, reserve)
         in_tail = max(0, slots - self.tail) <= position < slots

@@ -20,11 +20,11 @@ class SwaKind(Kind):
         return max(self.slots(seq + reserve) - current, 0)
 
     def on_grid(self, position: int, reuse: bool) -> bool:
-        """Whether a block stays for those who reuse it."""
+        """True if a block is kept for requests that reuse it."""
         return reuse and self.policy.enable_prefix_reuse and (position + 1) % self.step == 0
 
     def allocated(self, position: int, seq: int, reserve: int, reuse: bool) -> bool:
-        """Whether an appended slot gets a block."""
+        """True if an appended slot gets a block."""
         slots = self.slots(seq)
         reserved = reserve > 0 and position >= slots
         return reserved or max(slots - self.tail, 0) <= position < slots or self.on_grid(position, reuse)

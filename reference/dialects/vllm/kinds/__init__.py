@@ -1,4 +1,4 @@
-"""What vLLM's rules say of each kind of layer, one kind a file, named as the kind is in logs."""
+"""Rules of vLLM for each kind of layer, one kind a file, named as the kind is in logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a recurrent state is kept inside a prefill chunk, so that the prompt can be resumed close to its end."""
+"""Position in a prefill chunk at which a recurrent state is kept, so that the prompt can be resumed near its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def checkpoint_position(tokens: int, granularity: int, drop: bool, hash_lookahea
 def checkpoint_possible(
     start: int, end: int, position: int, hash_block_size: int, block_size: int, alignment: int | None
 ) -> bool:
-    """Whether a chunk `[start, end)` can export the state at `position` (vLLM `is_mamba_prefill_checkpoint_valid`).
+    """True if a chunk `[start, end)` can export the state at `position` (vLLM `is_mamba_prefill_checkpoint_valid`).
 
     The chunk starts on a hash block, spans at least two column ends, and reaches `position` after at least one hash
     block, a multiple of `alignment` from its start. Without an `alignment` no kernel can export states.

@@ -65,7 +65,7 @@ class FullAttentionKind(Kind):
         return whole * self.block_size
 
     def waits(self, hit: Sequence[int], demand: Demand) -> bool:
-        """Whether a hit ends inside a block, beyond what is written of it.
+        """True if a hit ends inside a block, beyond what is written of it.
 
         The block will be copied before the step runs. vLLM 0.33 copies what is not there (`hkv.bugs`:
         copied-before-written).

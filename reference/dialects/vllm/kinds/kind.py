@@ -24,7 +24,7 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclasses.dataclass
 class Row:
-    """What one request holds in one group.
+    """Row of one request in one group.
 
     Attributes:
       blocks: block ids; column i serves the tokens `[i, i + 1) * block_size`; 0 where no block is needed.
@@ -39,14 +39,14 @@ class Row:
 
 
 class Demand(NamedTuple):
-    """How far a request wants to go. All counts are tokens from its start.
+    """Lengths up to which a request asks for slots. All counts are tokens from its start.
 
     Attributes:
       slots: wanted room, draft lookahead included.
       main: the same without the lookahead.
       total: computed already, hits and external tokens included.
       local: the same without external tokens.
-      prefill_end: where its prefill ends, or 0 when every step counts as the last of the prefill.
+      prefill_end: end of its prefill, or 0 when every step counts as the last of the prefill.
       whole: the question is whether the whole request could ever run, and blocks given back on the way count as
         reusable; nothing is about to be taken.
     """
@@ -138,12 +138,12 @@ class Kind:
     # Admission.
 
     def admitted(self, id: str) -> bool:
-        """Whether the request came in by a hit, or had something registered."""
+        """True if the request came in by a hit, or had something registered."""
         row = self.rows.get(id)
         return row is not None and row.registered is not None
 
     def waits(self, hit: Sequence[int], demand: Demand) -> bool:
-        """Whether a hit needs what this very step writes, before it is written: then it waits for the next one."""
+        """True if a hit needs what this very step writes, before it is written: then it waits for the next one."""
         return False
 
     def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
@@ -164,7 +164,7 @@ class Kind:
         return new + self.evictable(hit[max(0, skipped - have) :]) + copied
 
     def refuse(self, id: str) -> None:
-        """What `estimate` was asked for is not granted."""
+        """Notes that the request whose demand was estimated was not granted it."""
 
     def taken(self, id: str, hit: Sequence[int], demand: Demand, estimate: int) -> int:
         """Blocks of the free queue that granting `demand`, of which `estimate` was asked before, really takes."""

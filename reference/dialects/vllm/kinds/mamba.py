@@ -104,7 +104,7 @@ class MambaKind(Kind):
     # Admission.
 
     def waits(self, hit: Sequence[int], demand: Demand) -> bool:
-        """Whether a hit ends in a state of this very step."""
+        """True if a hit ends in a state of this very step."""
         return len(hit) > 0 and self.key_of(hit[-1]) in self.new_keys
 
     def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
@@ -284,7 +284,7 @@ class MambaKind(Kind):
         return key
 
     def _at_junction(self, request: Request, tokens: int) -> bool:
-        """Whether the prompt's chunk being computed ends where other requests were seen to branch off."""
+        """True if the prompt's chunk being computed ends where other requests were seen to branch off."""
         config = self.config
         if not (config.shared_prefix_checkpoint and config.partial_hits and config.prefill_lookahead <= 1):
             return False
