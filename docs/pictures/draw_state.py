@@ -115,7 +115,7 @@ def draw_queue(state: State) -> Figure:
 
 
 def draw_keys(state: State) -> Figure:
-    """What the table says by key and group, the blocks' own words, and the rings of equal keys."""
+    """Draws the table by key and group, the blocks' own words, and the rings of equal keys."""
     names = {NEVER_SEEN: "·", EVICTED: "evicted"}
     figure, axes = canvas(11.5, 4.6, 16.1, 7.9)
     for group in range(2):

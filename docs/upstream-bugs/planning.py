@@ -97,7 +97,7 @@ CASES: dict[str, Callable[[Bugs], str]] = {
 
 
 def told(case: Callable[[Bugs], str], bugs: Bugs) -> str:
-    """What comes of a case."""
+    """Result of a case, or its error."""
     try:
         return case(bugs)
     except HKVError as error:

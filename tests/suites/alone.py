@@ -60,7 +60,7 @@ def draw_alone(choices: Choices) -> Alone:
 
 @case_check("completion", "B-I24")
 def completion(case: Alone) -> Iterator[str]:
-    """What `must_fit` admits into an empty pool is never refused on its way to its last token, chunk by chunk.
+    """A request that `must_fit` admits into an empty pool is not refused on its way to its last token, chunk by chunk.
 
     Copies are made at the end of each step, as a scheduler does: a pending one holds a block. Exception: with Mamba
     groups, a pool of fewer blocks than `blocks_at_once`. Admission counts one state of each, where the next step holds

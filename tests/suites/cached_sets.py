@@ -15,7 +15,7 @@ from tests.suites.suite import CaseSuite, case_check
 
 
 def lookup(case: Case) -> Found:
-    """What the reference finds."""
+    """Hit that the reference finds."""
     cache = Coordinator(case.config, VLLM.kind)
     cache.pool.records = False
     for block, (group, end) in enumerate(sorted(case.entries), start=1):

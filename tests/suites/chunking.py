@@ -1,4 +1,4 @@
-"""Where chunks end: on the grid of the states that are kept, and somewhere in the end."""
+"""Ends of chunks: on the grid of the states that are kept, and somewhere in the end."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ class Run(Protocol[Asked]):
 
 
 class Legal(Protocol[Operation]):
-    """What may be asked next, by the operations so far."""
+    """Operations that may be asked next, by those so far."""
 
     def fit(self, operation: Operation) -> Operation | None:
         """The operation, made to fit what came before it; None when it cannot be asked now."""
         ...
 
     def in_order(self, operation: Operation) -> bool:
-        """Whether the history goes on at all when this comes next."""
+        """True if the history goes on at all when this comes next."""
         ...
 
     def note(self, operation: Operation, answer: Any) -> None:

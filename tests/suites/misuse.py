@@ -1,4 +1,4 @@
-"""What must not be asked: an error that names what is wrong, and nothing changed."""
+"""Misuse: an operation that must not be asked raises an error that names what is wrong, and nothing changes."""
 
 from __future__ import annotations
 
@@ -150,12 +150,12 @@ WRONG: MappingProxyType[str, Wrong] = MappingProxyType(
         "to evict from the other end": _plain(oplog.EvictOp(blocks=[1, -1])),
     }
 )
-"""What is wrong, and how it is asked."""
+"""Misuses by name, and the operation that asks for each."""
 
 
 @case_check("misuse", "B-I24", "B-I28", "B-I33")
 def misuse(case: Misuse) -> Iterator[str]:
-    """What must not be asked is refused with an error, and changes nothing: stale hits, other states, no such block."""
+    """An operation that must not be asked is refused, and changes nothing: stale hits, other states, no such block."""
     engine = story(case)
     wrong = WRONG[case.wrong](engine, case)
     if wrong is None:
@@ -172,7 +172,7 @@ def misuse(case: Misuse) -> Iterator[str]:
 
 @case_check("no trace", "B-I32")
 def no_trace(case: Misuse) -> Iterator[str]:
-    """Who is refused, or finds nothing, and is then forgotten leaves nothing under its name, not even an empty row."""
+    """A request that is refused, or finds nothing, and is dropped leaves nothing under its name, not even a row."""
     engine = story(case)
     found = engine.lookup("again")
     operation = allocation("again", case.length - found.hit, found.hit)

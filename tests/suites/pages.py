@@ -173,7 +173,7 @@ def pages_apart(case: Pages) -> Iterator[str]:
 
 @case_check("inverse address", "B-I18")
 def inverse(case: Pages) -> Iterator[str]:
-    """What an address leads to leads back to the address; padding belongs to nobody."""
+    """Addresses and places are inverse to each other; padding belongs to nobody."""
     layout = case.layout
     known: dict[int, tuple[int, ...]] = {}
     for (layer, block), cells in case.cells.items():
@@ -286,7 +286,7 @@ def states_of_token(case: Pages) -> Iterator[str]:
 
 @case_check("writer is reader", "B-I18", "B-I17")
 def round_trip(case: Pages) -> Iterator[str]:
-    """What was written to slots is gathered from their block; nothing else changes, poison included."""
+    """Values written to slots are gathered from their block; nothing else changes, poison included."""
     layout, random = case.layout, np.random.default_rng(case.seed)
     pool, layer, block = case.pool(), layout.num_layers - 1, layout.num_blocks - 1
     if _has_planes_in_a_scattered_page(layout):

@@ -255,7 +255,7 @@ def start_up(case: Planned) -> Iterator[str]:
 
 @case_check("some length fits", "B-I23")
 def some_length(case: Planned) -> Iterator[str]:
-    """Where the length may be lowered and a request of one token fits, a plan is made."""
+    """A plan is made if the length may be lowered and a request of one token fits."""
     options = case.layers.options
     if case.plan is not None or not options.auto_fit:
         return
@@ -269,7 +269,7 @@ def some_length(case: Planned) -> Iterator[str]:
 
 @case_check("reservation", "B-I23", "B-I24")
 def reservation(case: Planned) -> Iterator[str]:
-    """What a layer reserves for the longest request covers what it ever holds, token by token, and not much more.
+    """Blocks that a layer reserves for the longest request cover all it ever holds, token by token, and not much more.
 
     Exception: chunks that do not start at blocks, which reserve a block too few.
     """

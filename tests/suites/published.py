@@ -58,7 +58,7 @@ PUBLISHED: MappingProxyType[str, str] = MappingProxyType(
         "B-I38": "A block with a step or a copy outstanding is not handed out.",
     }
 )
-"""What each says, in one sentence."""
+"""Statement of each invariant, in one sentence."""
 
 ELSEWHERE: MappingProxyType[str, str] = MappingProxyType(
     {
@@ -66,7 +66,7 @@ ELSEWHERE: MappingProxyType[str, str] = MappingProxyType(
         "a load that lacks an object moves nothing (`launches of a transfer`)",
     }
 )
-"""Why there is no check of some."""
+"""Invariants that have no check here, and the reason."""
 
 
 class Row(NamedTuple):

@@ -1,4 +1,4 @@
-"""Who sends the same prompt again resumes close to its end: the promise that retention makes."""
+"""Resent prompts resume close to their end: the promise that retention makes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Resend:
         return 1 + recurrent + bool(short and (self.suffix or len(others) > 2 or whole))
 
     def _reads_all(self, hit: int) -> bool:
-        """Whether a draft's window of blocks shorter than a unit wants every block before a hit of so many tokens."""
+        """True if a draft's window of blocks shorter than a unit wants every block before a hit of so many tokens."""
         config = to_config(self.header)
         specs = [config.topology.specs[group] for group in config.eagle_group_ids]
         return any(

@@ -45,7 +45,7 @@ def open_run(header: RtpHeader, only: str | None) -> RtpWatch:
 
 
 class RtpLegal:
-    """What may be asked next, by the operations so far.
+    """Operations that may be asked next, by those so far.
 
     Args:
       header: the configuration.

@@ -62,7 +62,7 @@ class Addressing:
         return [list(row) for row in self.table]
 
     def slots(self, geometry: Geometry, row: int, positions: list[int]) -> list[tuple[int, int]]:
-        """Where positions of one row lie."""
+        """Slots of positions of one row."""
         made, _ = slot_mapping(
             geometry, self.tables(), list(self.lengths), self.num_blocks, [row] * len(positions), positions
         )
@@ -165,7 +165,7 @@ def holes(case: Addressing) -> Iterator[str]:
 
 @case_check("chunk independence", "B-I20")
 def chunk_independence(case: Addressing) -> Iterator[str]:
-    """Where a token goes does not depend on the steps it is computed in; padding goes nowhere, stale or not."""
+    """A token's slot does not depend on the steps it is computed in; padding goes nowhere, stale or not."""
     total = case.lengths[0] * case.span
     whole = case.slots(case.geometry, 0, list(range(total)))
     cut = min(total, max(1, case.start))

@@ -1,4 +1,4 @@
-"""What a suite is: seeded examples, each judged by named invariants, and a way to make a failing one smaller."""
+"""Suites: seeded examples, each judged by named invariants, and a way to make a failing one smaller."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TOTALITY = "totality"
 """No legal operation fails: a refusal is an answer, an exception is not."""
 
 PASSES = 3
-"""How often a case is gone through for something smaller."""
+"""Number of times that a case is gone through for something smaller."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What one example showed.
+    """Invariant that one example breaks.
 
     Attributes:
       invariant: which one does not hold.
@@ -51,7 +51,7 @@ class CaseCheck(Generic[Case]):
 
     @property
     def promise(self) -> str:
-        """What it promises, in one sentence."""
+        """Promise of the check, in one sentence."""
         return " ".join((self.check.__doc__ or "").strip().partition("\n\n")[0].split())
 
 
@@ -77,7 +77,7 @@ class Suite(Protocol):
 
     @property
     def about(self) -> str:
-        """What it judges, in one line."""
+        """Subject of the suite, in one line."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class Suite(Protocol):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What its examples can be about; empty for one topic only."""
+        """Topics that its examples can be about; empty for one topic only."""
         ...
 
     def run(self, seed: int, topics: Sequence[str] = ()) -> Failure | None:
@@ -181,7 +181,7 @@ def _simpler(made: Sequence[int], position: int) -> Iterator[list[int]]:
 
 
 def _weight(made: Sequence[int]) -> tuple[int, int]:
-    """How far decisions are from the simplest ones: none at all, and then zeros."""
+    """Distance of decisions from the simplest ones: none at all, and then zeros."""
     return len(made), sum(made)
 
 

@@ -134,7 +134,7 @@ class Tails:
         self._allocate(request, self._chunk(request, request.computed), 0, 0)
 
     def _stands(self, request: _Request) -> bool:
-        """Whether the last chunk left alone the columns in which the one before it left its states, and their keys."""
+        """True if the last chunk left alone the columns in which the one before it left its states, and their keys."""
         return request.late and all(-(-request.before // size) < -(-request.computed // size) for size in self._states)
 
     def _allocate(self, request: _Request, new: int, hit: int, reserved: int) -> bool:

@@ -81,16 +81,16 @@ def draw_tier_case(choices: Choices) -> TierCase:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What came of one use.
+    """Result of one use of a tier.
 
     Attributes:
-      use: what was done.
-      answer: what the tier answered; `refused` where it raised an `OperationError`.
+      use: the use.
+      answer: the tier's answer; `refused` where it raised an `OperationError`.
       before: keys before, least recently used first.
       after: keys afterwards.
       used: bytes in use afterwards, as the tier says.
       sizes: bytes of each object that is there, as they are.
-      calls: what was asked of the disk, in order.
+      calls: calls to the disk, in order.
       incidents: damaged files found so far.
     """
 
@@ -135,7 +135,7 @@ def content_of(number: int, size: int) -> np.ndarray:
 
 
 def history(case: TierCase) -> Iterator[Seen]:
-    """What comes of each use, in order."""
+    """Result of each use, in order."""
     with tempfile.TemporaryDirectory() as folder:
         disk = _Recorder()
         tier: Any = DiskTier(folder, case.capacity, disk) if case.disk else MemoryTier(case.capacity, "numpy")
@@ -192,7 +192,7 @@ def _perform(tier: Any, use: Use, number: int) -> Any:
 
 @case_check("tier content", "B-I7", "B-I27")
 def content(case: TierCase) -> Iterator[str]:
-    """What is retrieved is what was last stored under the key; damaged or absent objects are misses, never answers."""
+    """A retrieved object is the one last stored under the key; damaged or absent objects are misses, never answers."""
     held: dict[bytes, bytes] = {}
     damaged: set[bytes] = set()
     for number, seen in enumerate(history(case)):
@@ -252,7 +252,7 @@ def _track(pins: Counter[bytes], seen: Seen) -> None:
 
 @case_check("tier pins", "B-I28", "B-I38")
 def pins(case: TierCase) -> Iterator[str]:
-    """What is pinned stays, as it is, until it is unpinned as often; nothing else can be unpinned."""
+    """A pinned object stays, as it is, until it is unpinned as often; nothing else can be unpinned."""
     held: Counter[bytes] = Counter()
     for number, seen in enumerate(history(case)):
         key, action = seen.use.key, seen.use.action
@@ -293,7 +293,7 @@ def used(case: TierCase) -> Iterator[str]:
 
 @case_check("tier on disk", "B-I27", "B-I32")
 def durable(case: TierCase) -> Iterator[str]:
-    """What is stored is on the disk before it has its name, and the folder after it; a restart finds all of it."""
+    """A stored object is on the disk before it has its name, and the folder after it; a restart finds all of it."""
     for number, seen in enumerate(history(case) if case.disk else ()):
         if seen.use.action == "store" and seen.answer is True:
             steps = [call for call in dict.fromkeys(seen.calls) if call != "write"]

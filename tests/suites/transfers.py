@@ -167,7 +167,7 @@ def addresses(case: Store) -> Iterator[str]:
 
 @case_check("stored is loaded", "B-I27", "B-I31")
 def round_trip(case: Store) -> Iterator[str]:
-    """What was packed from one set of blocks is unpacked into another, and nothing else is touched."""
+    """Pages packed from one set of blocks are unpacked into another, and nothing else is touched."""
     group = case.groups[0]
     geometry, random = group.geometry, np.random.default_rng(case.numbers[0])
     layout = object_layout(case.groups, object_groups(case.groups, case.chunk)[0], case.chunk)

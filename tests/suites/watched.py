@@ -47,11 +47,11 @@ class WatchedRun:
 
 
 class WatchedLegal:
-    """What may be asked next, by the operations so far.
+    """Operations that may be asked next, by those so far.
 
     Args:
       header: the configuration.
-      run: the run whose ledger says where every request stands.
+      run: the run whose ledger has the state of every request.
     """
 
     def __init__(self, header: Header, run: WatchedRun) -> None:
@@ -65,7 +65,7 @@ class WatchedLegal:
         self._granted: dict[str, int] = {}
 
     def in_order(self, operation: Operation) -> bool:
-        """Whether what a step owes is done: what was granted last is computed at once, as its keys stand for content.
+        """True if no step owes anything: tokens granted last are computed at once, as their keys stand for content.
 
         Where blocks are copied, nobody is granted blocks twice in a step, and copies are made before the next one.
         """
