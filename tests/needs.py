@@ -1,4 +1,4 @@
-"""What tests need beyond the extra `test`, by the marker that says so: other packages, hardware, recordings.
+"""Needs of tests beyond the extra `test`, by the marker that says so: other packages, hardware, recordings.
 
 A test with such a marker is skipped by name where its need is absent. `.ci/run` runs none of them; `.ci/peers` runs
 those whose packages it can install, and lets none of these be skipped.
@@ -33,23 +33,23 @@ class Need:
 
 
 def lacks(package: str) -> Callable[[], bool]:
-    """Whether a package is not installed."""
+    """Predicate: a package is not installed."""
     return lambda: importlib.util.find_spec(package) is None
 
 
 def shared_folder() -> pathlib.Path:
-    """Where recordings are looked for that the project does not ship."""
+    """Folder in which recordings are looked for that the project does not ship."""
     return pathlib.Path(os.environ.get("HKV_SHARED", ROOT.parent / "shared"))
 
 
 def lacks_cuda_plugin() -> bool:
-    """Whether JAX has no plugin that compiles for NVIDIA's GPUs."""
+    """True if JAX has no plugin that compiles for NVIDIA's GPUs."""
     plugins = importlib.util.find_spec("jax_plugins") is not None
     return not plugins or not any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13))
 
 
 def lacks_gpu() -> bool:
-    """Whether JAX computes on something else."""
+    """True if JAX computes on something else."""
     import jax
 
     return jax.default_backend() != "gpu"

@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def load_script(path: pathlib.Path) -> ModuleType:
-    """What a script defines; its `main` does not run."""
+    """Module of a script; its `main` does not run."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

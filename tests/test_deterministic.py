@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def run(*arguments: str, **variables: str) -> str:
-    """What a Python process prints, with these environment variables."""
+    """Output of a Python process, with these environment variables."""
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "HKV_HYPOTHESIS_PROFILE")}
     done = subprocess.run(
         [sys.executable, *arguments],

@@ -1,4 +1,4 @@
-"""What is counted about the house: names of dialects outside their folders, modules and rules that nothing uses."""
+"""Counts of the house: names of dialects outside their folders, modules and rules that nothing uses."""
 
 from __future__ import annotations
 

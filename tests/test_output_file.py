@@ -1,4 +1,4 @@
-"""Where output files go: through links, with the right mode, onto devices and into pipes, and nowhere by halves."""
+"""Writing of output files: through links, with the right mode, onto devices and into pipes, and nowhere by halves."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_markers_of_peers_are_needs() -> None:
 
 
 def test_no_test_asks_for_a_peer_without_its_marker() -> None:
-    """What a marker says is neither said again nor skipped silently."""
+    """No test says again what a marker says, or skips it silently."""
     asked = re.compile(r"(importorskip|find_spec)\(\s*[\"'](torch|triton|jax_triton|vllm|lmcache)\b")
     skips = re.compile(r"pytest\.skip\(str\(error\)\)")
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

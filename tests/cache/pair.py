@@ -25,7 +25,7 @@ from reference.dialects.vllm.fork import fork
 from tests.cache.build import run, start
 
 REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
-"""What an allocation may be refused for without being wrong."""
+"""Statuses with which an allocation may be refused without anything being wrong."""
 
 
 class Pair:
@@ -71,7 +71,7 @@ class Pair:
         return want.hit
 
     def allocate(self, id: str, new: int, hit: int = 0, **fields: Any) -> bool:
-        """Whether a request gets blocks for its next tokens."""
+        """Allocates blocks for a request's next tokens; True if both grant them."""
         plain = {"lookahead": 0, "external": 0, "delay": False, "must_fit": False, "reserved": 0, "in_flight": 0}
         operation = AllocateOp(id=id, new=new, hit=hit, **{**plain, **fields})
         want = self.reference.allocate(operation)
@@ -133,7 +133,7 @@ class Pair:
         return want
 
     def _tell(self, code: Code, id: str, ask: Callable[[], None], **arguments: int) -> None:
-        """What both do, or both refuse."""
+        """Performs one operation on both; both do it, or both refuse."""
         try:
             ask()
         except HKVError:

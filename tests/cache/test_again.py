@@ -1,4 +1,4 @@
-"""What a step may say twice: tokens are committed again that were registered when their blocks were allocated."""
+"""Repeated commits: tokens are committed again that were registered when their blocks were allocated."""
 
 from __future__ import annotations
 

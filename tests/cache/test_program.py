@@ -1,4 +1,4 @@
-"""What a compiled program promises beside its answers: few compilations, no transfers, lanes, no reference."""
+"""Promises of a compiled program besides its answers: few compilations, no transfers, lanes, no reference."""
 
 from __future__ import annotations
 

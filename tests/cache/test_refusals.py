@@ -1,4 +1,4 @@
-"""What is refused: a status says why, and nothing is taken."""
+"""Refusals: a status says why, and nothing is taken."""
 
 from __future__ import annotations
 

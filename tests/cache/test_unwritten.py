@@ -51,7 +51,7 @@ def test_both_forms_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def many_seeds() -> None:
-    """What planted defects are judged by (`tests/mutants`)."""
+    """Seeds by which planted defects are judged (`tests/mutants`)."""
     for seed in range(600):
         lockstep(seed)
 

@@ -91,7 +91,7 @@ def test_block_ids_of_a_range(per_block, start, length):
 
 
 def outcome(function, *arguments):
-    """What a call returns, or that it refuses."""
+    """Result of a call, or "refused"."""
     try:
         return function(*arguments)
     except (ValueError, NotImplementedError, AssertionError):

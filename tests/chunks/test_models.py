@@ -33,7 +33,7 @@ NULL = 0
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What an engine registers.
+    """Tensors and groups that an engine registers.
 
     Attributes:
       layers: a tensor a layer.

@@ -109,7 +109,7 @@ def make_inputs(folder: pathlib.Path) -> Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a command ended; `out` is what standard output got."""
+    """Result of a command; `out` is what standard output got."""
 
     status: int
     out: bytes

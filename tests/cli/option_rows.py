@@ -1,4 +1,4 @@
-"""What each option of each command is shown to do: an argument of it that changes the result, or that is refused.
+"""Evidence that each option of each command does something: an argument that changes the result, or that is refused.
 
 A row is a command line, and what is added to it. `tests/cli/test_options.py` wants a row for every option, so that
 none can be accepted and ignored.

@@ -88,7 +88,7 @@ def made(folder: pathlib.Path) -> pathlib.Path:
 
 
 def target(folder: pathlib.Path, option: str) -> pathlib.Path:
-    """Where an output option writes: a file of a suffix that it takes, or for "" and `--save` of `diff` a folder."""
+    """Path for an output option: a file of a suffix that it takes, or for "" and `--save` of `diff` a folder."""
     return folder / ("result.svg" if option in ("--image", "--plot") else "result")
 
 
@@ -347,7 +347,7 @@ def test_outputs_that_this_user_may_not_write(
 
 @pytest.mark.parametrize(("command", "option"), CASES)
 def test_a_full_disk(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
-    """What was there stays, nothing half-written is left beside it, and 1 does not come to mean "they differ"."""
+    """The old file stays, nothing half-written is left beside it, and 1 does not come to mean "they differ"."""
     results = tmp_path / "results"
     results.mkdir()
     path = target(results, option)

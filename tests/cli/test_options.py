@@ -65,7 +65,7 @@ def test_every_option_has_a_row(command: str) -> None:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """What the rows read."""
+    """Folder with the files that the rows read."""
     from hkv.oracle.events.stream import Message, write_recording
 
     folder = tmp_path_factory.mktemp("inputs")
@@ -83,7 +83,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(autouse=True)
 def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What reached the functions that take too long to be called: they are replaced, and their arguments noted."""
+    """Calls of the functions that take too long to be called: they are replaced, and their arguments noted."""
     heard: list[str] = []
 
     class Publisher:

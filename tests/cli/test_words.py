@@ -1,4 +1,4 @@
-"""What commands say about themselves and about models, as a person reads it at 80 columns."""
+"""Texts of commands about themselves and about models, as a person reads them at 80 columns."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Publisher:
 
 
 def _bound(socket: zmq.Socket, endpoint: str | None) -> str:
-    """Where the socket listens: at the endpoint, or at any port."""
+    """Address at which the socket listens: the endpoint, or any port."""
     if endpoint is None:
         return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
     socket.bind(endpoint)

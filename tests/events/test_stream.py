@@ -111,7 +111,7 @@ def test_a_connection_that_was_lost_and_a_publisher_that_stayed() -> None:
 
 
 def follow(publisher: Publisher, count: int, replay: bool = True) -> list:
-    """What a follower gets of the payloads; the publisher starts when it is there."""
+    """Items that a follower gets of the payloads; the publisher starts when it is there."""
     found = []
     with Subscription(publisher.endpoint, publisher.replay_endpoint if replay else None, "kv", seconds=20) as items:
         sender = threading.Thread(target=lambda: (publisher.wait_for_follower(), [publisher.send(p) for p in PAYLOADS]))
@@ -143,7 +143,7 @@ def test_what_cannot_be_had_again_is_a_gap() -> None:
 
 
 def follow_two(can_ask: bool) -> list:
-    """What a follower gets of the fifth batch of a publisher that began where another had sent four and was closed."""
+    """Items up to the fifth batch of a publisher that began anew after another had sent four and was closed."""
     first = Publisher()
     publishers, found = [first], []
 

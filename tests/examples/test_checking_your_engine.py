@@ -1,4 +1,4 @@
-"""What `docs/checking-your-engine.md` shows is what happens."""
+"""Commands and code that `docs/checking-your-engine.md` shows do what it says."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_state_machine_that_is_shown_runs_and_finds(monkeypatch: pytest.Monk
 
 
 def ran(shown: str) -> unittest.TestResult:
-    """What a test case that a document shows comes to."""
+    """Result of a test case that a document shows."""
     space: dict = {}
     exec(shown, space)
     case = space["TestToyEngine"]

@@ -39,7 +39,7 @@ def counted(decoder: Decoder) -> dict[str, int]:
 
 @dataclasses.dataclass
 class Round:
-    """What came of some requests: how many preemptions it took, and what was counted up to then."""
+    """Requests that were served, the preemptions that took, and the counts up to then."""
 
     requests: list[Request]
     preempted: int

@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def hkv(site: pathlib.Path, *arguments: str | os.PathLike[str], status: int = 0) -> str:
-    """What a command of HKV prints, in a process of its own that sees the package."""
+    """Output of a command of HKV, in a process of its own that sees the package."""
     path = os.pathsep.join([str(ROOT), str(site)])
     command = [sys.executable, "-c", "from hkv.cli import main; main()", *map(os.fspath, arguments)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)

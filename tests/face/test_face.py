@@ -1,4 +1,4 @@
-"""What `import hkv` offers: loaded when used, never shadowed by a submodule, and every name works."""
+"""Public names of `import hkv`: loaded when used, never shadowed by a submodule, and every name works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each public model caches: totals derived by hand, the field responsible for each byte, nested configs."""
+"""Caches of each public model: totals derived by hand, the field responsible for each byte, nested configs."""
 
 from __future__ import annotations
 

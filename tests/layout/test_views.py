@@ -140,7 +140,7 @@ def test_no_pool_is_copied(order, word):
 
 
 def naive_write(pool: jax.Array, blocks: jax.Array, values: jax.Array, layout: Layout) -> jax.Array:
-    """What writing into a transposed pool costs."""
+    """Write into a transposed pool, for comparison of its cost."""
     shape = (*layout.shape[:4], layout.shape[4] // 2)
     physical = pool.reshape([shape[axis] for axis in layout.order.axes])
     logical = physical.transpose([layout.order.axes.index(axis) for axis in range(5)])

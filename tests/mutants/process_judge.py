@@ -26,7 +26,7 @@ QUICK = "--xla_backend_optimization_level=0"
 
 
 def prepare() -> None:
-    """What judges need before they are imported: fixed examples, no shrinking, quick compilation.
+    """Sets up what judges need before they are imported: fixed examples, no shrinking, quick compilation.
 
     Hypothesis's default profile is what tests without settings of their own, or with some, are built on.
     """

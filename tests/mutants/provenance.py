@@ -1,4 +1,4 @@
-"""Where mutants come from and what they are planted in: an honest count."""
+"""Origins and targets of mutants: an honest count."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGETS = {
     "paged": "paged bytes",
     "kernels": "kernels",
 }
-"""What code may be edited, and what it is called."""
+"""Code that may be edited, and its names in tables."""
 
 STEPS = tuple(f"hkv.cache.{name}" for name in ("step", "arrivals", "conversion", "token_hashing"))
 
@@ -53,7 +53,7 @@ class Provenance(NamedTuple):
 
 
 def is_public(id: str) -> bool:
-    """Whether an id names a report, a change or a commit, and is not a name given here."""
+    """True if an id names a report, a change or a commit, and is not a name given here."""
     return PUBLIC.fullmatch(id) is not None
 
 
@@ -70,7 +70,7 @@ def target_of(mutant: Planted) -> str:
 
 
 def by_target(mutants: Sequence[Planted]) -> dict[str, int]:
-    """How many edit each of `TARGETS`."""
+    """Number of mutants that edit each of `TARGETS`."""
     planted = [target_of(mutant) for mutant in mutants]
     return {target: planted.count(target) for target in TARGETS}
 

@@ -37,7 +37,7 @@ class Planted:
 
     @property
     def judged_by_suite(self) -> bool:
-        """Whether a suite judges it, and no test."""
+        """True if a suite judges it, and no test."""
         return ":" not in self.judge
 
     @property
@@ -48,7 +48,7 @@ class Planted:
         return said + (f" [{', '.join(map(str, self.arguments))}]" if self.arguments else "")
 
     def property(self) -> Callable[[], object]:
-        """What must fail while the defect is planted, and passes without it; for those that a test judges.
+        """Test that must fail while the defect is planted, and passes without it; for mutants that a test judges.
 
         Raises:
           AttributeError, ImportError: there is no such function.

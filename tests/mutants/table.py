@@ -90,7 +90,7 @@ def in_words(verdicts: Sequence[Verdict]) -> str:
 
 
 def _origins(verdicts: Sequence[Verdict]) -> str:
-    """Where those come from that were published, and how many are our own."""
+    """Origins of the published mutants, and number of our own."""
     published = [verdict.mutant for verdict in verdicts if verdict.mutant.upstream]
     own = [verdict.mutant for verdict in verdicts if not verdict.mutant.upstream]
     sentences = [provenance.in_words(published)] if published else []

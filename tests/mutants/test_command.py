@@ -27,7 +27,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def apart(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What judges defects by tests, in a process that has not used JAX yet."""
+    """Runs Python in a process that has not used JAX yet, as judging defects by tests needs."""
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
 
 

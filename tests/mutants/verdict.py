@@ -1,4 +1,4 @@
-"""What came of a planted defect."""
+"""Verdict on a planted defect."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Outcome = Literal["killed", "lives", "broken", "no answer"]
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What came of a planted defect.
+    """Verdict on a planted defect.
 
     Attributes:
       mutant: the defect.
       outcome: see `Outcome`.
       invariant: the invariant, or the test, that caught it; None if none did.
-      problem: what it said.
+      problem: the failure's message.
       seconds: to the kill, shrinking not counted; of a test, of processor time.
       examples: of a suite, examples up to and with the one that showed it.
       size: operations of the shrunk case.
@@ -37,5 +37,5 @@ class Verdict:
 
     @property
     def killed(self) -> bool:
-        """Whether it was caught."""
+        """True if it was caught."""
         return self.outcome == "killed"

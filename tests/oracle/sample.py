@@ -57,7 +57,7 @@ OPERATIONS: list[dict[str, Any]] = [
     {"op": "events", "want": [{"type": "removed", "group": 0, "num_blocks": 1}]},
     {"op": "state", "want": {"free": [2, 1, 3, 4, 5, 6, 7], "refs": {}, "rows": {}, "cached": {}}},
 ]
-"""What the rules of vLLM 0.33 answer to it."""
+"""Operations with the answers that the rules of vLLM 0.33 give."""
 
 
 def encode(lines: list[Any]) -> bytes:

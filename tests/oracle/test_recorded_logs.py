@@ -59,8 +59,8 @@ exclude_also =
     if need == 0 and self.contract_of_one
     if position > len.request.keys
 """
-"""What no log of vLLM's can hold: refused operations, failures that stop an engine, requests that come with keys only,
-and the two contracts that vLLM breaks without failing."""
+"""Lines that no log of vLLM's reaches: refused operations, failures that stop an engine, requests that come with keys
+only, and the two contracts that vLLM breaks without failing."""
 
 
 def test_logs_reach_the_branches_of_the_reference(tmp_path: pathlib.Path) -> None:

@@ -117,7 +117,7 @@ def test_kinds_and_schema_agree() -> None:
 
 @pytest.mark.parametrize(("changes", "field", "value", "expected"), HEADERS)
 def test_bad_headers(changes: dict[str, Any], field: str, value: object, expected: str) -> None:
-    """What the schema refuses, the parser refuses; the parser also knows rules that no schema can say."""
+    """Headers that the schema refuses, the parser refuses; the parser also knows rules that no schema can say."""
     header = {**sample.HEADER, **changes}
     if not HEADER.is_valid(header):
         with pytest.raises(FileError):

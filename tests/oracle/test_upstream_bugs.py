@@ -23,7 +23,7 @@ SCRIPTS = ("planning", "chunks")
 
 
 def told_by(script: str) -> Shown:
-    """What the page shows of a script's output."""
+    """Output of a script as the page shows it."""
     (found,) = (shown for shown in shown_in(PAGE) if shown.command == f"python docs/upstream-bugs/{script}.py")
     return found
 

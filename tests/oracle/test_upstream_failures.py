@@ -1,4 +1,4 @@
-"""Where vLLM 0.33 fails by itself, the reference goes on, unless the defect is asked for by name."""
+"""Failures of vLLM 0.33 by itself: the reference goes on, unless the defect is asked for by name."""
 
 from __future__ import annotations
 

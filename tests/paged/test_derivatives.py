@@ -20,7 +20,7 @@ LAYOUT = Layout.of_spec(
 TABLE = np.int32([2, 1])
 BLOCKS, STATES = np.int32([2, 2, 1]), np.int32([0, 3, 1])
 PLACES = np.int32([0, 3, 5])
-"""Where the three tokens are among the eight of the table."""
+"""Indices of the three tokens among the eight of the table."""
 
 
 def pool():

@@ -21,7 +21,7 @@ from hkv.layout.views.numpy import numpy_dtype
 from hkv.spec import FullAttention, MLAAttention
 
 KERNELS = ("auto", "pallas_triton")
-"""What moves runs of any size: bulk copies where they can and registers elsewhere, and registers alone."""
+"""Implementations that move runs of any size: bulk copies where possible and registers elsewhere, or registers alone."""
 
 GPU = "NVIDIA H200"
 DTYPES = ("float16", "float32", "int8", "float8_e4m3fn", "uint8")
@@ -161,7 +161,7 @@ def chunk_program(geometries: list[PageGeometry], kernel: str, direction: str) -
 
 
 def gpu_mesh() -> jax.sharding.AbstractMesh:
-    """What kernels are lowered for where there is no GPU."""
+    """Mesh that kernels are lowered for where there is no GPU."""
     device = jax.sharding.AbstractDevice(GPU, None, "gpu")
     return jax.sharding.AbstractMesh((), (), abstract_device=device)
 

@@ -1,4 +1,4 @@
-"""Where JAX's CUDA plugin is installed, with or without a GPU: programs compile for sm_90, in place, without copies."""
+"""Programs compiled for sm_90 by JAX's CUDA plugin, with or without a GPU: in place, without copies."""
 
 from __future__ import annotations
 

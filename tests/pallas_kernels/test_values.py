@@ -136,7 +136,7 @@ def test_more_tiles_than_a_ring_has_stages(implementation):
 
 
 def gather_of(implementation, name):
-    """What defects of a kernel are judged by (`tests/mutants`): runs of a shape that has a name."""
+    """Check by which defects of a kernel are judged (`tests/mutants`): runs of a shape that has a name."""
     check_gather(implementation, SHAPES[name])
 
 

@@ -1,4 +1,4 @@
-"""What fits by simulation fits by the manager's own rules, and one more request does not."""
+"""Requests that fit by simulation fit by the manager's own rules, and one more does not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS: tuple[LayerSpec, ...] = (
 
 
 def fit(plan: Plan, limits: RequestLimits, requests: int) -> bool:
-    """Whether a manager has room for so many prompts, computed in order of arrival, each then at its last token."""
+    """True if a manager has room for so many prompts, computed in order of arrival, each then at its last token."""
     manager = Manager(cache_config(plan, limits, caching=False))
     length, prompt = limits.max_model_len, limits.max_model_len - 1
     done = [0] * requests

@@ -1,4 +1,4 @@
-"""How many of the longest requests fit: the fast simulation against one that walks step by step."""
+"""Number of the longest requests that fit: the fast simulation against one that walks step by step."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class Damaged:
 
     @property
     def done(self) -> bool:
-        """Whether anything was damaged."""
+        """True if anything was damaged."""
         return self._changed is not None
 
     def __getattr__(self, name: str):

@@ -31,7 +31,7 @@ EXAMPLES = settings.default.max_examples
 
 
 def seeds():
-    """Where the decisions of long traffic come from: cheap, but it shrinks only as a whole."""
+    """Strategy for the decisions of long traffic: cheap, but it shrinks only as a whole."""
     return st.integers(0, 1 << 32).map(RandomChoices)
 
 

@@ -1,4 +1,4 @@
-"""What vLLM's rules say of each kind of layer, by example."""
+"""Rules of vLLM for each kind of layer, by example."""
 
 import pytest
 

@@ -72,7 +72,7 @@ class CountingEngine:
         return self.free_blocks
 
     def operations(self):
-        """What was done, lookups left out: `|` a step, `+0:8` 8 tokens for request 0, `-0:8` refused, `.0` freed."""
+        """Operations but lookups, in a line: `|` a step, `+0:8` 8 tokens for request 0, `-0:8` refused, `.0` freed."""
         words = []
         for name, *rest in self.log:
             if name == "step":

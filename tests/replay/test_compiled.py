@@ -122,7 +122,7 @@ def replays(draw):
 
 @pytest.fixture(scope="module")
 def compiled_before():
-    """How many executables other modules of this process left behind: a checked replay may have had the same room."""
+    """Number of executables that other modules of this process left: a checked replay may have had the same room."""
     return program.compiled(ROOM)._cache_size()
 
 
@@ -250,7 +250,7 @@ def test_what_the_compiled_cache_has_not_is_refused():
 
 
 def test_chunking_is_the_plain_schedules():
-    """Where recurrent states are kept, chunks end as `Chunking` says, whatever the request."""
+    """If recurrent states are kept, chunks end as `Chunking` says, whatever the request."""
     source = random.Random(0)
     numbers = np.zeros(len(Number), np.int32)
 

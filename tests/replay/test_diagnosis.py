@@ -1,4 +1,4 @@
-"""Why hits ended: by a cache whose every block is told by hand, and through the reference engine."""
+"""Reasons why hits ended: by a cache whose every block is told by hand, and through the reference engine."""
 
 import pytest
 

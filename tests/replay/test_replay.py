@@ -54,7 +54,7 @@ def cache(text, num_blocks, schedule=SCHEDULE, **options):
 
 
 def check_outcome(outcome, schedule):
-    """What must hold of every replay with an engine that tells why hits ended."""
+    """Checks what must hold of every replay with an engine that tells why hits ended."""
     sums = totals(outcome)
     requests = outcome.recorder.requests.values()
     assert all(request.outcome for request in requests)

@@ -131,7 +131,7 @@ def sides_of(draw: st.DrawFn, spec: LayerSpec, shape: ParallelShape) -> Side:
 
 
 def content(part: str, layer: int, head: int, state: int, rank: object, nbytes: int) -> bytes:
-    """What a cold run computes: the same on whichever rank."""
+    """Bytes that a cold run computes: the same on whichever rank."""
     del rank
     found = hashlib.blake2b(f"{part} {layer} {head} {state}".encode()).digest()
     return (found * (nbytes // len(found) + 1))[:nbytes]

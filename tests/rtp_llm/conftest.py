@@ -1,4 +1,4 @@
-"""What several tests of RTP-LLM's rules use."""
+"""Fixtures that several tests of RTP-LLM's rules use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HKV offers of RTP-LLM's rules without JAX, beside the reference: capacities, and what connectors see."""
+"""Host forms of RTP-LLM's rules, without JAX, beside the reference: capacities, and projections for connectors."""
 
 from __future__ import annotations
 

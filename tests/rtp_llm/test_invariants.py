@@ -106,7 +106,7 @@ def test_every_invariant_can_break(name: str) -> None:
 
 
 def breaks(name: str, seed: int, topic: str) -> bool:
-    """Whether the invariant, asked alone, breaks; a defect may also make the engine fail, which proves nothing."""
+    """True if the invariant, asked alone, breaks; a defect may also make the engine fail, which proves nothing."""
     header, play = begin(RandomChoices(seed), topic)
     try:
         failure = Taped(open_run(header, name)).judged(play)

@@ -165,7 +165,7 @@ def test_a_window_without_its_last_blocks() -> None:
 
 
 def test_a_recorded_log_agrees_where_the_reference_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the reference answered, checked against the compiled cache alone."""
+    """Answers that the reference gave are checked against the compiled cache alone."""
     rng = random.Random(5)
     header = to_rtp_header(dataclasses.replace(draw_config(rng), prefix_tree=False), "recorded")
     reference = RtpNumpyEngine(header)

@@ -1,4 +1,4 @@
-"""What the compiled cache under RTP-LLM's rules promises beside its answers: no array copied, few compilations, lanes,
+"""Promises of the compiled cache under RTP-LLM's rules besides its answers: no array copied, few compilations, lanes,
 refusals by name, no reference."""
 
 from __future__ import annotations

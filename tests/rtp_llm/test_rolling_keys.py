@@ -21,7 +21,7 @@ def test_one_token(token: int, key: int) -> None:
 
 
 def logical(tokens: list[int]) -> int:
-    """What comes out when the hash is shifted as if it had no sign."""
+    """Hash that results when it is shifted as if it had no sign."""
     value = 0
     for token in tokens:
         value ^= ((token & MASK) + MIX + (value << 12) + (value >> 32)) & MASK

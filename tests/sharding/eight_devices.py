@@ -17,7 +17,7 @@ def _flags() -> list[str]:
 
 
 def here() -> bool:
-    """Whether this process was started with eight devices."""
+    """True if this process was started with eight devices."""
     return f"{NUMBER}=8" in _flags()
 
 

@@ -1,4 +1,4 @@
-"""What holds of slots in any configuration: two tables name one slot, each token has one owner, nothing aliases."""
+"""Invariants of slots in any configuration: two tables name one slot, each token has one owner, nothing aliases."""
 
 import numpy as np
 import pytest

@@ -17,7 +17,7 @@ from hkv.spec.layer import LayerSpec
 ROOT = Path(__file__).parents[2]
 
 OWN = ("hkv/spec/", "hkv/dialects/vllm/kinds/", "reference/dialects/vllm/kinds/")
-"""Where kinds live. What kinds of a dialect share without being a layer's (RTP-LLM's group types) is none of this."""
+"""Folders of the kinds. Kinds of a dialect that are not a layer's (RTP-LLM's group types) are not among them."""
 
 PLANTED = ("hkv/testing/mutants/", "hkv/testing/suites/")
 """Planted defects and suites: data of tests."""
@@ -99,7 +99,7 @@ def test_no_name_of_a_kind_is_compared_elsewhere():
 
 
 def _sole_field(trees: dict[str, ast.Module]) -> Iterator[int]:
-    """Where `sliding_window` is the name of a field that cannot be merged, not of the kind."""
+    """Lines in which `sliding_window` is the name of a field that cannot be merged, not of the kind."""
     for node in ast.walk(trees["hkv/dialects/vllm/planning/promotion.py"]):
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "error.argument":
             yield getattr(node, "lineno", 0)

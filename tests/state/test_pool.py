@@ -218,7 +218,7 @@ def blocks_live(seed: int) -> None:
 
 
 def many_lives() -> None:
-    """What planted defects are judged by (`tests/mutants`)."""
+    """Seeds by which planted defects are judged (`tests/mutants`)."""
     for seed in range(40):
         blocks_live(seed)
 

@@ -151,7 +151,7 @@ operations = st.sampled_from(sorted(ARGUMENTS)).flatmap(lambda name: st.tuples(s
 
 
 def expect(twin, name, arguments):
-    """What the twin answers: a status for each thing asked, and the popped block."""
+    """Expected answer, by the twin: a status for each thing asked, and the popped block."""
     try:
         answer = getattr(twin, name)(*arguments)
     except OperationError as error:

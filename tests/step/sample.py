@@ -93,7 +93,7 @@ def state_of(rows: Rows, empty: StepState) -> StepState:
 
 
 def hashing_of(rows: Rows, row: int) -> np.ndarray:
-    """Where hashing of a row's tokens stands."""
+    """State of the hashing of a row's tokens, in words."""
     request, size = rows.request(row), rows.config.hash_block_size
     tail = request.tokens[len(request.keys) * size :]
     words = np.zeros(HASH_WORDS, np.uint32)

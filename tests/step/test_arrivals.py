@@ -46,7 +46,7 @@ def arrive(pair: Pair, rows: dict[int, list[int]], root=ROOT) -> list[int]:
 
 
 def has_entry(pair: Pair, prompt: list[int], root):
-    """Whether a group holds an entry for the first tokens of a prompt, by looking into the reference's key table."""
+    """Predicate on a group and a length: it holds an entry for that prefix of a prompt in the reference's key table."""
     size = pair.rows.config.hash_block_size
     whole = np.array(prompt[: len(prompt) // size * size], np.int64).reshape(-1, size)
     keys = [tuple(int(word) for word in key) for key in fingerprint.keys(whole, root)]
@@ -59,7 +59,7 @@ def has_entry(pair: Pair, prompt: list[int], root):
 
 
 def plain(config) -> bool:
-    """Whether lookup's iteration is the definition for requests of any length."""
+    """True if lookup's iteration is the definition for requests of any length."""
     return not any(causes(config, tokens) for tokens in range(1, 49))
 
 

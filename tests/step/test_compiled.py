@@ -1,4 +1,4 @@
-"""What XLA makes of a step: nothing of the pool's size is copied, nothing calls the host, no loop is over rows."""
+"""Compiled form of a step: nothing of the pool's size is copied, nothing calls the host, no loop is over rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.reference.build import config as build
 
 ROWS, WIDTH, BLOCKS = 8, 96, 5000
 LARGE = {"5000", "8192", f"{ROWS},3,{WIDTH}", f"{ROWS},192"}
-"""How shapes of the pool's arrays, the queue, the rows and the chains begin."""
+"""Beginnings of the shapes of the pool's arrays, the queue, the rows and the chains."""
 
 
 def batch(tokens: int) -> StepBatch:

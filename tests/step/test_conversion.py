@@ -55,7 +55,7 @@ class Served:
         assert not self.run(batch.add(Code.DROP, slot)).any()
 
     def step(self, new: list[list[int]]) -> list[int]:
-        """What a step means, as single operations."""
+        """Performs a step as single operations; the status of each row's allocation."""
         batch, places = Batch(), []
         for slot, tokens in enumerate(new):
             if tokens:

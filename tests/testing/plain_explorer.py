@@ -29,7 +29,7 @@ PLAIN = {"lookahead": 0, "external": 0, "must_fit": False, "reserved": 0, "in_fl
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """Where a request stands, by the operations."""
+    """State of a request, by the operations."""
 
     tokens: tuple[int, ...] = ()
     running: bool = False
@@ -52,7 +52,7 @@ class Strings:
 
 
 def cache_state(space: Space, state: State) -> CacheState:
-    """What a compiled state says, as the log format writes it; requests are called 0, 1, ..."""
+    """State of a compiled cache, as the log format writes it; requests are called 0, 1, ..."""
     return _reader(space).state(jax.device_get(state), {str(slot): slot for slot in range(space.requests)})
 
 
@@ -69,7 +69,7 @@ def unpack_many(space: Space) -> Callable[[Any], World]:
 
 
 def standings(world: World) -> list[Standing]:
-    """Where the requests of a compiled world stand."""
+    """States of the requests of a compiled world."""
     ledger, hits = np.asarray(world.ledger), np.asarray(world.state.requests)[:, Request.HIT]
     found = []
     for slot, row in enumerate(ledger.tolist()):
@@ -145,7 +145,7 @@ class PlainExplorer:
         return seen, transitions
 
     def _learn(self) -> None:
-        """What the reference's keys stand for."""
+        """Learns the prefixes that the reference's keys stand for."""
         config = self._space.config
         for tokens in itertools.product((0, 1), repeat=config.max_model_len):
             engine = NumpyEngine(to_header(config, "core"))

@@ -87,7 +87,7 @@ class Twins:
         return {name for name, invariant in invariants.items() if _breaks(invariant, asked)}
 
     def requests(self) -> dict[str, RequestRecord]:
-        """What the plain ledger says after the operation."""
+        """Requests as the plain ledger has them after the operation."""
         return self._ledger.requests
 
     def _invariants(self, operation: Operation, moment: _Given) -> dict[str, Invariant]:
@@ -205,7 +205,7 @@ def test_a_row_that_begins_behind_its_end_is_read_without_the_columns_between() 
 
 
 def listed(state: Any) -> bool:
-    """Whether walking the key table finds each block under each of its keys, and nothing else."""
+    """True if walking the key table finds each block under each of its keys, and nothing else."""
     parts = state.buckets.parts
     # Which of its keys a block has under an entry, counted from 1: 0 for the key of the whole block.
     held: dict[tuple[int, int], int] = {}

@@ -76,7 +76,7 @@ def test_traffic_is_legal_and_eventful(feature: str, version: int) -> None:
 
 
 def events_of(recording: Recording) -> set[str]:
-    """What happened in a recording, after every operation has been found to be in order."""
+    """Kinds of events in a recording, after every operation has been found to be in order."""
     lifecycle = Lifecycle(recording.header)
     found: set[str] = set()
     evicting = False

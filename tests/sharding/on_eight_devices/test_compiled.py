@@ -1,4 +1,4 @@
-"""What the compiled operations do not do: copy a pool, or talk to other ranks unasked; and what they refuse."""
+"""Limits of the compiled operations: they copy no pool, talk to no other rank unasked, and refuse what does not fit."""
 
 from __future__ import annotations
 
