@@ -111,7 +111,7 @@ class Installed:
             (folder / name).symlink_to(ROOT / name)
 
     def python(self, text: str) -> str:
-        """What a program of the same environment prints."""
+        """Output of a Python program in the same environment."""
         command = [str(self.hkv.parent / "python"), "-c", text]
         return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
 

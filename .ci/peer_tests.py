@@ -36,7 +36,7 @@ def share_of(names: list[str], index: int, count: int) -> set[str]:
 
 
 class Peers:
-    """What one run of pytest provides, runs and reports."""
+    """Packages that one run of pytest provides, the tests it runs, and its report."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.provided = set(filter(None, config.getoption("--provides").split(",")))
@@ -78,6 +78,6 @@ class Peers:
 
 
 def reason_of(report: pytest.TestReport) -> str:
-    """Why a test was skipped."""
+    """Reason why a test was skipped."""
     said = report.longrepr
     return said[2] if isinstance(said, tuple) else str(said)

@@ -127,7 +127,7 @@ def _write(run: Run, claims: Sequence[AnyClaim]) -> None:
 
 
 def _report(run: Run) -> None:
-    """What differs, what was not made, and how many of each."""
+    """Prints what differs, what was not made, and the numbers of both."""
     for claim, problems in run.drifts.items():
         if problems:
             click.echo(f"DRIFTED {claim.title}")

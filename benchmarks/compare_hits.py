@@ -1,4 +1,4 @@
-"""How often, and why, vLLM 0.33's iteration finds another hit than the definition: the figures of `docs/hits.md`.
+"""Cases, and their causes, in which vLLM 0.33's iteration finds another hit than the definition, for `docs/hits.md`.
 
 python benchmarks/compare_hits.py                 # smallest examples, random cached sets, random traffic
 python benchmarks/compare_hits.py --vllm          # and the same cached sets looked up by an installed vLLM
@@ -184,7 +184,7 @@ def show_vllm(cases: int, seed: int) -> dict[str, Any]:
 
 
 def outcome(lookup: Any) -> int | str:
-    """What a lookup returns, or that it fails."""
+    """Result of a lookup, or "fails"."""
     try:
         return lookup()
     except Exception:

@@ -17,7 +17,7 @@ from hkv.errors import HKVError
 from hkv.layout.block_layout import Layout
 
 OUTCOMES = ("equal", "both refuse", "axes that do not nest", "a kernel block too small for its states", "DIFFERENT")
-"""What may come of a case. The last but two are layouts that vLLM grants and HKV refuses."""
+"""Outcomes of a case. The last but two are layouts that vLLM grants and HKV refuses."""
 
 
 def our_answer(case: dict[str, Any]) -> dict[str, Any]:
@@ -35,11 +35,11 @@ def our_answer(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(case: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """What comes of a case, one of `OUTCOMES`.
+    """Outcome of a case, one of `OUTCOMES`.
 
     Args:
       case: one of `random_cases`.
-      theirs: what `InstalledLayouts.answer` says of it.
+      theirs: answer of `InstalledLayouts.answer` to it.
     """
     ours = our_answer(case)
     if "refused" in ours and "refused" in theirs:

@@ -1,4 +1,4 @@
-"""How long the compiled cache takes to trace and to compile: the machine with every operation, and the schedule.
+"""Time that the compiled cache takes to trace and to compile: the machine with every operation, and the schedule.
 
 python benchmarks/compilation.py
 """
@@ -40,7 +40,7 @@ def measure(make: Callable[[], Any], repeats: int) -> dict[str, list[float]]:
 
 
 def programs() -> dict[str, Callable[[], Any]]:
-    """What is compiled, by name."""
+    """Programs to compile, by name."""
     import jax
 
     from hkv.dialects.vllm import machine as cache

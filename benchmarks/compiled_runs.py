@@ -20,7 +20,7 @@ IDS = 1 << 23
 """Room for the block ids of a dispatch of a schedule."""
 
 PROMPT = (Code.REQUEST, Code.LOOKUP, Code.ALLOCATE, Code.FREE, Code.DROP)
-"""What happens to a prompt."""
+"""Operations on a prompt."""
 
 
 def prepare(case: Any) -> dispatches.Incoming:

@@ -1,4 +1,4 @@
-"""How fast pages move, beside this device's own copy: `python benchmarks/data_plane.py --json F --plot F.png`.
+"""Speed at which pages move, beside this device's own copy: `python benchmarks/data_plane.py --json F --plot F.png`.
 
 Runs anywhere: on a GPU over every implementation and a gigabyte, on a CPU over XLA alone and little enough to wait for.
 For every operation, layout, dtype and page size it prints the bytes moved (read and written), GB/s, and the fraction of
@@ -131,7 +131,7 @@ def copy_bandwidth(nbytes: int, repeats: int) -> float:
 
 
 def device() -> dict[str, Any]:
-    """What was measured, and with what."""
+    """Device that was measured, and versions of the packages."""
     found = jax.devices()[0]
     versions = {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__}
     torch = cases.torch_for(found.platform)

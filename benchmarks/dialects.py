@@ -114,7 +114,7 @@ def _hits(recorder: Recorder) -> int:
 
 
 def forms_of(sides: Sides, only_compiled: bool) -> dict[str, Callable[[], tuple[float, int]]]:
-    """What is run, by name."""
+    """Functions to run, by name."""
     plain = {"vllm-0.33, NumPy": sides.vllm_numpy, f"{sides.rtp.name}, NumPy": sides.rtp_numpy}
     compiled_forms = {"vllm-0.33, JAX": sides.vllm_jax, f"{sides.rtp.name}, JAX": sides.rtp_jax}
     return compiled_forms if only_compiled else {**plain, **compiled_forms}

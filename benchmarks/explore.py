@@ -1,4 +1,4 @@
-"""How fast a million states are explored: the figures of `docs/explore.md`.
+"""Speed at which a million states are explored: the figures of `docs/explore.md`.
 
 python benchmarks/explore.py            # the default space of `hkv explore`; fails if it does not show what it must
 """
@@ -18,7 +18,7 @@ from hkv.model.topology import Topology
 from hkv.spec import spec_from_text
 
 STATES, SHARE = 1_000_000, 0.10
-"""What the space must have: so many distinct states; evictions and refusals on so large a share of its transitions."""
+"""Least number of distinct states, and least share of evictions and of refusals among the space's transitions."""
 
 
 @click.command()

@@ -139,7 +139,7 @@ def interpreter(folder: pathlib.Path) -> pathlib.Path:
 
 
 def is_complete(peer: Peer, folder: pathlib.Path, torch_options: Sequence[str] = ()) -> bool:
-    """Whether the folder holds this peer's environment as it would be made now."""
+    """True if the folder holds this peer's environment as it would be made now."""
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""How fast the compiled cache is, beside vLLM's own block manager on the same machine in the same run.
+"""Speed of the compiled cache, beside vLLM's own block manager on the same machine in the same run.
 
     python benchmarks/replay.py --mode prompts --trace TRACE.jsonl --vllm-python PATH/bin/python
 
@@ -43,7 +43,7 @@ STRESS_BLOCKS = 4000
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What both sides run.
+    """Case that both sides run.
 
     Attributes:
       mode: `prompts` or `schedule`; a stress case runs prompts.
@@ -214,7 +214,7 @@ def nanoseconds(seconds: list[float], operations: int) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Machine on which the figures were measured."""
     import jax
 
     return {

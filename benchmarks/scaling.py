@@ -1,4 +1,4 @@
-"""How the cost of a block depends on the pool's size and on requests' length, beside a random gather as large."""
+"""Cost of a block as a function of the pool's size and of requests' length, beside a random gather as large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents quote: sentences with figures in them, tables and console blocks, and what makes each of them.
+"""Quotations in the documents: sentences with figures in them, tables and console blocks, and what makes each of them.
 
 `python benchmarks/claims.py` remakes them.
 """

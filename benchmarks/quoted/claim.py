@@ -25,7 +25,7 @@ class Spread:
     factor: float = 1.5
 
     def holds(self, published: Mapping[str, str], measured: Figure) -> bool:
-        """Whether a measured figure passes."""
+        """True if a measured figure passes."""
         least, most = float(parsed(published[self.least])), float(parsed(published[self.most]))
         return least / self.factor <= float(measured) <= most * self.factor
 
@@ -50,11 +50,11 @@ class Claim:
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """Title in reports."""
         return f"{self.document}: {self.sentence}"
 
     def drift(self, page: str, made: list[Mapping[str, Any]]) -> list[str]:
-        """What the page says differently from what was made; one line a figure."""
+        """Differences between the page and what was made; one line a figure."""
         quotation, found = Quotation(self.sentence), self._made(made)
         try:
             published = quotation.figures(page)
@@ -77,7 +77,7 @@ class Claim:
         return Quotation(self.sentence).rewritten(page, exact)
 
     def span(self, page: str) -> tuple[int, int]:
-        """Where it stands on the page.
+        """Place on the page.
 
         Raises:
           NotQuotedError: nowhere, or at several places.
@@ -113,12 +113,12 @@ class Table:
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """Title in reports."""
         part = "" if self.columns is None else f", {self.columns} columns"
         return f"{self.document}: table `{self.marker}`{part}"
 
     def drift(self, page: str, made: list[Mapping[str, Any]]) -> list[str]:
-        """What the page says differently; one line each."""
+        """Differences between the page and what was made; one line each."""
         try:
             start, end = self.span(page)
         except NotQuotedError as error:
@@ -137,7 +137,7 @@ class Table:
         return page[:start] + "\n".join(self.lines(*made)) + "\n" + page[end:]
 
     def span(self, page: str) -> tuple[int, int]:
-        """Where the lines stand on the page.
+        """Place of the lines on the page.
 
         Raises:
           NotQuotedError: nowhere, or at several places.
@@ -171,11 +171,11 @@ class Output:
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """Title in reports."""
         return f"{self.document}: $ {self.command}"
 
     def drift(self, page: str, made: list[Mapping[str, Any]]) -> list[str]:
-        """How the output differs, by lines."""
+        """Differences in the output, by lines."""
         found = [shown for shown in shown_in(page) if shown.command == self.command]
         if len(found) != 1:
             return [f"`$ {self.command}` stands {len(found)} times in the console blocks of the document, not once"]
@@ -187,7 +187,7 @@ class Output:
         return page
 
     def span(self, page: str) -> tuple[int, int]:
-        """Where the command stands on the page.
+        """Place of the command on the page.
 
         Raises:
           NotQuotedError: nowhere, or at several places.

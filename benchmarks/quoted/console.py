@@ -43,7 +43,7 @@ def shown_in(page: str) -> list[Shown]:
 
 
 def difference(shown: Shown, output: str) -> str | None:
-    """How the whole output of a command differs from what is shown of it.
+    """Difference between the whole output of a command and what is shown of it.
 
     Args:
       shown: what the document has.
@@ -60,6 +60,6 @@ def difference(shown: Shown, output: str) -> str | None:
 
 
 def _matches(wanted: list[str], lines: list[str]) -> bool:
-    """Whether lines are those wanted, each cut standing for one or more."""
+    """True if lines are those wanted, each cut standing for one or more."""
     pattern = "".join("(?:[^\n]*\n)+" if line == CUT else re.escape(line) + "\n" for line in wanted)
     return re.fullmatch(pattern, "".join(line + "\n" for line in lines)) is not None

@@ -26,7 +26,7 @@ def recorded_logs() -> dict[str, Any]:
 
 
 def recorded_layouts() -> dict[str, Any]:
-    """What comes of the layouts that were recorded from vLLM 0.33."""
+    """Numbers of outcomes of the layouts that were recorded from vLLM 0.33."""
     records = json.loads((DATA / "layouts" / "vllm-0.33.json").read_text())
     counts = collections.Counter(outcome(record["case"], record["answer"]) for record in records)
     equal, both, *alone, different = (counts[name] for name in OUTCOMES)
@@ -39,7 +39,7 @@ def model_rows() -> dict[str, Any]:
 
 
 def hit_causes() -> dict[str, Any]:
-    """Why the engine's iteration may leave the definition of a hit, by direction."""
+    """Number of causes for which the engine's iteration may leave the definition of a hit, by direction."""
     directions = collections.Counter(cause.direction for cause in Cause)
     return {"causes": len(Cause), **directions}
 
@@ -51,7 +51,7 @@ def defect_logs() -> dict[str, Any]:
 
 
 def declarations() -> dict[str, Any]:
-    """How many fields and members some declarations have."""
+    """Numbers of fields and members of some declarations."""
     return {
         "chunk_formats": len(EngineKVFormat),
         "rules": len(dataclasses.fields(Rules)),

@@ -47,7 +47,7 @@ class Quotation:
         return self._match(page).groupdict()
 
     def span(self, page: str) -> tuple[int, int]:
-        """Where it stands.
+        """Place on the page, as a range of characters.
 
         Raises:
           NotQuotedError: it is not there, or more than once.

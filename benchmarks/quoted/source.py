@@ -1,4 +1,4 @@
-"""What makes the figures of documents: commands, whose output is read, and functions."""
+"""Sources of the figures in documents: commands, whose output is read, and functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
 class Cost(enum.IntEnum):
-    """How long a source takes on one core, about."""
+    """Time that a source takes on one core, about."""
 
     SECONDS = 0
     MINUTES = 1
@@ -28,12 +28,12 @@ class Cost(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What there is to run sources with.
+    """Setting in which sources are run.
 
     Attributes:
       vllm: an interpreter that has vLLM 0.33.0, in place of `VLLM/bin/python`.
       trace: Mooncake's conversation trace, in place of `TRACE`.
-      timings: whether what is timed is run: it wants cores that nothing else uses.
+      timings: True if timed sources are run: they want cores that nothing else uses.
       cost: the most that one source may cost.
     """
 
@@ -73,11 +73,11 @@ class Source:
 
     @property
     def command(self) -> str:
-        """What one would type, or the function's name."""
+        """Command as one would type it, or the function's name."""
         return self.makes if isinstance(self.makes, str) else f"{self.makes.__module__}.{self.makes.__qualname__}()"
 
     def missing(self, setting: Setting) -> list[str]:
-        """What it needs and the setting lacks; empty if it can be run."""
+        """Needs that the setting lacks; empty if it can be run."""
         needs = []
         if "VLLM/bin/python" in self.command and setting.vllm is None:
             needs.append("--vllm-python")

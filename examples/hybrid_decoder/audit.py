@@ -46,7 +46,7 @@ def poison(
 
 
 def wrong_reads(model: Model, tags: jax.Array, names: jax.Array, where: Addresses) -> jax.Array:
-    """How many slots that rows with new tokens read hold something else than the row's prefix, int32[]."""
+    """Number of slots read by rows with new tokens that hold something else than the row's prefix, int32[]."""
     wrong = jnp.int32(0)
     busy = (where.counts > 0)[:, None]
     for kind in model.kinds:
@@ -65,7 +65,7 @@ def wrong_reads(model: Model, tags: jax.Array, names: jax.Array, where: Addresse
 
 
 def _readable(model: Model, kind: str, position: jax.Array, query: jax.Array) -> jax.Array:
-    """What a query reads of the tokens before it, as `hkv.spec` says: bool[R, N]."""
+    """Tokens before a query that it reads, as `hkv.spec` says: bool[R, N]."""
     first: Mapping[str, jax.Array] = {
         "window": query - model.window + 1,
         "chunked": query // model.chunk * model.chunk,

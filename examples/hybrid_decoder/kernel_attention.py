@@ -26,7 +26,7 @@ SPLITS, PAGES = 4, 4
 
 
 def readable(layout: Layout) -> bool:
-    """Whether the states of one head of one block lie in one run, an equal number of runs apart, powers of two wide."""
+    """True if the states of one head of one block lie in one run, an equal number of runs apart, powers of two wide."""
     _, _, heads, states, content = layout.shape
     tile = states * content
     apart = all(stride % tile == 0 for stride in (*layout.strides[:2], layout.strides[2] if heads > 1 else tile))

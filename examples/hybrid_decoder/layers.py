@@ -15,18 +15,18 @@ from examples.hybrid_decoder.arithmetic import contract, rounded, total
 from examples.hybrid_decoder.model import DELTA, Model, Weights
 
 Parts = dict[str, jax.Array]
-"""What attention keeps of tokens: `key` and `value`, or `latent`, each [R, T or S, heads, elements]."""
+"""Parts that attention keeps of tokens: `key` and `value`, or `latent`, each [R, T or S, heads, elements]."""
 
 
 class State(NamedTuple):
-    """What a recurrent layer keeps of a row: `inputs` [..., taps - 1, channels], `memory` [..., heads, head, head]."""
+    """State of a recurrent layer for a row: `inputs` [..., taps - 1, channels], `memory` [..., heads, head, head]."""
 
     inputs: jax.Array
     memory: jax.Array
 
 
 class Store(Protocol):
-    """Where layers keep what they need of earlier tokens."""
+    """Storage for what layers need of earlier tokens."""
 
     def attention(self, layer: int, new: Parts) -> Parts:
         """Takes the parts of the new tokens [R, T, ...]; gives those of positions 0 to S - 1 of each row."""
@@ -104,7 +104,7 @@ def allowed(model: Model, kind: str, query: jax.Array, key: jax.Array) -> jax.Ar
 
 
 def scale_of(size: int) -> float:
-    """What scores of keys of `size` elements are multiplied by: a power of two, which rounds nothing."""
+    """Factor for the scores of keys of `size` elements: a power of two, which rounds nothing."""
     return 2.0 ** -round(np.log2(size) / 2)
 
 

@@ -25,8 +25,8 @@ from hkv.layout.block_layout import Layout
 from hkv.state.status import Status
 
 COUNTS = ("turns", "tokens", "drafted", "accepted", "refused", "deferred", "wrong")
-"""What is counted, in this order: turns of the loop, tokens generated, drafts, those that stayed, rows refused, blocks
-given back or registered late, and reads that the audit found wrong."""
+"""Counters, in this order: turns of the loop, tokens generated, drafts, those that stayed, rows refused, blocks given
+back or registered late, and reads that the audit found wrong."""
 
 
 class Rows(NamedTuple):
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """What a turn of the loop changes.
+    """State of the loop, which each turn changes.
 
     Attributes:
       cache: the cache.
@@ -57,7 +57,7 @@ class Carry(NamedTuple):
       held: int32[G], blocks of each group at the turn in which all together were most; `most` int32[2], that sum, and
         blocks of one group if it kept every token.
       logits: float32[R, N, vocabulary], those of every token computed; no rows where they are not kept.
-      tags: uint32[blocks, tokens], what the audit believes to be where; no rows without audit.
+      tags: uint32[blocks, tokens], content of each slot as the audit believes it; no rows without audit.
     """
 
     cache: StepState
@@ -73,7 +73,7 @@ class Carry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is static.
+    """Static settings.
 
     Attributes:
       model: the sizes.
@@ -81,7 +81,7 @@ class Plan:
       chunk: most tokens of a row in a turn of prefill.
       drafts: most drafts of a row in a turn of decode.
       room: of `hkv.cache.step.step`.
-      kernels: whether attention may be a GPU's kernel.
+      kernels: True if attention may be a GPU's kernel.
     """
 
     model: Model
@@ -98,7 +98,7 @@ class Plan:
 
 
 class Turn(NamedTuple):
-    """What a turn asks for. int32[R] each: tokens the cache is told, drafts, and the first position computed."""
+    """Request of a turn to the cache. int32[R] each: new tokens, drafts, and the first position computed."""
 
     counts: jax.Array
     drafts: jax.Array
@@ -182,7 +182,7 @@ def turn(plan: Plan, decoding: bool, parameters: Parameters, weights: list[Weigh
 
 
 def _ask(plan: Plan, carry: Carry, width: int, drafts: int) -> tuple[Carry, Turn]:
-    """How far every row goes. Drafts are put behind the rows' tokens."""
+    """Chooses how far every row goes. Drafts are put behind the rows' tokens."""
     rows, computed = carry.rows, carry.cache.requests[:, StepRequest.COMPUTED]
     active = rows.length < rows.target
     end = _chunk_end(plan.model, rows, jnp.minimum(computed + width, rows.length))
@@ -200,7 +200,7 @@ def _ask(plan: Plan, carry: Carry, width: int, drafts: int) -> tuple[Carry, Turn
 
 
 def _chunk_end(model: Model, rows: Rows, end: jax.Array) -> jax.Array:
-    """Where a chunk up to `end` int32[R] has to end so that recurrent states fall on blocks, where others find them.
+    """End of a chunk up to `end` int32[R] for which recurrent states fall on blocks, where others find them.
 
     A chunk that starts inside a block does not go beyond it; one that does not finish the row's tokens ends with a
     block if it can; and the last whole block ends a chunk (vLLM 0.33 `_mamba_block_aligned_split`).

@@ -96,7 +96,7 @@ class Model:
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
-        """What a layer of each group caches; pages are padded to the largest."""
+        """Cache description of a layer of each group; pages are padded to the largest."""
         bare = [self._spec(kind) for kind in self.kinds]
         page = max(spec.page_size_bytes for spec in bare)
         padded = [{} if spec.page_size_bytes == page else {"page_size_padded": page} for spec in bare]
@@ -129,7 +129,7 @@ class Model:
         )
 
     def layouts(self, num_blocks: int, order: str, kernel_block: int | None) -> dict[str, Layout]:
-        """How the pages of each kind lie in the one pool. Page i of a block is that of its group's i-th layer.
+        """Layouts of the pages of each kind in the one pool. Page i of a block is that of its group's i-th layer.
 
         Args:
           num_blocks: blocks in the pool.

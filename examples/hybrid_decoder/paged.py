@@ -19,11 +19,11 @@ WHOLE = ("full", "mla")
 """Kinds whose queries read every token before them."""
 
 Layouts = Mapping[str, Layout]
-"""How each kind's pages lie."""
+"""Layout of the pages of each kind."""
 
 
 class Addresses(NamedTuple):
-    """Where the new tokens of a step go, and where the earlier ones are. From `hkv.cache.step`, or from a host.
+    """Slots of the new tokens of a step, and block tables of the earlier ones. From `hkv.cache.step`, or from a host.
 
     Attributes:
       tables: int32[R, G, W], the blocks of each row; 0 for none.

@@ -23,7 +23,7 @@ LABELS = {
 
 
 def figures(decoder: Decoder, seconds: float, compiling: float) -> dict[str, Any]:
-    """What a run was like. Memory is in bytes, counted at the turn in which the cache held most blocks.
+    """Figures of a run. Memory is in bytes, counted at the turn in which the cache held most blocks.
 
     Args:
       decoder: after its run.

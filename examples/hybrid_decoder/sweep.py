@@ -56,12 +56,12 @@ LARGER = {"4 and 8": {"window": 8, "chunked": 8, DELTA: 8}, "2, 4 and 8": {"wind
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one configuration.
+    """Result of one configuration.
 
     Attributes:
       compared: logits.
       ulps: largest difference of any, in units in the last place of the largest logit of its request.
-      happened: how often what has to happen did.
+      happened: number of times that each thing happened that has to.
       problems: what is wrong, in words; none if all is well.
       seconds: that it took, compiling included.
     """
@@ -92,7 +92,7 @@ def model_of(row: Row) -> Model:
 
 
 def why_not(row: Row) -> str | None:
-    """Why there is no such configuration; None if there is."""
+    """Reason why there is no such configuration; None if there is."""
     if row["block"] in LARGER and row["kinds"] != "all":
         return "one kind has one block size"
     if row["split"] is not None and (row["kinds"] == DELTA or row["split"] >= int(row["block"][0])):
@@ -169,7 +169,7 @@ def serve(row: Row) -> Traffic:
 
 
 def judged(traffic: Traffic, judge: Model) -> Outcome:
-    """What a model's pass without a cache, which knows no blocks, says of what was served."""
+    """Judgement of what was served by a model's pass without a cache, which knows no blocks."""
     weights, exact = traffic.decoder.weights, traffic.decoder.model.exact
     ulps = max(difference(judge, weights, request) for request in traffic.requests)
     problems = [f"no {name}" for name, times in traffic.happened.items() if times <= 0]
@@ -241,7 +241,7 @@ def main(strength: int, only: tuple[str, ...], json_path: str | None) -> None:
 
 
 def summary(rows: Sequence[Row], outcomes: Sequence[Outcome], strength: int) -> dict[str, Any]:
-    """What came of all configurations, as data."""
+    """Results of all configurations, as data."""
     worst: dict[str, float] = {}
     for row, outcome in zip(rows, outcomes, strict=True):
         worst[row["sums"]] = max(worst.get(row["sums"], 0.0), outcome.ulps)

@@ -1,4 +1,4 @@
-"""How far the logits that were computed with a cache are from those of the pass without one."""
+"""Difference between the logits that were computed with a cache and those of the pass without one."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def _served(row: str, name: str) -> Claim:
 
 
 def _resharded(row: str, name: str, forwarded: bool = False) -> Claim:
-    """What a row of the table of reshardings says of bytes; its times are not compared."""
+    """Claim of a row of the table of reshardings about bytes; its times are not compared."""
     figures = ("sent", "forwarded") if forwarded else ("sent",)
     return Claim(
         SHARDING,

@@ -28,7 +28,7 @@ SPEED = (
 
 
 def _totals(made: Mapping[str, Any]) -> dict[str, Any]:
-    """What a replay of the whole trace says of it."""
+    """Totals of a replay of the whole trace."""
     totals = made["totals"]
     assert totals["finished"] == totals["requests"], "some requests were refused"
     return {
@@ -41,7 +41,7 @@ def _totals(made: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beside(made: Mapping[str, Any]) -> dict[str, Any]:
-    """What a replay beside vLLM's manager says of it."""
+    """Figures of a replay beside vLLM's manager."""
     assert made["same_decisions"]
     return {
         "requests": made["requests"],

@@ -12,7 +12,7 @@ from benchmarks.quoted.claim import Claim, Spread
 
 DOCUMENT = "docs/benchmarks.md"
 ELSEWHERE = 4.0
-"""How many times longer or shorter a time may be on another machine."""
+"""Factor by which a time may be longer or shorter on another machine."""
 
 Made = Mapping[str, Any]
 

@@ -127,7 +127,7 @@ class RadixCache:
 
 
 class ForgetfulCache(RadixCache):
-    """What was entered first is evicted first, whether or not it was used since."""
+    """Cache that evicts first what was entered first, whether or not it was used since."""
 
     def touch(self, node: Node) -> None:
         """The defect."""

@@ -1,4 +1,4 @@
-"""What HKV asks of a dialect, answered for the radix cache."""
+"""Radix cache as a dialect of HKV."""
 
 from collections.abc import Callable
 from types import MappingProxyType

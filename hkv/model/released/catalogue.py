@@ -38,7 +38,7 @@ class Released(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """What it answers to, in lower case: its name, and each repository with and without the organisation."""
+        """Names that it is found by, in lower case: its own, and each repository with and without the organisation."""
         repositories = {repository.lower() for repository in self.ids}
         return frozenset({self.name, *repositories, *(name.partition("/")[2] for name in repositories)})
 
