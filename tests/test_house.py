@@ -53,6 +53,12 @@ UNUSED = {
 }
 """Modules that nothing in `hkv` uses, and what does or will."""
 
+QUESTION = re.compile(r"(What|Who|Where|Whether|How|Why|When)\b")
+"""Words with which a docstring does not start: it says what a thing is or does, with a noun phrase or a verb."""
+
+WRITTEN = ("hkv", "reference", "pallas_kernels", "tests", "examples", "benchmarks", "docs")
+"""Folders of the repository with Python in them."""
+
 FOUND_BY_FOLDER = ("hkv.cli.", "hkv.model.huggingface.families.", "hkv.dialects.vllm.kinds.", "hkv.spec.")
 """Packages whose modules are found by listing them."""
 
@@ -127,3 +133,21 @@ def test_every_rule_of_the_record_is_called() -> None:
     asked = [ast.unparse(node.func) for node in ast.walk(source) if isinstance(node, ast.Call)]
     called = {name.removeprefix("self._rules.") for name in asked if name.startswith("self._rules.")}
     assert {field.name for field in dataclasses.fields(Rules)} == called
+
+
+def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Docstrings of a module, its classes, functions and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize("folder", WRITTEN)
+def test_docstrings_start_with_a_noun_phrase_or_a_verb(folder: str) -> None:
+    found = 0
+    for path in sorted((ROOT.parent / folder).rglob("*.py")):
+        for node in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+            found += 1
+            text = str(node.value).strip()
+            assert QUESTION.match(text) is None, f"{path}:{node.lineno}: {text.splitlines()[0]}"
+    assert found
