@@ -15,6 +15,7 @@ from hkv.dialects.dialect import Dialect
 from reference.dialects.rules import Rules
 
 ROOT = pathlib.Path(hkv.__file__).parent
+HOUSE = pathlib.Path(__file__).parents[1]
 NAMES = re.compile(r"vllm|rtp", re.IGNORECASE)
 
 ROOMS = ("oracle", "replay", "testing", "cli")
@@ -145,7 +146,7 @@ def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
 @pytest.mark.parametrize("folder", WRITTEN)
 def test_docstrings_start_with_a_noun_phrase_or_a_verb(folder: str) -> None:
     found = 0
-    for path in sorted((ROOT.parent / folder).rglob("*.py")):
+    for path in sorted((HOUSE / folder).rglob("*.py")):
         for node in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
             found += 1
             text = str(node.value).strip()

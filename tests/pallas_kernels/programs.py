@@ -21,7 +21,7 @@ from hkv.layout.views.numpy import numpy_dtype
 from hkv.spec import FullAttention, MLAAttention
 
 KERNELS = ("auto", "pallas_triton")
-"""Implementations that move runs of any size: bulk copies where possible and registers elsewhere, or registers alone."""
+"""Implementations that move runs of any size: bulk copies where possible, registers elsewhere, or registers alone."""
 
 GPU = "NVIDIA H200"
 DTYPES = ("float16", "float32", "int8", "float8_e4m3fn", "uint8")
