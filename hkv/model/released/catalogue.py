@@ -20,6 +20,7 @@ class Released(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       ids: repositories on Hugging Face whose config has these values.
       form: `copy` of a whole config.json; `excerpt` of one, the decoder's fields; or single `values` put together.
       source: address of what was read.
+      other_sources: addresses of single values that are not from there, by field.
       compared: addresses of other sources that have the same values.
       note: anything else one has to know.
       name: HKV's name of it.
@@ -28,6 +29,7 @@ class Released(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: tuple[str, ...]
     form: Literal["copy", "excerpt", "values"]
     source: str
+    other_sources: dict[str, str] = {}
     compared: tuple[str, ...] = ()
     note: str = ""
     name: str = ""
