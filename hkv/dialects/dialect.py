@@ -226,7 +226,7 @@ class Dialect(abc.ABC):
         return account(log, line, request)
 
     def resumptions(self, engine: Any, operation: Any, id: str) -> Sequence[Resumption]:
-        """From where each group alone could resume a request, for `explain` where it is not written anew.
+        """Boundaries at which each group alone could resume a request, for dialects without an `explain` of their own.
 
         Args:
           engine: a built-in engine that has performed everything before an operation.
@@ -235,7 +235,7 @@ class Dialect(abc.ABC):
 
         Raises:
           LookupError: there is no such request.
-          UnsupportedConfigError: the dialect does not say.
+          UnsupportedConfigError: the dialect does not give them.
         """
         raise self.lacks("explanations")
 

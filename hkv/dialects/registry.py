@@ -18,7 +18,7 @@ GROUP = "hkv.dialects"
 """The entry point group."""
 
 DEFAULT = "vllm-0.33"
-"""Whose rules, where nobody says."""
+"""Name of the dialect that is used where none is given."""
 
 BUILT_IN = {
     "vllm-0.33": "hkv.dialects.vllm.dialect:VllmDialect",

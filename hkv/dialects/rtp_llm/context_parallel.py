@@ -77,7 +77,7 @@ class CpSlotMapper:
         return policy.cp_mapping if self.sharded else CpMapping.NONE
 
     def slice(self, policy: GroupPolicy) -> CpSlice:
-        """Which part of a block a rank holds; a full group's blocks are never sliced."""
+        """Part of a block that a rank holds; a full group's blocks are never sliced."""
         if not self.sharded or policy.group_type is GroupType.FULL:
             return CpSlice.NONE
         return policy.cp_slice

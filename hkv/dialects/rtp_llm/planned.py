@@ -1,4 +1,4 @@
-"""From RTP-LLM's memory plan to a cache's configuration. Host-only."""
+"""Conversion of RTP-LLM's memory plan to a cache's configuration. Host-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which blocks travel between prefill and decode servers and to other tiers, under which keys. Host-only."""
+"""Blocks that are transferred between prefill and decode servers and to other tiers, and their keys. Host-only."""
 
 from __future__ import annotations
 

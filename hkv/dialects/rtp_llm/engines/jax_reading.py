@@ -55,7 +55,7 @@ class Reader:
         )
 
     def lists(self, state: PooledState, slot: int) -> structs.Lists:
-        """For each sequence of a request and each group, its blocks, holes included."""
+        """Blocks of each sequence of a request and each group, holes included."""
         record, rows = np.asarray(state.requests)[slot], np.asarray(state.rows)[slot]
         lengths = _lengths(state, record)
         return [

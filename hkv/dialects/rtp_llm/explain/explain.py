@@ -132,7 +132,7 @@ def _votes(story: RtpStory, group: int) -> bool:
 
 
 def _missing(story: RtpStory, group: int, keys: list[int]) -> list[int]:
-    """Which of the keys the group would have to have and has not."""
+    """Indices of the keys that the group would have to have and has not."""
     wanted = range(len(keys))
     if story.config.policies[group].group_type is not GroupType.FULL:
         wanted = range(max(len(keys) - 1, 0), len(keys)) if _votes(story, group) else range(0)

@@ -36,7 +36,7 @@ class KeyHistory:
         self._running.update(keys)
 
     def end(self, keys: Iterable[int]) -> None:
-        """It gave them back."""
+        """A request gave back the blocks of these keys."""
         for key in keys:
             self._running[key] -= 1
             if not self._running[key]:

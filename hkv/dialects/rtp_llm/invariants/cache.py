@@ -14,9 +14,10 @@ EVICTING = (structs.MallocOp, structs.ForkOp, structs.ExportOp, structs.EvictOp)
 
 @rtp_invariant("rtp key life", "B-I5", "B-I11")
 def key_life(moment: RtpMoment) -> Iterator[str]:
-    """Only `insert` enters blocks, and it never puts one in another's place; only operations that need room evict.
+    """Blocks enter by `insert` only, which never puts one in another's place; only operations that need room evict.
 
-    Holds after every operation. No exception: who computes what is cached already keeps blocks that nobody finds.
+    Holds after every operation. No exception: a request that computes what is cached already keeps blocks that nobody
+    finds.
     """
     if isinstance(moment.operation, structs.InsertOp):
         if moment.left:

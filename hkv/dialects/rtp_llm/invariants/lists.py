@@ -173,7 +173,7 @@ def _most_needed(moment: RtpMoment, operation: structs.MallocOp) -> list[int]:
 
 
 def _evictable(moment: RtpMoment) -> list[int]:
-    """Of each pool, blocks that only the cache holds, once, and that eviction gives for sure.
+    """Number of blocks of each pool that only the cache holds, once, and that eviction gives for sure.
 
     A block that was exported and entered again has a second reference until whoever copies it gives that back.
     """

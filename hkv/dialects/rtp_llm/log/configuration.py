@@ -1,4 +1,4 @@
-"""From a log's header to a configuration under RTP-LLM's rules, and back."""
+"""Conversion of a log's header to a configuration under RTP-LLM's rules, and back."""
 
 from __future__ import annotations
 

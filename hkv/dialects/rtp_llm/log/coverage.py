@@ -1,4 +1,4 @@
-"""Which of RTP-LLM's rules a log exercised, as far as its operations and the recorded answers show."""
+"""Coverage of RTP-LLM's rules by a log, as far as its operations and the recorded answers show."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def print_pools(console: Console, report: dict[str, Any]) -> None:
 
 
 def _modules_text(modules: list[list[dict[str, Any]]]) -> str:
-    """Which groups the draft modules' layers join: `2 modules: layers 48, 49 in full`."""
+    """Groups that the draft modules' layers join, in words: `2 modules: layers 48, 49 in full`."""
     layers: dict[str, list[int]] = {}
     for group in (group for module in modules for group in module):
         layers.setdefault(group["tag"], []).extend(group["layers"])

@@ -1,4 +1,4 @@
-"""Which slots of a list have blocks: all of a full group's, the last and those on a grid of the others'."""
+"""Shape of a group's lists: all slots of a full group have blocks, of others the last ones and those on a grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank holds which block, on arrays: `hkv.dialects.rtp_llm.context_parallel.CpSlotMapper` inside `jit`.
+"""Ranks and slots of blocks, on arrays: `hkv.dialects.rtp_llm.context_parallel.CpSlotMapper` inside `jit`.
 
 Every argument may be an array or a scalar, int32; they broadcast. Lengths are in tokens, blocks are logical ones.
 """

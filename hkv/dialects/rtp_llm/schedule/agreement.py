@@ -83,7 +83,7 @@ class ComparedRtpEngine:
         self._number = 0
 
     def perform(self, operation: RtpOp) -> RtpAnswer:
-        """As the engine's; what an allocation answered is compared."""
+        """Performs an operation on the engine, and compares the answer to an allocation."""
         answer = self._engine.perform(operation)
         self._number += 1
         if isinstance(operation, MallocOp) and isinstance(answer, Malloc):

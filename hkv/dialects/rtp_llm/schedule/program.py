@@ -63,7 +63,7 @@ class _Carry(NamedTuple):
     num_ids: Scalar
 
     def flat(self) -> tuple[Scalar, ...]:
-        """As a loop carries them."""
+        """Scalars that a loop carries."""
         return (*self.machine, *self.tally, self.num_ids)
 
     @classmethod

@@ -107,7 +107,7 @@ class RtpReplay(StepLoop):
         return answer
 
     def _free(self, live: LiveRequest, *, finished: bool) -> None:
-        """Only what has finished is entered into the cache; a preempted request's work is lost."""
+        """Frees a request's blocks; if it finished, they enter the cache first. A preempted request's work is lost."""
         if finished and self._caching:
             self._engine.perform(structs.InsertOp(id=live.id))
         self._engine.perform(structs.FreeOp(id=live.id))

@@ -184,7 +184,7 @@ class RtpTraffic:
             self._preempt(request)
 
     def _fork(self, request: _Request) -> bool:
-        """Its sequences become copies of one another; whether it runs on."""
+        """Forks a request, whose sequences become copies of one another; True if it runs on."""
         choices, width = self._choices, len(request.texts)
         count = choices.integer(1, min(4, width + 1))
         sources = [choices.integer(0, width - 1) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""From where each group of a cache alone could resume a request, and what it lacks for more: by definition."""
+"""Boundaries at which each group alone could resume a request, by definition, and the entries it lacks for more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reference.keys.views import Chain
 
 @dataclasses.dataclass(frozen=True)
 class Resumptions:
-    """From where a request could be resumed.
+    """Boundaries at which a request could be resumed.
 
     Attributes:
       alignment: tokens of which every hit is a multiple.

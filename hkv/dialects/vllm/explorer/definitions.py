@@ -136,7 +136,7 @@ def _proof(space: Space, length: int) -> list[set[tuple[int, int]]]:
 
 
 def _held(group: int, size: int, positions: range) -> list[set[tuple[int, int]]]:
-    """For each block that `positions` meet: the entries that cover those of them that lie in it."""
+    """Sets of entries, one for each block that `positions` meet, that cover those of them that lie in it."""
     blocks = sorted({position // size for position in positions})
     starts = [min((block + 1) * size, positions.stop) for block in blocks]
     return [

@@ -16,7 +16,7 @@ class Fact(enum.IntEnum):
     """Columns of a ledger, int32[requests, 8], a row a request slot. Lengths are in tokens."""
 
     STRING = 0
-    """Its tokens as a number (`hkv.dialects.vllm.explorer.space.code_of`); 0: the slot is empty."""
+    """Tokens as a number (`hkv.dialects.vllm.explorer.space.code_of`); 0: the slot is empty."""
     LENGTH = 1
     RUNNING = 2
     COMPUTED = 3

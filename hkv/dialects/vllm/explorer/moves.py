@@ -1,4 +1,4 @@
-"""Which operations there are, when each may come, and what each is in the log and in the compiled cache."""
+"""Operations of the explorer: when each may come, and what it is in the log and in the compiled cache."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def all_moves(space: Space) -> np.ndarray:
 def enabled(
     space: Space, moves: np.ndarray, ledger: jax.Array, hits: jax.Array, cached: jax.Array, young: jax.Array
 ) -> jax.Array:
-    """Which of `moves` may come next, bool[n].
+    """Mask bool[n] of the `moves` that may come next.
 
     After a lookup its request is admitted, and after a grant it is computed, before anything else happens. Of several
     empty slots only the first is filled: they are the same up to renaming.
@@ -52,10 +52,10 @@ def enabled(
     Args:
       space: the space.
       moves: of `all_moves`.
-      ledger: where every request stands.
+      ledger: state of every request, as the operations tell it.
       hits: int32[requests], tokens that the lookup just before found.
-      cached: bool[blocks], which blocks have keys.
-      young: whether a state was registered in this step.
+      cached: bool[blocks], blocks that have keys.
+      young: True if a state was registered in this step.
     """
     code, slot, value, extra = moves.T
     mine = {fact: _at(ledger[:, fact], slot) for fact in Fact}

@@ -156,7 +156,7 @@ def _listed(state: State, blocks: int) -> jax.Array:
 
 
 def primary(keys: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
-    """Of each block the string of its primary key, 0 for none, and the key's column in the table.
+    """Primary key of each block, as its string, 0 for none, and the key's column in the table.
 
     The primary key is that of the whole block, or else the one inside it that covers most tokens.
 

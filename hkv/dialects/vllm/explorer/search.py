@@ -202,7 +202,7 @@ class _Search:
         return Frontier(np.concatenate(worlds), np.concatenate(enabled), first)
 
     def _outcomes(self, frontier: Frontier) -> Iterator[tuple[np.ndarray, np.ndarray, Outcome]]:
-        """For each dispatch: which worlds of the frontier, which operations, and what came of them."""
+        """Outcomes of each dispatch, with the worlds of the frontier and the operations that they are of."""
         world, move = np.nonzero(frontier.enabled)
         pending: collections.deque[tuple[np.ndarray, np.ndarray, Future[Outcome]]] = collections.deque()
         pool = ThreadPoolExecutor(self._workers)

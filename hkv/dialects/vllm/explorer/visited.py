@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 FREE = -1
-"""In `_owners`: the place is empty."""
+"""Value of `_owners` for an empty place."""
 
 
 class Visited:

@@ -54,7 +54,7 @@ class HitAdmission:
         }
 
     def _judge_gate(self, moment: Moment, operation: oplog.AllocateOp, granted: bool) -> Iterator[str]:
-        """Of what must fit whole, full attention's blocks alone are counted: those do fit."""
+        """Problems of an allocation that must fit whole: full attention's blocks, counted alone, do not fit."""
         hit = self._adopted(operation)
         length = min(len(moment.ledger.requests[operation.id].tokens), self._config.max_model_len)
         needed = 0

@@ -44,7 +44,7 @@ class Snapshot:
     __hash__ = None  # type: ignore[assignment]
 
     def spare(self) -> dict[int, int]:
-        """Of each block, references beside those from rows: what pending copies hold."""
+        """References of each block beside those from rows: those of pending copies."""
         counts = {block: self.refs.get(block, 0) - len(self.owners.get(block, ())) for block in self.refs}
         counts |= {block: -len(owners) for block, owners in self.owners.items() if block not in self.refs}
         return {block: count for block, count in counts.items() if count}
@@ -55,7 +55,7 @@ def _entry(group: int, tokens: int, key: str) -> tuple[int, int, str]:
 
 
 class KeyBook:
-    """Which key stands for which prefix, learnt from blocks that a request's row holds when they get a key."""
+    """Keys and the prefixes that they stand for, learnt from blocks that a request's row holds when they get a key."""
 
     def __init__(self) -> None:
         self.prefixes: dict[str, set[int]] = collections.defaultdict(set)

@@ -10,7 +10,7 @@ from hkv.spec import Mamba
 
 
 def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
-    """Which states are kept, each for one length; how many are scratch; which a chunk leaves behind for others."""
+    """States that are kept, each for one length; number of scratch states; states that a chunk exports."""
     del eagle
     spec = config.topology.specs[group]
     assert isinstance(spec, Mamba)

@@ -8,6 +8,6 @@ from hkv.dialects.vllm.config import VllmConfig
 
 
 def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
-    """Nothing: one block whatever the configuration."""
+    """No field: one block whatever the configuration."""
     del config, group, eagle
     return {}

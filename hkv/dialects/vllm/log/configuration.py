@@ -1,4 +1,4 @@
-"""From a log's header to a dialect's configuration and back."""
+"""Conversion of a log's header to a dialect's configuration, and back."""
 
 from __future__ import annotations
 

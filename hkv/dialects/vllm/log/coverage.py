@@ -1,4 +1,4 @@
-"""Which rules a log exercised, as far as its operations and the recorded answers show."""
+"""Coverage of the rules by a log, as far as its operations and the recorded answers show."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hkv.limits import MAX_TOKENS
 from hkv.spec import KINDS, LayerSpec
 
 MODES = ["align", "none"]
-"""Of a field that is a text."""
+"""Values that a field of text may have."""
 
 LATER_KINDS = {"properties": {"kind": {"enum": ["mla", "opaque"]}}, "required": ["kind"]}
 

@@ -1,4 +1,4 @@
-"""From layers to groups: the order in which vLLM 0.33 tries its ways of grouping."""
+"""Grouping of layers: the order in which vLLM 0.33 tries its ways of grouping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From groups and a number of blocks to the place of every layer in one buffer."""
+"""Placement of every layer in one buffer, from groups and a number of blocks."""
 
 from __future__ import annotations
 

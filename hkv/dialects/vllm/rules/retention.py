@@ -18,14 +18,14 @@ from hkv.state.workspace import Workspace
 
 
 class Kept(NamedTuple):
-    """Which entries of a row are kept: the last ones of each period, and those before some ends. Units are blocks.
+    """Retained entries of a row: the last ones of each period, and those before some ends. Units are blocks.
 
     An entry's *phase* is its place within its period, below 0 before the first one.
 
     Attributes:
       period: length of a period; 1 if every entry is kept.
       least: the first phase that is kept.
-      shift: where the first period begins.
+      shift: entry at which the first period begins.
       keep: entries kept before each of the ends.
       ends: entries after the last one that is kept for a length that is expected; 0 for none.
     """
@@ -58,7 +58,7 @@ class Kept(NamedTuple):
 
 
 def kept(work: Workspace, view: View, slot: Scalar, group: Scalar) -> tuple[Workspace, Kept]:
-    """Which entries of a request's row in a group are kept.
+    """Retained entries of a request's row in a group.
 
     Args:
       work: needs `requests` to read.

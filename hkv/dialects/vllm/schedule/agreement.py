@@ -31,14 +31,14 @@ class ComparedEngine:
         self._number = 0
 
     def lookup(self, id: str) -> Hit:
-        """As the engine's, compared."""
+        """Hit that the engine finds, compared."""
         hit = self._engine.lookup(id)
         rows = [row[next((i for i, block in enumerate(row) if block), len(row)) :] for row in hit.blocks]
         self._compare("lookup", id, rows if hit.hit else [])
         return hit
 
     def allocate(self, operation: AllocateOp) -> Allocation:
-        """As the engine's, compared."""
+        """Allocation that the engine makes, compared."""
         allocation = self._engine.allocate(operation)
         self._compare("allocate", operation.id, allocation.blocks or [])
         return allocation

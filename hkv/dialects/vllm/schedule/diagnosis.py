@@ -163,7 +163,7 @@ class _GroupView:
         return self._engine.absence(self._group, keys[end // self._hash_block - 1]) if end % self._block else CACHED
 
     def _tail_missing(self, keys: Sequence[int], boundary: int) -> str:
-        """As `_tail`; where a block that reaches further is known, the boundary within it was not worth keeping."""
+        """State as by `_tail`; if a block that reaches further is known, the boundary within it was not retained."""
         absence, index = self._tail(keys, boundary), (boundary + self._proof) // self._block
         known = (index + 1) * self._block // self._hash_block <= len(keys)
         if absence == "never seen" and known and self._absence(keys, index) != "never seen":
