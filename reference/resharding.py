@@ -14,7 +14,7 @@ from reference.sharding import RankIndex, homes
 
 Identity = tuple[str, int, int, int]
 Places = dict[Identity, dict[RankIndex, tuple[int, int]]]
-"""For every identity, the ranks that hold it, each with the first byte in its pool and how many."""
+"""Ranks that hold each identity, each with the first byte in its pool and the number of bytes."""
 
 
 def holdings(side: Side, first: int, stop: int, layers: range) -> Places:
@@ -72,7 +72,7 @@ def faults(plan: Plan, first: int, stop: int, direct: bool = False) -> Iterator[
 
 
 def _bytes(places: Places) -> dict[tuple[RankIndex, int], tuple[Identity, int]]:
-    """For every byte of every rank's pool that is somebody's, whose and which."""
+    """Identity of every byte of every rank's pool that belongs to one, and the byte's index in it."""
     return {
         (rank, start + byte): (identity, byte)
         for identity, ranks in places.items()

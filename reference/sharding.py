@@ -1,4 +1,4 @@
-"""Which rank holds what, by dealing heads and tokens out one after the other: the twin of `hkv.mesh.parallel_shape`."""
+"""Holders of heads and tokens, found by dealing them out one after the other: the twin of `hkv.mesh.parallel_shape`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RankIndex = tuple[int, int]
 
 
 def head_holders(heads: int, tensor: int) -> list[list[int]]:
-    """For each head the tensor ranks that hold it: heads are dealt to ranks in order, or ranks to heads."""
+    """Tensor ranks that hold each head: heads are dealt to ranks in order, or ranks to heads."""
     if heads >= tensor:
         return [[rank] for rank in range(tensor) for _ in range(heads // tensor)]
     ranks = iter(range(tensor))

@@ -1,4 +1,4 @@
-"""From the cache of single operations to the cache of whole steps, and back. On the host, in time of the pool's size.
+"""Conversion between the cache of single operations and that of whole steps. On the host, in time of the pool's size.
 
 Requests arrive, look their prefixes up and adopt them in the one (`hkv.dialects.vllm.machine`); between arrivals whole
 steps run in the other (`hkv.cache.step`). Row r of a step is request slot r of the other cache. Free queue, references,

@@ -274,7 +274,7 @@ def _cut(counts: jax.Array, room: int) -> _Spans:
 
 
 def _clip(counts: jax.Array, room: int) -> jax.Array:
-    """As much of the spans, in order, as there is room for."""
+    """Part of the spans, in order, for which there is room."""
     flat = counts.reshape(-1)
     before = jnp.cumsum(flat) - flat
     return jnp.clip(room - before, 0, flat).reshape(counts.shape)
@@ -332,7 +332,7 @@ def _give_back(
 
 
 def _short(served: jax.Array, need: jax.Array, running: jax.Array, queue: _Queue) -> tuple[jax.Array, jax.Array]:
-    """Which rows find too few free blocks at their turn, bool[R], and which find those or the room short."""
+    """Masks bool[R] of rows that find too few free blocks at their turn, and of those that find these or room short."""
     before = jnp.cumsum(jnp.where(served, need, 0)) - jnp.where(served, need, 0)
     others = jnp.any(running) | (jnp.cumsum(served) - served > 0)
     return _exceeds(need, before, others & ~running, queue)
@@ -345,11 +345,11 @@ def _exceeds(need: jax.Array, before: jax.Array, kept: jax.Array, queue: _Queue)
 
 
 def _serve(taking: jax.Array, need: jax.Array, running: jax.Array, queue: _Queue) -> jax.Array:
-    """Which rows are served, bool[R], in order.
+    """Mask bool[R] of the rows that are served, in order.
 
-    Everyone is served unless blocks run short. Then with the first row that is refused go all later ones that need more
-    than is left; there are at most as many rounds as different needs. A row that runs already may take the watermark's
-    blocks too, and so may any if no other row runs (vLLM 0.33 `KVCacheManager.allocate_slots`).
+    All rows are served unless blocks run short. Then the first row without room is refused, and all later rows that
+    need more than is left; there are at most as many rounds as different needs. A row that runs already may take the
+    watermark's blocks too, and so may any if no other row runs (vLLM 0.33 `KVCacheManager.allocate_slots`).
     """
     index = jnp.arange(taking.shape[0])
 

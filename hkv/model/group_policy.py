@@ -14,7 +14,7 @@ from hkv.spec import LayerSpec
 
 
 class GroupType(enum.IntEnum):
-    """Which blocks of a sequence a group keeps (RTP-LLM `CacheGroupType`)."""
+    """Type of a group: the blocks of a sequence that it keeps (RTP-LLM `CacheGroupType`)."""
 
     LINEAR = 0
     """The last state, and states on a grid."""
@@ -43,7 +43,7 @@ class MemoryPlacement(enum.IntEnum):
 
 
 class CpMapping(enum.IntEnum):
-    """Which rank holds which block under context parallelism (RTP-LLM `CpBlockMappingMode`)."""
+    """Mapping of blocks to ranks under context parallelism (RTP-LLM `CpBlockMappingMode`)."""
 
     NONE = 0
     """Every rank holds every block."""
@@ -54,7 +54,7 @@ class CpMapping(enum.IntEnum):
 
 
 class CpSlice(enum.IntEnum):
-    """Which part of a block a rank holds under context parallelism (RTP-LLM `CpBlockSliceMode`)."""
+    """Part of a block that a rank holds under context parallelism (RTP-LLM `CpBlockSliceMode`)."""
 
     NONE = 0
     EQUAL_BYTES = 1

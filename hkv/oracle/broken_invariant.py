@@ -1,4 +1,4 @@
-"""Which invariant an engine breaks on its own, no other engine beside it."""
+"""First invariant that an engine breaks on its own, no other engine beside it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class FoundDifference:
         write_log(path, self.case.header, self.case.operations, self.case.answers)
 
     def record(self) -> dict[str, Any]:
-        """As plain values, for `hkv diff --json`."""
+        """Record in plain values, for `hkv diff --json`."""
         return {
             "seed": self.seed,
             "version": self.version,

@@ -39,7 +39,7 @@ class Lack:
 
 @dataclasses.dataclass(frozen=True)
 class Resumption:
-    """From where one group alone could resume a request.
+    """Boundaries at which one group alone could resume a request.
 
     Attributes:
       group: the group.
@@ -47,7 +47,7 @@ class Resumption:
       block_size: tokens in its block.
       largest: the largest boundary, in tokens.
       next: the next boundary that a hit may have, in tokens; None when no longer hit is possible.
-      lacks: what the group lacks for that one; empty where it lacks nothing.
+      lacks: entries that the group lacks for that one; empty where it lacks nothing.
     """
 
     group: int

@@ -1,4 +1,4 @@
-"""Which configurations an engine implements, found by making it."""
+"""Configurations that an engine implements, found by making it."""
 
 from __future__ import annotations
 

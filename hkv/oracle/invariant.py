@@ -13,7 +13,7 @@ Check = Callable[[Any], Iterator[str]]
 that is wrong; nothing when the invariant holds."""
 
 EVERY: tuple[type, ...] = ()
-"""For invariants that hold after every operation."""
+"""Value of `after` for invariants that hold after every operation."""
 
 
 class InvariantError(AssertionError):

@@ -33,7 +33,7 @@ class Log:
 
     @property
     def dialect(self) -> Dialect:
-        """Whose rules it follows."""
+        """Dialect whose rules the log follows."""
         return registry.dialect_of(self.header.dialect)
 
 
@@ -102,7 +102,7 @@ def parse_log(data: bytes, path: str) -> Log:
 
 
 def _dialect_of(found: dict[str, Any]) -> Dialect:
-    """Whose rules a header asks for; the default dialect's format says what is wrong with one that names none."""
+    """Dialect that a header names; the default one where it names none, as its format says what is wrong then."""
     try:
         return registry.dialect_of(found.get("dialect"))
     except HKVError:

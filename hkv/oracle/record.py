@@ -54,7 +54,7 @@ class _Parted(Exception):  # noqa: N818
 
 @dataclasses.dataclass(frozen=True)
 class Only:
-    """Which of the configurations of a feature are drawn.
+    """Selection among the configurations of a feature.
 
     Attributes:
       kinds: kinds of groups that they may have; empty for all.

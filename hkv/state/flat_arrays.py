@@ -36,7 +36,7 @@ class FlatArrays:
         return dataclasses.replace(self, **changes)
 
     def present(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of the names that a loop must carry: outputs without room are left out, and repetitions."""
+        """Names that a loop must carry: outputs without room are left out, and repetitions."""
         absent = {each for name in self.ROOMS if getattr(self.sizes, name) == 0 for each in (name, f"num_{name}")}
         return tuple(name for name in dict.fromkeys(names) if name not in absent)
 

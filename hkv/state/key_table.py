@@ -21,10 +21,10 @@ WRITES = ("keys", "table", "links", "events", "num_events")
 """Arrays that a change of the table may write."""
 
 SHARED = 1
-"""In a word of `State.keys`: its entry's value in the table says more than where the block is."""
+"""Bit in a word of `State.keys`: its entry's value in the table says more than where the block is."""
 
 PARTS = 2
-"""In a word of `State.keys`: the block has keys that end inside it."""
+"""Bit in a word of `State.keys`: the block has keys that end inside it."""
 
 
 def first_block(value: Scalar) -> Scalar:

@@ -75,7 +75,7 @@ class Mark(enum.IntEnum):
     """Words of a sequence in `PooledState.requests`, after the slots that it has in each group."""
 
     USES = 0
-    """Of a fork at work: new sequences that go on from it."""
+    """New sequences that go on from it, in a fork at work."""
     LEFT = 1
     """Likewise: those of them that are not made yet."""
     RECYCLED = 2

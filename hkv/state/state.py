@@ -99,13 +99,13 @@ GROUP_WORDS = 16
 """Words of one group in a row of `State.requests`."""
 
 NEVER_SEEN = 0
-"""In `State.table`: no block ever had this key."""
+"""Value in `State.table`: no block ever had this key."""
 EVICTED = -1
-"""In `State.table`: the last block with this key was handed out, or its keys were taken away."""
+"""Value in `State.table`: the last block with this key was handed out, or its keys were taken away."""
 RETIRED = -2
-"""In `State.table`: no block has this key, and when its span was last due, the span's block was null already."""
+"""Value in `State.table`: no block has this key, and when its span was last due, the span's block was null already."""
 NOT_RETAINED = -3
-"""In `State.table`: no block has this key, and when its span was last due, retention left it out."""
+"""Value in `State.table`: no block has this key, and when its span was last due, retention left it out."""
 
 
 @dataclasses.dataclass(frozen=True)

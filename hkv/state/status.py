@@ -10,7 +10,7 @@ class Status(enum.IntEnum):
     """Outcome of an operation. Any code other than `OK` and `OUT_OF_RANGE` took nothing."""
 
     OK = 0
-    """It took effect."""
+    """The operation took effect."""
     NO_ROOM_FOR_SEQUENCE = 1
     """Refused: the pool cannot hold the whole sequence that must fit."""
     NO_ROOM = 2

@@ -15,7 +15,7 @@ from hkv.spec.dtypes import item_bytes
 def element_slices(
     layout: Layout, part: Part, layer: int, block: int, state: int
 ) -> Iterator[tuple[tuple[int, ...], slice]]:
-    """For every element of a part in one state: its `(head, *index)`, and its bytes in the pool."""
+    """Elements of a part in one state: the `(head, *index)` of each, and its bytes in the pool."""
     heads = layout.shape[2] if part.heads is None else part.heads
     size = item_bytes(part.dtype)
     for head in range(heads):
@@ -32,7 +32,7 @@ def write(
     states: Sequence[int],
     values: Mapping[str, np.ndarray],
 ) -> int:
-    """As `hkv.paged.write`; returns how many slots did not exist."""
+    """Twin of `hkv.paged.write`; returns the number of slots that did not exist."""
     dropped = 0
     for token, (block, state) in enumerate(zip(blocks, states, strict=True)):
         if block == -1:
@@ -54,7 +54,7 @@ def gather(
     dtypes: Mapping[str, np.dtype],
     null_block: int = 0,
 ) -> tuple[dict[str, np.ndarray], int]:
-    """As `hkv.paged.gather`, of the parts that `dtypes` names."""
+    """Twin of `hkv.paged.gather`, of the parts that `dtypes` names."""
     found: dict[str, np.ndarray] = {}
     for name, dtype in dtypes.items():
         part = layout.part(name)
@@ -79,7 +79,7 @@ def scatter(
     values: Mapping[str, np.ndarray],
     null_block: int = 0,
 ) -> int:
-    """As `hkv.paged.scatter`; returns how many ids did not exist."""
+    """Twin of `hkv.paged.scatter`; returns the number of ids that did not exist."""
     for position, block in enumerate(table):
         if block == null_block or not _exists(layout, layer, block):
             continue
@@ -91,7 +91,7 @@ def scatter(
 
 
 def copy_blocks(pool: np.ndarray, layout: Layout, sources: Sequence[int], targets: Sequence[int]) -> int:
-    """As `hkv.paged.copy_blocks`; returns how many pairs named a block that does not exist."""
+    """Twin of `hkv.paged.copy_blocks`; returns the number of pairs that named a block that does not exist."""
     before = pool.copy()
     dropped = 0
     for source, target in zip(sources, targets, strict=True):
@@ -108,7 +108,7 @@ def copy_blocks(pool: np.ndarray, layout: Layout, sources: Sequence[int], target
 
 
 def zero_blocks(pool: np.ndarray, layout: Layout, blocks: Sequence[int]) -> int:
-    """As `hkv.paged.zero_blocks`; returns how many ids did not exist."""
+    """Twin of `hkv.paged.zero_blocks`; returns the number of ids that did not exist."""
     dropped = 0
     for block in blocks:
         if block == -1:

@@ -8,12 +8,12 @@ LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 
 
 def quantize_per_tensor(values: np.ndarray, scale: float, dtype: np.dtype) -> np.ndarray:
-    """As `hkv.paged.quantize_per_tensor`; `dtype` is a NumPy or ml_dtypes dtype."""
+    """Twin of `hkv.paged.quantize_per_tensor`; `dtype` is a NumPy or ml_dtypes dtype."""
     return _convert(values.astype(np.float32) * (np.float32(1) / np.float32(scale)), dtype)
 
 
 def quantize_per_token_head(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """As `hkv.paged.quantize_per_token_head`."""
+    """Twin of `hkv.paged.quantize_per_token_head`."""
     quantised = np.zeros(values.shape, dtype)
     scales = np.ones(values.shape[:2], np.float32)
     for token in range(values.shape[0]):

@@ -11,7 +11,7 @@ Key: TypeAlias = tuple[int, Chain]
 
 
 class KeyTable:
-    """For each key, the blocks registered under it, oldest first.
+    """Blocks registered under each key, oldest first.
 
     Duplicates are kept apart, never merged: two requests that compute the same prefix at once both keep their block and
     both are registered; a lookup gives the older. vLLM 0.33 `BlockHashToBlockMap`.

@@ -9,7 +9,7 @@ from hkv.errors import OperationError
 
 
 class ReferenceCounts:
-    """For each role and each id, how many references there are.
+    """Numbers of references of each role to each id.
 
     Args:
       size: ids run from 0 up to, but not including, this.

@@ -1,4 +1,4 @@
-"""From a family's facts to caches: the arithmetic that all families share."""
+"""Arithmetic from a family's facts to caches, which all families share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which family a config belongs to, and the refusal of those nobody knows."""
+"""Choice of the family that a config belongs to, and the refusal of those nobody knows."""
 
 from __future__ import annotations
 

@@ -42,18 +42,18 @@ def _module(name: str) -> Any:
 
 
 def chunk_keys(tokens: Sequence[int], chunk: int) -> list[bytes]:
-    """As `hkv.keys.blake3.chunk_keys`, by LMCache's `TokenHasher`."""
+    """LMCache's form of `hkv.keys.blake3.chunk_keys`, by its `TokenHasher`."""
     hasher = _module("v1.multiprocess.token_hasher").TokenHasher(chunk, "blake3")
     return hasher.compute_chunk_hashes(list(tokens))
 
 
 def none_hash() -> bytes:
-    """As `hkv.keys.blake3.none_hash`."""
+    """LMCache's form of `hkv.keys.blake3.none_hash`."""
     return _module("v1.multiprocess.token_hasher").TokenHasher(256, "blake3").none_hash
 
 
 def kv_rank(world_size: int, global_rank: int, local_world_size: int, local_rank: int) -> int:
-    """As `hkv.keys.blake3.kv_rank`, by LMCache's `ObjectKey`."""
+    """LMCache's form of `hkv.keys.blake3.kv_rank`, by its `ObjectKey`."""
     key = _module("v1.distributed.api").ObjectKey
     return key.ComputeKVRank(world_size, global_rank, local_world_size, local_rank)
 
@@ -75,24 +75,24 @@ def engine_group_infos(infos: Sequence[EngineGroupInfo]) -> list[Any]:
 
 
 def expand_block_ids(infos: Sequence[EngineGroupInfo], ids: Sequence[Any]) -> list[list[int]]:
-    """As `hkv.chunks.kernel_groups.expand_block_ids`."""
+    """LMCache's form of `hkv.chunks.kernel_groups.expand_block_ids`."""
     return _module("v1.multiprocess.group_view").expand_engine_block_ids(engine_group_infos(infos), ids)
 
 
 def slice_block_ids(
     ids: dict[int, Sequence[int]], tokens_per_block: Sequence[int], start: int, end: int
 ) -> list[list[int]]:
-    """As `hkv.chunks.kernel_groups.slice_block_ids`."""
+    """LMCache's form of `hkv.chunks.kernel_groups.slice_block_ids`."""
     return _module("v1.multiprocess.group_view").slice_block_ids_per_group(ids, tokens_per_block, start, end)
 
 
 def skip_in_window(per_chunk: int, per_window: int, blocks: int) -> int:
-    """As `hkv.chunks.plans.skip_in_window`."""
+    """LMCache's form of `hkv.chunks.plans.skip_in_window`."""
     return _module("v1.multiprocess.object_group_transfer").recalculate_blocks_to_skip(per_chunk, per_window, blocks)
 
 
 def longest_prefix(rows: Sequence[tuple[Collection[int], int]], num_chunks: int) -> LookupResult:
-    """As `hkv.chunks.lookup.longest_prefix`, of rows given as present chunks and windows."""
+    """LMCache's form of `hkv.chunks.lookup.longest_prefix`, of rows given as present chunks and windows."""
     bitmap = _module("lmcache_native").Bitmap
     present = []
     for chunks, _ in rows:

@@ -191,13 +191,13 @@ class Entry:
 
 
 class KeyIndex:
-    """Which keys are where, as a stream of events tells: what a router knows of a cache.
+    """Index of cached keys by place, rebuilt from a stream of events: a router's view of a cache.
 
     Attributes:
       places: for each place, its keys.
       stored: events of each place that stored something; `removed`: that removed something.
       duplicates: keys stored where they were already.
-      whole: whether the stream was followed from its beginning, or from a reset of the cache, without a gap; only
+      whole: True if the stream was followed from its beginning, or from a reset of the cache, without a gap; only
         then can an unknown key be held against the publisher.
     """
 

@@ -15,7 +15,7 @@ from hkv.oracle.atomic import write_all_atomically
 from hkv.oracle.vectors import addresses, chunks, pool, rows
 
 VERSION = 1
-"""Of the format. A family may get further cases under the same version, never other fields or other meanings."""
+"""Version of the format. A family may get further cases under the same version, never other fields or meanings."""
 
 Cases = Callable[[], Iterator[dict[str, Any]]]
 

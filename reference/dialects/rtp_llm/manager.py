@@ -196,7 +196,7 @@ class Manager:
         return rows[index]
 
     def rows(self, id: str) -> list[list[list[int]]]:
-        """For each sequence of a request and each group, its blocks, holes included."""
+        """Blocks of each sequence of a request and each group, holes included."""
         return [[list(blocks.blocks) for blocks in row.groups] for row in self._request(id).resource.rows]
 
     def _request(self, id: str) -> Request:

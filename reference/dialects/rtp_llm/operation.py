@@ -13,13 +13,13 @@ class Verdict(enum.IntEnum):
     """Reason why an allocation failed (RTP-LLM's malloc error codes)."""
 
     NONE = 0
-    """It does not."""
+    """No failure."""
     PERMANENT = 1
-    """It never fits: the pools are too small."""
+    """Failure for good: the pools are too small."""
     RETRYABLE = 2
-    """It fits when others give blocks back."""
+    """Failure for now: it fits when others give blocks back."""
     INTERNAL_ERROR = 3
-    """It should have fitted: what the cache holds could not be evicted."""
+    """Failure of an allocation that should have fitted: what the cache holds could not be evicted."""
 
 
 @dataclasses.dataclass

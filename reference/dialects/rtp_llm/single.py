@@ -48,7 +48,7 @@ class SingleAllocator(Allocator):
         return MallocResult(len(hits) * self.kind.block_size)
 
     def grow(self, info: MallocInfo) -> MallocResult:
-        """As many blocks for each sequence as the first one misses. Nothing is ever given back."""
+        """Gives each sequence as many blocks as the first one misses. Nothing is ever given back."""
         rows = [row.groups[0] for row in info.resource.rows]
         length = len(rows[0])
         if self.kind.need(info.length, length, info.tokens.reserve) == 0:

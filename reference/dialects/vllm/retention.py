@@ -21,10 +21,10 @@ def replay_boundaries(num_prompt: int, scheduler_block_size: int, drops: bool) -
 def tail_mask(
     span: range, segment: int | None, need: int, shift: int, boundaries: Sequence[int], block_size: int, alignment: int
 ) -> list[bool] | None:
-    """For each column of `span`, whether its block is kept: the tails of segments, and those before boundaries.
+    """Mask of the columns of `span` whose blocks are retained: the tails of segments, and those before boundaries.
 
-    vLLM 0.33 `SlidingWindowManager.reachable_block_mask`. Whoever resumes at a segment's end needs the `need` blocks
-    before it (and, with a shift of 1, one more block after it that the EAGLE drop gives up).
+    vLLM 0.33 `SlidingWindowManager.reachable_block_mask`. A request that resumes at a segment's end needs the
+    `need` blocks before it (and, with a shift of 1, one more block after it that the EAGLE drop gives up).
 
     Args:
       span: columns.
@@ -54,7 +54,7 @@ def tail_mask(
 def snapshot_mask(
     span: range, interval: int, boundaries: Sequence[int], block_size: int, alignment: int
 ) -> list[bool] | None:
-    """For each column of `span`, whether its state is kept (vLLM 0.33 `MambaManager.reachable_block_mask`).
+    """Mask of the columns of `span` whose states are retained (vLLM 0.33 `MambaManager.reachable_block_mask`).
 
     A state serves exactly one length, so only the columns that end at a multiple of `interval` or at a boundary count.
 

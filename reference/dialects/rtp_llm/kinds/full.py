@@ -34,7 +34,7 @@ class FullKind(Kind):
         return []
 
     def cleanup(self, blocks: BlockIds, reuse: bool, reserve: int = 0) -> None:
-        """Nothing: every block is read on."""
+        """Keeps every block: all are read on."""
 
     def match(self, key: int) -> int:
         raise OperationError("key", key, "a prefix: a full group is matched from the first key on")

@@ -44,7 +44,7 @@ class LinearKind(Kind):
         return reserved or in_tail or self.on_grid(position, reuse)
 
     def first_need(self, common: int, seq: int, reserve: int, reused: int, reuse: bool) -> Need:
-        """As many as are materialised, less one if the last reused slot is among them."""
+        """Blocks that are materialised, less one if the last reused slot is among them."""
         shared = {p for p in range(self.slots(common)) if self.materialised(p, common, 0, reuse)}
         total = self.total(seq, reserve)
         own = {p for p in range(total) if self.materialised(p, seq, reserve, reuse)} - shared

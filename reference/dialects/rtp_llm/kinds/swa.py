@@ -30,7 +30,7 @@ class SwaKind(Kind):
         return reserved or max(slots - self.tail, 0) <= position < slots or self.on_grid(position, reuse)
 
     def first_need(self, common: int, seq: int, reserve: int, reused: int, reuse: bool) -> Need:
-        """Nothing counts as common."""
+        """Blocks of the tail and of the reserve, all of them each sequence's own."""
         slots = self.slots(seq)
         tail = sum(self.allocated(p, seq, 0, reuse) for p in range(max(reused, 0), slots))
         return Need(0, tail + max(self.slots(seq + reserve) - max(slots, reused), 0))

@@ -115,7 +115,7 @@ class Kind:
         return None
 
     def mask(self, span: range, boundaries: Sequence[int]) -> list[bool] | None:
-        """For each column of `span`, whether its block is worth registering; None for all."""
+        """Mask of the columns of `span` whose blocks are worth registering; None for all."""
         return None
 
     def find(

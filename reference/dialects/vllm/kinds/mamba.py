@@ -108,7 +108,7 @@ class MambaKind(Kind):
         return len(hit) > 0 and self.key_of(hit[-1]) in self.new_keys
 
     def estimate(self, id: str, hit: Sequence[int], demand: Demand) -> int:
-        """As for every kind in `none` mode. In `align` mode a step takes few blocks, however long it is.
+        """Estimate as of every kind in `none` mode. In `align` mode a step takes few blocks, however long it is.
 
         One running state, the scratch of a request that has none yet, a checkpoint, a copy. The engine's own
         number: it may be too small (see `taken`) or negative.

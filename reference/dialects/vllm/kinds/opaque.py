@@ -21,7 +21,7 @@ class OpaqueKind(Kind):
         return 0 if row is not None and row.blocks else 1
 
     def adopt(self, id: str, hit: Sequence[int], local: int, external: int) -> None:
-        """Nothing: there is no hit to begin with."""
+        """Adopts nothing: there is no hit to begin with."""
 
     def adopt_external(self, id: str, local: int, external: int) -> None:
         self._claim(id)
@@ -37,4 +37,4 @@ class OpaqueKind(Kind):
         return list(row.blocks)
 
     def retire(self, id: str, processed: int) -> None:
-        """Nothing: the ring is written over, not outgrown."""
+        """Retires nothing: the ring is written over, not outgrown."""
