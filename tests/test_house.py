@@ -54,7 +54,7 @@ UNUSED = {
 }
 """Modules that nothing in `hkv` uses, and what does or will."""
 
-QUESTION = re.compile(r"(What|Who|Where|Whether|How|Why|When)\b")
+QUESTION = re.compile(r"(What|Who|Whose|Which|Where|Whether|How|Why|When)\b")
 """Words with which a docstring does not start: it says what a thing is or does, with a noun phrase or a verb."""
 
 WRITTEN = ("hkv", "reference", "pallas_kernels", "tests", "examples", "benchmarks", "docs")

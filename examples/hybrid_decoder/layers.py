@@ -93,7 +93,7 @@ def rotate(model: Model, x: jax.Array, turn: Parts) -> jax.Array:
 
 
 def allowed(model: Model, kind: str, query: jax.Array, key: jax.Array) -> jax.Array:
-    """Which positions int32[S] queries at int32[R, T] read, their own included: bool[R, T, S]; at -1 none."""
+    """Mask bool[R, T, S] of positions int32[S] that queries at int32[R, T] read, their own included; at -1 none."""
     query = query[..., None]
     read = key <= query
     if kind == "window":

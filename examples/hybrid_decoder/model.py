@@ -82,7 +82,7 @@ class Model:
         return self.kinds.index(kind)
 
     def slot(self, layer: int) -> int:
-        """Which layer of its group a layer is."""
+        """Index of a layer in its group."""
         return self.layers[:layer].count(self.layers[layer])
 
     @property

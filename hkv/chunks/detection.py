@@ -1,4 +1,4 @@
-"""Which format an engine's tensors have, from their structure and the engine's hints (LMCache 0.5.6 discovery)."""
+"""Detection of an engine's format from the structure of its tensors and the engine's hints (LMCache 0.5.6)."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def page_index(order: PageOrder, plane: int, layer: int, block: int, planes: int
 
 
 def tensor_index(structure: Structure, plane: int, layer: int, layers: int) -> int:
-    """Which of a kernel group's tensors holds a page: LMCache's order of pointers."""
+    """Index of the tensor, among a kernel group's, that holds a page: LMCache's order of pointers."""
     match structure:
         case Structure.CROSS_LAYER:
             return 0

@@ -175,7 +175,7 @@ def _admit(error: Exception) -> int:
 
 
 def _blame_foreign_reference(error: ModuleNotFoundError) -> int:
-    """If a part of `reference` is missing, says which other package of that name hides HKV's."""
+    """Complains of another package called `reference` that hides HKV's, where that is why a part of it is missing."""
     if (error.name or "").partition(".")[0] != "reference":
         return _admit(error)
     from hkv.oracle.engines.reference_package import check_reference

@@ -189,7 +189,7 @@ class _Checked:
         ]
 
     def result(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Result for `--json`."""
         return {
             "batches": self.batches,
             "events": self.events,

@@ -215,7 +215,7 @@ def _plane(name: str, dtype: str, count: int, row: int, states: int, before: int
 
 
 def _nvfp4_parts(spec: AttentionSpec, states: int) -> tuple[Part, ...]:
-    """For each of K and V: the data of all its heads, then their scales (vLLM 0.33 `nvfp4_split_data_scale`)."""
+    """Parts of K and of V: the data of all heads, then their scales (vLLM 0.33 `nvfp4_split_data_scale`)."""
     data, scale = spec.head_size // 2, spec.head_size // 16
     heads = spec.num_kv_heads
     parts: list[Part] = []

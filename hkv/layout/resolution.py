@@ -1,4 +1,4 @@
-"""Which physical order a model may use, and which one it gets: legality, precedence, kernel block sizes (vLLM 0.33)."""
+"""Physical orders that a model may use, and the one it gets: legality, precedence, kernel block sizes (vLLM 0.33)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def supported_orders(declared: Iterable[Sequence[Order] | None]) -> tuple[Order,
 
 
 def legal_orders(specs: Iterable[LayerSpec], candidates: Sequence[Order] = DEFAULT_PREFERENCE) -> tuple[Order, ...]:
-    """Those candidates that can hold these layers together, before any grouping.
+    """Candidates that can hold these layers together, before any grouping.
 
     Pages of different shapes can share a block only where a page is one run; layers that context parallelism splits and
     layers that it does not, with pages of different sizes, need blocks outermost.

@@ -32,7 +32,7 @@ class Programs:
         return program
 
     def _batchable(self, **static: Any) -> Callable[..., Any]:
-        """For a single state. Under `vmap` its states become lanes of one program, not selects over whole pools."""
+        """Form for a single state. Under `vmap`, states become lanes of one program, not selects over whole pools."""
 
         @custom_batching.custom_vmap
         def single(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which rank holds which head and which token of a cache. Host-only arithmetic, for one group of layers.
+"""Mapping of a cache's heads and tokens to ranks. Host-only arithmetic, for one group of layers.
 
 Heads are split over `tensor` ranks, tokens over `context` ranks, requests over `data` replicas. Consecutive tensor
 ranks share a head where there are fewer heads than ranks (vLLM 0.33 `get_num_kv_heads`). Tokens are dealt out like

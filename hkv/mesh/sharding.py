@@ -79,7 +79,7 @@ class ShardedLayout:
 
     @property
     def sharding(self) -> NamedSharding:
-        """Of a pool `[data, tensor, context, words]`."""
+        """Sharding of a pool `[data, tensor, context, words]`."""
         return NamedSharding(self.mesh, P(*AXES))
 
     @property

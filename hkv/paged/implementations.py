@@ -1,4 +1,4 @@
-"""Which code moves the runs: a name, or None for `xla`.
+"""Implementations that move the runs: a name, or None for `xla`.
 
 | name | what it is | where it runs |
 |---|---|---|

@@ -226,7 +226,7 @@ def zero_blocks(
 def implementations_of(
     buffer: jax.Array | jax.ShapeDtypeStruct, layout: Layout, implementation: str | None = None
 ) -> dict[str, dict[str, str]]:
-    """Which code moves the bytes of each operation, on the device that the program is traced for.
+    """Implementations that move the bytes of each operation, on the device that the program is traced for.
 
     Args:
       buffer: unsigned words `[size]`: the pool, or its shape and dtype.

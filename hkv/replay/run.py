@@ -63,7 +63,7 @@ class ReplayedCache(abc.ABC):
     @property
     @abc.abstractmethod
     def groups(self) -> Sequence[Group]:
-        """Its groups."""
+        """Groups of the cache."""
 
     @property
     @abc.abstractmethod

@@ -84,11 +84,11 @@ class Seat(enum.IntEnum):
     """Columns of `Resident.seats`: the schedule's state of the request in a slot. Lengths are in tokens."""
 
     REQUEST = 0
-    """Its number in the trace."""
+    """Number of the request in the trace."""
     COMPUTED = 1
     TOKENS = 2
     CALM = 3
-    """As long as no more than these are to be computed, an allocation would change nothing but counts."""
+    """Tokens up to which an allocation would change nothing but counts."""
     SCHEDULED = 4
     """Tokens that this step computes, those of a hit included."""
     JUNCTION = 5

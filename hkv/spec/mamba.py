@@ -99,7 +99,7 @@ class Mamba(LayerSpec):
 
     @classmethod
     def draw(cls, choices: Draw, size: int, feature: str, ranks: int) -> dict[str, Any]:
-        """With states for drafts, and states left behind inside chunks, where traffic is about them."""
+        """Draws fields, with states for drafts and states exported inside chunks where traffic is about them."""
         fields: dict[str, Any] = {"num_speculative_blocks": 0, "num_prefill_checkpoint_blocks": 0}
         fields["prefill_checkpoint_alignment"] = None
         if feature == "speculative_state":
@@ -112,7 +112,7 @@ class Mamba(LayerSpec):
         return range(max(0, n - 1), n)
 
     def to_log(self) -> dict[str, Any]:
-        """As every kind; `cache_mode` is written only when it is not `align`, which is all that version 1 knows."""
+        """Fields as of every kind; `cache_mode` only where it is not `align`, which is all that version 1 knows."""
         fields = super().to_log()
         if self.cache_mode == "align":
             del fields["cache_mode"]
@@ -129,7 +129,7 @@ class Mamba(LayerSpec):
         return tuple(zip(self.shapes, self.dtypes, strict=True))
 
     def sized(self, *, page_size: int | None, **options: Any) -> Self:
-        """With the states `(shape, dtype)` in `states`, if any."""
+        """Copy of the layer with the states `(shape, dtype)` in `states`, if any."""
         shapes, dtypes = zip(*(options["states"] or self.state_tensors), strict=True)
         return dataclasses.replace(self, shapes=shapes, dtypes=dtypes, page_size_padded=page_size)
 

@@ -51,7 +51,7 @@ class OpaqueState(LayerSpec):
         return range(max(0, n - self.block_size), n)
 
     def sized(self, *, page_size: int | None, **options: Any) -> Self:
-        """With `entry_bytes` bytes a token."""
+        """Copy of the layer with `entry_bytes` bytes a token."""
         return dataclasses.replace(self, entry_bytes=options["entry_bytes"], page_size_padded=page_size)
 
     def states_in(self, tokens: int) -> int:

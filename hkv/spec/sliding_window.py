@@ -83,7 +83,7 @@ class SlidingWindow(AttentionSpec):
         return self.window - 1 + self.extra_retained_tokens
 
     def keeping(self, extra: int) -> Self:
-        """With so many `extra_retained_tokens`."""
+        """Copy of the layer with so many `extra_retained_tokens`."""
         return dataclasses.replace(self, extra_retained_tokens=extra)
 
     def as_full(self, block_size: int) -> LayerSpec:

@@ -1,4 +1,4 @@
-"""Which order is legal, which one is chosen, and which kernel block size suits every kernel."""
+"""Legal orders, the one that is chosen, and the kernel block size that suits every kernel."""
 
 from __future__ import annotations
 

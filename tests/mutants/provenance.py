@@ -58,7 +58,7 @@ def is_public(id: str) -> bool:
 
 
 def target_of(mutant: Planted) -> str:
-    """Which of `TARGETS` a mutant edits first."""
+    """Target, of `TARGETS`, that a mutant edits first."""
     name = mutant.edits[0].target.split(":")[0]
     for package, target in _PACKAGES:
         if name == package or name.startswith(f"{package}."):

@@ -1,4 +1,4 @@
-"""Which code moves the runs: what a name needs, what `auto` takes, and what is reported."""
+"""Implementations that move the runs: what a name needs, what `auto` takes, and what is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank holds what, against dealing it out."""
+"""Ranks that hold heads and tokens, against dealing these out."""
 
 from __future__ import annotations
 

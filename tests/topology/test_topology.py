@@ -213,7 +213,7 @@ def test_a_stage_keeps_every_group():
 
 @st.composite
 def memberships(draw):
-    """Which layers each group lists, every layer at least once."""
+    """Layers that each group lists, every layer at least once."""
     groups, layers = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     table = [[draw(st.booleans()) for _ in range(layers)] for _ in range(groups)]
     for layer in range(layers):
