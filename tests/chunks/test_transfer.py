@@ -56,7 +56,7 @@ def arrays_of(geometry, region, ids, seed):
 
 
 def without_repeats(ids):
-    """Leaves out repeated ids: the object that one ends up with is undefined, so retrieves are compared without."""
+    """Ids with repeats left out, for the object that a repeated id ends up with is undefined."""
     return [block if block not in ids[:position] else -1 for position, block in enumerate(ids)]
 
 
