@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 SMALLEST = (
     "trace chat -o chat.jsonl --requests 20 --seed 1",
+    "trace import chat.jsonl --from mooncake -o imported.jsonl",
     "replay chat.jsonl --groups full:16,swa:16:1024 --num-blocks 20000",
     "check tests/data/oplogs/core-0.jsonl",
     "diff --engines numpy,jax --seeds 1 --feature core",
@@ -75,11 +76,14 @@ FRAGMENTS = {
     "hkv plan --bugs NAME",
     "hkv plan --dialect rtp-llm",
     "hkv plan --json",
+    "hkv trace import",
     "hkv shrink differences/fork-3-v2.jsonl --engine my_engine.py:Engine",
 }
 """Parts of command lines that the text mentions and a log that a wrong engine leaves."""
 
 PLACEHOLDERS = (
+    (r"^trace import SOURCE", "trace import conversation_trace.jsonl"),
+    (r"--from FORMAT\b", "--from mooncake"),
     (r"--line N\b", "--line 12"),
     (r"--engines numpy,NAME\b", "--engines numpy,jax"),
     (r"--engine NAME LOGS", "--engine numpy LOG"),
@@ -135,8 +139,8 @@ class Installed:
 
 def smallest(installed: Installed) -> None:
     """Help and smallest example of every command, with nothing but the base dependencies."""
-    commands = installed.python("from hkv.cli import COMMANDS; print(*COMMANDS)").split()
-    missing = set(commands) - {line.split()[0] for line in SMALLEST}
+    commands = installed.python("from hkv.cli import COMMANDS; print(*COMMANDS, sep='\\n')").splitlines()
+    missing = {name for name in commands if not any(line.startswith(f"{name} ") for line in SMALLEST)}
     if missing:
         sys.exit(f"no smallest example of {', '.join(sorted(missing))}")
     for command in ("", *commands):

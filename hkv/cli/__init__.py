@@ -31,9 +31,10 @@ COMMANDS = {
     "replay": "Replay a request trace through a hybrid cache.",
     "shrink": "Make a failing log as small as can be.",
     "trace": "Generate a request trace.",
+    "trace import": "Make a request trace of one in another format.",
     "vectors": "Write conformance vectors as JSON, for tests in any language.",
 }
-"""Subcommands and their one-line descriptions. `name` lives in the module `hkv.cli.name`, its `-` read as `_`."""
+"""Subcommands and their one-line descriptions. `a-name` and `a name` live in the module `hkv.cli.a_name`."""
 
 CLOSED_PIPE = 141
 """Exit status when the reader of the output has gone: 128 and the number of SIGPIPE, as shells have it of others."""
@@ -53,7 +54,15 @@ class LazyGroup(click.Group):
         """The subcommand of that name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(f"hkv.cli.{cmd_name.replace('-', '_')}").command
+        return importlib.import_module(f"hkv.cli.{cmd_name.replace('-', '_').replace(' ', '_')}").command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The subcommand that the first argument names, or the first two together."""
+        if " ".join(args[:2]) in COMMANDS:
+            args = [" ".join(args[:2]), *args[2:]]
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the subcommands without importing them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -38,7 +38,8 @@ from hkv.replay.result import document
 from hkv.replay.run import COMPILED, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
 from hkv.replay.tables import tables
-from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
+from hkv.replay.traces.reader import TOKENS_PER_ID, TraceRequest, read_trace
+from hkv.replay.traces.source import shown
 from hkv.spec import LayerSpec, spec_from_text
 
 DIFFERENT = 1
@@ -89,7 +90,7 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
 
 
 @click.command()
-@click.argument("trace", type=click.Path(exists=True, dir_okay=False))
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option(
     "--groups",
     type=Groups(),
@@ -110,10 +111,8 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
 @own_options(COMMANDS)
 @click.option(
     "--tokens-per-id",
-    default=TOKENS_PER_ID,
-    show_default=True,
     type=click.IntRange(1, MAX_TOKENS),
-    help="Tokens that one of the trace's hash_ids stands for.",
+    help=f"Tokens that one of the trace's hash_ids stands for.  [default: as the trace says; {TOKENS_PER_ID}]",
 )
 @click.option("--limit", type=click.IntRange(1, MAX_COUNT), help="Replay the first LIMIT requests only.")
 @click.option(
@@ -181,7 +180,8 @@ def command(ctx: click.Context, **options: Any) -> int:
 
     Requests arrive, wait, are computed in chunks, grow as they generate and give their blocks back, as the engine's
     scheduler would have it. TRACE has one JSON object a line: `timestamp`, `input_length`, `output_length`,
-    `hash_ids` (Mooncake's format), or `timestamp`, `tokens`, `output_length` or `output_tokens`.
+    `hash_ids` (Mooncake's format), or `timestamp`, `tokens`, `output_length` or `output_tokens`; `hkv trace import`
+    makes one from other formats. It may be compressed (gzip, Zstandard), a pipe, or `-` for standard input.
 
     \b
     Example:
@@ -200,8 +200,8 @@ def command(ctx: click.Context, **options: Any) -> int:
             print(f"hkv: engine {options['engine']}: {reason}", file=sys.stderr)
     if options["plot_path"]:
         plot.check_plot_path(options["plot_path"])
-    trace, per_id, limit = options["trace"], options["tokens_per_id"], options["limit"]
-    total = sum(1 for _ in read_trace(trace, per_id, limit))
+    trace = list(read_trace(options["trace"], options["tokens_per_id"], options["limit"]))
+    total = len(trace)
     counted = _Counted()
 
     def stopped() -> None:
@@ -211,7 +211,7 @@ def command(ctx: click.Context, **options: Any) -> int:
     try:
         with interruption().saying(stopped), progress_bar("replay", total) as advance:
             counted.advance = advance
-            outcome = _replay(studied, timing, options, counted)
+            outcome = _replay(trace, studied, timing, options, counted)
     except Difference as difference:
         print(f"hkv: the engines disagree: {difference}", file=sys.stderr)
         return DIFFERENT
@@ -231,14 +231,20 @@ class _Counted:
         self.advance()
 
 
-def _replay(studied: StudiedCache, timing: Timing, options: dict[str, Any], progress: Callable[[], None]) -> Outcome:
-    how: dict[str, Any] = {name: options[name] for name in ("engine", "check", "tokens_per_id", "limit")}
-    return replay(options["trace"], studied.cache, studied.schedule, timing, progress=progress, **how)
+def _replay(
+    trace: Sequence[TraceRequest],
+    studied: StudiedCache,
+    timing: Timing,
+    options: dict[str, Any],
+    progress: Callable[[], None],
+) -> Outcome:
+    how: dict[str, Any] = {name: options[name] for name in ("engine", "check")}
+    return replay(trace, studied.cache, studied.schedule, timing, progress=progress, **how)
 
 
 def _report(outcome: Outcome, studied: StudiedCache, options: dict[str, Any]) -> None:
     if options["plot_path"]:
-        title = f"{pathlib.Path(options['trace']).name}: {studied.name}, engine {options['engine']}"
+        title = f"{pathlib.Path(shown(options['trace'])).name}: {studied.name}, engine {options['engine']}"
         write_output(options["plot_path"], plot.drawn(outcome, options["plot_path"], options["step_ms"], title))
     if options["json_path"]:
         write_json(options["json_path"], document(outcome, options["engine"], _plain(options)))

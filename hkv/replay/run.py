@@ -14,7 +14,7 @@ from hkv.model.topology import Group
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.traces.prefix_keys import PrefixKeys
-from hkv.replay.traces.reader import TOKENS_PER_ID, TraceRequest, read_trace
+from hkv.replay.traces.reader import TraceRequest, granularity, read_trace
 
 REFERENCE = "numpy"
 """The engine that `check` holds the chosen one against."""
@@ -148,7 +148,7 @@ class Outcome:
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def arrivals(requests: Iterator[TraceRequest], keys: PrefixKeys, timing: Timing) -> Iterator[Arrival]:
+def arrivals(requests: Iterable[TraceRequest], keys: PrefixKeys, timing: Timing) -> Iterator[Arrival]:
     """The requests of a trace on their way in, read as the replay comes to need them."""
     for index, request in enumerate(requests):
         step = timing.step_of(request.timestamp)
@@ -176,28 +176,28 @@ def default_engine(cache: ReplayedCache) -> tuple[str, str]:
 
 
 def replay(
-    trace: str,
+    trace: str | Sequence[TraceRequest],
     cache: ReplayedCache,
     schedule: Schedule,
     timing: Timing,
     *,
     engine: str = REFERENCE,
     check: bool = False,
-    tokens_per_id: int = TOKENS_PER_ID,
+    tokens_per_id: int | None = None,
     limit: int | None = None,
     progress: Progress = lambda: None,
 ) -> Outcome:
     """Replays a trace.
 
     Args:
-      trace: path of the trace.
+      trace: path of the trace (`-` is standard input), or its requests.
       cache: the cache.
       schedule: the numbers that steer the replay.
       timing: how time stamps become steps.
       engine: name of the engine.
       check: whether the NumPy engine runs beside it; where the replay is compiled whole, after it, and all is compared.
-      tokens_per_id: tokens that one of the trace's `hash_ids` stands for.
-      limit: most requests to replay, or None for all.
+      tokens_per_id: tokens that one of the trace's `hash_ids` stands for; None for what the trace says.
+      limit: most requests to replay, or None for all; of a trace given as requests, all are replayed.
       progress: called each time a request has finished or is refused for good.
 
     Raises:
@@ -206,8 +206,9 @@ def replay(
     """
     if check and engine == REFERENCE:
         raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
-    keys = PrefixKeys(cache.key_tokens, tokens_per_id)
-    coming = arrivals(read_trace(trace, tokens_per_id, limit), keys, timing)
+    requests = list(read_trace(trace, tokens_per_id, limit)) if isinstance(trace, str) else trace
+    keys = PrefixKeys(cache.key_tokens, max(1, granularity(requests)))
+    coming = arrivals(requests, keys, timing)
     if engine == COMPILED:
         return cache.compiled(schedule, list(coming), check, progress)
     driven = cache.engine(engine)

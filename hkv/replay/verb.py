@@ -14,7 +14,6 @@ from hkv.replay.command import StudiedCache
 from hkv.replay.result import ReplayResult, result_of
 from hkv.replay.run import Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
-from hkv.replay.traces.reader import TOKENS_PER_ID
 from hkv.spec import LayerSpec
 
 
@@ -33,7 +32,7 @@ def replay_trace(
     engine: str | None = None,
     check: bool = False,
     caching: bool = True,
-    tokens_per_id: int = TOKENS_PER_ID,
+    tokens_per_id: int | None = None,
     limit: int | None = None,
     step_ms: int = 50,
     speed: int | Fraction = 1,
@@ -47,7 +46,7 @@ def replay_trace(
     """Replays a request trace through a hybrid cache (`hkv replay`; `docs/replay.md` defines every number).
 
     Args:
-      trace: path of the trace.
+      trace: path of the trace, perhaps compressed; `-` is standard input.
       groups: one spec a group, with `num_blocks`; or else `model` and `memory` say which cache it is.
       num_blocks: blocks in the pool, the null block included; in each pool, where there are several.
       model: a model's `config.json`, planned as by `plan`.
@@ -60,7 +59,7 @@ def replay_trace(
       engine: name of the engine; None for the compiled one, where it has the cache's rules, else the NumPy engine.
       check: whether the NumPy engine is held against it.
       caching: whether prefixes are reused.
-      tokens_per_id: tokens that one of the trace's `hash_ids` stands for.
+      tokens_per_id: tokens that one of the trace's `hash_ids` stands for; None for what the trace says, or 512.
       limit: most requests to replay; None for all.
       step_ms: milliseconds of a step.
       speed: how many times faster than recorded requests arrive.

@@ -55,6 +55,7 @@ INPUTS = {
     "replay": ("{trace}", "--groups", "full:16,swa:16:32", "--num-blocks", "64", "--engine", "numpy"),
     "shrink": ("{failing}", "--engine", WRONG, "-o", "{folder}/small.jsonl"),
     "trace": ("chat", "--requests", "2", "-o", "{folder}/made.jsonl"),
+    "trace import": ("{trace}", "--from", "mooncake", "-o", "{folder}/made.jsonl"),
     "vectors": ("{folder}/vectors",),
 }
 """Arguments of each command, the names of files left open."""
@@ -69,6 +70,7 @@ FILES = {
     "plan": "{model}",
     "replay": "{trace}",
     "shrink": "{failing}",
+    "trace import": "{trace}",
 }
 """The file that a command reads."""
 
@@ -86,7 +88,7 @@ class Inputs:
     def arguments(self, command: str, folder: pathlib.Path, **others: object) -> list[str]:
         """The smallest use of a command that writes into `folder`, with other files than these where named."""
         names = {**vars(self), "folder": folder, **others}
-        return [command, *(text.format(**names) if "{" in text else text for text in INPUTS[command])]
+        return [*command.split(), *(text.format(**names) if "{" in text else text for text in INPUTS[command])]
 
 
 def make_inputs(folder: pathlib.Path) -> Inputs:
@@ -148,7 +150,7 @@ def at_most(largest: int | None) -> Iterator[None]:
 
 def definition(command: str) -> click.Command:
     """The command as click has it."""
-    return importlib.import_module(f"hkv.cli.{command.replace('-', '_')}").command
+    return importlib.import_module(f"hkv.cli.{command.replace('-', '_').replace(' ', '_')}").command
 
 
 def outputs() -> Iterator[tuple[str, str]]:

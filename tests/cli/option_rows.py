@@ -70,6 +70,7 @@ WORKLOAD = (
     "--seed 7;--requests 30;--rate 0.5;--prefixes 1;--prefix-tokens 30;--prompt-tokens 30;--output-tokens 30;"
     "--max-tokens 300;--format tokens;--tokens-per-id 100;--json -;-o {out}/other.jsonl;"
 )
+IMPORT = "trace import {{in}}/{source} --from {format} -o {{out}}/new.jsonl"
 DIFF = "diff --engines numpy,numpy --seeds 1 --steps 2 --feature core"
 DIFF_RTP = "diff --engines numpy,numpy --seeds 1 --steps 2 --dialect rtp-llm/hybrid --feature fork"
 RECORD = "record --engine numpy --feature core --seed 4 -o {out}/new.jsonl"
@@ -138,6 +139,40 @@ ROWS = [
     *_rows(TRACE.format(workload="chat"), f"{WORKLOAD}--turns 2;--pause 1", "--branch-percent 90"),
     *_rows(TRACE.format(workload="agentic"), f"{WORKLOAD}--turns 2;--pause 1;--branch-percent 90"),
     *_rows(TRACE.format(workload="shared-prefix"), WORKLOAD, "--turns 2;--pause 1;--branch-percent 90"),
+    *_rows(
+        IMPORT.format(source="mooncake.jsonl", format="mooncake"),
+        "--from vllm-timed-trace;--tokens-per-id 16;--tokens-per-id 40;--limit 1;--json -;-o {out}/other.jsonl",
+        "--tokenizer {in}/tokenizer.json;--template chatml;--output-tokens 1;--answers {in}/answers.jsonl;--rate 1;"
+        "--seed 1;--ms-per-token 1;--pause 1;--synthetic shared-prefix;--prefixes 1;--prefix-tokens 1;--group 1;"
+        "--endpoint tcp://127.0.0.1:1;--replay-endpoint tcp://127.0.0.1:1;--topic kv;--seconds 1;--step-ms 7",
+    ),
+    *_rows(
+        f"{IMPORT.format(source='dynamo.jsonl', format='dynamo')} --rate 1",
+        "--rate 3;--seed 5;--ms-per-token 100",
+        "--pause 1",
+    ),
+    *_rows(
+        f"{IMPORT.format(source='azure.csv', format='azure')} --synthetic shared-prefix",
+        "--prefixes 1;--prefix-tokens 32;--seed 5;--tokens-per-id 8",
+        "--rate 1",
+    ),
+    *_rows(IMPORT.format(source="azure.csv", format="azure"), "--synthetic shared-prefix", "--prefixes 2;--seed 1"),
+    *_rows(
+        f"{IMPORT.format(source='chats.json', format='sharegpt')} --rate 1 --tokenizer {{in}}/tokenizer.json",
+        "--tokenizer {in}/other-tokenizer.json;--template chatml;--pause 3;--ms-per-token 1;--tokens-per-id 2",
+        "--output-tokens 3",
+    ),
+    *_rows(
+        f"{IMPORT.format(source='batch.jsonl', format='openai-batch')} --rate 1 --tokenizer {{in}}/tokenizer.json",
+        "--output-tokens 9;--answers {in}/answers.jsonl",
+        "--pause 3",
+    ),
+    *_rows(IMPORT.format(source="groups.jsonl", format="kv-events"), "--group 1", "--topic kv;--seconds 1"),
+    *_rows(
+        "trace import --from kv-events -o {out}/new.jsonl --endpoint tcp://127.0.0.1:1 --seconds 2",
+        "--endpoint tcp://127.0.0.1:2;--replay-endpoint tcp://127.0.0.1:3;--topic kv;--seconds 3",
+    ),
+    *_rows(IMPORT.format(source="rtp.jsonl", format="operation-log"), "--step-ms 7"),
     *_rows(f"check {LOG}", f"--engine {NUMPY};--coverage;--json -", "--bugs no-such-bug;--timeout 5"),
     *_rows(
         "check {in}/rtp.jsonl",

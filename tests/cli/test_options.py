@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -18,6 +19,8 @@ from tests.cli.option_rows import CHANGES, REFUSED, ROWS, SPIED, Row
 from tests.events.test_stream import PAYLOADS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+TOKENIZER = '{"version": "1.0", "model": {"type": "BPE", "unk_token": "?", "vocab": %s, "merges": []}}'
 
 ENGINES = """
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
@@ -38,6 +41,23 @@ class Blind(NumpyEngine):
         return Hit(hit=0, blocks=[[] for _ in hit.blocks], shared_prefix=hit.shared_prefix)
 """
 
+SOURCES = {
+    "mooncake.jsonl": '{"timestamp": 1, "input_length": 20, "output_length": 1, "hash_ids": [1]}\n'
+    '{"timestamp": 2, "input_length": 30, "output_length": 1, "hash_ids": [2]}\n',
+    "dynamo.jsonl": '{"session_id": "a", "input_length": 20, "output_length": 3, "hash_ids": [1]}\n'
+    '{"session_id": "a", "delay": 5, "input_length": 20, "output_length": 3, "hash_ids": [1]}\n'
+    '{"input_length": 20, "output_length": 3, "hash_ids": [2]}\n',
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    + "".join(f"2023-11-16 18:17:{second:02},2000,8\n" for second in range(9)),
+    "chats.json": '[{"conversations": [{"from": "human", "value": "ab"}, {"from": "gpt", "value": "a"}, '
+    '{"from": "human", "value": "ba"}, {"from": "gpt", "value": "b"}]}]',
+    "batch.jsonl": '{"custom_id": "1", "body": {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 3}}\n',
+    "answers.jsonl": '{"custom_id": "1", "response": {"body": {"choices": [{"message": {"content": "ba"}}]}}}\n',
+    "tokenizer.json": TOKENIZER % '{"?": 0, "a": 1, "b": 2}',
+    "other-tokenizer.json": TOKENIZER % '{"?": 0, "b": 1, "a": 2}',
+}
+"""Traces in formats of others, and what they need."""
+
 BY_DIALECT = ("plan", "replay")
 """Commands whose options need a row under each dialect."""
 
@@ -49,13 +69,19 @@ def options_of(command: str) -> set[str]:
     return {max(p.opts, key=len) for p in found.params if isinstance(p, click.Option)}
 
 
+def command_of(arguments: Sequence[str]) -> str:
+    """The command that a line calls: its first word, or the first two."""
+    two = " ".join(arguments[:2])
+    return two if two in COMMANDS else arguments[0]
+
+
 def long_name(row: Row) -> str:
     return {"-o": "--output", "--no-caching": "--caching", "--no-shrink": "--shrink"}.get(row.option, row.option)
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_option_has_a_row(command: str) -> None:
-    rows = [row for row in ROWS if row.base[0] == command]
+    rows = [row for row in ROWS if command_of(row.base) == command]
     assert options_of(command) == {long_name(row) for row in rows}
     if command in BY_DIALECT:
         for dialect in (True, False):
@@ -67,10 +93,15 @@ def test_every_option_has_a_row(command: str) -> None:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Folder with the files that the rows read."""
     from hkv.oracle.events.stream import Message, write_recording
+    from hkv.oracle.events.wire import Batch, BlockStored, encode_batch
 
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "wrong.py").write_text(ENGINES)
+    for name, content in SOURCES.items():
+        (folder / name).write_text(content)
     write_recording(folder / "events.bin", [Message(number, data) for number, data in enumerate(PAYLOADS)])
+    stored = (BlockStored([n], None, [n, n], 2, None, "GPU", None, group_idx=n) for n in (0, 1))
+    write_recording(folder / "groups.jsonl", [Message(0, encode_batch(Batch(0.0, tuple(stored))))])
     trace = ["trace", "chat", "--requests", "8", "--seed", "1", "--prompt-tokens", "60", "--output-tokens", "20"]
     recorded = ["record", "--engine", "numpy", "--seed", "7", "--dialect", "rtp-llm/hybrid", "--feature", "fork"]
     for arguments in (
@@ -117,6 +148,7 @@ def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("hkv.dialects.vllm.explore_command.planted", planted)
     monkeypatch.setattr("hkv.cli.explore._check_folder", lambda path: heard.append(f"save {pathlib.Path(path).name}"))
     monkeypatch.setattr("hkv.cli.check_events.Subscription", Publisher)
+    monkeypatch.setattr("hkv.cli.trace_import.Subscription", Publisher)
     monkeypatch.setattr("hkv.oracle.comparison.differ", differ)
     monkeypatch.setattr("hkv.cli.shrink.Shrinker", shrinker)
     return heard
@@ -170,7 +202,7 @@ def test_an_option_changes_something_or_is_refused(
 
 def test_a_command_line_leads_to_the_same_twice(inputs: pathlib.Path, tmp_path: pathlib.Path, spies: list[str]) -> None:
     """Otherwise every option would seem to change something."""
-    for base in {row.base for row in ROWS if row.base[0] in ("trace", "record", "check", "explore")}:
+    for base in {row.base for row in ROWS if row.base[0] in ("trace", "trace import", "record", "check", "explore")}:
         arguments = [argument.replace("{in}", str(inputs)) for argument in base]
         if not any("cmd:" in argument for argument in arguments):
             assert outcome(arguments, spies, tmp_path / "out") == outcome(arguments, spies, tmp_path / "out")

@@ -250,13 +250,22 @@ def read_recording(path: str | os.PathLike[str]) -> Iterator[Item]:
         lines = pathlib.Path(path).read_bytes().splitlines()
     except OSError as error:
         raise FileError(str(path), None, "", error.strerror or str(error), "a file that can be read") from error
+    yield from read_recording_lines(lines, str(path))
+
+
+def read_recording_lines(lines: Iterable[bytes], path: str) -> Iterator[Item]:
+    """The messages of a recording's lines; `path` is for messages only.
+
+    Raises:
+      FileError: they are none; names the line.
+    """
     sequencer = Sequencer()
     for number, line in enumerate(lines, 1):
         try:
             found = msgspec.json.decode(line, type=_Line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             text = line[:60].decode("utf-8", "replace")
-            raise FileError(str(path), number, "", text, f"a line with seq and payload ({error})") from error
+            raise FileError(path, number, "", text, f"a line with seq and payload ({error})") from error
         yield from sequencer.take(found.seq, found.payload)
 
 

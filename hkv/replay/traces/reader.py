@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from hkv.errors import FileError
+from hkv.replay.traces.source import opened, shown
 
 MAX_LENGTH = 2**31 - 1
 """Most tokens a prompt or an output may have."""
@@ -32,9 +33,11 @@ class TraceRequest:
       timestamp: when it arrives, in milliseconds from the start of the trace.
       input_length: tokens of its prompt, at least 1.
       output_length: tokens that it generates.
-      hash_ids: one id for every `tokens_per_id` tokens of the prompt; None for a token list.
+      hash_ids: one id for every `tokens_per_id` tokens of the prompt; None for a token list, or where nothing is known.
       tokens: the prompt itself, where the trace gives it.
       output_tokens: what it generates, where the trace gives it.
+      tokens_per_id: tokens that one of its ids stands for; 1 for a token list, 0 where the trace names no content.
+      synthetic: name of the model that its prefix was made up by, or "".
     """
 
     line: int
@@ -44,30 +47,37 @@ class TraceRequest:
     hash_ids: list[int] | None = None
     tokens: list[int] | None = None
     output_tokens: list[int] | None = None
+    tokens_per_id: int = 0
+    synthetic: str = ""
 
 
-def read_trace(path: str, tokens_per_id: int = TOKENS_PER_ID, limit: int | None = None) -> Iterator[TraceRequest]:
+def read_trace(path: str, tokens_per_id: int | None = None, limit: int | None = None) -> Iterator[TraceRequest]:
     """Yields the requests of a trace in order, checking each line as it is read. Empty lines are passed over.
 
     A line is an object with `timestamp` and either `input_length`, `output_length`, `hash_ids` (the format published
-    with Mooncake, FAST'25) or `tokens` and one of `output_length`, `output_tokens`. Other fields are ignored.
+    with Mooncake, FAST'25; null where nothing is known but the lengths) or `tokens` and one of `output_length`,
+    `output_tokens`. `tokens_per_id` and `synthetic` may stand beside them; other fields are ignored.
 
     Args:
-      path: the file, UTF-8.
-      tokens_per_id: tokens that one of the `hash_ids` stands for.
+      path: the file, UTF-8, perhaps compressed by gzip or Zstandard; `-` is standard input.
+      tokens_per_id: tokens that one of the `hash_ids` stands for; None for what the lines say, or else
+        `TOKENS_PER_ID`, as Mooncake's own traces do not say it.
       limit: most requests to yield, or None for all.
 
     Raises:
       FileError: the file cannot be read, has no request, or a line is not as it should be.
+      MissingExtraError: a Zstandard file without the package for it.
     """
-    try:
-        with open(path, "rb") as file:
-            yield from _read_lines(path, file, tokens_per_id, limit)
-    except OSError as error:
-        raise FileError(path, None, "", error.strerror or str(error), "a readable file") from error
+    with opened(path) as file:
+        yield from _read_lines(shown(path), file, tokens_per_id, limit)
 
 
-def _read_lines(path: str, file: Any, tokens_per_id: int, limit: int | None) -> Iterator[TraceRequest]:
+def granularity(requests: Sequence[TraceRequest]) -> int:
+    """Tokens of the finest part that a trace names: of an id; 1 for tokens; 0 where it names no content at all."""
+    return max((request.tokens_per_id for request in requests), default=0)
+
+
+def _read_lines(path: str, file: Any, tokens_per_id: int | None, limit: int | None) -> Iterator[TraceRequest]:
     predecessors: dict[int, tuple[int, int]] = {}
     latest: int | float = 0
     count = 0
@@ -77,7 +87,9 @@ def _read_lines(path: str, file: Any, tokens_per_id: int, limit: int | None) -> 
         if not text.strip():
             continue
         line = _Line(path, number, text)
-        request = line.request(tokens_per_id)
+        if "hash_ids" in line.fields:
+            tokens_per_id = line.tokens_per_id(tokens_per_id)
+        request = line.request(tokens_per_id or TOKENS_PER_ID)
         if request.timestamp < latest:
             raise line.error("timestamp", request.timestamp, f"at least {latest}, the one before")
         latest = request.timestamp
@@ -119,6 +131,15 @@ class _Line:
     def error(self, field: str, value: object, expected: str) -> FileError:
         return FileError(self.path, self.number, field, value, expected)
 
+    def tokens_per_id(self, expected: int | None) -> int:
+        """Tokens that its ids stand for, which are `expected` where that is known."""
+        if "tokens_per_id" not in self.fields:
+            return expected or TOKENS_PER_ID
+        found = self._integer("tokens_per_id", 1)
+        if expected is not None and found != expected:
+            raise self.error("tokens_per_id", found, f"{expected}: all ids of a trace stand for equally many tokens")
+        return found
+
     def request(self, tokens_per_id: int) -> TraceRequest:
         timestamp = self._timestamp()
         if "tokens" in self.fields:
@@ -126,6 +147,9 @@ class _Line:
         if "hash_ids" not in self.fields:
             raise self.error("hash_ids", None, "to be given, or else tokens")
         length = self._integer("input_length", 1)
+        output = self._integer("output_length", 0)
+        if self.fields["hash_ids"] is None:
+            return TraceRequest(line=self.number, timestamp=timestamp, input_length=length, output_length=output)
         hash_ids = self._integers("hash_ids", None)
         counts = sorted({length // tokens_per_id, -(-length // tokens_per_id)})
         if len(hash_ids) not in counts:
@@ -136,8 +160,10 @@ class _Line:
             line=self.number,
             timestamp=timestamp,
             input_length=length,
-            output_length=self._integer("output_length", 0),
+            output_length=output,
             hash_ids=hash_ids,
+            tokens_per_id=tokens_per_id,
+            synthetic=self._name("synthetic"),
         )
 
     def _token_list(self, timestamp: int | float) -> TraceRequest:
@@ -165,7 +191,15 @@ class _Line:
             output_length=length,
             tokens=tokens,
             output_tokens=output,
+            tokens_per_id=1,
+            synthetic=self._name("synthetic"),
         )
+
+    def _name(self, field: str) -> str:
+        value = self.fields.get(field, "")
+        if not isinstance(value, str):
+            raise self.error(field, value, "a name")
+        return value
 
     def _timestamp(self) -> int | float:
         value = self.fields.get("timestamp")

@@ -27,17 +27,17 @@ def trace_lines(requests: Iterable[GeneratedRequest], format: str, tokens_per_id
     """
     if format not in FORMATS:
         raise ConfigError("format", format, f"one of {', '.join(FORMATS)}")
-    ids = _PrefixIds(tokens_per_id)
+    ids = PrefixIds(tokens_per_id)
     for request in requests:
         if format == "tokens":
             rest: dict[str, Any] = {"tokens": request.tokens.tolist(), "output_tokens": request.output.tolist()}
         else:
             lengths = {"input_length": len(request.tokens), "output_length": len(request.output)}
-            rest = {**lengths, "hash_ids": ids.of(request.tokens)}
+            rest = {**lengths, "hash_ids": ids.of(request.tokens), "tokens_per_id": tokens_per_id}
         yield {"timestamp": request.timestamp, **rest}
 
 
-class _PrefixIds:
+class PrefixIds:
     """Equal ids, equal blocks and equal prefixes; ids are 0, 1, 2, ... in the order in which they are met."""
 
     def __init__(self, tokens_per_id: int) -> None:

@@ -1,0 +1,111 @@
+"""Requests as KV events show them: vLLM's, from a recording or a publisher.
+
+Events tell of blocks that were computed, not of requests. A chain of stored blocks that goes on without a pause is one
+request here. What was found in the cache was not stored again: a prompt found whole is not seen, and tokens after the
+last whole block are not named. Generated tokens cannot be told from those of the prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from hkv.errors import ConfigError
+from hkv.oracle.events.stream import Item, Message, read_recording_lines
+from hkv.oracle.events.wire import BlockStored, Hash, decode_batch
+from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks
+from hkv.replay.traces.source import opened, shown
+
+SILENCE = 5000
+"""Milliseconds after which blocks that go on from a request are another one's: the next turn of a chat."""
+
+UNSEEN = "requests as far as events show them: prompts found whole in the cache are not among them"
+MERGED = "requests whose generated tokens count as their prompt's"
+ORPHANED = "stored blocks whose parent no event named, left out"
+LOST = "gaps in the stream of events"
+
+Chains: TypeAlias = dict[Hash, tuple[Hash | None, list[int]]]
+"""Of each block that was stored, by its key: the key of the block before it, and its tokens."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Open:
+    """A request that may go on."""
+
+    arrived: float
+    end: Hash
+    latest: float
+
+
+def kv_events(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+    """Requests of a recording that `hkv check-events --record` wrote."""
+    with opened(path) as file:
+        yield from requests_of(read_recording_lines(file, shown(path)), options, remarks)
+
+
+def requests_of(items: Iterable[Item], options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+    """Requests as the events of one group show them, the group that stores every block.
+
+    Args:
+      items: batches in order, and what is known to be missing.
+      options: names the group.
+      remarks: is told what events cannot tell.
+
+    Raises:
+      ConfigError: the group leaves blocks out, so that prefixes cannot be put together.
+      EventError: a batch that is none.
+    """
+    chains: Chains = {}
+    ends: dict[Hash, _Open] = {}
+    found: list[_Open] = []
+    for item in items:
+        if not isinstance(item, Message):
+            remarks.note(LOST)
+            continue
+        batch = decode_batch(item.payload)
+        for event in batch.events:
+            if isinstance(event, BlockStored) and (event.group_idx or 0) == options.group and event.block_hashes:
+                _store(event, batch.ts * 1000, chains, ends, found, remarks)
+    for number, each in enumerate(found, start=1):
+        remarks.note(UNSEEN)
+        remarks.note(MERGED)
+        tokens = _prefix(chains, each.end)
+        yield Imported(line=number, timestamp=each.arrived, input_length=len(tokens), output_length=0, tokens=tokens)
+
+
+def _store(
+    event: BlockStored,
+    time: float,
+    chains: Chains,
+    ends: dict[Hash, _Open],
+    found: list[_Open],
+    remarks: Remarks,
+) -> None:
+    size, parent = event.block_size, event.parent_block_hash
+    if len(event.token_ids) != size * len(event.block_hashes):
+        expected = f"a group that stores every block, not {event.kv_cache_spec_kind or 'one that leaves some out'}"
+        raise ConfigError("--group", event.group_idx or 0, expected)
+    if parent is not None and parent not in chains:
+        remarks.note(ORPHANED, len(event.block_hashes))
+        return
+    before = parent
+    for index, key in enumerate(event.block_hashes):
+        chains.setdefault(key, (before, event.token_ids[index * size : (index + 1) * size]))
+        before = key
+    end = event.block_hashes[-1]
+    going = None if parent is None else ends.pop(parent, None)
+    if going is None or time - going.latest > SILENCE:
+        going = _Open(time, end, time)
+        found.append(going)
+    going.end, going.latest = end, time
+    ends[end] = going
+
+
+def _prefix(chains: Chains, end: Hash | None) -> list[int]:
+    """The tokens of a prefix, from its last block back to its first."""
+    parts: list[list[int]] = []
+    while end is not None:
+        end, tokens = chains[end]
+        parts.append(tokens)
+    return [token for part in reversed(parts) for token in part]

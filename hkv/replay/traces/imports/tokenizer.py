@@ -1,0 +1,39 @@
+"""Texts as tokens, by a `tokenizer.json`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hkv.errors import FileError, MissingExtraError
+
+Tokenize = Callable[[str], Sequence[int]]
+
+
+def load_tokenizer(path: str) -> Tokenize:
+    """A function from a piece of text to its tokens, none added at its ends; what it was given before, it remembers.
+
+    Args:
+      path: a `tokenizer.json`, as models bring it.
+
+    Raises:
+      MissingExtraError: the package `tokenizers` is not installed.
+      FileError: the file is none.
+    """
+    try:
+        package: Any = importlib.import_module("tokenizers")
+    except ImportError:
+        raise MissingExtraError("tokenizers", "traces", "to make tokens of texts") from None
+    try:
+        tokenizer = package.Tokenizer.from_file(path)
+    except Exception as error:  # the package raises nothing narrower
+        raise FileError(path, None, "", str(error), "a tokenizer.json") from None
+    known: dict[str, list[int]] = {}
+
+    def tokenize(text: str) -> list[int]:
+        if text not in known:
+            known[text] = tokenizer.encode(text, add_special_tokens=False).ids
+        return known[text]
+
+    return tokenize
