@@ -105,7 +105,7 @@ def command(source: str | None, format: str, output: str, json_path: str | None,
     """Make a trace for `hkv replay` of SOURCE, a trace in another format.
 
     SOURCE is a file, perhaps compressed (gzip, Zstandard), a pipe, or - for standard input. Formats with ids of blocks:
-    mooncake, bailian, vllm-timed-trace, dynamo (sessions with delays). With texts, which want --tokenizer: sharegpt,
+    mooncake, bailian, timed-trace, dynamo (sessions with delays). With texts, which want --tokenizer: sharegpt,
     openai-chat, openai-batch, prompts. Of lengths and times alone, so that nothing is ever found in a cache: azure,
     burstgpt. And kv-events (vLLM's, recorded by `hkv check-events --record` or from --endpoint) and operation-log.
 

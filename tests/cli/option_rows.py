@@ -141,7 +141,7 @@ ROWS = [
     *_rows(TRACE.format(workload="shared-prefix"), WORKLOAD, "--turns 2;--pause 1;--branch-percent 90"),
     *_rows(
         IMPORT.format(source="mooncake.jsonl", format="mooncake"),
-        "--from vllm-timed-trace;--tokens-per-id 16;--tokens-per-id 40;--limit 1;--json -;-o {out}/other.jsonl",
+        "--from timed-trace;--tokens-per-id 16;--tokens-per-id 40;--limit 1;--json -;-o {out}/other.jsonl",
         "--tokenizer {in}/tokenizer.json;--template chatml;--output-tokens 1;--answers {in}/answers.jsonl;--rate 1;"
         "--seed 1;--ms-per-token 1;--pause 1;--synthetic shared-prefix;--prefixes 1;--prefix-tokens 1;--group 1;"
         "--endpoint tcp://127.0.0.1:1;--replay-endpoint tcp://127.0.0.1:1;--topic kv;--seconds 1;--step-ms 7",

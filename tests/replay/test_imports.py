@@ -95,7 +95,7 @@ def test_bailian(importing):
 
 def test_ids_of_blocks_become_ids_of_prefixes(importing):
     """An id that stands at two places would be refused in a trace: by what stands before, it is two."""
-    lines, _ = importing("vllm-timed-trace", lines_of(bailian(hash_ids=[7, 7, 8]), bailian(hash_ids=[8, 7, 8])))
+    lines, _ = importing("timed-trace", lines_of(bailian(hash_ids=[7, 7, 8]), bailian(hash_ids=[8, 7, 8])))
     assert [line["hash_ids"] for line in lines] == [[0, 1, 2], [3, 4, 5]]
 
 

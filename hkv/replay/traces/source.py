@@ -17,7 +17,7 @@ STANDARD_INPUT = "-"
 """The path that stands for standard input."""
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-"""How files of these formats begin (RFC 1952, RFC 8878): a name's suffix says nothing of a pipe."""
+"""First bytes of files of these formats (RFC 1952, RFC 8878): a name's suffix says nothing of a pipe."""
 
 
 CHUNK = 1 << 16

@@ -17,7 +17,7 @@ REORDERED = "requests that stood after a later one, put in order of arrival"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How requests come whose source does not say when.
+    """Arrivals of requests whose source does not say when they come.
 
     Attributes:
       rate: new sessions a second, Poisson (`vllm bench serve --request-rate` by default); None: times are needed.

@@ -14,7 +14,7 @@ from hkv.replay.traces.imports.tokenizer import load_tokenizer
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
          "bing": "assistant", "assistant": "assistant", "system": "system"}  # fmt: skip
-"""Who speaks, as ShareGPT's files name them."""
+"""Roles of speakers, as ShareGPT's files name them."""
 
 UNANSWERED = "conversations without a question that was answered, left out"
 

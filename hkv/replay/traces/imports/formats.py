@@ -40,7 +40,7 @@ class Format:
 FORMATS = {
     "mooncake": Format(hash_ids.mooncake, IDS, TOKENS_PER_ID),
     "bailian": Format(hash_ids.bailian, IDS, BAILIAN_TOKENS),
-    "vllm-timed-trace": Format(hash_ids.vllm_timed_trace, IDS, BAILIAN_TOKENS),
+    "timed-trace": Format(hash_ids.timed_trace, IDS, BAILIAN_TOKENS),
     "dynamo": Format(hash_ids.dynamo, (*IDS, *UNTIMED, *ANSWERED), TOKENS_PER_ID),
     "azure": Format(lengths.azure, MADE_UP),
     "burstgpt": Format(lengths.burst_gpt, MADE_UP),

@@ -20,8 +20,8 @@ def bailian(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imp
     yield from _rows(path, options.tokens_per_id, 1000)
 
 
-def vllm_timed_trace(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
-    """What `vllm bench serve` reads as a timed trace under its defaults: seconds, an id for 16 tokens."""
+def timed_trace(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+    """Timed traces as `vllm bench serve` reads them under its defaults: seconds, an id for 16 tokens."""
     yield from _rows(path, options.tokens_per_id, 1000)
 
 
@@ -38,7 +38,7 @@ def _rows(path: str, tokens_per_id: int, milliseconds: int) -> Iterator[Imported
 
 
 def dynamo(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
-    """What `python -m dynamo.replay` reads as a Mooncake trace, with sessions: a later turn has a delay or a time.
+    """Sessions as `python -m dynamo.replay` reads them in a Mooncake trace: a later turn has a delay or a time.
 
     A turn's prompt is whole. `created_time`, `input_tokens`, `output_tokens` and `delay_ms` are other names that
     Dynamo takes for `timestamp`, `input_length`, `output_length` and `delay`; times are milliseconds.

@@ -14,7 +14,7 @@ from hkv.replay.traces.imports.tokenizer import Tokenize
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """What stands around a message's text. A `{role}` is replaced.
+    """Text around a message's own. A `{role}` is replaced.
 
     Attributes:
       before: before the text.
