@@ -26,10 +26,10 @@ def require_array(
 
     Args:
       name: as the caller knows it.
-      value: what was given; a number for the shape ().
+      value: the given value; a number for the shape ().
       shape: its shape, None for any length.
       kind: its dtype, or `int`, `float`, `bool` for any of those; integers become int32.
-      error: which error is raised.
+      error: class of the error that is raised.
 
     Raises:
       HKVError: another shape or dtype, or no array.

@@ -14,10 +14,10 @@ class Bug:
     """One defect of a published engine.
 
     Attributes:
-      name: how `--bugs` and logs call it.
-      engine: whose defect, and of which version.
-      contract: what should hold.
-      behaviour: what the engine does instead.
+      name: its name in `--bugs` and in logs.
+      engine: the engine that has the defect, and its version.
+      contract: the rule that should hold.
+      behaviour: the engine's behaviour instead.
       part: `planning` (a plan of layers, pages and blocks), `manager` (a cache at work) or `chunks` (a transfer).
     """
 

@@ -8,8 +8,8 @@ class HKVError(ValueError):
 
     Args:
       argument: name of the offending argument, field or option, as the caller knows it.
-      value: what it was.
-      expected: what would have been accepted, in words.
+      value: its value.
+      expected: values that would have been accepted, in words.
     """
 
     def __init__(self, argument: str, value: object, expected: str) -> None:
@@ -65,7 +65,7 @@ class MissingExtraError(HKVError):
     Args:
       package: the import name that failed.
       extra: the extra of HKV that brings it, as in ``pip install 'hkv[extra]'``.
-      purpose: what it is wanted for.
+      purpose: use that it is wanted for.
     """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
@@ -79,8 +79,8 @@ class MissingEngineError(HKVError):
 
     Args:
       package: the import name that failed.
-      purpose: what it is wanted for.
-      how: what makes an environment that has it.
+      purpose: use that it is wanted for.
+      how: the way to make an environment that has it, in words.
     """
 
     def __init__(self, package: str, purpose: str, how: str) -> None:
@@ -95,8 +95,8 @@ class FileError(HKVError):
       path: the file as the caller named it.
       line: 1-based line number, or None when the whole file is meant.
       field: the field within the line, or "" when the whole line is meant.
-      value: what stood there.
-      expected: what would have been accepted, in words.
+      value: the text or value there.
+      expected: values that would have been accepted, in words.
     """
 
     def __init__(self, path: str, line: int | None, field: str, value: object, expected: str) -> None:

@@ -23,12 +23,12 @@ class OutputFile:
     device, a FIFO, or the `/dev/fd/N` of a shell's process substitution, is opened and written as a stream.
 
     Args:
-      path: where; its folder exists.
+      path: path of the file; its folder exists.
 
     Attributes:
       file: binary, buffered; its `write` raises FileError.
       target: the regular file that will be replaced, links followed; None for a stream.
-      staging: where it is written until then; None for a stream.
+      staging: path at which it is written until then; None for a stream.
 
     Raises:
       FileError: it cannot be written there, now or later.

@@ -25,7 +25,7 @@ def longest_hit_by_definition(config: VllmConfig, has_entry: HasEntry, num_token
 
     Args:
       config: the groups and their rules.
-      has_entry: what the cache holds of this request's prefixes.
+      has_entry: predicate: the cache holds an entry of this request's prefixes.
       num_tokens: tokens the request has.
     """
     lengths = range(0, num_tokens, hit_alignment(config)) if config.caching else range(1)

@@ -30,7 +30,7 @@ def cell_addresses(
     """The address of every byte of every cell.
 
     Args:
-      spec: what each layer caches.
+      spec: cache description of each layer.
       order: the axes L, B, H, N, C, outermost first.
       num_layers: layers.
       num_blocks: manager blocks.
@@ -76,7 +76,7 @@ def element_addresses(spec: LayerSpec, cells: dict[Coordinate, int], states_per_
     """The address of every byte of every element of every part.
 
     Args:
-      spec: what each layer caches; its `quantization` names the packing.
+      spec: cache description of each layer; its `quantization` names the packing.
       cells: from `cell_addresses`.
       states_per_page: states in the page a kernel sees.
     """

@@ -70,7 +70,7 @@ def homes(shape: ParallelShape, layout: Layout) -> Iterator[Home]:
     """Every place of a cache, replicas included.
 
     Args:
-      shape: which rank holds what.
+      shape: ranks and what each holds.
       layout: of one rank.
     """
     split = shape.interleave is not None and shape.context > 1
@@ -110,7 +110,7 @@ def spread(
     Args:
       whole: bytes of a pool of every head and of virtual blocks.
       whole_layout: its layout.
-      shape: which rank holds what.
+      shape: ranks and what each holds.
       layout: of one rank.
       pools: bytes of every rank's pool, changed in place.
     """

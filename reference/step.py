@@ -52,7 +52,7 @@ class Rows:
       width: most blocks of a request in one group.
 
     Attributes:
-      manager: what holds the blocks.
+      manager: manager that holds the blocks.
       names: the request in each row, or None.
     """
 

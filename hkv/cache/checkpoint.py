@@ -66,7 +66,7 @@ def save(
       state: a `State` or a `StepState`, not batched.
       pools: page pools by name, arrays of any dtype.
       layouts: of each pool, by the same names.
-      notes: what a host needs to go on, e.g. the prefix keys that it numbered.
+      notes: strings that a host needs to go on, e.g. the prefix keys that it numbered.
 
     Raises:
       OperationError: another kind of state, or names of pools and layouts that differ.

@@ -137,7 +137,7 @@ def retained_tokens(spec: LayerSpec, context_parallel: int = 1) -> int:
     """Tokens below a step's first one that a forward pass may read, for `forward_tables`; -1 for all of them.
 
     Args:
-      spec: what the group's layers cache.
+      spec: cache description of the group's layers.
       context_parallel: ranks of the engine; above 1, no group's rows are touched (vLLM 0.33), sharded or not.
     """
     return getattr(spec, "retained_tokens", -1) if context_parallel == 1 else -1

@@ -87,7 +87,7 @@ def detect(
     Args:
       tensors: recovered here first.
       engine: `vllm`, `sglang`, `trtllm` or `atom`.
-      hints: what the engine says beside.
+      hints: facts that the engine reports besides the tensors.
       bugs: names of defects to reproduce.
 
     Raises:

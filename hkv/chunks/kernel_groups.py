@@ -121,7 +121,7 @@ class KernelGroup:
     Attributes:
       layer_indices: the layers, ascending.
       geometry: their pages.
-      info: what the engine says of them.
+      info: the engine's facts about them.
     """
 
     layer_indices: tuple[int, ...]

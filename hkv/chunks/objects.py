@@ -117,7 +117,7 @@ def object_layout(
 
     Args:
       groups: all kernel groups.
-      object_group: which of them.
+      object_group: index of the object group.
       chunk: tokens per chunk; a group whose window is shorter contributes only that.
       full_window: windowed groups contribute whole chunks; recurrent ones only under bug `lmcache-full-window`.
       bugs: names of defects to reproduce.

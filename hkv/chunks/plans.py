@@ -92,7 +92,7 @@ def null_chunks(
 
     Args:
       groups: all kernel groups.
-      object_group: whose objects.
+      object_group: index of the object group.
       block_ids: per kernel group, one id per block, whole chunks.
       chunk: tokens per chunk.
       null_block: the id that stands for no block; -1 where 0 is a real block.
@@ -137,7 +137,7 @@ def plan_transfer(
 
     Args:
       groups: all kernel groups.
-      object_group: whose objects.
+      object_group: index of the object group.
       block_ids: per kernel group, `blocks_per_chunk` ids a chunk; not yet downsampled, not changed.
       chunk: tokens per chunk.
       direction: `store` (pages to objects) or `retrieve`.
@@ -186,7 +186,7 @@ def host_copy_pieces(offset: int, nbytes: int, alignment: int) -> list[int]:
     Each aligned span of host memory is page-locked by itself, and one copy must not touch two.
 
     Args:
-      offset: where the copy starts within the arena, in bytes.
+      offset: first byte of the copy within the arena.
       nbytes: bytes to copy; any number.
       alignment: bytes of one page-locked span, a power of two.
 

@@ -116,7 +116,7 @@ def pack_groups(
       block_ids: per group, int32 `[objects * blocks_per_object]`, object by object. Ids outside the tensor move
         nothing.
       skips: per group, int32 scalar; leading blocks that are not moved.
-      implementation: which code moves the bytes (static), as `hkv.paged.write` has it.
+      implementation: name of the code that moves the bytes (static), as in `hkv.paged.write`.
 
     Returns:
       The objects, and how many block ids, after the skips, were outside their tensor (int32).

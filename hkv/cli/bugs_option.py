@@ -16,7 +16,7 @@ def bugs_of(names: str, part: str) -> tuple[str, ...]:
 
     Args:
       names: as typed.
-      part: what the command is about: `planning` or `manager`.
+      part: subject of the command: `planning` or `manager`.
 
     Raises:
       ConfigError: there is no such defect, or it is one of another part.

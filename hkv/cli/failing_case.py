@@ -21,7 +21,7 @@ def print_case(case: Case, whole: int, broken: Broken | str, problem: str | None
     Args:
       case: the case, shrunk or not.
       whole: operations it had before.
-      broken: what `first_broken` said.
+      broken: result of `first_broken`.
       problem: the error that ended shrinking too early, or None.
     """
     mismatch = case.mismatch

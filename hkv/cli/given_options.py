@@ -20,7 +20,7 @@ def refuse_given(names: Iterable[str], expected: str) -> None:
 
     Args:
       names: of parameters, as the command's function has them.
-      expected: what has to be otherwise, in words.
+      expected: the change that is needed, in words.
 
     Raises:
       ConfigError: names the first option that was.

@@ -14,7 +14,7 @@ class StandardOutputError(Exception):
     """Standard output took no more. It is no OSError, because rich and click treat broken pipes in ways of their own.
 
     Args:
-      cause: what the system said.
+      cause: the system's error.
 
     Attributes:
       closed: whoever read it has gone, as `head` does.
@@ -68,7 +68,7 @@ def standard_output(descriptor: int | None) -> Iterator[None]:
     that was caught and forgotten in between is raised there.
 
     Args:
-      descriptor: where; None where the process has no standard output, which then cannot be written.
+      descriptor: its file descriptor; None where the process has no standard output, which then cannot be written.
     """
     before = sys.stdout
     raw = _Watched(descriptor)

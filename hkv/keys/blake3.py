@@ -66,8 +66,8 @@ class ObjectKey:
       chunk_hash: key of the chunk; the same for every object group.
       model_name: the model, without `@`.
       kv_rank: `kv_rank(...)` of the rank whose heads these are.
-      object_group_id: which object group.
-      cache_salt: what keeps users apart, at most 128 characters, without `@`, slashes or NUL.
+      object_group_id: index of the object group.
+      cache_salt: string that keeps users apart, at most 128 characters, without `@`, slashes or NUL.
     """
 
     chunk_hash: bytes

@@ -91,7 +91,7 @@ def block_key(digest: Digest, parent: bytes | None, tokens: Sequence[int], extra
       digest: the chain hash.
       parent: key of the hash block before it; None for the first, which then follows `root_key`.
       tokens: the tokens of the block.
-      extra: what else identifies them, see `extra_keys`, or None.
+      extra: everything else that identifies them, see `extra_keys`, or None.
     """
     return digest((parent or root_key(digest), tuple(tokens), extra))
 

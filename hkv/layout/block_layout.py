@@ -116,7 +116,7 @@ class Layout:
         """The layout of `num_layers` layers of `spec` (vLLM 0.33 `create_kv_cache_views` of one `KVCacheTensor`).
 
         Args:
-          spec: what each layer caches.
+          spec: cache description of each layer.
           order: physical order, or its name.
           num_blocks: manager blocks, the null block included.
           num_layers: layers at an even distance.

@@ -131,7 +131,7 @@ def content_parts(spec: LayerSpec, states: int) -> tuple[Part, ...]:
     A packing of which only the size is known, or whose size is not what its name says, is one part named `packed`.
 
     Args:
-      spec: what the layer caches.
+      spec: cache description of the layer.
       states: states in the page a kernel sees, which is a piece of the manager's block when that is split.
     """
     if not isinstance(spec, AttentionSpec):

@@ -122,7 +122,7 @@ def mha_layer(
     With several kernel blocks a block, K and V alternate: the halves of a physical block are not K and V.
 
     Args:
-      region: where the layer lies.
+      region: region in which the layer lies.
       layer: its slot.
       tag: the group's tag.
       dtype: element type.
@@ -150,7 +150,7 @@ def mla_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int, 
     """Latent attention: `[rows, kernel_tokens, elements]`; scales or indexer keys `[rows, kernel_tokens, bytes]`.
 
     Args:
-      region: where the layer lies.
+      region: region in which the layer lies.
       layer: its slot.
       tag: the group's tag.
       dtype: element type.
@@ -171,7 +171,7 @@ def opaque_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: in
     """Compressed keys and values of which only the size is known: `[rows, elements]`.
 
     Args:
-      region: where the layer lies.
+      region: region in which the layer lies.
       layer: its slot.
       tag: the group's tag.
       dtype: element type.
@@ -194,7 +194,7 @@ def state_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int
     In a shared hybrid pool a block is as large as the full-attention group's, so a state fills only its beginning.
 
     Args:
-      region: where the layer lies.
+      region: region in which the layer lies.
       layer: its slot.
       tag: the group's tag.
       dtype: element type of the pool.
@@ -217,7 +217,7 @@ def partition_bytes(full: int, key: int, value: int, heads: int, count: int, ind
       value: see `key`.
       heads: heads in the block.
       count: shares.
-      index: which share.
+      index: index of the share.
 
     Returns:
       (offset of K, bytes of K, offset of V, bytes of V), from the block's start.

@@ -20,7 +20,7 @@ class Piece:
     """A stretch of memory in a level.
 
     Attributes:
-      label: what it holds.
+      label: its content.
       start: its first byte in the buffer.
       length: its bytes.
       kind: `layer`, `block`, `kernel`, `head`, `state`, `plane`, `padding`, `other`, or the name of a part.
@@ -38,7 +38,7 @@ class Pieces(Sequence[Piece]):
     """Pieces that are made when they are looked at: a pool may have millions of blocks, and a picture shows a dozen.
 
     Args:
-      count: how many.
+      count: number of them.
       make: makes one by its index.
       chosen: index of the one whose inside the next level shows, or None.
     """
@@ -69,7 +69,7 @@ class Level:
     """One stretch of memory and its pieces in rising order.
 
     Attributes:
-      title: what the pieces are, and how far apart.
+      title: name of the pieces, and the distance between them.
       start: first byte.
       length: bytes from the first piece to the end of the last.
       pieces: the pieces; gaps between them are pieces of kind `padding` or `other`.
@@ -89,8 +89,8 @@ def levels(layout: Layout, place: Place) -> tuple[Level, ...]:
     """The zoom from the whole buffer into the cell at `place`, and into its parts.
 
     Args:
-      layout: where everything lies.
-      place: which cell; its `byte` does not matter.
+      layout: layout of the cache.
+      place: place of the cell; its `byte` does not matter.
     """
     planes = any(part.strides is not None for part in layout.content)
     piece, state = divmod(place.state, layout.shape[3])

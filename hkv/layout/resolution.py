@@ -40,8 +40,8 @@ class Resolution:
 
     Attributes:
       order: the order.
-      source: who decided: `explicit`, `environment`, `connector` or `backends`.
-      note: what the user should be told (a connector's wish that was not granted), or "".
+      source: origin of the decision: `explicit`, `environment`, `connector` or `backends`.
+      note: note for the user (a connector's wish that was not granted), or "".
     """
 
     order: Order
@@ -120,7 +120,7 @@ def resolve(
     Args:
       specs: one for each layer with a view of its own.
       candidates: orders that all workers' backends support, most preferred first.
-      explicit: what the configuration already says; taken as it is.
+      explicit: order that the configuration already gives; taken as it is.
       environment: value of `VLLM_KV_CACHE_LAYOUT`, or None.
       connector: the order a KV connector asks for, or None; dropped, with a note, if it is not legal.
 

@@ -56,7 +56,7 @@ class OperationBatch:
         """Adds an operation.
 
         Args:
-          code: what it does.
+          code: code of the operation.
           slot: the request slot.
           payload: the integers that it names.
           **arguments: further columns, by their names in small letters; the others are 0.

@@ -22,8 +22,8 @@ class Rank(NamedTuple):
     """One rank of a replica.
 
     Attributes:
-      tensor: which part of the heads.
-      context: which part of the tokens.
+      tensor: index of its part of the heads.
+      context: index of its part of the tokens.
     """
 
     tensor: int

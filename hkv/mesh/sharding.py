@@ -39,7 +39,7 @@ def make_mesh(shape: ParallelShape, devices: Sequence[Any] | None = None) -> Mes
 
     Args:
       shape: its `data`, `tensor` and `context`.
-      devices: which devices; None for the first of all processes'.
+      devices: the devices; None for the first of all processes'.
 
     Raises:
       ConfigError: too few devices; too many, where they are given.
@@ -59,7 +59,7 @@ class ShardedLayout:
 
     Attributes:
       mesh: with the axes `AXES`.
-      shape: which rank holds what.
+      shape: ranks and what each holds.
       layout: of one rank's pool: its heads, its tokens per block.
 
     Raises:
@@ -126,7 +126,7 @@ def write(
 
     Args:
       pool: unsigned words `[data, tensor, context, words]`, donated.
-      sharded: where everything is (static).
+      sharded: layout on the devices (static).
       layer: int32 scalar.
       blocks: int32 `[data, tokens]`, block of each token's slot; -1 writes nothing. No slot twice.
       states: int32 `[data, tokens]`, state within the virtual block.
@@ -172,12 +172,12 @@ def gather(
 
     Args:
       pool: unsigned words `[data, tensor, context, words]`.
-      sharded: where everything is (static).
+      sharded: layout on the devices (static).
       layer: int32 scalar.
       table: int32 `[data, blocks]`, block ids in order.
       parts: names of the parts wanted (static); None for all.
       null_block: as in `hkv.paged.gather` (static).
-      assemble: how much is brought together (static).
+      assemble: states that are brought together (static), see `Assemble`.
       implementation: as in `hkv.paged.write` (static).
 
     Returns:
@@ -226,7 +226,7 @@ def copy_blocks(
 
     Args:
       pool: unsigned words `[data, tensor, context, words]`, donated.
-      sharded: where everything is (static).
+      sharded: layout on the devices (static).
       sources: int32 `[data, copies]`.
       targets: int32 `[data, copies]`; none twice. A pair with a -1 copies nothing.
       implementation: as in `hkv.paged.write` (static).
@@ -251,7 +251,7 @@ def zero_blocks(
 
     Args:
       pool: unsigned words `[data, tensor, context, words]`, donated.
-      sharded: where everything is (static).
+      sharded: layout on the devices (static).
       blocks: int32 `[data, blocks]`; -1 zeros nothing.
       implementation: as in `hkv.paged.write` (static).
 

@@ -66,7 +66,7 @@ class GroupPolicy:
     """Policy of a group (RTP-LLM `CacheGroupPolicy`, all eleven fields with the struct's own defaults).
 
     Attributes:
-      group_type: which blocks of a sequence the group keeps.
+      group_type: blocks of a sequence that the group keeps.
       enable_prefix_reuse: whether a later request may reuse its blocks.
       evict_policy: extent of an eviction.
       reservable: whether the pool's reserve counts this group's blocks.
@@ -75,8 +75,8 @@ class GroupPolicy:
       memory_placement: memory in which the pool lies.
       active_tail_blocks: blocks at the end of a sequence that must stay.
       validate_tail_blocks: whether a missing tail block is an error.
-      cp_mapping: which rank holds which block.
-      cp_slice: which part of a block a rank holds.
+      cp_mapping: mapping of blocks to ranks.
+      cp_slice: part of a block that a rank holds.
     """
 
     group_type: GroupType = GroupType.FULL

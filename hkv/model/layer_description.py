@@ -27,7 +27,7 @@ class CacheDescription:
 
     Attributes:
       tag: the group it joins.
-      spec: what the layer caches in it.
+      spec: description of what the layer caches in it.
       group_type: overrides the type that follows from the spec.
       state_cache: a state of which single blocks can be reused and evicted: prefix reuse on, eviction INDEPENDENT.
       enable_prefix_reuse, evict_policy, reservable, explicit_block_num, charge_to_paged_budget, memory_placement,
@@ -102,7 +102,7 @@ def describe_topology(
         types are never split. 0 for whole blocks.
 
     Raises:
-      TopologyError: what does not fit together.
+      TopologyError: descriptions that do not fit together.
     """
     if not layers:
         raise TopologyError("layers", layers, "at least one layer")

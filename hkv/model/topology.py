@@ -20,10 +20,10 @@ class Group:
 
     Attributes:
       tag: the group's identity; unique within a topology. Its position means nothing by itself.
-      spec: what each of its layers caches.
+      spec: cache description of each of its layers.
       layers: names of its layers; empty when only block ids are studied, and for placeholders.
       eagle: the group serves a draft (EAGLE or MTP) module, whose last block cannot be trusted after a hit.
-      policy: how the group behaves; left out, the default of the spec's type of group.
+      policy: policy of the group; left out, the default of the spec's type of group.
       kernel_block_size: tokens per block of the kernels' tables, a divisor of `spec.block_size`; left out (or 0), the
         whole block.
     """

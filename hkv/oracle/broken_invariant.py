@@ -20,8 +20,8 @@ class Broken:
       name: of the dialect's `invariants`.
       line: of the operation after which it does not hold, 1-based in the log that the operations would be.
       operation: that operation, in words.
-      problem: what is wrong.
-      promise: what the invariant says.
+      problem: the problem, in words.
+      promise: promise of the invariant.
     """
 
     name: str
@@ -37,7 +37,7 @@ def first_broken(factory: EngineFactory, header: Any, operations: Sequence[Any])
     Args:
       factory: makes the engine.
       header: its configuration.
-      operations: what to perform.
+      operations: the operations to perform.
 
     Returns:
       What is broken, or why there is nothing to say.

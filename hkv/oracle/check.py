@@ -26,7 +26,7 @@ class Difference:
     Attributes:
       path: the log; `line`: 1-based line number.
       operation: name of the operation; `id`: the request it names, or None.
-      field: where in the answer; `want`: what was recorded; `got`: what the engine says.
+      field: place in the answer; `want`: the recorded value; `got`: the engine's.
       history: `(line, text)` of the last operations on the same request, this one last.
     """
 

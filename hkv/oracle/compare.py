@@ -17,7 +17,7 @@ class Mismatch:
 
     Attributes:
       field: the path to it within the answer, e.g. `blocks[1]`.
-      want: what one has there; `got`: what the other has.
+      want: value of the one there; `got`: value of the other.
     """
 
     field: str

@@ -25,11 +25,11 @@ class FoundDifference:
     """Traffic on which two engines differ.
 
     Attributes:
-      feature: what the traffic is about.
+      feature: feature of the traffic.
       seed: of the configuration and the traffic.
       version: of the log format.
       case: the operations up to the one that is answered differently, made small if that was wanted.
-      operations_before_shrinking: how many they were.
+      operations_before_shrinking: number of operations before.
       broken: the first invariant that the engine in doubt breaks on the case; in words, why there is none.
       shrinking_problem: the error that ended shrinking too early, or None.
     """
@@ -132,7 +132,7 @@ class Comparison:
 
     Args:
       engines: the engine in doubt, and the one that counts; None for the dialect's default.
-      only: which configurations are drawn, and whose rules they follow.
+      only: selection of the configurations that are drawn, and their dialect.
       version: of the log format; None for all in turn.
       steps: scheduling steps a seed.
       ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
@@ -141,7 +141,7 @@ class Comparison:
 
     Attributes:
       engines: their names.
-      features: what traffic may be about.
+      features: features of the traffic.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Comparison:
 
         Args:
           shrink: whether to make them small.
-          shrinking: how; may say how far it is.
+          shrinking: function that shrinks a case; it may report progress.
 
         Raises:
           KeyboardInterrupt: shrinking was interrupted; every difference was yielded, as small as it was by then.
@@ -289,9 +289,9 @@ def diff(
     Args:
       tested: the engine in doubt.
       right: the engine whose answers count.
-      dialect: whose rules, as headers name it.
-      features: what the traffic is about; none for every feature of the dialect.
-      seeds: how many a feature.
+      dialect: name of the dialect, as headers give it.
+      features: features of the traffic; none for every feature of the dialect.
+      seeds: number of seeds a feature.
       first_seed: the first of them.
       kinds: only groups of these kinds; none for all.
       max_groups: most groups; None for any number.

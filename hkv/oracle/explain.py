@@ -27,7 +27,7 @@ class Lack:
     Attributes:
       first: first token that it would hold; of a recurrent state, the first that it comes of.
       last: the last one.
-      why: what became of it, and when.
+      why: reason why it is missing, and since when.
       block: the block that had it and lost it, or None.
     """
 

@@ -20,7 +20,7 @@ def flags_for(factory: EngineFactory, dialect: str) -> str:
 
     Args:
       factory: makes the engine; what it refuses, for whatever reason, counts as not implemented.
-      dialect: whose rules configurations follow.
+      dialect: name of the configurations' dialect.
     """
     rules = registry.dialect_of(dialect)
     versions, features = rules.versions, rules.features(dialect)

@@ -21,7 +21,7 @@ class InvariantError(AssertionError):
 
     Args:
       name: the invariant.
-      problem: what is wrong.
+      problem: the problem, in words.
     """
 
     def __init__(self, name: str, problem: str) -> None:
@@ -37,7 +37,7 @@ class Invariant:
     Attributes:
       name: in one or two words.
       promises: the published invariants that it stands for, `B-I1` to `B-I38`; `docs/invariants.md` says what they are.
-      dialect: whose rules promise it.
+      dialect: name of the dialect whose rules promise it.
       after: operations after which it holds; `EVERY` for all.
       check: finds what is wrong. Its docstring says what is promised, and the exceptions by example.
       start: makes the check of one run, for invariants that remember what happened; None for those that do not.
@@ -94,7 +94,7 @@ class Register(dict[str, Invariant]):
     """The invariants of one dialect, by name.
 
     Args:
-      dialect: whose rules promise them, as `Invariant.dialect`.
+      dialect: name of the dialect whose rules promise them, as `Invariant.dialect`.
     """
 
     def __init__(self, dialect: str) -> None:

@@ -22,7 +22,7 @@ class Log:
     """A log.
 
     Attributes:
-      path: where it came from, as the caller named it.
+      path: its origin, as the caller named it.
       header: the configuration, as its dialect's `log.header`.
       operations: the operations in order; number `i` stands on line `i + 2`.
     """

@@ -21,8 +21,8 @@ class PlainHeader(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     Attributes:
       oplog: version of the log format.
-      dialect: whose rules the log follows.
-      feature: what it is about.
+      dialect: name of the dialect whose rules the log follows.
+      feature: feature of the traffic.
       num_blocks: blocks of the pool.
       groups: of each, `kind` and `block_size` at least.
       bugs: names of upstream defects that are reproduced.
@@ -56,7 +56,7 @@ class LogFormat:
       operations: struct of each operation, by its `op`; one that is answered has a field `want`.
       check: raises an HKVError for a header that the dialect forbids.
       smallest: of the numbers of a field, the smallest that is legal, where that is not 0.
-      prefix: what the names of its definitions in the published JSON schema begin with.
+      prefix: prefix of the names of its definitions in the published JSON schema.
 
     Attributes:
       header: as given.

@@ -16,11 +16,11 @@ class Pair:
     """Performs every operation on both engines and compares what they answer.
 
     Args:
-      dialect: whose operations they are.
+      dialect: dialect of the operations.
       tested: the engine in doubt.
       right: the engine whose answers count.
       version: of the log format.
-      names: how their block ids are compared.
+      names: comparison of their block ids.
 
     Attributes:
       timed_out: whether the engine in doubt was silent, at any operation, for as long as it may be.

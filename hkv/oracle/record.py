@@ -39,7 +39,7 @@ class Disagreement:
 
     Attributes:
       recording: everything up to there, with the answers of the engine that counts as right.
-      mismatch: where the last answers differ.
+      mismatch: place and values of the difference between the last answers.
     """
 
     recording: Recording
@@ -59,7 +59,7 @@ class Only:
     Attributes:
       kinds: kinds of groups that they may have; empty for all.
       max_groups: most groups that they may have; None for any number.
-      dialect: whose rules they follow.
+      dialect: name of the configurations' dialect.
 
     Raises:
       ConfigError: there is no such dialect, or no such kind under its rules.
@@ -143,12 +143,12 @@ def differ(
     Args:
       tested: the engine in doubt.
       right: the engine whose answers count.
-      feature: what the traffic is about.
+      feature: feature of the traffic.
       seed: of the configuration and the traffic.
       version: of the log format.
       steps: scheduling steps.
       ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
-      only: which configurations are drawn.
+      only: selection of the configurations that are drawn.
       bugs: names of upstream defects that both reproduce, beside those that a configuration names.
 
     Returns:

@@ -22,7 +22,7 @@ class Case:
       header: the configuration, of either sort of log.
       operations: legal ones, by `docs/oplog.md`.
       answers: of the engine that counts, one an operation.
-      mismatch: where the answers to the last one differ.
+      mismatch: place and values of the difference between the answers to the last one.
     """
 
     header: Any
@@ -148,7 +148,7 @@ def smaller_header(best: Best, rules: ShrinkRules) -> Candidates:
 
     Args:
       best: the case.
-      rules: which configurations are smaller than a header's.
+      rules: rules of the dialect, which give smaller headers.
     """
     taken = True
     while taken:

@@ -53,7 +53,7 @@ class Shrinker:
       attempts: candidates tried so far, none of them twice.
       timeouts: of these, the ones in which an engine was silent until its timeout.
       best: the smallest case so far of the last `shrink`; None before the first.
-      problem: why the last `shrink` gave up before its time: the error that it met; None if it met none.
+      problem: error for which the last `shrink` gave up before its time; None if it met none.
     """
 
     def __init__(

@@ -47,9 +47,9 @@ class CheckedLog:
 
     Attributes:
       path: the log.
-      operations: how many it has.
+      operations: number of its operations.
       difference: the first one, or None where they agree.
-      exercised: how often it exercised each rule; empty unless coverage was asked for.
+      exercised: number of times that it exercised each rule; empty unless coverage was asked for.
     """
 
     path: str
@@ -203,13 +203,13 @@ class RecordResult:
 
     Attributes:
       engine: name of the engine.
-      dialect: whose rules.
-      feature: what the traffic is about.
+      dialect: name of the dialect.
+      feature: feature of the traffic.
       seed: of the configuration and the traffic.
       version: of the log format.
       log: header and operations, each with the engine's answer.
       content: the file's bytes.
-      rules: how often the log exercised which rules.
+      rules: number of times that the log exercised each rule.
     """
 
     engine: str
@@ -241,10 +241,10 @@ def record(
     """Records a log of random traffic from an engine, to check other engines against (`hkv record`).
 
     Args:
-      feature: what the traffic is about.
+      feature: feature of the traffic.
       seed: of the configuration and the traffic; the same seed, the same log.
       engine: the engine; None for the dialect's default.
-      dialect: whose rules, as headers name it.
+      dialect: name of the dialect, as headers give it.
       kinds: only groups of these kinds; none for all.
       max_groups: most groups; None for any number.
       version: of the log format.

@@ -53,12 +53,12 @@ def write(
 
     Args:
       buffer: unsigned words `[size]`: the pool, donated.
-      layout: how it is laid out (static).
+      layout: layout of the pool (static).
       layer: int32 scalar, index among the layout's layers.
       blocks: int32 `[tokens]`, block of each token's slot; -1 for padding, which writes nothing. No slot twice.
       states: int32 `[tokens]`, state within the block.
       values: per part, `[tokens, heads, *part.shape]` of the part's dtype. Parts that are not given stay as they are.
-      implementation: which code moves the bytes (static); None for the best on this device.
+      implementation: name of the code that moves the bytes (static); None for the best on this device.
 
     Returns:
       The buffer, and how many slots did not exist (int32).
@@ -94,7 +94,7 @@ def gather(
 
     Args:
       buffer: unsigned words `[size]`: the pool.
-      layout: how it is laid out (static).
+      layout: layout of the pool (static).
       layer: int32 scalar.
       table: int32 `[blocks]`, block ids in order. The null block, -1 and ids that do not exist read as zeros.
       parts: names of the parts wanted (static); None for all.
@@ -132,7 +132,7 @@ def scatter(
 
     Args:
       buffer: unsigned words `[size]`: the pool, donated.
-      layout: how it is laid out (static).
+      layout: layout of the pool (static).
       layer: int32 scalar.
       table: int32 `[blocks]`; the null block, -1 and ids that do not exist are skipped. No id twice.
       values: per part `[blocks * states in a block, heads, *part.shape]`.
@@ -171,7 +171,7 @@ def copy_blocks(
 
     Args:
       buffer: unsigned words `[size]`: the pool, donated.
-      layout: how it is laid out (static).
+      layout: layout of the pool (static).
       sources: int32 `[copies]`.
       targets: int32 `[copies]`; none twice. A pair with a -1 copies nothing.
       implementation: as in `write`.
@@ -203,7 +203,7 @@ def zero_blocks(
 
     Args:
       buffer: unsigned words `[size]`: the pool, donated.
-      layout: how it is laid out (static).
+      layout: layout of the pool (static).
       blocks: int32 `[blocks]`; -1 zeros nothing. Unlike targets of a copy, an id may be there twice.
       implementation: as in `write`.
 
@@ -230,7 +230,7 @@ def implementations_of(
 
     Args:
       buffer: unsigned words `[size]`: the pool, or its shape and dtype.
-      layout: how it is laid out.
+      layout: layout of the pool.
       implementation: as in `write`.
 
     Returns:

@@ -116,7 +116,7 @@ def model_name(config: str, model: Model) -> str:
 
     Args:
       config: path of the config, or of its folder.
-      model: what was read from it.
+      model: the model that was read from it.
     """
     path = pathlib.Path(config).resolve()
     name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")

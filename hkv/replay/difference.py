@@ -14,7 +14,7 @@ class Difference(Exception):  # noqa: N818 - the answer of a check, not an error
       number: operations performed up to and including this one.
       operation: its name.
       request: the request concerned, or "".
-      field: what differs.
+      field: field that differs.
       answers: per engine, its name and what it answered.
     """
 

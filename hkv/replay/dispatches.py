@@ -133,10 +133,10 @@ class Dispatches(abc.ABC):
       trace: the requests.
       groups: groups of the cache.
       room: room for the ids that a dispatch reports; 0: none are.
-      resident: what is on the device: at least `fates`, `samples` and `machine`.
+      resident: arrays on the device: at least `fates`, `samples` and `machine`.
 
     Attributes:
-      ids: what was reported, in order, dispatch after dispatch.
+      ids: ids that were reported, in order, dispatch after dispatch.
     """
 
     def __init__(self, trace: Incoming, groups: int, room: int, resident: Any) -> None:

@@ -193,7 +193,7 @@ def replay(
       trace: path of the trace (`-` is standard input), or its requests.
       cache: the cache.
       schedule: the numbers that steer the replay.
-      timing: how time stamps become steps.
+      timing: conversion of time stamps to steps.
       engine: name of the engine.
       check: whether the NumPy engine runs beside it; where the replay is compiled whole, after it, and all is compared.
       tokens_per_id: tokens that one of the trace's `hash_ids` stands for; None for what the trace says.

@@ -66,7 +66,7 @@ class LiveRequest:
     """A request that is waiting or running.
 
     Attributes:
-      arrival: what the trace says about it.
+      arrival: the request in the trace.
       id: its id for the engine.
       keys: its prefix keys.
       tokens: tokens it has: the prompt and what it has generated.

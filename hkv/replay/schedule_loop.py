@@ -76,7 +76,7 @@ def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
     Args:
       w: the workspace.
       trace: the schedule's numbers.
-      m: where the schedule stands.
+      m: the schedule.
       whole: whether blocks are asked for all tokens that a request has, not only for those computed in this step.
     """
     mine = m.at(Mode.GROW)
@@ -109,8 +109,8 @@ def choose(w: Any, trace: Trace, m: Machine, seated: Mode) -> Pair:
     Args:
       w: the workspace.
       trace: the requests.
-      m: where the schedule stands.
-      seated: what comes next where it has its seat already.
+      m: the schedule.
+      seated: next mode if it has its seat already.
     """
     mine = m.at(Mode.ADMIT)
     can = mine & (m.waiting > 0) & (m.budget > 0) & (m.active < trace.number(Number.MAX_RUNNING))

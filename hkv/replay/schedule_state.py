@@ -184,7 +184,7 @@ class Machine(NamedTuple):
       prompt_tokens, hit_tokens, put_off, preemptions: as in `StepRecords`, of this step.
       samples: steps recorded in this dispatch.
       ended: requests that finished or were refused for good.
-      status: what an operation answered that failed.
+      status: status of an operation that failed.
     """
 
     mode: Scalar

@@ -54,7 +54,7 @@ def replay_trace(
       tensor_parallel: with a model: ranks that split the heads; None for 1.
       block_size: with a model: tokens per block; None for its kernels'.
       kv_dtype: with a model: element type of its cache; None for `auto`.
-      dialect: whose rules, as headers name it.
+      dialect: name of the dialect, as headers give it.
       dialect_options: options of `hkv replay` that this dialect has and others need not, by name: `retention`, ...
       engine: name of the engine; None for the compiled one, where it has the cache's rules, else the NumPy engine.
       check: whether the NumPy engine is held against it.
@@ -62,7 +62,7 @@ def replay_trace(
       tokens_per_id: tokens that one of the trace's `hash_ids` stands for; None for what the trace says, or 512.
       limit: most requests to replay; None for all.
       step_ms: milliseconds of a step.
-      speed: how many times faster than recorded requests arrive.
+      speed: factor by which requests arrive faster than recorded.
       step_tokens: most tokens computed in a step.
       decode_tokens: tokens that a running request generates in a step.
       max_running: most requests running at once.

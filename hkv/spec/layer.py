@@ -362,9 +362,9 @@ class LayerSpec:
         """A random layer as a log's header writes it.
 
         Args:
-          choices: where decisions come from.
+          choices: source of decisions.
           size: tokens in its block.
-          feature: what the configuration is about.
+          feature: feature of the configuration.
           ranks: ranks of context parallelism.
         """
         return {"kind": cls.kind, "block_size": size}

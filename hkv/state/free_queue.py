@@ -28,7 +28,7 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
     Args:
       work: needs `TAKE_WRITES` to write.
       start: index into `State.rows` of the entry that gets the first.
-      count: how many; at most `work.free`.
+      count: number of blocks; at most `work.free`.
     """
 
     def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
@@ -76,7 +76,7 @@ def adopt(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
     Args:
       work: needs `rows` to read and `ADOPT_WRITES` to write.
       start: index into `State.rows` of the first entry; null entries are skipped, and no block is there twice.
-      count: how many entries.
+      count: number of entries.
     """
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
@@ -126,7 +126,7 @@ def release(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
     Args:
       work: needs `rows` and `keys` to read and `RELEASE_WRITES` to write, and room in the ring (`make_room`).
       start: index into `State.rows` of the first entry; null entries are skipped.
-      count: how many entries.
+      count: number of entries.
     """
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:

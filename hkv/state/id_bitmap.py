@@ -40,7 +40,7 @@ def take(work: PooledWorkspace, present: Scalar, pool: Scalar, found: Sequence[S
       work: needs `bitmap` to write.
       present: whether to do it.
       pool: the pool.
-      found: what `smallest` returned.
+      found: result of `smallest`.
     """
     id, *words = found
     emptied = jnp.asarray(present)
@@ -71,7 +71,7 @@ def put(work: PooledWorkspace, present: Scalar, pool: Scalar, id: Scalar, words:
       present: whether to do it.
       pool: the id's pool.
       id: an id of it.
-      words: what `path` returned.
+      words: result of `path`.
     """
     for level, word in enumerate(words):
         bit = jnp.left_shift(jnp.int32(1), (id >> (5 * level)) & 31)

@@ -68,7 +68,7 @@ def fill(
       group: the group.
       pool: the group's pool.
       block: a block that somebody holds.
-      seen: what `look` returned.
+      seen: result of `look`.
 
     Returns:
       The workspace, and whether it was put.

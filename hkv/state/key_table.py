@@ -56,7 +56,7 @@ def remove(
       work: needs `table`, `links` and `events` to write.
       present: whether to do it.
       block: id of a block that is registered under the entry.
-      part: which of the block's keys.
+      part: number of the key among the block's.
       entry: the key's place in the table.
       moving: whether another block will get the key at once, so that nobody need know.
     """
@@ -93,7 +93,7 @@ def insert(
       work: needs `WRITES` to write.
       present: whether to do it.
       block: id of a block that is not registered under the entry.
-      part: which of the block's keys it is.
+      part: number of the key among the block's.
       entry: the key's place in the table.
       moving: whether what is to be said of the key later stays as it was.
     """
@@ -194,7 +194,7 @@ def add_key(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry
       work: needs `WRITES` to write.
       present: whether to do it.
       block: id of a block that does not have the key.
-      part: which of the block's keys it is; 0 for the key of the whole block.
+      part: number of the key among the block's; 0 for the key of the whole block.
       entry: the key's place in the table.
     """
     work = insert(work, present, block, part, entry)
@@ -214,7 +214,7 @@ def note_absence(work: Workspace, present: Scalar, entry: Scalar, reason: Scalar
       work: needs `WRITES` to write.
       present: whether to do it.
       entry: the key's place in the table.
-      reason: what to say.
+      reason: `RETIRED` or `NOT_RETAINED`.
     """
     work, (value,) = peek(present, lambda w: (w.read("table", w.entry(entry)),), work, reads=("table",), default=(0,))
     cached = present & (value > 0)

@@ -60,12 +60,12 @@ class PooledWorkspace(FlatArrays):
     """The arrays of `PooledState`, lanes one after the other and flat, and what belongs to one lane of them.
 
     Attributes:
-      sizes: what is static.
+      sizes: static sizes.
       bitmap, references, items, rows, chains, requests, counters: as in `PooledState`.
       ids: int32[lanes * (ids + 1)], ids that operations report, one after the other.
       results: int32[lanes * (operations + 1) * width], one row an operation.
       lane: the lane that is worked on.
-      num_ids: what has been written to `ids`; beyond capacity it is counted, not written.
+      num_ids: number of ids; those beyond the capacity of `ids` are counted, not written.
     """
 
     CARRIED = (*ARRAYS, *OUTPUTS)

@@ -32,7 +32,7 @@ def use(work: PooledWorkspace, present: Scalar, known: Scalar, key: Scalar, seen
       present: whether to do it.
       known: whether the key is in the ring; it is put in where not.
       key: the key.
-      seen: what `look` returned.
+      seen: result of `look`.
     """
     after, before, last = seen
     known = jnp.asarray(present) & known

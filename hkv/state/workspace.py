@@ -59,14 +59,15 @@ class Workspace(FlatArrays):
     """The arrays of `State`, lanes one after the other and flat, and what belongs to one lane of them.
 
     Attributes:
-      sizes: what is static.
+      sizes: static sizes.
       queue, blocks, keys, table, links, rows, chains, requests: as in `State`.
       ids: int32[lanes * (ids + 1)], block ids that operations report, one after the other.
       events: int32[lanes * (events + 1) * 4], what happened to keys, as `hkv.state.events` writes it.
       results: int32[lanes * (operations + 1) * width], one row an operation.
       lane: the lane that is worked on.
       head, tail, free, evictions, dropped, clock, running, steps: its counters (`Counter`).
-      num_ids, num_events: what has been written to `ids` and `events`; beyond capacity it is counted, not written.
+      num_ids, num_events: numbers of ids and of events; those beyond the capacity of `ids` and `events` are counted,
+        not written.
     """
 
     CARRIED = (*ARRAYS, *OUTPUTS)

@@ -48,10 +48,10 @@ def engine_machine(
 
     Args:
       factory: makes an empty engine of a header.
-      features: what configurations are about, of the dialect's `features`; none for all of them.
+      features: features of the configurations, of the dialect's `features`; none for all of them.
       version: of the log format, which says what headers may ask for.
-      only: which of the configurations are drawn, for an engine that implements some kinds or numbers of groups, and
-        whose rules they follow.
+      only: selection of the configurations, and their dialect, for an engine that implements some kinds or numbers of
+        groups.
 
     A configuration for which the engine raises `UnsupportedConfigError` is left out; if too many are, Hypothesis fails.
 

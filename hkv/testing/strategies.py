@@ -41,7 +41,7 @@ class HypothesisChoices:
     """Decisions drawn by Hypothesis, so that a failure shrinks. See `hkv.testing.choices.Choices`.
 
     Args:
-      data: where to draw from.
+      data: Hypothesis's object that draws.
     """
 
     def __init__(self, data: Drawing) -> None:
@@ -76,7 +76,7 @@ def headers(draw: Callable[..., Any], features: Sequence[str] = (), version: int
       draw: given by Hypothesis.
       features: those to choose from, of the dialect's `features`; none for all of them.
       version: of the log format.
-      only: which of them are drawn, and whose rules they follow, as for `hkv diff`; a restricted one is found by its
+      only: selection of the configurations, and their dialect, as for `hkv diff`; a restricted one is found by its
         seed, and shrinks to another.
 
     Raises:

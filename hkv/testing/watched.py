@@ -52,9 +52,9 @@ def run_watched(
 
     Args:
       factory: makes an empty engine of a header.
-      dialect: whose rules, as headers name it.
-      features: what the traffic is about; none for every feature of the dialect.
-      seeds: how many a feature.
+      dialect: name of the dialect, as headers give it.
+      features: features of the traffic; none for every feature of the dialect.
+      seeds: number of seeds a feature.
       first_seed: the first of them.
       kinds: only groups of these kinds; none for all.
       max_groups: most groups; None for any number.

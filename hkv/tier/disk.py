@@ -52,7 +52,7 @@ class DiskTier(Tier):
     `capacity_bytes`; only while an object is being replaced do it and its successor both lie there.
 
     Args:
-      folder: where the files are; made if absent.
+      folder: folder of the files; made if absent.
       capacity_bytes: most bytes that all files together may have.
       file_system: the operating-system calls to use.
 

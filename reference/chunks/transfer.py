@@ -20,7 +20,7 @@ def runs(geometry: PageGeometry, region: Region, block_in_object: int, block: in
     Args:
       geometry: the kernel group's pages.
       region: its region in the object.
-      block_in_object: which block of the object.
+      block_in_object: index of the block in the object.
       block: the engine's block id.
     """
     traits = TRAITS[geometry.format]

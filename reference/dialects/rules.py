@@ -44,7 +44,7 @@ class RuleSet(Generic[Kind]):
     """One engine's policy: what a manager calls.
 
     Attributes:
-      name: whose rules, and which version's, as logs write it: `vllm-0.33`.
+      name: name of the rules and their version, as logs write it: `vllm-0.33`.
       kinds: per kind of layer, by its name in logs, what this dialect does with it.
       rules: the decisions.
     """

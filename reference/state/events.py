@@ -14,7 +14,7 @@ class Stored:
     """Blocks entered the prefix cache.
 
     Attributes:
-      group: whose blocks.
+      group: group of the blocks.
       chains: the prefix that each ends; skipped blocks of the span are left out, so there may be none.
       block_size: tokens per block: the group's, or a hash block for a partly filled block.
       tokens: the whole span looked at, skipped blocks included.
@@ -33,7 +33,7 @@ class Removed:
     """One key of a block was taken away. Keys that one block loses at once have no order among themselves.
 
     Attributes:
-      group: whose block.
+      group: group of the block.
       chain: the prefix it ended.
     """
 

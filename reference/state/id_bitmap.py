@@ -12,7 +12,7 @@ class IdBitmap:
 
     Args:
       size: ids run from 0 up to, but not including, this.
-      reserved: how many of the first ids are never in the set.
+      reserved: number of the first ids that are never in the set.
     """
 
     def __init__(self, size: int, reserved: int = 0) -> None:

@@ -29,10 +29,10 @@ class Pool:
       covered: tokens that the primary key covers, from the start of the request; 0 without one.
       extra: further keys of a block, in order of registration, only for blocks that have any.
       table: from keys to blocks.
-      events: what happened to keys since events were last taken; stays empty when `records` is off.
+      events: changes to keys since events were last taken; stays empty when `records` is off.
       records: whether events are recorded.
       evictions: blocks that lost their keys by being handed out.
-      history: what became of each key, for diagnosis.
+      history: last event of each key, for diagnosis.
     """
 
     def __init__(self, num_blocks: int) -> None:

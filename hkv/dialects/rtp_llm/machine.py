@@ -74,7 +74,7 @@ def run(
     Args:
       parameters: the configuration.
       state: the cache; donated.
-      operations: what to do.
+      operations: the operations.
       ids: room for ids in the results; 0: none are reported, and nothing is compiled for them.
       only: codes that the program is to know; others answer `Status.UNKNOWN_OPERATION`.
 

@@ -58,7 +58,7 @@ def slice_for_peer(mode: CpSlice, block_bytes: int, payload_bytes: int, ranks: i
       block_bytes: bytes of the block.
       payload_bytes: of those, bytes that carry data.
       ranks: parts.
-      peer: which part.
+      peer: index of the part.
 
     Raises:
       LayoutError: no such part, bytes that the ranks do not divide, or a part beyond the block.
@@ -108,7 +108,7 @@ class Peer(NamedTuple):
     """One decode server that a prefill rank sends to.
 
     Attributes:
-      server: which.
+      server: index of the server.
       local: `(count, index)`: into how many parts this rank cuts its heads, and which it sends.
       remote: `(count, index)`: into how many parts the server's heads are filled, and which this is.
     """

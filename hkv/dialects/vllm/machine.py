@@ -87,7 +87,7 @@ def run(
     Args:
       parameters: the configuration.
       state: the cache; donated.
-      operations: what to do.
+      operations: the operations.
       ids: room for block ids in the results; 0: none are reported, and nothing is compiled for them.
       events: room for events in the results; 0 likewise.
       only: codes that the program is to know; others answer `Status.UNKNOWN_OPERATION`.

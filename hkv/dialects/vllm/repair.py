@@ -17,8 +17,8 @@ def repaired(
     """The operation with its numbers cut to what is legal now, or None when it cannot follow at all.
 
     Args:
-      operation: what was to come next.
-      lifecycle: where the requests stand.
+      operation: the operation that was to come next.
+      lifecycle: state of the requests.
       performed: the operations before it.
       answers: the answers to them.
     """

@@ -19,7 +19,7 @@ def view(buffer: np.ndarray, strided: StridedView) -> np.ndarray:
 
     Args:
       buffer: the cache's bytes: one axis, uint8 or int8, without gaps.
-      strided: which of them, and as what.
+      strided: places and type of the elements.
 
     Returns:
       An array of `strided.shape`; writable if the buffer is.

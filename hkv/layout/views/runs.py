@@ -31,7 +31,7 @@ class Runs:
       num_rows: rows of the buffer.
       first: row of the unit whose every coordinate is 0.
       steps: rows from one unit to the next, along each coordinate.
-      extents: how many units there are along each coordinate.
+      extents: number of units along each coordinate.
       starts: row of each run within a unit, in the order of the unit's own axes.
     """
 

@@ -53,7 +53,7 @@ def view(buffer: Tensor, strided: StridedView) -> Tensor:
 
     Args:
       buffer: the cache's bytes: a contiguous one-axis tensor of uint8 or int8.
-      strided: which of them, and as what.
+      strided: places and type of the elements.
 
     Returns:
       A tensor of `strided.shape`.

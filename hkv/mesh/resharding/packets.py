@@ -74,7 +74,7 @@ def make_packets(moves: Sequence[Move], layers: range, source: Side, target: Sid
 
     Args:
       moves: all sends, or all forwards, of a plan.
-      layers: which layers each is about.
+      layers: layers that each packet carries.
       source: the side that sends.
       target: the side that receives.
     """

@@ -28,7 +28,7 @@ class Side:
     """A request's cache on one side.
 
     Attributes:
-      shape: which rank holds what.
+      shape: ranks and what each holds.
       layout: of one rank's pool.
       row: block ids, column by column, the same on every rank.
       null_block: the id that stands for no block, beside -1.
@@ -71,7 +71,7 @@ class StateRun:
 
     Attributes:
       state: the first, counted over the request; a token is `tokens_per_state` of them to one.
-      count: how many.
+      count: number of states.
       source: the first one's place in the source rank's block.
       target: likewise in the target rank's block.
     """
@@ -91,9 +91,9 @@ class Move:
       target: the rank that receives.
       source_block: block id on the source.
       target_block: block id on the target.
-      heads: which heads, among those of the model.
+      heads: heads, by their numbers among those of the model.
       forwarded: the sender is a rank of the target side, which has it from the source by then.
-      runs: which states, in rising order.
+      runs: states, in rising order.
     """
 
     source: Rank
@@ -132,7 +132,7 @@ class Plan:
     Attributes:
       source: ranks and layout that hold it.
       target: ranks and layout that are to hold it.
-      layers: which layers, the same indices on both sides.
+      layers: indices of the layers, the same on both sides.
       sends: from source ranks to target ranks.
       forwards: afterwards, from target ranks to target ranks that hold the same.
     """
@@ -190,12 +190,12 @@ def plan_resharding(
     receive for others.
 
     Args:
-      source: where the cache is.
-      target: where it goes; blocks of other columns than those of `positions` are not touched.
+      source: side that holds the cache.
+      target: side that gets it; blocks of other columns than those of `positions` are not touched.
       positions: the tokens that the target lacks: from its own hit on, or a window's `readable`. Columns of the row
         for a layer of snapshots, whose ranks count as its heads. States that tokens share are moved whole.
       layers: indices of layers; None for all.
-      replicas: how target ranks that hold the same get it.
+      replicas: source for target ranks that hold the same: one of them forwards, or each gets its own copy.
 
     Raises:
       PlanError: the sides cache different heads or parts; positions or layers that are not there; a hole where a

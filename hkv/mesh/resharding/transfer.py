@@ -60,9 +60,9 @@ def execute(
     Args:
       plan: of one group of layers.
       source_pool: unsigned words `[data, tensor, context, words]` on the source's mesh.
-      source: where the source's bytes are.
+      source: layout of the source's bytes.
       target_pool: likewise on the target's mesh, of the same dtype; donated.
-      target: where the target's bytes are.
+      target: layout of the target's bytes.
       source_data: replica that has the request.
       target_data: replica that gets it.
       implementation: as in `hkv.paged.write`.
@@ -108,7 +108,7 @@ def _carry(packed: list[list[jax.Array]], packets: Packets, source: _End, target
 
     Args:
       packed: per slot of the sender and view, `[data, tensor, context, length, words]`.
-      packets: who sends what to whom.
+      packets: packets, with sender and receiver of each.
       source: the side that packed.
       target: the side that unpacks.
 

@@ -18,7 +18,7 @@ class Decoder:
 
     Attributes:
       fields: the config.
-      options: how the model is served.
+      options: settings with which the model is served.
       default_block_size: tokens per block where the options do not say.
     """
 

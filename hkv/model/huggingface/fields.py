@@ -49,7 +49,7 @@ class Fields:
     Attributes:
       values: the decoder's own fields.
       outer: fields around them, where a multimodal config nests the decoder's; else empty.
-      path: what stands before a field's name, e.g. `text_config.`.
+      path: prefix of a field's name, e.g. `text_config.`.
     """
 
     values: Mapping[str, Any]

@@ -17,7 +17,7 @@ class CacheLayer:
     Attributes:
       name: `layers.3`, or `layers.3.indexer` for one of several.
       index: the decoder layer.
-      spec: what is cached, or None for a layer without a cache of its own.
+      spec: description of its cache, or None for a layer without a cache of its own.
       fields: fields of the config by what they decide: `kind`, `heads`, `size`, `window`, `state`, `dtype`.
       shares: name of the layer whose cache this one reads instead, or None.
       full_token_bytes: bytes a token would cost here if the layer were full attention.

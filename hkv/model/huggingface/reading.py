@@ -54,7 +54,7 @@ def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) ->
 
     Args:
       config: the `config.json`, or the `text_config` in it.
-      options: how the model is served.
+      options: settings with which the model is served.
 
     Raises:
       ConfigError: an unknown architecture, naming the fields that were not understood; or an impossible value.

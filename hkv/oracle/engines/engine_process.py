@@ -18,7 +18,7 @@ class EngineProcess:
 
     Args:
       header: the configuration, sent as the first line.
-      command: how to start it.
+      command: command line that starts it.
       timeout: seconds that one answer may take.
 
     Raises:

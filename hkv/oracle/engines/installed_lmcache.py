@@ -109,7 +109,7 @@ class LayerGroups:
 
     Args:
       views: one tensor a layer.
-      hints: what the engine, vLLM, says beside.
+      hints: facts that the engine, vLLM, reports besides.
       infos: engine groups of the kernel groups, in their order; or none.
       layers_of_engine_groups: layers of each engine group, for detection.
       chunk: tokens per chunk.

@@ -55,7 +55,7 @@ class LineProcess:
 
         Args:
           line: the line.
-          what: what is asked, for messages.
+          what: name of what is asked, for messages.
 
         Raises:
           EngineProcessError: the process ended, was silent for too long, or said something before it was asked.

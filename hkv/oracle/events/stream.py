@@ -153,7 +153,7 @@ class Subscription:
 
     Args:
       endpoint: of the publisher, such as `tcp://127.0.0.1:5557`.
-      replay_endpoint: where missed batches can be asked for, or None.
+      replay_endpoint: endpoint at which missed batches can be asked for, or None.
       topic: only messages whose topic begins so.
       seconds: stop after so many; None for never.
 

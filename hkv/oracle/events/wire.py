@@ -45,7 +45,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, tag="BlockStored"):
       token_ids: tokens of the whole span, those of skipped blocks included.
       block_size: tokens in a block.
       lora_id: the adapter's number; deprecated in favour of its name.
-      medium: where, `GPU` for the engine's own pool.
+      medium: medium of the blocks, `GPU` for the engine's own pool.
       lora_name: the adapter's name.
       extra_keys: for each block what beside its tokens its key covers, or None.
       group_idx: the KV cache group.
@@ -169,7 +169,7 @@ class Problem:
     Attributes:
       seq: sequence number of the batch.
       name: `removed unknown`, `parent unknown`, `two contents`, `tokens missing`, `block size`; of streams, `gap`.
-      text: what is wrong, in words.
+      text: the problem, in words.
     """
 
     seq: int
@@ -183,7 +183,7 @@ class Entry:
 
     Attributes:
       count: blocks that have it: an engine that computes a prefix twice at once stores it twice, and removes it twice.
-      content: what it stands for: key before it and tokens, where the event tells them apart; None where not.
+      content: key before it and tokens, where the event tells them apart; None where not.
     """
 
     count: int

@@ -46,7 +46,7 @@ def write_vectors(folder: pathlib.Path, progress: Callable[[], None] = lambda: N
     """Writes all families, the schema, and an index with the SHA-256 of each file; all of them or none.
 
     Args:
-      folder: where to; made if need be.
+      folder: folder that they are written to; made if need be.
       progress: called after each family.
 
     Returns:

@@ -30,14 +30,15 @@ class TraceRequest:
 
     Attributes:
       line: 1-based line of the file.
-      timestamp: when it arrives, in milliseconds from the start of the trace.
+      timestamp: time of arrival, in milliseconds from the start of the trace.
       input_length: tokens of its prompt, at least 1.
       output_length: tokens that it generates.
       hash_ids: one id for every `tokens_per_id` tokens of the prompt; None for a token list, or where nothing is known.
       tokens: the prompt itself, where the trace gives it.
-      output_tokens: what it generates, where the trace gives it.
+      output_tokens: the tokens that it generates, where the trace gives them.
       tokens_per_id: tokens that one of its ids stands for; 1 for a token list, 0 where the trace names no content.
       synthetic: name of the model that its prefix was made up by, or "".
+
     """
 
     line: int

@@ -75,9 +75,9 @@ class GeneratedRequest:
     """One request.
 
     Attributes:
-      timestamp: when it arrives, in whole milliseconds.
+      timestamp: time of arrival, in whole milliseconds.
       tokens: its prompt, uint32 `[input_length]`.
-      output: what it generates, uint32 `[output_length]`.
+      output: tokens that it generates, uint32 `[output_length]`.
     """
 
     timestamp: int
@@ -195,7 +195,7 @@ def generate(kind: str, workload: Workload, seed: int) -> Iterator[GeneratedRequ
     Args:
       kind: `chat`: sessions of many turns; `shared-prefix`: single requests that share system prompts; `agentic`:
         contexts that grow by tool calls and branch.
-      workload: how much of what.
+      workload: parameters of the workload.
       seed: of the generator, at least 0.
 
     Raises:

@@ -30,7 +30,7 @@ class Allocator(abc.ABC):
     Attributes:
       config: the same.
       pools: the pools; one, or one a group.
-      cache: what is cached, of all groups.
+      cache: the cache of all groups.
       kinds: the groups, in order.
     """
 

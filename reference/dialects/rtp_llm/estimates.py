@@ -21,7 +21,7 @@ def batch_peak(
 
     Args:
       allocator: the groups.
-      resource: what the request has; nothing, for a new one.
+      resource: blocks of the request; none, for a new one.
       seq: tokens of each sequence now.
       common: tokens they share; counts for a new request.
       remaining: tokens to come.

@@ -17,8 +17,8 @@ class Evicted:
     Attributes:
       key: the key.
       blocks: for each group, the block that left, or `NULL`; each still has its cache reference.
-      namespace: where `dependency` belongs.
-      dependency: what the key built on.
+      namespace: the namespace of `dependency`.
+      dependency: the key that it built on.
     """
 
     key: int

@@ -72,7 +72,7 @@ def hold(allocator: Allocator, source: Resource, keys: Sequence[int], *, connect
     Args:
       allocator: the groups.
       source: the sequence.
-      keys: which of its keys; unknown ones are skipped.
+      keys: keys to hold; unknown ones are skipped.
       connector: hold them for a connector, not for a request.
 
     Returns:

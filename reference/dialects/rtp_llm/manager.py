@@ -34,7 +34,7 @@ class Request:
 
     Attributes:
       tokens: the tokens of each sequence.
-      lengths: what allocation counts.
+      lengths: lengths that allocation counts.
       resource: its blocks and keys.
       given: the keys of its whole blocks, now and later, where they came instead of tokens; else None.
     """

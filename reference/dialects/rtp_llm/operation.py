@@ -114,7 +114,7 @@ class CopyPair:
     Attributes:
       tag: the group.
       source: the block to copy.
-      target: where to.
+      target: block to copy to.
     """
 
     tag: str

@@ -55,7 +55,7 @@ class SharedBlockCache:
       independent: groups that may lose blocks alone.
 
     Attributes:
-      version: how often the cache changed, -1 before the first time.
+      version: number of changes to the cache, less one: -1 before the first.
       evictions: blocks that were evicted so far.
     """
 
@@ -87,7 +87,7 @@ class SharedBlockCache:
           blocks: for each group, a block or `NULL`; groups beyond the cache's are ignored.
           resident: never evict the key.
           namespace: one of `prefix_tree.NAMESPACES`.
-          dependency: what the key builds on.
+          dependency: the key that it builds on.
           matchable: for each group, whether a lookup may find the block; all, if left out.
         """
         if namespace not in NAMESPACES:

@@ -38,11 +38,11 @@ class Coordinator:
     Attributes:
       config: the cache's configuration.
       pool: the pool all groups draw from.
-      kinds: what is done with each group, in group order.
+      kinds: rules for each group, in group order.
       members: the groups that are looked up together; empty without caching.
       alone: whether there is one group only.
       exact: whether every group's estimate is always what it takes.
-      refusal: why `admit` last refused; for diagnosis.
+      refusal: reason why `admit` last refused; for diagnosis.
     """
 
     def __init__(self, config: VllmConfig, kind_of: Callable[[LayerSpec], type[Kind]]) -> None:
@@ -85,7 +85,7 @@ def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Dem
       cache: the cache.
       id: the request.
       hit: for each group, the blocks it is about to adopt.
-      demand: how far it wants to go.
+      demand: lengths up to which it asks for slots.
       free: blocks it may count on: those free, less what is reserved.
     """
     groups = list(zip(cache.kinds, hit, strict=True))

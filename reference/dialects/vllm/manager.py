@@ -31,8 +31,8 @@ class Manager:
     raises `OperationError` before anything changes. A refused `allocate` is no error.
 
     Args:
-      config: what the cache consists of.
-      dialect: whose rules it follows.
+      config: configuration of the cache.
+      dialect: rules that it follows.
 
     Attributes:
       config: as given.
@@ -184,7 +184,7 @@ class Manager:
           must_fit: refuse unless the whole request, as long as it is now, fits into what is free.
           reserved: free blocks that are promised to others.
           in_flight: computed tokens of the request whose steps have not come back.
-          shared_prefix: where others branch off; stays until set again.
+          shared_prefix: length at which others branch off, in tokens; stays until set again.
 
         Returns:
           For each group the blocks that are new in its row, a copy's target first; None when refused.

@@ -29,8 +29,8 @@ def register_full(
 
     Args:
       pool: the pool.
-      request: whose row.
-      group: which of its rows.
+      request: the request.
+      group: index of the group.
       blocks: the row.
       span: columns to register, in order.
       keys: the request's keys of whole blocks.
@@ -73,8 +73,8 @@ def register_partial(
 
     Args:
       pool: the pool.
-      request: whose row.
-      group: which of its rows.
+      request: the request.
+      group: index of the group.
       block: the block; nothing happens for the null block.
       tokens: tokens from the start of the request that the block's content covers; a multiple of `hash_block_size`
         within the tokens that have keys.

@@ -35,9 +35,9 @@ class Request:
       num_computed: tokens whose cache content is written or being written.
       num_in_flight: of those, tokens of steps that have not come back yet.
       num_granted: tokens, drafts included, that its rows have room for.
-      shared_prefix: where others were seen to branch off, or 0.
+      shared_prefix: length at which others were seen to branch off, in tokens, or 0.
       running: whether it holds blocks; a request that does not is waiting.
-      grant: what this step found of it when it granted it blocks, the first time; None if it did not.
+      grant: the first grant of blocks to it in this step; None if there was none.
     """
 
     id: str

@@ -22,7 +22,7 @@ class RtpWatch:
       invariants: those to check; all by default.
 
     Attributes:
-      ledger: what the operations so far say.
+      ledger: requests as the operations so far tell them.
       state: the cache as it is.
     """
 

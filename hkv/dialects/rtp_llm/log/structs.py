@@ -100,7 +100,7 @@ class RtpState(msgspec.Struct, forbid_unknown_fields=True):
       pools: one shared, or one a group.
       lists: of each request that has any.
       cached: `[key, block a group]` of each key, least recently used first.
-      version: how often the cache changed, -1 before the first time.
+      version: number of changes to the cache, less one: -1 before the first.
     """
 
     pools: list[PoolState]

@@ -36,8 +36,8 @@ def runtime_reserve(total: int, *, configured: int = 0, used_in_warm_up: int = 0
 
     Args:
       total: bytes of the device.
-      configured: what the operator asked for, raised to 2 GiB or a twentieth of the device, whichever is more.
-      used_in_warm_up: what the warm-up run used.
+      configured: bytes that the operator asked for, raised to 2 GiB or a twentieth of the device, whichever is more.
+      used_in_warm_up: bytes that the warm-up run used.
       large: a multimodal or speculative model, which keeps 2 GiB at least.
     """
     configured = max(configured, 2048 * MIB, total // 20)

@@ -17,8 +17,8 @@ class PoolGroup:
 
     Attributes:
       tag: the group's identity.
-      block: what one of its layers stores in one block.
-      policy: how it behaves.
+      block: sizes of one of its layers in one block.
+      policy: policy of the group.
       layers: indices of its layers.
       kernel_blocks: kernel blocks in one block, for groups of type FULL.
       stride: bytes from one block of a layer to the next in its pool.

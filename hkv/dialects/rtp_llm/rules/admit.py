@@ -32,8 +32,8 @@ class Capacity(NamedTuple):
     Attributes:
       never: the pools are too small.
       not_now: too much of them is held.
-      need: what the request takes, over all groups.
-      available: what nobody holds but the cache, over all pools.
+      need: blocks that the request takes, over all groups.
+      available: blocks that nobody holds but the cache, over all pools.
     """
 
     never: Scalar

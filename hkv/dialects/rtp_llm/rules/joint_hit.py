@@ -38,7 +38,7 @@ def adopt(
       work: needs `WRITES` to write.
       view: the configuration.
       slot: the request.
-      keys: how many it has, that of a partly filled block among them.
+      keys: number of its keys, that of a partly filled block among them.
       enabled: whether to do it; nothing is hit where not.
 
     Returns:

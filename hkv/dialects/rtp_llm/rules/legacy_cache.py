@@ -101,7 +101,7 @@ def pop(state: LegacyState, count: Any, *, room: int) -> tuple[LegacyState, jax.
     Args:
       state: the cache.
       count: int32[], how many at most.
-      room: how many can be reported.
+      room: largest number of blocks that can be reported.
 
     Returns:
       The new state, int32[room]: the blocks, and int32[]: how many, those beyond the room included.
@@ -131,7 +131,7 @@ def select_and_evict(state: LegacyState, least: Any, *, room: int) -> tuple[Lega
     Args:
       state: the cache.
       least: int32[], blocks.
-      room: how many integers can be reported.
+      room: largest number of integers that can be reported.
 
     Returns:
       The new state, int32[room]: for each block its key and the block, and int32[]: how many integers, those beyond the

@@ -59,7 +59,7 @@ def extend(work: PooledWorkspace, view: View, growth: Growth) -> tuple[PooledWor
     Args:
       work: needs `WRITES` to write.
       view: the configuration.
-      growth: what for.
+      growth: the request, and the lengths for which its lists grow.
     """
     groups = view.num_groups
 
@@ -171,8 +171,8 @@ def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode
     Args:
       work: needs `LISTS` to write.
       view: the configuration.
-      growth: whose lists they are, and for UNDO and CLEAN what they grew for.
-      lists: how many, counted group by group and sequence by sequence.
+      growth: the request, and for UNDO and CLEAN the lengths for which its lists grew.
+      lists: number of lists, counted group by group and sequence by sequence.
       mode: a `Sweep`.
     """
     groups = view.num_groups

@@ -69,7 +69,7 @@ def malloc(
       view: the configuration.
       ask: the request.
       keys: its keys, that of a partly filled block among them.
-      flags: what else it is told.
+      flags: further flags.
       start: `Stage` to begin with: CHECK for a new request, GROW for another, CLEAR to free it, DONE for nothing.
 
     Returns:

@@ -69,8 +69,8 @@ class ComparedRtpEngine:
 
     Args:
       engine: an empty engine.
-      ids: what the compiled replay reported: of each allocation its verdict's place in `verdicts`, the tokens reused,
-        and for each group the length of the request's list and its blocks, 0 for holes.
+      ids: integers that the compiled replay reported: of each allocation its verdict's place in `verdicts`, the tokens
+        reused, and for each group the length of the request's list and its blocks, 0 for holes.
       verdicts: names of verdicts, by the numbers reported.
       names: of the compiled engine and of this one.
     """

@@ -90,7 +90,7 @@ def check_replayable(config: RtpConfig, dialect: str, caching: bool) -> None:
 
     Args:
       config: the cache.
-      dialect: whose it is said to be.
+      dialect: name of the dialect.
       caching: whether there are hits.
 
     Raises:
@@ -238,7 +238,7 @@ def verify(
 
     Args:
       running: the replay.
-      outcome: what it left.
+      outcome: outcome of the replay.
       schedule: the numbers.
       coming: the same requests.
       progress: called each time a request has finished or is refused for good.

@@ -24,7 +24,7 @@ def draw_rtp_header(choices: Choices, feature: str, dialect: str) -> RtpHeader:
     """A configuration with small blocks and pools that are soon full.
 
     Args:
-      choices: where decisions come from.
+      choices: source of decisions.
       feature: one of `RTP_FEATURES`.
       dialect: one of `hkv.dialects.rtp_llm.config.NAMES`.
 

@@ -29,7 +29,7 @@ def drive_rtp(header: RtpHeader, choices: Choices, perform: RtpPerform, steps: i
 
     Args:
       header: the configuration.
-      choices: where decisions come from.
+      choices: source of decisions.
       perform: performs one operation and returns the answer.
       steps: rounds; each ends with `state`.
     """
@@ -51,7 +51,7 @@ class RtpTraffic:
 
     Args:
       header: the configuration.
-      choices: where decisions come from.
+      choices: source of decisions.
       perform: performs one operation and returns the answer.
     """
 

@@ -101,7 +101,7 @@ class Reader:
         """Events as logs write them.
 
         Args:
-          rows: what operations reported, int32[n, 4].
+          rows: events that operations reported, int32[n, 4].
           requests: tokens and prefix keys of the request in each slot.
         """
         with_keys = self._version > 1

@@ -30,7 +30,7 @@ def resumptions(story: Story, id: str) -> Resumptions:
     """Asks the definition of a hit (`reference.hits`), not how an engine looks for one.
 
     Args:
-      story: where the cache stands.
+      story: state of the cache.
       id: a request in it.
     """
     config, judge = story.config, _Judge(story, id)

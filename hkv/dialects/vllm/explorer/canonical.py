@@ -51,7 +51,7 @@ def name(space: Space, state: State, seen: Picture, ledger: jax.Array) -> jax.Ar
       space: the space.
       state: the state.
       seen: its picture.
-      ledger: where every request stands.
+      ledger: state of every request, as the operations tell it.
     """
     looked = ledger[:, Fact.FOCUS] == LOOKED_UP
     requests = _of_requests(space, state, ledger, looked)

@@ -60,7 +60,7 @@ def counterexample(program: Program, moves: np.ndarray, chunk: int, invariants: 
       program: of the space.
       moves: int32[n, 4], the operations.
       chunk: worlds that the program takes.
-      invariants: what the last one breaks.
+      invariants: invariants that the last operation breaks.
     """
     header = to_header(program.space.config, FEATURE)
     return Counterexample(tuple(invariants), header, tuple(written(program, moves, chunk)))

@@ -61,7 +61,7 @@ def follow(ledger: jax.Array, move: Move, hit: jax.Array, status: jax.Array) -> 
       ledger: before it.
       move: the operation.
       hit: tokens that an ALLOCATE adopts.
-      status: what was answered.
+      status: status of the answer.
     """
     mine = ledger[move.slot]
     granted = status == int(Status.OK)

@@ -133,7 +133,7 @@ def to_log(move: np.ndarray, ledger: np.ndarray, hit: int, names: list[str]) -> 
 
     Args:
       move: one row of `all_moves`.
-      ledger: where every request stood before it.
+      ledger: state of every request before it.
       hit: tokens that the lookup just before found; only for an ALLOCATE.
       names: of the requests in the slots, the new one's included.
     """

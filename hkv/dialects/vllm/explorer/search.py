@@ -98,7 +98,7 @@ def explore(
 
     Args:
       space: the configuration and the operations.
-      form: how worlds are stepped together (`hkv.dialects.vllm.explorer.transition.FORMS`).
+      form: way in which worlds are stepped together (`hkv.dialects.vllm.explorer.transition.FORMS`).
       chunk: worlds in one dispatch.
       workers: dispatches at the same time.
       limit_states: most distinct states; None for no limit.

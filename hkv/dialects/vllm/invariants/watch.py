@@ -26,7 +26,7 @@ class Watch:
       invariants: those to check; all by default.
 
     Attributes:
-      ledger: what the operations so far say.
+      ledger: requests as the operations so far tell them.
     """
 
     def __init__(self, engine: Engine, header: Header, invariants: Iterable[Invariant] | None = None) -> None:

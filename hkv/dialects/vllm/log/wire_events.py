@@ -15,7 +15,7 @@ def wire_events(events: Sequence[CacheEvent], header: Header) -> list[Event]:
     """Events of a log of version 2 as vLLM 0.33 publishes them; of keys, a log has the first 8 bytes.
 
     Args:
-      events: what an engine answered to `events`.
+      events: an engine's answer to `events`.
       header: its configuration, for kinds and windows.
 
     Raises:

@@ -16,7 +16,7 @@ def cache_config(plan: Plan, limits: RequestLimits, *, caching: bool = True) -> 
 
     Args:
       plan: the plan.
-      limits: what it was made for, `max_model_len` as planned.
+      limits: limits that it was made for, `max_model_len` as planned.
       caching: whether prefix caching is on.
 
     Raises:

@@ -23,7 +23,7 @@ def group_layers(layers: Mapping[str, LayerSpec], order: Order, options: PlanOpt
     Args:
       layers: every layer that caches something, by name, in model order; empty for a model without a cache.
       order: physical order of the axes.
-      options: what the plan is made for.
+      options: options that the plan is made with.
 
     Raises:
       PlanError: the layers cannot be grouped.

@@ -96,7 +96,7 @@ class WorkerPlan:
       groups: the model's groups restricted to this worker's layers; some may be empty.
       num_blocks: blocks in the pool, the null block included; the same on every worker.
       bytes_per_block: bytes of the buffer that one more block costs.
-      tensors: where the layers lie.
+      tensors: places of the layers.
       memory: bytes the worker had for its cache.
       fitting_blocks: blocks that would have fitted on this worker alone.
       tp_replicas: consecutive tensor-parallel ranks that hold the same bytes.

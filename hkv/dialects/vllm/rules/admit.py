@@ -80,7 +80,7 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
     Args:
       work: needs `WRITES` to write.
       view: the configuration.
-      demand: what is wanted.
+      demand: the allocation's demand.
       limit: blocks that may be taken, as the dialect estimates them.
       enabled: whether to do it; fits where not.
     """

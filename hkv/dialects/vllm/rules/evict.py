@@ -31,7 +31,7 @@ def evict(
       view: the configuration.
       ids: int32[n], block ids.
       start: place of the first one.
-      count: how many.
+      count: number of them.
       enabled: whether to do it.
 
     Returns:

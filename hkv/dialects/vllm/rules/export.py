@@ -31,10 +31,10 @@ def plan(
     Args:
       work: needs `requests` to write and `rows` to read.
       view: the configuration.
-      demand: what is wanted.
+      demand: the allocation's demand.
       group: the group.
       length: entries of its row.
-      scratch: how many of them are scratch, at the end.
+      scratch: number of them that are scratch, at the end.
     """
     step = view.group(group, GroupField.EXPORT_STEP)
     start, end, slot = demand.total, demand.main, demand.slot
@@ -152,7 +152,7 @@ def register(work: Workspace, view: View, slot: Scalar, group: Scalar, ends: End
       view: the configuration.
       slot: the request.
       group: the group.
-      ends: what is known of the row.
+      ends: fields of the row.
 
     Returns:
       The workspace, what is due, and whether the engine fails (`hkv.bugs`: checkpoint-beyond-keys).

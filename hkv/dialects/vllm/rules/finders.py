@@ -25,7 +25,7 @@ class Query(NamedTuple):
     Attributes:
       slot: the request.
       first: first column of the groups in the key table.
-      members: how many they are.
+      members: number of these groups.
       block: tokens in a manager block.
       scale: hash blocks in it.
       unit: tokens, as in `hkv.dialects.vllm.rules.reads`.

@@ -18,7 +18,7 @@ class ComparedEngine:
 
     Args:
       engine: an empty engine.
-      ids: what the compiled replay reported: for each lookup and allocation, group after group, block ids; null blocks
+      ids: block ids that the compiled replay reported: for each lookup and allocation, group after group; null blocks
         before a hit are left out.
       names: of the compiled engine and of this one.
     """

@@ -80,7 +80,7 @@ class CompiledReplay(Dispatches):
       steps: most steps of a dispatch.
 
     Attributes:
-      ids: what was reported, in order.
+      ids: ids that were reported, in order.
 
     Raises:
       ConfigError: the configuration needs what the compiled schedule or cache does not have.

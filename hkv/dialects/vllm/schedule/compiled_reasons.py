@@ -94,7 +94,7 @@ def diagnose(
     Args:
       work: needs `WRITES` to write.
       view: the configuration, in which `EAGLE` is a draft's proof in tokens and `REACH` what queries read.
-      slot: where the request waits.
+      slot: slot of the waiting request.
       request: its number in the trace.
       tokens: tokens it has.
       hit: tokens the lookup found.

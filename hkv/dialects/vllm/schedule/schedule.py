@@ -16,7 +16,7 @@ class Replay(StepLoop):
     Args:
       engine: an empty engine.
       schedule: the numbers.
-      chunking: where prefill chunks may end.
+      chunking: rule by which prefill chunks end.
       arrivals: the trace, `step` never falling.
       observer: is told what happens.
     """

@@ -45,7 +45,7 @@ def draw_header(choices: Choices, feature: str, version: int = 1, kinds: frozens
     """A random configuration about one feature, without those in which vLLM 0.33 fails by itself.
 
     Args:
-      choices: where decisions come from.
+      choices: source of decisions.
       feature: one of `FEATURES`.
       version: of the log format; 2 adds watermarks, MLA and opaque groups and shared-prefix checkpoints.
       kinds: those that are asked for by name; a kind that vLLM lacks is drawn only then.

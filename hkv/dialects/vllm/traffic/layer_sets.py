@@ -32,7 +32,7 @@ class LayerSet:
     Attributes:
       workers: each worker's layers by name.
       memory: bytes for the cache on each.
-      options: what the plan is made for.
+      options: options that the plan is made with.
     """
 
     workers: tuple[dict[str, LayerSpec], ...]

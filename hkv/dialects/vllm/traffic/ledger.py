@@ -17,7 +17,7 @@ class RequestRecord:
     Attributes:
       id: its name.
       tokens: prompt and output so far.
-      extra: what beside its tokens identifies it.
+      extra: everything besides its tokens that identifies its prefix.
       prompt: tokens it arrived with.
       computed: tokens computed.
       running: whether it holds blocks.

@@ -31,7 +31,7 @@ class Prompts:
 
     Args:
       header: the configuration; its block sizes, windows and chunks are the moduli.
-      choices: where decisions come from.
+      choices: source of decisions.
     """
 
     def __init__(self, header: Header, choices: Choices) -> None:

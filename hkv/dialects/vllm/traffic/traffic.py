@@ -27,7 +27,7 @@ def drive(header: Header, choices: Choices, perform: Perform, steps: int, carefu
 
     Args:
       header: the configuration.
-      choices: where decisions come from.
+      choices: source of decisions.
       perform: performs one operation and returns the answer.
       steps: scheduling steps; each ends with `events` and `state`.
       careful: leave out what vLLM 0.33 itself fails at.
@@ -54,7 +54,7 @@ class Traffic:
 
     Args:
       header: the configuration.
-      choices: where decisions come from.
+      choices: source of decisions.
       perform: performs one operation and returns the answer.
       careful: leave out what vLLM 0.33 itself fails at.
     """

@@ -28,7 +28,7 @@ def add_indexer(
     """Adds an indexer's cache: float8 keys and a float32 scale for every 128 elements (vLLM 0.33).
 
     Args:
-      decoder: what the layer is added to.
+      decoder: decoder that the layer is added to.
       index: the decoder layer.
       tokens_per_state: tokens that share a key.
       alignment: bytes to which a page is rounded up, or None.

@@ -30,11 +30,11 @@ class Kind:
 
     Args:
       group: its index.
-      policy: how it behaves.
+      policy: policy of the group.
       block_size: tokens per block, written B below.
       step: distance, in blocks, between two states that are kept for reuse.
-      pool: where its blocks come from.
-      cache: what may be evicted to make room; None for nothing.
+      pool: pool that its blocks come from.
+      cache: cache from which blocks may be evicted to make room; None for none.
     """
 
     sparse = True

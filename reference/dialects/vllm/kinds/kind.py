@@ -68,7 +68,7 @@ class Kind:
       fine_grained: whether hits may end inside a block.
       exact: whether `estimate` is always what is taken.
       group: index of the group.
-      spec: what its layers cache.
+      spec: cache description of its layers.
       block_size: tokens per block: the spec's, times the ranks that share it under context parallelism.
       alignment: tokens to which hits are aligned; hash blocks with sub-block hits, else scheduler blocks.
       eagle: whether the EAGLE drop applies; set by the coordinator.
