@@ -38,7 +38,6 @@ class TraceRequest:
       output_tokens: the tokens that it generates, where the trace gives them.
       tokens_per_id: tokens that one of its ids stands for; 1 for a token list, 0 where the trace names no content.
       synthetic: name of the model that its prefix was made up by, or "".
-
     """
 
     line: int
