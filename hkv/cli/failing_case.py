@@ -55,6 +55,6 @@ def _one_line(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without the fields of an `allocate` that are at their plainest."""
+    """Text of an operation, without the fields of an `allocate` that are at their plainest."""
     words = "hit=0 lookahead=0 external=0 delay=false must_fit=false reserved=0 in_flight=0 shared_prefix=0"
     return " ".join(word for word in text.split(" ") if word not in words.split())

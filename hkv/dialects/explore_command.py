@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import click
 
 Progress = Callable[[str, float], None]
-"""Told how far a search is, in words, and what share of its present part is done."""
+"""Callback for the progress of a search: in words, and as the share of its present part that is done."""
 
 
 class Counterexample(Protocol):

@@ -151,7 +151,7 @@ class Mode(enum.IntEnum):
     RECORD = 8
     """Every request has its blocks."""
     COMPUTE = 9
-    """Let the step compute."""
+    """Compute the step."""
     FINISH = 10
     """FREE the request at the cursor, whose last token is out."""
     DONE = 11

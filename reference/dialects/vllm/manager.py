@@ -141,7 +141,7 @@ class Manager:
         self._rules.register(self.cache, request, tokens)
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """These blocks lose their keys. References, and places in the free queue, stay."""
+        """Drops the keys of these blocks. References, and places in the free queue, stay."""
         for block in blocks:
             if type(block) is not int or not 0 <= block < self.config.num_blocks:
                 raise OperationError("blocks", block, f"block ids from 0 to {self.config.num_blocks - 1}")

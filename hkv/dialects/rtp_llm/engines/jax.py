@@ -158,7 +158,7 @@ class RtpJaxEngine:
         return self._history.absence(group, key, cached=self._cached(key)[group] != NULL)
 
     def state(self) -> structs.RtpState:
-        """Everything that can be compared."""
+        """State of the cache, as far as engines are compared."""
         slots = {id: request.slot for id, request in self._requests.items()}
         return self._reader.state(jax.device_get(self._state), slots, self._interner.keys)
 

@@ -35,7 +35,7 @@ class Reader:
         self._groups = len(config.policies)
 
     def state(self, state: PooledState, slots: Mapping[str, int], keys: Sequence[Any]) -> structs.RtpState:
-        """Everything that can be compared.
+        """State of the cache, as far as engines are compared.
 
         Args:
           state: the state.

@@ -106,7 +106,7 @@ class RtpNumpyEngine:
         return self._history.absence(group, key, cached=item is not None and item.has(group) and item.matchable[group])
 
     def state(self) -> structs.RtpState:
-        """Everything that can be compared."""
+        """State of the cache, as far as engines are compared."""
         allocator = self.manager.allocator
         lists = {id: self.manager.rows(id) for id in self.manager.requests}
         return structs.RtpState(

@@ -89,7 +89,7 @@ class RtpTraffic:
         self._perform(structs.StateOp())
 
     def drain(self) -> None:
-        """Everything ends; what is cached is evicted."""
+        """Ends all requests, and evicts all that is cached."""
         for request in list(self._running):
             self._end(request, entered=True)
         for name in self._held:

@@ -184,7 +184,7 @@ class JaxEngine:
         del self._requests[id]
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """These blocks lose their keys."""
+        """Drops the keys of these blocks."""
         for block in blocks:
             if type(block) is not int or not 0 <= block < self.config.num_blocks:
                 raise OperationError("blocks", block, f"block ids from 0 to {self.config.num_blocks - 1}")
@@ -212,7 +212,7 @@ class JaxEngine:
         return events
 
     def state(self) -> CacheState:
-        """Everything that can be compared."""
+        """State of the cache, as far as engines are compared."""
         self._flush()
         slots = {id: request.slot for id, request in self._requests.items()}
         return self._reader.state(jax.device_get(self._state), slots)

@@ -51,7 +51,7 @@ class Reader:
         self._width = len(table)
 
     def state(self, state: Any, slots: Mapping[str, int]) -> CacheState:
-        """Everything that can be compared.
+        """State of the cache, as far as engines are compared.
 
         Args:
           state: a `State` of NumPy arrays.

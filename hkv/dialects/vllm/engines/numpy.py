@@ -89,7 +89,7 @@ class NumpyEngine:
         self.manager.drop(id)
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """These blocks lose their keys."""
+        """Drops the keys of these blocks."""
         self.manager.evict(blocks)
 
     def copies(self) -> list[tuple[int, int]]:
@@ -142,7 +142,7 @@ class NumpyEngine:
                 return CacheEvent(type="cleared")
 
     def state(self) -> CacheState:
-        """Everything that can be compared."""
+        """State of the cache, as far as engines are compared."""
         manager = self.manager
         pool = manager.pool
         rows = {id: manager.rows(id) for id in manager.requests}

@@ -65,7 +65,7 @@ class ProcessEngine(EngineProcess):
         self.perform_as(oplog.DropOp(id=id), None)
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """These blocks lose their keys."""
+        """Drops the keys of these blocks."""
         self.perform_as(oplog.EvictOp(blocks=list(blocks)), None)
 
     def copies(self) -> list[tuple[int, int]]:
@@ -81,5 +81,5 @@ class ProcessEngine(EngineProcess):
         return self.perform_as(oplog.EventsOp(), list[CacheEvent])
 
     def state(self) -> CacheState:
-        """Everything that can be compared."""
+        """State of the cache, as far as engines are compared."""
         return self.perform_as(oplog.StateOp(), CacheState)

@@ -88,7 +88,7 @@ def _released(before: Snapshot, queue: Iterable[int], id: str, rows: Iterable[It
 
 @invariant("release", "B-I32", after=(oplog.FreeOp, oplog.DropOp, oplog.ResetOp))
 def release(moment: Moment) -> Iterator[str]:
-    """Whoever leaves leaves nothing but cached blocks: no row, no reference, no change to anybody else.
+    """A request that leaves keeps no row and no reference, and changes no other: only its cached blocks remain.
 
     Holds after `free`, `drop` and `reset`. A finished and a preempted request are freed alike, and whoever comes back
     under the same id starts from an empty row. `reset` succeeds exactly when nothing is referenced, and then no key is

@@ -201,7 +201,7 @@ class DropOp(_Op, tag="drop"):
 
 
 class EvictOp(_Op, tag="evict"):
-    """These blocks lose their keys."""
+    """Drops the keys of these blocks."""
 
     blocks: list[Count]
 

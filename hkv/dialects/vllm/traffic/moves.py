@@ -55,7 +55,7 @@ class TrafficMoves(Traffic):
         self._evict()
 
     def next_step(self) -> None:
-        """Everything is read, and a new scheduling step begins."""
+        """Reads the events and the state, and begins a new scheduling step."""
         if self._copying:
             self._perform(structs.CopiesOp())
         for operation in (structs.EventsOp(), structs.StateOp(), structs.StepOp()):

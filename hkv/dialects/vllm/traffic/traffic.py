@@ -97,7 +97,7 @@ class Traffic:
         self._perform(oplog.StateOp())
 
     def drain(self) -> None:
-        """Everything ends, so that the cache can be reset."""
+        """Ends all requests, so that the cache can be reset."""
         for request in list(self._running):
             self._finish(request)
         self._perform(oplog.StateOp())

@@ -149,7 +149,7 @@ def _differs(m: Moment, given: jax.Array, adopted: jax.Array) -> jax.Array:
 
 @judge("release")
 def release(m: Moment) -> jax.Array:
-    """Whoever leaves leaves nothing but cached blocks; a reset succeeds exactly when nothing is referenced."""
+    """A request that leaves keeps only cached blocks behind; a reset succeeds exactly when nothing is referenced."""
     still_there = jnp.any(_mine(m, m.after.lengths) > 0)
     others = ~m.mine[:, None]
     moved = jnp.any((m.before.lengths != m.after.lengths) & others)
