@@ -25,11 +25,38 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
 
 @click.command("plan")
 @click.argument("config", type=click.Path())
-@click.option("--memory", required=True, metavar="SIZE", help="Memory for the cache on each GPU, such as 80GiB.")
-@click.option("--tp", type=click.IntRange(1, MAX_RANKS), default=1, show_default=True, help="Tensor-parallel ranks.")
-@click.option("--pp", type=click.IntRange(1, MAX_RANKS), default=1, show_default=True, help="Pipeline stages.")
 @click.option(
+    "memory",
+    "--memory",
+    "--kv-cache-memory-bytes",
+    metavar="SIZE",
+    help="Memory for the cache on each GPU, such as 80GiB.",
+)
+@click.option(
+    "tp",
+    "--tp",
+    "--tensor-parallel-size",
+    "-tp",
+    type=click.IntRange(1, MAX_RANKS),
+    default=1,
+    show_default=True,
+    help="Tensor-parallel ranks.",
+)
+@click.option(
+    "pp",
+    "--pp",
+    "--pipeline-parallel-size",
+    "-pp",
+    type=click.IntRange(1, MAX_RANKS),
+    default=1,
+    show_default=True,
+    help="Pipeline stages.",
+)
+@click.option(
+    "dcp",
     "--dcp",
+    "--decode-context-parallel-size",
+    "-dcp",
     type=click.IntRange(1, MAX_RANKS),
     default=1,
     show_default=True,
@@ -47,7 +74,14 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
     help="Tokens per kernel block; left out, the whole block.",
 )
 @click.option("--dtype", metavar="TYPE", help="The model's element type; left out, its config's.")
-@click.option("--kv-dtype", default="auto", show_default=True, help=f"One of {', '.join(KV_DTYPES)}.")
+@click.option(
+    "kv_dtype",
+    "--kv-dtype",
+    "--kv-cache-dtype",
+    default="auto",
+    show_default=True,
+    help=f"One of {', '.join(KV_DTYPES)}.",
+)
 @click.option("--state-dtype", metavar="TYPE", help="Element type of recurrent states; left out, the model's.")
 @click.option("--draft", "draft_path", metavar="CONFIG", help="Config of a draft (EAGLE or MTP) module.")
 @click.option(
@@ -71,7 +105,7 @@ def command(ctx: click.Context, config: str, dialect: str, json_path: str | None
     Example: hkv plan Qwen3-Next-80B/config.json --memory 80GiB --tp 2 --max-model-len 131072
     """
     options["config"], options["bugs"] = config, frozenset(bugs_of(options["bugs"], "planning"))
-    memory = parse_bytes(options["memory"])
+    memory = None if options["memory"] is None else parse_bytes(options["memory"])
     rules = PLANNERS[dialect]
     planner = rules.plan_command()
     refuse_others(planner, COMMANDS, dialect)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import click
@@ -13,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.byte_size import show_bytes
+from hkv.errors import PlanError
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
+from hkv.spec import AttentionSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +40,27 @@ class PlanCommand(abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def plan(self, memory: int, options: dict[str, Any]) -> ModelPlan:
+    def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
         """The plan of `options["config"]`.
 
         Args:
-          memory: bytes for the cache on each GPU.
+          memory: bytes for the cache on each GPU, or None if it was not given.
           options: the command's, by name; `bugs` as the set that was named.
 
         Raises:
           HKVError: the options, the model or the memory cannot be used.
         """
+
+
+def given_memory(memory: int | None) -> int:
+    """The memory, for a dialect that cannot do without.
+
+    Raises:
+      PlanError: it was not given.
+    """
+    if memory is None:
+        raise PlanError("--memory", None, "bytes for the cache on each GPU, such as 80GiB")
+    return memory
 
 
 def read_models(options: dict[str, Any], context_parallel: int) -> tuple[Model, Model | None]:
@@ -69,8 +83,28 @@ def read_models(options: dict[str, Any], context_parallel: int) -> tuple[Model, 
     return model, read_model(load_config(options["draft_path"]), ReadOptions(block_size=size, draft=True, **reading))
 
 
-def model_record(model: Model) -> dict[str, Any]:
-    """Facts of a model's cache, as plain values."""
+def sequence_bytes(model: Model, tokens: int) -> int:
+    """Bytes that a sequence of so many tokens holds in all, on one GPU, for windows, chunks and states.
+
+    A window counts its tokens, without rounding to blocks, and no more than the sequence has; a chunk its longest.
+    """
+    total = Fraction(0)
+    for spec in model.specs.values():
+        if isinstance(spec, AttentionSpec):
+            held = min(spec.most_read, tokens)
+            total += int(Fraction(held * spec.num_heads * spec.content_bytes) / spec.tokens_per_state)
+        else:
+            total += spec.unpadded_page_size_bytes
+    return int(total)
+
+
+def model_record(model: Model, tokens: int | None = None) -> dict[str, Any]:
+    """Facts of a model's cache, as plain values.
+
+    Args:
+      model: the model.
+      tokens: of the longest request; None for the model's.
+    """
     return {
         "model_type": model.model_type,
         "num_layers": model.num_layers,
@@ -78,7 +112,7 @@ def model_record(model: Model) -> dict[str, Any]:
         "tensor_parallel": model.tensor_parallel,
         "token_bytes_if_all_full": model.full_token_bytes,
         "token_bytes": float(model.token_bytes),
-        "sequence_bytes": model.resident_bytes,
+        "sequence_bytes": sequence_bytes(model, tokens or model.max_model_len),
     }
 
 

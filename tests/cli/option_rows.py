@@ -86,11 +86,25 @@ ROWS = [
         PLAN,
         "--memory 40GiB;--tp 2;--pp 2;--block-size 1088;--kernel-block-size 16;--layout BLNHC;--dtype float32;"
         "--kv-dtype fp8;--state-dtype float32;--max-model-len 4096;"
-        "--speculative-tokens 2;--no-prefix-caching;--json -",
+        "--speculative-tokens 2;--no-prefix-caching;--num-gpu-blocks-override 4000;--max-num-batched-tokens 4096;"
+        "--prefix-match-unit 32;--max-num-seqs 7;--json -",
         "--draft-modules 1;--draft-modules 2;--pools independent;--bugs no-such-bug;--bugs window-one-never-hits",
     ),
-    *_rows(f"plan {SMALL_MODEL} --memory 80GiB", "--dcp 2;--dialect rtp-llm"),
-    *_rows(f"{PLAN_WINDOWS} --json -", "--max-in-flight 64;--no-hybrid"),
+    *_rows(f"plan {SMALL_MODEL} --memory 80GiB", "--dialect rtp-llm"),
+    *_rows("plan tests/data/models/deepseek_v3.json --memory 80GiB --tp 2", "--dcp 2"),
+    *_rows(
+        f"{PLAN_WINDOWS} --json -",
+        "--max-in-flight 64;--no-hybrid;--no-async-scheduling;--device a100;--usage-context LLM_CLASS;"
+        "--performance-mode throughput;--no-enable-chunked-prefill",
+    ),
+    *_rows(f"{PLAN_WINDOWS} --json - --dp 2 --all2all-backend nixl_ep", "--ep"),
+    *_rows(f"{PLAN_WINDOWS} --json - --ep --all2all-backend nixl_ep", "--dp 2"),
+    *_rows(f"{PLAN_WINDOWS} --json - --dp 2 --ep", "--all2all-backend nixl_ep"),
+    *_rows(
+        f"plan {MODEL} --gpu-memory 80GiB --weights 20GiB --activations 4GiB",
+        "--gpu-memory 90GiB;--gpu-memory-utilization 0.8;--weights 10GiB;--activations 3GiB",
+    ),
+    *_rows(f"plan {MODEL} --memory 80GiB", '--speculative-config {"method":"ngram","num_speculative_tokens":3}'),
     *_rows(PLAN_WINDOWS, f"--draft {DRAFT}"),
     *_rows("plan tests/data/models/deepseek_v4.json --memory 80GiB --no-hybrid", "--bugs latent-window-promotion"),
     *_rows(f"{PLAN_RTP} --draft {DRAFT}", "--draft-modules 2"),
@@ -99,7 +113,11 @@ ROWS = [
         "--memory 40GiB;--tp 2;--dcp 2;--block-size 16;--kernel-block-size 16;--dtype float32;--kv-dtype fp8;"
         f"--draft {DRAFT};--pools independent;--dialect vllm-0.33;--json -",
         "--pp 2;--layout BLNHC;--max-model-len 4096;--max-model-len auto;--max-in-flight 64;--max-in-flight 8192;"
-        "--no-prefix-caching;--no-hybrid;--bugs x;--draft-modules 1;--draft-modules 2",
+        "--no-enable-prefix-caching;--disable-hybrid-kv-cache-manager;--bugs x;--draft-modules 1;--draft-modules 2;"
+        "--device h100;--gpu-memory 80GiB;--gpu-memory-utilization 0.9;--weights 1GiB;--activations 1GiB;"
+        "--num-gpu-blocks-override 7;--max-num-seqs 7;--max-num-batched-tokens 4096;--async-scheduling;"
+        "--enable-chunked-prefill;--performance-mode balanced;--usage-context LLM_CLASS;--speculative-config {};"
+        "--prefix-match-unit 16;--dp 2;--ep;--all2all-backend moonep",
     ),
     *_rows(
         f"plan {MODEL} --memory 80GiB --dialect rtp-llm --block-size 1088",

@@ -227,7 +227,18 @@ TEXTS = [
         for value in ("1000000TiB", HUGE, LONG, f"{LONG}GiB", "-1GiB", "0", "nan", "", "1XiB")
     ),
     *(("plan", "--memory", value) for value in ("1e400", "inf", f"0.{LONG}GiB", "1XiB")),
-    *(("plan", "--max-model-len", value) for value in (HUGE, LONG, "-1", "0", "nan", "")),
+    *(("plan", "--max-model-len", value) for value in (HUGE, LONG, "-2", "0", "nan", "", "1.5K", "9999999m", "1q")),
+    *(
+        ("plan", name, value)
+        for name in ("--gpu-memory", "--activations", "--weights")
+        for value in ("", "x", "0", HUGE)
+    ),
+    *(("plan", "--weights", value) for value in ("nowhere.json", "pyproject.toml")),
+    *(("plan", "--device", value) for value in ("", "tpu")),
+    *(
+        ("plan", "--speculative-config", value)
+        for value in ("", "x", "[]", "{}", '{"method": "guess"}', '{"magic": 1}')
+    ),
     *(("plan", "--layout", value) for value in ("", "X", "LBHN")),
     *(("plan", name, value) for name in ("--dtype", "--kv-dtype", "--state-dtype") for value in ("", "float7")),
     *(("plan", "--bugs", value) for value in ("x", "x,y")),

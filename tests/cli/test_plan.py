@@ -62,7 +62,7 @@ def test_parallel_shapes() -> None:
     assert halves["num_blocks"] == 2 * whole["num_blocks"]
     staged = plan("llama", "--pp", "3")
     assert [len(tensor["layers"]) for stage in staged["tensors"] for tensor in stage] == [11, 11, 10]
-    context = plan("deepseek_v3", "--dcp", "4")
+    context = plan("deepseek_v3", "--tp", "4", "--dcp", "4")
     assert context["scheduler_block_size"] == 256
 
 

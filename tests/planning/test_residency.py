@@ -20,27 +20,33 @@ KINDS: tuple[LayerSpec, ...] = (
 )
 
 
-def usage_by_walking(groups: list[PlannedGroup], limits: RequestLimits, requests: int) -> int:
-    """Most blocks in use while `requests` prompts are computed in order of arrival, a budget of tokens a step.
+def usage_by_walking(
+    groups: list[PlannedGroup], limits: RequestLimits, step_tokens: int, batches: int, requests: int
+) -> int:
+    """Most blocks in use while `requests` prompts are computed in order of arrival, so many tokens a step.
 
     Requests take their turns one after the other: those whose turn is to come hold what they held in the step before.
+    What the `batches - 1` steps before this one compute is still running, so that its windows are kept.
     """
-    prompt, done, peak = max(limits.max_model_len - 1, 1), [0] * requests, 0
-    holding = [0] * requests
+    prompt, peak = max(limits.max_model_len - 1, 1), 0
+    computed: list[list[int]] = [[0] * batches for _ in range(requests)]  # prompt tokens after each of the turns
+    holding, turns_at_rest = [0] * requests, [0] * requests
 
     def held(start: int, end: int) -> int:
         return sum(group.spec.held_blocks(start, end, limits) for group in groups)
 
-    while any(tokens <= prompt for tokens in done):
-        left = limits.max_in_flight_tokens
-        for index, tokens in enumerate(done):
-            step = min(left, prompt - tokens) if tokens < prompt else int(tokens == prompt)
-            if step:
-                start = tokens if tokens < prompt else limits.max_model_len - 1
-                holding[index] = held(start, start + step)
-                done[index] = tokens + step
-                left -= step if tokens < prompt else 0
-                peak = max(peak, sum(holding))
+    while any(turns < batches for turns in turns_at_rest):
+        left = step_tokens
+        for index, history in enumerate(computed):
+            done, settled = history[-1], min(history[-batches], limits.max_model_len - 1)
+            step = min(left, prompt - done)
+            if done < prompt and not step:
+                continue
+            holding[index] = held(settled, done + step if done < prompt else limits.max_model_len)
+            turns_at_rest[index] += done == prompt
+            history.append(done + step)
+            left -= step
+            peak = max(peak, sum(holding))
     return peak
 
 
@@ -48,14 +54,21 @@ def usage_by_walking(groups: list[PlannedGroup], limits: RequestLimits, requests
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
     length=st.integers(2, 60),
     budget=st.integers(1, 90),
+    batches=st.integers(1, 3),
     pool=st.integers(0, 150),
 )
-def test_as_many_fit_as_walking_finds(kinds: list[LayerSpec], length: int, budget: int, pool: int) -> None:
+def test_as_many_fit_as_walking_finds(
+    kinds: list[LayerSpec], length: int, budget: int, batches: int, pool: int
+) -> None:
     groups = [PlannedGroup.merged([f"layer{i}"], spec) for i, spec in enumerate(kinds)]
-    limits = RequestLimits(max_model_len=length, max_in_flight_tokens=budget)
-    found = simulate(groups, pool, limits)
-    assert found.peak_usage == (usage_by_walking(groups, limits, found.requests) if found.requests else 0) <= pool
-    assert usage_by_walking(groups, limits, found.requests + 1) > pool
+    limits = RequestLimits(max_model_len=length, max_in_flight_tokens=budget * batches)
+    found = simulate(groups, pool, limits, step_tokens=budget, batches=batches)
+
+    def usage(requests: int) -> int:
+        return usage_by_walking(groups, limits, budget, batches, requests)
+
+    assert found.peak_usage == (usage(found.requests) if found.requests else 0) <= pool
+    assert usage(found.requests + 1) > pool
 
 
 @pytest.mark.parametrize(("spec", "full_length"), [(KINDS[0], 25), (KINDS[1], 3), (KINDS[2], 2), (KINDS[3], 3)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hkv.dialects.plan_command import ModelPlan, PlanCommand, read_models
+from hkv.dialects.plan_command import ModelPlan, PlanCommand, given_memory, read_models
 from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.report import pool_report
 from hkv.dialects.rtp_llm.planning.tables import print_pools
@@ -35,7 +35,8 @@ class RtpPlanCommand(PlanCommand):
             ),
         )
 
-    def plan(self, memory: int, options: dict[str, Any]) -> ModelPlan:
+    def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
+        budget = given_memory(memory)
         if options["pp"] > 1:
             raise ConfigError("--pp", options["pp"], "1 with --dialect rtp-llm, which has no pipeline stages")
         if options["dcp"] > 1 and options["tp"] > 1:
@@ -53,5 +54,5 @@ class RtpPlanCommand(PlanCommand):
             modules=options["draft_modules"],
             ranks=options["dcp"],
         )
-        report = pool_report(model, plan_rtp_llm(model, memory, wanted, draft))
+        report = pool_report(model, plan_rtp_llm(model, budget, wanted, draft))
         return ModelPlan(report, lambda console: print_pools(console, report))

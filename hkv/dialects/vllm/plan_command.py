@@ -7,56 +7,83 @@ from typing import Any
 
 import click
 
-from hkv.dialects.plan_command import ModelPlan, PlanCommand, read_models
-from hkv.dialects.vllm.planning.report import served_report
-from hkv.dialects.vllm.planning.served import Serving, serve
+from hkv.byte_size import parse_bytes
+from hkv.dialects.plan_command import ModelPlan, PlanCommand
+from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_plan import plan_config
+from hkv.dialects.vllm.planning.serve_options import (
+    batch_options,
+    cache_options,
+    memory_options,
+    parallel_options,
+    size_of_weights,
+    speculation_of_options,
+)
 from hkv.dialects.vllm.planning.tables import print_served
-from hkv.limits import MAX_TOKENS
 from hkv.request_length import parse_length
 
 
 class VllmPlanCommand(PlanCommand):
-    """One pool of blocks, and what fits."""
+    """One pool of blocks, what fits, and what vLLM says at start-up. Options are `vllm serve`'s, and its defaults."""
 
     def options(self) -> Sequence[click.Option]:
-        return (
-            click.Option(
-                ["--layout"],
-                metavar="ORDER",
-                help="LBHNC, LBNHC, LHBNC, BLHNC, BLNHC or BHLNC; left out, the first fit.",
-            ),
-            click.Option(
-                ["--max-model-len"],
-                metavar="N",
-                help="Tokens of the longest request; `auto` for the longest that fits.",
-            ),
-            click.Option(
-                ["--max-in-flight"],
-                type=click.IntRange(1, MAX_TOKENS),
-                default=8192,
-                show_default=True,
-                help="Tokens scheduled at once.",
-            ),
-            click.Option(
-                ["--no-prefix-caching"], is_flag=True, help="Keep one recurrent state a request, none at boundaries."
-            ),
-            click.Option(["--no-hybrid"], is_flag=True, help="Cache every layer like full attention."),
-        )
+        return (*memory_options(), *batch_options(), *cache_options(), *parallel_options())
 
-    def plan(self, memory: int, options: dict[str, Any]) -> ModelPlan:
-        model, draft = read_models(options, options["dcp"])
-        serving = Serving(
-            memory=memory,
-            pipeline_parallel=options["pp"],
-            context_parallel=options["dcp"],
-            kernel_block_size=options["kernel_block_size"],
-            layout=options["layout"],
-            max_model_len=parse_length(options["max_model_len"]),
-            max_in_flight_tokens=options["max_in_flight"],
-            caching=not options["no_prefix_caching"],
-            hybrid=not options["no_hybrid"],
-            bugs=options["bugs"],
-        )
-        served = serve(model, serving, draft)
-        report = served_report(model, served, options["kernel_block_size"])
-        return ModelPlan(report, lambda console: print_served(console, report, served))
+    def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
+        planned = plan_config(options["config"], engine_options(memory, options), bugs=options["bugs"])
+        report = planned.report()
+        return ModelPlan(report, lambda console: print_served(console, report, planned.served))
+
+
+def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions:
+    """The engine's options that those of `hkv plan` mean.
+
+    Args:
+      memory: bytes for the cache on each GPU, or None.
+      options: the command's, by name.
+
+    Raises:
+      HKVError: one has no such value.
+    """
+    length = 0 if options["max_model_len"] == "-1" else parse_length(options["max_model_len"])
+    same = (
+        "device",
+        "usage_context",
+        "gpu_memory_utilization",
+        "num_gpu_blocks_override",
+        "data_parallel_size",
+        "enable_expert_parallel",
+        "all2all_backend",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "enable_chunked_prefill",
+        "async_scheduling",
+        "performance_mode",
+        "enable_prefix_caching",
+        "disable_hybrid_kv_cache_manager",
+        "block_size",
+        "prefix_match_unit",
+        "dtype",
+        "state_dtype",
+        "kernel_block_size",
+    )
+    return EngineOptions(
+        **{name: options[name] for name in same},
+        gpu_memory=_size(options, "gpu_memory"),
+        activations=_size(options, "activations"),
+        weights=size_of_weights(options["weights"], options["tp"] * options["pp"]),
+        kv_cache_memory_bytes=memory,
+        tensor_parallel_size=options["tp"],
+        pipeline_parallel_size=options["pp"],
+        decode_context_parallel_size=options["dcp"],
+        max_model_len=-1 if length == 0 else length,
+        max_in_flight_tokens=options["max_in_flight"],
+        kv_cache_layout=options["layout"],
+        kv_cache_dtype=options["kv_dtype"],
+        speculation=speculation_of_options(options),
+    )
+
+
+def _size(options: dict[str, Any], name: str) -> int | None:
+    text = options[name]
+    return None if text is None else parse_bytes(text, f"--{name.replace('_', '-')}")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
 from hkv.dialects.plan_command import model_record
+from hkv.dialects.vllm.planning.engine_settings import EngineSettings
 from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup
 from hkv.dialects.vllm.planning.records import group_record, plan_record, tensor_record
 from hkv.dialects.vllm.planning.served import ServedPlan
+from hkv.dialects.vllm.planning.startup import startup, why_counts_differ
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.model.huggingface import Model
@@ -43,17 +46,22 @@ def tensor_layout(tensor: CacheTensor, plan: Plan, kernel_block_size: int = 0) -
     )
 
 
-def served_report(model: Model, served: ServedPlan, kernel_block_size: int = 0) -> dict[str, Any]:
+def served_report(
+    model: Model, served: ServedPlan, settings: EngineSettings, kernel_block_size: int = 0
+) -> dict[str, Any]:
     """Everything that `hkv plan` knows, as plain values. Sizes in bytes; shapes and strides in the order L, B, H, N, C.
 
     Args:
       model: the model.
       served: its plan.
+      settings: what the engine starts with.
       kernel_block_size: tokens of a kernel block, 0 for the whole block.
     """
     plan, residency = served.plan, served.residency
     report = plan_record(plan)
-    report["model"] = model_record(model)
+    report["model"] = model_record(model, plan.max_model_len)
+    report["startup"] = _startup_record(served)
+    report["settings"] = settings_record(settings)
     report["bytes_per_block"] = max((worker.bytes_per_block for worker in plan.workers), default=0)
     report["groups"] = [
         group_record(group)
@@ -85,6 +93,25 @@ def served_report(model: Model, served: ServedPlan, kernel_block_size: int = 0) 
         "limited_by": served.limited_by,
     }
     return report
+
+
+def _startup_record(served: ServedPlan) -> dict[str, Any]:
+    """The two numbers that vLLM itself prints, and why HKV's count is another."""
+    said = startup(served.plan)
+    nothing = not said.line
+    return {
+        "gpu_kv_cache_size_tokens": said.tokens,
+        "max_concurrency": None if nothing else said.concurrency,
+        "line": said.line,
+        "why_simulation_differs": why_counts_differ(served.plan, served.residency),
+    }
+
+
+def settings_record(settings: EngineSettings) -> dict[str, Any]:
+    """What the engine starts with, and the options that it means, each with its origin if nobody asked for it."""
+    record = dataclasses.asdict(settings)
+    record["settings"] = [{"option": each.option, "origin": each.origin} for each in settings.settings]
+    return record
 
 
 def runs(names: tuple[str, ...] | list[str]) -> str:

@@ -32,30 +32,40 @@ class Residency:
     peak_usage: int
 
 
-def simulate(groups: Sequence[PlannedGroup], usable_blocks: int, limits: RequestLimits) -> Residency:
+def simulate(
+    groups: Sequence[PlannedGroup],
+    usable_blocks: int,
+    limits: RequestLimits,
+    *,
+    step_tokens: int | None = None,
+    batches: int = 1,
+) -> Residency:
     """Runs requests of the longest length through the pool, and finds how many never run out of blocks.
 
-    Prompts of all tokens but the last are computed in order of arrival, `max_in_flight_tokens` a step, so that a step
-    may hold the end of one prompt and the beginning of the next. A request gives back what its window or chunk no
-    longer reads when its own turn comes in the step after, as vLLM 0.33 `KVCacheManager.allocate_slots` does: those
-    after it still hold theirs. A request whose prompt is done stays, at its last token. Nothing is shared or swapped
-    out.
+    Prompts of all tokens but the last are computed in order of arrival, `step_tokens` a step, so that a step may hold
+    the end of one prompt and the beginning of the next. A request gives back what its window or chunk no longer reads
+    when its own turn comes in the step after, as vLLM 0.33 `KVCacheManager.allocate_slots` does: those after it still
+    hold theirs. What a step still running computes counts as not yet computed then. A request whose prompt is done
+    stays, at its last token. Nothing is shared or swapped out.
 
     Args:
       groups: the model's groups.
       usable_blocks: blocks that requests can hold: the pool without the null block.
       limits: longest request and tokens in flight.
+      step_tokens: tokens of one step; None for all tokens in flight.
+      batches: steps in flight at the same time, the one that is scheduled among them.
 
     Raises:
       PlanError: so many requests in so many chunks that the simulation would not end (`hkv.limits.MAX_CHUNKS`).
     """
-    budget, prompt = limits.max_in_flight_tokens, max(limits.max_model_len - 1, 1)
+    budget, prompt = step_tokens or limits.max_in_flight_tokens, max(limits.max_model_len - 1, 1)
 
     @functools.lru_cache(maxsize=1 << 16)
     def held(start: int, end: int) -> int:
         return sum(_held(group, start, end, limits) for group in groups)
 
-    last = held(limits.max_model_len - 1, limits.max_model_len)
+    resting = _Request.resting(limits.max_model_len, batches)
+    last = held(*resting.span(limits.max_model_len, 0))
     chunks = max(usable_blocks // last if last else 0, 1) * -(-prompt // budget)
     if chunks > MAX_CHUNKS:
         expected = f"at most {MAX_CHUNKS} to simulate: less memory, shorter requests or more tokens in flight"
@@ -63,17 +73,43 @@ def simulate(groups: Sequence[PlannedGroup], usable_blocks: int, limits: Request
 
     @functools.cache
     def run(requests: int) -> _Run:
-        return _run(requests, prompt, budget, held, last, usable_blocks)
+        return _run(requests, resting, limits.max_model_len, budget, held, usable_blocks)
 
     most = run(usable_blocks // last if last else 0)
     more = range(most.settled + 1, most.begun + 1)
     fits = most.settled + bisect.bisect_left(more, True, key=lambda requests: not run(requests).fits)
     return Residency(
         fits,
-        tuple(_held(group, limits.max_model_len - 1, limits.max_model_len, limits) for group in groups),
-        tuple(_peak(group, budget, prompt, limits) for group in groups),
+        tuple(_held(group, *resting.span(limits.max_model_len, 0), limits) for group in groups),
+        tuple(_peak(group, resting, budget, limits) for group in groups),
         run(fits).peak,
     )
+
+
+class _Request(NamedTuple):
+    """A request between two of its turns: prompt tokens scheduled so far, and how many each step computes that runs."""
+
+    done: int
+    running: tuple[int, ...]
+
+    @classmethod
+    def resting(cls, longest: int, batches: int) -> _Request:
+        """A request that stays at its last token, no step computing its prompt any more."""
+        return cls(max(longest - 1, 1), (0,) * (batches - 1))
+
+    def span(self, longest: int, tokens: int) -> tuple[int, int]:
+        """Tokens whose computation is over at its next turn, and those for which it then has blocks.
+
+        Args:
+          longest: tokens of the whole request.
+          tokens: prompt tokens scheduled in that turn; where none are left, the last token is.
+        """
+        done = min(self.done, longest - 1)
+        return max(done - sum(self.running), 0), self.done + tokens if tokens else longest
+
+    def after(self, tokens: int) -> _Request:
+        """The request after a turn of so many prompt tokens, or of the last token."""
+        return _Request(self.done + tokens, (*self.running, tokens)[1:])
 
 
 class _Run(NamedTuple):
@@ -85,28 +121,31 @@ class _Run(NamedTuple):
     fits: bool
 
 
-def _run(requests: int, prompt: int, budget: int, held: Callable[[int, int], int], last: int, usable: int) -> _Run:
+def _run(
+    requests: int, resting: _Request, longest: int, budget: int, held: Callable[[int, int], int], usable: int
+) -> _Run:
     """Runs so many requests until all are at their last token, or one finds too few blocks."""
-    computing: list[tuple[int, int]] = []
+    computing: list[tuple[_Request, int]] = []
     usage = peak = begun = settled = 0
     while settled < requests:
         left, before, computing = budget, computing, []
         for turn in itertools.count():
             if turn < len(before):
-                done, blocks = before[turn]
+                request, blocks = before[turn]
             elif begun < requests and left:
-                done, blocks, begun = 0, 0, begun + 1
+                request, blocks, begun = _Request(0, (0,) * len(resting.running)), 0, begun + 1
             else:
                 break
-            tokens = min(left, prompt - done)
-            now = held(done, done + tokens) if done < prompt else last
+            tokens = min(left, resting.done - request.done)
+            now = held(*request.span(longest, tokens))
             usage += now - blocks
             if usage > usable:
                 return _Run(peak, begun, settled, False)
             peak = max(peak, usage)
-            settled += done == prompt
-            if done < prompt:
-                computing.append((done + tokens, now))
+            if request == resting:
+                settled += 1
+            else:
+                computing.append((request.after(tokens), now))
                 left -= tokens
     return _Run(peak, begun, settled, True)
 
@@ -115,8 +154,11 @@ def _held(group: PlannedGroup, start: int, end: int, limits: RequestLimits) -> i
     return max(spec.held_blocks(start, end, limits) for spec in group.specs or (group.spec,))
 
 
-def _peak(group: PlannedGroup, budget: int, prompt: int, limits: RequestLimits) -> int:
+def _peak(group: PlannedGroup, resting: _Request, budget: int, limits: RequestLimits) -> int:
     """Most blocks of one group that a request holds when it runs alone."""
-    chunks = [(start, min(start + budget, prompt)) for start in range(0, prompt, budget)]
-    chunks.append((limits.max_model_len - 1, limits.max_model_len))
-    return max(_held(group, start, end, limits) for start, end in chunks)
+    longest, request, most = limits.max_model_len, _Request(0, (0,) * len(resting.running)), 0
+    while request != resting:
+        tokens = min(budget, resting.done - request.done)
+        most = max(most, _held(group, *request.span(longest, tokens), limits))
+        request = request.after(tokens)
+    return max(most, _held(group, *resting.span(longest, 0), limits))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.pages import align_states
@@ -27,7 +28,12 @@ class Serving:
       kernel_block_size: tokens of which attention blocks are multiples next to recurrent states, 0 for 16.
       layout: name of the physical order, or None for the first that can express the model.
       max_model_len: tokens of the longest request; None for the model's, 0 for the longest that fits.
-      max_in_flight_tokens: tokens scheduled at once, over all requests.
+      max_in_flight_tokens: tokens scheduled and not yet settled, over all requests and steps.
+      concurrent_batches: steps that run at the same time, with an equal share of these tokens each.
+      num_gpu_blocks_override: number of blocks, whatever the memory, or None.
+      prefix_match_unit: tokens between two hashes, or None for the largest that all groups allow.
+      prefill_lookahead: prompt tokens past the computed ones that a draft reads.
+      drops_block: a hit drops the last block of the draft's group; None where there is a draft.
       caching: prefix caching is on; recurrent states are then kept at block boundaries.
       hybrid: False caches every layer like full attention.
       bugs: names of upstream defects to reproduce.
@@ -40,6 +46,11 @@ class Serving:
     layout: str | None = None
     max_model_len: int | None = None
     max_in_flight_tokens: int = 8192
+    concurrent_batches: int = 1
+    num_gpu_blocks_override: int | None = None
+    prefix_match_unit: int | None = None
+    prefill_lookahead: int = 0
+    drops_block: bool | None = None
     caching: bool = True
     hybrid: bool = True
     bugs: frozenset[str] = frozenset()
@@ -47,7 +58,7 @@ class Serving:
     def __post_init__(self) -> None:
         check_whole("memory", self.memory, 0, MAX_MEMORY, PlanError)
         check_whole("kernel_block_size", self.kernel_block_size, 0, MAX_TOKENS, PlanError)
-        for name in ("pipeline_parallel", "context_parallel"):
+        for name in ("pipeline_parallel", "context_parallel", "concurrent_batches"):
             check_whole(name, getattr(self, name), 1, MAX_RANKS, PlanError)
 
 
@@ -58,16 +69,24 @@ class ServedPlan:
     Attributes:
       plan: groups, blocks and tensors.
       limits: the longest request that the plan is for.
-      residency: result of a simulation of such requests.
       stages: each pipeline stage's layers.
       options: options that the plan was made with.
+      concurrent_batches: steps that run at the same time.
     """
 
     plan: Plan
     limits: RequestLimits
-    residency: Residency
     stages: tuple[dict[str, LayerSpec], ...]
     options: PlanOptions
+    concurrent_batches: int = 1
+
+    @functools.cached_property
+    def residency(self) -> Residency:
+        """What a simulation of requests of the longest length finds."""
+        batches = self.concurrent_batches
+        step_tokens = max(self.limits.max_in_flight_tokens // batches, 1)
+        plan = self.plan
+        return simulate(plan.groups, plan.usable_blocks, self.limits, step_tokens=step_tokens, batches=batches)
 
     @property
     def limited_by(self) -> str:
@@ -113,13 +132,16 @@ def serve(model: Model, serving: Serving, draft: Model | None = None) -> ServedP
         tensor_parallel=model.tensor_parallel,
         hybrid=serving.hybrid,
         auto_fit=serving.max_model_len == 0,
-        eagle=draft is not None,
+        num_blocks=serving.num_gpu_blocks_override,
+        eagle=draft is not None if serving.drops_block is None else serving.drops_block,
+        prefill_lookahead=serving.prefill_lookahead,
+        prefix_match_unit=serving.prefix_match_unit,
         caching=serving.caching,
         bugs=serving.bugs,
     )
     plan = plan_vllm(stages, [serving.memory] * len(stages), options)
     limits = limits.with_max_model_len(plan.max_model_len)
-    return ServedPlan(plan, limits, simulate(plan.groups, plan.usable_blocks, limits), tuple(stages), options)
+    return ServedPlan(plan, limits, tuple(stages), options, serving.concurrent_batches)
 
 
 def _stages(model: Model, draft: Model | None, serving: Serving, limits: RequestLimits) -> list[dict[str, LayerSpec]]:

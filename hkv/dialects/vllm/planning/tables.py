@@ -22,19 +22,35 @@ def print_served(console: Console, report: dict[str, Any], served: ServedPlan) -
         ("a block", f"{show_bytes(report['bytes_per_block'])} over all layers, layout {report['layout']}"),
         ("blocks", f"{report['num_blocks']:,}, one of them the null block"),
         ("hits", hits),
+        *_startup_facts(report),
         (
             "fits",
             f"{fits['requests']:,} requests of {report['max_model_len']:,} tokens at once, {fits['tokens']:,} tokens, "
-            f"by simulation; {fits['reserved_concurrency'] or 0:.2f} by reservation",
+            "by simulation",
         ),
         ("limited by", fits["limited_by"]),
     ]
+    if difference := report["startup"]["why_simulation_differs"]:
+        facts.insert(-1, ("", difference))
     if (replicas := max(report["tp_replicas"])) > 1:
         facts.append(("replicas", f"{replicas} tensor-parallel ranks in a row hold the same bytes"))
     print_facts(console, report, facts)
     console.print(_groups(report, served))
     for stage, tensors in enumerate(report["tensors"]):
         console.print(_tensors(f"stage {stage}" if len(report["tensors"]) > 1 else "tensors", tensors))
+
+
+def _startup_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """The line that vLLM itself prints, and the options that it is for."""
+    settings = report["settings"]["settings"]
+    asked = " ".join(each["option"] for each in settings if not each["origin"])
+    chosen = "; ".join(f"{each['option']} ({each['origin']})" for each in settings if each["origin"])
+    facts = [("vLLM says", report["startup"]["line"] or "nothing: the model caches nothing")]
+    if chosen:
+        facts.append(("with", f"{asked}; by default {chosen}" if asked else f"by default {chosen}"))
+    elif asked:
+        facts.append(("with", asked))
+    return facts
 
 
 def kind_text(group: PlannedGroup) -> str:

@@ -1,0 +1,159 @@
+"""The plan of a model's cache as a typed value: what vLLM says at start-up, groups, blocks and tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from hkv.dialects.plan_command import sequence_bytes
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.planning.cache_config import cache_config
+from hkv.dialects.vllm.planning.engine_settings import EngineSettings
+from hkv.dialects.vllm.planning.report import served_report, tensor_layout, waste
+from hkv.dialects.vllm.planning.served import ServedPlan
+from hkv.dialects.vllm.planning.startup import Startup, startup
+from hkv.layout.block_layout import Layout
+from hkv.model.huggingface import Model
+
+if TYPE_CHECKING:
+    from hkv.columns import Columns
+
+
+@dataclasses.dataclass(frozen=True)
+class CachePlan:
+    """What a model's cache looks like in a memory.
+
+    Attributes:
+      model: the model.
+      served: groups, workers and tensors, and how many of the longest requests fit.
+      settings: what the engine starts with.
+      kernel_block_size: tokens of a kernel block, 0 for the whole block.
+    """
+
+    model: Model
+    served: ServedPlan
+    settings: EngineSettings
+    kernel_block_size: int = 0
+
+    @property
+    def startup(self) -> Startup:
+        """The numbers that vLLM 0.33 logs at start-up."""
+        return startup(self.served.plan)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the cache holds by vLLM's reservation: `GPU KV cache size` in its log."""
+        return self.startup.tokens
+
+    @property
+    def concurrency(self) -> float:
+        """Requests of the longest length that fit by vLLM's reservation: `Maximum concurrency` in its log."""
+        return self.startup.concurrency
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest request that the plan is for."""
+        return self.served.plan.max_model_len
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool, the null block included."""
+        return self.served.plan.num_blocks
+
+    @property
+    def request_blocks(self) -> int:
+        """Blocks that vLLM reserves for one request of the longest length, all groups together."""
+        return self.served.plan.request_blocks
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block on the GPU whose blocks are the largest."""
+        return max((worker.bytes_per_block for worker in self.served.plan.workers), default=0)
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes on one GPU that one more token of a sequence adds for good."""
+        return float(self.model.token_bytes)
+
+    @property
+    def sequence_bytes(self) -> int:
+        """Bytes on one GPU that a sequence of the longest length holds beside its tokens: windows, chunks, states."""
+        return sequence_bytes(self.model, self.max_model_len)
+
+    @property
+    def waste(self) -> float:
+        """Share of the pool's bytes that no group fills, each group having as many blocks as a request has of it."""
+        plan = self.served.plan
+        blocks = self.served.residency.full_length_blocks
+        total = sum(blocks)
+        parts = (waste(group, self.bytes_per_block) * each for group, each in zip(plan.groups, blocks, strict=True))
+        return sum(parts) / total if total else 0.0
+
+    @property
+    def limited_by(self) -> str:
+        """What keeps the next request out, in words."""
+        return self.served.limited_by
+
+    @property
+    def requests(self) -> int:
+        """Requests of the longest length that fit at once, by simulation."""
+        return self.served.residency.requests
+
+    @property
+    def groups(self) -> Columns:
+        """One entry a group: `kind`, `layers` (how many), `block_size`, `bytes_per_block`, `padding_bytes`."""
+        from hkv.columns import columns  # NumPy: `hkv plan` does without
+
+        return columns(
+            self.served.plan.groups,
+            {
+                "kind": (lambda group: group.spec.kind, str),
+                "layers": (lambda group: len(group.names), int),
+                "block_size": (lambda group: group.spec.block_size, int),
+                "bytes_per_block": (lambda group: group.page_bytes, int),
+                "padding_bytes": (lambda group: group.page_bytes - group.payload_bytes, int),
+            },
+        )
+
+    @property
+    def tensors(self) -> Columns:
+        """One entry a tensor: `worker`, `layers` (how many), and in bytes `offset`, `layer_stride`, `block_stride`."""
+        from hkv.columns import columns
+
+        rows = [(index, tensor) for index, worker in enumerate(self.served.plan.workers) for tensor in worker.tensors]
+        return columns(
+            rows,
+            {
+                "worker": (lambda row: row[0], int),
+                "layers": (lambda row: len(row[1].layers), int),
+                "offset": (lambda row: row[1].offset, int),
+                "layer_stride": (lambda row: row[1].layer_stride, int),
+                "block_stride": (lambda row: row[1].block_stride, int),
+            },
+        )
+
+    def layouts(self, worker: int = 0) -> dict[str, tuple[Layout, int]]:
+        """Where each layer of a worker lies: the layout of its tensor, and its index there."""
+        plan = self.served.plan
+        return {
+            name: (layout, index)
+            for tensor in plan.workers[worker].tensors
+            for layout in [tensor_layout(tensor, plan, self.kernel_block_size)]
+            for index, name in enumerate(tensor.layers)
+        }
+
+    def config(self, *, caching: bool | None = None) -> VllmConfig:
+        """The cache that manages the plan's blocks, for `hkv.init`.
+
+        Args:
+          caching: whether prefixes are reused; None for what the plan was made for.
+
+        Raises:
+          PlanError: the model caches nothing.
+        """
+        chosen = self.settings.enable_prefix_caching if caching is None else caching
+        return cache_config(self.served.plan, self.served.limits, caching=chosen)
+
+    def report(self) -> dict[str, Any]:
+        """Everything as plain values: what `hkv plan --json` writes."""
+        return served_report(self.model, self.served, self.settings, self.kernel_block_size)

@@ -1,0 +1,116 @@
+"""From a model and the options of an engine to its plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from hkv.dialects.vllm.planning.cache_plan import CachePlan
+from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_settings import resolve
+from hkv.dialects.vllm.planning.served import Serving, serve
+from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
+
+
+def plan_config(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    options: EngineOptions,
+    *,
+    draft: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    bugs: frozenset[str] = frozenset(),
+) -> CachePlan:
+    """The plan of the model that a `config.json` describes: what `hkv plan CONFIG` does.
+
+    Args:
+      config: the file, the folder it is in, or its content.
+      options: how it is served.
+      draft: a draft's own config, file or folder; without one, that of `options.speculation`, if it has any.
+      bugs: names of upstream defects to reproduce.
+
+    Raises:
+      FileError: a file cannot be read.
+      ConfigError: an unknown architecture, an impossible value, or options that contradict each other.
+      SpecError: an impossible size.
+      PlanError: the model does not fit, or cannot be laid out so.
+    """
+    model, drafted = read_models(config, options, draft)
+    return plan_model(model, options, draft=drafted, bugs=bugs)
+
+
+def plan_model(
+    model: Model, options: EngineOptions, *, draft: Model | None = None, bugs: frozenset[str] = frozenset()
+) -> CachePlan:
+    """The plan of a model that was read.
+
+    Args:
+      model: on one of `options.tensor_parallel_size` ranks.
+      options: how it is served; those that decide how a config is read are not looked at.
+      draft: a draft's own model, read as a draft.
+      bugs: names of upstream defects to reproduce.
+
+    Raises:
+      ConfigError: options that contradict each other.
+      PlanError: the model does not fit, or cannot be laid out so.
+    """
+    settings = resolve(model, options, draft)
+    speculation = options.speculation
+    modules = draft.num_layers if draft is not None else 1
+    serving = Serving(
+        memory=settings.memory,
+        pipeline_parallel=options.pipeline_parallel_size,
+        context_parallel=options.decode_context_parallel_size,
+        kernel_block_size=options.kernel_block_size,
+        layout=options.kv_cache_layout,
+        max_model_len=0 if options.max_model_len == -1 else settings.max_model_len,
+        max_in_flight_tokens=settings.max_in_flight_tokens,
+        concurrent_batches=1 if options.max_in_flight_tokens else settings.max_concurrent_batches,
+        num_gpu_blocks_override=options.num_gpu_blocks_override,
+        prefix_match_unit=options.prefix_match_unit,
+        prefill_lookahead=0 if speculation is None else speculation.prefill_lookahead(modules),
+        drops_block=None if speculation is None else speculation.drops_block and draft is not None,
+        caching=settings.enable_prefix_caching,
+        hybrid=not settings.disable_hybrid_kv_cache_manager,
+        bugs=bugs,
+    )
+    limited = model if options.max_model_len != -1 else dataclasses.replace(model, max_model_len=settings.max_model_len)
+    return CachePlan(model, serve(limited, serving, draft), settings, options.kernel_block_size)
+
+
+def read_models(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    options: EngineOptions,
+    draft: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+) -> tuple[Model, Model | None]:
+    """The model on one tensor-parallel rank, and its draft's, if it has layers of its own.
+
+    Args:
+      config: the model's `config.json`, the folder it is in, or its content.
+      options: how it is served.
+      draft: the draft's own config; None for that of `options.speculation`, if it names any.
+
+    Raises:
+      FileError: a file cannot be read.
+      ConfigError: an unknown architecture, or an impossible value.
+      SpecError: an impossible size.
+    """
+    reading = {
+        "dtype": options.dtype,
+        "kv_dtype": options.kv_cache_dtype,
+        "tensor_parallel": options.tensor_parallel_size,
+        "context_parallel": options.decode_context_parallel_size,
+    }
+    speculation = options.speculation
+    tokens = 0 if speculation is None else speculation.num_speculative_tokens
+    of_model = {"block_size": options.block_size, "state_dtype": options.state_dtype, "speculative_tokens": tokens}
+    model = read_model(_content(config), ReadOptions(**of_model, **reading))
+    source = draft if draft is not None or speculation is None else speculation.model
+    if source is None:
+        return model, None
+    size = next((spec.block_size for spec in model.specs.values()), None)
+    return model, read_model(_content(source), ReadOptions(block_size=size, draft=True, **reading))
+
+
+def _content(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+    return config if isinstance(config, Mapping) else load_config(os.fspath(config))

@@ -1,0 +1,243 @@
+"""Settings that vLLM 0.33 starts with: its options, and its own defaults where nothing was asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from hkv.byte_size import show_bytes
+from hkv.dialects.vllm.planning.devices import device_of
+from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.speculation import ON_V1_RUNNER
+from hkv.errors import ConfigError, PlanError
+from hkv.model.huggingface import Model
+
+GIB = 1 << 30
+OTHER_CONTEXTS = (2048, 128)
+"""Tokens and requests of a step in a usage context that vLLM has no defaults for (`SchedulerConfig`)."""
+
+BATCHED_EXPERTS = ("deepep_low_latency", "nixl_ep")
+"""All-to-all backends that take small batches only; 256 tokens a step is their default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One option's value.
+
+    Attributes:
+      option: as `vllm serve` has it, with its value.
+      origin: why it has that value; empty if it was given.
+    """
+
+    option: str
+    origin: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineSettings:
+    """What vLLM 0.33 starts with.
+
+    Attributes:
+      max_model_len: tokens of the longest request, before it is fitted into the memory.
+      max_num_batched_tokens: tokens of one step.
+      max_num_seqs: requests of one step.
+      async_scheduling: the next step is scheduled while one runs.
+      max_concurrent_batches: steps that run at the same time.
+      max_in_flight_tokens: tokens scheduled and not yet settled: those of all these steps.
+      enable_prefix_caching: prefixes are reused.
+      disable_hybrid_kv_cache_manager: every layer is cached like full attention.
+      memory: bytes for the cache on each GPU.
+      settings: the options that all of this means.
+    """
+
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    async_scheduling: bool
+    max_concurrent_batches: int
+    max_in_flight_tokens: int
+    enable_prefix_caching: bool
+    disable_hybrid_kv_cache_manager: bool
+    memory: int
+    settings: tuple[Setting, ...]
+
+
+def batch_defaults(options: EngineOptions) -> tuple[int, int]:
+    """Tokens and requests of a step on a device (vLLM 0.33 `EngineArgs.get_batch_defaults`).
+
+    Args:
+      options: names the device, its memory if it is known, and the usage context.
+    """
+    device = device_of(options.device)
+    memory = device.memory_gib * GIB if options.gpu_memory is None else options.gpu_memory
+    if options.usage_context not in ("OPENAI_API_SERVER", "LLM_CLASS"):
+        return OTHER_CONTEXTS
+    serves = options.usage_context == "OPENAI_API_SERVER"
+    if memory >= 160 * GIB:
+        return 16384, 1024
+    if memory >= 70 * GIB and "a100" not in device.reported and device.capability != (12, 1):
+        return (8192 if serves else 16384), 1024
+    return (2048 if serves else 8192), 256
+
+
+def cache_memory(options: EngineOptions) -> int:
+    """Bytes for the cache on each GPU (vLLM 0.33 `request_memory`, `Worker.determine_available_memory`).
+
+    Raises:
+      PlanError: they are neither given nor can be computed, or nothing is left.
+    """
+    if options.kv_cache_memory_bytes is not None:
+        return options.kv_cache_memory_bytes
+    parts = {"--gpu-memory": options.gpu_memory, "--weights": options.weights, "--activations": options.activations}
+    missing = [name for name, size in parts.items() if size is None]
+    if missing:
+        given = len(parts) - len(missing)
+        also = f", and {' and '.join(missing)} to compute it" if given else f", or {', '.join(missing)} to compute it"
+        raise PlanError("--memory", None, f"bytes for the cache on each GPU{also}")
+    assert options.gpu_memory is not None
+    assert options.weights is not None
+    assert options.activations is not None
+    requested = math.ceil(options.gpu_memory * options.gpu_memory_utilization)
+    left = requested - options.weights - options.activations
+    if left <= 0:
+        taken = f"{show_bytes(options.weights)} of weights and {show_bytes(options.activations)} of activations"
+        raise PlanError("--gpu-memory", options.gpu_memory, f"more than {taken} at a share of {requested} bytes")
+    return left
+
+
+def resolve(model: Model, options: EngineOptions, draft: Model | None = None) -> EngineSettings:
+    """The settings that vLLM 0.33 starts with (`EngineArgs.create_engine_config`, `VllmConfig.__post_init__`).
+
+    Args:
+      model: the model on one tensor-parallel rank.
+      options: as given.
+      draft: a draft's own model.
+
+    Raises:
+      ConfigError: the options contradict each other, or the model.
+      PlanError: the memory is not known.
+    """
+    _check_ranks(model, options)
+    chunked, why_chunked = _chunked_prefill(model, options)
+    tokens, requests, sizes = _batch(model, options, chunked)
+    length, length_setting = _longest(model, options, draft)
+    if tokens < length and not chunked:
+        raise ConfigError("--max-num-batched-tokens", tokens, f"at least {length}, the longest request, {why_chunked}")
+    batches, overlap = _batches(options)
+    caching = _prefix_caching(model, options)
+    hybrid = _hybrid(model, options)
+    in_flight = options.max_in_flight_tokens or batches * tokens
+    memory = cache_memory(options)
+    return EngineSettings(
+        max_model_len=length,
+        max_num_batched_tokens=tokens,
+        max_num_seqs=requests,
+        async_scheduling=overlap.option == "--async-scheduling",
+        max_concurrent_batches=batches,
+        max_in_flight_tokens=in_flight,
+        enable_prefix_caching=caching.option == "--enable-prefix-caching",
+        disable_hybrid_kv_cache_manager=hybrid.option == "--disable-hybrid-kv-cache-manager",
+        memory=memory,
+        settings=(length_setting, *sizes, overlap, caching, hybrid, *_memory_settings(options)),
+    )
+
+
+def _check_ranks(model: Model, options: EngineOptions) -> None:
+    ranks, context = options.tensor_parallel_size, options.decode_context_parallel_size
+    if model.tensor_parallel != ranks:
+        raise ConfigError("tensor_parallel_size", ranks, f"the model's own, {model.tensor_parallel}")
+    if ranks % context:
+        expected = f"a divisor of the {ranks} tensor-parallel ranks, which are the ones that split tokens"
+        raise ConfigError("decode_context_parallel_size", context, expected)
+
+
+def _chunked_prefill(model: Model, options: EngineOptions) -> tuple[bool, str]:
+    chunked = True if options.enable_chunked_prefill is None else options.enable_chunked_prefill
+    if (
+        not chunked
+        and any(spec.snapshot for spec in model.specs.values())
+        and options.enable_prefix_caching is not False
+    ):
+        expected = "true: states at block boundaries need it (--no-enable-prefix-caching keeps none)"
+        raise ConfigError("enable_chunked_prefill", chunked, expected)
+    return chunked, "as prompts are not computed in chunks"
+
+
+def _batch(model: Model, options: EngineOptions, chunked: bool) -> tuple[int, int, tuple[Setting, Setting]]:
+    """Tokens and requests of a step, and how they came about."""
+    tokens, requests = batch_defaults(options)
+    length = model.max_model_len if options.max_model_len in (None, -1) else options.max_model_len
+    assert length is not None
+    where = f"{options.usage_context} on {device_of(options.device).name}"
+    if options.all2all_backend in BATCHED_EXPERTS and options.enable_expert_parallel and options.data_parallel_size > 1:
+        tokens, where = 256, f"{options.all2all_backend} between {options.data_parallel_size} engines"
+    if options.performance_mode == "throughput":
+        tokens, requests, where = 2 * tokens, 2 * requests, f"{where}, doubled for throughput"
+    requests = options.max_num_seqs or requests
+    if options.max_num_batched_tokens is None:
+        if not chunked and length > tokens:
+            tokens, where = length, "the longest request, as prompts are not computed in chunks"
+        if requests * length < tokens:
+            tokens, where = requests * length, f"{requests} requests of {length} tokens"
+        token_setting = Setting(f"--max-num-batched-tokens {tokens}", where)
+    else:
+        tokens = options.max_num_batched_tokens
+        token_setting = Setting(f"--max-num-batched-tokens {tokens}")
+    if options.max_num_seqs is None:
+        requests = min(requests, tokens)
+    elif requests > tokens:
+        raise ConfigError(
+            "--max-num-batched-tokens", tokens, f"at least {requests}, a token for each request of a step"
+        )
+    origin = "" if options.max_num_seqs else where
+    return tokens, requests, (token_setting, Setting(f"--max-num-seqs {requests}", origin))
+
+
+def _longest(model: Model, options: EngineOptions, draft: Model | None) -> tuple[int, Setting]:
+    length = options.max_model_len
+    setting = Setting(f"--max-model-len {length}")
+    if length is None or length == -1:
+        setting = Setting(f"--max-model-len {model.max_model_len}", "the model's config")
+        length = model.max_model_len
+    return length, setting
+
+
+def _batches(options: EngineOptions) -> tuple[int, Setting]:
+    """Steps that run at the same time (vLLM 0.33 `max_concurrent_batches`): one more when scheduled ahead."""
+    stages, method = options.pipeline_parallel_size, options.speculation and options.speculation.method
+    if method in ON_V1_RUNNER:
+        if options.async_scheduling:
+            raise ConfigError("async_scheduling", True, f"false with speculative method {method}")
+        return stages, Setting("--no-async-scheduling", f"speculative method {method}")
+    ahead = True if options.async_scheduling is None else options.async_scheduling
+    origin = "nothing forbids it" if options.async_scheduling is None else ""
+    return stages + ahead, Setting("--async-scheduling" if ahead else "--no-async-scheduling", origin)
+
+
+def _prefix_caching(model: Model, options: EngineOptions) -> Setting:
+    if options.enable_prefix_caching is not None:
+        return Setting("--enable-prefix-caching" if options.enable_prefix_caching else "--no-enable-prefix-caching")
+    specs = model.specs.values()
+    if specs and all(spec.snapshot for spec in specs):
+        return Setting("--no-enable-prefix-caching", "no layer is attention")
+    return Setting("--enable-prefix-caching", "the model can")
+
+
+def _hybrid(model: Model, options: EngineOptions) -> Setting:
+    """The manager that vLLM 0.33 takes: chunks are cached like full attention unless an environment variable is set."""
+    names = ("--no-disable-hybrid-kv-cache-manager", "--disable-hybrid-kv-cache-manager")
+    chunks = any(spec.vllm_name == "ChunkedLocalAttentionSpec" for spec in model.specs.values())
+    if options.disable_hybrid_kv_cache_manager is not None:
+        return Setting(names[options.disable_hybrid_kv_cache_manager])
+    if chunks:
+        return Setting(names[True], "chunked attention, without VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1")
+    return Setting(names[False], "the model can")
+
+
+def _memory_settings(options: EngineOptions) -> Iterator[Setting]:
+    if options.kv_cache_memory_bytes is not None:
+        yield Setting(f"--kv-cache-memory-bytes {options.kv_cache_memory_bytes}")
+    else:
+        origin = "vLLM's default" if options.gpu_memory_utilization == 0.92 else ""
+        yield Setting(f"--gpu-memory-utilization {options.gpu_memory_utilization:g}", origin)
