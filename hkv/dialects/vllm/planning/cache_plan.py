@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class CachePlan:
-    """What a model's cache looks like in a memory.
+    """A model's cache in a given memory.
 
     Attributes:
       model: the model.
       served: groups, workers and tensors, and how many of the longest requests fit.
-      settings: what the engine starts with.
+      settings: settings that the engine starts with.
       kernel_block_size: tokens of a kernel block, 0 for the whole block.
     """
 
@@ -91,7 +91,7 @@ class CachePlan:
 
     @property
     def limited_by(self) -> str:
-        """What keeps the next request out, in words."""
+        """Reason that keeps the next request out, in words."""
         return self.served.limited_by
 
     @property
@@ -133,7 +133,7 @@ class CachePlan:
         )
 
     def layouts(self, worker: int = 0) -> dict[str, tuple[Layout, int]]:
-        """Where each layer of a worker lies: the layout of its tensor, and its index there."""
+        """Layout and index of each layer of a worker: the layout of its tensor, and its index there."""
         plan = self.served.plan
         return {
             name: (layout, index)

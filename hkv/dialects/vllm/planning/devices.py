@@ -12,9 +12,9 @@ class Device:
     """A kind of GPU.
 
     Attributes:
-      name: how `--device` calls it.
+      name: its name for `--device`.
       reported: part of the name that the driver reports, in lower case; vLLM looks for `a100` in it.
-      memory_gib: what it is sold with, in whole GiB or GB. Good enough to tell apart the classes of GPUs that vLLM has
+      memory_gib: memory that it is sold with, in whole GiB or GB. Good enough to tell apart the classes of GPUs that vLLM has
         defaults for, 70 GiB and 160 GiB being the limits; what a card really reports differs between cards and
         drivers, so that no plan computes with it.
       capability: compute capability, major and minor.
@@ -54,7 +54,7 @@ DEVICES = {
         Device("rtx-pro-6000", "nvidia rtx pro 6000 blackwell server edition", 96, (12, 0)),
     )
 }
-"""What `--device` takes: NVIDIA's data sheets' memory, and the compute capabilities of its CUDA GPUs page."""
+"""Devices by name, with NVIDIA's data sheets' memory, and the compute capabilities of its CUDA GPUs page."""
 
 DEFAULT_DEVICE = "h100"
 """The device of whoever names none."""

@@ -8,13 +8,13 @@ from hkv.dialects.vllm.planning.devices import DEFAULT_DEVICE, device_of
 from hkv.dialects.vllm.planning.speculation import Speculation
 from hkv.errors import ConfigError, PlanError
 from hkv.layout.orders import Order
-from hkv.limits import MAX_BLOCKS, MAX_MEMORY, MAX_RANKS, MAX_TOKENS, check_number, check_whole
+from hkv.limits import MAX_BLOCKS, MAX_MEMORY, MAX_RANKS, MAX_TOKENS, check_whole
 
 USAGE_CONTEXTS = ("OPENAI_API_SERVER", "LLM_CLASS", "OPENAI_BATCH_RUNNER")
-"""Who makes the engine (vLLM 0.33 `UsageContext`): `vllm serve`, `LLM(...)`, `vllm run-batch`."""
+"""Makers of an engine (vLLM 0.33 `UsageContext`): `vllm serve`, `LLM(...)`, `vllm run-batch`."""
 
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
-"""What vLLM 0.33 is tuned for."""
+"""Aims that vLLM 0.33 can be tuned for."""
 
 ALL2ALL_BACKENDS = (
     "allgather_reducescatter",
@@ -28,12 +28,12 @@ ALL2ALL_BACKENDS = (
     "mori_low_latency",
     "nixl_ep",
 )
-"""How tokens reach the ranks of their experts (vLLM 0.33 `All2AllBackend`)."""
+"""Ways of tokens to the ranks of their experts (vLLM 0.33 `All2AllBackend`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How a model is served: what `vllm serve` is given, with its own defaults.
+    """Options of `vllm serve`, with its own defaults.
 
     Attributes:
       device: name of the GPU (`hkv.dialects.vllm.planning.devices`); vLLM's defaults depend on it.
@@ -49,7 +49,7 @@ class EngineOptions:
       data_parallel_size: engines that serve requests of their own; everything here is of one of them.
       decode_context_parallel_size: of the tensor-parallel ranks, how many split a sequence's tokens.
       enable_expert_parallel: experts are dealt out to ranks, not split.
-      all2all_backend: how tokens reach their experts.
+      all2all_backend: way of tokens to their experts.
       max_model_len: tokens of the longest request; None for the model's, -1 for the longest that fits.
       max_num_batched_tokens: tokens of one step, or None.
       max_num_seqs: requests of one step, or None.
@@ -64,7 +64,7 @@ class EngineOptions:
       dtype: the model's element type, or None for its config's.
       kv_cache_dtype: element type or packing of the cache.
       state_dtype: element type of recurrent states, or None for the model's.
-      speculation: how tokens are drafted, or None.
+      speculation: drafting of tokens, or None.
       max_in_flight_tokens: tokens scheduled and not yet settled; None for those of all batches in flight. vLLM has no
         such option.
       kernel_block_size: tokens of a kernel block, of which attention blocks are multiples next to recurrent states;
@@ -114,7 +114,8 @@ class EngineOptions:
                 raise ConfigError(name, getattr(self, name), f"one of {', '.join(known)}")
         for name in ("kv_cache_memory_bytes", "gpu_memory", "weights", "activations"):
             self._check(name, 0, MAX_MEMORY)
-        check_number("gpu_memory_utilization", self.gpu_memory_utilization, 1e-9, 1, PlanError)
+        if not 0 < self.gpu_memory_utilization <= 1:  # NaN is neither
+            raise PlanError("gpu_memory_utilization", self.gpu_memory_utilization, "a share, more than 0 and at most 1")
         self._check("num_gpu_blocks_override", 1, MAX_BLOCKS)
         for name in ("tensor", "pipeline", "data", "decode_context"):
             self._check(f"{name}_parallel_size", 1, MAX_RANKS)

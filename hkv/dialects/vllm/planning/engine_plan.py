@@ -21,11 +21,11 @@ def plan_config(
     draft: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     bugs: frozenset[str] = frozenset(),
 ) -> CachePlan:
-    """The plan of the model that a `config.json` describes: what `hkv plan CONFIG` does.
+    """The plan of the model that a `config.json` describes, as `hkv plan CONFIG` makes it.
 
     Args:
       config: the file, the folder it is in, or its content.
-      options: how it is served.
+      options: options of the engine.
       draft: a draft's own config, file or folder; without one, that of `options.speculation`, if it has any.
       bugs: names of upstream defects to reproduce.
 
@@ -46,7 +46,7 @@ def plan_model(
 
     Args:
       model: on one of `options.tensor_parallel_size` ranks.
-      options: how it is served; those that decide how a config is read are not looked at.
+      options: options of the engine; those that decide how a config is read are not looked at.
       draft: a draft's own model, read as a draft.
       bugs: names of upstream defects to reproduce.
 
@@ -87,7 +87,7 @@ def read_models(
 
     Args:
       config: the model's `config.json`, the folder it is in, or its content.
-      options: how it is served.
+      options: options of the engine.
       draft: the draft's own config; None for that of `options.speculation`, if it names any.
 
     Raises:

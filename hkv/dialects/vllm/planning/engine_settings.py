@@ -27,7 +27,7 @@ class Setting:
 
     Attributes:
       option: as `vllm serve` has it, with its value.
-      origin: why it has that value; empty if it was given.
+      origin: reason for that value; empty if it was given.
     """
 
     option: str
@@ -36,7 +36,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """What vLLM 0.33 starts with.
+    """Settings that vLLM 0.33 starts with.
 
     Attributes:
       max_model_len: tokens of the longest request, before it is fitted into the memory.

@@ -54,7 +54,7 @@ def served_report(
     Args:
       model: the model.
       served: its plan.
-      settings: what the engine starts with.
+      settings: settings that the engine starts with.
       kernel_block_size: tokens of a kernel block, 0 for the whole block.
     """
     plan, residency = served.plan, served.residency
@@ -108,7 +108,7 @@ def _startup_record(served: ServedPlan) -> dict[str, Any]:
 
 
 def settings_record(settings: EngineSettings) -> dict[str, Any]:
-    """What the engine starts with, and the options that it means, each with its origin if nobody asked for it."""
+    """Settings that the engine starts with, and the options that it means, each with its origin if nobody asked for it."""
     record = dataclasses.asdict(settings)
     record["settings"] = [{"option": each.option, "origin": each.origin} for each in settings.settings]
     return record

@@ -22,7 +22,7 @@ INDEX_SUFFIX = ".json"
 
 
 def memory_options() -> Sequence[click.Option]:
-    """What the memory for the cache is computed from, where it is not given itself."""
+    """Options from which the memory for the cache is computed, where it is not given itself."""
     return (
         click.Option(
             ["--device"],
@@ -57,7 +57,7 @@ def memory_options() -> Sequence[click.Option]:
 
 
 def batch_options() -> Sequence[click.Option]:
-    """What a step may compute, and how many run at once."""
+    """Options of a step and of the number of steps that run at once."""
     return (
         click.Option(
             ["--max-model-len"],
@@ -104,7 +104,7 @@ def batch_options() -> Sequence[click.Option]:
 
 
 def cache_options() -> Sequence[click.Option]:
-    """How the cache is managed."""
+    """Options of the cache's manager."""
     return (
         click.Option(
             ["--layout"], metavar="ORDER", help="LBHNC, LBNHC, LHBNC, BLHNC, BLNHC or BHLNC; left out, the first fit."
@@ -134,7 +134,7 @@ def cache_options() -> Sequence[click.Option]:
 
 
 def parallel_options() -> Sequence[click.Option]:
-    """Engines beside this one, and how experts are dealt out."""
+    """Options of engines beside this one, and of experts dealt out to ranks."""
     return (
         click.Option(
             ["data_parallel_size", "--dp", "--data-parallel-size", "-dp"],
@@ -190,7 +190,7 @@ def size_of_weights(text: str | None, ranks: int) -> int | None:
 
 
 def speculation_of_options(options: dict[str, Any]) -> Speculation | None:
-    """What `--speculative-config`, or `--draft` and `--speculative-tokens` in its place, ask for.
+    """Speculation that `--speculative-config`, or `--draft` and `--speculative-tokens` in its place, ask for.
 
     Raises:
       ConfigError: both forms at once, or no such value.

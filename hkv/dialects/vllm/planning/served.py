@@ -82,7 +82,7 @@ class ServedPlan:
 
     @functools.cached_property
     def residency(self) -> Residency:
-        """What a simulation of requests of the longest length finds."""
+        """Result of a simulation of requests of the longest length."""
         batches = self.concurrent_batches
         step_tokens = max(self.limits.max_in_flight_tokens // batches, 1)
         plan = self.plan

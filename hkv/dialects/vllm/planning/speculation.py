@@ -1,4 +1,4 @@
-"""How tokens are drafted: what `--speculative-config` says, as far as the cache depends on it (vLLM 0.33)."""
+"""Drafting of tokens: `--speculative-config`, as far as the cache depends on it (vLLM 0.33)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ INERT = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """How tokens are drafted (vLLM 0.33 `SpeculativeConfig`).
+    """Drafting of tokens (vLLM 0.33 `SpeculativeConfig`).
 
     Attributes:
       method: one of `METHODS`.
@@ -83,7 +83,7 @@ class Speculation:
 
     @property
     def drops_block(self) -> bool:
-        """Whether a hit drops the last block of the draft's group (vLLM 0.33 `use_eagle_block_drop`)."""
+        """True when a hit drops the last block of the draft's group (vLLM 0.33 `use_eagle_block_drop`)."""
         return self.method in WITH_HIDDEN_STATES and not self.disable_eagle_block_drop
 
     def prefill_lookahead(self, modules: int) -> int:

@@ -10,7 +10,7 @@ from hkv.dialects.vllm.planning.residency import Residency
 
 @dataclasses.dataclass(frozen=True)
 class Startup:
-    """What vLLM 0.33 says of its cache (`update_kv_cache_capacity`).
+    """Numbers that vLLM 0.33 logs of its cache (`update_kv_cache_capacity`).
 
     Attributes:
       tokens: `GPU KV cache size`.

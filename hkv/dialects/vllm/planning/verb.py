@@ -1,4 +1,4 @@
-"""The plan of a model's cache, for programs: what `hkv plan` says, and what goes on from there."""
+"""The plan of a model's cache, for programs: all that `hkv plan` says, and a start for what follows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan(
       layout: name of the physical order, or None for the first that can express the model.
       max_model_len: tokens of the longest request; None for the model's, 0 for the longest that fits.
       max_in_flight_tokens: tokens scheduled and not yet settled; None for those of all steps that vLLM runs at once.
-      caching: whether prefixes are reused; None for vLLM's default.
+      caching: True to reuse prefixes; None for vLLM's default.
       hybrid: False caches every layer like full attention; None for vLLM's default.
       bugs: names of upstream defects to reproduce.
       options: everything else that `vllm serve` is given; what is given above goes before it.
