@@ -14,9 +14,9 @@ class Device:
     Attributes:
       name: its name for `--device`.
       reported: part of the name that the driver reports, in lower case; vLLM looks for `a100` in it.
-      memory_gib: memory that it is sold with, in whole GiB or GB. Good enough to tell apart the classes of GPUs that vLLM has
-        defaults for, 70 GiB and 160 GiB being the limits; what a card really reports differs between cards and
-        drivers, so that no plan computes with it.
+      memory_gib: memory that it is sold with, in whole GiB or GB. Good enough to tell apart the classes of GPUs that
+        vLLM has defaults for, 70 GiB and 160 GiB being the limits; cards and drivers differ in what they report, so
+        that no plan computes with it.
       capability: compute capability, major and minor.
     """
 

@@ -108,7 +108,7 @@ def _startup_record(served: ServedPlan) -> dict[str, Any]:
 
 
 def settings_record(settings: EngineSettings) -> dict[str, Any]:
-    """Settings that the engine starts with, and the options that it means, each with its origin if nobody asked for it."""
+    """Settings of the engine, and the options that they mean, each with its origin if nobody asked for it."""
     record = dataclasses.asdict(settings)
     record["settings"] = [{"option": each.option, "origin": each.origin} for each in settings.settings]
     return record
