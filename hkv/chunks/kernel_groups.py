@@ -216,7 +216,7 @@ def group_layers(
     infos: Sequence[EngineGroupInfo] = (),
     bugs: frozenset[str] = frozenset(),
 ) -> tuple[KernelGroup, ...]:
-    """Kernel groups of an engine's layers, ordered by first layer; the order is visible to whoever lists block ids.
+    """Kernel groups of an engine's layers, ordered by first layer; block ids are listed in that order.
 
     Layers share a group when planes, heads, head size, slots, engine group, dtype and format agree, and so do their
     number of blocks and block stride, which LMCache 0.5.6 leaves out of its key (bug `lmcache-group-key`).

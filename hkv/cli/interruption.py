@@ -91,7 +91,7 @@ class Interruption:
         self._over.set()
 
     def report(self) -> None:
-        """Says the last words, once; whoever comes second waits for the process to end."""
+        """Prints the last words, once; a second caller waits for the process to end."""
         if not self._reporting.acquire(blocking=False):
             threading.Event().wait()
         if signal.getsignal(signal.SIGINT) == self._interrupt and threading.current_thread() is threading.main_thread():

@@ -17,7 +17,7 @@ class StandardOutputError(Exception):
       cause: the system's error.
 
     Attributes:
-      closed: whoever read it has gone, as `head` does.
+      closed: its reader has gone, as `head` does.
       reason: in words.
     """
 

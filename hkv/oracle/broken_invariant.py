@@ -1,4 +1,4 @@
-"""First invariant that an engine breaks on its own, no other engine beside it."""
+"""First invariant that an engine breaks on its own, without another engine."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
     Args:
       log: the log.
       factory: makes the engine, from the log's own kind of header.
-      bugs: names of upstream defects to reproduce, beside those that the header names.
+      bugs: names of upstream defects to reproduce, besides those that the header names.
 
     Raises:
       FileError: the engine cannot represent the log's configuration.

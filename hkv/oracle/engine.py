@@ -1,4 +1,4 @@
-"""Calls of an engine, HKV's own or anybody else's, whatever the dialect."""
+"""Calls of an engine, HKV's own or another's, whatever the dialect."""
 
 from __future__ import annotations
 

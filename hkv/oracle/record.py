@@ -149,7 +149,7 @@ def differ(
       steps: scheduling steps.
       ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
       only: selection of the configurations that are drawn.
-      bugs: names of upstream defects that both reproduce, beside those that a configuration names.
+      bugs: names of upstream defects that both reproduce, besides those that a configuration names.
 
     Returns:
       What happened, and where they parted, or None if they agreed to the end.

@@ -1,4 +1,4 @@
-"""Quantising keys and values on their way into pages: per tensor, or per token and head with the scale beside."""
+"""Quantisation of keys and values on their way into pages: per tensor, or per token and head with stored scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays of dialects that have nothing of their own beside engines: log headers configure, operations name tokens."""
+"""Replays of dialects that have nothing of their own besides engines: log headers configure, operations name tokens."""
 
 from __future__ import annotations
 

@@ -195,7 +195,8 @@ def replay(
       schedule: the numbers that steer the replay.
       timing: conversion of time stamps to steps.
       engine: name of the engine.
-      check: whether the NumPy engine runs beside it; where the replay is compiled whole, after it, and all is compared.
+      check: whether the NumPy engine runs too, at once or, where the replay is compiled whole, after it, and all is
+        compared.
       tokens_per_id: tokens that one of the trace's `hash_ids` stands for; None for what the trace says.
       limit: most requests to replay, or None for all; of a trace given as requests, all are replayed.
       progress: called each time a request has finished or is refused for good.

@@ -77,7 +77,7 @@ class LayerSpec:
     """The field that the third part of `kind:block_size:parameter` sets on the command line, or None."""
 
     log_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields, beside `block_size`, that a log's header gives for this kind."""
+    """Fields, besides `block_size`, that a log's header gives for this kind."""
 
     snapshot: ClassVar[bool] = False
     """True when a block holds one state after a number of tokens, rather than a value for each token."""
@@ -134,10 +134,10 @@ class LayerSpec:
     """The class of `vllm.v1.kv_cache_interface` (0.33) that describes such a layer; None for a kind of HKV's own."""
 
     vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Fields of that class to those of the kind, beside geometry."""
+    """Fields of that class to those of the kind, except geometry."""
 
     managed_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields, beside `block_size`, on which block ids depend: all that a cache manager has to be told."""
+    """Fields, besides `block_size`, on which block ids depend: all that a cache manager has to be told."""
 
     uses_slot_mapping: ClassVar[bool] = True
     """False when tokens are not written to slots that the engine maps, but by the layer itself."""

@@ -1,7 +1,7 @@
 """Pools of blocks that are held for several purposes, sequences that hold them, and a cache of keys in order of use.
 
-The other arrangement of mechanisms beside `hkv.state.state`: there the free queue is the cache; here free blocks are a
-set of ids, and what is cached holds its blocks by references of its own.
+The other arrangement of mechanisms than that of `hkv.state.state`: there the free queue is the cache; here free blocks
+are a set of ids, and cached keys hold their blocks by references of their own.
 """
 
 from __future__ import annotations

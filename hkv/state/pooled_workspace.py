@@ -38,7 +38,7 @@ OUTPUTS = ("ids", "results")
 
 @dataclasses.dataclass(frozen=True)
 class PooledSizes:
-    """Static sizes: the buckets, and those beside them.
+    """Static sizes: the buckets, and further ones.
 
     Attributes:
       buckets: sizes of one state.

@@ -35,7 +35,7 @@ EVENT_WORDS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Static sizes: the buckets, and those beside them.
+    """Static sizes: the buckets, and further ones.
 
     Attributes:
       buckets: sizes of one state.

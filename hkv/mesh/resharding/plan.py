@@ -31,7 +31,7 @@ class Side:
       shape: ranks and what each holds.
       layout: of one rank's pool.
       row: block ids, column by column, the same on every rank.
-      null_block: the id that stands for no block, beside -1.
+      null_block: the id that stands for no block, besides -1.
 
     Raises:
       ConfigError: an interleave that the layout does not allow.

@@ -47,7 +47,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, tag="BlockStored"):
       lora_id: the adapter's number; deprecated in favour of its name.
       medium: medium of the blocks, `GPU` for the engine's own pool.
       lora_name: the adapter's name.
-      extra_keys: for each block what beside its tokens its key covers, or None.
+      extra_keys: extra keys of each block, which its key covers besides its tokens, or None.
       group_idx: the KV cache group.
       kv_cache_spec_kind: the group's kind.
       kv_cache_spec_sliding_window: its window in tokens.

@@ -105,7 +105,7 @@ class _Zstandard(io.RawIOBase):
 
 
 class _Unclosed(io.RawIOBase):
-    """A stream that whoever opened it closes."""
+    """A stream that its opener closes."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream

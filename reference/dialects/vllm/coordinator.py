@@ -78,8 +78,8 @@ def longest_hit(cache: Coordinator, request: Request) -> Found:
 def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Demand, free: int) -> bool:
     """True if `demand` fits into `free` blocks, and into the pool.
 
-    The engine's estimate decides, and beside it, where that is too small, what would really be taken: without that the
-    allocation would fail halfway. A hit that needs what this very step writes is never granted.
+    The engine's estimate decides, and where that is too small, also the number of blocks that would really be taken:
+    without that the allocation would fail halfway. A hit that needs what this very step writes is never granted.
 
     Args:
       cache: the cache.

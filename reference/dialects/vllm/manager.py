@@ -69,7 +69,7 @@ class Manager:
             kind.new_step()
 
     def request(self, id: str, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> None:
-        """A request arrives, with its prompt and with what beside its tokens identifies it."""
+        """A request arrives, with its prompt and everything else that identifies its prefix."""
         self._check_new(id, len(tokens))
         config = self.config
         chain = KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity)

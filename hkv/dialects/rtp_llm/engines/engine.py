@@ -1,4 +1,4 @@
-"""The protocol by which HKV drives a cache under RTP-LLM's rules, its own or anybody else's."""
+"""The protocol by which HKV drives a cache under RTP-LLM's rules, its own or another's."""
 
 from __future__ import annotations
 

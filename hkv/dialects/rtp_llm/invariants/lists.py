@@ -175,7 +175,7 @@ def _most_needed(moment: RtpMoment, operation: structs.MallocOp) -> list[int]:
 def _evictable(moment: RtpMoment) -> list[int]:
     """Number of blocks of each pool that only the cache holds, once, and that eviction gives for sure.
 
-    A block that was exported and entered again has a second reference until whoever copies it gives that back.
+    A block that was exported and entered again has a second reference until its copy is made.
     """
     counts = [0] * moment.config.topology.num_pools
     if moment.ledger.resident or moment.config.independent_groups:

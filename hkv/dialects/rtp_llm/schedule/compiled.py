@@ -32,7 +32,7 @@ REPORTED = {int(status): name for status, name in zip(VERDICTS, NAMES, strict=Tr
 
 @dataclasses.dataclass(frozen=True)
 class RtpSizes:
-    """Static sizes: the cache's buckets, and those beside them.
+    """Static sizes: the cache's buckets, and further ones.
 
     Attributes:
       buckets: sizes of the cache.

@@ -36,7 +36,7 @@ _REASON = {
 
 @runtime_checkable
 class RtpMissDiagnosis(Protocol):
-    """Optional method of an engine beside its operations: the state of a prefix."""
+    """Optional method of an engine besides its operations: the state of a prefix."""
 
     def absence(self, group: int, key: int) -> str:
         """State of the block of `group` under `key`, one of `hkv.dialects.rtp_llm.explain.key_history.STATES`."""

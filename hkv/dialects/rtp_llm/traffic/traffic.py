@@ -110,7 +110,7 @@ class RtpTraffic:
         self._perform(structs.RequestOp(id=request.id, tokens=tokens, sequences=sequences, reserve=self._reserve))
 
     def _prompt(self) -> list[int]:
-        """A, then B, then A again: often as an earlier text began, of a length beside a multiple of a block."""
+        """A, then B, then A again: often as an earlier text began, of a length next to a multiple of a block."""
         choices = self._choices
         longest = self._longest * choices.pick((1, 1, 2, 2, 2, 2, 2, 3)) // 2
         length = choices.integer(1, longest)

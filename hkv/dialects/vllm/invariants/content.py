@@ -14,9 +14,9 @@ from hkv.dialects.vllm.log import structs as oplog
 def identity(moment: Moment) -> Iterator[str]:
     """Equal keys mean equal prefixes, and equal prefixes have equal keys.
 
-    A prefix is its tokens from 0 on, and what beside them shapes the cache: adapter, salt, multimodal items where they
-    lie, prompt embeddings, look-ahead tokens. Holds after every operation. Exception: only the first 8 bytes of keys
-    are seen, so that a collision of those alone would be reported too.
+    A prefix is its tokens from 0 on, and everything else that shapes the cache: adapter, salt, multimodal items where
+    they lie, prompt embeddings, look-ahead tokens. Holds after every operation. Exception: only the first 8 bytes of
+    keys are seen, so that a collision of those alone would be reported too.
     """
     for key, prefixes in moment.book.prefixes.items():
         if len(prefixes) > 1:

@@ -34,9 +34,10 @@ class EventIndex:
         """Replaying the events gives exactly the keys that are cached, group by group, each with its tokens.
 
         Holds after `events`. Nothing is removed that was not stored; a stored span carries the tokens that follow its
-        parent. Exception: in groups whose blocks are longer than hash blocks, a block may have keys beside the one that
-        `state` shows (the prompt's tail of 28 tokens, in a block of 32), so the index may hold more than is seen. Of
-        events without keys, as in logs of version 1, nothing is rebuilt, and from the first one on nothing is judged.
+        parent. Exception: in groups whose blocks are longer than hash blocks, a block may have keys besides the one
+        that `state` shows (the prompt's tail of 28 tokens, in a block of 32), so the index may hold more than is seen.
+        Of events without keys, as in logs of version 1, nothing is rebuilt, and from the first one on nothing is
+        judged.
         """
         assert isinstance(moment.answer, list)
         for event in moment.answer:

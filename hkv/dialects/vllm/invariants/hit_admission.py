@@ -71,7 +71,7 @@ class HitAdmission:
         return found.blocks if operation.hit and found is not None else [[] for _ in self._config.block_sizes]
 
     def _set_aside(self, moment: Moment) -> int:
-        """The watermark, while anybody else runs."""
+        """The watermark, while another request runs."""
         others = any(moment.before.rows.get(id) for id in moment.before.rows)
         return self._config.watermark_blocks if others else 0
 

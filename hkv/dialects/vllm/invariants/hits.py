@@ -76,7 +76,7 @@ def draft_margin(moment: Moment) -> Iterator[str]:
     Holds after `lookup`. Without an EAGLE group there is no margin, and a hit that leaves no token to compute, or lies
     between the lengths that hits may have, has no unit after it: `consistency` says what is wrong with it. Exceptions:
     causes of direction `more` in `hkv.dialects.vllm.traffic.hit_causes` (two EAGLE windows with different holes,
-    `DROP_NOT_REPEATED`); and with hits inside blocks, keys beside a block's primary one are not seen.
+    `DROP_NOT_REPEATED`); and with hits inside blocks, keys besides a block's primary one are not seen.
     """
     operation, answer, config = moment.operation, moment.answer, moment.config
     assert isinstance(operation, LookupOp)

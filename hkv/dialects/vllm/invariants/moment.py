@@ -44,7 +44,7 @@ class Snapshot:
     __hash__ = None  # type: ignore[assignment]
 
     def spare(self) -> dict[int, int]:
-        """References of each block beside those from rows: those of pending copies."""
+        """References to each block besides those from rows: those of pending copies."""
         counts = {block: self.refs.get(block, 0) - len(self.owners.get(block, ())) for block in self.refs}
         counts |= {block: -len(owners) for block, owners in self.owners.items() if block not in self.refs}
         return {block: count for block, count in counts.items() if count}

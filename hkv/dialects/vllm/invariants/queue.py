@@ -90,7 +90,7 @@ def _released(before: Snapshot, queue: Iterable[int], id: str, rows: Iterable[It
 def release(moment: Moment) -> Iterator[str]:
     """A request that leaves keeps no row and no reference, and changes no other: only its cached blocks remain.
 
-    Holds after `free`, `drop` and `reset`. A finished and a preempted request are freed alike, and whoever comes back
+    Holds after `free`, `drop` and `reset`. A finished and a preempted request are freed alike, and one that comes back
     under the same id starts from an empty row. `reset` succeeds exactly when nothing is referenced, and then no key is
     left. Exception: pending copies keep their references after the request is freed, until `copies`.
     """

@@ -1,4 +1,4 @@
-"""Shadow tags and poison: what every slot holds, followed beside the engine, and compared with what is read.
+"""Shadow tags and poison: what every slot holds, followed alongside the engine, and compared with what is read.
 
 A slot of the shadow holds the name of the whole prefix that ends in it, as a cold run would have stored it; a block
 that nobody can find or use any more holds poison. Computing a token reads what its kind's `readable` says, in the

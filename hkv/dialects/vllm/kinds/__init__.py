@@ -1,6 +1,6 @@
 """Rules of vLLM 0.33 for each kind of layer, compiled: one module per kind.
 
-A module has `parameters(config, group, eagle)`: the values of `GroupField` that the kind decides, beside those that
+A module has `parameters(config, group, eagle)`: the values of `GroupField` that the kind decides, besides those that
 follow from the flags of its spec. The compiled rules have one form for all kinds, over these numbers, so that a new
 kind needs no program of its own. Modules are found by their names, which are the kinds' names in logs.
 """

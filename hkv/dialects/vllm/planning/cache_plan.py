@@ -77,7 +77,7 @@ class CachePlan:
 
     @property
     def sequence_bytes(self) -> int:
-        """Bytes on one GPU that a sequence of the longest length holds beside its tokens: windows, chunks, states."""
+        """Bytes on one GPU that a sequence of the longest length holds besides its tokens: windows, chunks, states."""
         return sequence_bytes(self.model, self.max_model_len)
 
     @property

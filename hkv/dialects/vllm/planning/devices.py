@@ -57,7 +57,7 @@ DEVICES = {
 """Devices by name, with NVIDIA's data sheets' memory, and the compute capabilities of its CUDA GPUs page."""
 
 DEFAULT_DEVICE = "h100"
-"""The device of whoever names none."""
+"""Device that is assumed where none is named."""
 
 
 def device_of(name: str) -> Device:

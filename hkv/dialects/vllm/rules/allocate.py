@@ -58,7 +58,7 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
 def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[Workspace, Scalar]:
     """Every group's row gets blocks for external tokens first, then every group's for the tokens to come.
 
-    A recurrent group gets one block, at the column of its next state, beside those for drafts and for a state that is
+    A recurrent group gets one block, at the column of its next state, besides those for drafts and for a state that is
     left behind for others; the columns it jumps over are null (`hkv.dialects.vllm.rules.admit.spread_row`). Where a row
     ends in a block that is shared or registered though it is not full, a block more is taken for a copy (`_copy`).
 

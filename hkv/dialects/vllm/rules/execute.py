@@ -103,7 +103,7 @@ def _perform(work: Workspace, view: View, operations: Operations, only: tuple[Co
 
 
 _SELDOM = {Code.REQUEST, Code.APPEND, Code.EVICT, Code.RESET, Code.COPIES, Code.FORK}
-"""Operations that are rare beside the tokens of a request: the others pass them by in one jump."""
+"""Operations that are rare compared with the tokens of a request: the others pass them by in one jump."""
 
 
 def _seldom(

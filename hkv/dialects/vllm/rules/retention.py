@@ -1,8 +1,8 @@
 """Sparse retention: which of the blocks that a request filled are worth registering.
 
-vLLM 0.33 `SlidingWindowManager.reachable_block_mask` and `MambaManager.reachable_block_mask`. Whoever resumes at some
-length needs the last blocks before it. So the ends of periods are kept, and what lies before those lengths from which
-somebody is expected to resume: the prompt's end, and where other requests were seen to branch off.
+vLLM 0.33 `SlidingWindowManager.reachable_block_mask` and `MambaManager.reachable_block_mask`. A request that resumes at
+some length needs the last blocks before it. So the ends of periods are kept, and the blocks before those lengths from
+which a request is expected to resume: the prompt's end, and where other requests were seen to branch off.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from hkv.state.state import Buckets, Counter, State
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Static sizes: the cache's buckets, and those beside them.
+    """Static sizes: the cache's buckets, and further ones.
 
     Attributes:
       buckets: sizes of the cache.

@@ -36,7 +36,7 @@ _REASON_OF_ABSENCE = {
 
 @runtime_checkable
 class MissDiagnosis(Protocol):
-    """Optional method of an engine beside its operations: the state of a prefix."""
+    """Optional method of an engine besides its operations: the state of a prefix."""
 
     def absence(self, group: int, key: int) -> str:
         """State of the block of `group` that ends where the prefix `key` ends.

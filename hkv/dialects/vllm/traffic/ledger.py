@@ -141,7 +141,7 @@ class Ledger:
         return prefix
 
     def _content(self, record: RequestRecord, start: int, end: int, reach: int) -> tuple[Hashable, ...]:
-        """All that a key of the hash block `[start, end)` may depend on beside its parent; it looks up to `reach`."""
+        """All that a key of the hash block `[start, end)` may depend on besides its parent; it looks up to `reach`."""
         extra = record.extra
         items = [
             (name, offset - start)

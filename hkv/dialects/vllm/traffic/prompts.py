@@ -20,7 +20,7 @@ MEMORY = 12
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Tokens and what beside them identifies the prefix."""
+    """Tokens, and everything else that identifies the prefix."""
 
     tokens: tuple[int, ...]
     extra: ExtraKeys | None
@@ -46,7 +46,7 @@ class Prompts:
         self._longest = max(2, min(header.max_model_len - 2, 80, max(24, room)))
 
     def length(self) -> int:
-        """A length of one to a few dozen tokens, often one beside a multiple of a modulus."""
+        """A length of one to a few dozen tokens, often one next to a multiple of a modulus."""
         if self._choices.chance(30):
             return self._choices.integer(1, self._longest)
         modulus = self._choices.pick(self._moduli)

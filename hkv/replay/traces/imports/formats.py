@@ -28,7 +28,7 @@ class Format:
 
     Attributes:
       read: yields the requests of a source.
-      options: names of the options that mean something to it, beside those that all have.
+      options: names of the options that mean something to it, besides those that all have.
       tokens_per_id: tokens that one of its ids stands for unless told otherwise; None where it has no ids.
     """
 

@@ -42,7 +42,7 @@ class Imported:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """Options of formats, beside the source. None and "" stand for not being told.
+    """Options of formats, besides the source. None and "" stand for not being told.
 
     Attributes:
       tokens_per_id: tokens that one of the source's ids stands for, where it has ids.
@@ -65,7 +65,7 @@ class ImportOptions:
 
 @dataclasses.dataclass
 class Remarks:
-    """Things that an import left out or could not know, to be told to whoever asked for it: text to count."""
+    """Things that an import left out or could not know, to be reported to the user: text to count."""
 
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
 

@@ -301,7 +301,7 @@ class Kind:
             self.pool.release(reversed(row.blocks))
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """The copies queued since they were last taken; whoever takes them gives back their references."""
+        """The copies queued since they were last taken; the caller gives back their references."""
         copies, self.copies = self.copies, []
         return copies
 
