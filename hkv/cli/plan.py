@@ -9,12 +9,19 @@ from rich.console import Console
 
 from hkv.byte_size import parse_bytes
 from hkv.cli.bugs_option import bugs_of, bugs_option
+from hkv.cli.capacity_plot import drawn
+from hkv.cli.capacity_rows import capacity_rows, combinations
+from hkv.cli.capacity_table import table_csv, table_lines
 from hkv.cli.given_options import is_given, refuse_given
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
 from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.dialects import registry
+from hkv.dialects.option_list import OneOrMore
+from hkv.dialects.plan_command import ModelPlan
 from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
-from hkv.model.huggingface import KV_DTYPES
+from hkv.model.huggingface import KV_DTYPES, load_config
+from hkv.plot_path import check_plot_path
 
 PLANNERS = {dialect.planned_as: dialect for dialect in registry.dialects() if dialect.planned_as}
 """Dialects that plan memory, by the names that `--dialect` has for them."""
@@ -24,7 +31,7 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
 
 
 @click.command("plan")
-@click.argument("config", type=click.Path())
+@click.argument("configs", metavar="CONFIG...", nargs=-1, required=True, type=click.Path())
 @click.option(
     "memory",
     "--memory",
@@ -37,7 +44,7 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
     "--tp",
     "--tensor-parallel-size",
     "-tp",
-    type=click.IntRange(1, MAX_RANKS),
+    type=OneOrMore(click.IntRange(1, MAX_RANKS)),
     default=1,
     show_default=True,
     help="Tensor-parallel ranks.",
@@ -47,7 +54,7 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
     "--pp",
     "--pipeline-parallel-size",
     "-pp",
-    type=click.IntRange(1, MAX_RANKS),
+    type=OneOrMore(click.IntRange(1, MAX_RANKS)),
     default=1,
     show_default=True,
     help="Pipeline stages.",
@@ -57,7 +64,7 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
     "--dcp",
     "--decode-context-parallel-size",
     "-dcp",
-    type=click.IntRange(1, MAX_RANKS),
+    type=OneOrMore(click.IntRange(1, MAX_RANKS)),
     default=1,
     show_default=True,
     help="Context-parallel ranks; where a rank holds whole blocks, of a prefill server.",
@@ -78,6 +85,7 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
     "kv_dtype",
     "--kv-dtype",
     "--kv-cache-dtype",
+    type=OneOrMore(click.STRING),
     default="auto",
     show_default=True,
     help=f"One of {', '.join(KV_DTYPES)}.",
@@ -95,16 +103,33 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
 @click.option("--dialect", type=click.Choice(PLANNED), default=PLANNED[0], show_default=True, help="Whose memory plan.")
 @bugs_option
 @json_option
+@click.option("--csv", "csv_path", metavar="F", type=OutputPath(), help="Write the table as CSV to the file F.")
+@click.option(
+    "--plot", "plot_path", metavar="F", type=OutputPath(), help="Draw what fits against length to F, .png or .svg."
+)
 @click.pass_context
-def command(ctx: click.Context, config: str, dialect: str, json_path: str | None, **options: Any) -> None:
+def command(
+    ctx: click.Context,
+    configs: tuple[str, ...],
+    dialect: str,
+    json_path: str | None,
+    csv_path: str | None,
+    plot_path: str | None,
+    **options: Any,
+) -> None:
     """Say what a model's cache looks like: which layers share blocks, how many blocks fit, and where every layer lies.
 
-    CONFIG is a model's config.json, or the folder it is in. Sizes are those of one tensor-parallel rank. How many of
-    the longest requests fit at once is found by letting them run through the pool.
+    CONFIG is a model's config.json, the folder it is in, or a released model by name (gpt-oss-20b). Sizes are those of
+    one tensor-parallel rank. How many of the longest requests fit at once is found by letting them run through the pool.
+
+    Of several models, or several values of --tp, --pp, --dcp, --kv-cache-dtype or --max-model-len with commas between
+    them, it makes one table: a row for each combination.
 
     Example: hkv plan Qwen3-Next-80B/config.json --memory 80GiB --tp 2 --max-model-len 131072
+
+    Example: hkv plan gpt-oss-20b gemma-3-27b --memory 80GiB --tp 1,2 --kv-cache-dtype auto,fp8 --csv capacity.csv
     """
-    options["config"], options["bugs"] = config, frozenset(bugs_of(options["bugs"], "planning"))
+    options["bugs"] = frozenset(bugs_of(options["bugs"], "planning"))
     memory = None if options["memory"] is None else parse_bytes(options["memory"])
     rules = PLANNERS[dialect]
     planner = rules.plan_command()
@@ -112,7 +137,26 @@ def command(ctx: click.Context, config: str, dialect: str, json_path: str | None
     if not rules.has_bugs:
         refuse_given(["bugs"], f"nothing with --dialect {dialect}, of which no upstream defect is known")
     options["given"] = {name for name in ctx.params if is_given(name)}
-    plan = planner.plan(memory, options)
-    if json_path != "-":
-        plan.show(Console(soft_wrap=False))
-    write_json(json_path, plan.report)
+    if plot_path is not None:
+        check_plot_path(plot_path)
+
+    def planned(config: str, choice: dict[str, Any]) -> ModelPlan:
+        return planner.plan(memory, {**options, **choice, "config": config})
+
+    wanted = combinations(configs, options)
+    if len(wanted) == 1 and csv_path is None and plot_path is None:
+        plan = planned(*wanted[0])
+        if json_path != STANDARD_OUTPUT:
+            plan.show(Console(soft_wrap=False))
+        write_json(json_path, plan.report)
+        return
+    for config in configs:
+        load_config(config)  # a name that nobody knows is a slip, not a refused combination
+    rows = capacity_rows(wanted, lambda config, choice: planned(config, choice).capacity)
+    if talks(json_path, csv_path, plot_path):
+        click.echo("\n".join(table_lines(rows, Console().width)))
+    write_json(json_path, {"rows": [row.record() for row in rows]})
+    if csv_path is not None:
+        write_output(csv_path, table_csv(rows))
+    if plot_path is not None:
+        write_output(plot_path, drawn(rows, plot_path))

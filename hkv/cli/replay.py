@@ -31,6 +31,7 @@ from hkv.limits import (
     MAX_TOKENS,
     whole_number,
 )
+from hkv.plot_path import check_plot_path
 from hkv.replay import plot
 from hkv.replay.command import StudiedCache, groups_text
 from hkv.replay.difference import Difference
@@ -199,7 +200,7 @@ def command(ctx: click.Context, **options: Any) -> int:
         if reason:
             print(f"hkv: engine {options['engine']}: {reason}", file=sys.stderr)
     if options["plot_path"]:
-        plot.check_plot_path(options["plot_path"])
+        check_plot_path(options["plot_path"])
     trace = list(read_trace(options["trace"], options["tokens_per_id"], options["limit"]))
     total = len(trace)
     counted = _Counted()

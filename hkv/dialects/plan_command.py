@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.byte_size import show_bytes
+from hkv.dialects.capacity import Capacity
 from hkv.errors import PlanError
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.spec import AttentionSpec
@@ -26,10 +27,12 @@ class ModelPlan:
     Attributes:
       report: all of it as plain values.
       show: prints it, for people.
+      capacity: what fits, as a row of a table has it; None where the dialect does not say.
     """
 
     report: dict[str, Any]
     show: Callable[[Console], None]
+    capacity: Capacity | None = None
 
 
 class PlanCommand(abc.ABC):

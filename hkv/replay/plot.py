@@ -9,23 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from hkv.errors import ConfigError, MissingExtraError
+from hkv.plot_path import check_plot_path
 from hkv.replay import summary
 from hkv.replay.run import Outcome
 
-SUFFIXES = (".png", ".svg")
-
 HIT, CUMULATIVE, BLOCKS, WAITING, RUNNING = "#2a7f9e", "#12313d", "#7a9e3f", "#c8553d", "#5a6c75"
-
-
-def check_plot_path(path: str) -> None:
-    """Raises ConfigError unless the path ends in one of `SUFFIXES` or is `-`, MissingExtraError without matplotlib."""
-    if path != "-" and pathlib.Path(path).suffix.lower() not in SUFFIXES:
-        raise ConfigError("plot", path, f"a file name that ends in {' or '.join(SUFFIXES)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plots", "to draw the plot") from error
 
 
 def drawn(outcome: Outcome, path: str, step_ms: int, title: str, bins: int = 240) -> bytes:

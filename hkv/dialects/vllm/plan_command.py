@@ -9,6 +9,7 @@ import click
 
 from hkv.byte_size import parse_bytes
 from hkv.dialects.plan_command import ModelPlan, PlanCommand
+from hkv.dialects.vllm.planning.capacity import capacity_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.serve_options import (
@@ -32,7 +33,9 @@ class VllmPlanCommand(PlanCommand):
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
         planned = plan_config(options["config"], engine_options(memory, options), bugs=options["bugs"])
         report = planned.report()
-        return ModelPlan(report, lambda console: print_served(console, report, planned.served))
+        return ModelPlan(
+            report, lambda console: print_served(console, report, planned.served), capacity_of(report, planned.served)
+        )
 
 
 def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hkv.byte_size import parse_bytes
+from hkv.dialects.option_list import OneOrMore
 from hkv.dialects.vllm.planning.devices import DEFAULT_DEVICE, DEVICES
 from hkv.dialects.vllm.planning.engine_options import ALL2ALL_BACKENDS, PERFORMANCE_MODES, USAGE_CONTEXTS
 from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
@@ -61,7 +62,8 @@ def batch_options() -> Sequence[click.Option]:
     return (
         click.Option(
             ["--max-model-len"],
-            metavar="N",
+            type=OneOrMore(click.STRING),
+            metavar="N,...",
             help="Tokens of the longest request, 32k and 32K as vLLM reads them; `auto` for the longest that fits.",
         ),
         click.Option(

@@ -1,0 +1,108 @@
+"""A capacity table for people, 80 columns and up, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hkv.byte_size import show_bytes
+from hkv.cli.capacity_rows import CapacityRow
+from hkv.dialects.capacity import Capacity
+
+LENGTH = "max_model_len"
+"""The option whose value a plan may change; its column shows the plan's."""
+
+HEADINGS = (
+    "longest\nrequest",
+    "a\ntoken",
+    "a se-\nquence",
+    "blocks",
+    "tokens",
+    "concur-\nrency",
+    "simu-\nlated",
+    "limited\nby",
+    "waste",
+)
+
+
+def table_lines(rows: Sequence[CapacityRow], width: int) -> Iterator[str]:
+    """The table's lines: each model's name, and below it a row for each choice of options that differ.
+
+    A refused combination has its reason in the place of what fits.
+
+    Args:
+      rows: of one model after the other.
+      width: columns of the terminal; only reasons are broken to fit.
+    """
+    names = [name for name in rows[0].options if name != LENGTH and len({row.options[name] for row in rows}) > 1]
+    headings = [*(name.replace("_", "-").replace("-dtype", "") for name in names), *HEADINGS]
+    bodies = [[*(str(row.options[name]) for name in names), *_cells(row)] for row in rows]
+    head = [heading.split("\n") for heading in headings]
+    parts = [[*lines, *(body[i] for body in bodies if i < len(body))] for i, lines in enumerate(head)]
+    widths = [max(map(len, column)) for column in parts]
+    for line in range(2):
+        cells = [heading[line - 2 + len(heading)] if line - 2 + len(heading) >= 0 else "" for heading in head]
+        yield _line(cells, widths)
+    for model, group in itertools.groupby(zip(rows, bodies, strict=True), lambda pair: pair[0].model):
+        yield model
+        pairs = list(group)
+        if all(row.refused for row, _ in pairs) and len({row.refused for row, _ in pairs}) == 1:
+            yield from _refusal("", pairs[0][0].refused, width)
+            continue
+        for row, body in pairs:
+            cells = _line(body, widths)
+            yield from [cells] if row.capacity is not None else _refusal(cells, row.refused, width)
+
+
+def table_csv(rows: Sequence[CapacityRow]) -> bytes:
+    """The table as CSV in UTF-8: a heading, and a line for each row. A refused row has its reason in the last field."""
+    fields = [field.name for field in dataclasses.fields(Capacity)]
+    heading = ["model", *(name for name in rows[0].options if name not in fields), *fields, "refused"]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, heading, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: value for name, value in row.record().items() if value is not None})
+    return buffer.getvalue().encode()
+
+
+def _refusal(start: str, reason: str, width: int) -> list[str]:
+    return textwrap.wrap(f"refused: {reason}", width, initial_indent=f"{start}  ", subsequent_indent=" " * 4)
+
+
+def _cells(row: CapacityRow) -> list[str]:
+    """What stands beside the options: all of it, or the length alone for a refused row."""
+    fits = row.capacity
+    if fits is None:
+        return [_length(row.options.get(LENGTH))]
+    return [
+        f"{fits.max_model_len:,}",
+        _size(fits.token_bytes),
+        _size(fits.sequence_bytes),
+        f"{fits.num_blocks:,}",
+        f"{fits.tokens:,}",
+        "-" if fits.concurrency is None else f"{fits.concurrency:,.2f}",
+        f"{fits.requests:,}",
+        fits.limiting or "-",
+        f"{fits.waste:.1%}",
+    ]
+
+
+def _size(count: float) -> str:
+    """Bytes in three digits; `-` for none."""
+    number, unit = show_bytes(count).split()
+    digits = 0 if len(number.partition(".")[0]) > 2 else 1
+    return f"{round(float(number.replace(',', '')), digits):g}{unit}" if count else "-"
+
+
+def _length(value: Any) -> str:
+    return f"{int(value):,}" if str(value).isdigit() else "-" if value is None else str(value)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=False)).rstrip()
