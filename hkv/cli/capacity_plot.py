@@ -99,13 +99,11 @@ def _legend(models: Sequence[str], styles: Sequence[tuple[str, Sequence[Any]]]) 
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=COLOURS[i % len(COLOURS)], label=_title(name)) for i, name in enumerate(models)]
-    for which, (name, values) in enumerate(styles):
+    looks = [[{"linestyle": dash} for dash in DASHES], [{"linestyle": "", "marker": marker} for marker in MARKERS]]
+    for (name, values), different in zip(styles, looks, strict=False):
         for place, value in enumerate(values):
-            looks = (
-                {"linestyle": DASHES[place % len(DASHES)]} if which == 0 else {"marker": MARKERS[place % len(MARKERS)]}
-            )
             label = f"{name.replace('_', '-').replace('-dtype', '')} {value}"
-            handles.append(Line2D([], [], color="#222222", label=label, **({"linestyle": ""} | looks)))
+            handles.append(Line2D([], [], color="#222222", label=label, **different[place % len(different)]))
     return handles
 
 

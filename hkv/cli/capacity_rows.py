@@ -51,13 +51,16 @@ def combinations(configs: Sequence[str], options: dict[str, Any]) -> list[tuple[
 
 
 def capacity_rows(
-    wanted: Sequence[tuple[str, dict[str, Any]]], capacity: Callable[[str, dict[str, Any]], Capacity | None]
+    wanted: Sequence[tuple[str, dict[str, Any]]],
+    capacity: Callable[[str, dict[str, Any]], Capacity | None],
+    dialect: str,
 ) -> list[CapacityRow]:
     """A row for each config and choice of options.
 
     Args:
       wanted: the combinations.
       capacity: plans one and says what fits; None if the dialect does not say.
+      dialect: its name.
 
     Raises:
       UnsupportedConfigError: the dialect does not say what fits.
@@ -73,7 +76,8 @@ def capacity_rows(
             rows.append(CapacityRow(config, choice, None, " ".join(str(error).split())))
             continue
         if fits is None:
-            raise UnsupportedConfigError("dialect", "this", "one whose plan says how many requests fit, as vLLM's does")
+            expected = "a dialect whose plan says how many requests fit: a table, --csv and --plot are of that"
+            raise UnsupportedConfigError("--dialect", dialect, expected)
         rows.append(CapacityRow(config, choice, fits))
     if len(errors) == len(rows) and len({row.refused for row in rows}) == 1:
         raise errors[0]

@@ -120,7 +120,7 @@ def command(
     """Say what a model's cache looks like: which layers share blocks, how many blocks fit, and where every layer lies.
 
     CONFIG is a model's config.json, the folder it is in, or a released model by name (gpt-oss-20b). Sizes are those of
-    one tensor-parallel rank. How many of the longest requests fit at once is found by letting them run through the pool.
+    one tensor-parallel rank. How many of the longest requests fit at once is found by letting them run in the pool.
 
     Of several models, or several values of --tp, --pp, --dcp, --kv-cache-dtype or --max-model-len with commas between
     them, it makes one table: a row for each combination.
@@ -152,7 +152,7 @@ def command(
         return
     for config in configs:
         load_config(config)  # a name that nobody knows is a slip, not a refused combination
-    rows = capacity_rows(wanted, lambda config, choice: planned(config, choice).capacity)
+    rows = capacity_rows(wanted, lambda config, choice: planned(config, choice).capacity, dialect)
     if talks(json_path, csv_path, plot_path):
         click.echo("\n".join(table_lines(rows, Console().width)))
     write_json(json_path, {"rows": [row.record() for row in rows]})

@@ -85,7 +85,7 @@ ROWS = [
     *_rows(
         PLAN,
         "--memory 40GiB;--tp 2;--pp 2;--block-size 1088;--kernel-block-size 16;--layout BLNHC;--dtype float32;"
-        "--kv-dtype fp8;--state-dtype float32;--max-model-len 4096;"
+        "--kv-dtype fp8;--state-dtype float32;--max-model-len 4096;--csv {out}/out.csv;--plot {out}/out.svg;"
         "--speculative-tokens 2;--no-prefix-caching;--num-gpu-blocks-override 4000;--max-num-batched-tokens 4096;"
         "--prefix-match-unit 32;--max-num-seqs 7;--json -",
         "--draft-modules 1;--draft-modules 2;--pools independent;--bugs no-such-bug;--bugs window-one-never-hits",
@@ -117,7 +117,7 @@ ROWS = [
         "--device h100;--gpu-memory 80GiB;--gpu-memory-utilization 0.9;--weights 1GiB;--activations 1GiB;"
         "--num-gpu-blocks-override 7;--max-num-seqs 7;--max-num-batched-tokens 4096;--async-scheduling;"
         "--enable-chunked-prefill;--performance-mode balanced;--usage-context LLM_CLASS;--speculative-config {};"
-        "--prefix-match-unit 16;--dp 2;--ep;--all2all-backend moonep",
+        "--prefix-match-unit 16;--dp 2;--ep;--all2all-backend moonep;--csv {out}/out.csv;--plot {out}/out.svg",
     ),
     *_rows(
         f"plan {MODEL} --memory 80GiB --dialect rtp-llm --block-size 1088",

@@ -1,0 +1,164 @@
+"""`hkv plan` of several models and options: every row is what the plan alone says, and what is refused says why."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pathlib
+import time
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hkv.cli.plan import command
+from hkv.errors import ConfigError, FileError, PlanError, UnsupportedConfigError
+
+MODELS = ("gpt-oss-20b", "gemma-3-27b", "qwen3-next-80b-a3b", "llama-3.1-8b")
+OPTIONS = ("--tp", "1,2", "--kv-cache-dtype", "auto,fp8", "--max-model-len", "8192,131072")
+
+
+def run(*arguments: str, memory: str = "80GiB", **environment: str) -> Result:
+    line = [*arguments, "--memory", memory]
+    return CliRunner(env={"COLUMNS": "80", **environment}).invoke(command, line, catch_exceptions=False)
+
+
+def rows(*arguments: str, memory: str = "80GiB") -> list[dict[str, Any]]:
+    result = run(*arguments, "--json", "-", memory=memory)
+    assert result.exit_code == 0
+    return json.loads(result.output)["rows"]
+
+
+def alone(row: dict[str, Any], memory: str = "80GiB") -> dict[str, Any]:
+    """The plan of a row's model and options, by itself."""
+    options = [
+        "--tp",
+        str(row["tp"]),
+        "--kv-cache-dtype",
+        row["kv_dtype"],
+        "--max-model-len",
+        str(row["max_model_len"]),
+    ]
+    result = run(row["model"], *options, "--json", "-", memory=memory)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_a_row_is_what_the_plan_alone_says() -> None:
+    found = rows(*MODELS, *OPTIONS)
+    assert len(found) == len(MODELS) * 8
+    assert [row["model"] for row in found[::8]] == list(MODELS)
+    for row in found[::3]:
+        report = alone(row)
+        held = sum(group["full_length_blocks"] for group in report["groups"])
+        assert row["num_blocks"] == report["num_blocks"]
+        assert row["requests"] == report["fits"]["requests"]
+        assert row["limited_by"] == report["fits"]["limited_by"]
+        assert row["token_bytes"] == report["model"]["token_bytes"]
+        assert row["sequence_bytes"] == report["model"]["sequence_bytes"]
+        assert row["requests"] * held < row["num_blocks"]
+        assert row["tokens"] == int(row["concurrency"] * row["max_model_len"])
+        assert row["refused"] is None
+
+
+def test_waste_is_what_padding_and_narrow_groups_leave() -> None:
+    for row in rows("gemma-3-27b", "qwen3-next-80b-a3b", "--max-model-len", "8192"):
+        report = alone(row | {"tp": 1, "kv_dtype": "auto"})
+        groups = report["groups"]
+        full = sum(group["full_length_blocks"] * report["bytes_per_block"] for group in groups)
+        lost = sum(group["full_length_blocks"] * (group["unused_bytes"] + group["padding_bytes"]) for group in groups)
+        assert row["waste"] == pytest.approx(lost / full)
+        assert 0 < row["waste"] < 0.1
+
+
+def test_the_csv_is_the_json(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "capacity.csv"
+    found = rows(*MODELS, "minimax-m3", *OPTIONS, "--csv", str(path))
+    lines = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+    assert len(lines) == len(found)
+    for line, row in zip(lines, found, strict=True):
+        assert {name: value for name, value in line.items() if value} == {
+            name: str(value) for name, value in row.items() if value is not None
+        }
+
+
+def test_a_refused_combination_is_a_row_with_its_reason() -> None:
+    found = rows("devstral-2-123b", "--kv-cache-dtype", "auto,fp8", "--max-model-len", "8192,262144")
+    assert [row["refused"] is None for row in found] == [True, False, True, True]
+    assert "requests of 238288 tokens would fit" in found[1]["refused"]
+    assert found[1]["max_model_len"] == "262144"
+    output = run("devstral-2-123b", "llama-3.2-1b", "--max-model-len", "8192,262144").output
+    assert "refused: memory = 85899345920" in output
+
+
+def test_what_all_rows_are_refused_for_is_the_commands_own_error(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match="kv_dtype"):
+        run("llama-3.1-8b", "llama-3.2-1b", "--kv-cache-dtype", "float3")
+    with pytest.raises(PlanError, match="memory"):
+        run("llama-3.1-8b", "--csv", str(tmp_path / "x.csv"), memory="1MiB")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_nobody_knows_is_no_row() -> None:
+    with pytest.raises(FileError, match="such as llama-3"):
+        run("llama-3.1-8b", "llama-3.1-7b")
+
+
+@pytest.mark.parametrize("values", ["", "1,", ",1", "1,1", "1,x", "0,1"])
+def test_values_that_are_no_list(values: str) -> None:
+    result = run("llama-3.1-8b", "--tp", values)
+    assert result.exit_code == 2
+    assert "--tp" in result.output
+
+
+def test_the_table_fits_80_columns() -> None:
+    lines = run(*MODELS, *OPTIONS).output.splitlines()
+    assert len(lines) == 2 + len(MODELS) * 9
+    assert max(map(len, lines)) <= 80
+    start = lines.index("gemma-3-27b")
+    columns = lines[start + 1].split()
+    assert columns[:5] == ["1", "auto", "8,192", "80KiB", "416MiB"]
+    shifted = {line.rindex(" ") for line in lines[start + 1 : start + 9]}
+    assert len(shifted) == 1, "columns are aligned"
+
+
+def test_options_with_one_value_have_no_column() -> None:
+    (_, heading, *_) = run("llama-3.1-8b", "gpt-oss-20b", "--tp", "2").output.splitlines()
+    assert heading.split()[0] == "request"
+
+
+def test_one_combination_is_a_plan_and_a_file_for_it_a_table(tmp_path: pathlib.Path) -> None:
+    assert run("gpt-oss-20b", "--tp", "2").output.startswith("model ")
+    assert rows("gpt-oss-20b", "--csv", str(tmp_path / "one.csv"))[0]["model"] == "gpt-oss-20b"
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
+def test_the_plot(tmp_path: pathlib.Path, name: str, start: bytes) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / name
+    assert run(*MODELS[:2], "minimax-m3", *OPTIONS, "--plot", str(path)).exit_code == 0
+    assert path.read_bytes().startswith(start)
+    if name.endswith("svg"):
+        text = path.read_text()
+        assert MODELS[0] in text
+        assert "minimax-m3" not in text, "what was refused is not drawn"
+
+
+def test_a_plot_of_another_format_is_refused_before_any_work() -> None:
+    with pytest.raises(ConfigError, match="png"):
+        run(*MODELS, *OPTIONS, "--plot", "capacity.jpeg")
+
+
+def test_a_dialect_that_does_not_say_what_fits() -> None:
+    with pytest.raises(UnsupportedConfigError):
+        run("llama-3.1-8b", "--dialect", "rtp-llm", "--tp", "1,2")
+
+
+def test_a_hundred_rows_take_less_than_five_seconds() -> None:
+    start = time.process_time()
+    assert (
+        len(rows(*MODELS, "--tp", "1,2,4,8", "--kv-cache-dtype", "auto,fp8", "--max-model-len", "8192,32768,131072"))
+        == 96
+    )
+    assert time.process_time() - start < 5
