@@ -20,7 +20,7 @@ LENGTH = 1 << 20
 
 
 def recorded() -> dict[str, Any]:
-    """What it says of every model; `token_bytes` is null where its command line has no formula."""
+    """Its answer for every model; `token_bytes` is null where its command line has no formula."""
     from kvcache_sim.calculator import calculate_cache_size, load_models_data  # type: ignore[import-not-found]
 
     data, found = load_models_data(), {}

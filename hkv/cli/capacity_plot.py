@@ -99,8 +99,9 @@ def _legend(models: Sequence[str], styles: Sequence[tuple[str, Sequence[Any]]]) 
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=COLOURS[i % len(COLOURS)], label=_title(name)) for i, name in enumerate(models)]
-    looks = [[{"linestyle": dash} for dash in DASHES], [{"linestyle": "", "marker": marker} for marker in MARKERS]]
-    for (name, values), different in zip(styles, looks, strict=False):
+    dashes: list[dict[str, Any]] = [{"linestyle": dash} for dash in DASHES]
+    markers: list[dict[str, Any]] = [{"linestyle": "", "marker": marker} for marker in MARKERS]
+    for (name, values), different in zip(styles, (dashes, markers), strict=False):
         for place, value in enumerate(values):
             label = f"{name.replace('_', '-').replace('-dtype', '')} {value}"
             handles.append(Line2D([], [], color="#222222", label=label, **different[place % len(different)]))

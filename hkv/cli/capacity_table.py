@@ -76,7 +76,7 @@ def _refusal(start: str, reason: str, width: int) -> list[str]:
 
 
 def _cells(row: CapacityRow) -> list[str]:
-    """What stands beside the options: all of it, or the length alone for a refused row."""
+    """Cells beside the options: all of them, or the length alone for a refused row."""
     fits = row.capacity
     if fits is None:
         return [_length(row.options.get(LENGTH))]

@@ -1,4 +1,4 @@
-"""How much a planned cache holds: one row of the table that `hkv plan` makes of several models or options."""
+"""Capacity of a planned cache: one row of the table that `hkv plan` makes of several models or options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
-    """What fits into a planned cache. Sizes in bytes, on one GPU.
+    """Requests and tokens that fit into a planned cache. Sizes in bytes, on one GPU.
 
     Attributes:
       max_model_len: tokens of the longest request that the plan is for.

@@ -44,5 +44,5 @@ class OneOrMore(click.ParamType):
         return values
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
-        """How help names a value."""
+        """The name of a value in the help."""
         return self.inner.name.upper().replace(" RANGE", "") + ",..."

@@ -1,4 +1,4 @@
-"""What fits into a plan of vLLM 0.33's, as a row of a capacity table."""
+"""The row of a plan of vLLM 0.33's in a capacity table."""
 
 from __future__ import annotations
 

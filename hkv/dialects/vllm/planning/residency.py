@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.errors import PlanError
 from hkv.limits import MAX_CHUNKS
-from hkv.spec import RequestLimits
+from hkv.spec import LayerSpec, RequestLimits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +60,11 @@ def simulate(
     """
     budget, prompt = step_tokens or limits.max_in_flight_tokens, max(limits.max_model_len - 1, 1)
 
+    alike = [tuple(dict.fromkeys(group.specs or (group.spec,))) for group in groups]  # layers of one kind hold the same
+
     @functools.lru_cache(maxsize=1 << 16)
     def held(start: int, end: int) -> int:
-        return sum(_held(group, start, end, limits) for group in groups)
+        return sum(_held(specs, start, end, limits) for specs in alike)
 
     resting = _Request.resting(limits.max_model_len, batches)
     last = held(*resting.span(limits.max_model_len, 0))
@@ -80,8 +82,8 @@ def simulate(
     fits = most.settled + bisect.bisect_left(more, True, key=lambda requests: not run(requests).fits)
     return Residency(
         fits,
-        tuple(_held(group, *resting.span(limits.max_model_len, 0), limits) for group in groups),
-        tuple(_peak(group, resting, budget, limits) for group in groups),
+        tuple(_held(specs, *resting.span(limits.max_model_len, 0), limits) for specs in alike),
+        tuple(_peak(specs, resting, budget, limits) for specs in alike),
         run(fits).peak,
     )
 
@@ -150,15 +152,15 @@ def _run(
     return _Run(peak, begun, settled, True)
 
 
-def _held(group: PlannedGroup, start: int, end: int, limits: RequestLimits) -> int:
-    return max(spec.held_blocks(start, end, limits) for spec in group.specs or (group.spec,))
+def _held(specs: Sequence[LayerSpec], start: int, end: int, limits: RequestLimits) -> int:
+    return max(spec.held_blocks(start, end, limits) for spec in specs)
 
 
-def _peak(group: PlannedGroup, resting: _Request, budget: int, limits: RequestLimits) -> int:
+def _peak(specs: Sequence[LayerSpec], resting: _Request, budget: int, limits: RequestLimits) -> int:
     """Most blocks of one group that a request holds when it runs alone."""
     longest, request, most = limits.max_model_len, _Request(0, (0,) * len(resting.running)), 0
     while request != resting:
         tokens = min(budget, resting.done - request.done)
-        most = max(most, _held(group, *request.span(longest, tokens), limits))
+        most = max(most, _held(specs, *request.span(longest, tokens), limits))
         request = request.after(tokens)
-    return max(most, _held(group, *resting.span(longest, 0), limits))
+    return max(most, _held(specs, *resting.span(longest, 0), limits))
