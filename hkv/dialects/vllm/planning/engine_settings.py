@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hkv.byte_size import show_bytes
 from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
-from hkv.dialects.vllm.planning.speculation import ON_V1_RUNNER
+from hkv.dialects.vllm.planning.speculation import ON_V1_RUNNER, WITH_HIDDEN_STATES
 from hkv.errors import ConfigError, PlanError
 from hkv.model.huggingface import Model
 
@@ -225,14 +225,18 @@ def _prefix_caching(model: Model, options: EngineOptions) -> Setting:
 
 
 def _hybrid(model: Model, options: EngineOptions) -> Setting:
-    """The manager that vLLM 0.33 takes: chunks are cached like full attention unless an environment variable is set."""
+    """The manager that vLLM 0.33 takes: drafts that read hidden states cannot be beside chunks of their own blocks."""
     names = ("--no-disable-hybrid-kv-cache-manager", "--disable-hybrid-kv-cache-manager")
     chunks = any(spec.vllm_name == "ChunkedLocalAttentionSpec" for spec in model.specs.values())
+    needed = chunks and options.speculation is not None and options.speculation.method in WITH_HIDDEN_STATES
+    if needed and options.disable_hybrid_kv_cache_manager is False:
+        expected = (
+            f"true, or none, with chunked attention and method {options.speculation and options.speculation.method}"
+        )
+        raise ConfigError("disable_hybrid_kv_cache_manager", False, expected)
     if options.disable_hybrid_kv_cache_manager is not None:
         return Setting(names[options.disable_hybrid_kv_cache_manager])
-    if chunks:
-        return Setting(names[True], "chunked attention, without VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1")
-    return Setting(names[False], "the model can")
+    return Setting(names[needed], "chunked attention beside such a draft" if needed else "the model can")
 
 
 def _memory_settings(options: EngineOptions) -> Iterator[Setting]:
