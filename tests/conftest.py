@@ -10,14 +10,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from hkv.cli.compilation_cache import keep_programs
 from hkv.machine import native_loops
 from tests import needs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 native_loops.enable()  # before any test uses JAX: programs compile in half the time, and run several times faster
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ.setdefault("HKV_COMPILATION_CACHE", "off")  # commands that tests run leave the user's folder alone
+# All workers, and all commands that tests run, share one folder of compiled programs, which leaves the user's alone.
+keep_programs(os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(ROOT / ".jax_cache"))
 PROFILE = os.environ.get("HKV_HYPOTHESIS_PROFILE", "hkv")
 """Every run draws the same examples under `hkv` and `thorough`, other ones each time under `campaign`."""
 
@@ -47,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not settings.default.derandomize and config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(secrets.randbelow(1 << 32))
     needs.register(config)
+    if config.getoption("dist", "no") == "load":  # the tests of a file share programs: one worker compiles them
+        config.option.dist = "loadfile"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -16,11 +16,11 @@ from hkv.dialects.vllm.explorer.defects import DEFECTS
 from hkv.errors import HKVError
 from hkv.oracle.log_file import read_log
 from hkv.testing.planting import applied
-from tests.testing.test_explore import CHUNK
+from tests.testing.spaces import CHUNK
 
 SMALL = ["--num-blocks", "5", "--max-model-len", "2", "--prompt", "1", "--chunk", str(CHUNK)]
 LEFT_OUT = ["--without", "evict", "--without", "reset", "--without", "delay"]
-"""The space of `tests.testing.test_explore`, so that programs are shared."""
+"""The space of `tests.testing.spaces`, so that programs are shared."""
 
 
 def run(*arguments: str) -> Result:

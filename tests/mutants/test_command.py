@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from hkv.errors import MissingExtraError
 from tests.mutants import __main__ as command_module
-from tests.mutants.catalogue import MUTANTS, SECTIONS
+from tests.mutants.catalogue import MUTANTS
 from tests.mutants.suite_judge import judge
 from tests.mutants.table import markdown_table
 from tests.mutants.verdict import Verdict
@@ -131,15 +131,6 @@ verdicts = [process_judge.judge(row) for row in rows]
 print([verdict.outcome for verdict in verdicts])
 print(table.in_words(verdicts))
 """
-
-
-def test_the_sample_is_killed():
-    """Compiled rules take ten seconds a row, bytes and kernels less than one."""
-    every = {"compiled": 20, "state": 2, "step": 6, "paged": 1, "kernels": 1}
-    sample = [row.name for section, step in every.items() for row in SECTIONS[section][::step]]
-    ran = apart("-m", "tests.mutants", *(text for name in sample for text in ("--only", name)))
-    assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
-    assert f"{len(sample)} of {len(sample)} mutants killed" in ran.stdout
 
 
 def test_who_lives_and_what_shows_nothing_is_reported():

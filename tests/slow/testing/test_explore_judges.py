@@ -28,7 +28,7 @@ from hkv.spec import FullAttention, Mamba
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Request, Row, State
 from hkv.state.status import Status
 from tests.testing.plain_explorer import cache_state, unpack_many
-from tests.testing.test_explore import CHUNK, space
+from tests.testing.spaces import CHUNK, space
 
 JUDGED = 192
 """Of so many moments the twins are asked in one example; they take most of the time."""

@@ -1,7 +1,7 @@
-"""One of two processes that share a mesh: `python -m tests.sharding.process PORT INDEX`; used by `test_processes.py`.
+"""One of two processes that share a mesh: `python -m tests.slow.sharding.process PORT INDEX`.
 
-It does what it is asked to on its own four devices, compares its own ranks' bytes, and what is assembled from both
-processes, with the loops over one device's pool, and prints DONE.
+`test_processes.py` starts both. It does what it is asked to on its own four devices, compares its own ranks' bytes, and
+what is assembled from both processes, with the loops over one device's pool, and prints DONE.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hkv.mesh.parallel_shape import ParallelShape
 from hkv.mesh.resharding.plan import Side, plan_resharding
 from hkv.mesh.resharding.transfer import execute
 from hkv.mesh.sharding import ShardedLayout, make_mesh
-from tests.sharding.cases import Case, make_case
+from tests.slow.sharding.cases import Case, make_case
 
 NO_COLLECTIVES = "this build of JAX has no collectives between CPU processes"
 SHAPE = ParallelShape(heads=4, tensor=2, context=4, interleave=2)

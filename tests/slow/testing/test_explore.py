@@ -11,37 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.explorer import Report, Space, explore
 from hkv.dialects.vllm.explorer.definitions import definitions
 from hkv.dialects.vllm.explorer.transition import FORMS, Program, World, start
 from hkv.dialects.vllm.explorer.visited import Visited
 from hkv.dialects.vllm.rules.operations import Code
 from hkv.errors import ConfigError
-from hkv.model.topology import Topology
-from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
+from hkv.spec import FullAttention, Mamba, SlidingWindow
 from hkv.state.state import State
 from reference.hits import longest_hit_by_definition
 from tests.testing.plain_explorer import PlainExplorer, cache_state, name_of, standings, unpack_many
-
-CHUNK = 512
-GROUPS = (FullAttention(block_size=1), SlidingWindow(block_size=1, window=2))
-
-
-def space(*specs: LayerSpec, num_blocks: int = 5, length: int = 2, prompt: int = 1, **changes: Any) -> Space:
-    """A small space without the operations that make it large."""
-    specs = specs or GROUPS
-    sizes = [spec.block_size for spec in specs]
-    without = frozenset(changes.pop("without", ("evict", "reset", "delay")))
-    config = VllmConfig(
-        topology=Topology.of_specs(specs),
-        num_blocks=num_blocks,
-        hash_block_size=min(sizes),
-        scheduler_block_size=max(sizes),
-        max_model_len=length,
-        **changes,
-    )
-    return Space(config=config, prompt=prompt, without=without)
+from tests.testing.spaces import CHUNK, GROUPS, space
 
 
 @pytest.fixture(scope="module")

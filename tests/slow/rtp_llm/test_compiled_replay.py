@@ -24,8 +24,8 @@ from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 from hkv.state.pooled import PooledBuckets
 from tests.cli.test_replay import run
-from tests.replay.test_compiled import large_copies
 from tests.rtp_llm.test_replay import draw
+from tests.slow.replay.test_compiled import large_copies
 
 SIZES = RtpSizes(
     PooledBuckets(blocks=64, groups=2, pools=2, requests=9, sequences=1, row=64, chain=64, keys=2048), 64, 4096

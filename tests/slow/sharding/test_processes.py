@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from tests.sharding.eight_devices import ROOT, environment
-from tests.sharding.process import NO_COLLECTIVES
+from tests.slow.sharding.eight_devices import ROOT, environment
+from tests.slow.sharding.process import NO_COLLECTIVES
 
 TIMEOUT = 150
 ATTEMPTS = 3
@@ -32,7 +32,7 @@ def run(folder: pathlib.Path, port: int) -> tuple[list[int | None], list[str]]:
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for index, log in enumerate(logs):
-            command = [sys.executable, "-m", "tests.sharding.process", str(port), str(index)]
+            command = [sys.executable, "-m", "tests.slow.sharding.process", str(port), str(index)]
             with log.open("wb") as output:
                 processes.append(
                     subprocess.Popen(

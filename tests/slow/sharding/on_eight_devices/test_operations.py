@@ -15,7 +15,7 @@ from hkv.mesh import sharding
 from hkv.mesh.parallel_shape import ParallelShape
 from hkv.mesh.sharding import ShardedLayout, make_mesh
 from tests.pallas_kernels.cases import DEPRECATED
-from tests.sharding.cases import BLOCKS, Case, latent, make_case
+from tests.slow.sharding.cases import BLOCKS, Case, latent, make_case
 
 TOKENS = 6
 

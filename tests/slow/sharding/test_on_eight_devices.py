@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from tests.sharding.eight_devices import run_tests
+from tests.slow.sharding.eight_devices import run_tests
 
 FILES = sorted((pathlib.Path(__file__).parent / "on_eight_devices").glob("test_*.py"))
 

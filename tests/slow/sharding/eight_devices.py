@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 NUMBER = "--xla_force_host_platform_device_count"
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
 TIMEOUT = 600
 
 
