@@ -222,6 +222,21 @@ class LayerSpec:
         return 0
 
     @property
+    def checkpoint_alignment(self) -> int:
+        """Tokens of which the places of such states are multiples."""
+        return 1
+
+    def spanning(self, tokens: int, page_size: int | None) -> Self:
+        """With snapshots so many tokens apart, padded to a page of that size; a kind without snapshots stays as it is.
+
+        Args:
+          tokens: distance of snapshots.
+          page_size: bytes that each takes up, or None for no padding.
+        """
+        del tokens, page_size
+        return self
+
+    @property
     def shared_by_ranks(self) -> bool:
         """True if context parallelism splits this layer's tokens over ranks."""
         return False

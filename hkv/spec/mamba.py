@@ -144,6 +144,22 @@ class Mamba(LayerSpec):
         return self.num_prefill_checkpoint_blocks
 
     @property
+    def checkpoint_alignment(self) -> int:
+        """`prefill_checkpoint_alignment`, 1 where there is none."""
+        return self.prefill_checkpoint_alignment or 1
+
+    def spanning(self, tokens: int, page_size: int | None) -> Self:
+        """With snapshots so many tokens apart.
+
+        States inside a chunk that cannot stand at any token then stand where snapshots do (vLLM 0.33
+        `get_mamba_prefill_checkpoint_grid`).
+        """
+        alignment = tokens if self.checkpoint_alignment > 1 else self.prefill_checkpoint_alignment
+        return dataclasses.replace(
+            self, block_size=tokens, page_size_padded=page_size, prefill_checkpoint_alignment=alignment
+        )
+
+    @property
     def state_bytes(self) -> tuple[int, ...]:
         """Bytes of each state tensor, in page order."""
         return tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from hkv.errors import HKVError, PlanError
@@ -80,7 +81,8 @@ def align_states(
     """Attention blocks long enough to hold a recurrent state, states padded to them (vLLM 0.33 hybrid alignment).
 
     Without it a 16-token block would be padded to the size of a state. The attention block becomes the smallest
-    multiple of `kernel_block_size` (at least 128 tokens next to latent layers) whose page holds the largest state.
+    multiple of `kernel_block_size` (at least 128 tokens next to latent layers) whose page holds the largest state;
+    states that are kept inside chunks, at places of their own alignment, make it a multiple of that too.
 
     Args:
       layers: the layers by name; returned as they are unless both attention and recurrent states are among them.
@@ -92,12 +94,13 @@ def align_states(
     tokens = [spec for spec in layers.values() if isinstance(spec, AttentionSpec) and not spec.is_draft]
     if not states:
         return dict(layers)
+    grid = math.lcm(*(spec.checkpoint_alignment for spec in states)) if mamba_mode == "align" else 1
     if not tokens:
-        size = min(spec.block_size for spec in states) if mamba_mode == "align" else max_model_len
-        return {name: dataclasses.replace(spec, block_size=size) for name, spec in layers.items()}
+        size = math.lcm(grid, min(spec.block_size for spec in states)) if mamba_mode == "align" else max_model_len
+        return {name: spec.spanning(size, None) for name, spec in layers.items()}
     if any(spec.latent for spec in tokens):
         kernel_block_size = max(kernel_block_size, 128)
-    unit = max(kernel_block_size, *(spec.block_size for spec in tokens))
+    unit = math.lcm(max(kernel_block_size, *(spec.block_size for spec in tokens)), grid)
     largest = max(spec.unpadded_page_size_bytes for spec in states)
     multiples = range(1, 1 + -(-largest // unit))
     block = unit * (1 + bisect.bisect_left(multiples, largest, key=lambda count: _smallest_page(tokens, unit * count)))
@@ -107,11 +110,7 @@ def align_states(
     page = max(spec.with_block_size(block).page_size_bytes for spec in tokens)
     span = block if mamba_mode == "align" else max_model_len
     return {
-        name: dataclasses.replace(
-            spec, block_size=span, page_size_padded=page if page > spec.unpadded_page_size_bytes else None
-        )
-        if spec.snapshot
-        else spec
+        name: spec.spanning(span, page if page > spec.unpadded_page_size_bytes else None)
         for name, spec in resized.items()
     }
 
