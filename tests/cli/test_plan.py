@@ -29,16 +29,16 @@ def plan(name: str, *arguments: str, memory: str = "80GiB") -> dict:
 def test_groups_blocks_and_tensors_of_a_hybrid_model() -> None:
     report = plan("qwen3_next")
     assert [group["class"] for group in report["groups"]] == ["Mamba", "Mamba", "Mamba", "FullAttention"]
-    assert {group["block_size"] for group in report["groups"]} == {544}
-    assert {group["bytes_per_block"] for group in report["groups"]} == {12 * 544 * 2048}
-    assert [group["padding_bytes"] for group in report["groups"]] == [12 * (544 * 2048 - 1097728)] * 3 + [0]
-    assert report["num_blocks"] == (80 << 30) // (12 * 544 * 2048)
-    per_request = 3 * 2 + -(-32768 // 544)
+    assert {group["block_size"] for group in report["groups"]} == {576}
+    assert {group["bytes_per_block"] for group in report["groups"]} == {12 * 576 * 2048}
+    assert [group["padding_bytes"] for group in report["groups"]] == [12 * (576 * 2048 - 1097728)] * 3 + [0]
+    assert report["num_blocks"] == (80 << 30) // (12 * 576 * 2048)
+    per_request = 3 * (2 + 1) + -(-32768 // 576)
     assert report["fits"]["requests"] == (report["num_blocks"] - 1) // per_request
     (tensors,) = report["tensors"]
     assert len(tensors) == 4
-    assert tensors[3]["shape"] == [12, report["num_blocks"], 2, 544, 1024]
-    assert tensors[3]["strides"][:2] == [544 * 2048 * report["num_blocks"], 544 * 2048]
+    assert tensors[3]["shape"] == [12, report["num_blocks"], 2, 576, 1024]
+    assert tensors[3]["strides"][:2] == [576 * 2048 * report["num_blocks"], 576 * 2048]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
@@ -63,7 +63,7 @@ def test_parallel_shapes() -> None:
     staged = plan("llama", "--pp", "3")
     assert [len(tensor["layers"]) for stage in staged["tensors"] for tensor in stage] == [11, 11, 10]
     context = plan("deepseek_v3", "--tp", "4", "--dcp", "4")
-    assert context["scheduler_block_size"] == 256
+    assert context["scheduler_block_size"] == 64
 
 
 def test_kernel_blocks_split_dense_pages() -> None:

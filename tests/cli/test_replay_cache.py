@@ -54,19 +54,19 @@ def test_groups_and_blocks_are_those_of_the_plan(monkeypatch, capsys, chat, name
 
 
 def test_blocks_that_divide_no_id_are_compiled_and_checked(monkeypatch, capsys, chat):
-    """1,040-token blocks: hits end there, 160 shared tokens short, by the compiled cache and by the plain one."""
-    arguments = ("--model", config("nemotron_h"), "--memory", "1GiB", "--max-model-len", "2048")
+    """80-token blocks: a state is kept where the first two prompts part, by the compiled cache and by the plain one."""
+    arguments = ("--model", config("jamba"), "--memory", "1GiB", "--max-model-len", "2048")
     replayed = document(monkeypatch, capsys, "replay", chat, *arguments, "--check")
-    assert replayed["requests"]["hit"] == [0] + [1040] * 11
-    assert {group["group"] for group in replayed["groups"]} == {"mamba:1040", "full:1040"}
+    assert replayed["requests"]["hit"] == [0, 0] + [1200] * 10
+    assert {group["group"] for group in replayed["groups"]} == {"mamba:80", "full:80"}
 
 
 @pytest.mark.parametrize(
     ("tokens", "ids", "hit"),
-    [(1064, [1, 2, 4], 544), (1536, [1, 2, 3], 1088), (1536, [1, 2, 4], 0)],
+    [(1064, [1, 2, 4], 576), (1536, [1, 2, 3], 1152), (1536, [1, 2, 4], 576)],
     ids=["in the second id", "in the third id", "past what is shared"],
 )
-def test_hash_ids_of_512_tokens_and_blocks_of_544(monkeypatch, capsys, tmp_path, tokens, ids, hit):
+def test_hash_ids_of_512_tokens_and_blocks_of_576(monkeypatch, capsys, tmp_path, tokens, ids, hit):
     """A state is kept at the last block that the first prompt fills, wherever in an id that is."""
     path = tmp_path / "ids.jsonl"
     line = {"input_length": tokens, "output_length": 1}

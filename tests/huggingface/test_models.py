@@ -40,13 +40,11 @@ def test_shared_values_read_like_the_recorded_ones(name: str, shared_dir: pathli
 @pytest.mark.parametrize("name", DERIVATIONS)
 def test_a_nested_config_reads_like_its_decoder(name: str) -> None:
     config = {key: value for key, value in CONFIGS[name].items() if key != "torch_dtype"}
-    if "num_hidden_layers" not in config:
-        config["num_hidden_layers"] = len(config["layers_block_type"])
-    outer = {"model_type": "some_multimodal_model", "text_config": config, "torch_dtype": "bfloat16"}
+    outer = {"model_type": "internvl_chat", "llm_config": config, "torch_dtype": "bfloat16"}
     nested, plain = read_model(outer), read_model(CONFIGS[name])
     assert nested.specs == plain.specs
     for layer in nested.layers:
-        assert all(field == "torch_dtype" or field.startswith("text_config.") for field in layer.governed_by)
+        assert all(field == "torch_dtype" or field.startswith("llm_config.") for field in layer.governed_by)
 
 
 def changed_layers(before: Model, after: Model) -> set[str]:
@@ -93,7 +91,11 @@ def test_changing_a_field_changes_exactly_the_layers_it_governs(data: st.DataObj
     assert changed_layers(before, after) == {layer.name for layer in before.layers if path in layer.governed_by}
 
 
-@given(data=st.data(), name=st.sampled_from(sorted(n for n, c in CONFIGS.items() if "layer_types" in c)))
+BY_LAYER_TYPES = sorted(n for n, c in CONFIGS.items() if "layer_types" in c and n not in ("gpt_oss", "llama4_text"))
+"""Models whose layers are what `layer_types` says; vLLM does not read gpt-oss's and Llama 4's."""
+
+
+@given(data=st.data(), name=st.sampled_from(BY_LAYER_TYPES))
 def test_changing_one_layer_type_changes_that_layer(data: st.DataObject, name: str) -> None:
     config = CONFIGS[name]
     kinds = sorted(set(config["layer_types"]))
@@ -149,27 +151,9 @@ def test_packed_latents() -> None:
     assert read_model(CONFIGS["deepseek_v3"], ReadOptions(kv_dtype="fp8")).token_bytes == 61 * 576
 
 
-def test_standard_fields_need_no_family() -> None:
-    config = {
-        "model_type": "brand_new",
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "hidden_size": 512,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 100,
-        "rope_theta": 1e4,
-        "hidden_act": "silu",
-    }
-    window, full = read_model(config).specs.values()
-    assert isinstance(window, SlidingWindow)
-    assert isinstance(full, FullAttention)
-    assert (window.window, full.head_size, full.num_kv_heads) == (100, 64, 2)
-
-
-def test_unknown_architecture_is_refused_with_the_fields_not_understood() -> None:
-    config = CONFIGS["llama"] | {"model_type": "brand_new", "memory_tokens": 5, "ring_size": 7}
-    with pytest.raises(ConfigError, match=r"brand_new.*memory_tokens, ring_size"):
+def test_unknown_type_is_refused_with_the_nearest_family() -> None:
+    config = CONFIGS["jamba"] | {"model_type": "brand_new"}
+    with pytest.raises(ConfigError, match=r"model_type = 'brand_new'.*Jamba \(jamba\) is nearest"):
         read_model(config)
 
 

@@ -24,8 +24,9 @@ PLANTED = ("hkv/testing/mutants/", "hkv/testing/suites/")
 
 MAKERS = {
     "hkv/model/huggingface/decoder.py": "config.json, whose layer types have names of their own",
-    "hkv/model/huggingface/families/deepseek_v32.py": "config.json",
     "hkv/model/huggingface/families/deepseek_v4.py": "config.json",
+    "hkv/model/huggingface/families/indexed.py": "config.json",
+    "hkv/model/huggingface/families/minimax_m3.py": "config.json",
     "hkv/dialects/rtp_llm/planned.py": "RTP-LLM's blocks, which have kinds of their own",
     "hkv/dialects/rtp_llm/log/configuration.py": "group types of RTP-LLM's logs",
     "hkv/dialects/vllm/traffic/layer_sets.py": "random layers to plan for",

@@ -6,10 +6,12 @@ import dataclasses
 
 from hkv.errors import ConfigError
 from hkv.model.huggingface.fields import Field, Fields
+from hkv.model.huggingface.longest import longest_request
 from hkv.model.huggingface.model import CacheLayer, Model
 from hkv.model.huggingface.options import ReadOptions
+from hkv.model.huggingface.served_dtype import quantized_cache, served_dtype
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
-from hkv.spec.dtypes import item_bytes
+from hkv.spec.dtypes import ITEM_BYTES, item_bytes
 
 
 @dataclasses.dataclass
@@ -34,12 +36,8 @@ class Decoder:
 
     @property
     def dtype(self) -> tuple[str, tuple[str, ...]]:
-        """The model's element type and the field that says so."""
-        if self.options.dtype is not None:
-            return self.options.dtype, ()
-        name, fields = self.fields.dtype()
-        item_bytes(name)
-        return name, fields
+        """The element type that the model is served with and the field that says so."""
+        return (self.options.dtype, ()) if self.options.dtype is not None else served_dtype(self.fields)
 
     def shard(self, heads: Field) -> int:
         """Heads on one tensor-parallel rank: an equal share, or one that several ranks hold.
@@ -67,12 +65,14 @@ class Decoder:
 
     def _packing(self) -> tuple[str, str, tuple[str, ...]]:
         """Element type of the cache, quantization, and the fields that decide them."""
-        kv = self.options.kv_dtype
+        kv, origin = self.options.kv_dtype, ()
+        if kv == "auto" and (stored := quantized_cache(self.fields)) is not None:
+            kv, origin = stored
         if kv == "auto":
             name, fields = self.dtype
             return name, "none", fields
         if kv in ("fp8", "fp8_per_token_head"):
-            return "float8_e4m3fn", "fp8_per_tensor" if kv == "fp8" else kv, ()
+            return "float8_e4m3fn", "fp8_per_tensor" if kv == "fp8" else kv, origin
         if kv in ("int8_per_token_head", "int4_per_token_head"):
             return "int8" if kv.startswith("int8") else "uint8", kv, ()
         if kv.endswith("_ds_mla"):
@@ -90,6 +90,7 @@ class Decoder:
         value_dim: Field | None = None,
         window: Field | None = None,
         shares: int | None = None,
+        part: str = "",
     ) -> None:
         """Adds a layer with keys and values.
 
@@ -100,10 +101,13 @@ class Decoder:
           heads: key/value heads before sharding, None for the config's.
           head_dim: elements of a key, None for the config's.
           value_dim: elements of a value, None for a key's.
-          window: tokens of the window or chunk; only and always for the two local kinds.
+          window: tokens of the window or chunk; without one a window layer caches like full attention, as in vLLM.
           shares: decoder layer whose cache this one reads instead of its own, or None.
+          part: which of several caches of the layer this is.
         """
         heads, head_dim = heads or self.fields.kv_heads, head_dim or self.fields.head_dim
+        if kind == "sliding_attention" and window is None:
+            kind, kind_fields = "full_attention", (*kind_fields, self.fields.place("sliding_window"))
         dtype, quantization, dtype_fields = self._packing()
         content = _cell_bytes(quantization, dtype, head_dim.value, (value_dim or head_dim).value)
         replicated = kind != "full_attention" and self.options.context_parallel > 1
@@ -122,7 +126,7 @@ class Decoder:
         if kind == "full_attention":
             spec = FullAttention(**geometry)
         elif window is None:
-            raise ConfigError(self.fields.path + "sliding_window", None, f"a window for {kind} ({kind_fields[0]})")
+            raise ConfigError(self.fields.place("attention_chunk_size"), None, f"a chunk for {kind} ({kind_fields[0]})")
         elif kind == "sliding_attention":
             spec = SlidingWindow(**geometry, window=window.value)
         else:
@@ -133,14 +137,20 @@ class Decoder:
             origin["window"] = window.names
         full = geometry["num_kv_heads"] * content
         if shares is None:
-            self.layers.append(CacheLayer(f"layers.{index}", index, spec, origin, full_token_bytes=full))
+            self.layers.append(CacheLayer(layer_name(index, part), index, spec, origin, full_token_bytes=full))
         else:
             sharing = {"kind": kind_fields}
-            name = f"layers.{shares}"
-            self.layers.append(CacheLayer(f"layers.{index}", index, None, sharing, name, full))
+            self.layers.append(CacheLayer(layer_name(index), index, None, sharing, layer_name(shares), full))
 
-    def latent(self, index: int, kind_fields: tuple[str, ...] = ()) -> None:
-        """Adds a multi-head latent attention layer: one vector of `kv_lora_rank + qk_rope_head_dim` a token."""
+    def latent(self, index: int, kind_fields: tuple[str, ...] = (), part: str = "", *, indexed: bool = False) -> None:
+        """Adds a multi-head latent attention layer: one vector of `kv_lora_rank + qk_rope_head_dim` a token.
+
+        Args:
+          index: the decoder layer.
+          kind_fields: the fields that say so.
+          part: which of several caches of the layer this is.
+          indexed: the layer has an indexer of its own, whose picks others may read.
+        """
         rank, rope = self.fields.integer("kv_lora_rank"), self.fields.integer("qk_rope_head_dim")
         kv = self.options.kv_dtype
         packed = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}.get(kv)
@@ -160,10 +170,11 @@ class Decoder:
             state_content_bytes=None if quantization in ("none", "fp8_per_tensor") else content,
             max_tp_shards=1,
             cp_sharded=True,
+            is_index_group_leader=indexed,
             is_draft=self.options.draft,
         )
         origin = {"kind": (*kind_fields, *rank.names), "size": size.names, "dtype": dtype_fields}
-        self.layers.append(CacheLayer(f"layers.{index}", index, spec, origin, full_token_bytes=content))
+        self.layers.append(CacheLayer(layer_name(index, part), index, spec, origin, full_token_bytes=content))
 
     def state(
         self,
@@ -173,6 +184,8 @@ class Decoder:
         dtypes: tuple[tuple[str, tuple[str, ...]], ...],
         size_fields: tuple[str, ...],
         heads_fields: tuple[str, ...] = (),
+        checkpoint: int | None = None,
+        part: str = "",
     ) -> None:
         """Adds a layer with recurrent states.
 
@@ -183,12 +196,17 @@ class Decoder:
           dtypes: element type of each state, and the fields that decide it.
           size_fields: fields that decide the shapes.
           heads_fields: those of them that count heads.
+          checkpoint: tokens; the layer keeps a state inside each chunk of a prompt, so far apart, or None for none
+            (vLLM 0.33: the mixer's own `get_kv_cache_spec`).
+          part: which of several caches of the layer this is.
         """
         spec = Mamba(
             block_size=self.block_size,
             shapes=shapes,
             dtypes=tuple(name for name, _ in dtypes),
             num_speculative_blocks=self.options.speculative_tokens,
+            num_prefill_checkpoint_blocks=int(checkpoint is not None),
+            prefill_checkpoint_alignment=checkpoint,
             is_draft=self.options.draft,
         )
         origin = {
@@ -197,11 +215,14 @@ class Decoder:
             "state": tuple(dict.fromkeys(size_fields)),
             "dtype": tuple(dict.fromkeys(name for _, names in dtypes for name in names)),
         }
-        self.layers.append(CacheLayer(f"layers.{index}", index, spec, origin, full_token_bytes=self.full_bytes()))
+        name = layer_name(index, part)
+        self.layers.append(CacheLayer(name, index, spec, origin, full_token_bytes=0 if part else self.full_bytes()))
 
     def full_bytes(self) -> int:
-        """Bytes a token costs in one of the model's full-attention layers."""
+        """Bytes a token costs in one of the model's full-attention layers; 0 where the family has none."""
         dtype, quantization, _ = self._packing()
+        if not {"num_attention_heads", "kv_lora_rank"} & self.fields.family.fields.keys():
+            return 0
         if self.fields.has("kv_lora_rank"):
             size = self.fields.integer("kv_lora_rank").value + self.fields.integer("qk_rope_head_dim").value
             return _cell_bytes(quantization, dtype, size, 0)
@@ -212,15 +233,16 @@ class Decoder:
         """Element type of a recurrent state: the options', else the first of these fields, else the default's.
 
         Raises:
-          SpecError: the config names an unknown element type.
+          ConfigError: the config names an unknown element type.
         """
         if self.options.state_dtype is not None:
             return self.options.state_dtype, ()
         for name in names:
             value = self.fields.raw(name)
-            if isinstance(value, str) and value != "auto":
-                item_bytes(value)
-                return value, (self.fields.path + name,)
+            if value is not None and value != "auto":
+                if not isinstance(value, str) or value not in ITEM_BYTES:
+                    raise ConfigError(self.fields.place(name), value, f"one of {', '.join(ITEM_BYTES)}")
+                return value, (self.fields.place(name),)
         return (default, ()) if default is not None else self.dtype
 
     def model(self, num_layers: int, layouts: tuple[str, ...] | None = None) -> Model:
@@ -229,7 +251,8 @@ class Decoder:
             model_type=self.fields.model_type,
             layers=tuple(self.layers),
             num_layers=num_layers,
-            max_model_len=self.fields.max_model_len,
+            max_model_len=longest_request(self.fields),
+            notes=tuple(self.fields.notes.values()),
             layouts=layouts,
             tensor_parallel=self.options.tensor_parallel,
             latent_sizes=self._latent_sizes(),
@@ -240,6 +263,11 @@ class Decoder:
         if not self.fields.has("kv_lora_rank"):
             return None
         return self.fields.integer("kv_lora_rank").value, self.fields.integer("qk_rope_head_dim").value
+
+
+def layer_name(index: int, part: str = "") -> str:
+    """Name of a decoder layer's cache: `layers.3`, or `layers.3.mixer` for one of several."""
+    return f"layers.{index}.{part}" if part else f"layers.{index}"
 
 
 def _cell_bytes(quantization: str, dtype: str, key: int, value: int) -> int:

@@ -1,19 +1,17 @@
-"""A `config.json` that remembers which field every value came from."""
+"""A `config.json` that remembers which field every value came from, and which were not in the file."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hkv.errors import ConfigError, FileError
 from hkv.limits import MAX_TOKENS, check_whole
 from hkv.model import released
-
-NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Fields in which multimodal models keep the config of their decoder."""
+from hkv.model.huggingface.family import REQUIRED, Family
 
 MOST_LAYERS = 10_000
 """More layers than that are a slip of the pen."""
@@ -41,6 +39,16 @@ class Field:
         """The sum."""
         return Field(self.value + other.value, (*self.names, *other.names))
 
+    def over(self, other: Field) -> Field:
+        """The quotient, rounded down.
+
+        Raises:
+          ConfigError: it is 0.
+        """
+        if self.value < other.value:
+            raise ConfigError(" / ".join((*self.names, *other.names)), self.value, f"at least {other.value}")
+        return Field(self.value // other.value, (*self.names, *other.names))
+
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
@@ -48,110 +56,200 @@ class Fields:
 
     Attributes:
       values: the decoder's own fields.
+      model_type: the decoder's `model_type`.
+      family: the family of that type.
       outer: fields around them, where a multimodal config nests the decoder's; else empty.
-      path: prefix of a field's name, e.g. `text_config.`.
+      path: the decoder's place in the file, e.g. `text_config.`.
+      notes: a line for each default that was used, in order of use.
     """
 
     values: Mapping[str, Any]
+    model_type: str
+    family: Family
     outer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     path: str = ""
+    notes: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Fields:
-        """The decoder's fields of a whole config.
+    def place(self, name: str) -> str:
+        """The path of a field in the file, under the name that the file has for it."""
+        for other, meant in self.family.spellings.items():
+            if meant == name and other in self.values and name not in self.values:
+                return self.path + other
+        return self.path + name
+
+    def given(self, name: str) -> bool:
+        """True if the file has the field, under any of its names, and not as null."""
+        names = (name, *(other for other, meant in self.family.spellings.items() if meant == name))
+        return any(self.values.get(one) is not None for one in names)
+
+    def raw(self, name: str) -> Any:
+        """The value of a deciding field; the family's default where the file lacks it, which is noted.
 
         Raises:
-          ConfigError: the config is not an object, or describes no decoder.
+          ConfigError: the file lacks it and there is no default.
         """
-        if not isinstance(config, Mapping):
-            raise ConfigError("config", config, "a JSON object")
-        for name in NESTED:
-            inner = config.get(name)
-            if isinstance(inner, Mapping) and "num_hidden_layers" not in config:
-                fields = cls.of(inner)
-                return cls(fields.values, config, f"{name}.{fields.path}")
-        return cls(config)
-
-    @property
-    def model_type(self) -> str:
-        """The decoder's `model_type`; the whole model's where the decoder has none."""
-        return str(self.values.get("model_type") or self.outer.get("model_type") or "")
+        for other in (name, *(other for other, meant in self.family.spellings.items() if meant == name)):
+            if other in self.values:
+                return self.values[other]
+        default = self.family.fields[name]
+        if default is REQUIRED:
+            raise ConfigError(self.path + name, None, f"a value: {self.family.name} has no default for it")
+        if default is not None:
+            self.notes[name] = f"{name} = {show(default)}, {self.family.name}'s default: not in the file"
+        return default
 
     def has(self, name: str) -> bool:
-        """True if the field is there and not null."""
-        return self.values.get(name) is not None
+        """True if the family has the field and its value is not null."""
+        return name in self.family.fields and self.raw(name) is not None
 
-    def raw(self, name: str, default: Any = None) -> Any:
-        """The field's value as it stands."""
-        value = self.values.get(name)
-        return default if value is None else value
-
-    def integer(self, *names: str, default: int | None = None) -> Field:
-        """The first of these fields that is there.
+    def integer(self, name: str) -> Field:
+        """A positive integer.
 
         Raises:
-          ConfigError: it is not a positive integer, or beyond `MAX_TOKENS`; or none is there and there is no default.
+          ConfigError: it is not, or is beyond `MAX_TOKENS`.
         """
-        for name in names:
-            value = self.values.get(name)
-            if value is not None:
-                check_whole(self.path + name, value, 1, MAX_TOKENS)
-                return Field(value, (self.path + name,))
-        if default is None:
-            raise ConfigError(self.path + names[0], None, "a positive integer: the layers' bytes depend on it")
-        return Field(default, ())
+        field = self.optional(name)
+        if field is None:
+            raise ConfigError(self.place(name), None, "a positive integer: the layers' bytes depend on it")
+        return field
+
+    def optional(self, name: str) -> Field | None:
+        """A positive integer, or None where it is null.
+
+        Raises:
+          ConfigError: it is neither.
+        """
+        value = self.raw(name)
+        if value is None:
+            return None
+        check_whole(self.place(name), value, 1, MAX_TOKENS)
+        return Field(value, (self.place(name),))
 
     def count(self, name: str) -> int:
-        """A field that may be 0, and is where nothing says.
+        """An integer that may be 0; null is 0.
 
         Raises:
-          ConfigError: it is not a non-negative integer.
+          ConfigError: it is not.
         """
-        value = self.values.get(name)
+        value = self.raw(name)
         if value is None:
             return 0
-        check_whole(self.path + name, value, 0, MAX_TOKENS)
+        check_whole(self.place(name), value, 0, MAX_TOKENS)
         return value
 
-    def dtype(self) -> tuple[str, tuple[str, ...]]:
-        """The model's element type by name, and the field it came from; bfloat16 where none says."""
-        for fields, path in ((self.values, self.path), (self.outer, "")):
-            for name in ("torch_dtype", "dtype"):
-                value = fields.get(name)
-                if isinstance(value, str):
-                    return value.removeprefix("torch."), (path + name,)
-        return "bfloat16", ()
-
-    def layer_types(self, *names: str) -> list[tuple[str, str]] | None:
-        """`(type, field)` of each layer from the first of these lists that is there, or None.
+    def flag(self, name: str) -> bool:
+        """A truth value; null is false.
 
         Raises:
-          ConfigError: not a list of strings, or not one for each of `num_hidden_layers`.
+          ConfigError: it is neither true nor false.
         """
-        for name in names:
-            value = self.values.get(name)
-            if value is None:
-                continue
-            if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(v, str) for v in value):
-                raise ConfigError(self.path + name, value, "a list of names of layer types")
-            layers = self.values.get("num_hidden_layers")
-            if layers is not None and layers != len(value):
-                raise ConfigError(self.path + name, len(value), f"{layers} entries, one a layer (num_hidden_layers)")
-            return [(kind, f"{self.path}{name}[{i}]") for i, kind in enumerate(value)]
-        return None
+        value = self.raw(name)
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(self.place(name), value, "true or false")
+        return bool(value)
+
+    def names(
+        self, name: str, known: Mapping[str, str] | None = None, lengths: tuple[int, ...] = ()
+    ) -> list[tuple[str, str]] | None:
+        """`(type, field)` of each layer from a list in the file, or None where it is null or missing.
+
+        Args:
+          name: the list.
+          known: names of layer types, and what each is; None for any.
+          lengths: numbers of entries that are right; left out, `num_hidden_layers`.
+
+        Raises:
+          ConfigError: not a list of strings; a wrong number of them; an unknown type.
+        """
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or not all(isinstance(kind, str) for kind in value):
+            raise ConfigError(self.place(name), value, "a list of names of layer types")
+        if len(value) not in lengths:
+            self._check_length(name, len(value))
+        found = [(kind, f"{self.place(name)}[{i}]") for i, kind in enumerate(value)]
+        if known is None:
+            return found
+        for kind, place in found:
+            if kind not in known:
+                raise ConfigError(place, kind, f"one of {', '.join(sorted(known))}")
+        return [(known[kind], place) for kind, place in found]
+
+    def flags(self, name: str) -> list[tuple[bool, str]] | None:
+        """`(flag, field)` of each layer from a list of 0 and 1, or None where it is null or missing.
+
+        Raises:
+          ConfigError: not such a list, or not one for each of `num_hidden_layers`.
+        """
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or not all(
+            type(flag) in (int, bool) and flag in (0, 1) for flag in value
+        ):
+            raise ConfigError(self.place(name), value, "a list of 0 and 1")
+        self._check_length(name, len(value))
+        return [(bool(flag), f"{self.place(name)}[{i}]") for i, flag in enumerate(value)]
+
+    def integers(self, name: str, least: int = 0) -> list[Field] | None:
+        """A list of integers, or None where it is null or missing.
+
+        Raises:
+          ConfigError: not such a list.
+        """
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple):
+            raise ConfigError(self.place(name), value, "a list of integers")
+        for index, entry in enumerate(value):
+            check_whole(f"{self.place(name)}[{index}]", entry, least, MAX_TOKENS)
+        return [Field(entry, (f"{self.place(name)}[{i}]",)) for i, entry in enumerate(value)]
+
+    def nested(self, name: str) -> Mapping[str, Any]:
+        """An object inside the config, empty where it is null.
+
+        Raises:
+          ConfigError: it is no object.
+        """
+        value = self.raw(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise ConfigError(self.place(name), value, "an object")
+        return value
+
+    def inside(self, name: str, part: str) -> Field | None:
+        """A positive integer inside such an object, or None where it is missing.
+
+        Raises:
+          ConfigError: it is no positive integer.
+        """
+        value = self.nested(name).get(part)
+        if value is None:
+            return None
+        place = f"{self.place(name)}.{part}"
+        check_whole(place, value, 1, MAX_TOKENS)
+        return Field(value, (place,))
+
+    def _check_length(self, name: str, length: int) -> None:
+        if "num_hidden_layers" in self.family.fields and length != (layers := self.num_layers):
+            raise ConfigError(self.place(name), length, f"{layers} entries, one a layer (num_hidden_layers)")
 
     @property
     def head_dim(self) -> Field:
         """Elements of one key head: `head_dim`, else what the hidden size leaves for each query head."""
-        if self.has("head_dim"):
-            return self.integer("head_dim")
-        hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
-        return Field(hidden.value // heads.value, (*hidden.names, *heads.names))
+        if "head_dim" in self.family.fields and (size := self.optional("head_dim")) is not None:
+            return size
+        return self.integer("hidden_size").over(self.integer("num_attention_heads"))
 
     @property
     def kv_heads(self) -> Field:
         """Key/value heads; as many as query heads where nothing says."""
-        return self.integer("num_key_value_heads", "num_attention_heads")
+        if "num_key_value_heads" in self.family.fields and (heads := self.optional("num_key_value_heads")) is not None:
+            return heads
+        return self.integer("num_attention_heads")
 
     @property
     def num_layers(self) -> int:
@@ -162,13 +260,13 @@ class Fields:
         """
         count = self.integer("num_hidden_layers").value
         if count > MOST_LAYERS:
-            raise ConfigError(self.path + "num_hidden_layers", count, f"at most {MOST_LAYERS}")
+            raise ConfigError(self.place("num_hidden_layers"), count, f"at most {MOST_LAYERS}")
         return count
 
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of the longest request."""
-        return self.integer("max_position_embeddings", "model_max_length", "max_seq_len", default=4096).value
+
+def show(value: object) -> str:
+    """A value as the file would have it."""
+    return json.dumps(value, default=str)
 
 
 def load_config(path: str | pathlib.Path) -> dict[str, Any]:

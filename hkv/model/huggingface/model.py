@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from hkv.errors import PlanError
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import LayerSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,9 @@ class CacheLayer:
     def token_bytes(self) -> Fraction:
         """Bytes that one more token adds for good; 0 for windows and states, whose size is bounded."""
         spec = self.spec
-        if not isinstance(spec, AttentionSpec) or not spec.reads_all:
+        if spec is None or not spec.reads_all:
             return Fraction(0)
-        return Fraction(spec.num_heads * spec.content_bytes) / spec.tokens_per_state
+        return Fraction(spec.unpadded_page_size_bytes, spec.block_size)
 
     def resident_bytes(self) -> int:
         """Bytes that a long sequence holds in all, for windows, chunks and states; 0 for what grows.
@@ -49,9 +49,11 @@ class CacheLayer:
         A window counts its tokens, without rounding to blocks; a chunk its longest.
         """
         spec = self.spec
-        if not isinstance(spec, AttentionSpec):
-            return 0 if spec is None else spec.unpadded_page_size_bytes
-        return int(Fraction(spec.most_read * spec.num_heads * spec.content_bytes) / spec.tokens_per_state)
+        if spec is None:
+            return 0
+        if spec.snapshot:
+            return spec.unpadded_page_size_bytes
+        return int(Fraction(spec.most_read * spec.unpadded_page_size_bytes, spec.block_size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Model:
       tensor_parallel: ranks that split the heads.
       latent_sizes: elements of a latent and of its rotary key where there are any, or None.
       indexer_size: elements of a sparse indexer's key, scales not counted, or None.
+      notes: a line for each value that the file lacks and the library fills in.
     """
 
     model_type: str
@@ -77,6 +80,7 @@ class Model:
     tensor_parallel: int = 1
     latent_sizes: tuple[int, int] | None = None
     indexer_size: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def specs(self) -> dict[str, LayerSpec]:

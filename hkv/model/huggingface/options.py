@@ -23,6 +23,11 @@ KV_DTYPES = (
 """Element types and packings that a cache can be asked for by name."""
 
 
+GDN_PREFILLS = ("flashinfer", "triton")
+"""Kernels for prompts of gated delta nets. FlashInfer's, which vLLM 0.33 takes on Hopper and with CUDA 13 on Blackwell,
+leaves a state behind inside a chunk."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadOptions:
     """Settings with which a model is served.
@@ -35,6 +40,7 @@ class ReadOptions:
       kv_dtype: one of `KV_DTYPES`; `auto` stores what the model computes with.
       state_dtype: element type of recurrent states, or None for what the model says.
       speculative_tokens: draft tokens verified in one step; recurrent states keep scratch for them.
+      gdn_prefill: one of `GDN_PREFILLS`, for Qwen3-Next and Qwen3.5.
       draft: the layers belong to a draft module.
     """
 
@@ -45,11 +51,14 @@ class ReadOptions:
     kv_dtype: str = "auto"
     state_dtype: str | None = None
     speculative_tokens: int = 0
+    gdn_prefill: str = GDN_PREFILLS[0]
     draft: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:
             raise ConfigError("kv_dtype", self.kv_dtype, f"one of {', '.join(KV_DTYPES)}")
+        if self.gdn_prefill not in GDN_PREFILLS:
+            raise ConfigError("gdn_prefill", self.gdn_prefill, f"one of {', '.join(GDN_PREFILLS)}")
         for name in ("dtype", "state_dtype"):
             value = getattr(self, name)
             if value is not None and value not in ITEM_BYTES:

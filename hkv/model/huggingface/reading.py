@@ -1,52 +1,28 @@
-"""Choice of the family that a config belongs to, and the refusal of those nobody knows."""
+"""A whole config: its family, its decoder's fields, and the refusal of what nobody knows."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
 from hkv.errors import ConfigError
-from hkv.model.huggingface import families
+from hkv.model.huggingface import families, inert, wrappers
 from hkv.model.huggingface.decoder import Decoder
-from hkv.model.huggingface.families import standard
+from hkv.model.huggingface.dropped import DROPPED
+from hkv.model.huggingface.family import Family, words
 from hkv.model.huggingface.fields import Fields
-from hkv.model.huggingface.inert import is_inert
+from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.options import ReadOptions
 
-STANDARD_TYPES = frozenset(
-    [
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "gemma3n",
-        "gemma3n_text",
-        "gpt_oss",
-        "llama4",
-        "llama4_text",
-        "cohere2",
-        "olmo2",
-        "olmo3",
-        "phi3",
-        "deepseek_v2",
-        "deepseek_v3",
-        "kimi_k2",
-        "smollm3",
-        "granite",
-        "granitemoe",
-    ]
-)
-"""Model types that the standard fields describe in full; others must have no field beyond those."""
+DERIVED = {"head_dim": Fields.head_dim, "num_key_value_heads": Fields.kv_heads}
+"""Fields that some families derive from others: a file may repeat them, with the same value."""
+
+DRAFT = words("draft_vocab_size target_hidden_size eagle_config norm_before_residual num_aux_hidden_states")
+"""Fields of draft modules on which their cache does not depend."""
 
 
 def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) -> Model:
@@ -57,18 +33,150 @@ def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) ->
       options: settings with which the model is served.
 
     Raises:
-      ConfigError: an unknown architecture, naming the fields that were not understood; or an impossible value.
+      ConfigError: an unknown `model_type`, a field that its family does not know, or an impossible value.
       SpecError: an impossible size.
     """
-    fields = Fields.of(config)
-    decoder = Decoder(fields, options or ReadOptions())
+    options = options or ReadOptions()
+    fields = decoder_fields(config)
+    check_closed(fields, DRAFT if options.draft else frozenset())
+    return fields.family.read(Decoder(fields, options))
+
+
+@functools.cache
+def known_families() -> Mapping[str, Family]:
+    """Every family by `model_type`."""
+    found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(families.__path__):
-        family = importlib.import_module(f"{families.__name__}.{module.name}")
-        if fields.model_type in getattr(family, "MODEL_TYPES", ()):
-            return family.read(decoder)
-    if fields.model_type not in STANDARD_TYPES:
-        unknown = sorted(name for name in fields.values if name not in standard.CACHE_FIELDS and not is_inert(name))
-        if unknown:
-            expected = f"a known architecture; of this one, {', '.join(unknown)} might decide what is cached"
-            raise ConfigError(fields.path + "model_type", fields.model_type, expected)
-    return standard.read(decoder)
+        found |= importlib.import_module(f"{families.__name__}.{module.name}").FAMILIES
+    return found
+
+
+def decoder_fields(config: Mapping[str, Any]) -> Fields:
+    """The decoder's fields of a whole config, with the family they belong to.
+
+    Raises:
+      ConfigError: the config is not an object, or is of no known type.
+    """
+    if not isinstance(config, Mapping):
+        raise ConfigError("config", config, "a JSON object")
+    model_type = _type_of(config)
+    wrapper = wrappers.WRAPPERS.get(model_type)
+    if wrapper is None:
+        return Fields(config, model_type, _family(model_type, config))
+    if wrapper.flat and wrapper.keys[0] not in config:
+        return Fields(config, wrapper.decoder, _family(wrapper.decoder, config))
+    inner, path, outer = config, "", dict(config)
+    for key in wrapper.keys:
+        if key in inner or path == "":
+            path, inner = f"{path}{key}.", inner.get(key)
+            inner = {} if inner is None and wrapper.decoder else inner
+            if not isinstance(inner, Mapping):
+                raise ConfigError(path.removesuffix("."), inner, "an object, the decoder's config")
+    _check_outer(config, wrapper.keys[0], model_type)
+    decoder = _type_of(inner) if inner.get("model_type") or not wrapper.decoder else wrapper.decoder
+    decoder = wrapper.decoder if decoder == model_type else decoder
+    return Fields(inner, decoder, _family(decoder, inner, f"{path}model_type"), outer, path)
+
+
+def _type_of(config: Mapping[str, Any]) -> str:
+    """The `model_type`, or the one that an architecture without it has."""
+    model_type = config.get("model_type")
+    if model_type is None:
+        for architecture in config.get("architectures") or ():
+            if architecture in ARCHITECTURES:
+                return ARCHITECTURES[architecture]
+    if not isinstance(model_type, str):
+        raise ConfigError("model_type", model_type, "the name of a type of model")
+    return model_type
+
+
+ARCHITECTURES = {"LongcatFlashForCausalLM": "longcat_flash", "Mistral3ForConditionalGeneration": "mistral3"}
+"""Types of models by architecture, for files without a `model_type` (vLLM 0.33 `_ARCHITECTURE_TO_MODEL_TYPE`)."""
+
+
+def _family(model_type: str, config: Mapping[str, Any], place: str = "model_type") -> Family:
+    family = known_families().get(model_type)
+    if family is not None:
+        return family
+    if model_type in DROPPED:
+        raise ConfigError(
+            place, model_type, f"a model that vLLM 0.33 serves: vLLM served it until {DROPPED[model_type]}"
+        )
+    raise ConfigError(place, model_type, f"a known type, of which {nearest_family(config)} is nearest by its fields")
+
+
+def nearest_family(config: Mapping[str, Any], name: str | None = None) -> str:
+    """The family that declares most of a config's fields, by its name and `model_type`.
+
+    Args:
+      config: the decoder's fields.
+      name: a field that it must declare; None for any family.
+    """
+    known = known_families()
+    able = {key: family for key, family in known.items() if name is None or name in own_fields(key)} or known
+
+    def distance(key: str) -> tuple[int, str]:
+        unexplained = config.keys() - own_fields(key) - inert.INERT
+        return len(unexplained) + len(able[key].fields.keys() - config.keys()), key
+
+    best = min(able, key=distance)
+    return f"{able[best].name} ({best})"
+
+
+def own_fields(model_type: str) -> frozenset[str]:
+    """Every field that a family declares, those of all families not counted."""
+    return known_families()[model_type].known | words(inert.BY_FAMILY.get(model_type, ""))
+
+
+def check_closed(fields: Fields, more: frozenset[str] = frozenset()) -> None:
+    """Makes sure that the decoder has no field that its family does not know, null ones apart.
+
+    Args:
+      fields: the decoder's.
+      more: further fields on which nothing depends.
+
+    Raises:
+      ConfigError: it has one, or one that is inert only at another value.
+    """
+    family = fields.family
+    known = own_fields(fields.model_type) | inert.INERT | frozenset(LENGTHS) | more
+    if fields.path or fields.model_type != fields.values.get("model_type", fields.model_type):
+        known |= wrappers.INERT  # a wrapper's marks may be repeated inside, and in a flat config all stand together
+    only = {**inert.ONLY, **family.only}
+    for name, value in fields.values.items():
+        if value is None or name in family.fields or name in family.spellings:
+            continue
+        if name in only:
+            wanted = only[name]
+            if value != wanted and not (wanted is None and isinstance(value, bool)):
+                raise ConfigError(
+                    fields.path + name, value, f"{wanted}: at another value {family.name} caches otherwise"
+                )
+        elif name in DERIVED and name not in known:
+            derived = DERIVED[name].fget(fields).value  # type: ignore[misc]
+            if value != derived:
+                raise ConfigError(fields.path + name, value, f"{derived}, which is what {family.name} derives")
+        elif name not in known:
+            raise ConfigError(fields.path + name, value, _unknown(fields, name))
+
+
+def _unknown(fields: Fields, name: str) -> str:
+    family = fields.family
+    owners = [key for key in known_families() if name in own_fields(key)]
+    if not owners:
+        return f"a field that {family.name} or another family has; if no byte depends on it, remove it from the file"
+    return f"a field of {family.name}, which has none of that name; {nearest_family(fields.values, name)} has"
+
+
+def _check_outer(config: Mapping[str, Any], key: str, model_type: str) -> None:
+    """Makes sure that nothing unknown stands around a decoder, null apart."""
+    known = inert.INERT | wrappers.INERT | words(wrappers.BY_TYPE.get(model_type, "")) | {key}
+    for name, value in config.items():
+        if value is None or name in known:
+            continue
+        if name in inert.ONLY:
+            if value != inert.ONLY[name] and inert.ONLY[name] is not None:
+                raise ConfigError(name, value, f"{inert.ONLY[name]}: at another value {model_type} caches otherwise")
+        else:
+            expected = f"a field of {model_type} around its {key}; if no byte depends on it, remove it from the file"
+            raise ConfigError(name, value, expected)

@@ -46,6 +46,11 @@ def kimi_delta(ranks: int, *, heads: int, head_dim: int, kernel: int, drafts: in
     return (kernel - 1 + drafts, channels), (_share("heads", heads, ranks), head_dim, head_dim)
 
 
+def short_conv(ranks: int, *, channels: int, kernel: int, drafts: int = 0) -> Shapes:
+    """State of a short convolution: nothing recurrent follows it."""
+    return ((kernel - 1 + drafts, _share("convolution channels", channels, ranks)),)
+
+
 def lightning(ranks: int, *, heads: int, head_dim: int) -> Shapes:
     """State of lightning (linear) attention: no convolution."""
     return ((_share("heads", heads, ranks), head_dim, head_dim),)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from hkv.errors import ConfigError
 from hkv.model.huggingface.decoder import Decoder
-from hkv.model.huggingface.families.deepseek_v32 import add_indexer
+from hkv.model.huggingface.families.indexed import add_indexer
+from hkv.model.huggingface.family import Family, words
 from hkv.model.huggingface.fields import Field, Fields
 from hkv.model.huggingface.model import CacheLayer, Model
 from hkv.spec import MLAAttention, SlidingWindowMLA
 
-MODEL_TYPES = ("deepseek_v4",)
+WINDOW, HEAVY, SPARSE = "sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"
+LEGACY = {0: WINDOW, 4: SPARSE, 128: HEAVY}
+"""Types of layers by the numbers of `compress_ratios`."""
 
 WINDOW_BLOCK = 64
 STATE_BLOCKS = {4: 4, 128: 8}
@@ -22,16 +25,34 @@ PACKED_BYTES = 584
 def read(decoder: Decoder) -> Model:
     """The caches of a DeepSeek-V4 decoder, in the order in which vLLM 0.33 registers them."""
     decoder.default_block_size = 256
-    fields = decoder.fields
-    listed = fields.layer_types("layer_types")
-    if listed is None:
-        raise ConfigError(fields.path + "layer_types", None, "a list of layer types")
     packed = decoder.options.kv_dtype in ("auto", "fp8", "fp8_ds_mla")
     if not packed and decoder.options.kv_dtype != "bfloat16":
         raise ConfigError("kv_dtype", decoder.options.kv_dtype, "auto, fp8, fp8_ds_mla or bfloat16 for deepseek_v4")
-    for index, (kind, name) in enumerate(listed):
+    layers = _kinds(decoder.fields)
+    for index, (kind, name) in enumerate(layers):
         _layer(decoder, index, kind, name, packed=packed)
-    return decoder.model(len(listed), layouts=("BLHNC", "BLNHC"))
+    return decoder.model(len(layers), layouts=("BLHNC", "BLNHC"))
+
+
+def _kinds(fields: Fields) -> list[tuple[str, str]]:
+    """By `layer_types`, else `compress_ratios`, else two heavily compressed layers, then both kinds in turn.
+
+    Raises:
+      ConfigError: a ratio that no type of layer has, or too few of them.
+    """
+    listed, count = fields.names("layer_types"), fields.num_layers
+    if listed is not None:
+        return listed
+    ratios = fields.integers("compress_ratios")
+    if ratios is None:
+        place = fields.place("layer_types")
+        return [(SPARSE if i >= 2 and i % 2 else HEAVY, place) for i in range(count)]
+    if len(ratios) < count:
+        raise ConfigError(fields.place("compress_ratios"), len(ratios), f"at least {count} entries, one a layer")
+    for ratio in ratios[:count]:
+        if ratio.value not in LEGACY:
+            raise ConfigError(ratio.names[0], ratio.value, f"one of {', '.join(map(str, LEGACY))}")
+    return [(LEGACY[ratio.value], ratio.names[0]) for ratio in ratios[:count]]
 
 
 def _layer(decoder: Decoder, index: int, kind: str, name: str, *, packed: bool) -> None:
@@ -91,16 +112,41 @@ def _alone(decoder: Decoder) -> bool:
     return decoder.options.context_parallel == 1
 
 
+RATES = {SPARSE: 4, HEAVY: 128}
+"""Tokens that a layer's cache compresses into one, where the file does not say."""
+
+
 def _ratio(fields: Fields, kind: str, name: str) -> Field:
     """Tokens that the layer's cache compresses into one; 1 for a window alone."""
-    rates = fields.raw("compress_rates", {})
-    if not isinstance(rates, dict):
-        raise ConfigError(fields.path + "compress_rates", rates, "a rate for each type of layer")
+    rates = dict.fromkeys(fields.nested("compress_rates")) if fields.given("compress_rates") else RATES
     if kind not in rates:
-        if kind != "sliding_attention":
+        if kind != WINDOW:
             raise ConfigError(name, kind, f"sliding_attention or one of compress_rates: {', '.join(sorted(rates))}")
         return Field(1, ())
-    rate = Fields(rates, path=fields.path + "compress_rates.").integer(kind)
+    place = f"{fields.place('compress_rates')}.{kind}"
+    rate = fields.inside("compress_rates", kind) or Field(rates[kind] or 0, (place,))
     if rate.value not in STATE_BLOCKS:
         raise ConfigError(rate.names[0], rate.value, f"one of {', '.join(map(str, STATE_BLOCKS))}")
     return rate
+
+
+FAMILIES = {
+    "deepseek_v4": Family(
+        "DeepSeek-V4",
+        read,
+        {
+            "num_hidden_layers": 43,
+            "head_dim": 512,
+            "max_position_embeddings": 1048576,
+            "layer_types": None,
+            "compress_ratios": None,
+            "compress_rates": None,
+            "sliding_window": 128,
+            "index_head_dim": 128,
+        },
+        words(
+            """hidden_size num_attention_heads num_key_value_heads qk_rope_head_dim o_groups o_lora_rank index_topk
+            index_n_heads compress_rope_theta num_hash_layers"""
+        ),
+    ),
+}

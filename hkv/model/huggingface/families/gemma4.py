@@ -2,48 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hkv.errors import ConfigError
+from hkv.limits import MAX_TOKENS, check_whole
 from hkv.model.huggingface.decoder import Decoder
-from hkv.model.huggingface.families.standard import layer_kinds, shared_layer, window_of
+from hkv.model.huggingface.family_table import families
 from hkv.model.huggingface.fields import Field, Fields
+from hkv.model.huggingface.layer_kinds import FULL, SLIDING, Kinds, every, shared_layer, window_of
 from hkv.model.huggingface.model import Model
 
-MODEL_TYPES = ("gemma4", "gemma4_text")
 
-
-def read(decoder: Decoder) -> Model:
-    """The caches of a Gemma 4 decoder."""
+def _read(decoder: Decoder) -> Model:
     fields = decoder.fields
-    layers = layer_kinds(fields)
+    if fields.raw("use_bidirectional_attention") not in (None, "vision"):
+        expected = "null or vision: with all, the model keeps no cache"
+        raise ConfigError(
+            fields.place("use_bidirectional_attention"), fields.raw("use_bidirectional_attention"), expected
+        )
+    layers = _kinds(fields)
     kinds = [kind for kind, _ in layers]
     for index, (kind, names) in enumerate(layers):
         shares = shared_layer(fields, kinds, index)
-        own = (*names, fields.path + "num_kv_shared_layers") if shares is not None else names
+        own = (*names, fields.place("num_kv_shared_layers")) if shares is not None else names
         decoder.attention(
             index,
             kind,
             own,
-            heads=_override(fields, kind, index, "num_key_value_heads", "num_global_key_value_heads"),
-            head_dim=_override(fields, kind, index, "head_dim", "global_head_dim"),
-            window=window_of(fields, kind),
+            heads=_override(fields, kind, index, "num_key_value_heads"),
+            head_dim=_override(fields, kind, index, "head_dim"),
+            window=window_of(fields) if kind == SLIDING else None,
             shares=shares,
         )
     return decoder.model(len(layers))
 
 
-def _override(fields: Fields, kind: str, index: int, name: str, full_name: str) -> Field:
+def _kinds(fields: Fields) -> Kinds:
+    """Every sixth layer is full attention, and the last one in any case (transformers `Gemma4TextConfig`)."""
+    kinds = every(6)(fields)
+    return [*kinds[:-1], (FULL, kinds[-1][1])]
+
+
+def _override(fields: Fields, kind: str, index: int, name: str) -> Field:
     """A layer's own value of a field, else that of all full-attention layers, else the common one."""
-    layers = fields.raw("per_layer_config")
-    if isinstance(layers, dict):
+    if fields.raw("per_layer_config") is not None:
+        layers = fields.nested("per_layer_config")
         for key, values in layers.items():
-            if str(key).isdigit() and int(key) == index and isinstance(values, dict) and name in values:
-                value, path = values[name], f"{fields.path}per_layer_config.{key}.{name}"
-                if type(value) is not int or value < 1:
-                    raise ConfigError(path, value, "a positive integer")
-                return Field(value, (path,))
-    elif kind == "full_attention" and fields.has(full_name):
-        if name != "num_key_value_heads" or fields.raw("attention_k_eq_v", True):
-            return fields.integer(full_name)
-    elif kind == "full_attention" and name == "head_dim":
-        return Field(512, ())
-    return fields.integer(name)
+            if str(key).isdigit() and int(key) == index and isinstance(values, Mapping) and name in values:
+                place = f"{fields.place('per_layer_config')}.{key}.{name}"
+                check_whole(place, values[name], 1, MAX_TOKENS)
+                return Field(values[name], (place,))
+        return fields.integer(name)
+    if kind != FULL:
+        return fields.integer(name)
+    if name == "head_dim":
+        return fields.integer("global_head_dim")
+    own = fields.optional("num_global_key_value_heads") if fields.flag("attention_k_eq_v") else None
+    common = fields.integer(name)
+    names = (fields.place("num_global_key_value_heads"), fields.place("attention_k_eq_v"))
+    return Field(common.value, (*common.names, *names)) if own is None else Field(own.value, names)
+
+
+TABLE = """
+model_type hidden layers heads kv_heads head_dim longest window
+gemma4_text         2304 30 8 4 256 131072 512  Gemma 4
+diffusion_gemma_text 2304 30 8 4 256 131072 512 DiffusionGemma
+gemma4_unified_text 2304 30 8 4 256 262144 1024 Gemma 4 unified
+"""
+
+FAMILIES = families(
+    TABLE,
+    _read,
+    more={
+        "layer_types": None,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": None,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0,
+        "per_layer_config": None,
+        "use_bidirectional_attention": None,
+    },
+)

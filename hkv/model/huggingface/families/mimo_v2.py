@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
-from hkv.errors import ConfigError
 from hkv.model.huggingface.decoder import Decoder
-from hkv.model.huggingface.families.standard import layer_kinds
+from hkv.model.huggingface.family import REQUIRED, Family, words
 from hkv.model.huggingface.fields import Field, Fields
+from hkv.model.huggingface.layer_kinds import FULL, KNOWN, SLIDING, Kinds
 from hkv.model.huggingface.model import Model
 
-MODEL_TYPES = ("mimo_v2", "mimo_v2_flash")
 
-
-def read(decoder: Decoder) -> Model:
-    """The caches of a MiMo-V2 decoder."""
+def _read(decoder: Decoder) -> Model:
     fields = decoder.fields
     layers = _kinds(fields)
     for index, (kind, names) in enumerate(layers):
-        local = kind == "sliding_attention"
+        local = kind == SLIDING
         decoder.attention(
             index,
             kind,
             names,
             heads=_window_heads(fields) if local else fields.kv_heads,
-            head_dim=fields.integer("swa_head_dim", "head_dim") if local else fields.head_dim,
-            value_dim=fields.integer("swa_v_head_dim", "v_head_dim") if local else fields.integer("v_head_dim"),
-            window=fields.integer("sliding_window", "sliding_window_size") if local else None,
+            head_dim=(fields.optional("swa_head_dim") if local else None) or fields.head_dim,
+            value_dim=(fields.optional("swa_v_head_dim") if local else None) or fields.integer("v_head_dim"),
+            window=(fields.optional("sliding_window_size") or fields.integer("sliding_window")) if local else None,
         )
     return decoder.model(len(layers))
 
 
 def _window_heads(fields: Fields) -> Field:
     """Key/value heads of a window layer: given, or twice those of a full layer."""
-    if fields.has("swa_num_key_value_heads"):
-        return fields.integer("swa_num_key_value_heads")
-    return fields.kv_heads.times(2)
+    return fields.optional("swa_num_key_value_heads") or fields.kv_heads.times(2)
 
 
-def _kinds(fields: Fields) -> list[tuple[str, tuple[str, ...]]]:
-    pattern = fields.raw("hybrid_layer_pattern")
-    if fields.has("layer_types") or pattern is None:
-        return layer_kinds(fields)
-    name = fields.path + "hybrid_layer_pattern"
-    if not isinstance(pattern, list) or not all(flag in (0, 1) for flag in pattern):
-        raise ConfigError(name, pattern, "a list of 0 (full attention) and 1 (window)")
-    kinds = ("full_attention", "sliding_attention")
-    return [(kinds[flag], (f"{name}[{i}]",)) for i, flag in enumerate(pattern)]
+def _kinds(fields: Fields) -> Kinds:
+    """By `hybrid_layer_pattern`, else `layer_types`, else full attention in the first layer and every sixth."""
+    pattern = fields.flags("hybrid_layer_pattern")
+    if pattern is not None:
+        return [(SLIDING if flag else FULL, (place,)) for flag, place in pattern]
+    listed = fields.names("layer_types", KNOWN)
+    if listed is not None:
+        return [(kind, (place,)) for kind, place in listed]
+    place = (fields.place("hybrid_layer_pattern"),)
+    return [(FULL if i == 0 or not (i + 1) % 6 else SLIDING, place) for i in range(fields.num_layers)]
+
+
+DECIDING = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 192,
+    "v_head_dim": 128,
+    "max_position_embeddings": 131072,
+    "hybrid_layer_pattern": None,
+    "layer_types": None,
+    "sliding_window": 129,
+    "sliding_window_size": None,
+    "swa_num_key_value_heads": None,
+    "swa_head_dim": None,
+    "swa_v_head_dim": None,
+}
+
+INERT = words(
+    """attention_value_scale swa_num_attention_heads swa_rope_theta add_swa_attention_sink_bias attention_chunk_size
+    add_full_attention_sink_bias"""
+)
+
+FAMILIES = {
+    "mimo_v2_flash": Family("MiMo-V2-Flash", _read, DECIDING, INERT),
+    "mimo_v2": Family("MiMo-V2", _read, {name: REQUIRED if value else None for name, value in DECIDING.items()}, INERT),
+}
