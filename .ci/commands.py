@@ -34,6 +34,7 @@ SMALLEST = (
     "record --engine numpy --feature core --seed 1 -o core.jsonl",
     "explore --num-blocks 3 --max-model-len 1",
     "plan tests/data/models/gemma3_text.json --memory 80GiB",
+    "plan gpt-oss-20b llama-3.1-8b --memory 80GiB --tp 1,2 --csv capacity.csv",
     "layout --spec full:16",
     "vectors vectors",
     "check-events events.jsonl",

@@ -33,7 +33,8 @@ HEADINGS = (
 def table_lines(rows: Sequence[CapacityRow], width: int) -> Iterator[str]:
     """The table's lines: each model's name, and below it a row for each choice of options that differ.
 
-    A refused combination has its reason in the place of what fits.
+    Where no model has several rows, and the width allows, its name is in the row. A refused combination has its reason
+    in the place of what fits.
 
     Args:
       rows: of one model after the other.
@@ -42,20 +43,22 @@ def table_lines(rows: Sequence[CapacityRow], width: int) -> Iterator[str]:
     names = [name for name in rows[0].options if name != LENGTH and len({row.options[name] for row in rows}) > 1]
     headings = [*(name.replace("_", "-").replace("-dtype", "") for name in names), *HEADINGS]
     bodies = [[*(str(row.options[name]) for name in names), *_cells(row)] for row in rows]
-    head = [heading.split("\n") for heading in headings]
-    parts = [[*lines, *(body[i] for body in bodies if i < len(body))] for i, lines in enumerate(head)]
-    widths = [max(map(len, column)) for column in parts]
-    for line in range(2):
-        cells = [heading[line - 2 + len(heading)] if line - 2 + len(heading) >= 0 else "" for heading in head]
-        yield _line(cells, widths)
+    head = [["", *heading.split("\n")][-2:] for heading in headings]
+    widths = [max(map(len, (*lines, *(body[i] for body in bodies if i < len(body))))) for i, lines in enumerate(head)]
+    margin = max(len(row.model) for row in rows) + 1
+    if len({row.model for row in rows}) < len(rows) or margin + sum(widths) + len(widths) > width:
+        margin = 0
+    for line in zip(*head, strict=True):
+        yield " " * margin + _line(line, widths)
     for model, group in itertools.groupby(zip(rows, bodies, strict=True), lambda pair: pair[0].model):
-        yield model
         pairs = list(group)
+        if not margin:
+            yield model
         if all(row.refused for row, _ in pairs) and len({row.refused for row, _ in pairs}) == 1:
-            yield from _refusal("", pairs[0][0].refused, width)
+            yield from _refusal(model.ljust(margin) if margin else "", pairs[0][0].refused, width)
             continue
         for row, body in pairs:
-            cells = _line(body, widths)
+            cells = (model.ljust(margin) if margin else "") + _line(body, widths)
             yield from [cells] if row.capacity is not None else _refusal(cells, row.refused, width)
 
 

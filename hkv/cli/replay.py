@@ -98,7 +98,7 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
     help="kind:block_size[:window or chunk],...; kinds: full, mla, swa, chunked, mamba.",
 )
 @click.option("--num-blocks", type=Blocks(), help="Blocks in the pool, the null block included.")
-@click.option("--model", metavar="CONFIG", help="Instead of --groups: a model's config.json, planned as by `hkv plan`.")
+@click.option("--model", metavar="CONFIG", help="Instead of --groups: a model, named and planned as by `hkv plan`.")
 @click.option("--memory", metavar="SIZE", help="With --model: memory for its cache on each GPU, such as 80GiB.")
 @click.option("--tp", type=click.IntRange(1, MAX_RANKS), help="With --model: tensor-parallel ranks.  [default: 1]")
 @click.option(

@@ -123,6 +123,16 @@ def test_the_table_fits_80_columns() -> None:
     assert len(shifted) == 1, "columns are aligned"
 
 
+def test_models_of_one_row_have_their_name_in_it_where_it_fits() -> None:
+    names = (*MODELS, "devstral-2-123b")
+    wide = run(*names, COLUMNS="100").output.splitlines()
+    assert len({line.rindex(" ") for line in wide[2:6]}) == 1, "columns are aligned"
+    assert [line.split()[0] for line in wide[2:7]] == list(names)
+    assert wide[6].split()[1] == "refused:"
+    narrow = run(*names, COLUMNS="60").output.splitlines()
+    assert [line for line in narrow if line in names] == list(names)
+
+
 def test_options_with_one_value_have_no_column() -> None:
     (_, heading, *_) = run("llama-3.1-8b", "gpt-oss-20b", "--tp", "2").output.splitlines()
     assert heading.split()[0] == "request"

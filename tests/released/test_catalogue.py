@@ -6,8 +6,11 @@ import json
 import pathlib
 
 import pytest
+from click.testing import CliRunner
 
+import hkv
 import hkv.model.released
+from hkv.cli import cli
 from hkv.errors import ConfigError, FileError, SpecError
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.model.released import Released, find, near, released_models
@@ -68,3 +71,14 @@ def test_an_unknown_name_is_refused_with_names_like_it() -> None:
 
 def test_names_that_are_like_nothing() -> None:
     assert near("????") == []
+
+
+def test_names_go_wherever_configs_go(tmp_path: pathlib.Path) -> None:
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "out.json"
+    runner = CliRunner()
+    made = ["trace", "chat", "--requests", "5", "--seed", "1", "-o", str(trace)]
+    replayed = ["replay", str(trace), "--model", "openai/gpt-oss-20b", "--memory", "20GiB", "--engine", "numpy"]
+    for line in (made, [*replayed, "--json", str(out)]):
+        assert runner.invoke(cli, line).exit_code == 0
+    assert len(json.loads(out.read_text())["groups"]) == 2, "windows and full attention"
+    assert hkv.read_model("gpt-oss-20b") == read_model(load_config("gpt-oss-20b"), ReadOptions())

@@ -27,7 +27,7 @@ def read_model(
     """Reads from a model's config what each of its layers caches on one tensor-parallel rank.
 
     Args:
-      config: the model's `config.json`, the folder it is in, or its content.
+      config: the model's `config.json`, the folder it is in, a released model's name (`gpt-oss-20b`), or its content.
       block_size: tokens per block; None for what the model's kernels want.
       tensor_parallel: ranks that split the heads.
       context_parallel: ranks that split the tokens of full-attention layers.

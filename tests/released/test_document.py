@@ -1,0 +1,14 @@
+"""docs/released-models.md says what the code says."""
+
+from __future__ import annotations
+
+import pathlib
+
+from benchmarks import released_tables
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def test_the_document_of_released_models_is_current() -> None:
+    written = (ROOT / "docs" / "released-models.md").read_text(encoding="utf-8")
+    assert written == released_tables.document(), "run: python benchmarks/released_tables.py"
