@@ -1,7 +1,7 @@
 """Writes docs/models.md from the configs in tests/data/models: `python benchmarks/model_tables.py`.
 
-`--readme` prints the README's table instead. Every number comes from the same code as `hkv plan`; the derivations by
-hand are in tests/data/model_totals.json, and a test evaluates them.
+Every number comes from the same code as `hkv plan`; the derivations by hand are in tests/data/model_totals.json, and a
+test evaluates them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import itertools
 import json
 import pathlib
 
-from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.model.huggingface import CacheLayer, Model, load_config, read_model
 from hkv.spec import AttentionSpec, Mamba
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "data" / "models"
 TARGET = ROOT / "docs" / "models.md"
-MEMORY = 80 << 30
 
 HEAD = """# What public models cache
 
@@ -27,7 +25,7 @@ bytes of one token (of one snapshot for recurrent states), and the fields of `co
 is derived by hand and checked by a test. Sizes are for one GPU, in the model's own element type.
 
 Configs: `tests/data/models`, with the values that the `transformers` library gives each family by default, so a
-released checkpoint may differ. Written by `python benchmarks/model_tables.py`.
+released checkpoint may differ: `docs/released-models.md` has those. Written by `python benchmarks/model_tables.py`.
 """
 
 
@@ -125,29 +123,9 @@ def ranges(indices: list[int]) -> str:
     return ", ".join(shown if len(shown) < 6 else [*shown[:3], "...", shown[-1]]) + f" ({len(indices)})"
 
 
-def readme() -> str:
-    lines = [
-        "| model | bytes a token, all full | bytes a token | and a sequence | longest request | blocks "
-        "| such requests at once | command |",
-        "|---|--:|--:|--:|--:|--:|--:|---|",
-    ]
-    for name, model in models().items():
-        served = serve(model, Serving(memory=MEMORY))
-        lines.append(
-            f"| {name} | {model.full_token_bytes:,} | {show(model.token_bytes)} | {model.resident_bytes:,} "
-            f"| {served.plan.max_model_len:,} | {served.plan.num_blocks:,} | {served.residency.requests:,} "
-            f"| `hkv plan tests/data/models/{name}.json --memory 80GiB` |"
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--readme", action="store_true", help="print the README's table")
-    if parser.parse_args().readme:
-        print(readme())
-    else:
-        TARGET.write_text(document(), encoding="utf-8")
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    TARGET.write_text(document(), encoding="utf-8")
 
 
 if __name__ == "__main__":

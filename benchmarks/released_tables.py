@@ -54,7 +54,8 @@ error. The plot draws concurrency against length, a line for each model and choi
 
 Bytes of one token, and of windows and states of a long sequence, on one GPU in the model's own element type. The last
 column is another calculator's answer, `kvcache-simulator` 0.1.3 (`python benchmarks/record_catalogue.py` records it):
-{said} models are in both, {equal} equal. A letter is a reason below.
+{said} models are in both, {equal} equal; where its catalogue is what was read, that says nothing of the values. A
+letter is a reason below.
 
 | name | repository | read from | second sources | a token | a sequence | longest request | other calculator |
 |---|---|---|--:|--:|--:|--:|---|

@@ -14,6 +14,7 @@ from hkv.chunks.formats import EngineKVFormat
 from hkv.dialects.vllm.explorer.judges import JUDGES
 from hkv.dialects.vllm.traffic.hit_causes import Cause
 from hkv.model.group_policy import GroupPolicy
+from hkv.model.released import released_models
 from hkv.oracle.log_file import read_log
 from reference.dialects.rules import Rules
 
@@ -33,9 +34,9 @@ def recorded_layouts() -> dict[str, Any]:
     return {"cases": len(records), "equal": equal, "both": both, "alone": sum(alone), "different": different}
 
 
-def model_rows() -> dict[str, Any]:
-    """The README's table of models."""
-    return {"lines": model_tables.readme().splitlines(), "models": len(model_tables.names())}
+def models() -> dict[str, Any]:
+    """Numbers of configs that the tests have, and of released models."""
+    return {"models": len(model_tables.names()), "released": len(released_models())}
 
 
 def hit_causes() -> dict[str, Any]:

@@ -78,6 +78,14 @@ RESHARDED = {
     **{f"{name}_sent": rf"^{row} *{NUMBER}MiB" for name, row in PAIRS.items()},
     **{f"{name}_forwarded": rf"^{row} *[\d.]+MiB +{NUMBER}MiB" for name, row in PAIRS.items()},
 }
+CAPACITY = (
+    "hkv plan llama-3.1-8b mistral-nemo-12b qwen3-coder-480b-a35b gemma-3-27b gemma-4-31b gpt-oss-120b llama-4-scout "
+    "command-a mimo-v2-flash minimax-m2.5 deepseek-v3.2 deepseek-v4-flash glm-5.2 kimi-k2.5 kimi-linear-48b-a3b "
+    "qwen3-next-80b-a3b qwen3.5-397b-a17b nemotron-3-super-120b-a12b granite-4.0-h-small jamba-v0.1 falcon-h1-7b "
+    "--memory 80GiB --max-model-len 131072"
+)
+"""README's table of released models."""
+
 REPLAY = "hkv replay TRACE --json - --groups"
 THREE = "full:16,swa:16:1024,swa:16:128"
 BESIDE = "python benchmarks/replay.py --json - --vllm-python VLLM/bin/python --mode"
@@ -87,7 +95,7 @@ WHOLE = "--requests 12031 --num-blocks 50000 --compiled"
 COUNTED = (
     Source("recorded logs", counts.recorded_logs),
     Source("recorded layouts", counts.recorded_layouts),
-    Source("models", counts.model_rows),
+    Source("models", counts.models),
     Source("causes", counts.hit_causes),
     Source("defect logs", counts.defect_logs),
     Source("declarations", counts.declarations),
@@ -111,6 +119,7 @@ COMMANDS = (
     Source("layouts", "VLLM/bin/python benchmarks/compare_layouts.py --cases 8000", LAYOUTS),
     Source("kills", "python tests/tier/kill_driver.py FOLDER"),
     Source("explore", "python benchmarks/explore.py --seconds 7200", EXPLORED, Cost.MINUTES),
+    Source("capacity", CAPACITY, {"output": r"\A([\s\S]*)\Z"}),
     Source("plant", "hkv explore --plant window-one-short", {"output": r"\A([\s\S]*)\Z"}, status=1, apart=True),
     Source("mutants", "python -m tests.mutants --json -", {}, Cost.MINUTES),
     Source("late copy", "python -m tests.mutants --only hit-inside-a-block-of-this-step --json -"),

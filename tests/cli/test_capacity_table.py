@@ -74,7 +74,7 @@ def test_waste_is_what_padding_and_narrow_groups_leave() -> None:
 
 def test_the_csv_is_the_json(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "capacity.csv"
-    found = rows(*MODELS, "minimax-m3", *OPTIONS, "--csv", str(path))
+    found = rows(*MODELS, "llama-3.2-90b-vision", *OPTIONS, "--csv", str(path))
     lines = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
     assert len(lines) == len(found)
     for line, row in zip(lines, found, strict=True):
@@ -147,12 +147,12 @@ def test_one_combination_is_a_plan_and_a_file_for_it_a_table(tmp_path: pathlib.P
 def test_the_plot(tmp_path: pathlib.Path, name: str, start: bytes) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / name
-    assert run(*MODELS[:2], "minimax-m3", *OPTIONS, "--plot", str(path)).exit_code == 0
+    assert run(*MODELS[:2], "llama-3.2-90b-vision", *OPTIONS, "--plot", str(path)).exit_code == 0
     assert path.read_bytes().startswith(start)
     if name.endswith("svg"):
         text = path.read_text()
         assert MODELS[0] in text
-        assert "minimax-m3" not in text, "what was refused is not drawn"
+        assert "llama-3.2-90b-vision" not in text, "what was refused is not drawn"
 
 
 def test_a_plot_of_another_format_is_refused_before_any_work() -> None:

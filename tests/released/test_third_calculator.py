@@ -13,7 +13,7 @@ COMPARED = compared()
 
 def test_most_of_its_models_are_compared() -> None:
     assert len(COMPARED) >= 45
-    assert sum(reason == "" for reason in COMPARED.values()) >= 40
+    assert sum(reason == "" for reason in COMPARED.values()) >= 35
 
 
 @pytest.mark.parametrize("name", sorted(COMPARED))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.quoted.claim import Claim, Spread, Table
+from benchmarks.quoted.claim import Claim, Output, Spread
+from benchmarks.quoted.sources import CAPACITY
 
 DOCUMENT = "README.md"
 TRACE = (
@@ -134,5 +135,6 @@ CLAIMS = (
         ("kills",),
         lambda made: {"kills": made["kills"] if not made["wrong"] else 0},
     ),
-    Table(DOCUMENT, "models", ("models",), lambda made: made["lines"]),
+    Claim(DOCUMENT, "knows {models} released models by name", ("models",), lambda made: {"models": made["released"]}),
+    Output(DOCUMENT, CAPACITY, ("capacity",)),
 )
