@@ -23,7 +23,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.model.topology import Topology
 from hkv.spec import FullAttention, SlidingWindow
-from hkv.state.key_table import PARTS, SHARED, entry_of, first_block
+from hkv.state.key_table import PARTS, SHARED, entry_of, first_block, was_evicted
 from hkv.state.state import EVICTED, NEVER_SEEN, Buckets, Counter, Request, Row, State
 
 matplotlib.use("Agg")
@@ -119,7 +119,7 @@ def draw_keys(state: State) -> Figure:
     names = {NEVER_SEEN: "·", EVICTED: "evicted"}
     figure, axes = canvas(11.5, 4.6, 16.1, 7.9)
     for group in range(2):
-        values = [int(value) for value in state.table[:4, group]]
+        values = [EVICTED if was_evicted(value) else value for value in map(int, state.table[:4, group])]
         texts = [names.get(value) or f"block {first_block(value)}" + ("…" if value & 1 else "") for value in values]
         colours = [SHARE if value > 0 and value & 1 else NAMED if value > 0 else GREY for value in values]
         for place, (text, colour) in enumerate(zip(texts, colours, strict=True)):

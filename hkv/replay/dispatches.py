@@ -39,12 +39,14 @@ class Incoming:
       keys: int32[m], as in `Trace.keys`.
       ends: int64[n + 1], where each request's keys begin, and where the last ones end.
       num_keys: distinct prefix keys: all keys are below it.
+      seen: int64[n], `Arrival.seen` of each request, or one number for all.
     """
 
     requests: np.ndarray
     keys: np.ndarray
     ends: np.ndarray
     num_keys: int
+    seen: np.ndarray | int = 0
 
     @property
     def count(self) -> int:
@@ -85,7 +87,8 @@ def incoming(arrivals: Sequence[Arrival], max_model_len: int) -> Incoming:
         ends[index + 1] = start + len(keys)
         parts.append(keys)
         num_keys = max(num_keys, int(keys.max(initial=-1)) + 1)
-    return Incoming(requests, np.concatenate(parts).astype(np.int32), ends, num_keys)
+    seen = np.array([arrival.seen for arrival in arrivals], np.int64)
+    return Incoming(requests, np.concatenate(parts).astype(np.int32), ends, num_keys, seen)
 
 
 def trace_arrays(
@@ -195,6 +198,7 @@ class Dispatches(abc.ABC):
     def _record(self, recorder: Recorder, reasons: Sequence[str]) -> None:
         """Fills a recorder with everything that happened, as the plain schedule's observer would have recorded it."""
         fates = self.fates
+        seen = np.broadcast_to(self._trace.seen, len(fates))
         for index, (row, fate) in enumerate(zip(self._trace.requests.tolist(), fates.tolist(), strict=False)):
             recorder.requests[index] = RequestRecord(
                 index=index,
@@ -208,7 +212,11 @@ class Dispatches(abc.ABC):
                 preemptions=fate[Fate.PREEMPTIONS],
                 recomputed=fate[Fate.RECOMPUTED],
                 recovered=fate[Fate.RECOVERED],
+                seen=int(seen[index]),
             )
+            if fate[Fate.ADMITTED] >= 0:
+                told = map(reasons.__getitem__, fate[FATE : FATE + self._groups])
+                recorder.requests[index].reasons = tuple(told)
         columns = [part.T for part in self._samples]
         names = [field.name for field in dataclasses.fields(StepRecords)]
         if columns:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Callable
 
-from hkv.replay.reasons import HitReasons
+from hkv.replay.reasons import GroupSearch, HitReasons
 from hkv.replay.schedule import Arrival, LiveRequest
 
 FINISHED = "finished"
@@ -30,6 +30,9 @@ class RequestRecord:
       preemptions: times it was preempted.
       recomputed: tokens it had when it came back, over all its returns.
       recovered: of these, tokens found in the cache.
+      seen: tokens at its start that an earlier request had too (`hkv.replay.schedule.Arrival.seen`).
+      reasons: why its hit ended at its first admission, one per group; none where nothing tells.
+      searches: each group's side of that lookup; none where nothing tells.
     """
 
     index: int
@@ -43,6 +46,9 @@ class RequestRecord:
     preemptions: int = 0
     recomputed: int = 0
     recovered: int = 0
+    seen: int = 0
+    reasons: tuple[str, ...] = ()
+    searches: tuple[GroupSearch, ...] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -97,6 +103,7 @@ class Recorder:
         self._diagnosis = diagnosis
         self._progress = progress
         self._pending: list[str] = []
+        self._searches: list[GroupSearch] = []
         self._step = StepSums()
 
     def too_long(self, step: int, arrival: Arrival) -> None:
@@ -105,6 +112,7 @@ class Recorder:
     def looked_up(self, step: int, live: LiveRequest, hit: int) -> None:
         if self._diagnosis is not None and not live.preemptions:
             self._pending = self._diagnosis.reasons(live.keys, live.tokens, hit)
+            self._searches = self._diagnosis.searches(live.keys, live.tokens, live.arrival.seen, hit)
 
     def put_off(self, step: int, live: LiveRequest) -> None:
         self._step.put_off = 1
@@ -116,6 +124,7 @@ class Recorder:
             record.recovered += hit
             return
         record.hit, record.admitted = hit, step
+        record.reasons, record.searches = tuple(self._pending), tuple(self._searches)
         self._step.prompt_tokens += live.tokens
         self._step.hit_tokens += hit
         for counter, reason in zip(self.reasons or (), self._pending, strict=True):
@@ -151,7 +160,7 @@ class Recorder:
     def _record(self, arrival: Arrival) -> RequestRecord:
         record = self.requests.get(arrival.index)
         if record is None:
-            record = RequestRecord(arrival.index, arrival.prompt, arrival.output, arrival.step)
+            record = RequestRecord(arrival.index, arrival.prompt, arrival.output, arrival.step, seen=arrival.seen)
             self.requests[arrival.index] = record
         return record
 

@@ -11,6 +11,7 @@ import numpy as np
 import hkv
 from hkv.columns import Columns
 from hkv.replay import summary
+from hkv.replay.missed import as_plain, missed
 from hkv.replay.record import RequestRecord
 from hkv.replay.run import Outcome
 
@@ -24,7 +25,10 @@ class ReplayResult:
       totals: numbers over the whole replay, by name; None where the engine does not count.
       groups: one entry a group: `group`, `layers` (how many), `eagle`, and, where the engine knows them, the number of
         requests whose hit ended there for each reason.
-      requests: one entry a request, in the trace's order: the fields of `hkv.replay.record.RequestRecord`.
+      requests: one entry a request, in the trace's order: the fields of `hkv.replay.record.RequestRecord` but for its
+        searches, its prompt tokens by the cause for which they were no hits (`hkv.replay.attribution.CAUSES`), and
+        `ended_by` (the group that ended the hit), `evicted_steps_before` and `evicted_for` (who got the block
+        that was lacking): -1 for none.
       steps: one entry a step with work: the fields of `hkv.replay.record.StepRecords`.
     """
 
@@ -38,9 +42,10 @@ class ReplayResult:
 def result_of(outcome: Outcome, engine: str) -> ReplayResult:
     """The result of a replay by the engine of that name."""
     requests = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
-    fields = [field.name for field in dataclasses.fields(RequestRecord)]
+    fields = [field.name for field in dataclasses.fields(RequestRecord) if field.name not in ("reasons", "searches")]
     groups = summary.groups(outcome)
     counted = outcome.cache.reasons if outcome.recorder.reasons is not None else ()
+    columns: Columns = {} if outcome.trace is None else missed(outcome).requests
     return ReplayResult(
         engine,
         summary.totals(outcome),
@@ -51,8 +56,11 @@ def result_of(outcome: Outcome, engine: str) -> ReplayResult:
             **{reason: np.array([group["reasons"][reason] for group in groups], np.int64) for reason in counted},
         },
         {
-            name: np.array([getattr(request, name) for request in requests], str if name == "outcome" else np.int64)
-            for name in fields
+            **columns,
+            **{
+                name: np.array([getattr(request, name) for request in requests], str if name == "outcome" else np.int64)
+                for name in fields
+            },
         },
         {name: np.array(values, np.int64) for name, values in dataclasses.asdict(outcome.recorder.steps).items()},
     )
@@ -66,6 +74,7 @@ def document(outcome: Outcome, engine: str, options: Mapping[str, Any]) -> dict[
         "options": dict(options),
         "totals": result.totals,
         "groups": summary.groups(outcome),
+        "missed": None if outcome.trace is None else as_plain(missed(outcome)),
         "requests": {name: column.tolist() for name, column in result.requests.items()},
         "steps": {name: column.tolist() for name, column in result.steps.items()},
     }

@@ -11,10 +11,12 @@ from typing import Any
 
 from hkv.errors import ConfigError, HKVError
 from hkv.model.topology import Group
+from hkv.replay.hit_units import HitUnits
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.traces.prefix_keys import PrefixKeys
 from hkv.replay.traces.reader import TraceRequest, granularity, read_trace
+from hkv.replay.traces.sharing import shared_prefixes
 
 REFERENCE = "numpy"
 """The engine that `check` holds the chosen one against."""
@@ -74,6 +76,11 @@ class ReplayedCache(abc.ABC):
     @abc.abstractmethod
     def key_tokens(self) -> int:
         """Tokens that one prefix key stands for."""
+
+    @property
+    def hit_units(self) -> HitUnits:
+        """Units in which it finds prefixes."""
+        return HitUnits(self.key_tokens, self.key_tokens)
 
     @property
     def eagle_groups(self) -> frozenset[int]:
@@ -137,6 +144,7 @@ class Outcome:
       seconds: wall time of the replay.
       max_model_len: most tokens that a request may have.
       extra: totals that only the dialect has, by name.
+      trace: facts of the trace; None where the replay was not of one.
     """
 
     cache: ReplayedCache
@@ -146,13 +154,41 @@ class Outcome:
     seconds: float
     max_model_len: int
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    trace: TraceFacts | None = None
 
 
-def arrivals(requests: Iterable[TraceRequest], keys: PrefixKeys, timing: Timing) -> Iterator[Arrival]:
-    """The requests of a trace on their way in, read as the replay comes to need them."""
+@dataclasses.dataclass(frozen=True)
+class TraceFacts:
+    """Facts of a trace that say how far a replay's hits can be believed.
+
+    Attributes:
+      tokens_per_id: tokens that one of its ids stands for; 1 for token lists, 0 where it names no content.
+      without_content: requests of which only lengths and times are known.
+      synthetic: names of the models that made prefixes up.
+      unresolved: of each request, tokens after `Arrival.seen` of which it cannot say whether they are shared.
+    """
+
+    tokens_per_id: int
+    without_content: int
+    synthetic: tuple[str, ...]
+    unresolved: Sequence[int]
+
+
+def arrivals(
+    requests: Iterable[TraceRequest], keys: PrefixKeys, timing: Timing, seen: Sequence[int] | None = None
+) -> Iterator[Arrival]:
+    """The requests of a trace on their way in, read as the replay comes to need them.
+
+    Args:
+      requests: in order of arrival.
+      keys: makes their keys.
+      timing: makes steps of their times.
+      seen: `Arrival.seen` of each; None where that is not wanted.
+    """
     for index, request in enumerate(requests):
         step = timing.step_of(request.timestamp)
-        yield Arrival(index, step, request.input_length, request.output_length, _Keys(keys, request))
+        shared = 0 if seen is None else seen[index]
+        yield Arrival(index, step, request.input_length, request.output_length, _Keys(keys, request), shared)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -209,7 +245,21 @@ def replay(
         raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
     requests = list(read_trace(trace, tokens_per_id, limit)) if isinstance(trace, str) else trace
     keys = PrefixKeys(cache.key_tokens, max(1, granularity(requests)))
-    coming = arrivals(requests, keys, timing)
+    seen, unresolved = (each.tolist() for each in shared_prefixes(requests, schedule.max_model_len))
+    coming = arrivals(requests, keys, timing, seen)
+    outcome = _replayed(coming, cache, schedule, engine, check, progress)
+    facts = TraceFacts(
+        granularity(requests),
+        sum(not request.tokens_per_id for request in requests),
+        tuple(sorted({request.synthetic for request in requests} - {""})),
+        unresolved,
+    )
+    return dataclasses.replace(outcome, trace=facts)
+
+
+def _replayed(
+    coming: Iterable[Arrival], cache: ReplayedCache, schedule: Schedule, engine: str, check: bool, progress: Progress
+) -> Outcome:
     if engine == COMPILED:
         return cache.compiled(schedule, list(coming), check, progress)
     driven = cache.engine(engine)

@@ -52,6 +52,7 @@ class Arrival:
       prompt: tokens of its prompt.
       output: tokens it generates.
       keys: makes its prefix keys, called once, on arrival, for requests that are not too long.
+      seen: tokens at the start of its prompt that an earlier request that is not too long had too, as far as is known.
     """
 
     index: int
@@ -59,6 +60,7 @@ class Arrival:
     prompt: int
     output: int
     keys: Callable[[], Sequence[int]]
+    seen: int = 0
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -113,7 +113,21 @@ class Fate(enum.IntEnum):
 
 
 FATE = 8
-"""Columns of `Resident.fates` before those of the groups."""
+"""Columns of `Resident.fates` before those of the groups: first a reason each, then a search each."""
+
+
+class Searching(enum.IntEnum):
+    """One group's search: `hkv.replay.reasons.GroupSearch`, in `Resident.fates`."""
+
+    RESUMES = 0
+    REASON = 1
+    COMPUTED = 2
+    EVICTION = 3
+    """Value of the key table for the block that was lacking, if it was evicted; else 0."""
+
+
+SEARCH = 4
+"""Columns of one group's search."""
 
 
 class Ending(enum.IntEnum):
@@ -247,7 +261,7 @@ def empty_arrays(slots: int, spare: int, groups: int, requests: int, steps: int)
         "order": np.zeros(spare + 1, np.int32),
         "vacant": vacant,
         "stack": np.zeros(requests + 1, np.int32),
-        "fates": np.zeros((requests + 1, FATE + groups), np.int32),
+        "fates": np.zeros((requests + 1, FATE + (1 + SEARCH) * groups), np.int32),
         "samples": np.zeros((steps + 1, SAMPLE), np.int32),
         "machine": machine,
     }
@@ -262,7 +276,8 @@ class ScheduleResident:
       order: int32[slots + 1], slots of the running requests in order of admission.
       vacant: int32[slots + 1], a stack of slots that hold no request.
       stack: int32[requests + 1], preempted requests, the next to be admitted last.
-      fates: int32[requests + 1, 8 + groups], `Fate` of each request of the trace, and why its hit ended, by group.
+      fates: int32[requests + 1, 8 + 5 * groups], `Fate` of each request of the trace, why its hit ended, by group, and
+        `Searching` of each group.
       samples: int32[steps + 1, 8], the steps of one dispatch.
       machine: int32[25], `Machine`.
     """
@@ -297,7 +312,11 @@ class ScheduleArrays(FlatArrays):
 
     def fate(self, request: Any, column: Any) -> Scalar:
         """Index into `fates`."""
-        return request * (FATE + self.sizes.buckets.groups) + column
+        return request * (FATE + (1 + SEARCH) * self.sizes.buckets.groups) + column
+
+    def search(self, request: Any, group: Any) -> Scalar:
+        """Index into `fates` of the first column of a group's search."""
+        return self.fate(request, FATE + self.sizes.buckets.groups + group * SEARCH)
 
     def get_seat(self, slot: Scalar, *columns: Seat) -> tuple[Scalar, ...]:
         """Columns of a seat."""

@@ -53,7 +53,15 @@ def totals(outcome: Outcome) -> dict[str, Any]:
         "steps_with_work": len(steps.step),
         "seconds": outcome.seconds,
         **outcome.extra,
+        **_trace(outcome),
     }
+
+
+def _trace(outcome: Outcome) -> dict[str, Any]:
+    if outcome.trace is None:
+        return {}
+    names = ("tokens_per_id", "without_content", "synthetic")
+    return {name: getattr(outcome.trace, name) for name in names}
 
 
 def groups(outcome: Outcome) -> list[dict[str, Any]]:

@@ -9,6 +9,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
 from hkv.replay import summary
+from hkv.replay.attribution import TRACE
+from hkv.replay.missed import Missed, missed
+from hkv.replay.reasons import EVICTED
 from hkv.replay.run import Outcome
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -26,6 +29,8 @@ def tables(outcome: Outcome, engine: str) -> Iterator[RenderableType]:
     """
     yield _totals(outcome, engine)
     yield _reasons(outcome, engine)
+    if outcome.trace is not None:
+        yield _missed(outcome)
     yield _occupancy(outcome)
 
 
@@ -75,6 +80,36 @@ def _reasons(outcome: Outcome, engine: str) -> RenderableType:
     if outcome.recorder.reasons is None:
         return f"Why hits ended: {summary.UNAVAILABLE}: {engine} (add --check, or use --engine numpy)\n"
     return _Reasons(groups, outcome.cache.reasons)
+
+
+def _missed(outcome: Outcome) -> Table:
+    """Every prompt token: a hit, or the cause for which it was none."""
+    totals, found = summary.totals(outcome), missed(outcome)
+    names = [summary.group_name(group.spec) for group in outcome.cache.groups]
+    table = Table(title="Prompt tokens, and why they were no hits", title_justify="left")
+    table.add_column("cause", no_wrap=True)
+    table.add_column("tokens", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("remark")
+    prompt = max(totals["prompt_tokens"], 1)
+    rows = [("hit", totals["hit_tokens"], "")]
+    rows += [(cause, tokens, _remark(cause, outcome, found, names)) for cause, tokens in found.tokens.items() if tokens]
+    for cause, tokens, remark in rows:
+        table.add_row(cause, f"{tokens:,}", f"{tokens / prompt:.2%}", remark)
+    return table
+
+
+def _remark(cause: str, outcome: Outcome, found: Missed, names: Sequence[str]) -> str:
+    """Groups that ended hits for this cause; for evictions, by whose pressure."""
+    assert outcome.trace is not None
+    if cause == TRACE:
+        size = outcome.trace.tokens_per_id
+        return f"at most: ids of {size:,} tokens do not say" if size else "the trace names no content"
+    if cause == EVICTED and found.evicted:
+        most = max(found.evicted, key=lambda each: each.tokens)
+        return f"most: {names[most.group]}, for {names[most.taker]}, {most.steps:,} steps before (median)"
+    ended = [(counter[cause], name) for counter, name in zip(found.ended_by, names, strict=True) if counter[cause]]
+    return f"most: {max(ended)[1]}" if ended and len(names) > 1 else ""
 
 
 class _Reasons:

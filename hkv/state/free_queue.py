@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from hkv.state import key_table
 from hkv.state.events import Event, emit
-from hkv.state.loops import Scalar, loop, peek, when
-from hkv.state.state import EVICTED
+from hkv.state.loops import Scalar, divide, loop, peek, remainder, when
 from hkv.state.workspace import Workspace
 
 TAKE_WRITES = ("queue", "rows", "blocks", *key_table.WRITES, "head", "free", "evictions")
@@ -30,6 +29,8 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
       start: index into `State.rows` of the entry that gets the first.
       count: number of blocks; at most `work.free`.
     """
+    buckets = work.sizes.buckets
+    evicted = key_table.evicted_for(work, remainder(divide(start, jnp.int32(buckets.row)), jnp.int32(buckets.groups)))
 
     def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         taken, before, _ = local
@@ -40,7 +41,7 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
         given = (block != 0) & fast
         entry = key_table.entry_of(word)
         named = fast & (entry >= 0)
-        w = w.write("table", EVICTED, w.entry(jnp.where(named, entry, w.spare_entry)))
+        w = w.write("table", evicted, w.entry(jnp.where(named, entry, w.spare_entry)))
         w = w.write("rows", block, start + taken)
         w = w.write("blocks", -given.astype(jnp.int32), w.block(jnp.where(fast, block, 0)))
         w = emit(w, named, Event.REMOVED, entry)
@@ -58,7 +59,7 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
         )
         w = w.write("keys", 0, w.key(before)).replace(head=w.head - stopped)
         w, (block,) = peek(stopped, lambda v: (v.read("queue", v.place(v.head)),), w, ("queue",), (0,))
-        w = key_table.drop_keys(w, stopped, block)
+        w = key_table.drop_keys(w, stopped, block, evicted)
         return w.replace(evictions=w.evictions + stopped), (taken,)
 
     writes = tuple(name for name in TAKE_WRITES if name != "free")

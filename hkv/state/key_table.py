@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from hkv.state.events import Event, emit
 from hkv.state.loops import Scalar, loop, peek, when
+from hkv.state.state import EVICTED, NOT_RETAINED
 from hkv.state.workspace import Workspace
 
 WRITES = ("keys", "table", "links", "events", "num_events")
@@ -32,9 +33,41 @@ def first_block(value: Scalar) -> Scalar:
     return value >> 3
 
 
-def absent(value: Scalar) -> Scalar:
-    """Value that replaces a positive value of the table when the last block it names is gone."""
-    return -1 - ((value >> 1) & 3)
+def absent(value: Scalar, evicted: Scalar | int = EVICTED) -> Scalar:
+    """Value that replaces a positive value of the table when the last block it names is gone.
+
+    Args:
+      value: the value.
+      evicted: what to say of a key of which nothing else was to be said.
+    """
+    return jnp.where((value & 6) == 0, evicted, -1 - ((value >> 1) & 3))
+
+
+def evicted_for(work: Workspace, group: Scalar) -> Scalar:
+    """Value that says of a key that its last block was handed out now, to a row of this group.
+
+    Steps are counted up to a bound that no replay comes near; later ones are taken for it.
+    """
+    groups = work.sizes.buckets.groups
+    return NOT_RETAINED - 1 - (jnp.minimum(work.steps, _LATEST // groups) * groups + group)
+
+
+_LATEST = 2**31 - 2**16
+
+
+def eviction_of(value: int, groups: int) -> tuple[int, int]:
+    """The step and the group that a value of the table tells of, on the host; (0, -1) where it tells of none.
+
+    Args:
+      value: of a key that has no block.
+      groups: columns of the table.
+    """
+    return divmod(NOT_RETAINED - 1 - value, groups) if value < NOT_RETAINED else (0, -1)
+
+
+def was_evicted(value: Scalar) -> Scalar:
+    """True of values that say `EVICTED`, with or without more."""
+    return (value == EVICTED) | (value < NOT_RETAINED)
 
 
 def word_of(entry: Scalar) -> Scalar:
@@ -48,7 +81,13 @@ def entry_of(word: Scalar) -> Scalar:
 
 
 def remove(
-    work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry: Scalar, moving: bool = False
+    work: Workspace,
+    present: Scalar,
+    block: Scalar,
+    part: Scalar,
+    entry: Scalar,
+    moving: bool = False,
+    evicted: Scalar | int = EVICTED,
 ) -> Workspace:
     """Takes one key of a block out of the table, if `present`; `State.keys` of the block is not changed.
 
@@ -59,6 +98,7 @@ def remove(
       part: number of the key among the block's.
       entry: the key's place in the table.
       moving: whether another block will get the key at once, so that nobody need know.
+      evicted: what the table says of a key whose last block this was.
     """
     work, (value, after, before) = peek(
         present,
@@ -76,7 +116,7 @@ def remove(
         first = jnp.where(first_block(value) == block, after, first_block(value))
         shared = (value & 1) == 1
         remaining = first * 8 + (value & 6) + (after != before)
-        w = w.write("table", jnp.where(shared, remaining, absent(value)), w.entry(entry))
+        w = w.write("table", jnp.where(shared, remaining, absent(value, evicted)), w.entry(entry))
         w = w.write_if(shared, "links", after, w.link(before, part, 0))
         w = w.write_if(shared, "links", before, w.link(after, part, 1))
         return w if moving else emit(w, present, Event.REMOVED, entry)
@@ -123,13 +163,14 @@ def insert(
     return when(present, link, work, writes=("table", "links", "keys"))
 
 
-def drop_keys(work: Workspace, present: Scalar, block: Scalar) -> Workspace:
+def drop_keys(work: Workspace, present: Scalar, block: Scalar, evicted: Scalar | int = EVICTED) -> Workspace:
     """Takes all keys of a block out of the table and off the block, if `present`.
 
     Args:
       work: needs `WRITES` to write.
       present: whether to do it.
       block: id of a block, with keys or without.
+      evicted: what the table says of keys whose last block it was.
     """
     parts = 1 + work.sizes.buckets.parts
 
@@ -139,7 +180,7 @@ def drop_keys(work: Workspace, present: Scalar, block: Scalar) -> Workspace:
             part < parts, lambda v: (v.read("keys", v.key(block, part)),), w, reads=("keys",), default=(0,)
         )
         entry = jnp.where(part == 0, entry_of(value), value - 1)
-        w = remove(w, entry >= 0, block, part, jnp.maximum(entry, 0))
+        w = remove(w, entry >= 0, block, part, jnp.maximum(entry, 0), evicted=evicted)
         return w.write("keys", 0, w.key(block, part)), (part + 1,)
 
     return loop(lambda c: c[0] < parts, body, work, (jnp.where(present, 0, parts),), writes=WRITES)[0]

@@ -105,7 +105,9 @@ EVICTED = -1
 RETIRED = -2
 """Value in `State.table`: no block has this key, and when its span was last due, the span's block was null already."""
 NOT_RETAINED = -3
-"""Value in `State.table`: no block has this key, and when its span was last due, retention left it out."""
+"""Value in `State.table`: no block has this key, and when its span was last due, retention left it out.
+
+Values below it say `EVICTED` and more: in which step, and for which group (`hkv.state.key_table.evicted_for`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,9 +182,9 @@ class State:
         though it was not written to its end, and how many tokens of it that step found written.
       table: int32[keys + 1, groups], by key and group. Above 0: 8 times the block that was registered first, plus 2
         times what to say when it is gone (0: `EVICTED`, 1: `RETIRED`, 2: `NOT_RETAINED`), plus 1 if others have the
-        same key. Otherwise why there is none: `NEVER_SEEN`, `EVICTED`, `RETIRED`, `NOT_RETAINED`. The last column
-        belongs to no
-        group: there a dialect may note the step in which a key was last registered.
+        same key. Otherwise why there is none: `NEVER_SEEN`, `EVICTED` (or a value below all these, which says
+        when and for which group), `RETIRED`, `NOT_RETAINED`. The last column belongs to no group: there a
+        dialect may note the step in which a key was last registered.
       links: int32[blocks + 1, 2 + 2 * parts], next and previous block with the same key, for each of a block's keys,
         in a ring, in order of registration; meaningful only where `table` says that there are several.
       rows: int32[requests + 1, groups, row], block ids of each request; the last lookup's blocks while it waits.

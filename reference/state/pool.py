@@ -33,6 +33,7 @@ class Pool:
       records: whether events are recorded.
       evictions: blocks that lost their keys by being handed out.
       history: last event of each key, for diagnosis.
+      step: 1 more than the scheduling steps begun, for diagnosis.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -47,9 +48,14 @@ class Pool:
         self.records = True
         self.evictions = 0
         self.history = History()
+        self.step = 1
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int, group: int | None = None) -> list[int]:
         """Hand out `count` blocks from the front of the queue, each with one reference and without keys.
+
+        Args:
+          count: how many.
+          group: whose row they are for, which is remembered of what they held; None to remember nothing.
 
         Raises:
           OperationError: fewer are free; nothing was changed.
@@ -59,8 +65,12 @@ class Pool:
         blocks = [self.free.pop() for _ in range(count)]
         for block in blocks:
             if self.primary[block] is not None:
+                keys = self.keys_of(block)
                 self.drop_keys(block)
                 self.evictions += 1
+                for key in keys:
+                    if group is not None and key not in self.table:
+                        self.history.evicted(*key, self.step, group)
             self.refs[block] = 1
         return blocks
 

@@ -57,6 +57,10 @@ def compare_absences(compiled: JaxEngine, reference: NumpyEngine) -> None:
         got = [compiled.absence(group, key) for group in groups]
         if want != got:
             raise DifferenceError(f"{key!r}: {want} but {got}")
+        gone = [group for group, said in zip(groups, want, strict=True) if said == "evicted"]
+        want, got = ([engine.eviction(group, key) for group in gone] for engine in (reference, compiled))
+        if want != got:
+            raise DifferenceError(f"{key!r} evicted in step, for group {want} but {got}")
 
 
 @pytest.mark.parametrize("feature", FEATURES)

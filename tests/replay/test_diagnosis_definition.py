@@ -21,6 +21,9 @@ class RandomCache:
     def block(self, group, index):
         return self.states[group][index] if index < len(self.states[group]) else "never seen"
 
+    def eviction(self, group, key):
+        return None
+
     def absence(self, group, key):
         whole, rest = divmod((key + 1) * self.config.hash_block_size, self.config.block_size(group))
         assert not rest
@@ -34,6 +37,13 @@ def needed(config, group, boundary):
     if group in config.eagle_group_ids and not spec.snapshot:
         indices.append(boundary // size)
     return indices
+
+
+def fits(config, boundary, tokens):
+    """True if a hit may end there: before the last token, with room for a draft's proof in whole hash blocks."""
+    proofs = [config.block_size(g) for g in config.eagle_group_ids if not config.topology.specs[g].snapshot]
+    whole = tokens // config.hash_block_size * config.hash_block_size
+    return boundary < tokens and all(boundary + proof <= whole for proof in proofs)
 
 
 def by_definition(config, cache, tokens, hit):
@@ -93,5 +103,20 @@ def test_reasons_are_what_they_say(data):
     hit = data.draw(st.sampled_from(possible), label="hit")
     told = Diagnosis(config, cache).reasons(list(range(64)), tokens, hit)
     assert told == by_definition(config, cache, tokens, hit)
+    for group, search in enumerate(Diagnosis(config, cache).searches(list(range(64)), tokens, tokens, hit)):
+        top = max((n for n in boundaries if n > hit and fits(config, n, tokens)), default=hit)
+        further = [n for n in boundaries if hit < n <= top]
+        lacks = {n: [cache.block(group, i) for i in needed(config, group, n)] for n in further}
+        can = [n for n in further if set(lacks[n]) <= {"cached"}]
+        assert search.resumes == max(can, default=hit)
+        size, proof = config.block_size(group), config.block_size(group) * (len(needed(config, group, 0)) > 0)
+        whole = [
+            n
+            for n in further
+            if all(cache.block(group, i) != "never seen" for i in range(hit // size, (n + proof) // size))
+        ]
+        assert search.computed == (max(whole, default=hit) if further else hit)
+        ends = lacks.get(search.resumes + grid)
+        assert search.reason == WHOLE_PROMPT if ends is None else search.reason in {NAMES.get(why) for why in ends}
     for reason in set(told):
         event(reason)

@@ -74,7 +74,7 @@ def _share(kind: Kind, parent: str, child: str, computed: int) -> list[tuple[int
     shared, copied = _spans(kind, computed)
     blocks = kind.row(parent).blocks
     row = kind.row(child)
-    fresh = kind.pool.take(copied)
+    fresh = kind.pool.take(copied, kind.group)
     row.blocks = blocks[:shared] + fresh
     kind.pool.touch(blocks[:shared])
     row.registered = shared

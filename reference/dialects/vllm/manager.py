@@ -62,6 +62,7 @@ class Manager:
 
     def step(self) -> None:
         """A new scheduling step begins."""
+        self.pool.step += 1
         for request in self._granted:
             request.grant = None
         self._granted.clear()
@@ -341,6 +342,13 @@ class Manager:
         if (group, key) in self.pool.table:
             return "cached"
         return NAMES[self.pool.history.of(group, key)]
+
+    def eviction(self, group: int, key: Chain) -> tuple[int, int] | None:
+        """The step in which `group` last lost its last block for `key`, and the group that got it.
+
+        Steps are counted from 1, which is before the first begins. None where no block was handed out that had the key.
+        """
+        return self.pool.history.eviction(group, key)
 
     # Checks.
 

@@ -16,6 +16,7 @@ from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.diagnosis import REASONS
 from hkv.errors import ConfigError
 from hkv.replay import dispatches, schedule_loop
+from hkv.replay.attribution import attribute
 from hkv.replay.difference import Difference, compare_records
 from hkv.replay.run import Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Arrival, Schedule
@@ -58,6 +59,7 @@ def random_arrivals(seed, config, schedule):
     """Forty requests that share prefixes, some too long, in bursts."""
     source = random.Random(seed)
     size, step, arrivals, prompts, fresh = config.hash_block_size, 0, [], [[]], 0
+    served = set()
     for index in range(source.randint(1, 40)):
         step += source.choice((0, 0, 0, 1, 5, 40))
         old = source.choice(prompts)
@@ -73,7 +75,10 @@ def random_arrivals(seed, config, schedule):
             fresh += 1
         keys = keys[: (tokens + output) // size]
         prompts.append(keys)
-        arrivals.append(Arrival(index, step, tokens, output, lambda keys=keys: keys))
+        known = next((place for place, key in enumerate(keys) if key not in served), len(keys))
+        arrivals.append(Arrival(index, step, tokens, output, lambda keys=keys: keys, min(known * size, tokens)))
+        if tokens + output <= schedule.max_model_len:
+            served.update(keys)
     return arrivals
 
 
@@ -95,6 +100,10 @@ def both(config, schedule, arrivals):
     compared.check_all_compared()
     run.compare_outcomes(outcome, other, NAMES)
     agreement.compare_queues(mine.free_queue(), reference.state().free, NAMES)
+    for record in outcome.recorder.requests.values():
+        if record.admitted >= 0:
+            attributed = attribute(record, 0, studied.hit_units)
+            assert record.hit + sum(attributed.tokens.values()) == record.prompt, attributed
     return outcome
 
 

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.explain import key_history
 from hkv.model.group_policy import GroupType
-from hkv.replay.reasons import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT
+from hkv.replay.reasons import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT, GroupSearch
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import LiveRequest
 
@@ -80,6 +80,10 @@ class RtpDiagnosis:
         known = keys[: (tokens - 1) // self._config.block_size]
         hit = self.longest(known)
         return [self._reason(group, known, hit) for group in groups]
+
+    def searches(self, keys: Sequence[int], prompt: int, seen: int, hit: int) -> list[GroupSearch]:
+        """None: a joint hit is one search, and its reasons say all."""
+        return []
 
     def _reason(self, group: int, keys: Sequence[int], hit: int) -> str:
         if group not in self._full and group not in self._ends:

@@ -234,6 +234,12 @@ class JaxEngine:
         number = self._interner.find(key)
         return "never seen" if number is None else self._reader.absence(self._state, group, number)
 
+    def eviction(self, group: int, key: Hashable) -> tuple[int, int] | None:
+        """Step and group of an eviction: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
+        self._flush()
+        number = self._interner.find(key)
+        return None if number is None else self._reader.eviction(self._state, group, number)
+
     # Many at a time.
 
     def run(self, operations: Sequence[Operation]) -> list[Answer]:

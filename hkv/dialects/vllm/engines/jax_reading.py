@@ -13,6 +13,7 @@ from hkv.dialects.vllm.log.structs import CacheEvent, CacheState
 from hkv.dialects.vllm.rules.parameters import GroupField, Parameters
 from hkv.keys.interning import Interner
 from hkv.state.events import Event
+from hkv.state.key_table import eviction_of
 from hkv.state.state import (
     EVICTED,
     GROUP_WORDS,
@@ -95,7 +96,12 @@ class Reader:
     def absence(self, state: State, group: int, number: int) -> str:
         """State of a key in a group."""
         value = int(jax.device_get(state.table[number, self._columns[group]]))
-        return "cached" if value > 0 else ABSENCE[value]
+        return "cached" if value > 0 else ABSENCE[EVICTED if value < NOT_RETAINED else value]
+
+    def eviction(self, state: State, group: int, number: int) -> tuple[int, int] | None:
+        """The step in which a key that is gone was evicted from a group, and the group that got its block."""
+        value = int(jax.device_get(state.table[number, self._columns[group]]))
+        return eviction_of(value, state.buckets.groups) if value < NOT_RETAINED else None
 
     def events(self, rows: np.ndarray, requests: Mapping[int, tuple[Sequence[int], Sequence[int]]]) -> list[CacheEvent]:
         """Events as logs write them.

@@ -113,6 +113,10 @@ class NumpyEngine:
         """State of a prefix in a group: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
         return self.manager.absence(group, key)
 
+    def eviction(self, group: int, key: int) -> tuple[int, int] | None:
+        """Step and group of an eviction: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
+        return self.manager.eviction(group, key)
+
     def events(self) -> list[CacheEvent]:
         """Drains KV events; version 1 of the log format knows neither keys nor `cleared`."""
         from reference.state.events import Cleared

@@ -10,7 +10,11 @@ from hkv.dialects.vllm.rules import admit
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.vllm.schedule import diagnosis
 from hkv.dialects.vllm.schedule.compiled_state import ScheduleWorkspace
-from hkv.replay.schedule_state import FATE
+from hkv.replay.reasons import EVICTED as WAS_EVICTED
+from hkv.replay.reasons import NEVER_SEEN as WAS_NEVER_SEEN
+from hkv.replay.reasons import NOT_RETAINED as WAS_NOT_RETAINED
+from hkv.replay.schedule_state import FATE, SEARCH, Searching
+from hkv.state.key_table import was_evicted
 from hkv.state.loops import Scalar, divide, loop, when
 from hkv.state.state import EVICTED, NEVER_SEEN, NOT_RETAINED, RETIRED
 
@@ -29,10 +33,10 @@ WHOLE, WAITING, SHORT, NOT_SHARED, OFF = (
     )
 )
 OF_ABSENCE = {
-    NEVER_SEEN: diagnosis.REASONS.index("never seen"),
-    EVICTED: diagnosis.REASONS.index("evicted"),
+    NEVER_SEEN: diagnosis.REASONS.index(WAS_NEVER_SEEN),
+    EVICTED: diagnosis.REASONS.index(WAS_EVICTED),
     RETIRED: diagnosis.REASONS.index(diagnosis.RETIRED),
-    NOT_RETAINED: diagnosis.REASONS.index("not retained"),
+    NOT_RETAINED: diagnosis.REASONS.index(WAS_NOT_RETAINED),
 }
 ENDLESS = (1 << 30) - 1
 
@@ -87,9 +91,17 @@ class _Group:
 
 
 def diagnose(
-    work: ScheduleWorkspace, view: View, slot: Scalar, request: Scalar, tokens: Scalar, hit: Scalar, enabled: Scalar
+    work: ScheduleWorkspace,
+    view: View,
+    slot: Scalar,
+    request: Scalar,
+    tokens: Scalar,
+    hit: Scalar,
+    reach: Scalar,
+    enabled: Scalar,
 ) -> ScheduleWorkspace:
-    """Writes one reason per group to the request's fate, for a lookup just made, before its blocks are allocated.
+    """Writes one reason and one search per group to the request's fate, for a lookup just made, before its blocks
+    are allocated.
 
     Args:
       work: needs `WRITES` to write.
@@ -98,9 +110,15 @@ def diagnose(
       request: its number in the trace.
       tokens: tokens it has.
       hit: tokens the lookup found.
+      reach: tokens up to which the prefixes seen before can have taken it.
       enabled: whether to do it.
     """
-    return when(enabled, lambda w: _diagnose(w, view, slot, request, tokens, hit), work, writes=WRITES)
+
+    def body(w: ScheduleWorkspace) -> ScheduleWorkspace:
+        w = _diagnose(w, view, slot, request, tokens, hit)
+        return _search(w, view, _Search(slot, hit, reach, view.whole(CacheField.ALIGNMENT)), request)
+
+    return when(enabled, body, work, writes=WRITES)
 
 
 def _diagnose(
@@ -121,7 +139,7 @@ def _diagnose(
         group = _Group(view, jnp.minimum(number, groups - 1))
         mine = searched & group.shared & (number < groups)
         v, at = _resumes(v, group, search, hit + step, mine)
-        v, missing = _missing(v, group, search, mine & (at == 0))
+        v, missing, _ = _missing(v, group, search, hit + step, mine & (at == 0))
         reason = jnp.where(mine, jnp.where(at > 0, WAITING, missing), jnp.where(group.shared, WHOLE, NOT_SHARED))
         return v, (number + 1, every & ((at > 0) | ~mine), jnp.where(caching, reason, OFF))
 
@@ -170,10 +188,9 @@ def _resumes(
 
 
 def _missing(
-    work: ScheduleWorkspace, group: _Group, search: _Search, enabled: Scalar
-) -> tuple[ScheduleWorkspace, Scalar]:
-    """Reason why the block is missing that keeps this group from resuming at the first boundary after the hit."""
-    boundary = search.hit + search.step
+    work: ScheduleWorkspace, group: _Group, search: _Search, boundary: Scalar, enabled: Scalar
+) -> tuple[ScheduleWorkspace, Scalar, Scalar]:
+    """Reason why the block is missing that keeps this group from resuming at a boundary, and its value in the table."""
     first, last = group.open(search, boundary), group.stop(boundary) - 1
     forward = group.reads_all(boundary)
 
@@ -188,7 +205,70 @@ def _missing(
     reason = jnp.int32(0)
     for absence, code in OF_ABSENCE.items():
         reason = jnp.where(value == absence, code, reason)
-    return work, reason
+    return work, jnp.where(was_evicted(value), OF_ABSENCE[EVICTED], reason), value
+
+
+def _search(w: ScheduleWorkspace, view: View, search: _Search, request: Scalar) -> ScheduleWorkspace:
+    """Each group's side of the lookup, up to `search.top`: `hkv.replay.reasons.GroupSearch`, as `Searching` has it."""
+    groups, caching = view.num_groups, view.whole(CacheField.CACHING) != 0
+    spare = w.fates.shape[0] - SEARCH
+
+    def body(v: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
+        number, place, *found = local
+        for column, value in zip(Searching, found, strict=True):
+            v = v.write("fates", value, place + int(column))
+        group = _Group(view, jnp.minimum(number, groups - 1))
+        shared = caching & group.shared & (number < groups)
+        mine = shared & (search.hit < search.top)
+        v, resumes = _furthest_resumed(v, group, search, mine)
+        v, computed = _computed(v, group, search, mine)
+        lacks = mine & (resumes < search.top)
+        v, missing, value = _missing(v, group, search, resumes + search.step, lacks)
+        reason = jnp.where(shared, jnp.where(lacks, missing, WHOLE), jnp.where(caching, NOT_SHARED, OFF))
+        place = jnp.where(number < groups, v.search(request, number), spare)
+        return v, (number + 1, place, resumes, reason, computed, jnp.where(lacks & was_evicted(value), value, 0))
+
+    return loop(lambda c: c[0] <= groups, body, w, (0, spare, 0, 0, 0, 0), writes=WRITES)[0]
+
+
+def _furthest_resumed(
+    work: ScheduleWorkspace, group: _Group, search: _Search, enabled: Scalar
+) -> tuple[ScheduleWorkspace, Scalar]:
+    """The furthest boundary at which this group could resume, the hit where there is none beyond it."""
+
+    def body(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
+        boundary, index, _, _ = local
+        looks = index >= group.open(search, boundary)
+        value = group.value(w, search, jnp.where(looks, index, 0))
+        lacking = looks & (value <= 0)
+        # A boundary fails whose needed blocks include the one that is lacking: it must end before that one does.
+        most = jnp.maximum((index + 1) * group.block - 1 - group.proof, 0)
+        boundary = jnp.where(lacking, divide(most, search.step) * search.step, boundary)
+        index = jnp.where(lacking, group.stop(boundary) - 1, index - looks)
+        return w, (boundary, index, looks & (boundary > search.hit), ~looks)
+
+    start = (search.top, group.stop(search.top) - 1, enabled, False)
+    work, (boundary, _, _, found) = loop(lambda c: c[2], body, work, start, reads=READS)
+    return work, jnp.where(found, boundary, search.hit)
+
+
+def _computed(
+    work: ScheduleWorkspace, group: _Group, search: _Search, enabled: Scalar
+) -> tuple[ScheduleWorkspace, Scalar]:
+    """The furthest boundary whose needed blocks somebody computed: blocks are computed in order, so by bisection."""
+    stop = group.stop(search.top)
+
+    def body(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
+        low, high = local
+        middle = divide(low + high, jnp.int32(2))
+        never = group.value(w, search, middle) == NEVER_SEEN
+        return w, (jnp.where(never, low, middle + 1), jnp.where(never, middle, high))
+
+    start = (jnp.where(enabled, divide(search.hit, group.block), stop), stop)
+    work, (seen, _) = loop(lambda c: c[0] < c[1], body, work, start, reads=READS)
+    most = jnp.maximum((seen + 1) * group.block - 1 - group.proof, 0)
+    most = jnp.maximum(search.hit, divide(most, search.step) * search.step)
+    return work, jnp.where(enabled, jnp.where(seen >= stop, search.top, most), search.hit)
 
 
 def _all_resume(

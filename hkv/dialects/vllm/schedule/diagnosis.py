@@ -7,16 +7,26 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.replay.reasons import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT
-
-FELL_SHORT = "lookup fell short"
+from hkv.replay.hit_units import HitUnits
+from hkv.replay.reasons import (
+    CACHING_OFF,
+    EVICTED,
+    FELL_SHORT,
+    NEVER_SEEN,
+    NOT_RETAINED,
+    NOT_SHARED,
+    RETIRED,
+    WAITING,
+    WHOLE_PROMPT,
+    GroupSearch,
+)
 
 REASONS = (
     WHOLE_PROMPT,
-    "never seen",
-    "evicted",
+    NEVER_SEEN,
+    EVICTED,
     RETIRED,
-    "not retained",
+    NOT_RETAINED,
     WAITING,
     FELL_SHORT,
     NOT_SHARED,
@@ -27,10 +37,10 @@ REASONS = (
 CACHED = "cached"
 
 _REASON_OF_ABSENCE = {
-    "never seen": "never seen",
-    "evicted": "evicted",
+    "never seen": NEVER_SEEN,
+    "evicted": EVICTED,
     "retired": RETIRED,
-    "not retained": "not retained",
+    "not retained": NOT_RETAINED,
 }
 
 
@@ -47,6 +57,40 @@ class MissDiagnosis(Protocol):
         """
         ...
 
+    def eviction(self, group: int, key: int) -> tuple[int, int] | None:
+        """The step, 1 before the first begins, in which such a block was evicted, and the group that got it.
+
+        None where it was not handed out, or is cached.
+        """
+        ...
+
+
+def hit_units(config: VllmConfig) -> HitUnits:
+    """The units in which a cache under vLLM 0.33's rules finds prefixes."""
+    unit = _alignment(config)
+    groups = range(len(config.topology.groups))
+    proof = max((_proof(config, group, unit) for group in groups if _shared(config, group)), default=0)
+    return HitUnits(config.hash_block_size, unit, proof, any(_shared(config, group) for group in groups))
+
+
+def _shared(config: VllmConfig, group: int) -> bool:
+    return config.topology.specs[group].prefix_cacheable
+
+
+def _alignment(config: VllmConfig) -> int:
+    """Tokens between two boundaries at which hits may end."""
+    if config.partial_hits:
+        return config.hash_block_size
+    return config.scheduler_block_size if len(config.topology.groups) > 1 else config.block_size(0)
+
+
+def _proof(config: VllmConfig, group: int, alignment: int) -> int:
+    """Tokens after a boundary that a group under the EAGLE drop rule needs too."""
+    if group not in config.eagle_group_ids or config.topology.specs[group].snapshot:
+        return 0
+    size = config.block_size(group)
+    return min(alignment, size) if config.partial_hits else size
+
 
 class Diagnosis:
     """Finds the reasons, given an engine that can be asked.
@@ -60,9 +104,8 @@ class Diagnosis:
         self._engine = engine
         self._caching = config.caching
         groups = range(len(config.topology.groups))
-        self._alignment = config.scheduler_block_size if len(groups) > 1 else config.block_size(0)
-        if config.partial_hits:
-            self._alignment = config.hash_block_size
+        self._alignment = _alignment(config)
+        self._units = hit_units(config)
         self._groups = [_GroupView(config, group, engine, self._alignment) for group in groups]
 
     def reasons(self, keys: Sequence[int], tokens: int, hit: int) -> list[str]:
@@ -91,10 +134,27 @@ class Diagnosis:
             for group, found in zip(self._groups, further, strict=True)
         ]
 
+    def searches(self, keys: Sequence[int], prompt: int, seen: int, hit: int) -> list[GroupSearch]:
+        """Each group's side of a lookup just made, before its blocks are allocated: see `HitReasons.searches`."""
+        top = int(self._units.boundaries(prompt, seen)[-1])
+        return [self._search(group, keys, hit, top) for group in self._groups]
+
+    def _search(self, group: _GroupView, keys: Sequence[int], hit: int, top: int) -> GroupSearch:
+        if not self._caching or not group.shared:
+            return GroupSearch(hit, NOT_SHARED if self._caching else CACHING_OFF, hit)
+        if hit >= top:
+            return GroupSearch(hit, WHOLE_PROMPT, hit)
+        resumes, computed = group.furthest_resumed(keys, hit, top), group.computed(keys, hit, top)
+        if resumes >= top:
+            return GroupSearch(resumes, WHOLE_PROMPT, computed)
+        reason, key = group.lacking(keys, hit, resumes + self._alignment)
+        evicted = self._engine.eviction(group.index, key) if reason == EVICTED else None
+        return GroupSearch(resumes, reason, computed, *(evicted or ()))
+
     def _reason(self, group: _GroupView, waiting: str, keys: Sequence[int], hit: int, boundary: int) -> str:
         if not group.shared:
             return NOT_SHARED
-        return waiting or group.missing(keys, hit, boundary)
+        return waiting or group.lacking(keys, hit, boundary)[0]
 
 
 class _GroupView:
@@ -102,13 +162,12 @@ class _GroupView:
 
     def __init__(self, config: VllmConfig, group: int, engine: MissDiagnosis, alignment: int) -> None:
         self._spec = config.topology.specs[group]
-        self._group = group
+        self.index = group
+        self._alignment = alignment
         self._engine = engine
         self._block = config.block_size(group)
         self._hash_block = config.hash_block_size
-        self._proof = 0
-        if group in config.eagle_group_ids and not self._spec.snapshot:
-            self._proof = min(alignment, self._block) if config.partial_hits else self._block
+        self._proof = _proof(config, group, alignment)
         self.shared = self._spec.prefix_cacheable
         every = range(alignment, config.max_model_len + 1, alignment) if self.shared else range(0)
         self._unneeding = [boundary for boundary in every if not self._needs_anything(boundary)]
@@ -139,16 +198,36 @@ class _GroupView:
                 place += 1
         return False
 
-    def missing(self, keys: Sequence[int], hit: int, boundary: int) -> str:
-        """Reason why the block is missing that keeps this group from resuming at `boundary`, the first one after `hit`.
+    def lacking(self, keys: Sequence[int], hit: int, boundary: int) -> tuple[str, int]:
+        """The reason for which a block is missing that keeps this group from resuming at `boundary`, and its key.
 
         The first block it lacks for groups whose queries read everything; else the last, where the search for a
         window or a state begins.
         """
-        blocks = [self._absence(keys, index) for index in self._still_open(hit, boundary)]
-        absences = [*blocks, self._tail_missing(keys, boundary)]
+        blocks = [(self._absence(keys, index), self._key(keys, index)) for index in self._still_open(hit, boundary)]
+        absences = [*blocks, (self._tail_missing(keys, boundary), self._tail_key(keys, boundary))]
         order = absences if self._reads_all(boundary) else reversed(absences)
-        return next(_REASON_OF_ABSENCE[absence] for absence in order if absence != CACHED)
+        return next((_REASON_OF_ABSENCE[absence], key) for absence, key in order if absence != CACHED)
+
+    def furthest_resumed(self, keys: Sequence[int], hit: int, top: int) -> int:
+        """The furthest boundary up to `top` at which a request could resume, were this the only group; else `hit`."""
+        boundary = top
+        while boundary > hit:
+            lacking = self._last_lacking(keys, hit, boundary)
+            if lacking is None and self._tail(keys, boundary) == CACHED:
+                return boundary
+            # A boundary fails whose needed blocks include the one that is lacking: it must end before that one does.
+            most = boundary - 1 if lacking is None else (lacking + 1) * self._block - 1 - self._proof
+            boundary = most // self._alignment * self._alignment
+        return hit
+
+    def computed(self, keys: Sequence[int], hit: int, top: int) -> int:
+        """The furthest boundary up to `top` whose needed blocks somebody computed, cached or not; at least `hit`."""
+        stop = self._whole(top).stop
+        seen = self._first_never_seen(keys, hit // self._block, stop)
+        if seen >= stop:
+            return top
+        return max(hit, ((seen + 1) * self._block - 1 - self._proof) // self._alignment * self._alignment)
 
     def _whole(self, boundary: int) -> range:
         """Indices of the whole blocks that must be cached for a request to resume at `boundary`."""
@@ -159,8 +238,11 @@ class _GroupView:
 
     def _tail(self, keys: Sequence[int], boundary: int) -> str:
         """State of the partly filled block at the end of what is needed; `cached` if none is needed."""
-        end = boundary + self._proof
-        return self._engine.absence(self._group, keys[end // self._hash_block - 1]) if end % self._block else CACHED
+        whole = (boundary + self._proof) % self._block == 0
+        return CACHED if whole else self._engine.absence(self.index, self._tail_key(keys, boundary))
+
+    def _tail_key(self, keys: Sequence[int], boundary: int) -> int:
+        return keys[(boundary + self._proof) // self._hash_block - 1]
 
     def _tail_missing(self, keys: Sequence[int], boundary: int) -> str:
         """State as by `_tail`; if a block that reaches further is known, the boundary within it was not retained."""
@@ -194,4 +276,7 @@ class _GroupView:
         return stop
 
     def _absence(self, keys: Sequence[int], index: int) -> str:
-        return self._engine.absence(self._group, keys[(index + 1) * self._block // self._hash_block - 1])
+        return self._engine.absence(self.index, self._key(keys, index))
+
+    def _key(self, keys: Sequence[int], index: int) -> int:
+        return keys[(index + 1) * self._block // self._hash_block - 1]

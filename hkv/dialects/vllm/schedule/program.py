@@ -196,6 +196,7 @@ def _after_lookup(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: S
     w = w.write_if(found, "seats", answer.shared_prefix, w.seat(m.candidate, Seat.JUNCTION))
     asked = (new > 0) & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
     looking = View(view.cache, trace.diagnosed.reshape(-1), None, view.width)
-    w = compiled_reasons.diagnose(w, looking, m.candidate, m.head, seat.tokens, answer.value, found & asked)
+    reach = trace.reach[m.head.astype(jnp.uint32)]
+    w = compiled_reasons.diagnose(w, looking, m.candidate, m.head, seat.tokens, answer.value, reach, found & asked)
     mode = jnp.where(new > 0, int(Mode.TAKE), int(Mode.RECORD))
     return w, m.when(found, mode=mode, new=new, hit=answer.value)

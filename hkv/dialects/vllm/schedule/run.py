@@ -16,13 +16,14 @@ from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.schedule.agreement import ComparedEngine, compare_queues
 from hkv.dialects.vllm.schedule.chunking import Chunking
-from hkv.dialects.vllm.schedule.diagnosis import REASONS, Diagnosis, MissDiagnosis
+from hkv.dialects.vllm.schedule.diagnosis import REASONS, Diagnosis, MissDiagnosis, hit_units
 from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
 from hkv.dialects.vllm.schedule.schedule import Replay
 from hkv.errors import ConfigError
 from hkv.model.topology import Group, Topology
 from hkv.oracle.engines import engine_factory
 from hkv.replay.difference import compare, compare_records
+from hkv.replay.hit_units import HitUnits
 from hkv.replay.record import Recorder
 from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule
@@ -116,6 +117,10 @@ class VllmReplayedCache(ReplayedCache):
     @property
     def key_tokens(self) -> int:
         return self.config.hash_block_size
+
+    @property
+    def hit_units(self) -> HitUnits:
+        return hit_units(self.config)
 
     @property
     def eagle_groups(self) -> frozenset[int]:

@@ -204,7 +204,7 @@ class Kind:
         if skipped > 0 and min(total - skipped, external) <= 0:
             return
         row = self.row(id)
-        row.blocks += self.pool.take(max(0, ceil_div(total, self.block_size) - len(row.blocks)))
+        row.blocks += self.pool.take(max(0, ceil_div(total, self.block_size) - len(row.blocks)), self.group)
 
     def allocate(self, id: str, slots: int, main: int) -> list[int]:
         """Grow a row to `slots` tokens and return the new blocks; a copy's target first.
@@ -213,11 +213,11 @@ class Kind:
         which the request must not write.
         """
         row = self.row(id)
-        copied = [] if row.partial is None else [self.copy_on_write(row, self.pool.take(1)[0])]
+        copied = [] if row.partial is None else [self.copy_on_write(row, self.pool.take(1, self.group)[0])]
         missing = ceil_div(slots, self.block_size) - len(row.blocks)
         if missing <= 0:
             return copied
-        new = self.pool.take(missing)
+        new = self.pool.take(missing, self.group)
         row.blocks += new
         return copied + new
 

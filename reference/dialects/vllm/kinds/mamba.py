@@ -210,7 +210,7 @@ class MambaKind(Kind):
             return []
         old_end = len(blocks)
         self._pass_over_columns(row, wanted - self.scratch - 1)
-        new = self.pool.take(max(wanted - len(blocks), 0) + (0 if row.partial is None else 1))
+        new = self.pool.take(max(wanted - len(blocks), 0) + (0 if row.partial is None else 1), self.group)
         answer = blocks[old_end:]
         if row.partial is not None:
             copy, *new = new

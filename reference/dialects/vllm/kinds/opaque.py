@@ -33,7 +33,7 @@ class OpaqueKind(Kind):
         row = self.row(id)
         if row.blocks:
             return []
-        row.blocks = self.pool.take(1)
+        row.blocks = self.pool.take(1, self.group)
         return list(row.blocks)
 
     def retire(self, id: str, processed: int) -> None:

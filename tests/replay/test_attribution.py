@@ -1,0 +1,217 @@
+"""Every prompt token that was no hit has one cause: each shown by a smallest trace."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
+from hkv.replay.attribution import CAUSES, attribute
+from hkv.replay.hit_units import HitUnits
+from hkv.replay.missed import missed
+from hkv.replay.record import RequestRecord
+from hkv.replay.result import result_of
+from hkv.replay.run import Timing, replay
+from hkv.replay.schedule import Schedule
+from hkv.replay.traces.reader import TraceRequest
+from hkv.replay.traces.sharing import BLOCK, shared_prefixes
+from hkv.spec import OpaqueState, spec_from_text
+
+
+def of_tokens(*prompts, output=0, every=1000):
+    return [
+        TraceRequest(line=i, timestamp=i * every, input_length=len(prompt), output_length=output, tokens=list(prompt),
+                     output_tokens=[9] * output, tokens_per_id=1)
+        for i, prompt in enumerate(prompts)
+    ]  # fmt: skip
+
+
+def of_ids(*prompts, size=8):
+    return [
+        TraceRequest(line=i, timestamp=i * 1000, input_length=length, output_length=0, hash_ids=ids, tokens_per_id=size)
+        for i, (length, ids) in enumerate(prompts)
+    ]
+
+
+def causes(groups, requests, *, num_blocks=60, schedule=None, **options):
+    """Tokens by cause of each request, as the result's columns have them, those of no token left out; hits too."""
+    specs = [spec_from_text(part) for part in groups.split(",")] if isinstance(groups, str) else groups
+    schedule = schedule or Schedule(step_tokens=64, max_model_len=400)
+    outcome = replay(
+        requests, VllmReplayedCache(cache_config(specs, num_blocks, schedule, **options)), schedule, Timing()
+    )
+    columns = result_of(outcome, "numpy").requests
+    told = [
+        {name: int(columns[name][place]) for name in ("hit", *CAUSES) if columns[name][place]}
+        for place in range(len(requests))
+    ]
+    for request, each in zip(requests, told, strict=True):
+        assert sum(each.values()) == request.input_length
+    sums = missed(outcome)
+    assert sum(sums.tokens.values()) + sum(columns["hit"]) == sum(columns["prompt"])
+    return told
+
+
+ABC = range(1, 13)
+
+
+def test_first_use():
+    assert causes("full:4", of_tokens(ABC)) == [{"first use": 12}]
+
+
+def test_the_last_token_is_always_computed():
+    assert causes("full:1", of_tokens(ABC, ABC))[1] == {"hit": 11, "last token": 1}
+
+
+def test_block_granularity():
+    assert causes("full:4", of_tokens(ABC, [*ABC[:6], 99]))[1] == {"hit": 4, "block granularity": 2, "first use": 1}
+
+
+def test_the_unit_of_hits():
+    told = causes("full:8,swa:4:20", of_tokens(range(1, 20), [*range(1, 15), 99]))
+    assert told[1] == {"hit": 8, "hit unit": 4, "block granularity": 2, "first use": 1}
+
+
+def test_the_granularity_of_the_trace():
+    """Both prompts begin with id 0 and differ in the next 8 tokens, of which at most 7 are equal."""
+    told = causes("full:4", of_ids((24, [0, 1, 2]), (24, [0, 3, 4])))
+    assert told[0] == {"first use": 24}
+    assert told[1] == {"hit": 8, "trace granularity": 7, "first use": 9}
+
+
+def test_nothing_is_known_of_a_prompt_that_the_trace_does_not_name():
+    bare = TraceRequest(line=1, timestamp=0, input_length=30, output_length=0)
+    assert causes("full:4", [bare, bare]) == [{"trace granularity": 30}] * 2
+
+
+def test_the_drop_of_a_draft():
+    told = causes("full:4", of_tokens(ABC, [*ABC, 99]), eagle=())
+    assert told[1] == {"hit": 8, "draft drop": 4, "first use": 1}
+
+
+def test_what_is_computed_at_the_same_time():
+    told = causes("full:4", of_tokens(ABC, [*ABC, 99], every=0), schedule=Schedule(step_tokens=16, max_model_len=60))
+    assert told[1] == {"hit": 12, "first use": 1}, "what one step computes, the same step finds: vLLM registers at once"
+    cut = Schedule(step_tokens=8, decode_tokens=1, max_running=2, max_model_len=60)
+    told = causes("full:4", of_tokens([*ABC, 98], [*ABC, 99], every=0), schedule=cut)
+    assert told[1] == {"hit": 12, "first use": 1}
+
+
+def test_what_an_answer_leaves_uncomputed():
+    """The last token of an answer is never computed: a prompt that goes on from it computes it."""
+    by_one = Schedule(step_tokens=64, decode_tokens=1, max_model_len=40)
+    told = causes("full:1", of_tokens([1, 2, 3], [1, 2, 3, 9, 9, 8], output=2), schedule=by_one)
+    assert told[1] == {"hit": 4, "not computed yet": 1, "first use": 1}
+
+
+def test_evictions_and_by_whose_pressure():
+    requests = of_tokens(ABC, range(20, 48), [*ABC, 99])
+    assert causes("full:4", requests, num_blocks=10)[2] == {"hit": 8, "evicted": 4, "first use": 1}
+    schedule = Schedule(step_tokens=64, max_model_len=40)
+    cache = VllmReplayedCache(cache_config([spec_from_text("full:4")], 10, schedule))
+    outcome = replay(requests, cache, schedule, Timing())
+    (evicted,) = missed(outcome).evicted
+    assert (evicted.group, evicted.taker, evicted.tokens, evicted.requests) == (0, 0, 4, 1)
+    assert evicted.steps == 20, "the second request came one second, 20 steps, before the third"
+    columns = result_of(outcome, "numpy").requests
+    assert columns["ended_by"].tolist() == [-1, -1, 0]
+    assert columns["evicted_for"].tolist() == [-1, -1, 0]
+    assert columns["evicted_steps_before"].tolist() == [-1, -1, 20]
+
+
+def test_windows_that_were_not_retained():
+    requests = of_tokens(range(1, 26), [*range(1, 18), 99])
+    told = causes("full:4,swa:4:5", requests, retention_interval=0)
+    assert told[1] == {"not retained": 16, "block granularity": 1, "first use": 1}
+    assert causes("full:4,swa:4:5", requests)[1] == {"hit": 16, "block granularity": 1, "first use": 1}
+
+
+def test_states_that_were_passed_over():
+    told = causes("full:4,mamba:4", of_tokens(range(1, 26), [*range(1, 18), 99]))
+    assert told[1] == {"retired window": 16, "block granularity": 1, "first use": 1}
+
+
+def test_caching_off_and_groups_that_are_never_shared():
+    requests = of_tokens(ABC, [*ABC, 99])
+    assert causes("full:4", requests, caching=False)[1] == {"caching is off": 12, "first use": 1}
+    assert causes([OpaqueState(block_size=4)], requests)[1]["never shared"] == 12
+
+
+def record_of(**fields):
+    return RequestRecord(**{"index": 0, "prompt": 40, "output": 0, "arrived": 0, "admitted": 0, "seen": 36, **fields})
+
+
+def test_groups_that_never_agree_wait_for_each_other():
+    from hkv.replay.reasons import GroupSearch
+
+    searches = (GroupSearch(24, "evicted", 36, 3, 1), GroupSearch(16, "retired window", 28))
+    told = attribute(record_of(hit=8, reasons=("waiting for another group",) * 2, searches=searches), 0, HitUnits(4, 4))
+    assert told.tokens == {
+        "first use": 4, "not computed yet": 8, "retired window": 12, "waiting for another group": 8,
+    }  # fmt: skip
+    assert (told.group, told.evicted) == (1, 0)
+    assert told.groups == (
+        {"evicted": 12, "waiting for another group": 16},
+        {"not computed yet": 8, "retired window": 12, "waiting for another group": 8},
+    )
+    short = attribute(record_of(hit=8, reasons=("lookup fell short",) * 2, searches=searches), 0, HitUnits(4, 4))
+    assert short.tokens["lookup fell short"] == 8
+
+
+@pytest.mark.parametrize(
+    ("reasons", "cause"),
+    [
+        (("waiting for another group", "retired window"), "retired window"),
+        (("never seen", "never shared"), "not computed yet"),
+        (("whole prompt", "not finished"), "not computed yet"),
+        (("waiting for another group",) * 2, "waiting for another group"),
+        ((), "not told by the engine"),
+    ],
+)
+def test_a_dialect_that_tells_reasons_only_has_one_cause_for_the_caches_part(reasons, cause):
+    told = attribute(record_of(hit=8, reasons=reasons), 0, HitUnits(4, 4))
+    assert told.tokens == {"first use": 4, cause: 28}
+
+
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=2 * BLOCK + 9), min_size=1, max_size=8),
+    copied=st.lists(st.integers(0, 2 * BLOCK + 9), max_size=8),
+    output=st.integers(0, 3),
+)
+def test_shared_tokens_are_the_longest_common_prefix(prompts, copied, output):
+    for place, length in enumerate(copied, start=1):
+        if place < len(prompts):
+            prompts[place] = [*prompts[place - 1][:length], *prompts[place]]
+    limit = 2 * BLOCK + 20
+    shared, unresolved = shared_prefixes(of_tokens(*prompts, output=output), limit)
+    for place, prompt in enumerate(prompts):
+        before = [[*other, *[9] * output] for other in prompts[:place] if len(other) + output <= limit]
+        assert shared[place] == max((common(prompt, other) for other in before), default=0)
+    assert not unresolved.any()
+
+
+def common(mine, other):
+    return next(
+        (i for i, pair in enumerate(zip(mine, other, strict=False)) if pair[0] != pair[1]), min(len(mine), len(other))
+    )
+
+
+@given(seed=st.integers(0, 1 << 30), size=st.integers(2, 6))
+def test_what_ids_do_not_say_lies_between_the_bounds(seed, size):
+    """Prompts of tokens, told by ids: they share at least what the ids say, and at most what these leave open."""
+    source = random.Random(seed)
+    prompts, ids, requests = [], {}, []
+    for _ in range(source.randint(1, 8)):
+        old = source.choice([*prompts, []])
+        prompt = old[: source.randint(0, len(old))] + [source.randint(0, 1) for _ in range(source.randint(1, 12))]
+        prompts.append(prompt)
+        parts = [tuple(prompt[: end + size]) for end in range(0, len(prompt), size)]
+        names = [ids.setdefault(part, len(ids)) for part in parts]
+        requests.append((len(prompt), names))
+    told = of_ids(*requests, size=size)
+    shared, unresolved = shared_prefixes(told, 1000)
+    for place, prompt in enumerate(prompts):
+        truth = max((common(prompt, other) for other in prompts[:place]), default=0)
+        assert shared[place] <= truth <= shared[place] + unresolved[place], (place, prompts)
+        assert unresolved[place] < size
