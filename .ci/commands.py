@@ -43,6 +43,7 @@ SMALLEST = (
 WANTING = {
     "replay chat.jsonl --groups full:16 --num-blocks 20000 --engine numpy --plot chat.png": "plots",
     "layout --spec full:16 --image block.svg": "plots",
+    "plan gpt-oss-20b llama-3.1-8b --memory 80GiB --plot capacity.png": "plots",
     "check-events --endpoint tcp://127.0.0.1:5557 --seconds 1": "events",
 }
 """Commands that want more than the base dependencies, and the extra that they have to name."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from hkv.dialects.capacity import Capacity
 from hkv.dialects.option_list import Several
-from hkv.errors import ConfigError, HKVError, UnsupportedConfigError
+from hkv.errors import ConfigError, HKVError
 
 MOST_ROWS = 10_000
 """A table that is longer is refused."""
@@ -51,34 +51,25 @@ def combinations(configs: Sequence[str], options: dict[str, Any]) -> list[tuple[
 
 
 def capacity_rows(
-    wanted: Sequence[tuple[str, dict[str, Any]]],
-    capacity: Callable[[str, dict[str, Any]], Capacity | None],
-    dialect: str,
+    wanted: Sequence[tuple[str, dict[str, Any]]], capacity: Callable[[str, dict[str, Any]], Capacity]
 ) -> list[CapacityRow]:
     """A row for each config and choice of options.
 
     Args:
       wanted: the combinations.
-      capacity: plans one and says what fits; None if the dialect does not say.
-      dialect: its name.
+      capacity: plans one and says what fits.
 
     Raises:
-      UnsupportedConfigError: the dialect does not say what fits.
       HKVError: all were refused, and for the same reason.
     """
     rows: list[CapacityRow] = []
     errors: list[HKVError] = []
     for config, choice in wanted:
         try:
-            fits = capacity(config, choice)
+            rows.append(CapacityRow(config, choice, capacity(config, choice)))
         except HKVError as error:
             errors.append(error)
             rows.append(CapacityRow(config, choice, None, " ".join(str(error).split())))
-            continue
-        if fits is None:
-            expected = "a dialect whose plan says how many requests fit: a table, --csv and --plot are of that"
-            raise UnsupportedConfigError("--dialect", dialect, expected)
-        rows.append(CapacityRow(config, choice, fits))
     if len(errors) == len(rows) and len({row.refused for row in rows}) == 1:
         raise errors[0]
     return rows

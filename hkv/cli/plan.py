@@ -18,7 +18,6 @@ from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_outp
 from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.dialects import registry
 from hkv.dialects.option_list import OneOrMore
-from hkv.dialects.plan_command import ModelPlan
 from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
 from hkv.model.huggingface import KV_DTYPES, load_config
 from hkv.plot_path import check_plot_path
@@ -140,19 +139,19 @@ def command(
     if plot_path is not None:
         check_plot_path(plot_path)
 
-    def planned(config: str, choice: dict[str, Any]) -> ModelPlan:
-        return planner.plan(memory, {**options, **choice, "config": config})
-
     wanted = combinations(configs, options)
     if len(wanted) == 1 and csv_path is None and plot_path is None:
-        plan = planned(*wanted[0])
+        config, choice = wanted[0]
+        plan = planner.plan(memory, {**options, **choice, "config": config})
         if json_path != STANDARD_OUTPUT:
             plan.show(Console(soft_wrap=False))
         write_json(json_path, plan.report)
         return
     for config in configs:
         load_config(config)  # a name that nobody knows is a slip, not a refused combination
-    rows = capacity_rows(wanted, lambda config, choice: planned(config, choice).capacity, dialect)
+    rows = capacity_rows(
+        wanted, lambda config, choice: planner.capacity(memory, {**options, **choice, "config": config})
+    )
     if talks(json_path, csv_path, plot_path):
         click.echo("\n".join(table_lines(rows, Console().width)))
     write_json(json_path, {"rows": [row.record() for row in rows]})

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from hkv.byte_size import show_bytes
 from hkv.dialects.capacity import Capacity
-from hkv.errors import PlanError
+from hkv.errors import PlanError, UnsupportedConfigError
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.spec import AttentionSpec
 
@@ -27,12 +27,10 @@ class ModelPlan:
     Attributes:
       report: all of it as plain values.
       show: prints it, for people.
-      capacity: what fits, as a row of a table has it; None where the dialect does not say.
     """
 
     report: dict[str, Any]
     show: Callable[[Console], None]
-    capacity: Capacity | None = None
 
 
 class PlanCommand(abc.ABC):
@@ -53,6 +51,20 @@ class PlanCommand(abc.ABC):
         Raises:
           HKVError: the options, the model or the memory cannot be used.
         """
+
+    def capacity(self, memory: int | None, options: dict[str, Any]) -> Capacity:
+        """The row of `options["config"]` in a table of several models or options.
+
+        Args:
+          memory: bytes for the cache on each GPU, or None if it was not given.
+          options: the command's, by name; `bugs` as the set that was named.
+
+        Raises:
+          UnsupportedConfigError: the dialect's plan does not say how many requests fit.
+          HKVError: the options, the model or the memory cannot be used.
+        """
+        expected = "one model and one value of each option with this dialect, whose plan has no concurrency"
+        raise UnsupportedConfigError("table, --csv or --plot", options["config"], expected)
 
 
 def given_memory(memory: int | None) -> int:

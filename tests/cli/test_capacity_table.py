@@ -161,8 +161,8 @@ def test_a_plot_of_another_format_is_refused_before_any_work() -> None:
 
 
 def test_a_dialect_that_does_not_say_what_fits() -> None:
-    with pytest.raises(UnsupportedConfigError):
-        run("llama-3.1-8b", "--dialect", "rtp-llm", "--tp", "1,2")
+    with pytest.raises(UnsupportedConfigError, match="--csv"):
+        run("llama-3.1-8b", "--dialect", "rtp-llm", "--csv", "-")
 
 
 def test_a_hundred_rows_take_less_than_five_seconds() -> None:

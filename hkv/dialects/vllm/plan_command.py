@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from hkv.byte_size import parse_bytes
+from hkv.dialects.capacity import Capacity
 from hkv.dialects.plan_command import ModelPlan, PlanCommand
+from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.capacity import capacity_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
@@ -31,11 +33,16 @@ class VllmPlanCommand(PlanCommand):
         return (*memory_options(), *batch_options(), *cache_options(), *parallel_options())
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
-        planned = plan_config(options["config"], engine_options(memory, options), bugs=options["bugs"])
+        planned = _planned(memory, options)
         report = planned.report()
-        return ModelPlan(
-            report, lambda console: print_served(console, report, planned.served), capacity_of(report, planned.served)
-        )
+        return ModelPlan(report, lambda console: print_served(console, report, planned.served))
+
+    def capacity(self, memory: int | None, options: dict[str, Any]) -> Capacity:
+        return capacity_of(_planned(memory, options))
+
+
+def _planned(memory: int | None, options: dict[str, Any]) -> CachePlan:
+    return plan_config(options["config"], engine_options(memory, options), bugs=options["bugs"])
 
 
 def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions:
