@@ -73,6 +73,13 @@ def test_names_that_are_like_nothing() -> None:
     assert near("????") == []
 
 
+def test_the_beginning_of_names_gives_them_all() -> None:
+    assert near("Gemma-3") == ["gemma-3-12b", "gemma-3-1b", "gemma-3-27b", "gemma-3-4b"]
+    assert near("google/gemma-3") == near("gemma-3")
+    assert near("qwen3-next") == ["qwen3-next-80b-a3b"]
+    assert len(near("q")) == 6
+
+
 def test_names_go_wherever_configs_go(tmp_path: pathlib.Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "out.json"
     runner = CliRunner()
