@@ -38,7 +38,7 @@ def drawn(rows: Sequence[CapacityRow], path: str) -> bytes:
         raise ConfigError("plot", path, "at least one row that is not refused, of a model that caches something")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     figure = Figure(figsize=(10, 6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -55,6 +55,8 @@ def drawn(rows: Sequence[CapacityRow], path: str) -> bytes:
     panel.set_xticks(lengths[:: len(lengths) // 10 + 1])
     panel.xaxis.set_minor_locator(NullLocator())
     panel.xaxis.set_major_formatter("{x:,.0f}")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter("{x:,g}")
     panel.set_xlabel("tokens of each request")
     panel.set_ylabel("requests that fit at once, as the engine counts them")
