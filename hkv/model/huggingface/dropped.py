@@ -6,11 +6,11 @@ from hkv.model.huggingface.family import words
 
 SINCE = {
     "0.9.2": "phi3small",
-    "0.10.2": "motif phi4flash mllama",
+    "0.10.2": "motif phi4flash",
     "0.22.0": "jais",
-    "0.23.0": "xverse dots1 bamba minimax minimax_text_01 minimax_m1 baichuan qwen internlm",
+    "0.23.0": "xverse bamba minimax minimax_text_01 minimax_m1 baichuan qwen internlm",
     "0.24.0": "aquila grok-1",
-    "0.25.0": "telechat persimmon fuyu",
+    "0.25.0": "telechat",
     "0.26.0": "plamo2 ouro",
     "0.28.0": "arctic chameleon mpt",
 }

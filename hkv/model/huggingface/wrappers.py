@@ -33,6 +33,7 @@ cosmos3_edge cosmos3_edge_text
 cosmos3_omni qwen3_vl_text
 deepseek_vl llama
 deepseek_vl_hybrid llama
+cohere_compass cohere_compass_text
 diffusion_gemma diffusion_gemma_text
 emu3 emu3_text_model
 ernie4_5_vl_moe ernie4_5_vl_moe_text
@@ -66,6 +67,8 @@ internvl qwen2
 janus llama
 kimi_k25 kimi_k2
 kimi_vl deepseek_v3
+kosmos-2 kosmos_2_text_model
+kosmos-2.5 kosmos_2_5_text_model
 lfm2_vl lfm2
 lighton_ocr qwen3
 lightonocr qwen3
@@ -133,15 +136,15 @@ INERT = words(
     downsample_ratio dynamic_image_size enable_audio_output encoder_config eoa_token_id eoa_token_index
     eoi_token_id eoi_token_index frame_end_token_id frame_start_token_id has_lora_adapter hidden_size
     im_end_token_id im_start_token_id image_end_token_id image_grid_pinpoints image_seq_length image_size
-    image_start_token_id image_token_id image_token_index insert_layer_id low_res_image_start_token_id
-    media_placeholder_token_id merge_kernel_size merger_times mm_tokens_per_image multimodal_projector_bias
-    num_query_tokens patch_size position_id_per_seconds projection_dim projector_bias projector_config
-    projector_hidden_act projector_hidden_size qformer_config scale_factor spatial_merge_size system_token_id
-    talker_config timestamp_token_id token2wav_config tts_bos_token_id tts_eos_token_id tts_pad_token_id
-    use_decoder_only_language_model use_image_newline_parameter user_token_id video_config video_end_token_id
-    video_seq_length video_start_token_id video_token_id video_token_index vision_config vision_end_token_id
-    vision_feature_layer vision_feature_select_strategy vision_soft_tokens_per_image vision_start_token_id
-    vision_token_id vq_config window_size
+    image_start_token_id image_token_id image_token_index insert_layer_id latent_query_num
+    low_res_image_start_token_id media_placeholder_token_id merge_kernel_size merger_times mm_tokens_per_image
+    multimodal_projector_bias num_query_tokens patch_size position_id_per_seconds projection_dim projector_bias
+    projector_config projector_hidden_act projector_hidden_size qformer_config scale_factor spatial_merge_size
+    system_token_id talker_config timestamp_token_id token2wav_config tts_bos_token_id tts_eos_token_id
+    tts_pad_token_id use_decoder_only_language_model use_image_newline_parameter user_token_id video_config
+    video_end_token_id video_seq_length video_start_token_id video_token_id video_token_index vision_config
+    vision_end_token_id vision_feature_layer vision_feature_select_strategy vision_soft_tokens_per_image
+    vision_start_token_id vision_token_id vq_config window_size
     """
 )
 """Fields around a decoder on which its cache does not depend: encoders, projectors, marks in the text."""

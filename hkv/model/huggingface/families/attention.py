@@ -122,6 +122,12 @@ gpt-sw3      768  12 12 1024 - GPT-SW3
 gptj         4096 28 16 2048 - GPT-J
 ctrl         1280 48 16 256  - CTRL
 """
+
+KOSMOS = """
+model_type            hidden layers heads longest window
+kosmos_2_text_model   2048 24 32 2048 - Kosmos-2
+kosmos_2_5_text_model 1536 24 16 4096 - Kosmos-2.5
+"""
 """GPT-2 and its kin, whose fields have names of their own."""
 
 GPT_NAMES = {
@@ -174,6 +180,12 @@ FAMILIES = {
     **families(UNIFORM, attention(everywhere)),
     **families(DIVIDED, attention(everywhere)),
     **families(GPT, attention(everywhere), spellings=GPT_NAMES),
+    **families(
+        KOSMOS,
+        attention(everywhere),
+        inert="ffn_dim layerdrop init_std scale_embedding",
+        spellings={"embed_dim": "hidden_size", "layers": "num_hidden_layers", "attention_heads": "num_attention_heads"},
+    ),
     **families(
         BLOOM,
         attention(everywhere),

@@ -99,9 +99,17 @@ def _add_delta_net(
     decoder.state(index, kind_fields, shapes, (decoder.dtype, state_dtype), names, heads, checkpoint)
 
 
+KIMI_PARTS = ("full_attn_layers", "kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
+"""Fields of `linear_attn_config` that HKV knows; a bounded gate is none of them."""
+
+
 def _kimi(decoder: Decoder) -> Model:
     """Kimi delta attention with latent attention in between."""
     fields = decoder.fields
+    strange = sorted(fields.nested("linear_attn_config").keys() - KIMI_PARTS)
+    if strange:
+        place = f"{fields.place('linear_attn_config')}.{strange[0]}"
+        raise ConfigError(place, fields.nested("linear_attn_config")[strange[0]], f"one of {', '.join(KIMI_PARTS)}")
     layers = _kimi_kinds(fields)
     heads, head_dim, kernel = (
         fields.inside("linear_attn_config", inner) or fields.integer(name)
@@ -194,7 +202,11 @@ FAMILIES = {
             "linear_num_heads": 32,
             "linear_conv_kernel_dim": 4,
         },
-        (SIZES - {"layer_types"}) | words("num_expert_group num_expert_token moe_renormalize num_shared_experts"),
+        (SIZES - {"layer_types"})
+        | words(
+            """num_expert_group num_expert_token moe_renormalize num_shared_experts mla_use_nope mla_use_output_gate
+            moe_router_activation_func use_grouped_topk"""
+        ),
         spellings={"max_position_embeddings": "model_max_length"},
     ),
 }

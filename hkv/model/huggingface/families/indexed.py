@@ -21,9 +21,21 @@ SCHEDULE = {"index_topk_pattern": None, "index_topk_freq": 1, "index_skip_topk_o
 
 
 def _read(decoder: Decoder) -> Model:
+    return _layers(decoder, _indexers(decoder.fields))
+
+
+def _hy_v4(decoder: Decoder) -> Model:
+    """By `indexer_types`, else an indexer in layer 0 and in every fourth from layer 1 on."""
+    fields = decoder.fields
+    listed = fields.names("indexer_types", {"full": "full", "shared": "shared"})
+    place = (fields.place("indexer_types"),)
+    default = [(index == 0 or (index - 1) % 4 == 0, place) for index in range(fields.num_layers)]
+    return _layers(decoder, default if listed is None else [(kind == "full", (name,)) for kind, name in listed])
+
+
+def _layers(decoder: Decoder, indexers: list[tuple[bool, tuple[str, ...]]]) -> Model:
     """A latent for each layer, and an indexer's keys for each layer that has one."""
     decoder.default_block_size = KERNEL_BLOCK
-    indexers = _indexers(decoder.fields)
     for index, (own, names) in enumerate(indexers):
         decoder.latent(index, names, indexed=own)
         if own:
@@ -101,6 +113,19 @@ FAMILIES = {
             **SCHEDULE,
         },
         INERT,
+    ),
+    "hy_v4": Family(
+        "Hunyuan 4",
+        _hy_v4,
+        {
+            "num_hidden_layers": 34,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "index_head_dim": 128,
+            "max_position_embeddings": 262144,
+            "indexer_types": None,
+        },
+        INERT | {"hc_mult", "hc_magnitude", "hc_eps", "learnable_sink_init"},
     ),
     "glm_moe_dsa": Family(
         "GLM-5",

@@ -41,6 +41,7 @@ deepseek_v3       61 512 64 4096   DeepSeek-V3
 kimi_k2           61 512 64 4096   Kimi K2
 glm4_moe_lite     47 512 64 202752 GLM-4.7-Flash
 axk1              61 512 64 32768  A.X K1
+mistral4          36 256 64 1048576 Mistral 4
 """
 
 SIZES = words(
@@ -62,7 +63,8 @@ FAMILIES = {
         "LongCat-Flash",
         _longcat,
         {"num_layers": 28, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "max_position_embeddings": 131072},
-        SIZES | {"num_hidden_layers"},
+        SIZES
+        | words("num_hidden_layers zero_expert_type zero_expert_num mla_scale_q_lora mla_scale_kv_lora router_bias"),
     ),
     "minicpm3": Family(
         "MiniCPM3",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hkv.model.huggingface.decoder import Decoder
 from hkv.model.huggingface.family import REQUIRED, Family
-from hkv.model.huggingface.fields import Field, Fields
+from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.layer_kinds import FULL, Kinds
 from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.state_shapes import short_conv
@@ -14,20 +14,21 @@ KNOWN = {FULL: FULL, CONV: CONV, "short_conv": CONV}
 
 
 def _lfm2(decoder: Decoder) -> Model:
-    return _read(decoder, decoder.fields.integer("conv_dim"))
+    return _read(decoder, "conv_dim")
 
 
 def _lfm2_moe(decoder: Decoder) -> Model:
-    return _read(decoder, decoder.fields.integer("hidden_size"))
+    return _read(decoder, "hidden_size")
 
 
-def _read(decoder: Decoder, channels: Field) -> Model:
+def _read(decoder: Decoder, width: str) -> Model:
     fields = decoder.fields
     layers, kernel = _kinds(fields), fields.integer("conv_L_cache")
     for index, (kind, names) in enumerate(layers):
         if kind == FULL:
             decoder.attention(index, kind, names)
             continue
+        channels = fields.integer(width)
         shapes = short_conv(
             decoder.options.tensor_parallel,
             channels=channels.value,

@@ -47,6 +47,7 @@ gemma3_text      2304 26 8  4  256 131072 4096 Gemma 3
 """
 EXAONE = """
 exaone4          4096 32 32 32 -   2048   4096 EXAONE 4
+exaone4_5_text   4096 32 32 32 -   2048   4096 EXAONE 4.5
 """
 EXAONE_MOE = """
 exaone_moe       4096 32 32 32 -   2048   4096 EXAONE MoE
@@ -62,6 +63,15 @@ afmoe            2048 32 16 -  128 16384  1024 AFMoE
 """
 COHERE2 = """
 cohere2          8192 40 64 -  .   8192   4096 Command R7B
+"""
+DOTS1 = """
+dots1            4608 62 32 32 .   2048   4096 dots.llm1
+"""
+MINISTRAL = """
+ministral        4096 32 32 8  -   131072 4096 Ministral
+"""
+COMPASS = """
+cohere_compass_text 8192 40 64 - . 8192   4096 Cohere Compass
 """
 COHERE2_MOE = """
 cohere2_moe      8192 40 64 -  128 8192   4096 Cohere 2 MoE
@@ -93,6 +103,24 @@ def _cohere2(decoder: Decoder) -> Model:
         longer = Field(window.value + 1, window.names) if kind == SLIDING and window else None
         decoder.attention(index, kind, names, window=longer)
     return decoder.model(len(layers))
+
+
+def _compass(decoder: Decoder) -> Model:
+    """As Command R7B, but all full attention where the file lists no types."""
+    fields = decoder.fields
+    layers, window = patterned(lambda index, count: False)(fields), window_of(fields)
+    for index, (kind, names) in enumerate(layers):
+        longer = Field(window.value + 1, window.names) if kind == SLIDING and window else None
+        decoder.attention(index, kind, names, window=longer)
+    return decoder.model(len(layers))
+
+
+def _dots1(fields: Fields) -> Kinds:
+    """By `layer_types`, else a window in layers from `max_window_layers` on."""
+    first = fields.count("max_window_layers")
+    kinds = patterned(lambda index, _: index >= first)(fields)
+    place = () if fields.given("layer_types") else (fields.place("max_window_layers"),)
+    return [(kind, (*names, *place)) for kind, names in kinds]
 
 
 def _cohere2_moe_kinds(fields: Fields) -> Kinds:
@@ -203,6 +231,9 @@ FAMILIES = {
         more={"layer_types": None, "global_attn_every_n_layers": 4},
     ),
     **families(HEADING + COHERE2, _cohere2, more=PERIOD),
+    **families(HEADING + DOTS1, attention(_dots1), more={"layer_types": None, "max_window_layers": 62}),
+    **families(HEADING + MINISTRAL, attention(patterned(lambda index, count: True)), more=LISTED),
+    **families(HEADING + COMPASS, _compass, more=LISTED),
     **families(
         HEADING + COHERE2_MOE,
         _cohere2_moe,
