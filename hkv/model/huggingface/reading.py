@@ -105,6 +105,10 @@ def _family(model_type: str, config: Mapping[str, Any], place: str = "model_type
     raise ConfigError(place, model_type, f"a known type, of which {nearest_family(config)} is nearest by its fields")
 
 
+LEAST_TELLING = 2
+"""Deciding fields of an encoder: to be near one says nothing."""
+
+
 def nearest_family(config: Mapping[str, Any], name: str | None = None) -> str:
     """The family that declares most of a config's fields, by its name and `model_type`.
 
@@ -113,7 +117,8 @@ def nearest_family(config: Mapping[str, Any], name: str | None = None) -> str:
       name: a field that it must declare; None for any family.
     """
     known = known_families()
-    able = {key: family for key, family in known.items() if name is None or name in own_fields(key)} or known
+    cached = {key: family for key, family in known.items() if len(family.fields) > LEAST_TELLING}
+    able = {key: family for key, family in cached.items() if name is None or name in own_fields(key)} or cached
 
     def distance(key: str) -> tuple[int, str]:
         unexplained = config.keys() - own_fields(key) - inert.INERT

@@ -137,23 +137,24 @@ def _kimi(decoder: Decoder) -> Model:
 
 
 def _kimi_kinds(fields: Fields) -> Kinds:
-    """By `layer_types`, else by `linear_attn_config`, which counts from 1, else every fourth after the first."""
-    layers = _listed(fields)
-    if layers is not None:
-        return layers
+    """By `linear_attn_config`, which counts from 1, else by `layer_types`, else every fourth after the first.
+
+    Raises:
+      ConfigError: a layer is in both lists of `linear_attn_config` or in none.
+    """
     count = fields.num_layers
     nested = fields.nested("linear_attn_config")
     place = f"{fields.place('linear_attn_config')}.full_attn_layers"
     full = nested.get("full_attn_layers")
     if full is None:
-        return [(FULL if i and i % 4 == 0 else STATE, (fields.place("layer_types"),)) for i in range(count)]
+        default: Kinds = [(FULL if i and i % 4 == 0 else STATE, (fields.place("layer_types"),)) for i in range(count)]
+        return _listed(fields) or default
     if not isinstance(full, list) or not all(type(layer) is int and 1 <= layer <= count for layer in full):
         raise ConfigError(place, full, f"a list of layers, counted from 1 to {count}")
     delta = nested.get("kda_layers", sorted(set(range(1, count + 1)) - set(full)))
     if not isinstance(delta, list) or sorted([*delta, *full], key=str) != sorted(range(1, count + 1), key=str):
-        raise ConfigError(
-            f"{fields.place('linear_attn_config')}.kda_layers", delta, "the layers not in full_attn_layers"
-        )
+        expected = "the layers that are not in full_attn_layers"
+        raise ConfigError(f"{fields.place('linear_attn_config')}.kda_layers", delta, expected)
     return [(FULL if i + 1 in full else STATE, (place,)) for i in range(count)]
 
 

@@ -1,0 +1,236 @@
+"""Every family's fields: each default is what the family does without the field, and nothing unknown is read over."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import pathlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hkv.errors import ConfigError, HKVError
+from hkv.model.huggingface import Model, read_model
+from hkv.model.huggingface.family import REQUIRED
+from hkv.model.huggingface.inert import INERT, ONLY
+from hkv.model.huggingface.longest import LENGTHS
+from hkv.model.huggingface.reading import decoder_fields, known_families
+from hkv.model.huggingface.wrappers import WRAPPERS
+from hkv.model.released import released_models
+
+FAMILIES = known_families()
+
+NEEDED: dict[str, Any] = {
+    "architectures": ["BailingMoeV3ForCausalLM"],
+    "conv_dim": 2048,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "layer_group_size": 4,
+    "max_position_embeddings": 8192,
+    "max_window_layers": 8,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+    "v_head_dim": 64,
+}
+"""Values for fields that a file must have."""
+
+GLOBAL = {
+    "dtype",
+    "torch_dtype",
+    "rope_scaling",
+    "rope_parameters",
+    "quantization_config",
+    "original_max_position_embeddings",
+}
+"""Fields that every family reads alike: the element type, the longest request, the packing of the cache."""
+
+
+def whole(model_type: str) -> dict[str, Any]:
+    """A config with each of the family's fields that has a default, or must be there."""
+    config: dict[str, Any] = {"model_type": model_type}
+    for name, default in FAMILIES[model_type].fields.items():
+        if default is REQUIRED:
+            config[name] = NEEDED.get(name, ["full_attention"] * 32)
+        elif default is not None:
+            config[name] = copy.deepcopy(default)
+    return config
+
+
+def answer(model: Model) -> tuple[object, int]:
+    return model.specs, model.max_model_len
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_a_missing_field_is_the_default_and_is_noted(model_type: str) -> None:
+    config, family = whole(model_type), FAMILIES[model_type]
+    expected = read_model(config)
+    assert not any(
+        "not in the file" in note and "dtype" not in note and "at most" not in note for note in expected.notes
+    )
+    used = set()
+    for name, default in family.fields.items():
+        if name not in config:
+            continue
+        fewer = {key: value for key, value in config.items() if key != name}
+        if default is REQUIRED:
+            with contextlib.suppress(ConfigError):
+                assert answer(read_model(fewer)) == answer(expected), "not needed with these other fields"
+                continue
+            with pytest.raises(ConfigError, match=name):
+                read_model(fewer)
+            continue
+        model = read_model(fewer)
+        assert answer(model) == answer(expected), name
+        note = f"{name} = {json.dumps(default)}, {family.name}'s default: not in the file"
+        if note in model.notes:
+            used.add(name)
+    assert used or not any(default not in (None, REQUIRED) for default in family.fields.values())
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_an_unknown_field_is_refused_with_its_value(model_type: str) -> None:
+    with pytest.raises(ConfigError, match="memory_tokens = 17"):
+        read_model(whole(model_type) | {"memory_tokens": 17})
+    assert answer(read_model(whole(model_type) | {"memory_tokens": None})) == answer(read_model(whole(model_type)))
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_inert_fields_change_nothing(model_type: str) -> None:
+    config, own = whole(model_type), FAMILIES[model_type].known | set(LENGTHS) | GLOBAL
+    noise = dict.fromkeys(INERT - own - {"architectures", "model_type"}, 77)
+    assert answer(read_model(config | noise)) == answer(read_model(config))
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_fields_of_all_families_are_inert_at_one_value_only(model_type: str) -> None:
+    family = FAMILIES[model_type]
+    for name, value in {**ONLY, **family.only}.items():
+        if name in family.fields:
+            continue
+        assert answer(read_model(whole(model_type) | {name: value})) == answer(read_model(whole(model_type)))
+        if value is not None or name in family.only:
+            with pytest.raises(ConfigError, match=name):
+                read_model(whole(model_type) | {name: "otherwise"})
+
+
+@pytest.mark.parametrize("outer", sorted(name for name, wrapper in WRAPPERS.items() if wrapper.decoder))
+def test_a_wrapper_reads_its_decoder_and_refuses_what_it_does_not_know(outer: str) -> None:
+    wrapper = WRAPPERS[outer]
+    inner = whole(wrapper.decoder)
+    plain = read_model(inner)
+    del inner["model_type"]
+    config: dict[str, Any] = inner
+    for key in reversed(wrapper.keys):
+        config = {key: config}
+    config["model_type"] = outer
+    assert answer(read_model(config)) == answer(plain)
+    with pytest.raises(ConfigError, match="memory_tokens = 17"):
+        read_model(config | {"memory_tokens": 17})
+
+
+RELEASED: dict[str, dict[str, Any]] = {}
+for _model in released_models():
+    try:
+        read_model(_model.config())
+    except HKVError:
+        continue
+    RELEASED[_model.name] = _model.config()
+
+
+def places(config: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The decoder's fields of a config, as paths of keys."""
+    fields = decoder_fields(config)
+    prefix = tuple(part for part in fields.path.split(".") if part)
+    return [(*prefix, name) for name in fields.values]
+
+
+def without(config: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
+    config = copy.deepcopy(config)
+    inner = config
+    for part in place[:-1]:
+        inner = inner[part]
+    del inner[place[-1]]
+    return config
+
+
+def put(config: dict[str, Any], place: tuple[str, ...], value: object) -> dict[str, Any]:
+    config = copy.deepcopy(config)
+    inner = config
+    for part in place[:-1]:
+        inner = inner[part]
+    inner[place[-1]] = value
+    return config
+
+
+def check_change(before: Model, after: Model, place: tuple[str, ...], config: dict[str, Any]) -> None:
+    """Makes sure that no layer changed that the field does not govern, and none at all if the field is inert."""
+    fields, name, path = decoder_fields(config), place[-1], ".".join(place)
+    deciding = fields.family.spellings.get(name, name) in fields.family.fields
+    if name in GLOBAL or fields.family.spellings.get(name, name) in ("num_hidden_layers", "num_layers", "model_type"):
+        return
+    if not deciding:
+        assert before.specs == after.specs, f"{path} is inert"
+        assert before.max_model_len == after.max_model_len or name in LENGTHS
+        return
+    old, new = before.specs, after.specs
+    if old.keys() != new.keys():  # caches beside a layer's own come and go with its kind
+        old = {key: spec for key, spec in old.items() if key in new}
+    changed = {key for key, spec in old.items() if new[key] != spec}
+    governed = {
+        layer.name
+        for model in (before, after)
+        for layer in model.layers
+        if any(field == path or field.startswith((f"{path}[", f"{path}.")) for field in layer.governed_by)
+    }
+    assert changed <= governed, f"{path} governs only {sorted(governed)[:3]}"
+
+
+@given(data=st.data(), name=st.sampled_from(sorted(RELEASED)))
+def test_a_field_taken_from_a_released_file_changes_what_it_governs_or_is_refused(
+    data: st.DataObject, name: str
+) -> None:
+    config = RELEASED[name]
+    place = data.draw(st.sampled_from(places(config)))
+    before = read_model(config)
+    try:
+        after = read_model(without(config, place))
+    except HKVError:
+        return
+    check_change(before, after, place, config)
+    fields = decoder_fields(config)
+    meant = fields.family.spellings.get(place[-1], place[-1])
+    if meant in fields.family.fields and answer(before) != answer(after):
+        assert any(meant in note or "derive" in note for note in after.notes) or fields.family.fields[meant] is None
+
+
+@given(data=st.data(), name=st.sampled_from(sorted(RELEASED)))
+def test_a_field_changed_in_a_released_file_changes_what_it_governs_or_is_refused(
+    data: st.DataObject, name: str
+) -> None:
+    config = RELEASED[name]
+    place = data.draw(st.sampled_from(places(config)))
+    inner: Any = config
+    for part in place:
+        inner = inner[part]
+    if isinstance(inner, bool):
+        value: object = not inner
+    elif isinstance(inner, int):
+        value = data.draw(st.sampled_from((inner * 2, inner + 1, max(inner // 2, 1))))
+    else:
+        value = data.draw(st.sampled_from((None, "strange", [], {}, 3)))
+    try:
+        after = read_model(put(config, place, value))
+    except HKVError:
+        return
+    check_change(read_model(config), after, place, config)
+
+
+def test_the_folder_of_families_is_found_whole() -> None:
+    folder = pathlib.Path(decoder_fields.__code__.co_filename).parent / "families"
+    assert len(list(folder.glob("*.py"))) > 15
+    assert len(FAMILIES) > 140

@@ -1,0 +1,174 @@
+"""Configs as they are published, with the values that vLLM 0.33 gave for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hkv.dialects.vllm.planning.served import Serving, serve
+from hkv.errors import ConfigError
+from hkv.model.huggingface import ReadOptions, load_config, read_model
+from hkv.spec import FullAttention, Mamba, SlidingWindow
+from tests.huggingface.test_models import FOLDER
+
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3",
+    "mm_tokens_per_image": 256,
+    "text_config": {
+        "model_type": "gemma3_text",
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+}
+
+SIZES = {
+    "4b": {"hidden_size": 2560, "num_hidden_layers": 34},
+    "12b": {"hidden_size": 3840, "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8},
+    "27b": {
+        "hidden_size": 5376,
+        "num_hidden_layers": 62,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+    },
+}
+
+
+def gemma3(size: str, **more: Any) -> dict[str, Any]:
+    return GEMMA3 | {"text_config": GEMMA3["text_config"] | SIZES[size] | more}
+
+
+@pytest.mark.parametrize(("size", "heads", "head_dim", "token"), [("4b", 4, 256, 20480), ("12b", 8, 256, 65536)])
+def test_gemma3_without_sizes_of_its_heads(size: str, heads: int, head_dim: int, token: int) -> None:
+    model = read_model(gemma3(size))
+    spec = next(spec for spec in model.specs.values() if isinstance(spec, FullAttention))
+    assert (spec.num_kv_heads, spec.head_size, model.token_bytes) == (heads, head_dim, token)
+    assert "head_dim = 256, Gemma 3's default: not in the file" in model.notes
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gemma3_without_a_longest_request(size: str) -> None:
+    model = read_model(gemma3(size))
+    assert model.max_model_len == 131072
+    assert "max_position_embeddings = 131072, Gemma 3's default: not in the file" in model.notes
+
+
+@pytest.mark.parametrize("model_type", ["glm_moe_dsa", "deepseek_v32"])
+def test_layers_that_share_an_indexer_have_none(model_type: str) -> None:
+    config = {"model_type": model_type, "num_hidden_layers": 78, "index_topk_freq": 4}
+    model = read_model(config)
+    indexers = [layer.index for layer in model.layers if layer.name.endswith(".indexer")]
+    assert indexers == [0, 1, *range(5, 78, 4)]
+    assert len(indexers) == 21
+    assert model.token_bytes == 78 * 576 * 2 + 21 * 132
+    types = ["full" if index in indexers else "shared" for index in range(78)]
+    assert read_model(config | {"indexer_types": types}).specs == model.specs
+    letters = "".join("F" if kind == "full" else "S" for kind in types)
+    del config["index_topk_freq"]
+    assert read_model(config | {"index_topk_pattern": letters}).specs == model.specs
+    with pytest.raises(ConfigError, match=r"indexer_types\[2\] = 'shared': expected an indexer there"):
+        read_model(config | {"indexer_types": types})
+
+
+WITH_CHECKPOINT = ("granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5_moe_text")
+WITHOUT_CHECKPOINT = ("jamba", "kimi_linear")
+
+
+@pytest.mark.parametrize("name", [*WITH_CHECKPOINT, *WITHOUT_CHECKPOINT])
+def test_mixers_with_a_state_inside_a_chunk_of_a_prompt(name: str) -> None:
+    states = [
+        spec for spec in read_model(load_config(FOLDER / f"{name}.json")).specs.values() if isinstance(spec, Mamba)
+    ]
+    assert {spec.num_prefill_checkpoint_blocks for spec in states} == {int(name in WITH_CHECKPOINT)}
+
+
+def test_triton_s_delta_nets_keep_no_state_inside_a_chunk() -> None:
+    model = read_model(load_config(FOLDER / "qwen3_next.json"), ReadOptions(gdn_prefill="triton"))
+    assert {spec.checkpoint_blocks for spec in model.specs.values()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("name", "concurrency"), [("granitemoehybrid", 210.67), ("nemotron_h", 2880.57), ("qwen3_next", 91.94)]
+)
+def test_states_inside_chunks_count_in_the_concurrency(name: str, concurrency: float) -> None:
+    plan = serve(read_model(load_config(FOLDER / f"{name}.json")), Serving(memory=80 << 30)).plan
+    assert plan.reserved_concurrency == pytest.approx(concurrency, abs=0.005)
+
+
+def test_cohere2_windows_count_the_query_s_own_token() -> None:
+    model = read_model({"model_type": "cohere2", "num_hidden_layers": 4})
+    windows = [spec.window for spec in model.specs.values() if isinstance(spec, SlidingWindow)]
+    assert windows == [4097] * 3
+
+
+@pytest.mark.parametrize("model_type", ["minimax", "minimax_text_01", "bamba"])
+def test_what_vllm_dropped_is_refused_by_name(model_type: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{model_type}': expected a model that vLLM 0.33 serves: .* until 0.23.0"):
+        read_model({"model_type": model_type, "num_hidden_layers": 2})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        ({"type": "linear", "factor": 4.0}, 8192),
+        ({"rope_type": "dynamic", "factor": 2.0}, 4096),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "llama3", "factor": 8.0}, 2048),
+        (None, 2048),
+    ],
+)
+def test_rotary_scaling_and_the_longest_request(scaling: dict[str, Any] | None, longest: int) -> None:
+    assert read_model({"model_type": "llama", "rope_scaling": scaling}).max_model_len == longest
+
+
+def test_long_rope_starts_with_the_original_length() -> None:
+    scaling = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
+    config = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling": scaling}
+    assert read_model(config).max_model_len == 4096
+    assert read_model(config | {"original_max_position_embeddings": 8192}).max_model_len == 8192
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dtype", "served"),
+    [("llama", "float32", 2), ("llama", "float16", 2), ("gemma2", "float16", 2), ("llama", None, 2)],
+)
+def test_models_are_served_in_two_bytes(model_type: str, dtype: str | None, served: int) -> None:
+    spec = next(iter(read_model({"model_type": model_type, "torch_dtype": dtype}).specs.values()))
+    assert isinstance(spec, FullAttention | SlidingWindow)
+    assert spec.content_bytes == 2 * spec.head_size * served
+    assert spec.dtype == ("float16" if (model_type, dtype) == ("llama", "float16") else "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}},
+        {"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}},
+    ],
+)
+def test_a_checkpoint_s_own_packing_of_the_cache(quantization: dict[str, Any]) -> None:
+    config = {"model_type": "llama", "quantization_config": quantization}
+    assert read_model(config).token_bytes == read_model({"model_type": "llama"}).token_bytes / 2
+    assert (
+        read_model(config, ReadOptions(kv_dtype="bfloat16")).token_bytes
+        == read_model({"model_type": "llama"}).token_bytes
+    )
+
+
+def test_two_caches_a_layer() -> None:
+    falcon = read_model({"model_type": "falcon_h1"})
+    assert [layer.name for layer in falcon.layers[:3]] == ["layers.0", "layers.0.mixer", "layers.1"]
+    assert len(falcon.specs) == 2 * falcon.num_layers
+    longcat = read_model({"model_type": "longcat_flash"})
+    assert [layer.name for layer in longcat.layers[:2]] == ["layers.0.self_attn.0", "layers.0.self_attn.1"]
+    assert longcat.token_bytes == 2 * 28 * 576 * 2
+
+
+def test_fields_that_vllm_does_not_read_must_agree() -> None:
+    kinds = ["full_attention", "sliding_attention"] * 18
+    with pytest.raises(ConfigError, match=r"layer_types\[0\]"):
+        read_model({"model_type": "gpt_oss", "layer_types": kinds})
+    with pytest.raises(ConfigError, match="head_dim = 256: expected 128, which is what Qwen2 derives"):
+        read_model({"model_type": "qwen2", "head_dim": 256})
+    assert read_model({"model_type": "qwen2", "head_dim": 128}).specs == read_model({"model_type": "qwen2"}).specs
