@@ -128,6 +128,7 @@ def model_record(model: Model, tokens: int | None = None) -> dict[str, Any]:
         "token_bytes_if_all_full": model.full_token_bytes,
         "token_bytes": float(model.token_bytes),
         "sequence_bytes": sequence_bytes(model, tokens or model.max_model_len),
+        "notes": list(model.notes),
     }
 
 
@@ -143,6 +144,8 @@ def print_facts(console: Console, report: dict[str, Any], facts: Sequence[tuple[
     table.add_row("a sequence", f"{show_bytes(model['sequence_bytes'])} of windows and states beside its tokens")
     for name, text in facts:
         table.add_row(name, text)
+    for number, note in enumerate(model["notes"]):
+        table.add_row("" if number else "defaults", note)
     console.print(table, highlight=False)
     console.print()
 

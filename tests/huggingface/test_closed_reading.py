@@ -24,11 +24,13 @@ from hkv.model.released import released_models
 FAMILIES = known_families()
 
 NEEDED: dict[str, Any] = {
+    "block_configs": [{"attention": {"no_op": index % 3 == 2, "n_heads_in_group": 4}} for index in range(8)],
     "architectures": ["BailingMoeV3ForCausalLM"],
     "conv_dim": 2048,
     "head_dim": 128,
     "hidden_size": 4096,
     "layer_group_size": 4,
+    "layers": [{"kind": "full_attention", "count": 4, "kv_heads": 8, "head_dim": 128}],
     "max_position_embeddings": 8192,
     "max_window_layers": 8,
     "num_attention_heads": 32,

@@ -142,7 +142,15 @@ class Decoder:
             sharing = {"kind": kind_fields}
             self.layers.append(CacheLayer(layer_name(index), index, None, sharing, layer_name(shares), full))
 
-    def latent(self, index: int, kind_fields: tuple[str, ...] = (), part: str = "", *, indexed: bool = False) -> None:
+    def latent(
+        self,
+        index: int,
+        kind_fields: tuple[str, ...] = (),
+        part: str = "",
+        *,
+        indexed: bool = False,
+        sizes: tuple[Field, Field] | None = None,
+    ) -> None:
         """Adds a multi-head latent attention layer: one vector of `kv_lora_rank + qk_rope_head_dim` a token.
 
         Args:
@@ -150,8 +158,9 @@ class Decoder:
           kind_fields: the fields that say so.
           part: which of several caches of the layer this is.
           indexed: the layer has an indexer of its own, whose picks others may read.
+          sizes: elements of the latent and of its rotary key, None for the config's.
         """
-        rank, rope = self.fields.integer("kv_lora_rank"), self.fields.integer("qk_rope_head_dim")
+        rank, rope = sizes or (self.fields.integer("kv_lora_rank"), self.fields.integer("qk_rope_head_dim"))
         kv = self.options.kv_dtype
         packed = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}.get(kv)
         if packed is not None:

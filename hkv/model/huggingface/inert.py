@@ -113,6 +113,7 @@ BY_FAMILY = {
     "ernie4_5_moe": "architectures",
     "ernie4_5_vl_moe_text": "architectures",
     "exaone4": "architectures",
+    "exaone4_5_text": "_num_mtp_layers mtp_share_layers",
     "exaone_moe": "architectures",
     "falcon": "architectures",
     "falcon_h1": """
@@ -167,7 +168,10 @@ BY_FAMILY = {
     "jamba": "architectures mamba_dt_rank",
     "jetmoe": "architectures",
     "kimi_k2": "num_experts_per_token",
-    "kimi_linear": "architectures",
+    "kimi_linear": """
+        activation_situ_beta activation_situ_linear_beta architectures attn_res_block_size latent_moe_use_norm
+        num_experts_per_token routed_expert_hidden_size
+        """,
     "kolibri1": "architectures",
     "kosmos_2_5_text_model": "architectures",
     "kosmos_2_text_model": "architectures",

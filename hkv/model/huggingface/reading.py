@@ -14,6 +14,7 @@ from hkv.model.huggingface.decoder import Decoder
 from hkv.model.huggingface.dropped import DROPPED
 from hkv.model.huggingface.family import Family, words
 from hkv.model.huggingface.fields import Fields
+from hkv.model.huggingface.layer_template import layer_template
 from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.options import ReadOptions
@@ -102,7 +103,8 @@ def _family(model_type: str, config: Mapping[str, Any], place: str = "model_type
         raise ConfigError(
             place, model_type, f"a model that vLLM 0.33 serves: vLLM served it until {DROPPED[model_type]}"
         )
-    raise ConfigError(place, model_type, f"a known type, of which {nearest_family(config)} is nearest by its fields")
+    expected = f"a known type, of which {nearest_family(config)} is nearest by its fields"
+    raise ConfigError(place, model_type, f"{expected}; or its layers by hand: {layer_template(config)}")
 
 
 LEAST_TELLING = 2

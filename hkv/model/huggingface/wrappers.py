@@ -66,6 +66,7 @@ interns1 qwen3
 internvl qwen2
 janus llama
 kimi_k25 kimi_k2
+kimi_k3 kimi_linear
 kimi_vl deepseek_v3
 kosmos-2 kosmos_2_text_model
 kosmos-2.5 kosmos_2_5_text_model
@@ -138,13 +139,13 @@ INERT = words(
     im_end_token_id im_start_token_id image_end_token_id image_grid_pinpoints image_seq_length image_size
     image_start_token_id image_token_id image_token_index insert_layer_id latent_query_num
     low_res_image_start_token_id media_placeholder_token_id merge_kernel_size merger_times mm_tokens_per_image
-    multimodal_projector_bias num_query_tokens patch_size position_id_per_seconds projection_dim projector_bias
-    projector_config projector_hidden_act projector_hidden_size qformer_config scale_factor spatial_merge_size
-    system_token_id talker_config timestamp_token_id token2wav_config tts_bos_token_id tts_eos_token_id
-    tts_pad_token_id use_decoder_only_language_model use_image_newline_parameter user_token_id video_config
-    video_end_token_id video_seq_length video_start_token_id video_token_id video_token_index vision_config
-    vision_end_token_id vision_feature_layer vision_feature_select_strategy vision_soft_tokens_per_image
-    vision_start_token_id vision_token_id vq_config window_size
+    multimodal_projector_bias num_image_tokens num_query_tokens patch_size position_id_per_seconds projection_dim
+    projector_bias projector_config projector_hidden_act projector_hidden_size qformer_config scale_factor
+    spatial_merge_size system_token_id talker_config timestamp_token_id token2wav_config tts_bos_token_id
+    tts_eos_token_id tts_pad_token_id use_decoder_only_language_model use_image_newline_parameter user_token_id
+    video_config video_end_token_id video_seq_length video_start_token_id video_token_id video_token_index
+    vision_config vision_end_token_id vision_feature_layer vision_feature_select_strategy
+    vision_soft_tokens_per_image vision_start_token_id vision_token_id vq_config window_size
     """
 )
 """Fields around a decoder on which its cache does not depend: encoders, projectors, marks in the text."""
@@ -165,6 +166,7 @@ BY_TYPE = {
     "hunyuan_vl": "im_end_id im_newline_id im_start_id",
     "idefics2": "perceiver_config",
     "kimi_k25": "projection_hidden_size projection_layer_norm_eps use_unified_vision_chunk video_placeholder",
+    "kimi_k3": "image_placeholder",
     "lfm2_vl": """
         do_image_splitting encoder_patch_size max_image_tokens max_pixels_tolerance max_tiles min_image_tokens
         min_tiles projector_use_layernorm tile_size use_image_special_tokens use_thumbnail
@@ -180,7 +182,6 @@ BY_TYPE = {
     "musicflamingo": "audio_frame_step head_dim max_position_embeddings",
     "nemotron_h_omni": "force_image_size video_pruning_rate video_temporal_patch_size vision_hidden_size",
     "ovis2": "visual_indicator_token_ids",
-    "paligemma": "num_image_tokens",
     "perception_lm": "projector_pooling_ratio vision_use_cls_token",
     "qwen2_5_omni_thinker": "seconds_per_chunk",
     "qwen3_5": "language_model_only",
