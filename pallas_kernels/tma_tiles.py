@@ -1,8 +1,10 @@
-"""Division of a run into tiles that the Tensor Memory Accelerator (Hopper and later) moves in one copy each."""
+"""Division of runs into tiles that the Tensor Memory Accelerator (Hopper and later) moves in one copy each."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,28 +18,38 @@ TILE_MULTIPLE_BYTES = 128
 MAX_EXTENT = 256
 """Most elements of a bulk copy along one axis."""
 
-STAGE_BYTES = 32 * 1024
-"""Most bytes of one stage of the ring in shared memory."""
+WORTHWHILE_BYTES = 2048
+"""Least tile that bulk copies are chosen for where there is a choice; reasoned, not measured.
 
-NUM_STAGES = 4
-"""Stages of the ring: one less than so many loads are under way at once."""
+Starting and storing one costs about 90 instructions in each of four warps, whatever its size, which is what moving some
+hundred bytes through registers costs: an estimated third of a copy's speed at 256 bytes, two thirds at 512.
+"""
 
-TASKS_PER_PROGRAM = 16
-"""Tiles that one program moves through its ring, at most."""
+STAGE_BYTES = 16 * 1024
+"""Most bytes of one stage: three programs of four stages share the 227 KiB of a multiprocessor."""
 
-MAX_POOLS = 16
-"""Most pools of one launch: each has its own branch in the kernel, and compile time grows with them."""
+MAX_STAGES = 4
+"""Most stages of a ring: one less than so many loads are under way at once."""
+
+PROGRAMS = 132 * 3
+"""Programs that a launch has at least, where there are so many tiles: three for each multiprocessor of an H200."""
+
+MAX_TASKS = 16
+"""Most tiles that one program moves."""
+
+MAX_MOVES = 16
+"""Most moves of one launch: each has its own branch in the kernel, and compile time grows with them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TmaTiles:
-    """A run as equal tiles of a few lines; a line never crosses the end of a row, so runs start at lines.
+    """A run as equal tiles of a few lines; a line never crosses the end of a unit, so runs start at lines.
 
     Attributes:
       words: words of a line.
       lines: lines of a tile.
       count: tiles of a run.
-      lines_per_row: lines of a row.
+      lines_per_row: lines of a unit, of which starts are counted.
     """
 
     words: int
@@ -52,26 +64,55 @@ class TmaTiles:
         return jnp.where(inside[..., None], lines, missing)
 
 
+def common_tiles(units: Sequence[int], lengths: Sequence[int], word_bytes: int) -> list[TmaTiles] | None:
+    """Tiles of several kinds of runs, all of one shape; None where no bulk copy can move them all.
+
+    Args:
+      units: words that starts count, for each kind.
+      lengths: words of a run, whole units, for each kind.
+      word_bytes: bytes of a word.
+    """
+    unit, length = math.gcd(*units), math.gcd(*lengths)
+    fitting = [w for w in range(1, MAX_EXTENT + 1) if unit % w == 0 and w * word_bytes % LINE_MULTIPLE_BYTES == 0]
+    if word_bytes > 4:
+        return None
+    shapes = [(words * lines, words, lines) for words in fitting for lines in _lines(words, length, word_bytes)]
+    if not shapes:
+        return None
+    _, words, lines = max(shapes)
+    return [
+        TmaTiles(words, lines, each // words // lines, start // words)
+        for start, each in zip(units, lengths, strict=True)
+    ]
+
+
+def _lines(words: int, length: int, word_bytes: int) -> list[int]:
+    """Lines of `words` words that a tile of runs of `length` words may have."""
+    limit = min(MAX_EXTENT, STAGE_BYTES // (words * word_bytes))
+    whole = length // words
+    return [n for n in range(1, limit + 1) if whole % n == 0 and n * words * word_bytes % TILE_MULTIPLE_BYTES == 0]
+
+
 def tma_tiles(row: int, rows_per_run: int, word_bytes: int) -> TmaTiles | None:
     """Tiles of runs of `rows_per_run` rows of `row` words of `word_bytes`; None where no bulk copy can move them."""
-    fitting = [w for w in range(1, MAX_EXTENT + 1) if row % w == 0 and w * word_bytes % LINE_MULTIPLE_BYTES == 0]
-    if not fitting or word_bytes > 4:
-        return None
-    words = max(fitting)
-    lines, line_bytes = row * rows_per_run // words, words * word_bytes
-    limit = min(MAX_EXTENT, STAGE_BYTES // line_bytes)
-    whole = [n for n in range(1, limit + 1) if lines % n == 0 and n * line_bytes % TILE_MULTIPLE_BYTES == 0]
-    return TmaTiles(words, max(whole), lines // max(whole), row // words) if whole else None
+    found = common_tiles([row], [row * rows_per_run], word_bytes)
+    return None if found is None else found[0]
 
 
-def required_tma_tiles(row: int, rows_per_run: int, word_bytes: int) -> TmaTiles:
-    """`tma_tiles`, of runs that a bulk copy can move.
+def required_tiles(units: Sequence[int], lengths: Sequence[int], word_bytes: int) -> list[TmaTiles]:
+    """`common_tiles`, of runs that bulk copies can move.
 
     Raises:
       ValueError: no bulk copy can.
     """
-    tiles = tma_tiles(row, rows_per_run, word_bytes)
+    tiles = common_tiles(units, lengths, word_bytes)
     if tiles is None:
         expected = f"lines of a multiple of {LINE_MULTIPLE_BYTES} bytes in tiles of a multiple of {TILE_MULTIPLE_BYTES}"
-        raise ValueError(f"runs of {rows_per_run} rows of {row} words of {word_bytes} bytes: expected {expected}")
+        runs = ", ".join(f"{length} of {unit}" for unit, length in zip(units, lengths, strict=True))
+        raise ValueError(f"runs of {runs} words of {word_bytes} bytes: expected {expected}")
     return tiles
+
+
+def tasks_per_program(tasks: int) -> int:
+    """Tiles that one program moves: few enough that every multiprocessor has some, at most `MAX_TASKS`."""
+    return min(max(-(-tasks // PROGRAMS), 1), MAX_TASKS)

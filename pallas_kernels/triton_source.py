@@ -1,10 +1,7 @@
-"""The kernels of the `triton` implementation, in Triton itself; imports nothing but Triton.
+"""The kernel of the `triton` implementation, in Triton itself; imports nothing but Triton.
 
-A run is contiguous, so it is copied as one stretch of words. Each kernel takes what differs between releases of
-jax-triton, whether an aliased buffer is one pointer or two, from its caller.
-
-A run that is not inside has no words to move. That is written as a length of 0 and not as `mask & inside`: Triton's
-interpreter makes int32 of a comparison of scalars that is broadcast, and from 3.9 on refuses it as a mask.
+It comes twice, for releases of jax-triton differ in whether an aliased buffer is one pointer or two. Conditions are
+of vectors: Triton's interpreter makes int32 of a comparison of scalars that is broadcast, and refuses it as a mask.
 """
 
 from __future__ import annotations
@@ -14,47 +11,75 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 @triton.jit
-def gather_kernel(starts, pool, out, last: tl.constexpr, row: tl.constexpr, length: tl.constexpr, width: tl.constexpr):
-    """One tile of one run from the pool, or zeros where the run is not inside."""
-    run = tl.program_id(0).to(tl.int64)
-    start = tl.load(starts + run).to(tl.int64)
-    columns = tl.program_id(1) * width + tl.arange(0, width)
-    inside = (start >= 0) & (start <= last)
-    present = columns < tl.where(inside, length, 0)
-    words = tl.load(pool + tl.where(inside, start, 0) * row + columns, mask=present, other=0)
-    tl.store(out + run * length + columns, words, mask=columns < length)
+def move_kernel(
+    read,
+    written,
+    source,
+    target,
+    runs: tl.constexpr,
+    unit: tl.constexpr,
+    length: tl.constexpr,
+    width: tl.constexpr,
+    together: tl.constexpr,
+    tiles: tl.constexpr,
+    last_read: tl.constexpr,
+    last_written: tl.constexpr,
+    has_read: tl.constexpr,
+    has_written: tl.constexpr,
+    zeros: tl.constexpr,
+    own: tl.constexpr,
+    reads: tl.constexpr,
+):
+    """`together` runs of one move, or a tile of one run: see `pallas_kernels.move.moves.Move`."""
+    program = tl.program_id(0)
+    run = program // tiles * together + tl.arange(0, together)
+    column = program % tiles * width + tl.arange(0, width)
+    present = run < runs
+    if has_read:
+        start = tl.load(read + run, mask=present, other=-1)
+        there = (start >= 0) & (start <= last_read)
+    else:
+        start = run * (length // unit)
+        there = present
+    if has_written:
+        to = tl.load(written + run, mask=present, other=-1)
+        kept = (to >= 0) & (to <= last_written)
+    else:
+        to = run * (length // unit)
+        kept = present
+    if not zeros:
+        kept = kept & there
+    inside = (column < length)[None, :]
+    origin = target if own else source
+    place = origin + tl.where(there, start, 0).to(tl.int64)[:, None] * unit + column[None, :]
+    words = tl.load(place, mask=there[:, None] & inside & reads, other=0)
+    place = target + tl.where(kept, to, 0).to(tl.int64)[:, None] * unit + column[None, :]
+    tl.store(place, words, mask=kept[:, None] & inside)
 
 
 @triton.jit
-def scatter_kernel(
-    starts,
-    values,
-    pool,
-    last: tl.constexpr,
-    row: tl.constexpr,
+def move_kernel_of_two_pointers(
+    read,
+    written,
+    source,
+    target_in,
+    target,
+    runs: tl.constexpr,
+    unit: tl.constexpr,
     length: tl.constexpr,
     width: tl.constexpr,
+    together: tl.constexpr,
+    tiles: tl.constexpr,
+    last_read: tl.constexpr,
+    last_written: tl.constexpr,
+    has_read: tl.constexpr,
+    has_written: tl.constexpr,
+    zeros: tl.constexpr,
+    own: tl.constexpr,
+    reads: tl.constexpr,
 ):
-    """One tile of one run into the pool, or nothing where the run is not inside."""
-    run = tl.program_id(0).to(tl.int64)
-    start = tl.load(starts + run).to(tl.int64)
-    columns = tl.program_id(1) * width + tl.arange(0, width)
-    inside = (start >= 0) & (start <= last)
-    mask = columns < tl.where(inside, length, 0)
-    words = tl.load(values + run * length + columns, mask=mask)
-    tl.store(pool + tl.where(inside, start, 0) * row + columns, words, mask=mask)
-
-
-@triton.jit
-def scatter_kernel_of_two_pointers(
-    starts,
-    values,
-    pool_in,
-    pool,
-    last: tl.constexpr,
-    row: tl.constexpr,
-    length: tl.constexpr,
-    width: tl.constexpr,
-):
-    """`scatter_kernel` where the aliased pool arrives as an input and as an output (jax-triton before 0.4)."""
-    scatter_kernel(starts, values, pool, last, row, length, width)
+    """`move_kernel` where the aliased target arrives as an input and as an output (jax-triton before 0.4)."""
+    move_kernel(
+        read, written, source, target, runs, unit, length, width, together, tiles, last_read, last_written, has_read,
+        has_written, zeros, own, reads,
+    )  # fmt: skip

@@ -1,41 +1,53 @@
-"""Division of a run into the power-of-two tiles that Triton's array operations need."""
+"""Division of runs into, or their union to, the power-of-two tiles that Triton's array operations need."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
+
+from pallas_kernels.move.moves import Move
 
 TILE_BYTES = 2048
 """Bytes that one program moves: 16 for each of 128 threads."""
 
 NUM_WARPS = 4
 
-MAX_POOLS = 32
-"""Most pools of one launch: each has its own branch in the kernel, and compile time grows with them."""
-
-MAX_TILES = 65535
-"""CUDA's limit on the grid's second and third axis."""
+MAX_MOVES = 32
+"""Most moves of one launch: each has its own branch in the kernel, and compile time grows with them."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Tiles:
-    """A run as tiles: the last one may hang over, and is masked.
+class Share:
+    """The programs of a launch that belong to one move, and what each of them moves.
 
     Attributes:
-      width: words in a tile, a power of two.
-      count: tiles in a run.
+      first: the first of them.
+      runs: runs of a program, a power of two.
+      width: words of each that it moves, a power of two.
+      tiles: programs of the same runs, one beside the other.
+      programs: their number.
     """
 
+    first: int
+    runs: int
     width: int
-    count: int
+    tiles: int
+    programs: int
 
 
-def tiles_of(run_words: int, word_bytes: int) -> Tiles:
-    """Tiles for runs of that many words of that many bytes."""
-    smallest = 1 << (run_words - 1).bit_length()
-    width = min(max(TILE_BYTES // word_bytes, 1), smallest)
-    return Tiles(width, -(-run_words // width))
+def shares_of(moves: Sequence[Move], word_bytes: Sequence[int]) -> list[Share]:
+    """The programs of each move, one after the other, each of at most `TILE_BYTES`."""
+    found: list[Share] = []
+    for move, itemsize in zip(moves, word_bytes, strict=True):
+        most = max(TILE_BYTES // itemsize, 1)
+        width = min(most, 1 << (move.length - 1).bit_length())
+        tiles = -(-move.length // width)
+        runs = most // width
+        first = found[-1].first + found[-1].programs if found else 0
+        found.append(Share(first, runs, width, tiles, -(-move.runs // runs) * tiles))
+    return found
 
 
 def addressable(array: jax.Array | jax.ShapeDtypeStruct) -> bool:

@@ -9,28 +9,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hkv.chunks.formats import (
-    INDEXER_ROW_BYTES,
-    SCALE_BYTES,
     TRAITS,
-    EngineKVFormat,
-    Structure,
     num_tensors,
     page_index,
+    tensor_index,
 )
 from hkv.chunks.kernel_groups import PageGeometry
 from hkv.chunks.objects import Region
+from hkv.chunks.pieces import Piece, pieces_of
 from hkv.errors import LayoutError, OperationError
 from hkv.layout.views.runs import ROW_LIMIT
-from hkv.paged.implementations import Implementation, choose
-
-assert INDEXER_ROW_BYTES > SCALE_BYTES
+from hkv.paged.implementations import choose
+from hkv.paged.words import as_words, like, widest_word
+from pallas_kernels.move.moves import Move
 
 MAX_OBJECTS = 4
 MAX_HEADS = 32
@@ -60,13 +58,6 @@ class Transfer:
         if self.region.slots % geometry.slots:
             raise LayoutError("slots", self.region.slots, f"whole pages of {geometry.slots} slots")
         assert geometry.vector_bytes in (16, 4, 2)
-        if geometry.pages_per_tensor * geometry.page_stride_bytes // self.row_bytes > ROW_LIMIT:
-            raise LayoutError("block_stride", geometry.block_stride, f"tensors of at most {ROW_LIMIT} rows")
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row such that pages are whole rows and start at rows, whatever their stride."""
-        return math.gcd(self.geometry.page_bytes, self.geometry.page_stride_bytes)
 
     @property
     def blocks_per_object(self) -> int:
@@ -107,7 +98,8 @@ def pack_groups(
 ) -> tuple[jax.Array, jax.Array]:
     """Copies blocks of several kernel groups into their objects' regions; every other byte of the objects stays.
 
-    Groups whose tensors have one shape, pages one size and block ids one number are gathered in one launch.
+    Every byte is read once and written once, those of all groups in one launch of a kernel, or in one of XLA for each
+    tensor.
 
     Args:
       transfers: the kernel groups and their regions (static).
@@ -122,17 +114,13 @@ def pack_groups(
       The objects, and how many block ids, after the skips, were outside their tensor (int32).
     """
     chosen = [_selected(t.geometry, ids, skip) for t, ids, skip in zip(transfers, block_ids, skips, strict=True)]
-    code = choose(implementation)
-    for bucket in _launches(transfers, tensors, block_ids):
-        pools, starts = _operands(bucket, transfers, tensors, block_ids, chosen)
-        found = code.gather_runs(pools, starts, transfers[bucket[0]].geometry.page_bytes // pools[0].shape[1])
-        for group, words in zip(bucket, jnp.split(found, len(bucket)), strict=True):
-            pages = _by_plane_and_layer(transfers[group], words.reshape(len(tensors[group]), -1))
-            if _pages_are_rows(transfers[group], objects):
-                objects = _scatter_pages(transfers[group], objects, pages, chosen[group][0], code)
-            else:
-                objects = _select_rows(transfers[group], objects, pages, chosen[group][0])
-    return objects, jnp.sum(jnp.stack([dropped for _, dropped in chosen]), dtype=jnp.int32)
+    flat, dtype = [tensor for group in tensors for tensor in group], _word(transfers, objects)
+    moves = [
+        Move(place.tensor, 0, place.page, place.object, place.page.size, place.unit, place.length)
+        for place in _places(transfers, objects, block_ids, [moved for moved, _ in chosen], dtype)
+    ]
+    (words,) = choose(implementation).move_runs([as_words(t, dtype) for t in flat], [as_words(objects, dtype)], moves)
+    return like(words, objects), jnp.sum(jnp.stack([dropped for _, dropped in chosen]), dtype=jnp.int32)
 
 
 @functools.partial(jax.jit, static_argnames=("transfers", "implementation"), donate_argnames="tensors")
@@ -159,18 +147,15 @@ def unpack_groups(
       The tensors, and how many block ids, after the skips, were outside their tensor (int32).
     """
     chosen = [_selected(t.geometry, ids, skip) for t, ids, skip in zip(transfers, block_ids, skips, strict=True)]
-    code = choose(implementation)
-    result = list(tensors)
-    for bucket in _launches(transfers, tensors, block_ids):
-        pools, starts = _operands(bucket, transfers, tensors, block_ids, chosen)
-        shape = (*starts.shape, -1, pools[0].shape[1])
-        values = [_by_tensor(transfers[g], _from_region(transfers[g], objects), len(tensors[g])) for g in bucket]
-        written = code.scatter_runs(pools, starts, jnp.concatenate(values).reshape(shape))
-        for position, group in enumerate(bucket):
-            count = len(tensors[group])
-            mine = written[position * count : (position + 1) * count]
-            result[group] = tuple(pool.reshape(tensors[group][0].shape) for pool in mine)
-    return tuple(result), jnp.sum(jnp.stack([dropped for _, dropped in chosen]), dtype=jnp.int32)
+    flat, dtype = [tensor for group in tensors for tensor in group], _word(transfers, objects)
+    moves = [
+        Move(0, place.tensor, place.object, place.page, place.page.size, place.unit, place.length)
+        for place in _places(transfers, objects, block_ids, [moved for moved, _ in chosen], dtype)
+    ]
+    found = choose(implementation).move_runs([as_words(objects, dtype)], [as_words(t, dtype) for t in flat], moves)
+    arrays = iter([like(words, tensor) for words, tensor in zip(found, flat, strict=True)])
+    written = tuple(tuple(next(arrays) for _ in group) for group in tensors)
+    return written, jnp.sum(jnp.stack([dropped for _, dropped in chosen]), dtype=jnp.int32)
 
 
 @functools.partial(jax.jit, static_argnames=("transfer", "implementation"), donate_argnames="objects")
@@ -210,137 +195,96 @@ def _selected(geometry: PageGeometry, block_ids: jax.Array, skip: jax.Array) -> 
     return wanted & inside, jnp.sum(wanted & ~inside, dtype=jnp.int32)
 
 
-def _launches(
-    transfers: tuple[Transfer, ...], tensors: tuple[Tensors, ...], block_ids: tuple[jax.Array, ...]
-) -> list[list[int]]:
-    """Kernel groups by what one launch can move: tensors, pages and numbers of pages all alike."""
-    buckets: dict[tuple[object, ...], list[int]] = {}
-    for index, (transfer, group, ids) in enumerate(zip(transfers, tensors, block_ids, strict=True)):
-        geometry = transfer.geometry
-        pages = ids.shape[0] * geometry.kv_size * geometry.num_layers
-        key = (group[0].shape, geometry.page_bytes, transfer.row_bytes, len(group), pages)
-        buckets.setdefault(key, []).append(index)
-    return list(buckets.values())
+@dataclasses.dataclass(frozen=True, eq=False)
+class Place:
+    """Runs of one length in one tensor, and where they are in the objects.
+
+    Attributes:
+      tensor: its number, counted through all groups.
+      page: int32 `[runs]`, where each run starts in the tensor, in units; past the end for blocks that are not moved.
+      object: int32 `[runs]`, where it starts in the objects.
+      unit: words of a unit.
+      length: words of a run.
+    """
+
+    tensor: int
+    page: jax.Array
+    object: jax.Array
+    unit: int
+    length: int
 
 
-def _operands(
-    bucket: list[int],
+def _unit_bytes(transfer: Transfer, objects: jax.Array) -> int:
+    """Bytes that divide every address of a transfer, in pages and in objects.
+
+    Raises:
+      LayoutError: an array of more units than a 32-bit number counts.
+    """
+    geometry, region = transfer.geometry, transfer.region
+    pieces = [quantity for piece in pieces_of(geometry) for quantity in (piece.page, piece.object, piece.length)]
+    strides = (geometry.page_stride_bytes, geometry.page_bytes, objects.shape[1], region.offset)
+    unit = math.gcd(*pieces, *strides)
+    if geometry.pages_per_tensor * geometry.page_stride_bytes // unit > ROW_LIMIT or objects.size // unit > ROW_LIMIT:
+        raise LayoutError("block_stride", geometry.block_stride, f"arrays of at most {ROW_LIMIT} units of {unit} bytes")
+    return unit
+
+
+def _word(transfers: tuple[Transfer, ...], objects: jax.Array) -> np.dtype:
+    """The word in which bytes of all transfers are moved."""
+    return widest_word(math.gcd(*(_unit_bytes(transfer, objects) for transfer in transfers)), 1)
+
+
+def _places(
     transfers: tuple[Transfer, ...],
-    tensors: tuple[Tensors, ...],
+    objects: jax.Array,
     block_ids: tuple[jax.Array, ...],
-    chosen: list[tuple[jax.Array, jax.Array]],
-) -> tuple[Tensors, jax.Array]:
-    """The tensors of a launch as rows, and int32 `[tensors, pages, 1]`, where their pages start."""
-    pools = tuple(tensor.reshape(-1, transfers[g].row_bytes) for g in bucket for tensor in tensors[g])
-    starts = [_start_rows(transfers[g], block_ids[g], chosen[g][0]) for g in bucket]
-    return pools, jnp.concatenate(starts)[..., None]
+    moved: list[jax.Array],
+    dtype: np.dtype,
+) -> list[Place]:
+    """Every run of every transfer."""
+    found, first = [], 0
+    for transfer, ids, chosen in zip(transfers, block_ids, moved, strict=True):
+        unit = _unit_bytes(transfer, objects)
+        for tensor, pages, rows in _pages(transfer, objects, ids, chosen):
+            for length, pieces in _by_length(pieces_of(transfer.geometry)).items():
+                inside = np.asarray([piece.page for piece in pieces], np.int64) // unit
+                along = np.asarray([piece.object for piece in pieces], np.int64) // unit
+                page = jnp.where(
+                    pages[:, None] >= 0,
+                    pages[:, None] * (transfer.geometry.page_stride_bytes // unit) + inside.astype(np.int32),
+                    -1,
+                )
+                place = (rows[:, None] // unit + along).astype(np.int32)
+                words = unit // dtype.itemsize, length // dtype.itemsize
+                found.append(Place(first + tensor, page.reshape(-1), jnp.asarray(place.reshape(-1)), *words))
+        first += _tensors_of(transfer.geometry)
+    return found
 
 
-def _start_rows(transfer: Transfer, block_ids: jax.Array, moved: jax.Array) -> jax.Array:
-    """Int32 `[tensors, pages]`: first row of each page, past the end for blocks that are not moved."""
-    geometry = transfer.geometry
-    order = TRAITS[geometry.format].page_order
+def _by_length(pieces: tuple[Piece, ...]) -> dict[int, list[Piece]]:
+    lengths: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        lengths.setdefault(piece.length, []).append(piece)
+    return lengths
+
+
+def _pages(
+    transfer: Transfer, objects: jax.Array, block_ids: jax.Array, moved: jax.Array
+) -> Iterator[tuple[int, jax.Array, np.ndarray]]:
+    """For each tensor: its number, int32 `[pages]`, which of its pages move, -1 for none, and bytes to their rows."""
+    geometry, region = transfer.geometry, transfer.region
+    traits = TRAITS[geometry.format]
     sizes = (geometry.kv_size, geometry.num_layers, geometry.num_blocks)
+    which, block = np.divmod(np.arange(block_ids.shape[0], dtype=np.int64), transfer.blocks_per_object)
+    start = which * objects.shape[1] + region.offset + block * geometry.page_bytes
     blocks = jnp.where(moved, block_ids, 0)
-    # page_index is plain arithmetic, so an array of block ids gives an array of pages.
-    pages = jnp.stack(
-        [
-            jnp.stack([page_index(order, k, layer, blocks, *sizes) for layer in range(geometry.num_layers)])  # pyright: ignore[reportArgumentType]
-            for k in range(geometry.kv_size)
-        ]
-    )
-    rows_per_page = geometry.page_stride_bytes // transfer.row_bytes
-    rows = jnp.where(moved, pages * rows_per_page, geometry.pages_per_tensor * rows_per_page)
-    return _by_tensor(transfer, rows, _tensors_of(geometry))
-
-
-def _by_tensor(transfer: Transfer, pages: jax.Array, count: int) -> jax.Array:
-    """`[planes, layers, ids, ...]` as `[tensors, everything else of a tensor]`."""
-    if TRAITS[transfer.geometry.format].structure is Structure.LAYER_LIST:
-        pages = jnp.swapaxes(pages, 0, 1)
-    return pages.reshape(count, -1)
-
-
-def _by_plane_and_layer(transfer: Transfer, pages: jax.Array) -> jax.Array:
-    """The inverse, for whole pages: uint8 `[planes, layers, ids, page bytes]`."""
-    geometry = transfer.geometry
-    if TRAITS[geometry.format].structure is Structure.LAYER_LIST:
-        shape = (geometry.num_layers, geometry.kv_size, -1, geometry.page_bytes)
-        return jnp.swapaxes(pages.reshape(shape), 0, 1)
-    return pages.reshape(geometry.kv_size, geometry.num_layers, -1, geometry.page_bytes)
-
-
-def _pages_are_rows(transfer: Transfer, objects: jax.Array) -> bool:
-    """True if a page has its tokens in the object's order, so that it moves as it is."""
-    fmt = transfer.geometry.format
-    reordered = TRAITS[fmt].heads_first or fmt is EngineKVFormat.NL_X_NB_BSV_BSS
-    return not reordered and objects.size // _object_row(transfer, objects) <= ROW_LIMIT
-
-
-def _object_row(transfer: Transfer, objects: jax.Array) -> int:
-    return math.gcd(objects.shape[1], transfer.region.offset, transfer.geometry.page_bytes)
-
-
-def _scatter_pages(
-    transfer: Transfer, objects: jax.Array, pages: jax.Array, moved: jax.Array, code: Implementation
-) -> jax.Array:
-    """Writes whole pages where they belong: to page `(plane * layers + layer) * blocks + block` of the region."""
-    geometry, row = transfer.geometry, _object_row(transfer, objects)
-    page = geometry.page_bytes // row
-    index = np.arange(moved.shape[0], dtype=np.int32)
-    which, block = np.divmod(index, np.int32(transfer.blocks_per_object))
-    first = which * np.int32(objects.shape[1] // row) + block * np.int32(page) + transfer.region.offset // row
-    planes = np.arange(geometry.kv_size * geometry.num_layers, dtype=np.int32)[:, None]
-    starts = planes * np.int32(transfer.blocks_per_object * page) + first.astype(np.int32)
-    starts = jnp.where(moved, starts, objects.size // row).reshape(-1, 1)
-    values = pages.reshape(-1, 1, page, row)
-    return code.scatter(objects.reshape(-1, row), starts, values).reshape(objects.shape)
-
-
-def _select_rows(transfer: Transfer, objects: jax.Array, pages: jax.Array, moved: jax.Array) -> jax.Array:
-    """Reorders pages to tokens first and selects, byte by byte, between them and what the objects hold."""
-    geometry, region, count = transfer.geometry, transfer.region, objects.shape[0]
-    shape = (geometry.kv_size, geometry.num_layers, count, transfer.blocks_per_object, geometry.page_bytes)
-    fresh = _rows_of(geometry, pages).reshape(shape).transpose(2, 0, 1, 3, 4).reshape(count, region.nbytes)
-    chosen = jnp.broadcast_to(moved.reshape(count, 1, 1, -1, 1), (count, *shape[:2], *shape[3:]))
-    # The selection is element by element in the objects' own shape, so that XLA can do it in place.
-    old = objects[:, region.offset : region.offset + region.nbytes]
-    merged = jnp.where(chosen.reshape(count, region.nbytes), fresh, old)
-    return jax.lax.dynamic_update_slice(objects, merged, (0, region.offset))
-
-
-def _from_region(transfer: Transfer, objects: jax.Array) -> jax.Array:
-    """Uint8 `[planes, layers, ids, page bytes]`: the region's rows as pages."""
-    geometry, region, count = transfer.geometry, transfer.region, objects.shape[0]
-    shape = (count, geometry.kv_size, geometry.num_layers, transfer.blocks_per_object, geometry.page_bytes)
-    data = objects[:, region.offset : region.offset + region.nbytes].reshape(shape).transpose(1, 2, 0, 3, 4)
-    return _pages_of(geometry, data.reshape(geometry.kv_size, geometry.num_layers, -1, geometry.page_bytes))
-
-
-def _rows_of(geometry: PageGeometry, pages: jax.Array) -> jax.Array:
-    """Uint8 `[..., page bytes]` with tokens first, heads and scales after."""
-    lead = pages.shape[:-1]
-    if geometry.format is EngineKVFormat.NL_X_NB_BSV_BSS:
-        values = geometry.slots * (geometry.row_bytes - SCALE_BYTES)
-        split = (
-            pages[..., :values].reshape(*lead, geometry.slots, -1),
-            pages[..., values:].reshape(*lead, geometry.slots, -1),
-        )
-        return jnp.concatenate(split, axis=-1).reshape(*lead, -1)
-    if TRAITS[geometry.format].heads_first:
-        heads = pages.reshape(*lead, geometry.num_heads, geometry.slots, geometry.head_bytes)
-        return jnp.swapaxes(heads, -3, -2).reshape(*lead, -1)
-    return pages
-
-
-def _pages_of(geometry: PageGeometry, rows: jax.Array) -> jax.Array:
-    """The inverse of `_rows_of` over uint8 `[..., slots * row bytes]`."""
-    lead = rows.shape[:-1]
-    if geometry.format is EngineKVFormat.NL_X_NB_BSV_BSS:
-        rows = rows.reshape(*lead, geometry.slots, geometry.row_bytes)
-        values, scales = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
-        return jnp.concatenate([values.reshape(*lead, -1), scales.reshape(*lead, -1)], axis=-1)
-    if TRAITS[geometry.format].heads_first:
-        tokens = rows.reshape(*lead, geometry.slots, geometry.num_heads, geometry.head_bytes)
-        return jnp.swapaxes(tokens, -3, -2).reshape(*lead, -1)
-    return rows
+    found: dict[int, list[tuple[jax.Array, np.ndarray]]] = {}
+    for plane in range(geometry.kv_size):
+        for layer in range(geometry.num_layers):
+            # page_index is plain arithmetic, so an array of block ids gives an array of pages.
+            page = page_index(traits.page_order, plane, layer, blocks, *sizes)  # pyright: ignore[reportArgumentType]
+            rows = (plane * geometry.num_layers + layer) * region.slots * geometry.row_bytes + start
+            tensor = tensor_index(traits.structure, plane, layer, geometry.num_layers)
+            found.setdefault(tensor, []).append((jnp.where(moved, page, -1), rows))
+    for tensor, parts in sorted(found.items()):
+        yield tensor, jnp.concatenate([page for page, _ in parts]), np.concatenate([rows for _, rows in parts])

@@ -17,30 +17,39 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 
 from hkv.errors import ConfigError, MissingExtraError
-from hkv.layout.views import xla
+from hkv.paged import xla_moves
 from hkv.paged.target import Target, traced_for
-from pallas_kernels.tma_tiles import LINE_MULTIPLE_BYTES, TILE_MULTIPLE_BYTES, TmaTiles, tma_tiles
+from pallas_kernels.move import runs
+from pallas_kernels.move.moves import Move
+from pallas_kernels.tma_tiles import LINE_MULTIPLE_BYTES, TILE_MULTIPLE_BYTES, WORTHWHILE_BYTES, common_tiles
 from pallas_kernels.triton_tiles import addressable
 
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """One way to gather and scatter runs of pools.
+    """One way to move runs between arrays of words.
 
     Attributes:
-      gather_runs: as `hkv.layout.views.xla.gather_runs`.
-      scatter_runs: as `hkv.layout.views.xla.scatter_runs`.
+      move_runs: as `pallas_kernels.move.pallas_triton.move_runs`: sources, targets and moves to targets.
     """
 
-    gather_runs: Callable[[tuple[jax.Array, ...], jax.Array, int], jax.Array]
-    scatter_runs: Callable[[tuple[jax.Array, ...], jax.Array, jax.Array], tuple[jax.Array, ...]]
+    move_runs: Callable[[Sequence[jax.Array], Sequence[Any], Sequence[Move]], tuple[jax.Array, ...]]
+
+    def gather_runs(self, pools: Sequence[jax.Array], starts: jax.Array, rows_per_run: int) -> jax.Array:
+        """Runs of several pools of one shape, as `hkv.layout.views.xla.gather_runs`."""
+        return runs.gather_runs(self.move_runs, pools, starts, rows_per_run)
+
+    def scatter_runs(self, pools: Sequence[jax.Array], starts: jax.Array, values: jax.Array) -> tuple[jax.Array, ...]:
+        """Several pools of one shape with runs replaced, as `hkv.layout.views.xla.scatter_runs`."""
+        return runs.scatter_runs(self.move_runs, pools, starts, values)
 
     def gather(self, rows: jax.Array, starts: jax.Array, rows_per_run: int) -> jax.Array:
         """Runs `[n, runs, rows_per_run, row]` of one pool, by int32 `[n, runs]`."""
@@ -52,35 +61,31 @@ class Implementation:
 
 
 def _kernels(name: str, interpret: Any = False) -> Implementation:
-    gather = importlib.import_module(f"pallas_kernels.gather.{name}")
-    scatter = importlib.import_module(f"pallas_kernels.scatter.{name}")
-    return Implementation(
-        functools.partial(gather.gather_runs, interpret=interpret),
-        functools.partial(scatter.scatter_runs, interpret=interpret),
-    )
+    module = importlib.import_module(f"pallas_kernels.move.{name}")
+    return Implementation(functools.partial(module.move_runs, interpret=interpret))
 
 
 def _mosaic_interpreter() -> Any:
     public = importlib.import_module("jax.experimental.pallas.mosaic_gpu")
     if hasattr(public, "InterpretGPUParams"):
         return public.InterpretGPUParams()
-    # JAX 0.10 has it, but not yet under its public name.
-    return importlib.import_module("jax._src.pallas.mosaic_gpu.interpret.params").InterpretGPUParams()
+    # JAX 0.10 has it, but not yet under its public name, nor the zeros that a bulk copy reads past the end.
+    private = importlib.import_module("jax._src.pallas.mosaic_gpu.interpret.params")
+    return private.InterpretGPUParams(out_of_bounds_reads="uninitialized", uninitialized_memory="zero")
 
 
 def _triton() -> Implementation:
     try:
-        gather = importlib.import_module("pallas_kernels.gather.triton")
-        scatter = importlib.import_module("pallas_kernels.scatter.triton")
+        module = importlib.import_module("pallas_kernels.move.triton")
     except ImportError as error:
         # jax-triton 0.3 refuses to be imported where JAX has no GPU support, which is an ImportError as well.
         raise MissingExtraError(error.name or "jax_triton", "gpu", f"implementation='triton' ({error})") from error
-    return Implementation(gather.gather_runs, scatter.scatter_runs)
+    return Implementation(module.move_runs)
 
 
 IMPLEMENTATIONS: MappingProxyType[str, Callable[[], Implementation]] = MappingProxyType(
     {
-        "xla": lambda: Implementation(xla.gather_runs, xla.scatter_runs),
+        "xla": lambda: Implementation(xla_moves.move_runs),
         "mosaic": lambda: _kernels("mosaic"),
         "pallas_triton": lambda: _kernels("pallas_triton"),
         "triton": _triton,
@@ -110,20 +115,35 @@ def choose(name: str | None) -> Implementation:
         _check_name(name)
     if name in IMPLEMENTATIONS:
         _load(name)  # says which package is missing now, and not when the program is traced
-    return Implementation(functools.partial(_gather_runs, name), functools.partial(_scatter_runs, name))
+    return Implementation(functools.partial(_move_runs, name))
 
 
 def implementation_for(name: str | None, pool: jax.Array | jax.ShapeDtypeStruct, rows_per_run: int) -> str:
-    """Name of the implementation that moves runs of a pool, on the device that the program is traced for.
+    """Name of the implementation that moves runs of a pool `[rows, row]` of words, `rows_per_run` rows each.
 
-    `auto` is `mosaic` on Hopper and later for runs that bulk copies can move, `pallas_triton` for other runs and GPUs,
-    and `xla` where there is no GPU, or where the pool is one that `pallas_triton` cannot address. Every other name is
-    itself: a kernel that was asked for by name is never replaced.
+    As `implementation_of_moves`, of which this is the case of one kind of runs.
+    """
+    row = pool.shape[1]
+    return implementation_of_moves(name, [pool], [row], [row * rows_per_run])
+
+
+def implementation_of_moves(
+    name: str | None,
+    arrays: Sequence[jax.Array | jax.ShapeDtypeStruct],
+    units: Sequence[int],
+    lengths: Sequence[int],
+) -> str:
+    """Name of the implementation that moves runs between arrays, on the device that the program is traced for.
+
+    `auto` is `mosaic` on Hopper and later for runs that bulk copies can move in tiles of `WORTHWHILE_BYTES` and more,
+    `pallas_triton` for other runs and GPUs, and `xla` where there is no GPU, or where an array is one that
+    `pallas_triton` cannot address. Every other name is itself: a kernel that was asked for by name is never replaced.
 
     Args:
       name: as in `choose`.
-      pool: words `[rows, row]`, or their shape and dtype.
-      rows_per_run: rows in a run.
+      arrays: words, or their shapes and dtype; one dtype.
+      units: words that starts count, for each kind of runs.
+      lengths: words of a run, for each kind.
 
     Raises:
       ConfigError: there is no such implementation, or it cannot run on the device or move the runs.
@@ -131,20 +151,23 @@ def implementation_for(name: str | None, pool: jax.Array | jax.ShapeDtypeStruct,
     if name is None:
         return "xla"
     _check_name(name)
-    target = traced_for()
+    target, word = traced_for(), np.dtype(arrays[0].dtype).itemsize
+    tiles = common_tiles(units, lengths, word) if lengths else None
+    bulk = tiles is not None or not lengths
     if name == AUTO:
         if target.platform != "gpu":
             return "xla"
-        if _has_bulk_copies(target) and _tiles(pool, rows_per_run) is not None:
+        large = not lengths or (tiles is not None and tiles[0].words * tiles[0].lines * word >= WORTHWHILE_BYTES)
+        if _has_bulk_copies(target) and large:
             return "mosaic"
-        return "pallas_triton" if addressable(pool) else "xla"
+        return "pallas_triton" if all(map(addressable, arrays)) else "xla"
     if name in ("mosaic", "pallas_triton", "triton") and target.platform != "gpu":
         raise ConfigError("implementation", name, f"{_needs(name)}, not {target}; {_ELSEWHERE}")
     if name == "mosaic" and not _has_bulk_copies(target):
         raise ConfigError("implementation", name, f"{_needs(name)}, not {target}; 'auto' takes what there is")
-    if name.startswith("mosaic") and _tiles(pool, rows_per_run) is None:
-        row = pool.shape[1] * pool.dtype.itemsize
-        raise ConfigError("implementation", name, f"{_BULK}, not runs of {rows_per_run} x {row} bytes; {_OTHER_RUNS}")
+    if name.startswith("mosaic") and not bulk:
+        kinds = ", ".join(f"{n // u} x {u * word} bytes" for u, n in sorted(set(zip(units, lengths, strict=True))))
+        raise ConfigError("implementation", name, f"{_BULK}, not runs of {kinds}; {_OTHER_RUNS}")
     return name
 
 
@@ -165,10 +188,6 @@ def _has_bulk_copies(target: Target) -> bool:
     return target.platform == "gpu" and (target.capability is None or target.capability >= (9, 0))
 
 
-def _tiles(pool: jax.Array | jax.ShapeDtypeStruct, rows_per_run: int) -> TmaTiles | None:
-    return tma_tiles(pool.shape[1], rows_per_run, pool.dtype.itemsize)
-
-
 def _check_name(name: str) -> None:
     if name not in (*IMPLEMENTATIONS, AUTO):
         raise ConfigError("implementation", name, f"one of {', '.join(IMPLEMENTATIONS)}, {AUTO}, or None")
@@ -179,11 +198,25 @@ def _load(name: str) -> Implementation:
     return IMPLEMENTATIONS[name]()
 
 
-def _gather_runs(name: str | None, pools: tuple[jax.Array, ...], starts: jax.Array, rows_per_run: int) -> jax.Array:
-    return _load(implementation_for(name, pools[0], rows_per_run)).gather_runs(pools, starts, rows_per_run)
-
-
-def _scatter_runs(
-    name: str | None, pools: tuple[jax.Array, ...], starts: jax.Array, values: jax.Array
+def _move_runs(
+    name: str | None, sources: Sequence[jax.Array], targets: Sequence[Any], moves: Sequence[Move]
 ) -> tuple[jax.Array, ...]:
-    return _load(implementation_for(name, pools[0], values.shape[3])).scatter_runs(pools, starts, values)
+    """All moves by one implementation; with `auto`, those of each kind of runs by the one for it, a launch each."""
+    arrays = [*sources, *targets]
+
+    def chosen(some: Sequence[Move]) -> str:
+        moved = [move for move in some if move.runs and move.length]
+        return implementation_of_moves(name, arrays, [move.unit for move in moved], [move.length for move in moved])
+
+    each = [chosen([move]) for move in moves] if name == AUTO else []
+    if len(set(each)) < 2:
+        return _load(chosen(moves)).move_runs(sources, targets, moves)
+    found = list(targets)
+    for implementation in sorted(set(each)):
+        some = [move for move, its in zip(moves, each, strict=True) if its == implementation]
+        used = sorted({move.target for move in some})
+        some = [dataclasses.replace(move, target=used.index(move.target)) for move in some]
+        moved = _load(implementation).move_runs(sources, [found[index] for index in used], some)
+        for index, array in zip(used, moved, strict=True):
+            found[index] = array
+    return tuple(found)

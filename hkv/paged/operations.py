@@ -1,7 +1,7 @@
 """Write, gather, scatter, copy and zero, on a pool of any layout. Jitted; the pool is donated and changed in place.
 
-A pool is a flat buffer of bytes or wider unsigned words, and its `Layout`, a static value. Block ids and states that do
-not exist move nothing and are counted; -1 is no id at all: it moves nothing and is not counted.
+A pool is a buffer of any dtype and rank, best of flat unsigned words, and its `Layout`, a static value. Block ids and
+states that do not exist move nothing and are counted; -1 is no id at all: it moves nothing and is not counted.
 
 A pool is bits, so no derivative passes it: `write` and `scatter` refuse values that are differentiated, and what
 `gather` finds is a constant.
@@ -13,6 +13,7 @@ A pool is bits, so no derivative passes it: `write` and `scatter` refuse values 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import jax
@@ -26,12 +27,22 @@ from hkv.layout.content import Part
 from hkv.layout.strided import StridedView
 from hkv.layout.views.derivatives import without_derivative
 from hkv.layout.views.numpy import numpy_dtype
-from hkv.layout.views.runs import from_words, runs_of, to_words
-from hkv.paged.implementations import choose, implementation_for
+from hkv.layout.views.runs import Runs, from_words, to_words
+from hkv.paged import plan
+from hkv.paged.implementations import choose, implementation_of_moves
+from hkv.paged.words import as_words, like, runs_of_pool
 from hkv.typed_jit import typed_jit
+from pallas_kernels.move.moves import Move
 
 Values = Mapping[str, jax.Array]
 """Parts of a layout's content by name (`key`, `value`, `key_scale`, ...)."""
+
+
+Views = Mapping[str, tuple[StridedView, int]]
+"""Views of a pool by name, each with how many of its leading axes say which unit."""
+
+CELL = "cell"
+"""Name under which all parts of a token, or of a block, are moved as one."""
 
 
 def kernel_blocks(layout: Layout) -> Layout:
@@ -52,7 +63,7 @@ def write(
     """New keys and values, one state a token, at their slots.
 
     Args:
-      buffer: unsigned words `[size]`: the pool, donated.
+      buffer: the pool's bytes, of any dtype and rank, donated.
       layout: layout of the pool (static).
       layer: int32 scalar, index among the layout's layers.
       blocks: int32 `[tokens]`, block of each token's slot; -1 for padding, which writes nothing. No slot twice.
@@ -68,16 +79,21 @@ def write(
     """
     values = _constants(values)
     blocks, states = _ids("blocks", blocks), _ids("states", states, blocks.shape[0])
+    for name, content in values.items():
+        part = layout.part(name)
+        _check_values(name, content, (blocks.shape[0], _heads(layout, part), *part.shape), part.dtype)
     pieces, within = states // layout.shape[3], states % layout.shape[3]
-    for name, view, content in _parts_to_write(layout, values, lead=1):
-        runs = runs_of(buffer, _with_states_third(view), 4)
+    _, dtype, runs_by_part = _written_as(buffer, layout, tuple(values), implementation)
+    contents = [values[name] for name in runs_by_part] if CELL not in runs_by_part else [_cells(layout, values, dtype)]
+    moves, sources = [], []
+    for content, runs in zip(contents, runs_by_part.values(), strict=True):
         starts, _ = runs.start_rows(layer, blocks, pieces, within)
-        rows = buffer.reshape(-1, runs.row)
-        del name
-        buffer = choose(implementation).scatter(rows, starts, to_words(content, runs, buffer.dtype)).reshape(-1)
+        moves.append(Move(len(sources), 0, None, starts.reshape(-1), starts.size, runs.row, runs.length))
+        sources.append(to_words(content, runs, dtype).reshape(-1))
+    (words,) = choose(implementation).move_runs(sources, [as_words(buffer, dtype)], moves)
     exists = _inside(layer, layout.shape[0]) & _inside(blocks, layout.num_blocks)
     exists &= _inside(states, layout.states_per_block)
-    return buffer, _count((blocks != -1) & ~exists)
+    return like(words, buffer), _count((blocks != -1) & ~exists)
 
 
 @typed_jit(static_argnames=("layout", "parts", "null_block", "implementation"))
@@ -93,7 +109,7 @@ def gather(
     """The states of the blocks that a block table names, one after the other.
 
     Args:
-      buffer: unsigned words `[size]`: the pool.
+      buffer: the pool's bytes, of any dtype and rank.
       layout: layout of the pool (static).
       layer: int32 scalar.
       table: int32 `[blocks]`, block ids in order. The null block, -1 and ids that do not exist read as zeros.
@@ -104,18 +120,20 @@ def gather(
     Returns:
       Per part `[blocks * states in a block, heads, *part.shape]`, and how many ids did not exist (int32).
     """
-    found, table = {}, _ids("table", table)
+    table = _ids("table", table)
     shown = jnp.where(table == null_block, -1, table)
-    for name in parts or tuple(part.name for part in layout.content):
-        part, view = layout.part(name), _block_view(layout, name)
-        runs = runs_of(buffer, view, 2)
+    names = parts or tuple(part.name for part in layout.content)
+    dtype, found = runs_of_pool(buffer, [(plan.part_view(layout, name), plan.BLOCK) for name in names])
+    moves, targets = [], []
+    for runs in found:
         starts, _ = runs.start_rows(layer, shown)
-        words = choose(implementation).gather(buffer.reshape(-1, runs.row), starts, runs.rows_per_run)
-        shape = (layout.states_per_block, _heads(layout, part), *part.shape)
-        whole = from_words(words, shape, numpy_dtype(part.dtype))
-        found[name] = whole.reshape(-1, *shape[1:])
+        read = starts.reshape(-1)
+        moves.append(Move(0, len(targets), read, None, starts.size, runs.row, runs.length, zeros=True))
+        targets.append(jax.ShapeDtypeStruct((starts.size * runs.length,), dtype))
+    words = choose(implementation).move_runs([as_words(buffer, dtype)], targets, moves)
     exists = _inside(layer, layout.shape[0]) & _inside(table, layout.num_blocks)
-    return found, _count((table != -1) & ~exists)
+    contents = [_of_blocks(layout, name, array, table.shape[0]) for name, array in zip(names, words, strict=True)]
+    return dict(zip(names, contents, strict=True)), _count((table != -1) & ~exists)
 
 
 @typed_jit(static_argnames=("layout", "null_block", "implementation"), donate_argnames="buffer")
@@ -131,7 +149,7 @@ def scatter(
     """The inverse of `gather`: whole blocks from contiguous states.
 
     Args:
-      buffer: unsigned words `[size]`: the pool, donated.
+      buffer: the pool's bytes, of any dtype and rank, donated.
       layout: layout of the pool (static).
       layer: int32 scalar.
       table: int32 `[blocks]`; the null block, -1 and ids that do not exist are skipped. No id twice.
@@ -147,34 +165,39 @@ def scatter(
     """
     values, table = _constants(values), _ids("table", table)
     shown = jnp.where(table == null_block, -1, table)
-    for name, content in values.items():
-        part, view = layout.part(name), _block_view(layout, name)
+    dtype, found = runs_of_pool(buffer, [(plan.part_view(layout, name), plan.BLOCK) for name in values])
+    moves, sources = [], []
+    for (name, content), runs in zip(values.items(), found, strict=True):
+        part = layout.part(name)
         shape = (layout.states_per_block, _heads(layout, part), *part.shape)
         _check_values(name, content, (table.shape[0] * shape[0], *shape[1:]), part.dtype)
-        runs = runs_of(buffer, view, 2)
         starts, _ = runs.start_rows(layer, shown)
-        words = to_words(content.reshape(table.shape[0], *shape), runs, buffer.dtype)
-        buffer = choose(implementation).scatter(buffer.reshape(-1, runs.row), starts, words).reshape(-1)
+        moves.append(Move(len(sources), 0, None, starts.reshape(-1), starts.size, runs.row, runs.length))
+        sources.append(to_words(content.reshape(table.shape[0], *shape), runs, dtype).reshape(-1))
+    (words,) = choose(implementation).move_runs(sources, [as_words(buffer, dtype)], moves)
     exists = _inside(layer, layout.shape[0]) & _inside(table, layout.num_blocks)
-    return buffer, _count((table != -1) & ~exists)
+    return like(words, buffer), _count((table != -1) & ~exists)
 
 
-@typed_jit(static_argnames=("layout", "implementation"), donate_argnames="buffer")
+@typed_jit(static_argnames=("layout", "implementation", "disjoint"), donate_argnames="buffer")
 def copy_blocks(
     buffer: jax.Array,
     layout: Layout,
     sources: jax.Array,
     targets: jax.Array,
     implementation: str | None = None,
+    disjoint: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Copies blocks, in every layer: all sources are read before anything is written, so lists may overlap.
 
     Args:
-      buffer: unsigned words `[size]`: the pool, donated.
+      buffer: the pool's bytes, of any dtype and rank, donated.
       layout: layout of the pool (static).
       sources: int32 `[copies]`.
       targets: int32 `[copies]`; none twice. A pair with a -1 copies nothing.
       implementation: as in `write`.
+      disjoint: the caller's word that no block is a source and a target (static): kernels then move each byte once, and
+        what is copied is undefined if it is not so.
 
     Returns:
       The buffer, and how many pairs named a block that does not exist (int32).
@@ -182,17 +205,20 @@ def copy_blocks(
     sources, targets = _ids("sources", sources), _ids("targets", targets, sources.shape[0])
     padding = (sources == -1) | (targets == -1)
     exist = _inside(sources, layout.num_blocks) & _inside(targets, layout.num_blocks)
-    runs = runs_of(buffer, layout.cells(), 2)
-    layers = jnp.arange(layout.shape[0], dtype=jnp.int32)[:, None]
-    read, _ = runs.start_rows(layers, jnp.where(exist, sources, -1)[None])
-    written, _ = runs.start_rows(layers, jnp.where(exist, targets, -1)[None])
-    rows = buffer.reshape(-1, runs.row)
-    code = choose(implementation)
-    words = code.gather(rows, read.reshape(-1, len(runs.starts)), runs.rows_per_run)
+    dtype, (runs,) = runs_of_pool(buffer, [(plan.whole_blocks(layout), 1)])
+    words, code = as_words(buffer, dtype), choose(implementation)
+    read, written = (runs.start_rows(jnp.where(exist, ids, -1))[0].reshape(-1) for ids in (sources, targets))
+    if disjoint:
+        (words,) = code.move_runs(
+            [], [words], [Move(None, 0, read, written, read.size, runs.row, runs.length, own=True)]
+        )
+        return like(words, buffer), _count(~padding & ~exist)
+    made = jax.ShapeDtypeStruct((read.size * runs.length,), dtype)
+    (held,) = code.move_runs([words], [made], [Move(0, 0, read, None, read.size, runs.row, runs.length, zeros=True)])
     # Fused into the scatter, the gather would read the pool while it is written, and XLA would copy all of it first.
-    words, rows = jax.lax.optimization_barrier((words, rows))
-    rows = code.scatter(rows, written.reshape(-1, len(runs.starts)), words)
-    return rows.reshape(-1), _count(~padding & ~exist)
+    held, words = jax.lax.optimization_barrier((held, words))
+    (words,) = code.move_runs([held], [words], [Move(0, 0, None, written, read.size, runs.row, runs.length)])
+    return like(words, buffer), _count(~padding & ~exist)
 
 
 @typed_jit(static_argnames=("layout", "implementation"), donate_argnames="buffer")
@@ -202,7 +228,7 @@ def zero_blocks(
     """Zeros every byte of some blocks that carries data, in every layer; padding stays.
 
     Args:
-      buffer: unsigned words `[size]`: the pool, donated.
+      buffer: the pool's bytes, of any dtype and rank, donated.
       layout: layout of the pool (static).
       blocks: int32 `[blocks]`; -1 zeros nothing. Unlike targets of a copy, an id may be there twice.
       implementation: as in `write`.
@@ -211,16 +237,14 @@ def zero_blocks(
       The buffer, and how many ids did not exist (int32).
     """
     blocks = _ids("blocks", blocks)
-    runs = runs_of(buffer, layout.cells(), 2)
-    layers = jnp.arange(layout.shape[0], dtype=jnp.int32)[:, None]
+    dtype, (runs,) = runs_of_pool(buffer, [(plan.whole_blocks(layout), 1)])
     # Implementations take no run twice: of equal ids, which lie side by side once sorted, the first alone is moved.
     ordered = jnp.sort(blocks)
     again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])[: ordered.shape[0]]
-    starts, _ = runs.start_rows(layers, jnp.where(again, -1, ordered)[None])
-    starts = starts.reshape(-1, len(runs.starts))
-    zeros = jnp.zeros((*starts.shape, runs.rows_per_run, runs.row), buffer.dtype)
-    rows = choose(implementation).scatter(buffer.reshape(-1, runs.row), starts, zeros)
-    return rows.reshape(-1), _count((blocks != -1) & ~_inside(blocks, layout.num_blocks))
+    starts = runs.start_rows(jnp.where(again, -1, ordered))[0].reshape(-1)
+    zeros = Move(None, 0, None, starts, starts.size, runs.row, runs.length)
+    (words,) = choose(implementation).move_runs([], [as_words(buffer, dtype)], [zeros])
+    return like(words, buffer), _count((blocks != -1) & ~_inside(blocks, layout.num_blocks))
 
 
 def implementations_of(
@@ -229,7 +253,7 @@ def implementations_of(
     """Implementations that move the bytes of each operation, on the device that the program is traced for.
 
     Args:
-      buffer: unsigned words `[size]`: the pool, or its shape and dtype.
+      buffer: the pool's bytes, of any dtype and rank, or its shape and dtype.
       layout: layout of the pool.
       implementation: as in `write`.
 
@@ -241,22 +265,57 @@ def implementations_of(
       LayoutError: the pool does not fit the layout.
     """
 
-    def chosen(view: StridedView, num_coordinates: int) -> str:
-        runs = runs_of(buffer, view, num_coordinates)
-        rows = jax.ShapeDtypeStruct((buffer.size // runs.row, runs.row), buffer.dtype)
-        return implementation_for(implementation, rows, runs.rows_per_run)
-
-    names = [part.name for part in layout.content]
-    tokens = {"cell": layout.cells()} if _cell_order(layout) else {name: layout.part_cells(name) for name in names}
-    blocks = {name: chosen(_block_view(layout, name), 2) for name in names}
-    cells = {"cell": chosen(layout.cells(), 2)}
+    names = tuple(part.name for part in layout.content)
+    written, _, _ = _written_as(buffer, layout, names, implementation)
+    blocks = _chosen(buffer, {name: (plan.part_view(layout, name), plan.BLOCK) for name in names}, implementation)
+    cells = _chosen(buffer, {CELL: (plan.whole_blocks(layout), 1)}, implementation)
     return {
-        "write": {name: chosen(_with_states_third(view), 4) for name, view in tokens.items()},
+        "write": written,
         "gather": blocks,
         "scatter": dict(blocks),
         "copy_blocks": cells,
         "zero_blocks": dict(cells),
     }
+
+
+def _chosen(buffer: jax.Array | jax.ShapeDtypeStruct, views: Views, implementation: str | None) -> dict[str, str]:
+    """Implementations that move the runs of each view."""
+    dtype, found = runs_of_pool(buffer, list(views.values()))
+    pool = jax.ShapeDtypeStruct((math.prod(buffer.shape) * np.dtype(buffer.dtype).itemsize // dtype.itemsize,), dtype)
+    return {
+        name: implementation_of_moves(implementation, [pool], [runs.row], [runs.length])
+        for name, runs in zip(views, found, strict=True)
+    }
+
+
+def _written_as(
+    buffer: jax.Array | jax.ShapeDtypeStruct, layout: Layout, names: tuple[str, ...], implementation: str | None
+) -> tuple[dict[str, str], np.dtype, dict[str, Runs]]:
+    """Implementation, words and runs of each part of tokens to write; `cell` where all parts go as one.
+
+    XLA joins the parts of a token as it writes them. A kernel takes each from where it is, in one launch.
+    """
+    views: Views = {name: (plan.part_view(layout, name), plan.TOKEN) for name in names}
+    chosen = _chosen(buffer, views, implementation)
+    together = plan.parts_of_cell(layout)
+    if set(chosen.values()) == {"xla"} and len(names) == len(together):
+        views = {CELL: (plan.cell_view(layout), plan.TOKEN)}
+        chosen = _chosen(buffer, views, implementation)
+    dtype, found = runs_of_pool(buffer, list(views.values()))
+    return chosen, dtype, dict(zip(views, found, strict=True))
+
+
+def _cells(layout: Layout, values: Values, dtype: np.dtype) -> jax.Array:
+    """All parts of each token's cells, one after the other."""
+    return plan.joined([values[part.name] for part in plan.parts_of_cell(layout)], dtype)
+
+
+def _of_blocks(layout: Layout, name: str, words: jax.Array, count: int) -> jax.Array:
+    """Words of a part of `count` blocks as `[states, heads, *shape]` of its dtype."""
+    part = layout.part(name)
+    shape = (layout.states_per_block, _heads(layout, part), *part.shape)
+    whole = from_words(words.reshape(count, -1), shape, numpy_dtype(part.dtype))
+    return whole.reshape(-1, *shape[1:])
 
 
 def _constants(values: Values) -> Values:
@@ -277,45 +336,6 @@ def _count(flags: jax.Array) -> jax.Array:
 
 def _heads(layout: Layout, part: Part) -> int:
     return layout.shape[2] if part.heads is None else part.heads
-
-
-def _with_states_third(view: StridedView) -> StridedView:
-    """`[layers, blocks, pieces, heads, states, ...]` with states before heads: one token is the last axes."""
-    order = (0, 1, 2, 4, 3, *range(5, len(view.shape)))
-    return StridedView(
-        tuple(view.shape[a] for a in order), tuple(view.strides[a] for a in order), view.offset, view.dtype
-    )
-
-
-def _block_view(layout: Layout, name: str) -> StridedView:
-    return _with_states_third(layout.part_cells(name))
-
-
-def _parts_to_write(layout: Layout, values: Values, lead: int) -> list[tuple[str, StridedView, jax.Array]]:
-    """Parts to write, with their views and values: all parts of a cell at once if all are given and fill it, else each
-    alone."""
-    for name, content in values.items():
-        part = layout.part(name)
-        _check_values(name, content, (*content.shape[:lead], _heads(layout, part), *part.shape), part.dtype)
-    together = _cell_order(layout)
-    if together and len(values) == len(together):
-        cells = [_as_bytes(values[part.name], lead + 1) for part in together]
-        return [("cell", layout.cells(), jnp.concatenate(cells, axis=-1))]
-    return [(name, layout.part_cells(name), content) for name, content in values.items()]
-
-
-def _cell_order(layout: Layout) -> list[Part]:
-    """The parts of a cell as they lie, if they fill it and there are no others; else none."""
-    in_cells = [part for part in layout.content if part.strides is None and part.heads is None]
-    together = sorted(in_cells, key=lambda part: part.offset)
-    fill = sum(part.nbytes for part in together) == layout.shape[4]
-    return together if fill and len(together) == len(layout.content) else []
-
-
-def _as_bytes(values: jax.Array, lead: int) -> jax.Array:
-    """`[..., bytes]` of an array `[..., *shape]` whose first `lead` axes stay."""
-    flat = values.reshape(*values.shape[:lead], -1)
-    return jax.lax.bitcast_convert_type(flat, np.uint8).reshape(*flat.shape[:lead], -1)
 
 
 def _check_values(name: str, content: jax.Array, shape: tuple[int, ...], dtype: str) -> None:

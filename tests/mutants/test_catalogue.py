@@ -95,7 +95,7 @@ def test_a_target_is_where_the_code_lies():
     assert target_of(edited("hkv.state.free_queue:take")) == "state"
     assert target_of(edited("hkv.cache.arrivals:arrive")) == "step"
     assert target_of(edited("hkv.paged.operations:write")) == "paged"
-    assert target_of(edited("pallas_kernels.gather.mosaic:ring")) == "kernels"
+    assert target_of(edited("pallas_kernels.move.mosaic:ring")) == "kernels"
     assert target_of(edited("reference.step:Rows.step")) == "reference"
 
 

@@ -14,8 +14,11 @@ from hkv.paged.implementations import choose, implementation_for
 from hkv.paged.target import Target, traced_for
 from tests.pallas_kernels import programs
 
-BULK = jax.ShapeDtypeStruct((64, 256), np.uint8)
+BULK = jax.ShapeDtypeStruct((64, 4096), np.uint8)
 """Rows that bulk copies can move."""
+
+SMALL = jax.ShapeDtypeStruct((64, 256), np.uint8)
+"""Rows that they can move, and are not worth it."""
 
 INDEXER = jax.ShapeDtypeStruct((64, 132), np.uint8)
 """Rows that they cannot."""
@@ -72,7 +75,8 @@ def test_runs_that_bulk_copies_cannot_move(on):
         (DESCRIBED, BULK, "mosaic"),
         (H200, INDEXER, "pallas_triton"),
         (H200, jax.ShapeDtypeStruct((2**31 // 132 + 1, 132), np.uint8), "xla"),
-        (H200, jax.ShapeDtypeStruct((2**31 // 128 + 1, 128), np.uint8), "mosaic"),
+        (H200, jax.ShapeDtypeStruct((2**31 // 4096 + 1, 4096), np.uint8), "mosaic"),
+        (H200, SMALL, "pallas_triton"),
     ],
 )
 def test_auto(on, target, pool, expected):

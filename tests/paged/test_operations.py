@@ -271,7 +271,7 @@ def test_values_that_do_not_fit_are_refused(change, match):
         paged.write(jnp.zeros(layout.end, jnp.uint8), layout, np.int32(0), np.int32([0]), np.int32([0]), values)
 
 
-@pytest.mark.parametrize("pool", [np.zeros((4, 4), np.uint8), np.zeros(100_000, np.float32), np.zeros(16, np.uint8)])
+@pytest.mark.parametrize("pool", [np.zeros((4, 4), np.uint8), np.zeros(100_000, bool), np.zeros(16, np.complex64)])
 def test_a_pool_that_cannot_be_one_is_refused(pool):
     with pytest.raises(LayoutError, match="buffer"):
         paged.zero_blocks(jnp.asarray(pool), LAYOUTS["latent of 576"], np.int32([0]))

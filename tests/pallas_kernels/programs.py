@@ -114,14 +114,14 @@ def geometry(fmt: int, layers: int, slots: int, heads: int, size: int, dtype: st
 
 
 GROUPS = {
-    "one tensor of all layers": ([geometry(0, 3, 16, 2, 64, "bfloat16")], 1, 1),
-    "K and V apart in each layer": ([geometry(2, 3, 16, 2, 64, "bfloat16")], 1, 1),
-    "a list of K and a list of V": ([geometry(9, 3, 16, 2, 64, "bfloat16")], 1, 1),
-    "heads first, blocks padded": ([geometry(12, 2, 16, 2, 64, "bfloat16", 4096)], 1, 0),
-    "latents and indexer": ([geometry(3, 2, 64, 1, 576, "bfloat16"), geometry(14, 2, 64, 1, 132, "uint8")], 2, 1),
-    "two groups of one shape": ([geometry(13, 2, 16, 2, 64, "bfloat16"), geometry(13, 2, 16, 2, 64, "float16")], 1, 2),
+    "one tensor of all layers": [geometry(0, 3, 16, 2, 64, "bfloat16")],
+    "K and V apart in each layer": [geometry(2, 3, 16, 2, 64, "bfloat16")],
+    "a list of K and a list of V": [geometry(9, 3, 16, 2, 64, "bfloat16")],
+    "heads first, blocks padded": [geometry(12, 2, 16, 2, 64, "bfloat16", 4096)],
+    "latents and indexer": [geometry(3, 2, 64, 1, 576, "bfloat16"), geometry(14, 2, 64, 1, 132, "uint8")],
+    "two groups of one shape": [geometry(13, 2, 16, 2, 64, "bfloat16"), geometry(13, 2, 16, 2, 64, "float16")],
 }
-"""Kernel groups, launches that move the pages of all, and launches that write those of a pack into the objects."""
+"""Kernel groups that are packed and unpacked together."""
 
 
 def _transfers(geometries: list[PageGeometry]) -> Iterator[Transfer]:

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
 
 CALL = re.compile(r"custom_call @(mosaic_gpu|__gpu\$xla.gpu.triton)")
 
+TRITON = "__gpu$xla.gpu.triton"
+
 
 def calls(program):
     """Kernels that a lowered program calls; nothing moves pages but kernels."""
@@ -25,12 +27,12 @@ def calls(program):
 
 
 @pytest.mark.parametrize("kernel", programs.KERNELS)
-@pytest.mark.parametrize("layout", programs.LAYOUTS.values(), ids=programs.LAYOUTS)
-def test_paged_operations(layout, kernel):
-    found = calls(programs.paged_program(layout, kernel, *programs.OPERATIONS))
-    parts = len(layout.content)
-    # A copy is a gather and a scatter; a write of all parts of a cell is one launch.
-    assert 5 + parts <= len(found) <= 3 + 3 * parts
+@pytest.mark.parametrize("name", programs.LAYOUTS)
+def test_paged_operations(name, kernel):
+    found = calls(programs.paged_program(programs.LAYOUTS[name], kernel, *programs.OPERATIONS))
+    # A copy that may overlap is read and then written; everything else is one launch, whatever the number of parts.
+    # With `auto`, whole planes are bulk copies of their own, beside what lies in small pieces.
+    assert 6 <= len(found) <= (9 if kernel == "auto" and name in ("132 bytes", "656 bytes") else 6)
     assert set(found) <= {"mosaic_gpu", "__gpu$xla.gpu.triton"} if kernel == "auto" else {"__gpu$xla.gpu.triton"}
     assert kernel != "auto" or "mosaic_gpu" in found
 
@@ -60,9 +62,11 @@ def test_the_kernels_that_are_reported_are_called(layout, operation):
 
 @pytest.mark.parametrize("kernel", programs.KERNELS)
 @pytest.mark.parametrize("direction", ["pack", "unpack"])
-@pytest.mark.parametrize(("geometries", "launches", "writes"), programs.GROUPS.values(), ids=programs.GROUPS)
-def test_chunk_transfers(geometries, launches, writes, direction, kernel):
-    found = calls(programs.chunk_program(geometries, kernel, direction))
-    assert found == [{"auto": "mosaic_gpu", "pallas_triton": "__gpu$xla.gpu.triton"}[kernel]] * (
-        launches + (writes if direction == "pack" else 0)
-    )
+@pytest.mark.parametrize("name", programs.GROUPS)
+def test_chunk_transfers(name, direction, kernel):
+    found = calls(programs.chunk_program(programs.GROUPS[name], kernel, direction))
+    # Values and scales of an indexer are runs of 128 and 4 bytes: bulk copies leave them to registers.
+    apart = kernel == "auto" and name == "latents and indexer"
+    small = kernel == "pallas_triton" or name == "heads first, blocks padded"
+    assert len(found) == (2 if apart else 1), "pages of all groups and layers move in one launch"
+    assert set(found) == ({"mosaic_gpu", TRITON} if apart else {TRITON if small else "mosaic_gpu"})

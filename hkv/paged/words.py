@@ -1,0 +1,95 @@
+"""A pool of any dtype and rank as flat unsigned words, as wide as runs allow where that costs nothing.
+
+On a GPU, every change of width or dtype of a whole buffer is a bitcast to XLA, which copies nothing, and four bytes are
+moved at once instead of one. On a CPU a change of width copies the pool, so it keeps its own words there, and one that
+is not of unsigned words is copied once a call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import lax
+
+from hkv.errors import LayoutError
+from hkv.layout.strided import StridedView
+from hkv.layout.views.runs import Runs, runs_of
+from hkv.paged.target import traced_for
+
+WIDEST = 4
+"""Bytes of the widest word: JAX has none of 8 unless a program allows 64-bit numbers."""
+
+WORDS = (1, 2, 4)
+
+
+def is_words(buffer: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    """True if a buffer is flat and of unsigned words already."""
+    return len(buffer.shape) == 1 and np.dtype(buffer.dtype).kind == "u"
+
+
+def check_buffer(buffer: jax.Array | jax.ShapeDtypeStruct) -> None:
+    """Refuses what has no words.
+
+    Raises:
+      LayoutError: elements of no whole number of bytes, of more than 4, or booleans.
+    """
+    dtype = np.dtype(buffer.dtype)
+    if dtype.itemsize not in WORDS or dtype == np.bool_ or dtype.name.endswith(("int4", "int2", "e2m1fn")):
+        given = f"{dtype}{list(buffer.shape)}"
+        raise LayoutError("buffer", given, "elements of 1, 2 or 4 bytes, such as uint8, bfloat16 or uint32")
+
+
+def runs_of_pool(
+    buffer: jax.Array | jax.ShapeDtypeStruct, views: Sequence[tuple[StridedView, int]]
+) -> tuple[np.dtype, list[Runs]]:
+    """The words that a pool is moved in, and the runs of several views of it in those words.
+
+    Args:
+      buffer: the pool, of any dtype and rank, or its shape and dtype.
+      views: strided views of its bytes, each with how many leading axes say which unit.
+
+    Raises:
+      LayoutError: a buffer of no words or too short, or strides that its words do not divide.
+    """
+    check_buffer(buffer)
+    own = np.dtype(buffer.dtype).itemsize
+    nbytes = math.prod(buffer.shape) * own
+    in_bytes = jax.ShapeDtypeStruct((nbytes,), np.uint8)
+    dtype = widest_word(math.gcd(*(runs_of(in_bytes, view, count).row for view, count in views)), own)
+    flat = jax.ShapeDtypeStruct((nbytes // dtype.itemsize,), dtype)
+    return dtype, [runs_of(flat, view, count) for view, count in views]
+
+
+def widest_word(row_bytes: int, own: int) -> np.dtype:
+    """The widest word that divides rows and costs nothing, on the device that the program is traced for.
+
+    Args:
+      row_bytes: bytes that divide every address.
+      own: bytes of the array's elements, which stay where a bitcast would copy.
+    """
+    if traced_for().platform != "gpu":
+        return np.dtype(f"uint{8 * own}")
+    return np.dtype(f"uint{8 * next(width for width in (WIDEST, 2, 1) if row_bytes % width == 0)}")
+
+
+def as_words(array: jax.Array, dtype: np.dtype) -> jax.Array:
+    """All of an array's bytes in order, as one axis of unsigned words."""
+    own, word = array.dtype.itemsize, dtype.itemsize
+    if array.dtype == dtype:
+        return array.reshape(-1)
+    if own < word:
+        array = array.reshape(-1, word // own)
+    return lax.bitcast_convert_type(array, dtype).reshape(-1)
+
+
+def like(words: jax.Array, array: jax.Array) -> jax.Array:
+    """The inverse of `as_words`: words as an array of the dtype and shape of `array`."""
+    own, word = array.dtype.itemsize, words.dtype.itemsize
+    if array.dtype == words.dtype:
+        return words.reshape(array.shape)
+    if own > word:
+        words = words.reshape(-1, own // word)
+    return lax.bitcast_convert_type(words, array.dtype).reshape(array.shape)

@@ -1,1 +1,0 @@
-"""Scattering runs into a pool, in place: the inverse of gathering them."""

@@ -1,0 +1,174 @@
+"""`move_runs` of every implementation against its twin in loops, bit for bit, kernels interpreted on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference.paged.moves as reference
+from hkv.paged.implementations import choose
+from pallas_kernels.move.moves import Move
+from tests.pallas_kernels import cases
+
+pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
+
+OLD_JAX = jax.__version_info__ < (0, 11)
+UNITS = 12
+"""Units of every array."""
+
+WRONG = (-1, -(2**31), UNITS, 2**31 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Static part of a move: source and target by number, units of a run, tables that are missing."""
+
+    source: int | None
+    target: int
+    runs: int
+    units: int
+    read: bool = True
+    written: bool = True
+    zeros: bool = False
+    own: bool = False
+
+
+PLANS = {
+    "pages to an object": (32, np.uint32, (Kind(0, 0, 3, 2), Kind(1, 0, 2, 1))),
+    "an object to pages": (64, np.uint16, (Kind(0, 0, 3, 2), Kind(0, 1, 4, 1))),
+    "keys and values to a page": (33, np.uint8, (Kind(0, 0, 4, 1, read=False), Kind(1, 0, 3, 2, read=False))),
+    "pages to pages of the same pool": (128, np.uint8, (Kind(None, 0, 3, 1, own=True), Kind(0, 1, 2, 3))),
+    "zeros": (32, np.uint32, (Kind(None, 0, 3, 2), Kind(0, 0, 3, 1, zeros=True))),
+    "runs of more than a tile": (704, np.uint32, (Kind(0, 0, 2, 2), Kind(1, 1, 3, 1, read=False))),
+}
+BULK = (
+    "pages to an object",
+    "an object to pages",
+    "pages to pages of the same pool",
+    "zeros",
+    "runs of more than a tile",
+)
+MADE = {
+    "parts of pages, gathered": (32, np.uint32, (Kind(0, 0, 4, 1, written=False), Kind(0, 1, 3, 2, written=False))),
+    "bytes, gathered": (132, np.uint8, (Kind(0, 0, 5, 1, written=False), Kind(1, 1, 2, 3, written=False))),
+}
+
+
+def moves_of(kinds, tables, unit):
+    pairs = zip(tables[::2], tables[1::2], strict=True)
+    return [
+        Move(kind.source, kind.target, read, written, kind.runs, unit, kind.units * unit, kind.zeros, kind.own)
+        for kind, (read, written) in zip(kinds, pairs, strict=True)
+    ]
+
+
+@st.composite
+def tables_of(draw, kinds):
+    """Starts of which no two runs that are written overlap, nor, within one array, one that is read."""
+    tables, taken = [], {0: set(), 1: set()}
+    for kind in kinds:
+        starts = st.one_of(st.integers(0, UNITS - 1), st.sampled_from(WRONG))
+        read = np.int32(draw(st.lists(starts, min_size=kind.runs, max_size=kind.runs)))
+        written = []
+        for run in range(kind.runs):
+            busy = set(taken[kind.target])
+            if kind.own:
+                busy |= {unit for start in read for unit in range(int(start), int(start) + kind.units)}
+            free = [s for s in range(UNITS - kind.units + 1) if not busy & set(range(s, s + kind.units))]
+            wrong = [*WRONG, *([UNITS - 1] if kind.units > 1 else [])]
+            start = draw(st.sampled_from(free) if free and draw(st.integers(0, 3)) else st.sampled_from(wrong))
+            if start in free:
+                taken[kind.target] |= set(range(start, start + kind.units))
+            written.append(start)
+            del run
+        tables += [read if kind.read else None, np.int32(written) if kind.written else None]
+    return tables
+
+
+def run_plan(implementation, plan, made):
+    unit, dtype, kinds = plan
+    sizes = {kind.target: kind.runs * kind.units * unit for kind in kinds}
+
+    @jax.jit
+    def moved(sources, targets, tables):
+        given = [jax.ShapeDtypeStruct((sizes[t],), dtype) for t in range(2)] if made else targets
+        return choose(implementation).move_runs(sources, given, moves_of(kinds, tables, unit))
+
+    kinds = tuple(dataclasses.replace(kind, zeros=True) for kind in kinds) if made else kinds
+
+    @given(tables_of(kinds), st.integers(0, 2**32 - 1))
+    @settings(max_examples=4 if implementation.startswith("mosaic") else 12)
+    def check(tables, seed):
+        arrays = [cases.random_words((UNITS * unit,), dtype, seed + index) for index in range(4)]
+        expected = [np.zeros(sizes[t], dtype) for t in range(2)] if made else [array.copy() for array in arrays[2:]]
+        reference.move_runs(arrays[:2], expected, moves_of(kinds, tables, unit))
+        found = moved(arrays[:2], arrays[2:], tables)
+        assert [cases.bits(array) for array in found] == [cases.bits(array) for array in expected]
+
+    check()
+
+
+INTERPRETED = ("xla", "pallas_triton:interpret")
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("implementation", INTERPRETED)
+def test_moves(implementation, name):
+    run_plan(implementation, PLANS[name], made=False)
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("implementation", INTERPRETED)
+def test_moves_to_arrays_that_are_made(implementation, name):
+    run_plan(implementation, MADE[name], made=True)
+
+
+def test_bulk_copies_to_arrays_that_are_made():
+    run_plan("mosaic:interpret", MADE["parts of pages, gathered"], made=True)
+
+
+@pytest.mark.parametrize("name", BULK)
+def test_bulk_copies(name):
+    if OLD_JAX:
+        pytest.skip("JAX 0.10 cannot interpret a Mosaic GPU kernel that writes through a reference (KeyError: None)")
+    run_plan("mosaic:interpret", PLANS[name], made=False)
+
+
+def move_of(implementation, name):
+    """Check by which defects of a kernel are judged (`tests/mutants`): a plan that has a name."""
+    plans = {**PLANS, **MADE}
+    run_plan(implementation, plans[name], made=name in MADE)
+
+
+@pytest.mark.parametrize("implementation", INTERPRETED)
+def test_moves_of_different_units(implementation):
+    check_units(implementation)
+
+
+def check_units(implementation):
+    """Starts of one move count 4 words and those of another 12, in the same pool."""
+    moves = [
+        Move(0, 0, np.int32([5, 1]), np.int32([0, 38]), 2, 4, 8),
+        Move(0, 0, np.int32([2, 11]), np.int32([1, 5]), 2, 12, 12),
+    ]
+    source, target = (cases.random_words((156,), np.uint32, seed) for seed in (0, 1))
+    expected = [target.copy()]
+    reference.move_runs([source], expected, moves)
+    (found,) = choose(implementation).move_runs([jnp.asarray(source)], [jnp.asarray(target)], moves)
+    assert cases.bits(found) == cases.bits(expected[0])
+
+
+def test_more_moves_than_a_launch_takes():
+    moves = [Move(0, 0, np.int32([i]), np.int32([39 - i]), 1, 4, 4) for i in range(40)]
+    source = cases.random_words((160,), np.uint32, 0)
+    expected = [np.zeros(160, np.uint32)]
+    reference.move_runs([source], expected, moves)
+    for implementation in INTERPRETED:
+        (found,) = choose(implementation).move_runs([jnp.asarray(source)], [jnp.zeros(160, jnp.uint32)], moves)
+        assert cases.bits(found) == cases.bits(expected[0])
