@@ -28,6 +28,7 @@ from hkv.errors import ConfigError, MissingExtraError
 from hkv.paged import xla_moves
 from hkv.paged.target import Target, traced_for
 from pallas_kernels.move import runs
+from pallas_kernels.move.batching import batched
 from pallas_kernels.move.moves import Move
 from pallas_kernels.tma_tiles import LINE_MULTIPLE_BYTES, TILE_MULTIPLE_BYTES, WORTHWHILE_BYTES, common_tiles
 from pallas_kernels.triton_tiles import addressable
@@ -62,7 +63,7 @@ class Implementation:
 
 def _kernels(name: str, interpret: Any = False) -> Implementation:
     module = importlib.import_module(f"pallas_kernels.move.{name}")
-    return Implementation(functools.partial(module.move_runs, interpret=interpret))
+    return Implementation(batched(functools.partial(module.move_runs, interpret=interpret)))
 
 
 def _mosaic_interpreter() -> Any:
@@ -80,7 +81,7 @@ def _triton() -> Implementation:
     except ImportError as error:
         # jax-triton 0.3 refuses to be imported where JAX has no GPU support, which is an ImportError as well.
         raise MissingExtraError(error.name or "jax_triton", "gpu", f"implementation='triton' ({error})") from error
-    return Implementation(module.move_runs)
+    return Implementation(batched(module.move_runs))
 
 
 IMPLEMENTATIONS: MappingProxyType[str, Callable[[], Implementation]] = MappingProxyType(
