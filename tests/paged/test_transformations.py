@@ -82,7 +82,7 @@ def test_vmap_of_a_write_into_copies_of_one_pool(code):
     skip_if_in_place(code)
     pool, values = pools()[0], jax.tree.map(lambda a: a[0], tokens())
     found = jax.vmap(lambda blocks: written(code)(pool, blocks, values))(BLOCKS)
-    check(found, [written("xla")(pool, blocks, values) for blocks in BLOCKS])
+    check(found, [written("xla")(pools()[0], blocks, values) for blocks in BLOCKS])
 
 
 @pytest.mark.parametrize("code", KERNELS)

@@ -1,0 +1,150 @@
+"""What is kept of each compiled program, as data, and the limits that it has to keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from hkv.errors import ConfigError
+from tests.compiled_code import hlo
+from tests.compiled_code.cases import Case
+
+DATA = pathlib.Path(__file__).resolve().parent.parent / "data" / "compiled_code.json"
+LIMIT = 1.05
+"""Most traffic over the ideal; every exception is in `EXCEPTIONS`."""
+
+LARGE = 1024
+"""Bytes from which a launch moves data; smaller ones compute starts, sort ids or count."""
+
+EXCEPTIONS = {
+    ("copy_blocks", ""): "lists may overlap, so all sources are read into an array of their own first",
+    (
+        "copy_blocks, disjoint",
+        "xla",
+    ): "XLA copies nothing within an array: it reads the sources first",
+    ("pack", "latents and indexer"): "starts of runs of 4 bytes are 4 bytes each",
+    ("unpack", "latents and indexer"): "starts of runs of 4 bytes are 4 bytes each",
+}
+"""Reasons, by operation and by implementation or layout; an empty one stands for all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What one program compiles to; a refusal in words, or figures.
+
+    Attributes:
+      refused: first words of the refusal, empty where there is none.
+      ratio: bytes read and written over the ideal.
+      launches: kernels, the small ones that compute starts and count among them.
+      moving: launches that move data.
+      load: bytes of the narrowest load of those.
+      store: bytes of the narrowest store of those.
+      atomics: atomic instructions.
+      spilled: bytes of registers spilled.
+      copies: copies of a whole pool or array.
+    """
+
+    refused: str = ""
+    ratio: float = 0.0
+    launches: int = 0
+    moving: int = 0
+    load: int = 0
+    store: int = 0
+    atomics: tuple[str, ...] = ()
+    spilled: int = 0
+    copies: tuple[str, ...] = ()
+
+
+def record_of(case: Case, gpu: str) -> Record:
+    """Compiles one program and measures it."""
+    from tests.compiled_code import compiler
+
+    try:
+        compiled = compiler.compile_for(gpu, case.program)
+    except ConfigError:
+        return Record(refused="runs that bulk copies cannot move" if gpu == "sm_90" else "no bulk copies before Hopper")
+    found = hlo.launches(compiled.hlo)
+    moving = [launch for launch in found if launch.read + launch.written >= LARGE + case.ideal // 64]
+    own = [kernel for kernel in compiled.kernels if not is_small(kernel.name)]
+    return Record(
+        ratio=round(sum(launch.read + launch.written for launch in found) / case.ideal, 3),
+        launches=len(found),
+        moving=len(moving),
+        # Tables of starts are read as they are, 4 bytes each.
+        load=min((w for kernel in own for w in wide(kernel.loads)), default=0),
+        store=min((w for kernel in own for w in kernel.stores), default=0),
+        atomics=tuple(sorted({atomic for kernel in compiled.kernels for atomic in kernel.atomics})),
+        spilled=sum(kernel.spilled or 0 for kernel in compiled.kernels),
+        copies=tuple(hlo.whole_copies(compiled.hlo, case.program.pool_bytes)),
+    )
+
+
+def wide(loads: tuple[int, ...]) -> set[int]:
+    """Widths of loads of data: those of tables, which are 4 bytes, only where there are no others."""
+    others = {width for width in loads if width != 4}
+    return others if others and min(others) > 4 else set(loads)
+
+
+def is_small(kernel: str) -> bool:
+    """True for kernels that XLA makes to compute starts, to sort ids and to count."""
+    moving = ("scatter", "gather", "move", "zero", "new_body")
+    return not any(word in kernel for word in moving) and not kernel.startswith("loop_select")
+
+
+def problems(case: Case, record: Record) -> list[str]:
+    """What is wrong with a program."""
+    if record.refused:
+        return [] if case.implementation == "mosaic" else [f"refused: {record.refused}"]
+    found = []
+    if record.ratio > LIMIT and exception(case) is None:
+        found.append(f"traffic {record.ratio} of the ideal")
+    if record.atomics:
+        found.append(f"atomics {record.atomics}")
+    if record.copies:
+        found.append(f"copies {record.copies}")
+    if record.spilled:
+        found.append(f"{record.spilled} bytes spilled")
+    return found
+
+
+def exception(case: Case) -> str | None:
+    """The reason why a program may move more than `LIMIT`, if there is one."""
+    for (operation, which), reason in EXCEPTIONS.items():
+        if operation == case.operation and which in ("", case.implementation, case.layout):
+            return reason
+    return None
+
+
+def save(records: Mapping[str, Mapping[str, Record]]) -> None:
+    """Writes what was found, by GPU and by name, a line each."""
+    versions = {"jax": jax.__version__}
+    lines = [f'{{"versions": {json.dumps(versions)}']
+    for gpu, by_name in records.items():
+        rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(kept(record))}" for name, record in by_name.items())
+        lines.append(f'"{gpu}": {{\n{rows}\n}}')
+    DATA.write_text(",\n".join(lines) + "}\n", encoding="utf-8")
+
+
+def kept(record: Record) -> dict[str, Any]:
+    """The figures of a record that say something."""
+    plain = dataclasses.asdict(record)
+    return {key: value for key, value in plain.items() if value not in ("", 0, (), [])}
+
+
+def load() -> tuple[dict[str, str], dict[str, dict[str, Record]]]:
+    """Versions, and records by GPU and name, as they were saved."""
+    data = json.loads(DATA.read_text(encoding="utf-8"))
+    versions = data.pop("versions")
+    tuples = ("atomics", "copies")
+    return versions, {
+        gpu: {
+            name: Record(**{key: tuple(value) if key in tuples else value for key, value in row.items()})
+            for name, row in rows.items()
+        }
+        for gpu, rows in data.items()
+    }
