@@ -48,7 +48,8 @@ under the names in brackets:
 - waste (`waste`): share of a request's blocks that holds no layer's bytes, padding and room up to the widest group.
 
 A refused combination is a row with its reason (`refused`); if all are refused for one reason, that is the command's
-error. The plot draws concurrency against length, a line for each model and choice of the other options.
+error. The plot draws concurrency against length, a line for each model and choice of the other options, through
+every power of two between the lengths that were asked for.
 
 ## The models
 

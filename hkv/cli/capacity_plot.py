@@ -22,18 +22,36 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 """One for each value of the second."""
 
 
-def drawn(rows: Sequence[CapacityRow], path: str) -> bytes:
+def lengths_between(rows: Sequence[CapacityRow]) -> list[tuple[str, dict[str, Any]]]:
+    """Combinations that a table does not have: each line's powers of two between its shortest and longest request."""
+    names = _varying(rows)
+    series: dict[tuple[str, ...], dict[int, CapacityRow]] = {}
+    for row in rows:
+        if row.capacity is not None and LENGTH in row.options:
+            key = (row.model, *(str(row.options[name]) for name in names))
+            series.setdefault(key, {})[row.capacity.max_model_len] = row
+    wanted = []
+    for planned in series.values():
+        row, longest = next(iter(planned.values())), max(planned)
+        powers = (1 << power for power in range(min(planned).bit_length(), longest.bit_length()))
+        between = [length for length in powers if length < longest and length not in planned]
+        wanted += [(row.model, {**row.options, LENGTH: str(length)}) for length in between]
+    return wanted
+
+
+def drawn(rows: Sequence[CapacityRow], path: str, between: Sequence[CapacityRow] = ()) -> bytes:
     """The plot, PNG or SVG by the suffix of the path that it is for; refused rows are left out.
 
     Args:
-      rows: of the table.
+      rows: of the table; each is a mark.
       path: the file it is for; SVG for `-`.
+      between: rows of `lengths_between`, through which the lines go without a mark.
 
     Raises:
       ConfigError: no row has anything to draw.
     """
     check_plot_path(path)
-    lines = _lines(rows)
+    lines = _lines([*rows, *between], _varying(rows))
     if not lines:
         raise ConfigError("plot", path, "at least one row that is not refused, of a model that caches something")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -45,11 +63,14 @@ def drawn(rows: Sequence[CapacityRow], path: str) -> bytes:
     panel = figure.subplots()
     models = list(dict.fromkeys(model for (model, _), _ in lines))
     styles = [(name, list(dict.fromkeys(row.options[name] for row in rows))) for name in _varying(rows)]
-    for (model, choice), points in lines:
+    asked = {row.capacity.max_model_len for row in rows if row.capacity is not None}
+    for (model, choice), unordered in lines:
+        points = sorted(unordered)
+        marked = [index for index, (length, _) in enumerate(points) if length in asked]
         places = [values.index(choice[name]) for name, values in styles[:2]] + [0, 0]
         style = _style(models.index(model), places[0], places[1])
-        panel.plot(*zip(*sorted(points), strict=True), markersize=5, linewidth=1.6, **style)
-    lengths = sorted({length for _, points in lines for length, _ in points})
+        panel.plot(*zip(*points, strict=True), markevery=marked, markersize=5, linewidth=1.6, **style)
+    lengths = sorted(asked)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.set_xticks(lengths[:: len(lengths) // 10 + 1])
@@ -75,9 +96,10 @@ def _varying(rows: Sequence[CapacityRow]) -> list[str]:
     return [name for name in rows[0].options if name != LENGTH and len({row.options[name] for row in rows}) > 1]
 
 
-def _lines(rows: Sequence[CapacityRow]) -> list[tuple[tuple[str, dict[str, Any]], list[tuple[int, float]]]]:
-    """Points of each line, lengths with what fits: the model and the options that vary beside them."""
-    names = _varying(rows)
+def _lines(
+    rows: Sequence[CapacityRow], names: Sequence[str]
+) -> list[tuple[tuple[str, dict[str, Any]], list[tuple[int, float]]]]:
+    """Points of each line, lengths with what fits: the model and the named options beside them."""
     lines: dict[tuple[str, ...], list[tuple[int, float]]] = {}
     choices: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from hkv.byte_size import parse_bytes
 from hkv.cli.bugs_option import bugs_of, bugs_option
-from hkv.cli.capacity_plot import drawn
+from hkv.cli.capacity_plot import drawn, lengths_between
 from hkv.cli.capacity_rows import capacity_rows, combinations
 from hkv.cli.capacity_table import table_csv, table_lines
 from hkv.cli.given_options import is_given, refuse_given
@@ -17,6 +17,7 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
 from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.dialects import registry
+from hkv.dialects.capacity import Capacity
 from hkv.dialects.option_list import OneOrMore
 from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
 from hkv.model.huggingface import KV_DTYPES, load_config
@@ -149,13 +150,15 @@ def command(
         return
     for config in configs:
         load_config(config)  # a name that nobody knows is a slip, not a refused combination
-    rows = capacity_rows(
-        wanted, lambda config, choice: planner.capacity(memory, {**options, **choice, "config": config})
-    )
+
+    def capacity(config: str, choice: dict[str, Any]) -> Capacity:
+        return planner.capacity(memory, {**options, **choice, "config": config})
+
+    rows = capacity_rows(wanted, capacity)
     if talks(json_path, csv_path, plot_path):
         click.echo("\n".join(table_lines(rows, Console().width)))
     write_json(json_path, {"rows": [row.record() for row in rows]})
     if csv_path is not None:
         write_output(csv_path, table_csv(rows))
     if plot_path is not None:
-        write_output(plot_path, drawn(rows, plot_path))
+        write_output(plot_path, drawn(rows, plot_path, capacity_rows(lengths_between(rows), capacity)))

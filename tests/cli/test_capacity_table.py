@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from hkv.cli.capacity_plot import lengths_between
+from hkv.cli.capacity_rows import CapacityRow
 from hkv.cli.plan import command
+from hkv.dialects.capacity import Capacity
 from hkv.errors import ConfigError, FileError, PlanError, UnsupportedConfigError
 
 MODELS = ("gpt-oss-20b", "gemma-3-27b", "qwen3-next-80b-a3b", "llama-3.1-8b")
@@ -153,6 +156,16 @@ def test_the_plot(tmp_path: pathlib.Path, name: str, start: bytes) -> None:
         text = path.read_text()
         assert MODELS[0] in text
         assert "llama-3.2-90b-vision" not in text, "what was refused is not drawn"
+
+
+def test_lines_of_the_plot_go_through_the_lengths_between() -> None:
+    def row(model: str, length: int, tp: int = 1, fits: bool = True) -> CapacityRow:
+        capacity = Capacity(length, 1.0, 0, 9, 9, 9.0, 9, "full", 1.0, "memory", 0.0) if fits else None
+        return CapacityRow(model, {"tp": tp, "max_model_len": str(length)}, capacity)
+
+    rows = [row("a", 1000), row("a", 9000), row("a", 4096), row("a", 1000, 2), row("b", 1 << 20, fits=False)]
+    wanted = [(model, choice["tp"], choice["max_model_len"]) for model, choice in lengths_between(rows)]
+    assert wanted == [("a", 1, "1024"), ("a", 1, "2048"), ("a", 1, "8192")]
 
 
 def test_a_plot_of_another_format_is_refused_before_any_work() -> None:
