@@ -1,4 +1,4 @@
-"""What is kept of each compiled program, as data, and the limits that it has to keep."""
+"""Records of compiled programs as data, and the limits that they have to keep."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXCEPTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What one program compiles to; a refusal in words, or figures.
+    """Outcome of compiling one program: a refusal in words, or figures.
 
     Attributes:
       refused: first words of the refusal, empty where there is none.
@@ -97,7 +97,7 @@ def is_small(kernel: str) -> bool:
 
 
 def problems(case: Case, record: Record) -> list[str]:
-    """What is wrong with a program."""
+    """Limits that a program breaks, in words."""
     if record.refused:
         return [] if case.implementation == "mosaic" else [f"refused: {record.refused}"]
     found = []
