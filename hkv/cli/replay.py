@@ -33,6 +33,7 @@ from hkv.limits import (
 )
 from hkv.plot_path import check_plot_path
 from hkv.replay import plot
+from hkv.replay.ceilings import Ceiling, ceilings
 from hkv.replay.command import StudiedCache, groups_text
 from hkv.replay.difference import Difference
 from hkv.replay.result import document
@@ -167,6 +168,7 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
     type=click.IntRange(0, MAX_COUNT),
     help="Keep N requests in the system, whatever the time stamps; 0: off.",
 )
+@click.option("--ceilings", is_flag=True, help="Replay again with one cause of misses removed at a time.")
 @json_option
 @click.option(
     "--plot",
@@ -213,10 +215,13 @@ def command(ctx: click.Context, **options: Any) -> int:
         with interruption().saying(stopped), progress_bar("replay", total) as advance:
             counted.advance = advance
             outcome = _replay(trace, studied, timing, options, counted)
+            others = (
+                ceilings(trace, outcome, studied.schedule, timing, options["engine"]) if options["ceilings"] else ()
+            )
     except Difference as difference:
         print(f"hkv: the engines disagree: {difference}", file=sys.stderr)
         return DIFFERENT
-    _report(outcome, studied, options)
+    _report(outcome, others, studied, options)
     return 0
 
 
@@ -243,19 +248,19 @@ def _replay(
     return replay(trace, studied.cache, studied.schedule, timing, progress=progress, **how)
 
 
-def _report(outcome: Outcome, studied: StudiedCache, options: dict[str, Any]) -> None:
+def _report(outcome: Outcome, others: Sequence[Ceiling], studied: StudiedCache, options: dict[str, Any]) -> None:
     if options["plot_path"]:
         title = f"{pathlib.Path(shown(options['trace'])).name}: {studied.name}, engine {options['engine']}"
         write_output(options["plot_path"], plot.drawn(outcome, options["plot_path"], options["step_ms"], title))
     if options["json_path"]:
-        write_json(options["json_path"], document(outcome, options["engine"], _plain(options)))
+        write_json(options["json_path"], document(outcome, options["engine"], _plain(options), others))
     if not talks(options["json_path"], options["plot_path"]):
         return
     console = Console(width=None if sys.stdout.isatty() else 110)
     if studied.remark:
         console.print(studied.remark, highlight=False)
-    for renderable in tables(outcome, options["engine"]):
-        console.print(renderable)
+    for renderable in tables(outcome, options["engine"], others):
+        console.print(renderable, highlight=False)
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Draws hit rate and occupancy over time."""
+"""Draws hit rate, causes of misses and occupancy over time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,25 @@ import numpy as np
 
 from hkv.plot_path import check_plot_path
 from hkv.replay import summary
+from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, LAST_TOKEN, TRACE, UNIT
+from hkv.replay.missed import missed
+from hkv.replay.reasons import EVICTED, NOT_RETAINED, RETIRED
 from hkv.replay.run import Outcome
 
 HIT, CUMULATIVE, BLOCKS, WAITING, RUNNING = "#2a7f9e", "#12313d", "#7a9e3f", "#c8553d", "#5a6c75"
+
+
+PALETTE = ("#2a7f9e", "#c9ced1", "#e8d9a8", "#c8553d", "#7a4f9e", "#7a9e3f", "#5a6c75")
+"""Of hits and of `SHOWN`, in order."""
+
+SHOWN = {
+    "first use": (FIRST_USE,),
+    "not in the trace": (TRACE,),
+    "evicted": (EVICTED,),
+    "not kept": (RETIRED, NOT_RETAINED),
+    "blocks, units, draft": (LAST_TOKEN, BLOCK, UNIT, DRAFT),
+}
+"""Causes that are drawn together, by what they are called; the rest is called so."""
 
 
 def drawn(outcome: Outcome, path: str, step_ms: int, title: str, bins: int = 240) -> bytes:
@@ -30,17 +46,18 @@ def drawn(outcome: Outcome, path: str, step_ms: int, title: str, bins: int = 240
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 8), layout="constrained")
+    figure = Figure(figsize=(10, 10), layout="constrained")
     FigureCanvasAgg(figure)
-    panels: Any = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
+    panels: Any = figure.subplots(4, 1, sharex=True, height_ratios=(3, 3, 3, 2))
     scale, unit = _time_unit(outcome.steps * step_ms / 1000)
     edges = np.linspace(0, outcome.steps, min(bins, max(outcome.steps, 1)) + 1)
     times = (edges[:-1] + edges[1:]) / 2 * step_ms / 1000 / scale
     _draw_hits(panels[0], outcome, edges[:: len(edges) // 60 or 1], step_ms / 1000 / scale)
-    _draw_blocks(panels[1], outcome, edges, times)
-    _draw_requests(panels[2], outcome, edges, times)
-    panels[2].set_xlabel(f"time ({unit})")
-    panels[2].set_xlim(0, outcome.steps * step_ms / 1000 / scale)
+    _draw_causes(panels[1], outcome, edges[:: len(edges) // 60 or 1], step_ms / 1000 / scale)
+    _draw_blocks(panels[2], outcome, edges, times)
+    _draw_requests(panels[3], outcome, edges, times)
+    panels[3].set_xlabel(f"time ({unit})")
+    panels[3].set_xlim(0, outcome.steps * step_ms / 1000 / scale)
     for panel in panels:
         panel.grid(True, color="#e3e6e8", linewidth=0.8)
         panel.set_axisbelow(True)
@@ -65,6 +82,42 @@ def _draw_hits(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float)
     panel.set_ylabel("hit rate (% of prompt tokens)")
     panel.set_ylim(0, min(115, 1.3 * max(np.nanmax(here, initial=1), np.nanmax(so_far, initial=1))))
     panel.legend(loc="upper left", frameon=False, ncols=2)
+
+
+def causes_over_time(outcome: Outcome, edges: np.ndarray) -> dict[str, np.ndarray]:
+    """Prompt tokens first admitted between each two edges, in steps: hits, and the causes of `SHOWN`, by name."""
+    found = missed(outcome).requests
+    records = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
+    admitted = np.array([record.admitted for record in records])
+    there = admitted >= 0
+
+    def over_time(tokens: np.ndarray) -> np.ndarray:
+        return np.histogram(admitted[there], edges, weights=tokens[there].astype(float))[0]
+
+    rest = set(CAUSES) - {cause for causes in SHOWN.values() for cause in causes}
+    parts = {**SHOWN, "other": tuple(rest)}
+    hits = np.array([record.hit for record in records], np.int64)
+    named = {name: np.sum([found[cause] for cause in causes], axis=0) for name, causes in parts.items()}
+    return {"hit": over_time(hits), **{name: over_time(tokens) for name, tokens in named.items()}}
+
+
+def _draw_causes(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float) -> None:
+    edges = np.append(edges[edges < outcome.steps], outcome.steps)
+    parts = causes_over_time(outcome, edges) if outcome.trace is not None else {}
+    whole = np.sum(list(parts.values()), axis=0)
+    bottom = np.zeros(len(edges) - 1)
+    for (name, tokens), colour in zip(parts.items(), PALETTE, strict=False):
+        if not tokens.any():
+            continue
+        share = 100 * tokens / np.maximum(whole, 1)
+        left, width = edges[:-1] * per_step, np.diff(edges) * per_step
+        panel.bar(left, share, width, bottom=bottom, align="edge", color=colour, label=name)
+        bottom += share
+    panel.set_ylabel("prompt tokens (%)")
+    panel.set_ylim(0, 130)
+    panel.set_yticks([0, 25, 50, 75, 100])
+    if parts:
+        panel.legend(loc="upper left", frameon=False, ncols=len(PALETTE))
 
 
 def _draw_blocks(panel: Any, outcome: Outcome, edges: np.ndarray, times: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 import hkv
 from hkv.columns import Columns
 from hkv.replay import summary
+from hkv.replay.advice import advice
+from hkv.replay.ceilings import Ceiling
 from hkv.replay.missed import as_plain, missed
 from hkv.replay.record import RequestRecord
 from hkv.replay.run import Outcome
@@ -66,7 +68,9 @@ def result_of(outcome: Outcome, engine: str) -> ReplayResult:
     )
 
 
-def document(outcome: Outcome, engine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def document(
+    outcome: Outcome, engine: str, options: Mapping[str, Any], ceilings: Sequence[Ceiling] = ()
+) -> dict[str, Any]:
     """Everything, for `--json`. Requests and steps are columns: name to one value each."""
     result = result_of(outcome, engine)
     return {
@@ -75,6 +79,8 @@ def document(outcome: Outcome, engine: str, options: Mapping[str, Any]) -> dict[
         "totals": result.totals,
         "groups": summary.groups(outcome),
         "missed": None if outcome.trace is None else as_plain(missed(outcome)),
+        "ceilings": [dataclasses.asdict(each) for each in ceilings],
+        "advice": [] if outcome.trace is None else advice(outcome, ceilings),
         "requests": {name: column.tolist() for name, column in result.requests.items()},
         "steps": {name: column.tolist() for name, column in result.steps.items()},
     }

@@ -24,6 +24,9 @@ REFERENCE = "numpy"
 COMPILED = "jax"
 """The engine whose replays are compiled whole, schedule included."""
 
+EVICTS_NOTHING = "A pool that evicts nothing"
+"""Name of the change that takes away all evictions, if the pool may be so large (`ReplayedCache.changed`)."""
+
 Progress = Callable[[], None]
 """Called each time a request has finished or is refused for good."""
 
@@ -86,6 +89,15 @@ class ReplayedCache(abc.ABC):
     def eagle_groups(self) -> frozenset[int]:
         """Indices of the groups under the EAGLE drop rule."""
         return frozenset()
+
+    def changed(self, tokens: int, requests: int) -> Mapping[str, ReplayedCache]:
+        """The same cache with one cause of misses removed, by what was changed; none where the dialect offers none.
+
+        Args:
+          tokens: of all requests that a replay serves, outputs included.
+          requests: their number.
+        """
+        return {}
 
     @abc.abstractmethod
     def engine(self, name: str) -> Any:

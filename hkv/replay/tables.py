@@ -9,7 +9,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
 from hkv.replay import summary
+from hkv.replay.advice import advice
 from hkv.replay.attribution import TRACE
+from hkv.replay.ceilings import Ceiling
 from hkv.replay.missed import Missed, missed
 from hkv.replay.reasons import EVICTED
 from hkv.replay.run import Outcome
@@ -20,17 +22,19 @@ UNBOUNDED = 10_000
 """Columns that are enough for any table."""
 
 
-def tables(outcome: Outcome, engine: str) -> Iterator[RenderableType]:
+def tables(outcome: Outcome, engine: str, ceilings: Sequence[Ceiling] = ()) -> Iterator[RenderableType]:
     """The totals, why hits ended, and blocks in use over time.
 
     Args:
       outcome: the replay.
       engine: name of the engine that was driven.
+      ceilings: what other replays of the trace found.
     """
     yield _totals(outcome, engine)
     yield _reasons(outcome, engine)
     if outcome.trace is not None:
         yield _missed(outcome)
+        yield "".join(f"- {sentence}\n" for sentence in advice(outcome, ceilings))
     yield _occupancy(outcome)
 
 

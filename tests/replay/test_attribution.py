@@ -2,14 +2,18 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
+from hkv.replay.advice import advice
 from hkv.replay.attribution import CAUSES, attribute
+from hkv.replay.ceilings import ceilings
 from hkv.replay.hit_units import HitUnits
 from hkv.replay.missed import missed
+from hkv.replay.plot import causes_over_time
 from hkv.replay.record import RequestRecord
 from hkv.replay.result import result_of
 from hkv.replay.run import Timing, replay
@@ -215,3 +219,48 @@ def test_what_ids_do_not_say_lies_between_the_bounds(seed, size):
         truth = max((common(prompt, other) for other in prompts[:place]), default=0)
         assert shared[place] <= truth <= shared[place] + unresolved[place], (place, prompts)
         assert unresolved[place] < size
+
+
+def test_ceilings_are_replays_with_one_thing_changed():
+    requests = of_tokens(*([*range(30), *range(100 * i, 100 * i + 20)] for i in (1, 2, 1, 3, 2, 1)), output=2)
+    specs = [spec_from_text("full:4"), spec_from_text("swa:4:6")]
+    schedule = Schedule(step_tokens=64, max_model_len=80)
+
+    def hits(specs, blocks, retention):
+        config = cache_config(specs, blocks, schedule, retention_interval=retention)
+        outcome = replay(requests, VllmReplayedCache(config), schedule, Timing())
+        return outcome, sum(record.hit for record in outcome.recorder.requests.values())
+
+    outcome, plain = hits(specs, 30, 0)
+    found = {each.change: each for each in ceilings(requests, outcome, schedule, Timing(), "numpy")}
+    infinite, dense, fine = found["A pool that evicts nothing"], found["Dense retention"], found["Blocks of 1, 1"]
+    assert infinite.evictions == 0 < outcome.evictions
+    assert infinite.hit_tokens == hits(specs, 1000, 0)[1] > plain
+    assert dense.hit_tokens == hits(specs, 30, None)[1]
+    finest = [spec_from_text("full:1"), spec_from_text("swa:1:6")]
+    assert fine.hit_tokens == hits(finest, 29 * 4 + 1, 0)[1]
+    said = " ".join(advice(outcome, tuple(found.values())))
+    assert f"{infinite.hit_rate:.2%}, more" in said
+    assert "was evicted" in said
+    assert advice(hits(specs, 1000, None)[0]), "first uses at least"
+
+
+def test_advice_on_traces_that_say_little():
+    bare = TraceRequest(line=1, timestamp=0, input_length=30, output_length=0)
+    schedule = Schedule(step_tokens=64, max_model_len=80)
+    cache = VllmReplayedCache(cache_config([spec_from_text("full:4")], 30, schedule))
+    (said,) = advice(replay([bare], cache, schedule, Timing()))
+    assert said.startswith("100.0% are of prompts that the trace does not name")
+    coarse = replay(of_ids((24, [0, 1, 2]), (24, [0, 3, 4])), cache, schedule, Timing())
+    assert any("within ids of 8 tokens" in sentence for sentence in advice(coarse))
+
+
+def test_causes_over_time_are_all_of_the_prompts():
+    requests = of_tokens(ABC, range(20, 48), [*ABC, 99], ABC)
+    schedule = Schedule(step_tokens=64, max_model_len=40)
+    cache = VllmReplayedCache(cache_config([spec_from_text("full:4")], 10, schedule))
+    outcome = replay(requests, cache, schedule, Timing())
+    parts = causes_over_time(outcome, np.array([0, 30, outcome.steps]))
+    assert parts["evicted"].tolist() == [0, 4]
+    assert parts["first use"].tolist() == [12 + 28, 1]
+    assert sum(part.sum() for part in parts.values()) == 12 + 28 + 13 + 12

@@ -17,11 +17,12 @@ from hkv.dialects.rtp_llm.schedule.agreement import ComparedRtpEngine, RtpLockst
 from hkv.dialects.rtp_llm.schedule.record import REASONS, RtpDiagnosis, RtpMissDiagnosis, RtpRecorder
 from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
 from hkv.errors import ConfigError
+from hkv.limits import MAX_BLOCKS
 from hkv.model.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.model.topology import Group, Topology
 from hkv.oracle.engines import engine_factory
 from hkv.replay.difference import compare
-from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress, ReplayedCache
+from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import AttentionSpec, LayerSpec
 
@@ -162,6 +163,17 @@ class RtpReplayedCache(ReplayedCache):
     @property
     def key_tokens(self) -> int:
         return self.config.block_size
+
+    def changed(self, tokens: int, requests: int) -> Mapping[str, ReplayedCache]:
+        config = self.config
+        if not self.caching:
+            return {}
+        most = 2 + len(config.policies) * (tokens // config.block_size + 2 * requests)
+        pools = tuple(min(max(most, count), MAX_BLOCKS) for count in config.num_blocks)
+        found = {EVICTS_NOTHING: dataclasses.replace(config, num_blocks=pools)}
+        if config.linear_step > 1:
+            found["States kept at every block"] = dataclasses.replace(config, linear_step=1)
+        return {change: RtpReplayedCache(each) for change, each in found.items()}
 
     def engine(self, name: str) -> KeyedRtpEngine:
         return keyed_rtp_engine(name, self.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -20,12 +20,13 @@ from hkv.dialects.vllm.schedule.diagnosis import REASONS, Diagnosis, MissDiagnos
 from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
 from hkv.dialects.vllm.schedule.schedule import Replay
 from hkv.errors import ConfigError
+from hkv.limits import MAX_BLOCKS
 from hkv.model.topology import Group, Topology
 from hkv.oracle.engines import engine_factory
 from hkv.replay.difference import compare, compare_records
 from hkv.replay.hit_units import HitUnits
 from hkv.replay.record import Recorder
-from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress, ReplayedCache
+from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import LayerSpec
 
@@ -126,6 +127,22 @@ class VllmReplayedCache(ReplayedCache):
     def eagle_groups(self) -> frozenset[int]:
         return frozenset(self.config.eagle_group_ids)
 
+    def changed(self, tokens: int, requests: int) -> Mapping[str, ReplayedCache]:
+        config = self.config
+        if not config.caching:
+            return {}
+        sizes = [config.block_size(group) for group in range(len(config.topology.groups))]
+        most = 2 + sum(tokens // size + requests for size in sizes)
+        found = {EVICTS_NOTHING: dataclasses.replace(config, num_blocks=min(most, MAX_BLOCKS))}
+        if config.retention_interval is not None:
+            found["Dense retention"] = dataclasses.replace(config, retention_interval=None)
+        factor = config.hash_block_size
+        if factor > 1 and not any(spec.snapshot for spec in config.topology.specs):
+            blocks = (config.num_blocks - 1) * factor + 1
+            if blocks <= MAX_BLOCKS:
+                found[f"Blocks of {', '.join(str(size // factor) for size in sizes)}"] = _finer(config, factor, blocks)
+        return {change: VllmReplayedCache(each) for change, each in found.items()}
+
     def engine(self, name: str) -> KeyedEngine:
         return keyed_engine(name, self.config)
 
@@ -171,6 +188,23 @@ class VllmReplayedCache(ReplayedCache):
             compare_outcomes(outcome, other, names)
             compare_queues(running.free_queue(), reference.state().free, names)
         return outcome
+
+
+def _finer(config: VllmConfig, factor: int, num_blocks: int) -> VllmConfig:
+    """The same cache in smaller blocks, as many more."""
+    groups = tuple(
+        dataclasses.replace(
+            group, spec=group.spec.with_block_size(group.spec.block_size // factor), kernel_block_size=0
+        )
+        for group in config.topology.groups
+    )
+    return dataclasses.replace(
+        config,
+        topology=Topology(groups),
+        num_blocks=num_blocks,
+        hash_block_size=config.hash_block_size // factor,
+        scheduler_block_size=config.scheduler_block_size // factor,
+    )
 
 
 def compare_outcomes(mine: Outcome, other: Outcome, names: tuple[str, str]) -> None:

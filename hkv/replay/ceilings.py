@@ -1,0 +1,60 @@
+"""Hit rates with one cause of misses removed alone: found by replaying the trace again, not estimated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hkv.replay import summary
+from hkv.replay.run import COMPILED, Outcome, Timing, default_engine, replay
+from hkv.replay.schedule import Schedule
+from hkv.replay.traces.reader import TraceRequest
+
+MAX_KEYS = 16_000_000
+"""Prefix keys of a replay for a ceiling; a trace that needs more, in blocks of one token, is not replayed so."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceiling:
+    """A replay with something changed.
+
+    Attributes:
+      change: what was changed.
+      hit_tokens: tokens that were found.
+      hit_rate: of the prompt tokens of first admissions.
+      evictions: cached blocks that were still handed out; None where the engine does not count.
+    """
+
+    change: str
+    hit_tokens: int
+    hit_rate: float
+    evictions: int | None
+
+
+def ceilings(
+    trace: Sequence[TraceRequest], outcome: Outcome, schedule: Schedule, timing: Timing, engine: str = COMPILED
+) -> tuple[Ceiling, ...]:
+    """Replays a trace once more for each change that the cache's dialect offers.
+
+    Args:
+      trace: the requests.
+      outcome: the replay as it is.
+      schedule: the numbers that steered it.
+      timing: as then.
+      engine: name of the engine; where the compiled one cannot represent a changed cache, the NumPy engine replays it.
+
+    Raises:
+      HKVError: a changed cache cannot be replayed.
+    """
+    served = [each for each in trace if each.input_length + each.output_length <= schedule.max_model_len]
+    tokens = sum(each.input_length + each.output_length for each in served)
+    found = []
+    for change, cache in outcome.cache.changed(tokens, len(served)).items():
+        if tokens // cache.key_tokens > MAX_KEYS:
+            continue
+        changed = replay(
+            trace, cache, schedule, timing, engine=default_engine(cache)[0] if engine == COMPILED else engine
+        )
+        totals = summary.totals(changed)
+        found.append(Ceiling(change, totals["hit_tokens"], totals["hit_rate"], changed.evictions))
+    return tuple(found)
