@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
+from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
+from hkv.dialects.vllm.planning.kernels import check_cache_dtype, preferred_block_size
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 
@@ -103,8 +105,13 @@ def read_models(
     }
     speculation = options.speculation
     tokens = 0 if speculation is None else speculation.num_speculative_tokens
-    of_model = {"block_size": options.block_size, "state_dtype": options.state_dtype, "speculative_tokens": tokens}
-    model = read_model(_content(config), ReadOptions(**of_model, **reading))
+    of_model = {"state_dtype": options.state_dtype, "speculative_tokens": tokens, **reading}
+    content = _content(config)
+    model = read_model(content, ReadOptions(block_size=options.block_size, **of_model))
+    check_cache_dtype(model, options.kv_cache_dtype)
+    if options.block_size is None:
+        size = preferred_block_size(model, device_of(options.device), options.kv_cache_dtype)
+        model = model if size is None else read_model(content, ReadOptions(block_size=size, **of_model))
     source = draft if draft is not None or speculation is None else speculation.model
     if source is None:
         return model, None

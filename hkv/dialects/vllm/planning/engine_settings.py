@@ -17,6 +17,9 @@ GIB = 1 << 30
 OTHER_CONTEXTS = (2048, 128)
 """Tokens and requests of a step in a usage context that vLLM has no defaults for (`SchedulerConfig`)."""
 
+ATTENTION_FREE = ("mamba", "mamba2", "falcon_mamba")
+"""Types whose model classes have no attention (vLLM 0.33 `IsAttentionFree`); prefixes are not reused by default."""
+
 BATCHED_EXPERTS = ("deepep_low_latency", "nixl_ep")
 """All-to-all backends that take small batches only; 256 tokens a step is their default."""
 
@@ -218,9 +221,8 @@ def _batches(options: EngineOptions) -> tuple[int, Setting]:
 def _prefix_caching(model: Model, options: EngineOptions) -> Setting:
     if options.enable_prefix_caching is not None:
         return Setting("--enable-prefix-caching" if options.enable_prefix_caching else "--no-enable-prefix-caching")
-    specs = model.specs.values()
-    if specs and all(spec.snapshot for spec in specs):
-        return Setting("--no-enable-prefix-caching", "no layer is attention")
+    if model.model_type in ATTENTION_FREE:
+        return Setting("--no-enable-prefix-caching", "its model class has no attention")
     return Setting("--enable-prefix-caching", "the model can")
 
 

@@ -1,0 +1,50 @@
+"""Tokens per block that the attention kernels of a device want (vLLM 0.33 `Platform.update_block_size_for_backend`)."""
+
+from __future__ import annotations
+
+from hkv.dialects.vllm.planning.devices import Device
+from hkv.errors import ConfigError
+from hkv.model.huggingface import Model
+from hkv.spec import AttentionSpec
+
+LATENT_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla", "nvfp4_ds_mla")
+"""Values of `--kv-cache-dtype` that a backend for latent attention takes."""
+
+ONE_BYTE = ("fp8", "fp8_e4m3")
+
+
+def preferred_block_size(model: Model, device: Device, kv_cache_dtype: str) -> int | None:
+    """Tokens per block that vLLM's first choice of kernels on a device wants; None for what the model was read with.
+
+    Latent attention without an index: FLASH_ATTN_MLA (16) on compute capability 9, FLASHMLA (64) there for one-byte
+    caches, FLASHINFER_MLA (32) on 10, TRITON_MLA (16) elsewhere. Heads of 512 elements in one-byte caches: FlashAttention
+    4 (64) on capability 9. The order is that of `vllm.platforms.cuda._get_backend_priorities`.
+
+    Args:
+      model: the model, as read.
+      device: the GPU.
+      kv_cache_dtype: the cache's element type or packing.
+    """
+    specs = [spec for spec in model.specs.values() if isinstance(spec, AttentionSpec)]
+    major = device.capability[0]
+    if model.latent_sizes is not None and model.indexer_size is None:
+        if any(not spec.latent for spec in specs):
+            return None
+        if major == 9:
+            return 64 if kv_cache_dtype in ONE_BYTE else 16
+        return 32 if major == 10 else 16
+    heads = max((spec.head_size for spec in specs), default=0)
+    if major == 9 and kv_cache_dtype in ONE_BYTE and heads == 512 and model.latent_sizes is None:
+        return 64
+    return None
+
+
+def check_cache_dtype(model: Model, kv_cache_dtype: str) -> None:
+    """Makes sure that some backend takes the element type for such layers.
+
+    Raises:
+      ConfigError: none does.
+    """
+    if model.latent_sizes is not None and kv_cache_dtype not in LATENT_TYPES:
+        expected = f"one of {', '.join(LATENT_TYPES)}, with latent attention"
+        raise ConfigError("kv_cache_dtype", kv_cache_dtype, expected)
