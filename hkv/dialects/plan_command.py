@@ -15,9 +15,12 @@ from rich.table import Table
 
 from hkv.byte_size import show_bytes
 from hkv.dialects.capacity import Capacity
-from hkv.errors import PlanError, UnsupportedConfigError
+from hkv.errors import ConfigError, PlanError, UnsupportedConfigError
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.spec import AttentionSpec
+
+VLLM_TYPES = ("fp8_e4m3", "fp8_e5m2", "fp8_inc", "nvfp4", "nvfp4_4over6")
+"""Values of `--kv-dtype` that no other engine has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,8 @@ def read_models(options: dict[str, Any], context_parallel: int) -> tuple[Model, 
     Raises:
       HKVError: a config cannot be used.
     """
+    if options["kv_dtype"] in VLLM_TYPES:
+        raise ConfigError("kv_dtype", options["kv_dtype"], "a type of this dialect: this one is vLLM's")
     reading = {"dtype": options["dtype"], "kv_dtype": options["kv_dtype"], "tensor_parallel": options["tp"]}
     reading["context_parallel"] = context_parallel
     of_model = {name: options[name] for name in ("block_size", "state_dtype", "speculative_tokens")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.model.huggingface.fields import Field, Fields
@@ -71,8 +72,12 @@ class Decoder:
         if kv == "auto":
             name, fields = self.dtype
             return name, "none", fields
-        if kv in ("fp8", "fp8_per_token_head"):
-            return "float8_e4m3fn", "fp8_per_tensor" if kv == "fp8" else kv, origin
+        if kv in ("fp8", "fp8_e4m3", "fp8_inc", "fp8_per_token_head"):
+            return "float8_e4m3fn", kv if kv == "fp8_per_token_head" else "fp8_per_tensor", origin
+        if kv == "fp8_e5m2":
+            return "float8_e5m2", "fp8_per_tensor", ()
+        if kv in ("nvfp4", "nvfp4_4over6"):
+            return "uint8", "nvfp4", ()
         if kv in ("int8_per_token_head", "int4_per_token_head"):
             return "int8" if kv.startswith("int8") else "uint8", kv, ()
         if kv.endswith("_ds_mla"):
@@ -119,9 +124,12 @@ class Decoder:
             "dtype": dtype,
             "quantization": quantization,
             "state_content_bytes": None if quantization in ("none", "fp8_per_tensor") else content,
+            "num_head_slots": None,
             "cp_sharded": not replicated,
             "is_draft": self.options.draft,
         }
+        if quantization == "nvfp4":
+            self._in_halves(geometry, head_dim, value_dim or head_dim)
         spec: LayerSpec
         if kind == "full_attention":
             spec = FullAttention(**geometry)
@@ -141,6 +149,17 @@ class Decoder:
         else:
             sharing = {"kind": kind_fields}
             self.layers.append(CacheLayer(layer_name(index), index, None, sharing, layer_name(shares), full))
+
+    def _in_halves(self, geometry: dict[str, Any], key: Field, value: Field) -> None:
+        """Puts keys and values into slots of their own, as four-bit kernels read them (vLLM 0.33 FlashInfer).
+
+        Raises:
+          ConfigError: keys and values differ in size.
+        """
+        if key.value != value.value:
+            raise ConfigError("kv_dtype", self.options.kv_dtype, "another packing: keys and values differ in size")
+        geometry["num_head_slots"] = 2 * geometry["num_kv_heads"]
+        geometry["state_content_bytes"] //= 2
 
     def latent(
         self,
@@ -167,6 +186,8 @@ class Decoder:
             dtype, quantization, dtype_fields = "uint8", kv, ()
         else:
             dtype, quantization, dtype_fields = self._packing()
+        if quantization == "nvfp4":
+            raise ConfigError("kv_dtype", kv, "a packing of latents, such as nvfp4_ds_mla; this is of keys and values")
         size = rank.plus(rope)
         content = packed or _cell_bytes(quantization, dtype, size.value, 0)
         spec = MLAAttention(
@@ -281,6 +302,8 @@ def layer_name(index: int, part: str = "") -> str:
 
 def _cell_bytes(quantization: str, dtype: str, key: int, value: int) -> int:
     """Bytes of one (head, token): a key, a value, and their scales where the packing has some."""
+    if quantization == "nvfp4":
+        return sum(size // 2 + size // 16 for size in (key, value))  # two to a byte, a scale for each 16
     if not quantization.endswith("_per_token_head"):
         return (key + value) * item_bytes(dtype)
     if quantization.startswith("int4"):

@@ -12,6 +12,7 @@ from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
 from hkv.dialects.vllm.planning.kernels import check_cache_dtype, preferred_block_size
+from hkv.dialects.vllm.planning.parallel_checks import check_parallel
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 
@@ -105,12 +106,15 @@ def read_models(
     }
     speculation = options.speculation
     tokens = 0 if speculation is None else speculation.num_speculative_tokens
+    device = device_of(options.device)
     of_model = {"state_dtype": options.state_dtype, "speculative_tokens": tokens, **reading}
+    of_model["gdn_prefill"] = "flashinfer" if device.capability[0] in (9, 10) else "triton"
     content = _content(config)
     model = read_model(content, ReadOptions(block_size=options.block_size, **of_model))
-    check_cache_dtype(model, options.kv_cache_dtype)
+    check_cache_dtype(model, device, options.kv_cache_dtype)
+    check_parallel(content, model, options)
     if options.block_size is None:
-        size = preferred_block_size(model, device_of(options.device), options.kv_cache_dtype)
+        size = preferred_block_size(model, device, options.kv_cache_dtype)
         model = model if size is None else read_model(content, ReadOptions(block_size=size, **of_model))
     source = draft if draft is not None or speculation is None else speculation.model
     if source is None:

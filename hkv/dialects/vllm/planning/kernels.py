@@ -17,8 +17,8 @@ def preferred_block_size(model: Model, device: Device, kv_cache_dtype: str) -> i
     """Tokens per block that vLLM's first choice of kernels on a device wants; None for what the model was read with.
 
     Latent attention without an index: FLASH_ATTN_MLA (16) on compute capability 9, FLASHMLA (64) there for one-byte
-    caches, FLASHINFER_MLA (32) on 10, TRITON_MLA (16) elsewhere. Heads of 512 elements in one-byte caches: FlashAttention
-    4 (64) on capability 9. The order is that of `vllm.platforms.cuda._get_backend_priorities`.
+    caches, FLASHINFER_MLA (32) on 10, TRITON_MLA (16) elsewhere. Heads of 512 elements in one-byte caches:
+    FlashAttention 4 (64) on capability 9. The order is that of `vllm.platforms.cuda._get_backend_priorities`.
 
     Args:
       model: the model, as read.
@@ -39,12 +39,18 @@ def preferred_block_size(model: Model, device: Device, kv_cache_dtype: str) -> i
     return None
 
 
-def check_cache_dtype(model: Model, kv_cache_dtype: str) -> None:
-    """Makes sure that some backend takes the element type for such layers.
+def check_cache_dtype(model: Model, device: Device, kv_cache_dtype: str) -> None:
+    """Makes sure that some backend of the device takes the element type for such layers.
 
     Raises:
       ConfigError: none does.
     """
+    if kv_cache_dtype.startswith("nvfp4") and not kv_cache_dtype.endswith("_ds_mla") and device.capability[0] != 10:
+        raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}: it needs a B200 or its like")
+    if kv_cache_dtype == "fp8_per_token_head" and device.capability < (8, 9):
+        raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}, which has no 8-bit floats")
+    if model.latent_sizes is not None and kv_cache_dtype in ONE_BYTE and device.capability < (8, 9):
+        raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}, for latent attention")
     if model.latent_sizes is not None and kv_cache_dtype not in LATENT_TYPES:
         expected = f"one of {', '.join(LATENT_TYPES)}, with latent attention"
         raise ConfigError("kv_cache_dtype", kv_cache_dtype, expected)

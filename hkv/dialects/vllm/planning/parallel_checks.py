@@ -1,0 +1,42 @@
+"""Parallel shapes that vLLM 0.33 refuses (`ModelConfig.verify_with_parallel_config`, `ParallelConfig`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.errors import ConfigError
+from hkv.model.huggingface import Model
+from hkv.model.huggingface.reading import decoder_fields
+
+WITHOUT_STAGES = ("gemma3n_text",)
+"""Types whose model classes cannot be cut into stages (vLLM 0.33 `SupportsPP`)."""
+
+
+def check_parallel(config: Mapping[str, Any], model: Model, options: EngineOptions) -> None:
+    """Makes sure that vLLM serves a model on these ranks.
+
+    Args:
+      config: the model's `config.json`.
+      model: the model, as read from it.
+      options: options of the engine.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    if options.pipeline_parallel_size > 1 and model.model_type in WITHOUT_STAGES:
+        raise ConfigError("pipeline_parallel_size", options.pipeline_parallel_size, "1: its model class has no stages")
+    context, ranks = options.decode_context_parallel_size, options.tensor_parallel_size
+    if context == 1 or model.latent_sizes is not None:
+        return
+    fields = decoder_fields(config)
+    heads, key_heads = fields.integer("num_attention_heads").value, fields.kv_heads.value
+    name = "decode_context_parallel_size"
+    if any(spec.vllm_name == "SlidingWindowSpec" for spec in model.specs.values()):
+        raise ConfigError(name, context, "1: windows cannot be split by tokens")
+    if ranks <= key_heads or context > ranks // key_heads:
+        expected = f"1, or with more tensor-parallel ranks: {ranks} share {key_heads} key/value heads"
+        raise ConfigError(name, context, expected)
+    if heads // key_heads % context:
+        raise ConfigError(name, context, f"a divisor of the {heads // key_heads} query heads of a key/value head")
