@@ -104,11 +104,13 @@ def difference(config: Mapping[str, Any], record: Mapping[str, Any]) -> StartupD
     if "refused" in theirs:
         return StartupDifference("planned", plan.startup.line, theirs["refused"])
     ours = _values(plan)
-    return next((StartupDifference(name, ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]), None)
+    return next(
+        (StartupDifference(name, ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]), None
+    )
 
 
 def _values(plan: CachePlan) -> dict[str, Any]:
-    """What both say."""
+    """Values that both say."""
     return {
         **{name: getattr(plan.settings, name) for name in SETTINGS},
         "max_model_len": plan.max_model_len,
