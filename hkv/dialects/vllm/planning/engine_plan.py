@@ -12,7 +12,7 @@ from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
 from hkv.dialects.vllm.planning.kernels import check_cache_dtype, preferred_block_size
-from hkv.dialects.vllm.planning.parallel_checks import check_parallel
+from hkv.dialects.vllm.planning.model_checks import check_length, check_parallel
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 
@@ -112,6 +112,7 @@ def read_models(
     content = _content(config)
     model = read_model(content, ReadOptions(block_size=options.block_size, **of_model))
     check_cache_dtype(model, device, options.kv_cache_dtype)
+    check_length(content, model, options)
     check_parallel(content, model, options)
     if options.block_size is None:
         size = preferred_block_size(model, device, options.kv_cache_dtype)

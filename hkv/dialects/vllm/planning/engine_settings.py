@@ -199,8 +199,6 @@ def _batch(model: Model, options: EngineOptions, chunked: bool) -> tuple[int, in
 
 def _longest(model: Model, options: EngineOptions, draft: Model | None) -> tuple[int, Setting]:
     length = options.max_model_len
-    if length is not None and length > model.max_model_len:
-        raise ConfigError("max_model_len", length, f"at most {model.max_model_len}, as the model's config has it")
     setting = Setting(f"--max-model-len {length}")
     if length is None or length == -1:
         setting = Setting(f"--max-model-len {model.max_model_len}", "the model's config")

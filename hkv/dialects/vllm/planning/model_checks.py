@@ -1,4 +1,4 @@
-"""Parallel shapes that vLLM 0.33 refuses (`ModelConfig.verify_with_parallel_config`, `ParallelConfig`)."""
+"""Lengths and parallel shapes that vLLM 0.33 refuses of a model (`ModelConfig`, `ParallelConfig`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,32 @@ from hkv.model.huggingface.reading import decoder_fields
 
 WITHOUT_STAGES = ("gemma3n_text",)
 """Types whose model classes cannot be cut into stages (vLLM 0.33 `SupportsPP`)."""
+
+
+def check_length(config: Mapping[str, Any], model: Model, options: EngineOptions) -> None:
+    """Makes sure that the model takes requests as long as asked (vLLM 0.33 `_get_and_verify_max_len`).
+
+    Rotary positions that are scaled for long requests only (`longrope`) begin with short ones by default, and may be
+    asked for all.
+
+    Args:
+      config: the model's `config.json`.
+      model: the model, as read from it.
+      options: options of the engine.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    asked = options.max_model_len
+    if asked is None or asked <= model.max_model_len:
+        return
+    fields = decoder_fields(config)
+    lengths = [model.max_model_len, fields.values.get("model_max_length")]
+    if "longrope" in str(fields.values.get("rope_scaling") or fields.values.get("rope_parameters")):
+        lengths.append(fields.values.get("max_position_embeddings"))
+    longest = max(length for length in lengths if isinstance(length, int))
+    if asked > longest:
+        raise ConfigError("max_model_len", asked, f"at most {longest}, as the model's config has it")
 
 
 def check_parallel(config: Mapping[str, Any], model: Model, options: EngineOptions) -> None:
