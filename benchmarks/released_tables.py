@@ -26,7 +26,8 @@ Each config is in `hkv/model/released/configs`, and `index.toml` beside it says 
 the published `config.json` that a public repository keeps; an **excerpt** of one, with the decoder's fields; or single
 **values** that a source lists, and no others. What no source gives is not there, and the family's default stands for
 it, as it does in a published file that leaves a field out. No file was compared with the one that Hugging Face serves;
-{compared} of {models} were compared with a second public source, in every field that decides what is cached.
+{compared} of {models} were compared with a second public source, in what it has of the fields that decide what is
+cached.
 
 ## A capacity table
 
