@@ -145,7 +145,7 @@ def test_rtp_llm_prints_whole_in_80_columns(name: str, options: list[str], headi
         (["--layout", "XYZ"], "layout = 'XYZ'"),
         (["--memory", "lots"], "memory = 'lots'"),
         (["--max-model-len", "soon"], "max_model_len = 'soon'"),
-        (["--tp", "3"], "num_key_value_heads = 32"),
+        (["--tp", "3"], "num_attention_heads = 32"),
         (["--memory", "1MiB"], "at least"),
         (["--pools", "independent"], "pools = 'independent'"),
         (["--kernel-block-size", "7"], "kernel_block_size = 7"),

@@ -156,6 +156,18 @@ def test_a_checkpoint_s_own_packing_of_the_cache(quantization: dict[str, Any]) -
     )
 
 
+def test_query_heads_that_ranks_do_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_attention_heads = 20: expected a multiple of 8 tensor-parallel ranks"):
+        read_model({"model_type": "glm4_moe_lite", "num_attention_heads": 20}, ReadOptions(tensor_parallel=8))
+
+
+def test_a_given_intermediate_size_goes_before_the_expansion() -> None:
+    config = {"model_type": "falcon_mamba", "hidden_size": 4096, "expand": 16, "intermediate_size": 8192}
+    assert {spec.shapes for spec in read_model(config).specs.values() if isinstance(spec, Mamba)} == {
+        ((3, 8192), (8192, 16))
+    }
+
+
 def test_two_caches_a_layer() -> None:
     falcon = read_model({"model_type": "falcon_h1"})
     assert [layer.name for layer in falcon.layers[:3]] == ["layers.0", "layers.0.mixer", "layers.1"]

@@ -72,206 +72,98 @@ ONLY = {
 or keep no cache."""
 
 BY_FAMILY = {
-    "afmoe": "architectures mup_enabled",
-    "apertus": "architectures",
-    "arcee": "architectures",
-    "aria_text": "architectures",
-    "axk1": "architectures",
+    "afmoe": "mup_enabled",
     "bailing_hybrid": """
         linear_conv_kernel_dim linear_head_dim linear_num_heads model_max_length moe_renormalize
         num_expert_group
         """,
-    "beam": "architectures",
-    "bert": "architectures",
-    "bert-generation": "architectures",
-    "biogpt": "architectures scale_embedding",
-    "bitnet": "architectures",
-    "bloom": "apply_residual_connection_post_layernorm architectures slow_but_exact",
-    "camembert": "architectures",
-    "cohere": "architectures",
-    "cohere2": "architectures",
-    "cohere2_moe": """
-        architectures expert_selection_fn prefix_dense_intermediate_size shared_expert_combination_strategy
-        """,
-    "cohere_compass_text": "architectures head_dim pooling",
-    "cosmos3_edge_text": "architectures",
-    "ctrl": "architectures dff",
-    "cwm": "architectures",
-    "data2vec-text": "architectures",
-    "dbrx": "architectures",
-    "deepseek_v2": "architectures",
-    "deepseek_v3": "architectures",
-    "deepseek_v32": "architectures",
-    "deepseek_v4": "architectures hc_eps hc_mult hc_sinkhorn_iters",
-    "diffusion_gemma_text": "architectures",
-    "doge": "architectures is_moe keep_window_size",
-    "dots1": "architectures",
-    "electra": "architectures",
-    "emu3_text_model": "architectures",
-    "ernie": "architectures",
-    "ernie4_5": "architectures",
-    "ernie4_5_moe": "architectures",
-    "ernie4_5_vl_moe_text": "architectures",
-    "exaone4": "architectures",
+    "biogpt": "scale_embedding",
+    "bloom": "apply_residual_connection_post_layernorm slow_but_exact",
+    "cohere2_moe": "expert_selection_fn prefix_dense_intermediate_size shared_expert_combination_strategy",
+    "cohere_compass_text": "head_dim pooling",
+    "ctrl": "dff",
+    "deepseek_v4": "hc_eps hc_mult hc_sinkhorn_iters",
+    "doge": "is_moe keep_window_size",
     "exaone4_5_text": "_num_mtp_layers mtp_share_layers",
-    "exaone_moe": "architectures",
-    "falcon": "architectures",
     "falcon_h1": """
-        architectures attention_in_multiplier attention_out_multiplier key_multiplier layer_types
-        lm_head_multiplier mamba_chunk_size mamba_norm_before_gate mamba_rms_norm mlp_multipliers
-        projectors_bias ssm_in_multiplier ssm_multipliers ssm_out_multiplier
+        attention_in_multiplier attention_out_multiplier key_multiplier layer_types lm_head_multiplier
+        mamba_chunk_size mamba_norm_before_gate mamba_rms_norm mlp_multipliers projectors_bias
+        ssm_in_multiplier ssm_multipliers ssm_out_multiplier
         """,
-    "falcon_mamba": "architectures mixer_rms_eps",
-    "flex_olmo": "architectures",
-    "gemma": "architectures",
-    "gemma2": "architectures cache_implementation sliding_window_size",
-    "gemma3_text": "architectures attn_logit_softcapping cache_implementation",
+    "falcon_mamba": "mixer_rms_eps",
+    "gemma": "use_bidirectional_attention",
+    "gemma2": "cache_implementation sliding_window_size use_bidirectional_attention",
+    "gemma3_text": "attn_logit_softcapping cache_implementation",
     "gemma3n_text": """
         activation_sparsity_pattern altup_active_idx altup_coef_clip altup_correct_scale altup_num_inputs
-        architectures laurel_rank
+        laurel_rank
         """,
-    "gemma4_text": "architectures enable_moe_block",
-    "gemma4_unified_text": "architectures",
-    "glm": "architectures",
-    "glm4": "architectures",
-    "glm4_moe": "architectures",
-    "glm4_moe_lite": "architectures",
-    "glm4v_moe_text": "architectures",
-    "glm4v_text": "architectures",
-    "glm_moe_dsa": "architectures",
-    "glm_ocr_text": "architectures",
-    "gpt-sw3": "architectures",
-    "gpt2": "architectures",
-    "gpt_bigcode": "architectures attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
-    "gpt_neox": "architectures",
-    "gpt_oss": "architectures initial_context_length",
-    "gptj": "architectures",
-    "granite": "architectures",
-    "granite4_vision_text": "architectures",
-    "granite_swa": "architectures",
-    "granitemoe": "architectures",
-    "granitemoe_swa": "architectures",
-    "granitemoehybrid": "architectures",
-    "granitemoeshared": "architectures",
-    "helium": "architectures",
-    "hunyuan_v1_dense": "architectures",
-    "hunyuan_v1_moe": "architectures",
-    "hunyuan_vl_text": "architectures attention_head_dim org_vocab_size pad_id",
+    "gemma4_text": "enable_moe_block",
+    "gpt_bigcode": "attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
+    "gpt_oss": "initial_context_length",
+    "hunyuan_vl_text": "attention_head_dim org_vocab_size pad_id",
     "hy_v3": """
-        architectures enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine
-        expert_hidden_dim moe_router_enable_expert_bias moe_router_use_sigmoid router_scaling_factor
+        enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine expert_hidden_dim
+        moe_router_enable_expert_bias moe_router_use_sigmoid router_scaling_factor
         """,
-    "hy_v4": "architectures",
-    "hyperclovax": "architectures use_post_norm",
+    "hyperclovax": "use_post_norm",
     "internlm2": "bias",
-    "jais2": "architectures",
-    "jamba": "architectures mamba_dt_rank",
-    "jetmoe": "architectures",
+    "jamba": "mamba_dt_rank",
     "kimi_k2": "num_experts_per_token",
     "kimi_linear": """
-        activation_situ_beta activation_situ_linear_beta architectures attn_res_block_size latent_moe_use_norm
+        activation_situ_beta activation_situ_linear_beta attn_res_block_size latent_moe_use_norm
         num_experts_per_token routed_expert_hidden_size
         """,
-    "kolibri1": "architectures",
-    "kosmos_2_5_text_model": "architectures",
-    "kosmos_2_text_model": "architectures",
-    "kyutai_speech_to_text": """
-        architectures audio_bos_token_id audio_pad_token_id codebook_vocab_size codec_config frame_size
-        """,
+    "kyutai_speech_to_text": "audio_bos_token_id audio_pad_token_id codebook_vocab_size codec_config frame_size",
     "laguna": """
-        architectures gating moe_apply_router_weight_on_input moe_routed_scaling_factor
-        moe_router_logit_softcapping num_attention_heads_per_layer
+        gating moe_apply_router_weight_on_input moe_routed_scaling_factor moe_router_logit_softcapping
+        num_attention_heads_per_layer
         """,
     "lfm2": """
-        architectures block_auto_adjust_ff_dim block_dim block_ff_dim block_ffn_dim_multiplier
-        block_mlp_init_scale block_multiple_of block_norm_eps block_out_init_scale block_use_swiglu
-        block_use_xavier_init conv_dim_out conv_use_xavier_init num_heads use_pos_enc
+        block_auto_adjust_ff_dim block_dim block_ff_dim block_ffn_dim_multiplier block_mlp_init_scale
+        block_multiple_of block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init
+        conv_dim_out conv_use_xavier_init num_heads use_pos_enc
         """,
-    "lfm2_moe": "architectures use_expert_bias",
-    "llama": "architectures",
+    "lfm2_moe": "use_expert_bias",
     "llama4_text": """
-        architectures attn_scale attn_temperature_tuning floor_scale interleave_moe_layer_step
-        intermediate_size_mlp moe_layers
+        attn_scale attn_temperature_tuning floor_scale interleave_moe_layer_step intermediate_size_mlp
+        moe_layers
         """,
-    "longcat_flash": "architectures expert_ffn_hidden_size ffn_hidden_size",
-    "mamba": "architectures",
-    "mamba2": "architectures",
-    "mellum": "architectures",
-    "mimo_v2_flash": "architectures",
+    "longcat_flash": "expert_ffn_hidden_size ffn_hidden_size",
     "minicpm": "dim_model_base scale_depth scale_emb",
-    "minicpm3": "architectures",
-    "minimax_m2": "architectures attn_type_list max_model_len mtp_transformer_layers qk_norm_type use_mtp",
-    "minimax_m3_vl_text": "architectures",
-    "ministral": "architectures",
-    "ministral3": "architectures",
-    "mistral": "architectures",
-    "mistral4": "architectures",
-    "mixtral": "architectures",
+    "minimax_m2": "attn_type_list max_model_len mtp_transformer_layers qk_norm_type use_mtp",
     "modernbert-decoder": """
-        architectures classifier_activation classifier_bias decoder_bias initializer_cutoff_factor mlp_dropout
-        norm_bias sliding_window
+        classifier_activation classifier_bias decoder_bias initializer_cutoff_factor mlp_dropout norm_bias
+        sliding_window
         """,
-    "molmo2_text": "additional_vocab_size architectures norm_after rope_scaling_layers",
-    "moshi": "architectures audio_encoder_config audio_vocab_size depth_decoder_config",
-    "muse_glimmer_text": "architectures output_multiplier post_norm_eps qk_scale_factor",
-    "nanochat": "architectures",
-    "nemotron": "architectures",
+    "molmo2_text": "additional_vocab_size norm_after rope_scaling_layers",
+    "moshi": "audio_encoder_config audio_vocab_size depth_decoder_config",
+    "muse_glimmer_text": "output_multiplier post_norm_eps qk_scale_factor",
     "nemotron_h": """
-        architectures attention_head_dim mamba_hidden_act mlp_hidden_act moe_latent_size
-        moe_shared_expert_intermediate_size moe_shared_expert_overlap mtp_layers_block_type
+        attention_head_dim mamba_hidden_act mlp_hidden_act moe_latent_size moe_shared_expert_intermediate_size
+        moe_shared_expert_overlap mtp_layers_block_type
         """,
-    "olmo": "architectures",
-    "olmo2": "architectures",
-    "olmo3": "architectures",
     "olmo_hybrid": """
-        architectures linear_a_log_max linear_a_log_min linear_allow_neg_eigval linear_dt_init_floor
-        linear_dt_max linear_dt_min
+        linear_a_log_max linear_a_log_min linear_allow_neg_eigval linear_dt_init_floor linear_dt_max
+        linear_dt_min
         """,
-    "olmoe": "architectures",
     "opt": """
-        _remove_final_layer_norm architectures do_layer_norm_before enable_bias init_std
-        layer_norm_elementwise_affine word_embed_proj_dim
+        _remove_final_layer_norm do_layer_norm_before enable_bias init_std layer_norm_elementwise_affine
+        word_embed_proj_dim
         """,
-    "paddleocr_vl_text": "architectures",
-    "persimmon": "architectures",
-    "phi": "architectures",
-    "phi3": "architectures full_attn_mod interpolate_factor",
-    "phi4_multimodal": "architectures audio_config vision_config",
-    "phimoe": "architectures input_jitter_noise lm_head_bias",
-    "qwen2": "architectures",
-    "qwen2_5_omni_text": "architectures",
-    "qwen2_5_vl_text": "architectures",
-    "qwen2_moe": "architectures max_window_layers",
-    "qwen2_vl_text": "architectures",
-    "qwen3": "architectures",
-    "qwen3_5_moe_text": "architectures",
-    "qwen3_5_text": "architectures",
-    "qwen3_moe": "architectures max_window_layers",
-    "qwen3_next": "architectures",
-    "qwen3_omni_moe_text": "architectures",
-    "qwen3_vl_moe_text": "architectures",
-    "qwen3_vl_text": "architectures",
-    "roberta": "architectures",
-    "roberta-prelayernorm": "architectures",
-    "roc_bert": "architectures",
-    "seed_oss": "architectures attention_out_bias",
-    "smollm3": "architectures",
-    "solar_open": "architectures",
-    "stablelm": "architectures use_qkv_bias",
-    "starcoder2": """
-        architectures attention_softmax_in_fp32 mlp_type norm_epsilon scale_attention_softmax_in_fp32
-        """,
-    "step3p5": """
-        architectures moe_router_scaling_factor moe_top_k per_layer_config share_expert_dim share_expert_dims
-        """,
-    "vaultgemma": "architectures",
-    "xlm-roberta": "architectures",
-    "xlm-roberta-xl": "architectures",
-    "xmod": "architectures",
-    "youtu": "architectures embedding_initializer_range",
+    "phi3": "full_attn_mod interpolate_factor",
+    "phi4_multimodal": "audio_config vision_config",
+    "phimoe": "input_jitter_noise lm_head_bias",
+    "qwen2_moe": "max_window_layers",
+    "qwen3_moe": "max_window_layers",
+    "seed_oss": "attention_out_bias",
+    "stablelm": "use_qkv_bias",
+    "starcoder2": "attention_softmax_in_fp32 mlp_type norm_epsilon scale_attention_softmax_in_fp32",
+    "step3p5": "moe_router_scaling_factor moe_top_k per_layer_config share_expert_dim share_expert_dims",
+    "youtu": "embedding_initializer_range",
     "zamba2": """
-        adapter_rank add_bias_linear architectures kv_channels num_mem_blocks num_query_groups
-        use_mem_eff_path use_mem_rope use_shared_attention_adapter
+        adapter_rank add_bias_linear kv_channels num_mem_blocks num_query_groups use_mem_eff_path use_mem_rope
+        use_shared_attention_adapter
         """,
 }
 """Of single families, beside what those declare themselves: the rest of their config classes (transformers 5.20)."""

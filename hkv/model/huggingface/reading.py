@@ -40,7 +40,20 @@ def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) ->
     options = options or ReadOptions()
     fields = decoder_fields(config)
     check_closed(fields, DRAFT if options.draft else frozenset())
+    _check_ranks(fields, options.tensor_parallel)
     return fields.family.read(Decoder(fields, options))
+
+
+def _check_ranks(fields: Fields, ranks: int) -> None:
+    """Makes sure that tensor-parallel ranks share the query heads alike (vLLM 0.33 `verify_with_parallel_config`).
+
+    Raises:
+      ConfigError: they do not.
+    """
+    name = "num_attention_heads"
+    heads = fields.integer(name).value if name in fields.family.fields else fields.values.get(name)
+    if type(heads) is int and heads % ranks:
+        raise ConfigError(fields.place(name), heads, f"a multiple of {ranks} tensor-parallel ranks")
 
 
 @functools.cache
@@ -149,7 +162,9 @@ def check_closed(fields: Fields, more: frozenset[str] = frozenset()) -> None:
     known = own_fields(fields.model_type) | inert.INERT | frozenset(LENGTHS) | more
     if fields.path or fields.model_type != fields.values.get("model_type", fields.model_type):
         known |= wrappers.INERT  # a wrapper's marks may be repeated inside, and in a flat config all stand together
-    only = {**inert.ONLY, **family.only}
+    only = {
+        name: value for name, value in inert.ONLY.items() if name not in own_fields(fields.model_type)
+    } | family.only
     for name, value in fields.values.items():
         if value is None or name in family.fields or name in family.spellings:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hkv.model.huggingface.decoder import Decoder
-from hkv.model.huggingface.family import Family, words
+from hkv.model.huggingface.family import Family
 from hkv.model.huggingface.fields import Field
 from hkv.model.huggingface.layer_kinds import FULL
 from hkv.model.huggingface.model import Model
@@ -27,7 +27,9 @@ def _jamba(decoder: Decoder) -> Model:
 def _mamba(decoder: Decoder) -> Model:
     fields = decoder.fields
     count = fields.num_layers
-    intermediate = fields.integer("expand").times(fields.integer("hidden_size"))
+    expanded = fields.integer("expand").times(fields.integer("hidden_size"))
+    given = fields.optional("intermediate_size")
+    intermediate = expanded if given is None else given
     for index in range(count):
         _add(decoder, index, (), intermediate, fields.integer("state_size"), fields.integer("conv_kernel"))
     return decoder.model(count)
@@ -43,11 +45,18 @@ def _add(
     decoder.state(index, kind_fields, shapes, dtypes, (*intermediate.names, *state.names, *kernel.names))
 
 
-MAMBA = {"hidden_size": 768, "num_hidden_layers": 32, "expand": 2, "state_size": 16, "conv_kernel": 4}
+MAMBA = {
+    "hidden_size": 768,
+    "num_hidden_layers": 32,
+    "expand": 2,
+    "intermediate_size": None,
+    "state_size": 16,
+    "conv_kernel": 4,
+}
 
 FAMILIES = {
-    "mamba": Family("Mamba", _mamba, MAMBA, words("intermediate_size")),
-    "falcon_mamba": Family("Falcon Mamba", _mamba, MAMBA, words("intermediate_size")),
+    "mamba": Family("Mamba", _mamba, MAMBA),
+    "falcon_mamba": Family("Falcon Mamba", _mamba, MAMBA),
     "jamba": Family(
         "Jamba",
         _jamba,

@@ -12,14 +12,18 @@ from hkv.model.huggingface.layer_kinds import FULL
 from hkv.model.huggingface.model import CacheLayer, Model
 from hkv.spec import MLAAttention
 
+SPARSE_BLOCK = 128
+"""Tokens per block of the kernels that read picked blocks (vLLM 0.33 `MiniMaxM3SparseBackend`)."""
+
 SPARSE = "minimax_m3_sparse"
 
 
 def _read(decoder: Decoder) -> Model:
     """Keys and values for each layer, and for a sparse one its indexer's keys."""
-    decoder.default_block_size = 128
     fields = decoder.fields
     layers = _kinds(fields)
+    if any(sparse for sparse, _ in layers):
+        decoder.default_block_size = SPARSE_BLOCK
     for index, (sparse, names) in enumerate(layers):
         decoder.attention(index, FULL, names)
         if sparse:
