@@ -31,9 +31,7 @@ COMMANDS = commands(lambda dialect: dialect.explore_command())
 
 
 @click.command("explore", epilog="Example: hkv explore --groups full:1,swa:1:2 --num-blocks 5 --max-model-len 2")
-@click.option(
-    "--groups", type=Groups(), default="full:1,swa:1:2", show_default=True, help="kind:block_size[:window],..."
-)
+@click.option("--groups", type=Groups(), default="full:1,swa:1:2", show_default=True, help="As for `hkv replay`.")
 @click.option("--watermark", default=0.0, show_default=True, type=Number(0, 1), help="Share that stays free.")
 @own_options(COMMANDS)
 @dialect_option

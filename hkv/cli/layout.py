@@ -38,7 +38,7 @@ BYTE = click.IntRange(0, MAX_BYTES)
 
 @click.command("layout")
 @click.option(
-    "--spec", "spec_text", required=True, metavar="KIND:BLOCK[:N]", help="The layer, e.g. full:16, swa:16:1024."
+    "--spec", "spec_text", required=True, metavar="KIND:BLOCK[:N...]", help="The layer, e.g. full:16, swa:16:1024."
 )
 @click.option("--kv-heads", type=SIZE, default=1, show_default=True, help="Key/value heads on this rank.")
 @click.option("--head-size", type=SIZE, default=128, show_default=True, help="Elements of a key, or of a latent.")

@@ -42,14 +42,14 @@ from hkv.replay.schedule import Schedule
 from hkv.replay.tables import tables
 from hkv.replay.traces.reader import TOKENS_PER_ID, TraceRequest, read_trace
 from hkv.replay.traces.source import shown
-from hkv.spec import LayerSpec, spec_from_text
+from hkv.spec import LayerSpec, spec_from_text, text_forms
 
 DIFFERENT = 1
 """Exit status when `--check` finds a difference."""
 
 
 class Groups(click.ParamType):
-    """`kind:block_size[:window or chunk]`, several of them between commas."""
+    """Layers as `hkv.spec.text_forms` says them, several of them between commas."""
 
     name = "groups"
 
@@ -96,7 +96,7 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
 @click.option(
     "--groups",
     type=Groups(),
-    help="kind:block_size[:window or chunk],...; kinds: full, mla, swa, chunked, mamba.",
+    help=f"The groups, between commas, each one of: {', '.join(text_forms())}.",
 )
 @click.option("--num-blocks", type=Blocks(), help="Blocks in the pool, the null block included.")
 @click.option("--model", metavar="CONFIG", help="Instead of --groups: a model, named and planned as by `hkv plan`.")

@@ -12,7 +12,6 @@ import click
 
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
-from hkv.replay import summary
 from hkv.replay.run import ReplayedCache
 from hkv.replay.schedule import Schedule
 from hkv.request_length import parse_length
@@ -125,4 +124,4 @@ def model_name(config: str, model: Model) -> str:
 
 def groups_text(options: dict[str, Any]) -> str:
     """The groups as the command line takes them."""
-    return ",".join(summary.group_name(spec) for spec in options["groups"])
+    return ",".join(spec.to_text() for spec in options["groups"])

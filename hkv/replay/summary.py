@@ -7,17 +7,8 @@ from typing import Any
 
 from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG
 from hkv.replay.run import Outcome
-from hkv.spec import LayerSpec
 
 UNAVAILABLE = "not available from this engine"
-
-
-def group_name(spec: LayerSpec) -> str:
-    """A group as the command line writes it: `swa:16:1024`."""
-    parts = [spec.short_name, str(spec.block_size)]
-    if spec.parameter:
-        parts.append(str(getattr(spec, spec.parameter)))
-    return ":".join(parts)
 
 
 def totals(outcome: Outcome) -> dict[str, Any]:
@@ -69,7 +60,7 @@ def groups(outcome: Outcome) -> list[dict[str, Any]]:
     counters, known = outcome.recorder.reasons, outcome.cache.reasons
     return [
         {
-            "group": group_name(group.spec),
+            "group": group.spec.to_text(),
             "layers": list(group.layers),
             "eagle": index in outcome.cache.eagle_groups,
             "reasons": None if counters is None else {reason: counters[index][reason] for reason in known},

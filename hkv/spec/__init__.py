@@ -11,7 +11,7 @@ from hkv.spec.attention import AttentionSpec, KernelPages
 from hkv.spec.chunked_local import ChunkedLocal
 from hkv.spec.full_attention import FullAttention
 from hkv.spec.hidden_state import HiddenState
-from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError, spec_from_log, spec_from_text
+from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError, spec_from_log, spec_from_text, text_forms
 from hkv.spec.limits import RequestLimits
 from hkv.spec.mamba import Mamba
 from hkv.spec.mla import MLAAttention
@@ -43,4 +43,5 @@ __all__ = [
     "is_uniform_type",
     "spec_from_log",
     "spec_from_text",
+    "text_forms",
 ]

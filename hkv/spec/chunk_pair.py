@@ -24,7 +24,7 @@ class ChunkPair(AttentionSpec):
 
     kind: ClassVar[str] = "chunk_pair"
     short_name: ClassVar[str] = "chunk_pair"
-    parameter: ClassVar[str | None] = "chunk"
+    parameters: ClassVar[tuple[str, ...]] = ("chunk",)
     log_fields: ClassVar[tuple[str, ...]] = ("chunk",)
     log_version: ClassVar[int] = 2
     draw_place: ClassVar[int] = 5

@@ -28,7 +28,7 @@ class ChunkedLocal(AttentionSpec):
     vllm_name: ClassVar[str | None] = "ChunkedLocalAttentionSpec"
     vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType({"attention_chunk_size": "chunk"})
     managed_fields: ClassVar[tuple[str, ...]] = ("chunk",)
-    parameter: ClassVar[str | None] = "chunk"
+    parameters: ClassVar[tuple[str, ...]] = ("chunk",)
     log_fields: ClassVar[tuple[str, ...]] = ("chunk",)
     draw_place: ClassVar[int] = 4
     aligned_blocks: ClassVar[bool] = True

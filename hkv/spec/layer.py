@@ -73,8 +73,8 @@ class LayerSpec:
     short_name: ClassVar[str] = ""
     """The kind's name on the command line, e.g. `swa`."""
 
-    parameter: ClassVar[str | None] = None
-    """The field that the third part of `kind:block_size:parameter` sets on the command line, or None."""
+    parameters: ClassVar[tuple[str, ...]] = ()
+    """The fields that follow the block size on the command line, in order, e.g. `window` in `swa:block_size:window`."""
 
     log_fields: ClassVar[tuple[str, ...]] = ()
     """Fields, besides `block_size`, that a log's header gives for this kind."""
@@ -384,6 +384,16 @@ class LayerSpec:
         """
         return {"kind": cls.kind, "block_size": size}
 
+    def to_text(self) -> str:
+        """This layer as the command line writes it, e.g. `swa:16:1024`; geometry is left out."""
+        numbers = (getattr(self, name) for name in ("block_size", *self.parameters))
+        return ":".join(map(str, (self.short_name, *numbers)))
+
+    @classmethod
+    def text_form(cls) -> str:
+        """How the command line writes such a layer, e.g. `swa:block_size:window`."""
+        return ":".join((cls.short_name, "block_size", *cls.parameters))
+
     def to_log(self) -> dict[str, Any]:
         """This layer as a log's header writes it."""
         fields = {name: getattr(self, name) for name in self.log_fields}
@@ -413,8 +423,13 @@ def spec_from_log(fields: Mapping[str, Any]) -> LayerSpec:
     return cls(**rest)
 
 
+def text_forms() -> tuple[str, ...]:
+    """How the command line writes a layer of each kind, in the order of their names."""
+    return tuple(sorted(cls.text_form() for cls in KINDS.values() if cls.short_name))
+
+
 def spec_from_text(text: str) -> LayerSpec:
-    """The layer that `kind:block_size[:parameter]` describes, as on the command line, e.g. `swa:16:1024`.
+    """The layer that a text describes as the command line writes it (`LayerSpec.text_form`), e.g. `swa:16:1024`.
 
     Raises:
       SpecError: unknown kind, a part that is not a positive integer, a missing or superfluous part.
@@ -423,11 +438,10 @@ def spec_from_text(text: str) -> LayerSpec:
     kind, *numbers = text.split(":")
     cls = names.get(kind)
     if cls is None:
-        raise SpecError("group", text, f"kind:block_size[:parameter] with a kind of {', '.join(sorted(names))}")
-    wanted = ["block_size"] + ([cls.parameter] if cls.parameter else [])
-    shape = ":".join([kind, *wanted])
+        raise SpecError("group", text, f"one of {', '.join(text_forms())}")
+    wanted = ("block_size", *cls.parameters)
     found = [whole_number(part) for part in numbers]
     if len(found) != len(wanted) or not all(found):
-        raise SpecError("group", text, f"{shape}, each number a positive integer")
+        raise SpecError("group", text, f"{cls.text_form()}, each number a positive integer")
     values: dict[str, Any] = dict(zip(wanted, found, strict=True))
     return cls(**values)

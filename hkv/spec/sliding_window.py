@@ -33,7 +33,7 @@ class SlidingWindow(AttentionSpec):
         {"sliding_window": "window", "extra_retained_tokens": "extra_retained_tokens"}
     )
     managed_fields: ClassVar[tuple[str, ...]] = ("window", "extra_retained_tokens")
-    parameter: ClassVar[str | None] = "window"
+    parameters: ClassVar[tuple[str, ...]] = ("window",)
     log_fields: ClassVar[tuple[str, ...]] = ("window",)
     draw_place: ClassVar[int] = 1
     slides: ClassVar[bool] = True

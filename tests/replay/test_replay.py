@@ -18,7 +18,7 @@ from hkv.replay.record import FINISHED
 from hkv.replay.result import document
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
-from hkv.replay.summary import group_name, groups, totals
+from hkv.replay.summary import groups, totals
 from hkv.replay.traces.workloads import DEFAULTS, Workload, generate
 from hkv.replay.traces.writer import trace_lines
 from hkv.spec import spec_from_text
@@ -185,7 +185,7 @@ def test_configurations_follow_the_dialect():
     assert not cache("full:8,swa:2:20,mamba:16,chunked:4:8", 100).config.partial_hits
     off = cache("full:8,mamba:16", 100, caching=False).config
     assert off.block_sizes == (8, 240)
-    assert [group_name(spec) for spec in config.topology.specs] == ["full:8", "swa:4:20", "mamba:16"]
+    assert [spec.to_text() for spec in config.topology.specs] == ["full:8", "swa:4:20", "mamba:16"]
     with pytest.raises(ConfigError, match="at least one group"):
         cache_config([], 100, SCHEDULE)
 

@@ -56,8 +56,8 @@ def _startup_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
 def kind_text(group: PlannedGroup) -> str:
     """A group's kind as `hkv replay --groups` names it, with its window or chunk; `+` if it holds several kinds."""
     spec = group.spec
-    size = f" {getattr(spec, spec.parameter)}" if spec.parameter else ""
-    return f"{spec.short_name}{size}{' +' * group.mixed}"
+    numbers = "".join(f" {getattr(spec, name)}" for name in spec.parameters)
+    return f"{spec.short_name}{numbers}{' +' * group.mixed}"
 
 
 def _groups(report: dict[str, Any], served: ServedPlan) -> Table:

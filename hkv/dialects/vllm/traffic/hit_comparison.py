@@ -219,7 +219,4 @@ def _small_sets(config: VllmConfig, num_tokens: int) -> Iterator[Case]:
 
 
 def _group_text(spec: LayerSpec, eagle: bool) -> str:
-    length = getattr(spec, "window", getattr(spec, "chunk", None))
-    shared = spec.shared_by_ranks
-    text = f"{spec.short_name}:{spec.block_size}" + ("" if length is None else f":{length}")
-    return text + (" (sharded)" if shared else "") + (" (EAGLE)" if eagle else "")
+    return spec.to_text() + (" (sharded)" if spec.shared_by_ranks else "") + (" (EAGLE)" if eagle else "")
