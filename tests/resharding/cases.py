@@ -105,7 +105,7 @@ def cases(draw: st.DrawFn) -> Case:
     heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
     spec = draw(specs(heads))
     source_shape, target_shape = draw(shapes(heads)), draw(shapes(heads))
-    if isinstance(spec, Mamba):  # each rank's state is its own: as many on both sides
+    if spec.snapshot:  # each rank's state is its own: as many on both sides
         tensor = source_shape.tensor
         source_shape, target_shape = (
             ParallelShape(heads=tensor, tensor=tensor, context=shape.context, interleave=None)
@@ -125,7 +125,7 @@ def sides_of(draw: st.DrawFn, spec: LayerSpec, shape: ParallelShape) -> Side:
     blocks = draw(st.lists(st.integers(1, BLOCKS - 1), min_size=1, max_size=3, unique=True))
     size = draw(st.sampled_from([4, 8]))
     kernel = None
-    if not isinstance(spec, Mamba) and order in ("LBNHC", "LBHNC") and draw(st.booleans()):
+    if not spec.snapshot and order in ("LBNHC", "LBHNC") and draw(st.booleans()):
         kernel = 4
     return side(spec, shape, order, blocks, size, kernel)
 

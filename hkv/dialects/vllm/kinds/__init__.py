@@ -1,8 +1,8 @@
 """Rules of vLLM 0.33 for each kind of layer, compiled: one module per kind.
 
-A module has `parameters(config, group, eagle)`: the values of `GroupField` that the kind decides, besides those that
-follow from the flags of its spec. The compiled rules have one form for all kinds, over these numbers, so that a new
-kind needs no program of its own. Modules are found by their names, which are the kinds' names in logs.
+A module has `parameters(config, group, spec, eagle)`: the values of `GroupField` that the kind decides for the spec of
+a group, besides those that follow from its flags. The compiled rules have one form for all kinds, over these numbers,
+so that a new kind needs no program of its own. Modules are found by their names, which are the kinds' names in logs.
 """
 
 from __future__ import annotations

@@ -8,11 +8,9 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.spec.chunk_pair import ChunkPair
 
 
-def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
+def parameters(config: VllmConfig, group: int, spec: ChunkPair, eagle: bool) -> dict[str, Any]:
     """A chunk before the own one, and the most that admission counts."""
-    del eagle
-    spec = config.topology.specs[group]
-    assert isinstance(spec, ChunkPair)
+    del group, eagle
     in_flight = min(2 * spec.chunk + config.in_flight_limit, config.max_model_len)
     blocks = spec.chunk // spec.block_size
     return {"UNIT": spec.chunk, "REACH": spec.chunk, "NEED": blocks, "CAP": -(-in_flight // spec.block_size)}

@@ -9,14 +9,12 @@ from hkv.errors import ConfigError
 from hkv.spec import ChunkedLocal
 
 
-def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
+def parameters(config: VllmConfig, group: int, spec: ChunkedLocal, eagle: bool) -> dict[str, Any]:
     """The chunk, and the most that admission counts.
 
     Raises:
       ConfigError: hits that end where the kind cannot resume.
     """
-    spec = config.topology.specs[group]
-    assert isinstance(spec, ChunkedLocal)
     if eagle:
         raise ConfigError(f"groups[{group}].eagle", True, f"no EAGLE drop for {spec.kind}")
     alone = len(config.topology.specs) == 1

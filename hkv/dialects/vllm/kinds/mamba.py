@@ -9,11 +9,9 @@ from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.spec import Mamba
 
 
-def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
+def parameters(config: VllmConfig, group: int, spec: Mamba, eagle: bool) -> dict[str, Any]:
     """States that are kept, each for one length; number of scratch states; states that a chunk exports."""
     del eagle
-    spec = config.topology.specs[group]
-    assert isinstance(spec, Mamba)
     cached = config.caching and spec.prefix_cacheable
     coarse = config.block_size(group) != config.hash_block_size
     return {

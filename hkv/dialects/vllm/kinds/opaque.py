@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.spec import LayerSpec
 
 
-def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
+def parameters(config: VllmConfig, group: int, spec: LayerSpec, eagle: bool) -> dict[str, Any]:
     """No field: one block whatever the configuration."""
     del config, group, eagle
     return {}

@@ -9,10 +9,8 @@ from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.spec import SlidingWindow
 
 
-def parameters(config: VllmConfig, group: int, eagle: bool) -> dict[str, Any]:
+def parameters(config: VllmConfig, group: int, spec: SlidingWindow, eagle: bool) -> dict[str, Any]:
     """The window's reach, the blocks it needs, and the most that admission counts."""
-    spec = config.topology.specs[group]
-    assert isinstance(spec, SlidingWindow)
     kept = spec.window - 1 + spec.extra_retained_tokens
     in_flight = min(kept + config.in_flight_limit, config.max_model_len)
     need = -(-(spec.window - 1) // config.block_size(group))

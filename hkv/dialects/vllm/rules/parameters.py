@@ -174,7 +174,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
             "COLUMN": order.index(group),
             "CACHEABLE": config.caching and spec.prefix_cacheable,
             "STEPS": max(1, alignment // block),
-            **kinds.module(spec).parameters(config, group, group in eagle),
+            **kinds.module(spec).parameters(config, group, spec, group in eagle),
         }
         for name, value in values.items():
             table[group, GroupField[name]] = value
