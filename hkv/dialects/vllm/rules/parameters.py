@@ -210,7 +210,9 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
         "RETAINED": 0 if config.retention_interval is None else config.hit_alignment,
         "SCHEDULER_BLOCK": config.scheduler_block_size,
         "FINDER_ERROR": "finder-index-error" in config.bugs,
-        "LEAST_BLOCK": min((config.block_size(g) for g, spec in enumerate(specs) if not spec.one_block), default=1),
+        "LEAST_BLOCK": min(
+            (config.block_size(g) for g, spec in enumerate(specs) if not spec.one_block), default=UNLIMITED
+        ),
     }.items():
         cache[CacheField[name]] = value
     return Parameters(cache=cache, groups=table)  # type: ignore[arg-type]
