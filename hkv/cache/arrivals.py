@@ -138,8 +138,9 @@ def _lines(parameters: Parameters, state: StepState, found: Lookup) -> jax.Array
     """The new `requests` rows, int32[K, 2 + 3 * G]: what was adopted is computed, and registered already."""
     groups = parameters.groups[: state.rows.shape[1]]
     length = jnp.where(groups[:, GroupField.CACHEABLE] != 0, found.hits[:, None] // _blocks(groups), 0)
-    null = jnp.cumsum(found.blocks != 0, axis=2) == 0
-    first = jnp.minimum(null.sum(axis=2, dtype=jnp.int32), length)
+    column = jnp.arange(1, found.blocks.shape[2] + 1)
+    null = (found.blocks == 0) & (column <= length[:, :, None])
+    first = jnp.max(jnp.where(null, column, 0), axis=2)
     live = jnp.ones_like(found.hits)
     return jnp.concatenate([live[:, None], found.hits[:, None], length, first, length], axis=1)
 
@@ -196,19 +197,21 @@ def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts
         inside = jnp.broadcast_to(jnp.minimum(column, width), (counts.shape[0], *column.shape))
         return jnp.take_along_axis(missing, inside, axis=2) + jnp.maximum(column - width, 0)
 
-    readable = missed(end + proof) == missed(begin)
+    sinks = groups[:, GroupField.SINKS, None]
+    readable = (missed(end + proof) == missed(begin)) & (missed(jnp.minimum(end, sinks)) == 0)
     readable |= (groups[:, GroupField.CACHEABLE] == 0)[:, None] | (lengths == 0)
     aligned = lengths % jnp.maximum(parameters.cache[CacheField.ALIGNMENT], 1) == 0
     below = (lengths < counts[:, None]) & (lengths <= hashed[:, None] * size) & aligned
     alone = jnp.max(jnp.where(readable & below[:, None], lengths, 0), axis=2)
     hits = jnp.max(jnp.where(jnp.all(readable, axis=1) & below, lengths, 0), axis=1)
     begin, end, _ = _spans(groups, hits)
-    inside = (column >= begin.T[:, :, None]) & (column < end.T[:, :, None])
+    inside = ((column >= begin.T[:, :, None]) | (column < sinks)) & (column < end.T[:, :, None])
     return Lookup(hits, alone, jnp.where(inside, held, 0))
 
 
 def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The blocks that each group must have to resume at some lengths int32[n]: first, end, and how many after those.
+    """The blocks that each group must have to resume at some lengths int32[n], beside those of sinks: first, end, and
+    how many after those.
 
     Returns:
       int32[G, n] three times; the last one is 1 for EAGLE groups, which prove by it what they are given.

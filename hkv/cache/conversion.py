@@ -189,6 +189,7 @@ def _request_to_row(
         for old, new in PAIRS:
             target["requests"][slot, len(StepRequest) + int(new) * groups + group] = request[at + old]
         first, length = int(request[at + Row.FIRST]), int(request[at + Row.LENGTH])
+        first = 0 if config.topology.specs[group].sinks else first
         target["rows"][slot, group, first:length] = source["rows"][slot, group, first:length]
     chain = source["chains"][slot, : computed // size]
     words = np.array([_key_of(keys, int(number)) for number in chain], np.uint32).reshape(-1, 4)

@@ -52,7 +52,7 @@ class StepRow(enum.IntEnum):
     LENGTH = 0
     """Entries of the row, null ones included."""
     FIRST = 1
-    """Entries before this one were given back, and are null."""
+    """Entries before this one were given back, and are null; where there are sinks, those after them."""
     CACHED = 2
     """Entries already looked at for registration."""
 

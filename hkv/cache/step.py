@@ -97,9 +97,10 @@ def step(
     taking = (status == int(Status.OK)) & (batch.counts > 0)
     longest = parameters.cache[CacheField.MAX_MODEL_LEN]
     processed = jnp.maximum(jnp.minimum(rows.computed, longest) - batch.in_flight, 0)
-    end = jnp.where(taking[:, None], jnp.minimum(_skipped(groups, processed), rows.length), rows.first)
-    state, first, waiting = _give_back(state, rows.first, jnp.maximum(end, rows.first), room)
-    rows = rows._replace(first=first)
+    begin = jnp.maximum(rows.first, groups[:, GroupField.SINKS])
+    end = jnp.where(taking[:, None], jnp.minimum(_skipped(groups, processed), rows.length), begin)
+    state, first, waiting = _give_back(state, begin, jnp.maximum(end, begin), room)
+    rows = rows._replace(first=jnp.where(end > begin, first, rows.first))
 
     grown = jnp.maximum(wanted, rows.length)
     need = jnp.where(groups[:, GroupField.RECURRENT] != 0, jnp.minimum(grown - rows.length, 1), grown - rows.length)
@@ -174,8 +175,8 @@ def finish(state: StepState, rows: jax.Array) -> tuple[StepState, jax.Array]:
     done = known & (state.requests[at, StepRequest.LIVE] != 0)
     fields = jax.tree.map(lambda field: field[at], _fields(state))
     size, groups, width = rows.shape[0], *state.rows.shape[1:]
-    end = jnp.where(done[:, None], fields.length, fields.first)
-    state, _, _ = _give_back(state, fields.first, end, size * groups * width, at)
+    end = jnp.where(done[:, None], fields.length, 0)
+    state, _, _ = _give_back(state, jnp.zeros_like(end), end, size * groups * width, at)
     place = jnp.where(done, rows, state.requests.shape[0])
     state = replace(state, requests=state.requests.at[place].set(0, mode="drop"))
     return state, jnp.where(done | (rows == PAD), int(Status.OK), int(Status.NO_SUCH_SLOT))

@@ -176,6 +176,19 @@ class LayerSpec:
         """Tokens before the first one read of the last range that stay in the cache nevertheless."""
         return 0
 
+    def retired(self, n: int, block_size: int) -> range:
+        """Columns of a row whose blocks are given back, as no query from `n` on reads them: those before the last range
+        that `reads` says, but for the sinks'.
+
+        Args:
+          n: position of the query, in tokens from 0.
+          block_size: tokens in one block of the row.
+        """
+        if not self.prefix_cacheable:
+            return range(0)
+        kept = -(-self.sinks // block_size)
+        return range(kept, max(kept, (self.readable(n).start - self.kept_beyond) // block_size))
+
     @property
     def most_read(self) -> int:
         """Most tokens that a query reads, itself included, where that is bounded; else 0."""
@@ -245,7 +258,7 @@ class LayerSpec:
         """Token positions whose cached value the query at position `n` reads, `n` itself excluded.
 
         For a snapshot kind, the one position whose *following* state it reads. This is the truth that no engine's
-        rule may contradict: a cache may be resumed at `n` exactly when all of `readable(n)` is there.
+        rule may contradict: a cache may be resumed at `n` exactly when all of `reads(n)` is there.
 
         Args:
           n: position of the query, in tokens from 0; `n` tokens precede it.

@@ -75,7 +75,8 @@ class Row(enum.IntEnum):
     LENGTH = 0
     """Entries of the row, null ones included."""
     FIRST = 1
-    """Entries before this one are null; `State.rows` does not say so."""
+    """Entries before this one are null; `State.rows` does not say so. Where a dialect keeps the beginning of rows, only
+    those between are, and `State.rows` says so."""
     CACHED = 2
     """Entries already looked at for registration."""
     HIT_FIRST = 3

@@ -64,10 +64,8 @@ def _missing(kind: Kind, parent: str, computed: int) -> bool:
     row = kind.rows.get(parent)
     blocks = [] if row is None else row.blocks
     needed = sum(_spans(kind, computed))
-    readable = max(0, kind.skipped_tokens(computed)) // kind.block_size
-    if kind.spec.keeps_states:
-        readable = max(0, needed - 1)
-    return len(blocks) < needed or NULL in blocks[readable:needed]
+    skipped = range(needed - 1) if kind.spec.keeps_states else kind.skipped(computed)
+    return len(blocks) < needed or any(blocks[column] == NULL for column in range(needed) if column not in skipped)
 
 
 def _share(kind: Kind, parent: str, child: str, computed: int) -> list[tuple[int, int]]:

@@ -49,6 +49,7 @@ class Reader:
         table = np.asarray(jax.device_get(parameters.groups))
         self._columns = table[:, GroupField.COLUMN].tolist()
         self._members = table[:, GroupField.MEMBER].tolist()
+        self._sinks = table[:, GroupField.SINKS].tolist()
         self._width = len(table)
 
     def state(self, state: Any, slots: Mapping[str, int]) -> CacheState:
@@ -75,7 +76,8 @@ class Reader:
         for group in range(len(self._config.topology.groups)):
             base = REQUEST_WORDS + GROUP_WORDS * group
             length, first = (int(state.requests[slot, base + field]) for field in (Row.LENGTH, Row.FIRST))
-            rows.append([0] * min(first, length) + state.rows[slot, group, first:length].tolist())
+            first = 0 if self._sinks[group] else min(first, length)
+            rows.append([0] * first + state.rows[slot, group, first:length].tolist())
         return rows
 
     def _cached(self, keys: np.ndarray, parts: int) -> dict[str, tuple[int, int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from hkv.dialects.vllm.explain.story import Story
@@ -68,11 +69,11 @@ class _Judge:
         if hits.can_read(config, has, group, length) and hits.can_draft(config, has, group, length):
             return []
         spec = config.topology.groups[group].spec
-        positions = spec.readable(length)
+        ranges = spec.reads(length)
         if spec.snapshot:
-            ends = [position + 1 for position in positions if not has(group, position + 1)]
+            ends = [position + 1 for position in itertools.chain(*ranges) if not has(group, position + 1)]
             return [Lack(0, end - 1, *self._why(group, (end,))) for end in ends]
-        found = list(self._missing(group, positions))
+        found = [lack for positions in ranges for lack in self._missing(group, positions)]
         if not hits.can_draft(config, has, group, length):
             unit = min(config.block_size(group), hits.hit_alignment(config))
             draft = self._missing(group, range(length, length + unit))

@@ -1,6 +1,6 @@
 """Promises of a configuration as small tables: what is read at each length, and which entries prove a hit.
 
-Made on the host from `LayerSpec.readable`, never from a rule under test.
+Made on the host from `LayerSpec.reads`, never from a rule under test.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from hkv.dialects.vllm.explorer.space import Space
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from reference.hits import hit_alignment
 
+FAR = 1 << 20
+"""More tokens than any request has."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Definitions:
@@ -20,10 +23,10 @@ class Definitions:
 
     Attributes:
       sizes: int32[G], tokens in a block.
-      opaque, recurrent, whole, snapshot: bool[G]: one block a request; a Mamba row; every token is read; blocks hold
-        states.
+      opaque, recurrent, snapshot: bool[G]: one block a request; a Mamba row; blocks hold states.
+      whole: bool[G, W], columns whose tokens every later query reads.
       off_grid: bool[G], chunks that do not start at blocks.
-      outgrown: int32[G, L + 1], columns that are not needed any more when so many tokens are processed.
+      outgrown: bool[G, L + 1, W], columns that are not needed any more when so many tokens are processed.
       needed: bool[L + 1, G, W, L + 1], whether a hit of so many tokens needs a column to hold so many tokens.
       proofs: bool[L + 1, P, G, L + 1], sets of entries of which one is wanted, P sets for a hit of so many tokens.
       proven: bool[L + 1, P], which of those sets count.
@@ -61,14 +64,16 @@ def definitions(space: Space) -> Definitions:
     specs, longest = config.topology.specs, config.max_model_len
     sizes = np.array(config.block_sizes, np.int32)
     lengths = range(longest + 1)
-    outgrown = np.zeros((len(specs), longest + 1), np.int32)
+    outgrown = np.zeros((len(specs), longest + 1, width), bool)
     needed = np.zeros((longest + 1, len(specs), width, longest + 1), bool)
+    whole = np.zeros((len(specs), width), bool)
     off_grid = np.array([spec.off_grid for spec in specs])
     for group, spec in enumerate(specs):
+        never = spec.retired(FAR, int(sizes[group]))
+        whole[group] = [spec.prefix_cacheable and column not in never for column in range(width)]
         for n in lengths:
-            first = spec.readable(n).start if spec.prefix_cacheable else 0
-            first -= spec.kept_beyond
-            outgrown[group, n] = max(0, first) // sizes[group]
+            columns = spec.retired(n, int(sizes[group]))
+            outgrown[group, n, columns.start : columns.stop] = True
             if spec.prefix_cacheable and not off_grid[group]:
                 for column in {position // sizes[group] for positions in spec.reads(n) for position in positions}:
                     needed[n, group, column, min(n, (column + 1) * sizes[group])] = True
@@ -86,7 +91,7 @@ def definitions(space: Space) -> Definitions:
         sizes=sizes,
         opaque=np.array([spec.one_block for spec in specs]),
         recurrent=np.array([spec.snapshot for spec in specs]),
-        whole=np.array([len(spec.readable(1 << 20)) == 1 << 20 for spec in specs]),
+        whole=whole,
         snapshot=np.array([spec.snapshot for spec in specs]),
         off_grid=off_grid,
         outgrown=outgrown,

@@ -28,7 +28,7 @@ class Picture(NamedTuple):
       key: int32[B], the string of the block's primary key, 0 for none.
       group: int32[B], the group of that key; -1 for none.
       rows: int32[R, G, W], block ids; 0 where null, and beyond the row.
-      lengths: int32[R, G], columns of a row, null ones at its front included.
+      lengths: int32[R, G], columns of a row, null ones included.
       found: int32[R, G, W], what the last lookup of a request found, likewise; only of use right after it.
       hits: int32[R], tokens it found.
       listed: bool, the key table leads to exactly the blocks that have keys.
@@ -68,11 +68,13 @@ class Columns(NamedTuple):
       members: group of each column, -1 for a column of none.
       blocks: tokens in a block of each group.
       cacheable: True if the group's blocks can be hit.
+      sinks: blocks at the beginning of a group's rows that are never given back.
     """
 
     members: np.ndarray
     blocks: np.ndarray
     cacheable: np.ndarray
+    sinks: np.ndarray
 
 
 def columns(space: Space) -> Columns:
@@ -80,7 +82,12 @@ def columns(space: Space) -> Columns:
     table = np.asarray(of_config(space.config, space.buckets.groups).groups)
     count = len(space.config.topology.groups)
     members = np.where(np.arange(len(table)) < count, table[:, GroupField.MEMBER], -1)
-    return Columns(members, table[:count, GroupField.BLOCK], table[:count, GroupField.CACHEABLE] != 0)
+    return Columns(
+        members,
+        table[:count, GroupField.BLOCK],
+        table[:count, GroupField.CACHEABLE] != 0,
+        table[:count, GroupField.SINKS],
+    )
 
 
 def row_words(state: State, groups: int, field: Row) -> jax.Array:
@@ -107,7 +114,7 @@ def picture(space: Space, state: State) -> Picture:
     lengths, first = row_words(state, groups, Row.LENGTH), row_words(state, groups, Row.FIRST)
     cells = state.rows[:-1, :groups]
     at = np.arange(cells.shape[2])
-    held = (at >= first[:, :, None]) & (at < lengths[:, :, None])
+    held = (at >= jnp.where(layout.sinks > 0, 0, first)[:, :, None]) & (at < lengths[:, :, None])
     hits = jnp.maximum(state.requests[:-1, Request.HIT], 0)
     ends = -(-hits[:, None] // layout.blocks) * layout.cacheable
     start = jnp.minimum(row_words(state, groups, Row.HIT_FIRST), ends)

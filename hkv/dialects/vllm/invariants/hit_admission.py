@@ -28,7 +28,7 @@ class HitAdmission:
     def check(self, moment: Moment) -> Iterator[str]:
         """A waiting request is granted blocks if and only if those it needs are free beside those set aside.
 
-        It needs a block for each column from the first one that is still read, less the columns of its hit that
+        It needs a block for each column that is still read or to be written, less the columns of its hit that
         somebody uses already, and one for a hit that ends inside a block. Holds after `allocate` of a waiting request.
         Exceptions: of requests that must fit whole only grants are judged, by what full attention takes; with Mamba
         groups only refusals are, by a bound that no rule can exceed, and not those of a hit that will be copied
@@ -102,12 +102,12 @@ class HitAdmission:
         spec, size = self._config.topology.groups[group].spec, self._config.block_size(group)
         if spec.one_block:
             return 1
-        first = spec.readable(moment.ledger.requests[operation.id].computed + operation.hit + operation.external).start
-        skipped = max(0, first - spec.kept_beyond) // size
-        columns = -(-moment.ledger.slots(operation) // size)
-        adopted = sum(_is_free(moment.before, block) for block in hit[skipped:])
-        copied = 1 if hit and operation.hit % size else 0
-        return max(0, columns - max(skipped, len(hit))) + adopted + copied
+        start = moment.ledger.requests[operation.id].computed + operation.hit + operation.external
+        skipped = spec.retired(start, size)
+        columns = range(len(hit), -(-moment.ledger.slots(operation) // size))
+        new = sum(column not in skipped for column in columns)
+        adopted = sum(_is_free(moment.before, block) for column, block in enumerate(hit) if column not in skipped)
+        return new + adopted + (1 if hit and operation.hit % size else 0)
 
     def _bound(self, moment: Moment, operation: oplog.AllocateOp) -> int:
         scratch = sum(spec.scratch_blocks for spec in self._config.topology.specs)

@@ -11,6 +11,9 @@ from hkv.dialects.vllm.invariants.moment import Moment
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import copies_states
 
+FAR = 1 << 20
+"""More tokens than any request has."""
+
 
 @invariant("conservation", "B-I1")
 def conservation(moment: Moment) -> Iterator[str]:
@@ -91,7 +94,7 @@ def null_block(moment: Moment) -> Iterator[str]:
     """Block 0 is never queued, referenced, cached or copied, and stands only where a group has no use for a block.
 
     Holds after every operation, for rows and hits. Exceptions are kinds, not moments: sliding-window and chunked rows
-    have it before the window or chunk, Mamba rows anywhere; a full-attention row never.
+    have it before the window or chunk, Mamba rows anywhere; a full-attention row never, nor the sinks of a row.
     """
     after = moment.after
     if 0 in after.free or 0 in after.refs or 0 in after.cached:
@@ -104,5 +107,6 @@ def null_block(moment: Moment) -> Iterator[str]:
     for id, groups in rows.items():
         for group, row in enumerate(groups):
             spec = moment.config.topology.groups[group].spec
-            if 0 in row and len(spec.readable(1 << 20)) == 1 << 20:
-                yield f"row {group} of {id} has block 0 at {row.index(0)}, yet every token is read"
+            never = spec.retired(FAR, moment.config.block_size(group))
+            if wrong := [column for column, block in enumerate(row) if block == 0 and column not in never]:
+                yield f"row {group} of {id} has block 0 at {wrong[0]}, whose tokens are always read"

@@ -13,11 +13,11 @@ from hkv.dialects.vllm.log.structs import AllocateOp, Allocation
 def retirement(moment: Moment) -> Iterator[str]:
     """A block has left the row if and only if no token still to be processed can read it.
 
-    Holds after `allocate`, for the request it names: columns wholly before what the query at its processed tokens reads
-    are null, all others are not. Exceptions: a refused `allocate` may not have come to retiring yet, so columns may
-    still be there; Mamba rows have null columns between states too; chunks that do not start at blocks may begin with a
-    hit that nobody looked at (`CHUNK_OFF_GRID`). 20 tokens of which 3 are in flight count as 17: a
-    window of 8 in blocks of 4 reads from token 10 on, columns 0 and 1 are null.
+    Holds after `allocate`, for the request it names: columns of which the query at its processed tokens reads nothing
+    any more (`LayerSpec.retired`) are null, all others are not. Exceptions: a refused `allocate` may not have come to
+    retiring yet, so columns may still be there; Mamba rows have null columns between states too; chunks that do not
+    start at blocks may begin with a hit that nobody looked at (`CHUNK_OFF_GRID`). 20 tokens of which 3 are in flight
+    count as 17: a window of 8 in blocks of 4 reads from token 10 on, columns 0 and 1 are null.
     """
     operation, answer = moment.operation, moment.answer
     assert isinstance(operation, AllocateOp)
@@ -25,13 +25,14 @@ def retirement(moment: Moment) -> Iterator[str]:
     record = moment.ledger.requests[operation.id]
     for group, row in enumerate(moment.after.rows.get(operation.id, [])):
         spec = moment.config.topology.groups[group].spec
-        first = spec.readable(record.processed).start if spec.prefix_cacheable else 0
-        first -= spec.kept_beyond
-        outgrown = min(max(0, first) // moment.config.block_size(group), len(row))
-        if answer.blocks is not None and any(row[:outgrown]):
-            yield f"group {group} still has {row[:outgrown]}, though nothing before token {first} is read"
-        if not spec.snapshot and not spec.off_grid and 0 in row[outgrown:]:
-            yield f"group {group} has lost a block of {row[outgrown:]}, though tokens from {first} on are read"
+        size = moment.config.block_size(group)
+        outgrown = spec.retired(record.processed, size)
+        left, end = row[outgrown.start : outgrown.stop], min(outgrown.stop, len(row)) * size
+        if answer.blocks is not None and any(left):
+            yield f"group {group} still has {left}, though nothing of it is read before token {end}"
+        kept = [block for column, block in enumerate(row) if column not in outgrown]
+        if not spec.snapshot and not spec.off_grid and 0 in kept:
+            yield f"group {group} has lost a block of {kept}, though all of its tokens are read"
 
 
 @invariant("room", "B-I12", "B-I16", after=(AllocateOp,))

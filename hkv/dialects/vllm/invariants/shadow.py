@@ -1,7 +1,7 @@
 """Shadow tags and poison: what every slot holds, followed alongside the engine, and compared with what is read.
 
 A slot of the shadow holds the name of the whole prefix that ends in it, as a cold run would have stored it; a block
-that nobody can find or use any more holds poison. Computing a token reads what its kind's `readable` says, in the
+that nobody can find or use any more holds poison. Computing a token reads what its kind's `reads` says, in the
 blocks that the row names, and writes one slot. So a warm read that finds anything else than a cold run stores is seen
 at once, whichever rule of the engine led to it.
 """
@@ -9,6 +9,7 @@ at once, whichever rule of the engine led to it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Iterator
 
 from hkv.dialects.vllm.config import VllmConfig
@@ -74,7 +75,7 @@ class Shadow:
         """A warm read returns what a cold run stores: nothing stale, nothing of others, no poison.
 
         Holds after every operation. Tokens that `advance` counts are computed: each reads the cached values of
-        `LayerSpec.readable`, in the row's blocks, and writes its own slot. Nobody resumes from a state of the same
+        `LayerSpec.reads`, in the row's blocks, and writes its own slot. Nobody resumes from a state of the same
         step. What a block held is gone when it is handed out, or free without a key. Exceptions: rows of `opaque`
         groups, which are never shared; Mamba rows without caching (`none`); a state among rejected drafts, whose
         column the engine leaves null; a chunk that goes beyond the end of a Mamba block that is there, where a
@@ -179,7 +180,7 @@ class Shadow:
 
     def _step_tokens(self, work: Computation, group: int, row: list[int], names: list[int], end: int) -> Iterator[str]:
         spec, size = self._config.topology.groups[group].spec, self._config.block_size(group)
-        for position in range(spec.readable(work.start).start, work.start):
+        for position in itertools.chain(*spec.reads(work.start)):
             column = position // size
             block = row[column] if column < len(row) else 0
             found = self._blocks.get(block, {}).get(position % size) if block else None

@@ -10,5 +10,5 @@ from hkv.spec import LayerSpec
 
 def parameters(config: VllmConfig, group: int, spec: LayerSpec, eagle: bool) -> dict[str, Any]:
     """No field: one block whatever the configuration."""
-    del config, group, eagle
+    del config, group, spec, eagle
     return {}

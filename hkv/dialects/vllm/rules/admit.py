@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import export, reads
+from hkv.dialects.vllm.rules import export, reads, rows
 from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
@@ -26,14 +26,19 @@ def skipped_tokens(view: View, group: Scalar, n: Scalar) -> Scalar:
 
 
 def skipped_blocks(view: View, group: Scalar, n: Scalar) -> Scalar:
-    """Manager blocks of a group that the query at `n` does not need, whole ones only."""
-    return divide(skipped_tokens(view, group, n), view.group(group, GroupField.BLOCK))
+    """Entries of a group's row before those that the query at `n` needs, whole blocks only; 0 if it needs them all.
+
+    The sinks' entries count, though they are needed: what is skipped lies between.
+    """
+    skipped = divide(skipped_tokens(view, group, n), view.group(group, GroupField.BLOCK))
+    return jnp.where(skipped > view.group(group, GroupField.SINKS), skipped, 0)
 
 
 def arrives(view: View, group: Scalar, demand: Demand) -> Scalar:
     """True if a group needs any of the external tokens: none if the next query reads none of them."""
     skipped = skipped_tokens(view, group, demand.total)
-    return (demand.external > 0) & ((skipped == 0) | (demand.total > skipped))
+    sinks = view.group(group, GroupField.SINKS) > 0
+    return (demand.external > 0) & ((skipped == 0) | (demand.total > skipped) | sinks)
 
 
 def hit_blocks(view: View, group: Scalar, tokens: Scalar) -> Scalar:
@@ -126,9 +131,11 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     recurrent = view.group(group, GroupField.RECURRENT) != 0
     split = ends_inside(w, view, group, demand)
     scratch, grown = view.group(group, GroupField.SCRATCH), jnp.where(have > 0, grown, 0)
+    sinks = view.group(group, GroupField.SINKS)
     wanted = ceil_divide(demand.slots, block) + scratch
     target = jnp.where(demand.capped, jnp.minimum(wanted, view.group(group, GroupField.CAP)), wanted)
     estimate = jnp.maximum(target - jnp.maximum(skip, computed + have), 0)
+    estimate += jnp.where(skip > 0, jnp.maximum(sinks - computed, 0), 0)
     estimate = jnp.where(ring, (have == 0).astype(jnp.int32), estimate + split)
     columns = ceil_divide(demand.main, block) + scratch
     w, exported = export.plan(w, view, demand, group, have, jnp.where(grown != 0, scratch, 0))
@@ -141,7 +148,9 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     before = jnp.where(demand.external > 0, jnp.maximum(skip, computed), computed + have)
     arriving = jnp.where(arrives(view, group, demand), jnp.maximum(ceil_divide(demand.total, block) - before, 0), 0)
     first = jnp.maximum(hit_first, jnp.where(recurrent & (demand.external == 0), 0, skip))
-    kept = jnp.where(adopting, jnp.maximum(computed - first, 0), 0)
+    first = rows.start(view, group, first)
+    gap_end = jnp.where(sinks > 0, jnp.minimum(skip, computed), 0)
+    kept = jnp.where(adopting, jnp.maximum(computed - first, 0) - jnp.maximum(gap_end - sinks, 0), 0)
     copied = outlived | (split & (kept > 0))
     spread = spread_row(before + arriving, columns, scratch, exported, grown)
     really = jnp.where(recurrent, arriving + jnp.maximum(columns - spread.end, 0) + copied, estimate)
@@ -151,7 +160,7 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
 
     def one(v: Workspace, local: tuple[Scalar, Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, ...]]:
         i, queued, skipped = local
-        free = v.read("blocks", v.block(v.read("rows", row + i))) > 0
+        free = (v.read("blocks", v.block(v.read("rows", row + i))) > 0) & ((i < sinks) | (i >= gap_end))
         return v, (i + 1, queued + free, skipped + (free & (i < first)))
 
     begin = jnp.where(recurrent, hit_first, first)

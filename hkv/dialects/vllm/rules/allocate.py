@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from hkv.dialects.vllm.rules import rows
 from hkv.dialects.vllm.rules.admit import (
     Spread,
     arrives,
@@ -32,7 +33,10 @@ GROW_WRITES = ("queue", "requests", "ids", "num_ids", *free_queue.TAKE_WRITES)
 
 
 def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> Workspace:
-    """Every group's row takes over the blocks that the lookup found and that its next query can still read."""
+    """Every group's row takes over the blocks that the lookup found and that its next query can still read.
+
+    A row ends with a hit that ends among the sinks: `grow` goes on there.
+    """
     slot = demand.slot
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
@@ -42,9 +46,13 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
         )
         skip = skipped_blocks(view, group, demand.total)
         found = jnp.where(demand.hit > 0, hit_blocks(view, group, demand.hit), 0)
-        length = jnp.where(view.group(group, GroupField.ONE_BLOCK) != 0, 0, jnp.maximum(skip, found))
+        sinks = view.group(group, GroupField.SINKS)
+        length = jnp.where(found < sinks, found, jnp.maximum(skip, found))
+        length = jnp.where(view.group(group, GroupField.ONE_BLOCK) != 0, 0, length)
         first = jnp.minimum(jnp.maximum(hit_first * (found > 0), skip), length)
-        w = free_queue.adopt(w, w.row(slot, group) + first, found - first)
+        w = rows.null(w, slot, group, sinks, jnp.where(sinks > 0, first, sinks))
+        start = rows.start(view, group, first)
+        w = free_queue.adopt(w, w.row(slot, group) + start, found - start)
         split = ends_inside(w, view, group, demand) & (found > first)
         w = w.set_row(slot, group, Row.LENGTH, length)
         w = w.set_row(slot, group, Row.FIRST, first).set_row(slot, group, Row.GROWN, 0)
@@ -58,6 +66,7 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
 def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[Workspace, Scalar]:
     """Every group's row gets blocks for external tokens first, then every group's for the tokens to come.
 
+    External tokens come in two turns of a group, of which the first is for sinks that the hit lacks.
     A recurrent group gets one block, at the column of its next state, besides those for drafts and for a state that is
     left behind for others; the columns it jumps over are null (`hkv.dialects.vllm.rules.admit.spread_row`). Where a row
     ends in a block that is shared or registered though it is not full, a block more is taken for a copy (`_copy`).
@@ -71,9 +80,10 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         turn, copies = local
-        arriving = turn < groups
-        later = turn - groups
-        group = jnp.where(arriving, turn, later >> 1 if copying else later)
+        arriving = turn < 2 * groups
+        later = turn - 2 * groups
+        group = jnp.where(arriving, turn >> 1, later >> 1 if copying else later)
+        for_sinks = arriving & ((turn & 1) == 0)
         for_copy = ~arriving & ((later & 1) == 0) if copying else jnp.bool_(False)
         w, (have, partial, grown, exported) = peek(
             turn >= 0,
@@ -85,27 +95,31 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
         block = view.group(group, GroupField.BLOCK)
         recurrent = view.group(group, GroupField.RECURRENT) != 0
         target = ceil_divide(jnp.where(arriving, demand.total, jnp.where(recurrent, demand.main, demand.slots)), block)
+        skip, sinks = skipped_blocks(view, group, demand.total), view.group(group, GroupField.SINKS)
+        target = jnp.where(for_sinks, jnp.where(skip > 0, sinks, 0), target)
         target = jnp.where(arriving & ~arrives(view, group, demand), 0, target)
         scratch = view.group(group, GroupField.SCRATCH)
         target = jnp.where(view.group(group, GroupField.ONE_BLOCK) != 0, 1, target + jnp.where(arriving, 0, scratch))
         spread = spread_row(have, target, scratch, exported > 0, jnp.where(have > 0, grown, 0))
         states = recurrent & ~arriving & ~for_copy
         owed = for_copy & (partial > 0)
-        w = _skip_columns(w, slot, group, have, jnp.where(states, spread.gap_end, have))
+        gap_end = jnp.where(arriving & ~for_sinks & (sinks > 0), jnp.maximum(skip, have), have)
+        w = rows.null(w, slot, group, have, jnp.where(states, spread.gap_end, gap_end))
         w = when(
             states & (scratch > 0), lambda v: _move_scratch(v, slot, group, spread), w, writes=("rows", "requests")
         )
-        filled = jnp.where(states, spread.end, have)
+        filled = jnp.where(states, spread.end, gap_end)
         target = jnp.where(for_copy, have, jnp.maximum(target, filled))
         place = jnp.where(for_copy, w.row(w.spare_slot, group), w.row(slot, group) + filled)
         w = free_queue.take(w, place, jnp.where(for_copy, owed.astype(jnp.int32), target - filled))
         if copying:
             w = when(owed, lambda v: _copy(v, slot, group, partial - 1, demand.hit > 0), w, writes=GROW_WRITES)
         w = w.set_row(slot, group, Row.LENGTH, target)
+        w = w.set_row(jnp.where(gap_end > have, slot, w.spare_slot), group, Row.FIRST, gap_end)
         return w.set_row(slot, group, Row.NEW_FIRST, have), (turn + 1, copies + owed)
 
-    start = jnp.where(demand.external > 0, 0, groups)
-    end = jnp.where(enabled, (3 if copying else 2) * groups, start)
+    start = jnp.where(demand.external > 0, 0, 2 * groups)
+    end = jnp.where(enabled, (4 if copying else 3) * groups, start)
     work, (_, copies) = loop(lambda c: c[0] < end, body, work, (start, 0), writes=GROW_WRITES)
     return work, copies
 
@@ -137,15 +151,6 @@ def _copy(work: Workspace, slot: Scalar, group: Scalar, column: Scalar, adopted:
     for value in (group, source, copy):
         work = report(work, owed, value)
     return work.set_row(slot, group, Row.PARTIAL, 0)
-
-
-def _skip_columns(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
-    row = work.row(slot, group)
-
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return w.write("rows", 0, row + local[0]), (local[0] + 1,)
-
-    return loop(lambda c: c[0] < end, body, work, (start,), writes=("rows",))[0]
 
 
 def _move_scratch(work: Workspace, slot: Scalar, group: Scalar, spread: Spread) -> Workspace:

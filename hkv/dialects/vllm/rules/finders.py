@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from hkv.dialects.vllm.rules import rows
 from hkv.dialects.vllm.rules.parameters import GroupField, View
 from hkv.state.key_table import first_block
 from hkv.state.loops import Scalar, divide, loop, remainder
@@ -60,14 +61,22 @@ class Search(NamedTuple):
       backward: from the last block to the left, for a run that is long enough; else from `start` on to the right.
       start: blocks before this one count as hit without a look.
       need: blocks in a run; 0 for a kind that can be resumed anywhere. Where the query's `unit` is more than a token,
-        as many more as stand between the last multiple of it and the run's end, but none before the first block.
+        as many more as stand between the last multiple of it and the run's end. There, and where there are sinks, none
+        before the first block: vLLM 0.33 would round a run that begins there down before it drops a block.
       drop: True if the last block found is given up.
+      sinks: blocks at the beginning that every hit needs, looked up first.
     """
 
     backward: Scalar
     start: Scalar
     need: Scalar
     drop: Scalar
+    sinks: Scalar
+
+    @property
+    def looks_right(self) -> Scalar:
+        """True if anything is looked up from the left."""
+        return ~self.backward | (self.sinks > 0)
 
 
 def forward(
@@ -111,13 +120,13 @@ def backward(
 ) -> tuple[Workspace, Scalar, Scalar]:
     """The last run of enough cached blocks that ends where a hit may end, or a shorter one from the first block on.
 
-    Blocks found are written to the request's rows.
+    Blocks found are written to the request's rows. Between the sinks, which are there, and the run they are null.
 
     Returns:
       The workspace, the hit in manager blocks, and the first of them that is not null.
     """
     anywhere = search.need <= 0
-    grows = query.unit > 1
+    own = (query.unit > 1) | (search.sinks > 0)
     units = jnp.maximum(divide(query.unit, query.block), 1)
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
@@ -125,7 +134,7 @@ def backward(
         w, found = _cached(w, view, query, i)
         run = jnp.where(found & ((run > 0) | (phase == 0)), run + 1, 0)
         phase = jnp.where(phase == 0, query.steps - 1, phase - 1)
-        need = jnp.where(grows & (run == 1), jnp.minimum(search.need + beyond, i + 1), need)
+        need = jnp.where(own & (run == 1), jnp.minimum(search.need + beyond, i + 1), need)
         beyond = jnp.where(beyond == 0, units - 1, beyond - 1)
         return w, (i - 1, run, (run > 0) & (run >= need), phase, need, beyond)
 
@@ -140,7 +149,17 @@ def backward(
     length -= jnp.where(filled, 0, remainder(length, query.steps))
     length -= search.drop & (length > 0)
     length -= jnp.where(search.drop, remainder(length, query.steps), 0)
-    return work, length, jnp.minimum(first, length)
+    first = jnp.minimum(first, length)
+    sinks = enabled & (search.sinks > 0)
+    end = jnp.where(sinks, query.first + query.members, query.first)
+
+    def skip(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        (column,) = local
+        w = rows.null(w, query.slot, view.group(column, GroupField.MEMBER), search.sinks, first)
+        return w, (column + 1,)
+
+    work, _ = loop(lambda c: c[0] < end, skip, work, (query.first,), writes=WRITES)
+    return work, length, jnp.where(sinks, 0, first)
 
 
 def inside(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import unwritten
+from hkv.dialects.vllm.rules import rows, unwritten
 from hkv.dialects.vllm.rules.admit import skipped_blocks
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
 from hkv.dialects.vllm.rules.parameters import GroupField, View
@@ -97,8 +97,9 @@ def _share(work: Workspace, view: View, op: Op, child: Scalar, place: Scalar, en
         )
         first = jnp.minimum(first, full)
         source, target = w.row(op.slot, group), w.row(child, group)
-        w = _copy(w, "rows", source + first, target + first, full - first)
-        w = free_queue.adopt(w, target + first, full - first)
+        start = rows.start(view, group, first)
+        w = _copy(w, "rows", source + start, target + start, full - start)
+        w = free_queue.adopt(w, target + start, full - start)
         w = free_queue.take(w, target + full, copied.astype(jnp.int32))
         w, ends = peek(
             copied,

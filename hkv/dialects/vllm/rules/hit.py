@@ -116,8 +116,9 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
         )
         search = _search(view, group, query)
         whole = search._replace(drop=search.drop & ~fine)
-        w, right, right_first = finders.forward(w, view, query, whole, ~again & ~search.backward)
-        w, left, left_first = finders.backward(w, view, query, whole, ~again & ~fine & search.backward)
+        w, right, right_first = finders.forward(w, view, *_from_the_left(query, whole), ~again & whole.looks_right)
+        near = query._replace(limit=jnp.where(right < whole.sinks, jnp.minimum(right, query.limit), query.limit))
+        w, left, left_first = finders.backward(w, view, near, whole, ~again & ~fine & search.backward)
         fails = ~again & ~fine & _beyond_the_keys(view, query, search, once, keys, right)
         blocks = jnp.where(search.backward, left, right)
         found, start = blocks * block, jnp.where(search.backward, left_first, right_first)
@@ -158,10 +159,10 @@ def _beyond_the_keys(view: View, query: Query, search: Search, once: Scalar, key
     """True if vLLM 0.33's finder asks for the key of a block that has none (`hkv.bugs`: finder-index-error).
 
     Searches from the last block start there; those to the right, which go from block to block as far as they find them,
-    arrive there. Kinds that need every block are bounded by the keys in vLLM 0.33 too.
+    arrive there. Kinds that need every block are bounded by the keys in vLLM 0.33 too, and it has none with sinks.
     """
     wanted, keyed = divide(query.length, query.block), divide(keys, query.scale)
-    left = search.backward & (search.need > 0) & (wanted > keyed)
+    left = search.backward & (search.need > 0) & (search.sinks == 0) & (wanted > keyed)
     right = ~search.backward & ~once & (wanted > length) & (length >= keyed)
     return (view.whole(CacheField.FINDER_ERROR) != 0) & (left | right)
 
@@ -175,7 +176,16 @@ def _search(view: View, group: Scalar, query: Query) -> Search:
     anywhere = (query.need < 0) & ~drop
     need = jnp.where(anywhere, 0, jnp.maximum(jnp.maximum(query.need, 0) + drop, 1))
     start = divide(reads.skipped_tokens(query.length, query.unit, query.reach), query.block)
-    return Search(view.group(group, GroupField.BACKWARD) != 0, start, need, drop)
+    sinks = view.group(group, GroupField.SINKS)
+    return Search(view.group(group, GroupField.BACKWARD) != 0, start, need, drop, sinks)
+
+
+def _from_the_left(query: Query, search: Search) -> tuple[Query, Search]:
+    """What is looked up from the left: all of it, or of a kind with sinks only those, wherever a hit may end."""
+    sinks = search.backward
+    limit = jnp.where(sinks, jnp.minimum(query.limit, search.sinks), query.limit)
+    query = query._replace(limit=limit, steps=jnp.where(sinks, 1, query.steps))
+    return query, search._replace(start=jnp.where(sinks, 0, search.start), drop=search.drop & ~sinks)
 
 
 def _note(

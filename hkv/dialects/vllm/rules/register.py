@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import export, retention, unwritten
+from hkv.dialects.vllm.rules import export, retention, rows, unwritten
 from hkv.dialects.vllm.rules.export import NOTHING_DUE, Due, Ends
 from hkv.dialects.vllm.rules.hit import hashed_keys, resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
@@ -55,20 +55,20 @@ def register(
       The workspace, and whether the engine fails over it (`hkv.bugs`: checkpoint-beyond-keys).
     """
     enabled = enabled & (view.whole(CacheField.CACHING) != 0)
-    work, (length, prompt, keys, shared) = peek(
+    work, (tokens_held, prompt, keys, shared) = peek(
         enabled,
         lambda w: w.get(slot, Request.TOKENS, Request.PROMPT, Request.KEYS, Request.SHARED_PREFIX),
         work,
         reads=("requests",),
         default=(0, 0, 0, 0),
     )
-    keys = hashed_keys(view, length, keys)
+    keys = hashed_keys(view, tokens_held, keys)
     ahead = (view.whole(CacheField.JUNCTIONS) != 0) & (computed < shared) & (shared <= prompt)
     junction = jnp.where(ahead, shared, -1)
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         group, failed = local
-        w, (done, first, rows, exported) = peek(
+        w, (done, first, length, exported) = peek(
             group >= 0,
             lambda v: v.get_row(slot, group, Row.CACHED, Row.FIRST, Row.LENGTH, Row.EXPORT),
             w,
@@ -78,7 +78,8 @@ def register(
         cacheable = jnp.where(view.group(group, GroupField.CACHEABLE) != 0, cacheable_tokens(view, group, tokens), 0)
         block, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
         full = jnp.minimum(divide(cacheable, block), divide(keys, scale))
-        ends = Ends(cacheable, prompt, junction, shared, keys, first, rows, exported)
+        first = rows.start(view, group, first)
+        ends = Ends(cacheable, prompt, junction, shared, keys, first, length, exported)
         w, fails = _group(w, view, slot, group, done, full, ends)
         w = unwritten.note_row(w, view, slot, group, jnp.maximum(done, first), full)
         return w, (group + 1, failed | fails)

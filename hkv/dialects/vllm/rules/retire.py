@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from hkv.dialects.vllm.rules import rows
 from hkv.dialects.vllm.rules.admit import skipped_blocks
-from hkv.dialects.vllm.rules.parameters import CacheField, View
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import free_queue
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
 WRITES = ("rows", "keys", "requests", *free_queue.RELEASE_WRITES)
-"""Arrays that the rules write; `rows` and `keys` only in their spare elements."""
+"""Arrays that the rules write; `keys` only in its spare element."""
 
 
 def give_back(
     work: Workspace, view: View, slot: Scalar, processed: Scalar, everything: Scalar, enabled: Scalar
 ) -> Workspace:
-    """`free` if `everything` is given back, else `retire`: one loop serves both."""
+    """`free` if `everything` is given back, else `retire`: one loop serves both. Retirement begins after the sinks."""
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
@@ -33,7 +34,10 @@ def give_back(
             default=(0, 0, 0),
         )
         retired = jnp.maximum(jnp.minimum(skipped_blocks(view, group, processed), length), first)
-        w = free_queue.release(w, w.row(slot, group) + first, jnp.where(everything, length, retired) - first)
+        sinks = view.group(group, GroupField.SINKS)
+        begin = jnp.where(everything, rows.start(view, group, first), jnp.maximum(first, sinks))
+        w = free_queue.release(w, w.row(slot, group) + begin, jnp.where(everything, length, retired) - begin)
+        w = rows.null(w, slot, group, begin, jnp.where((sinks > 0) & ~everything, retired, begin))
         w = w.set_row(slot, group, Row.FIRST, jnp.where(everything, 0, retired))
         w = w.set_row(slot, group, Row.LENGTH, jnp.where(everything, 0, length))
         gone = everything | ((partial <= retired) & (view.whole(CacheField.TAIL_OUTLIVES) == 0))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import admit, hit, unwritten
+from hkv.dialects.vllm.rules import admit, hit, rows, unwritten
 from hkv.dialects.vllm.rules import allocate as allocation
 from hkv.dialects.vllm.rules import evict as eviction
 from hkv.dialects.vllm.rules import register as registration
@@ -442,7 +442,8 @@ def report(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -
         column = RESULT_FRONT + 2 * group
         w = w.write("results", start, w.result(place, column))
         w = w.write("results", end, w.result(place, column + 1))
-        w = allocation.report_row(w, op.slot, group, start, jnp.where(looked_up, start, first), end)
+        first = jnp.where(looked_up, start, rows.start(view, group, first))
+        w = allocation.report_row(w, op.slot, group, start, first, end)
         return w, (group + 1,)
 
     groups = jnp.where(answer.reported, view.num_groups, 0)

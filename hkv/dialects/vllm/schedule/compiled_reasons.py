@@ -53,8 +53,8 @@ class _Search(NamedTuple):
 class _Group:
     """One group: which blocks it needs to resume at a boundary. `EAGLE` holds the tokens of a draft's proof.
 
-    `chunked`: what is needed begins anew at some boundaries, so that a block that nobody ever had may not be needed
-    further on.
+    `sinks`: blocks at the beginning that it needs beside those from `start` on. `chunked`: what is needed begins anew
+    at some boundaries, so that a block that nobody ever had may not be needed further on.
     """
 
     def __init__(self, view: View, group: Scalar) -> None:
@@ -64,6 +64,7 @@ class _Group:
         self.column = view.group(group, GroupField.COLUMN)
         self.recurrent = view.group(group, GroupField.RECURRENT) != 0
         self.chunked = view.group(group, GroupField.REACH) == 0
+        self.sinks = view.group(group, GroupField.SINKS)
         self.proof = view.group(group, GroupField.EAGLE)
         self.shared = view.group(group, GroupField.CACHEABLE) != 0
 
@@ -168,6 +169,7 @@ def _resumes(
 ) -> tuple[ScheduleWorkspace, Scalar]:
     """The first boundary from `first` on at which this group could resume, 0 for none."""
     last = group.start(search.top)
+    work, wall, _ = _lacking_sink(work, group, search, search.top, enabled)
 
     def body(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
         boundary, index, lacking, _, _ = local
@@ -179,18 +181,35 @@ def _resumes(
         boundary = boundary + jnp.where(looks | found, 0, search.step)
         hopeless = (lacking >= last) & ((lacking < ENDLESS) | ~group.chunked)
         empty = start >= group.stop(boundary)
-        on = (boundary <= search.top) & ~found & (~hopeless | empty)
+        on = (boundary <= search.top) & ~found & (~hopeless | empty) & (group.stop(boundary) <= wall)
         return w, (boundary, index + looks, lacking, on, found)
 
-    start = (first, group.open(search, first), -1, enabled & (first <= search.top), False)
+    enabled = enabled & (first <= search.top) & (group.stop(first) <= wall)
+    start = (first, group.open(search, first), -1, enabled, False)
     work, (boundary, _, _, _, found) = loop(lambda c: c[3], body, work, start, reads=READS)
     return work, jnp.where(found, boundary, 0)
+
+
+def _lacking_sink(
+    work: ScheduleWorkspace, group: _Group, search: _Search, boundary: Scalar, enabled: Scalar
+) -> tuple[ScheduleWorkspace, Scalar, Scalar]:
+    """The first of the sinks' blocks that is needed at a boundary and not cached, `ENDLESS` for none; its value."""
+    end = jnp.where(enabled, jnp.minimum(group.sinks, group.stop(boundary)), 0)
+
+    def body(w: ScheduleWorkspace, local: tuple[Scalar, Scalar]) -> tuple[ScheduleWorkspace, tuple[Scalar, Scalar]]:
+        index, _ = local
+        return w, (index + 1, group.value(w, search, index))
+
+    start = (divide(search.hit, group.block), 1)
+    work, (index, value) = loop(lambda c: (c[0] < end) & (c[1] > 0), body, work, start, reads=READS)
+    return work, jnp.where(value > 0, ENDLESS, index - 1), value
 
 
 def _missing(
     work: ScheduleWorkspace, group: _Group, search: _Search, boundary: Scalar, enabled: Scalar
 ) -> tuple[ScheduleWorkspace, Scalar, Scalar]:
     """Reason why the block is missing that keeps this group from resuming at a boundary, and its value in the table."""
+    work, lacking, absence = _lacking_sink(work, group, search, boundary, enabled)
     first, last = group.open(search, boundary), group.stop(boundary) - 1
     forward = group.reads_all(boundary)
 
@@ -200,7 +219,7 @@ def _missing(
         index = jnp.where(forward, index + 1, index - 1)
         return w, (index, value, (value > 0) & (index >= first) & (index <= last))
 
-    start = (jnp.where(forward, first, last), 1, enabled & (first <= last))
+    start = (jnp.where(forward, first, last), absence, enabled & (first <= last) & (lacking == ENDLESS))
     work, (_, value, _) = loop(lambda c: c[2], body, work, start, reads=READS)
     reason = jnp.int32(0)
     for absence, code in OF_ABSENCE.items():
@@ -247,7 +266,10 @@ def _furthest_resumed(
         index = jnp.where(lacking, group.stop(boundary) - 1, index - looks)
         return w, (boundary, index, looks & (boundary > search.hit), ~looks)
 
-    start = (search.top, group.stop(search.top) - 1, enabled, False)
+    work, wall, _ = _lacking_sink(work, group, search, search.top, enabled)
+    most = jnp.maximum((wall + 1) * group.block - 1 - group.proof, 0)
+    top = jnp.where(wall < ENDLESS, jnp.minimum(divide(most, search.step) * search.step, search.top), search.top)
+    start = (top, group.stop(top) - 1, enabled & (top > search.hit), False)
     work, (boundary, _, _, found) = loop(lambda c: c[2], body, work, start, reads=READS)
     return work, jnp.where(found, boundary, search.hit)
 

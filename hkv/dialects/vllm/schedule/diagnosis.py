@@ -168,6 +168,7 @@ class _GroupView:
         self._block = config.block_size(group)
         self._hash_block = config.hash_block_size
         self._proof = _proof(config, group, alignment)
+        self._sinks = -(-self._spec.sinks // self._block)
         self.shared = self._spec.prefix_cacheable
         every = range(alignment, config.max_model_len + 1, alignment) if self.shared else range(0)
         self._unneeding = [boundary for boundary in every if not self._needs_anything(boundary)]
@@ -178,10 +179,16 @@ class _GroupView:
 
     def resumes_at(self, keys: Sequence[int], hit: int, boundary: int) -> bool:
         """True if a request could resume at `boundary`, beyond its `hit`, were this the only group."""
-        return self._last_lacking(keys, hit, boundary) is None and self._tail(keys, boundary) == CACHED
+        lacking = self._first_lacking_sink(keys, hit, boundary), self._last_lacking(keys, hit, boundary)
+        return lacking == (None, None) and self._tail(keys, boundary) == CACHED
 
     def resumes_somewhere(self, keys: Sequence[int], hit: int, boundaries: range) -> bool:
         """True if a request could resume at any of the `boundaries` beyond its `hit`, were this the only group."""
+        lacking = self._first_lacking_sink(keys, hit, boundaries[-1])
+        if lacking is not None:
+            boundaries = boundaries[: bisect.bisect_right(boundaries, lacking, key=lambda n: self._whole(n).stop)]
+        if not boundaries:
+            return False
         unneeding = bisect.bisect_left(self._unneeding, boundaries[0])
         if unneeding < len(self._unneeding) and self._unneeding[unneeding] <= boundaries[-1]:
             return True
@@ -201,17 +208,20 @@ class _GroupView:
     def lacking(self, keys: Sequence[int], hit: int, boundary: int) -> tuple[str, int]:
         """The reason for which a block is missing that keeps this group from resuming at `boundary`, and its key.
 
-        The first block it lacks for groups whose queries read everything; else the last, where the search for a
-        window or a state begins.
+        The first block it lacks of sinks, and for groups whose queries read everything; else the last, where the search
+        for a window or a state begins.
         """
+        sinks = [(self._absence(keys, index), self._key(keys, index)) for index in self._open_sinks(hit, boundary)]
         blocks = [(self._absence(keys, index), self._key(keys, index)) for index in self._still_open(hit, boundary)]
         absences = [*blocks, (self._tail_missing(keys, boundary), self._tail_key(keys, boundary))]
         order = absences if self._reads_all(boundary) else reversed(absences)
-        return next((_REASON_OF_ABSENCE[absence], key) for absence, key in order if absence != CACHED)
+        return next((_REASON_OF_ABSENCE[absence], key) for absence, key in (*sinks, *order) if absence != CACHED)
 
     def furthest_resumed(self, keys: Sequence[int], hit: int, top: int) -> int:
         """The furthest boundary up to `top` at which a request could resume, were this the only group; else `hit`."""
-        boundary = top
+        boundary, sink = top, self._first_lacking_sink(keys, hit, top)
+        if sink is not None:
+            boundary = ((sink + 1) * self._block - 1 - self._proof) // self._alignment * self._alignment
         while boundary > hit:
             lacking = self._last_lacking(keys, hit, boundary)
             if lacking is None and self._tail(keys, boundary) == CACHED:
@@ -230,10 +240,11 @@ class _GroupView:
         return max(hit, ((seen + 1) * self._block - 1 - self._proof) // self._alignment * self._alignment)
 
     def _whole(self, boundary: int) -> range:
-        """Indices of the whole blocks that must be cached for a request to resume at `boundary`."""
+        """Indices of the whole blocks that must be cached for a request to resume at `boundary`, beside the sinks'."""
         return range(self._spec.readable(boundary).start // self._block, (boundary + self._proof) // self._block)
 
     def _needs_anything(self, boundary: int) -> bool:
+        """True if a request needs more than the sinks to resume at `boundary`."""
         return bool(self._whole(boundary)) or (boundary + self._proof) % self._block != 0
 
     def _tail(self, keys: Sequence[int], boundary: int) -> str:
@@ -256,6 +267,15 @@ class _GroupView:
         """The needed blocks that the hit itself does not show to be cached."""
         blocks = self._whole(boundary)
         return range(max(blocks.start, hit // self._block), blocks.stop) if self._reads_all(boundary) else blocks
+
+    def _open_sinks(self, hit: int, boundary: int) -> range:
+        """The sinks' blocks that are needed at `boundary` and that the hit itself does not show to be cached."""
+        return range(hit // self._block, min(self._sinks, self._whole(boundary).stop))
+
+    def _first_lacking_sink(self, keys: Sequence[int], hit: int, boundary: int) -> int | None:
+        """Index of the first of the sinks' blocks that is needed at `boundary` and not cached; None for none."""
+        blocks = self._open_sinks(hit, boundary)
+        return next((index for index in blocks if self._absence(keys, index) != CACHED), None)
 
     def _last_lacking(self, keys: Sequence[int], hit: int, boundary: int) -> int | None:
         """Index of the last whole block that is needed at `boundary` and not cached; None when there is none."""

@@ -110,6 +110,11 @@ class Kind:
         """Leading tokens that computing token `n` no longer needs; may be negative for "none"."""
         return 0
 
+    def skipped(self, n: int) -> range:
+        """Columns whose blocks computing token `n` no longer needs: those before what it reads, but for the sinks'."""
+        kept = ceil_div(self.spec.sinks, self.block_size)
+        return range(kept, max(kept, self.skipped_tokens(n) // self.block_size))
+
     def admission_cap(self) -> int | None:
         """Most blocks a request can hold at once, or None when that grows with it."""
         return None
@@ -158,10 +163,14 @@ class Kind:
         have = len(row.blocks) if row is not None else 0
         if row is not None and row.registered is not None:
             return max(wanted - have, 0)
-        skipped = self.skipped_tokens(demand.total) // self.block_size
-        new = max(wanted - max(skipped, len(hit) + have), 0)
+        skipped = self.skipped(demand.total)
+        known = have + len(hit)
+        new = max(0, wanted - max(known, skipped.stop if skipped else 0))
+        if skipped:
+            new += max(0, skipped.start - known)
+        adopted = [block for column, block in enumerate(hit, have) if column not in skipped]
         copied = 1 if hit and demand.local % self.block_size else 0
-        return new + self.evictable(hit[max(0, skipped - have) :]) + copied
+        return new + self.evictable(adopted) + copied
 
     def refuse(self, id: str) -> None:
         """Notes that the request whose demand was estimated was not granted it."""
@@ -180,30 +189,40 @@ class Kind:
     def adopt(self, id: str, hit: Sequence[int], local: int, external: int) -> None:
         """Begin a row with the blocks of a hit, null where they are no longer needed (`add_local_computed_blocks`).
 
+        A row whose hit ends among the sinks is made longer by `adopt_external`.
+
         Args:
           id: a request that has no row.
           hit: this group's blocks of the hit.
           local: tokens of the hit.
           external: tokens that will arrive from elsewhere, after them.
         """
-        skipped = max(0, self.skipped_tokens(local + external) // self.block_size)
-        kept = list(hit[skipped:])
-        self.pool.touch(kept)
+        skipped = self.skipped(local + external)
+        blocks = [NULL if column in skipped else block for column, block in enumerate(hit)]
+        self.pool.touch(blocks)
+        if skipped and len(hit) >= skipped.start:
+            blocks += [NULL] * (skipped.stop - len(hit))
         row = self.rows[id] = self.rows.get(id) or self.new_row()
-        row.blocks = [NULL] * skipped + kept
-        row.registered = len(row.blocks)
-        if kept and local % self.block_size:
-            column = local // self.block_size
-            row.partial = (column, kept[-1])
+        row.blocks = blocks
+        row.registered = len(blocks)
+        column = local // self.block_size
+        if column < len(hit) and column not in skipped and local % self.block_size:
+            row.partial = (column, hit[column])
             row.registered = column
 
     def adopt_external(self, id: str, local: int, external: int) -> None:
-        """Take blocks for tokens that come from elsewhere (vLLM 0.33 `allocate_external_computed_blocks`)."""
+        """Take blocks for tokens that come from elsewhere (vLLM 0.33 `allocate_external_computed_blocks`).
+
+        First for those of the sinks that the hit lacks, then for those of the last range that is read.
+        """
         total = local + external
-        skipped = self.skipped_tokens(total)
-        if skipped > 0 and min(total - skipped, external) <= 0:
+        unread = self.skipped_tokens(total)
+        if not self.spec.sinks and unread > 0 and min(total - unread, external) <= 0:
             return
-        row = self.row(id)
+        row, skipped = self.row(id), self.skipped(total)
+        if skipped:
+            row.blocks += self.pool.take(max(0, skipped.start - len(row.blocks)), self.group)
+            row.blocks += [NULL] * (skipped.stop - len(row.blocks))
         row.blocks += self.pool.take(max(0, ceil_div(total, self.block_size) - len(row.blocks)), self.group)
 
     def allocate(self, id: str, slots: int, main: int) -> list[int]:
@@ -278,15 +297,14 @@ class Kind:
     def retire(self, id: str, processed: int) -> None:
         """Give back blocks that no token from `processed` on needs, last first (vLLM 0.33 `remove_skipped_blocks`).
 
-        Walks down and stops at the first null block: everything before it was given back earlier.
+        Walks down and stops at the first null block, or at the sinks: everything between was given back earlier.
         """
         row = self.rows.get(id)
-        skipped = self.skipped_tokens(processed)
-        if row is None or skipped <= 0:
+        if row is None:
             return
-        blocks = row.blocks
+        blocks, skipped = row.blocks, self.skipped(processed)
         freed: list[int] = []
-        for column in range(min(skipped // self.block_size, len(blocks)) - 1, -1, -1):
+        for column in range(min(skipped.stop, len(blocks)) - 1, skipped.start - 1, -1):
             if blocks[column] == NULL:
                 break
             freed.append(blocks[column])

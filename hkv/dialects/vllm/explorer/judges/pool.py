@@ -75,13 +75,13 @@ def ownership(m: Moment) -> jax.Array:
 
 @judge("null block")
 def null_block(m: Moment) -> jax.Array:
-    """Block 0 is never referenced or cached, and never stands in a row of which every token is read."""
+    """Block 0 is never referenced or cached, and never stands in a row where every token is always read."""
     at = np.arange(m.after.rows.shape[2])
     inside = at < m.after.lengths[:, :, None]
-    missing = jnp.any((m.after.rows == 0) & inside, axis=(0, 2))
+    missing = (m.after.rows == 0) & inside
     ends = -(-m.after.hits[:, None] // m.define.sizes)
     gap = (m.after.found == 0) & (at < ends[:, :, None]) & m.mine[:, None, None] & m.move.is_a(Code.LOOKUP)
-    wrong = jnp.any((missing | jnp.any(gap, axis=(0, 2))) & m.define.whole)
+    wrong = jnp.any((missing | gap) & m.define.whole)
     return wrong | (m.after.refs[0] > 0) | (m.after.key[0] > 0)
 
 

@@ -17,10 +17,10 @@ def retirement(m: Moment) -> jax.Array:
     """A block has left the row if and only if no token still to be processed can read it."""
     processed = jnp.clip(_fact(m, Fact.PROCESSED), 0, m.space.config.max_model_len)
     row, lengths = _row(m, m.after.rows), _row(m, m.after.lengths)
-    outgrown = jnp.minimum(jnp.asarray(m.define.outgrown)[:, processed], lengths)[:, None]
-    at = np.arange(row.shape[1])
-    kept = jnp.any((at < outgrown) & (row > 0))
-    gone = (at >= outgrown) & (at < lengths[:, None]) & (row == 0)
+    outgrown = jnp.asarray(m.define.outgrown)[:, processed]
+    inside = np.arange(row.shape[1]) < lengths[:, None]
+    kept = jnp.any(outgrown & inside & (row > 0))
+    gone = ~outgrown & inside & (row == 0)
     exempt = (m.define.recurrent | m.define.off_grid)[:, None]
     return m.move.is_a(Code.ALLOCATE) & ((m.granted & kept) | jnp.any(gone & ~exempt))
 
@@ -77,10 +77,10 @@ def hit_admission(m: Moment) -> jax.Array:
         skipped = jnp.asarray(m.define.outgrown)[:, jnp.clip(start, 0, longest)]
         found = _row(m, m.before.found) * (start > 0)
         at = np.arange(found.shape[1])
-        queued = of_blocks(found, m.before.refs == 0) & (found > 0) & (at >= skipped[:, None])
-        covered = -(-start // m.define.sizes)
-        own = jnp.maximum(-(-slots // m.define.sizes) - jnp.maximum(skipped, covered), 0)
-        costs = jnp.where(m.define.opaque, 1, own + jnp.sum(queued, axis=1))
+        queued = of_blocks(found, m.before.refs == 0) & (found > 0) & ~skipped
+        covered, columns = -(-start // m.define.sizes), -(-slots // m.define.sizes)
+        new = (at >= covered[:, None]) & (at < columns[:, None]) & ~skipped
+        costs = jnp.where(m.define.opaque, 1, jnp.sum(new, axis=1) + jnp.sum(queued, axis=1))
         wrong = m.granted != (jnp.sum(costs) <= free)
     return m.move.is_a(Code.ALLOCATE) & waiting & wrong
 

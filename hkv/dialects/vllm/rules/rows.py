@@ -1,0 +1,37 @@
+"""Rows of block ids: where they begin, and making entries null.
+
+Where queries read the beginning of a request and its end, a row is null between: after the sinks, up to `Row.FIRST`.
+Such a row is written from its first entry on. Any other row is null before `Row.FIRST` only, and nothing is written
+there.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules.parameters import GroupField, View
+from hkv.state.loops import Scalar, loop
+from hkv.state.workspace import Workspace
+
+
+def start(view: View, group: Scalar, first: Scalar) -> Scalar:
+    """The first entry that is written in a group's row, of which `Row.FIRST` is `first`."""
+    return jnp.where(view.group(group, GroupField.SINKS) > 0, 0, first)
+
+
+def null(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
+    """Entries `[start, end)` of a request's row become null.
+
+    Args:
+      work: needs `rows` to write.
+      slot: the request.
+      group: the group of its row.
+      start: first entry.
+      end: entry after the last; none where it is not above `start`.
+    """
+    row = work.row(slot, group)
+
+    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        return w.write("rows", 0, row + local[0]), (local[0] + 1,)
+
+    return loop(lambda c: c[0] < end, body, work, (start,), writes=("rows",))[0]
