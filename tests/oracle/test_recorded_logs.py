@@ -14,6 +14,7 @@ from hkv.dialects.vllm.log.coverage import RULES, exercised
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.oracle.check import check_log
 from hkv.oracle.log_file import find_logs, read_log
+from hkv.spec import KINDS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LOGS = sorted((ROOT / "tests" / "data" / "oplogs").glob("*.jsonl"))
@@ -25,7 +26,7 @@ OTHERS = (
     "state/id_bitmap",  # another dialect's mechanisms
     "state/lru",
     "state/reference_counts",
-    "dialects/vllm/kinds/chunk_pair",  # a kind that vLLM has not, so that it recorded none
+    *(f"dialects/vllm/kinds/{name}" for name, cls in KINDS.items() if cls.vllm_name is None),  # kinds that it lacks
 )
 """Of the folders in MANAGER, the files that no operation of a vLLM log can reach."""
 
