@@ -181,7 +181,7 @@ def _search(view: View, group: Scalar, query: Query) -> Search:
 
 
 def _from_the_left(query: Query, search: Search) -> tuple[Query, Search]:
-    """What is looked up from the left: all of it, or of a kind with sinks only those, wherever a hit may end."""
+    """Query and search for the look from the left: of a kind with sinks only for those, wherever a hit may end."""
     sinks = search.backward
     limit = jnp.where(sinks, jnp.minimum(query.limit, search.sinks), query.limit)
     query = query._replace(limit=limit, steps=jnp.where(sinks, 1, query.steps))
