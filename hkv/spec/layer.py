@@ -404,7 +404,7 @@ class LayerSpec:
 
     @classmethod
     def text_form(cls) -> str:
-        """How the command line writes such a layer, e.g. `swa:block_size:window`."""
+        """Form of such a layer on the command line, e.g. `swa:block_size:window`."""
         return ":".join((cls.short_name, "block_size", *cls.parameters))
 
     def to_log(self) -> dict[str, Any]:
@@ -437,7 +437,7 @@ def spec_from_log(fields: Mapping[str, Any]) -> LayerSpec:
 
 
 def text_forms() -> tuple[str, ...]:
-    """How the command line writes a layer of each kind, in the order of their names."""
+    """Forms of a layer of each kind on the command line, in the order of their names."""
     return tuple(sorted(cls.text_form() for cls in KINDS.values() if cls.short_name))
 
 
