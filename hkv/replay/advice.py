@@ -25,7 +25,7 @@ def advice(outcome: Outcome, ceilings: Sequence[Ceiling] = ()) -> list[str]:
     found, prompt = missed(outcome), summary.totals(outcome)["prompt_tokens"]
     if not prompt:
         return []
-    names = [summary.group_name(group.spec) for group in outcome.cache.groups]
+    names = [group.spec.to_text() for group in outcome.cache.groups]
     said = [each for each in _sentences(outcome, found, names) if each[0] >= WORTH_SAYING * prompt]
     sentences = [f"{tokens / prompt:.1%} {text}" for tokens, text in sorted(said, reverse=True)]
     return [*sentences, *(_of_ceiling(each, summary.totals(outcome)["hit_rate"]) for each in ceilings)]
