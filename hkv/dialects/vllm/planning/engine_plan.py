@@ -12,7 +12,8 @@ from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
 from hkv.dialects.vllm.planning.kernels import check_cache_dtype, preferred_block_size
-from hkv.dialects.vllm.planning.model_checks import check_length, check_parallel
+from hkv.dialects.vllm.planning.model_checks import check_length, check_parallel, shares_positions
+from hkv.dialects.vllm.planning.mtp import mtp_config
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 
@@ -118,10 +119,18 @@ def read_models(
         size = preferred_block_size(model, device, options.kv_cache_dtype)
         model = model if size is None else read_model(content, ReadOptions(block_size=size, **of_model))
     source = draft if draft is not None or speculation is None else speculation.model
+    if source is None and speculation is not None and speculation.method == "mtp":
+        source = mtp_config(content)
     if source is None:
         return model, None
     size = next((spec.block_size for spec in model.specs.values()), None)
-    return model, read_model(_content(source), ReadOptions(block_size=size, draft=True, **reading))
+    content = _content(source)
+    drafted = read_model(content, ReadOptions(block_size=size, draft=True, **reading))
+    if speculation is not None and speculation.max_model_len is not None:
+        return model, dataclasses.replace(drafted, max_model_len=speculation.max_model_len)
+    if shares_positions(content, speculation):
+        drafted = dataclasses.replace(drafted, max_model_len=max(drafted.max_model_len, model.max_model_len))
+    return model, drafted
 
 
 def _content(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.speculation import Speculation
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
 from hkv.model.huggingface.reading import decoder_fields
+
+REACHING = ("default", "linear", "llama3", "ntk", "proportional")
+"""Kinds of rotary scaling that a longer table leaves as they are (vLLM 0.33 `_CACHE_ONLY_ROPE_TYPES`)."""
 
 WITHOUT_STAGES = ("gemma3n_text",)
 """Types whose model classes cannot be cut into stages (vLLM 0.33 `SupportsPP`)."""
@@ -38,6 +42,21 @@ def check_length(config: Mapping[str, Any], model: Model, options: EngineOptions
     longest = max(length for length in lengths if isinstance(length, int))
     if asked > longest:
         raise ConfigError("max_model_len", asked, f"at most {longest}, as the model's config has it")
+
+
+def shares_positions(config: Mapping[str, Any], speculation: Speculation | None) -> bool:
+    """True if a draft's rotary positions reach as far as the target's (vLLM 0.33 `draft_shares_target_positions`).
+
+    Args:
+      config: the draft's own.
+      speculation: the drafting of tokens; None for a module that reads hidden states.
+    """
+    if speculation is not None and speculation.method == "draft_model":
+        return False
+    values = decoder_fields(config).values
+    scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    parts = [part for part in scaling.values() if isinstance(part, Mapping)] or [scaling]
+    return all(part.get("rope_type", part.get("type", "default")) in REACHING for part in parts)
 
 
 def check_parallel(config: Mapping[str, Any], model: Model, options: EngineOptions) -> None:

@@ -1,0 +1,175 @@
+"""Start-up numbers and settings: HKV's against those that vLLM 0.33 itself printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+import hkv
+from benchmarks.startup_records import difference
+from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_plan import plan_config
+from hkv.dialects.vllm.planning.serve_options import size_of_weights
+from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
+from hkv.errors import ConfigError, HKVError, PlanError
+
+DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
+OPTIONS = EngineOptions(kv_cache_memory_bytes=80 << 30)
+
+
+def config(name: str) -> dict[str, Any]:
+    return json.loads((DATA / "models" / f"{name}.json").read_text())
+
+
+def records() -> dict[str, list[dict[str, Any]]]:
+    """Starts of vLLM 0.33.0 by model: every fifth of 2,000 that `benchmarks/compare_startup.py --record` wrote."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in gzip.decompress((DATA / "planning" / "startup.jsonl.gz").read_bytes()).splitlines():
+        record = json.loads(line)
+        found.setdefault(record["model"], []).append(record)
+    return found
+
+
+RECORDS = records()
+
+
+@pytest.mark.parametrize("model", RECORDS)
+def test_starts_as_vllm_does(model: str) -> None:
+    content = config(model)
+    for record in RECORDS[model]:
+        found = difference(content, record)
+        assert found is None, f"{found}: {record}"
+
+
+def test_the_records_are_worth_it() -> None:
+    """Each setting has two values at least, and refusals are among the answers."""
+    starts = [record["vllm"] for each in RECORDS.values() for record in each]
+    planned = [start for start in starts if "line" in start]
+    assert len(starts) > 400
+    assert len(planned) < len(starts)
+    for name in planned[0]:
+        assert len({start[name] for start in planned}) > 1, name
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "extra", "line"),
+    [
+        ("deepseek_v3", 1, {}, "1,202,656 tokens, Maximum concurrency for 4,096 tokens per request: 293.62x"),
+        ("deepseek_v3", 2, {"num_nextn_predict_layers": 2}, "1,183,568 tokens, Maximum concurrency for 4,096 "),
+        ("deepseek_v4", 1, {}, "8,693,023 tokens, Maximum concurrency for 1,048,576 tokens per request: 8.29x"),
+        ("qwen3_next", 2, {}, "2,549,077 tokens, Maximum concurrency for 32,768 tokens per request: 77.79x"),
+        ("qwen3_5_moe_text", 1, {}, "3,143,353 tokens, Maximum concurrency for 32,768 tokens per request: 95.93x"),
+    ],
+)
+def test_mtp_layers_of_the_target(model: str, tokens: int, extra: dict[str, int], line: str) -> None:
+    """What vLLM 0.33.0 logged for the same configs with its own MTP classes beside the model's."""
+    speculation = Speculation(method="mtp", num_speculative_tokens=tokens)
+    plan = plan_config(config(model) | extra, dataclasses.replace(OPTIONS, speculation=speculation))
+    assert line in plan.startup.line
+    assert any(group.eagle for group in plan.served.plan.groups)
+
+
+@pytest.mark.parametrize(
+    ("method", "scaling", "length"),
+    [("eagle", None, 8192), ("eagle", {"rope_type": "yarn", "factor": 1.0}, 2048), ("draft_model", None, 2048)],
+)
+def test_a_draft_bounds_requests_where_it_cannot_follow(method: str, scaling: Any, length: int) -> None:
+    target = config("llama") | {"max_position_embeddings": 8192}
+    draft = config("llama") | {"num_hidden_layers": 1, "max_position_embeddings": 2048, "rope_scaling": scaling}
+    speculation = Speculation(method=method, num_speculative_tokens=2, model="its config")
+    plan = plan_config(target, dataclasses.replace(OPTIONS, speculation=speculation), draft=draft)
+    assert plan.max_model_len == length
+    assert len(plan.served.plan.groups[0].names) == 33
+
+
+def test_mtp_of_a_model_without_it_is_refused() -> None:
+    speculation = Speculation(method="mtp", num_speculative_tokens=1)
+    with pytest.raises(ConfigError, match="llama"):
+        plan_config(config("llama"), dataclasses.replace(OPTIONS, speculation=speculation))
+
+
+@pytest.mark.parametrize(
+    ("model", "kv_cache_dtype", "device", "token_bytes"),
+    [
+        ("llama", "fp8_e5m2", "h100", 32 * 32 * 256),
+        ("llama", "fp8_e4m3", "h100", 32 * 32 * 256),
+        ("llama", "nvfp4", "b200", 32 * 32 * 2 * (64 + 8)),
+        ("llama", "nvfp4_4over6", "b200", 32 * 32 * 2 * (64 + 8)),
+        ("llama", "int8_per_token_head", "h100", 32 * 32 * (256 + 8)),
+        ("deepseek_v3", "fp8", "h100", 61 * 576),
+    ],
+)
+def test_bytes_of_a_token_by_cache_type(model: str, kv_cache_dtype: str, device: str, token_bytes: int) -> None:
+    options = dataclasses.replace(OPTIONS, kv_cache_dtype=kv_cache_dtype, device=device)
+    assert plan_config(config(model), options).token_bytes == token_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "changed"),
+    [
+        ("llama", {"kv_cache_dtype": "nvfp4"}),
+        ("deepseek_v3", {"kv_cache_dtype": "nvfp4", "device": "b200"}),
+        ("deepseek_v3", {"kv_cache_dtype": "int8_per_token_head"}),
+        ("deepseek_v3", {"kv_cache_dtype": "fp8", "device": "a100"}),
+        ("llama", {"max_model_len": 2049}),
+        ("llama", {"decode_context_parallel_size": 2}),
+        ("gemma3_text", {"decode_context_parallel_size": 2, "tensor_parallel_size": 8}),
+        ("gemma3n_text", {"pipeline_parallel_size": 2}),
+        ("mistral", {"max_num_batched_tokens": 100, "max_num_seqs": 101}),
+        ("jamba", {"enable_chunked_prefill": False}),
+    ],
+)
+def test_options_that_vllm_refuses(model: str, changed: dict[str, Any]) -> None:
+    with pytest.raises(HKVError) as refused:
+        plan_config(config(model), dataclasses.replace(OPTIONS, **changed))
+    assert refused.value.argument.lstrip("-").replace("-", "_") in {*changed, "kv_dtype"}
+
+
+def test_memory_from_its_parts() -> None:
+    """The share of the GPU that vLLM takes, less weights and the rest (`request_memory` rounds it up)."""
+    parts = EngineOptions(gpu_memory=85_000_000_001, weights=16 << 30, activations=3 << 30, gpu_memory_utilization=0.9)
+    plan = plan_config(config("llama"), parts)
+    assert plan.settings.memory == 76_500_000_001 - (19 << 30)
+    with pytest.raises(PlanError, match="--activations"):
+        plan_config(config("llama"), dataclasses.replace(parts, activations=None))
+    with pytest.raises(PlanError, match="--gpu-memory"):
+        plan_config(config("llama"), dataclasses.replace(parts, weights=80 << 30))
+
+
+def test_weights_from_an_index(tmp_path: pathlib.Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"metadata": {"total_size": 1001}, "weight_map": {}}')
+    assert size_of_weights(str(index), 4) == 251
+    assert size_of_weights("2GiB", 4) == 2 << 30
+    index.write_text("{}")
+    with pytest.raises(HKVError, match="total_size"):
+        size_of_weights(str(index), 4)
+
+
+def test_a_window_longer_than_the_request_is_capped() -> None:
+    """Bytes of a sequence: no more of a window than the request has tokens."""
+    short = plan_config(config("mistral"), dataclasses.replace(OPTIONS, max_model_len=1000))
+    assert short.sequence_bytes == 1000 * 32 * 8 * 256 * 2
+    assert plan_config(config("mistral"), OPTIONS).sequence_bytes == 4096 * 32 * 8 * 256 * 2
+
+
+def test_programs_and_options_lead_to_the_same() -> None:
+    model = hkv.read_model(config("mistral"))
+    assert hkv.plan(model, 80 << 30).startup == plan_config(config("mistral"), OPTIONS).startup
+    assert hkv.plan(model, options=OPTIONS, max_model_len=8192).max_model_len == 8192
+
+
+def test_speculative_configs() -> None:
+    asked = '{"model": "x/y-eagle3-z", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}'
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size"):
+        parse_speculation(asked)
+    assert parse_speculation('{"model": "ngram", "num_speculative_tokens": 3}').method == "ngram"
+    assert parse_speculation('{"model": "x/y-eagle3-z", "num_speculative_tokens": 3}').method == "eagle3"
+    eagle = parse_speculation('{"method": "eagle", "model": "d", "num_speculative_tokens": 3}')
+    assert (eagle.drops_block, eagle.prefill_lookahead(1)) == (True, 1)
+    assert Speculation(method="mtp", num_speculative_tokens=3).prefill_lookahead(2) == 3
