@@ -30,6 +30,7 @@ COMMANDS = {
     "record": "Record a log of random traffic from an engine.",
     "replay": "Replay a request trace through a hybrid cache.",
     "shrink": "Make a failing log as small as can be.",
+    "sweep": "Replay a trace with every combination of some options.",
     "trace": "Generate a request trace.",
     "trace import": "Make a request trace of one in another format.",
     "vectors": "Write conformance vectors as JSON, for tests in any language.",

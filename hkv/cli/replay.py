@@ -193,10 +193,7 @@ def command(ctx: click.Context, **options: Any) -> int:
       hkv replay chat.jsonl --model gemma-3-1b/config.json --memory 2GiB
       hkv replay chat.jsonl --dialect rtp-llm/hybrid --groups full:64,mamba:64 --num-blocks 5000
     """
-    rules = registry.dialect_of(options["dialect"]).replay_command()
-    refuse_others(rules, COMMANDS, options["dialect"])
-    studied = rules.studied(options)
-    timing = Timing(step_ms=options["step_ms"], speed=options["speed"])
+    studied, timing = prepared(options), timing_of(options)
     if ctx.get_parameter_source("engine") is ParameterSource.DEFAULT:
         options["engine"], reason = default_engine(studied.cache)
         if reason:
@@ -223,6 +220,18 @@ def command(ctx: click.Context, **options: Any) -> int:
         return DIFFERENT
     _report(outcome, others, studied, options)
     return 0
+
+
+def prepared(options: dict[str, Any]) -> StudiedCache:
+    """The cache that the options of the command that runs ask for."""
+    rules = registry.dialect_of(options["dialect"]).replay_command()
+    refuse_others(rules, COMMANDS, options["dialect"])
+    return rules.studied(options)
+
+
+def timing_of(options: dict[str, Any]) -> Timing:
+    """The timing that they ask for."""
+    return Timing(step_ms=options["step_ms"], speed=options["speed"])
 
 
 class _Counted:

@@ -60,9 +60,11 @@ class ReplayedCache(abc.ABC):
     Attributes:
       config: the dialect's configuration.
       reasons: names of the reasons why hits end, in the order in which tables list them; none where nothing tells.
+      room: blocks that compiled programs have room for at least, so that caches of several sizes share one.
     """
 
     config: Any
+    room: int = 0
     reasons: tuple[str, ...] = ()
 
     @property

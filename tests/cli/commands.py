@@ -54,6 +54,7 @@ INPUTS = {
     ),
     "replay": ("{trace}", "--groups", "full:16,swa:16:32", "--num-blocks", "64", "--engine", "numpy"),
     "shrink": ("{failing}", "--engine", WRONG, "-o", "{folder}/small.jsonl"),
+    "sweep": ("{trace}", "--groups", "full:16", "--num-blocks", "32..64:2", "--engine", "numpy", "--jobs", "1"),
     "trace": ("chat", "--requests", "2", "-o", "{folder}/made.jsonl"),
     "trace import": ("{trace}", "--from", "mooncake", "-o", "{folder}/made.jsonl"),
     "vectors": ("{folder}/vectors",),
@@ -70,6 +71,7 @@ FILES = {
     "plan": "{model}",
     "replay": "{trace}",
     "shrink": "{failing}",
+    "sweep": "{trace}",
     "trace import": "{trace}",
 }
 """The file that a command reads."""

@@ -158,6 +158,11 @@ ROWS = [
     *_rows(TRACE.format(workload="agentic"), f"{WORKLOAD}--turns 2;--pause 1;--branch-percent 90"),
     *_rows(TRACE.format(workload="shared-prefix"), WORKLOAD, "--turns 2;--pause 1;--branch-percent 90"),
     *_rows(
+        "sweep {in}/trace.jsonl --engine numpy --jobs 1 --groups full:16,swa:16:64 --num-blocks 40..80:2",
+        "--target 5;--results {out}/results.jsonl;--csv {out}/points.csv;--plot {out}/out.svg;--json -",
+        "--jobs 0",
+    ),
+    *_rows(
         IMPORT.format(source="mooncake.jsonl", format="mooncake"),
         "--from timed-trace;--tokens-per-id 16;--tokens-per-id 40;--limit 1;--json -;-o {out}/other.jsonl",
         "--tokenizer {in}/tokenizer.json;--template chatml;--output-tokens 1;--answers {in}/answers.jsonl;--rate 1;"

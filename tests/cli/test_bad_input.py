@@ -272,7 +272,7 @@ def test_every_option_is_tried() -> None:
     files = {("check-events", "--replay-endpoint"), ("check-events", "--topic"), ("shrink", "--against")}
     files |= {("plan", "--draft"), ("replay", "--draft"), ("replay", "--model")}
     files |= {("trace import", option) for option in ("--tokenizer", "--answers", "--endpoint", "--topic")}
-    files |= {("trace import", "--replay-endpoint")}
+    files |= {("trace import", "--replay-endpoint"), ("sweep", "--results")}
     files |= {("replay", "--memory"), ("replay", "--kv-dtype"), ("diff", "--bugs")}
     for command in hkv.cli.COMMANDS:
         for parameter in definition(command).params:

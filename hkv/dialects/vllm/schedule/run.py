@@ -171,7 +171,8 @@ class VllmReplayedCache(ReplayedCache):
 
         config = self.config
         prepared = dispatches.incoming(coming, schedule.max_model_len)
-        sizes = compiled.Sizes.of(config, schedule, prepared)
+        largest = dataclasses.replace(config, num_blocks=max(config.num_blocks, self.room))
+        sizes = compiled.Sizes.of(largest, schedule, prepared)
         room = sizes.ids_of_a_step(config, schedule) * 2 if check else 0
         running = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes, ids=room)
         started = time.perf_counter()

@@ -1,0 +1,133 @@
+"""Many replays of one trace: the values that options take, and what their results say together."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hkv.byte_size import parse_bytes
+from hkv.errors import ConfigError
+from hkv.limits import MAX_BLOCKS, whole_number
+
+MAX_POINTS = 10_000
+"""Combinations of a sweep."""
+
+MEMORY, BLOCKS = "--memory", "--num-blocks"
+SPLIT = {
+    **dict.fromkeys(
+        (
+            *("--model", MEMORY, "--block-size", "--kv-dtype", "--tp", "--retention", "--dialect", "--draft"),
+            *("--lookahead", "--step-tokens", "--decode-tokens", "--max-running", "--closed-loop"),
+            *("--linear-step", "--reserve-ratio"),
+        ),
+        ",",
+    ),
+    **dict.fromkeys(("--groups", BLOCKS, "--eagle"), ";"),
+}
+"""Options of `hkv replay` that may have several values, and what stands between them."""
+
+COLUMNS = (
+    "hit_rate",
+    "hit_tokens",
+    "prompt_tokens",
+    "blocks",
+    "evictions",
+    "preemptions",
+    "put_off",
+    "never_fit",
+    "too_long",
+)
+"""Totals of a replay that a sweep keeps."""
+
+Row = Mapping[str, Any]
+"""One point: `options`, a map of those that vary, and `COLUMNS`."""
+
+
+def values(option: str, text: str) -> list[str]:
+    """The values of an option, one by one: `a,b`, or `16GiB..1TiB:12`, so many from end to end in equal ratios.
+
+    Raises:
+      ConfigError: a range that is none.
+    """
+    if option not in (MEMORY, BLOCKS) or ".." not in text:
+        return [part.strip() for part in text.split(SPLIT[option])]
+    ends, _, count = text.partition(":")
+    low, _, high = ends.partition("..")
+    number = whole_number(count)
+    if number is None or not 2 <= number <= MAX_POINTS:
+        raise ConfigError(option, text, f"LOW..HIGH:N, N points from 2 to {MAX_POINTS}")
+    first, last = (_size(option, end) for end in (low, high))
+    if not first < last:
+        raise ConfigError(option, text, "LOW..HIGH:N, the low end below the high one")
+    sizes = [round(first * math.exp(math.log(last / first) * place / (number - 1))) for place in range(number)]
+    return [str(size) for size in sorted({first, *sizes[1:-1], last})]
+
+
+def _size(option: str, text: str) -> int:
+    if option == MEMORY:
+        return parse_bytes(text)
+    blocks = whole_number(text.strip())
+    if blocks is None or not 2 <= blocks <= MAX_BLOCKS:
+        raise ConfigError(option, text, f"a number of blocks from 2 to {MAX_BLOCKS}")
+    return blocks
+
+
+def points(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Every combination of the values of options, the last option's values following each other.
+
+    Raises:
+      ConfigError: more than `MAX_POINTS`.
+    """
+    count = math.prod(len(each) for each in axes.values())
+    if count > MAX_POINTS:
+        raise ConfigError("sweep", count, f"at most {MAX_POINTS} combinations")
+    return [dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())]
+
+
+def size_of(options: Mapping[str, str]) -> float:
+    """The size of a point's pool: bytes of memory, or blocks."""
+    return float(parse_bytes(options[MEMORY]) if MEMORY in options else _size(BLOCKS, options[BLOCKS]))
+
+
+def lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows that differ in nothing but the size of the pool, smallest first, by their other options."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        rest = " ".join(f"{name} {value}" for name, value in row["options"].items() if name not in (MEMORY, BLOCKS))
+        found.setdefault(rest, []).append(row)
+    return {rest: sorted(each, key=lambda row: size_of(row["options"])) for rest, each in found.items()}
+
+
+def first_reaching(line: Sequence[Row], rate: float) -> Row | None:
+    """The smallest pool of a line whose hit rate is at least this; None where none is."""
+    return next((row for row in line if row["hit_rate"] >= rate), None)
+
+
+def knee(line: Sequence[Row]) -> Row | None:
+    """The point that lies furthest above the straight line between the ends, sizes taken as logarithms.
+
+    None where there are fewer than three points, or none lies above it.
+    """
+    if len(line) < 3:
+        return None
+    sizes = [math.log(size_of(row["options"])) for row in line]
+    rates = [row["hit_rate"] for row in line]
+    slope = (rates[-1] - rates[0]) / (sizes[-1] - sizes[0])
+    above = [rate - rates[0] - slope * (size - sizes[0]) for size, rate in zip(sizes, rates, strict=True)]
+    best = max(range(len(line)), key=above.__getitem__)
+    return line[best] if above[best] > 1e-9 else None
+
+
+def as_csv(rows: Sequence[Row]) -> bytes:
+    """The rows as CSV with a heading: the options that vary, without dashes, then `COLUMNS`."""
+    text = io.StringIO()
+    names = list(dict.fromkeys(name for row in rows for name in row["options"]))
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*(name.lstrip("-").replace("-", "_") for name in names), *COLUMNS])
+    for row in rows:
+        writer.writerow([*(row["options"].get(name, "") for name in names), *(row[column] for column in COLUMNS)])
+    return text.getvalue().encode()

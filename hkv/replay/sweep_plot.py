@@ -1,0 +1,45 @@
+"""Draws hit rates against the size of the pool, a line an option."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from hkv.plot_path import check_plot_path
+from hkv.replay.sweep import MEMORY, Row, lines, size_of
+
+
+def drawn(rows: Sequence[Row], path: str, title: str) -> bytes:
+    """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`.
+
+    Args:
+      rows: of a sweep, at least one.
+      path: the file it is for.
+      title: names the trace.
+    """
+    check_plot_path(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    panel: Any = figure.subplots()
+    by_memory = MEMORY in rows[0]["options"]
+    scale = 2**30 if by_memory else 1
+    for name, line in lines(rows).items():
+        sizes = [size_of(row["options"]) / scale for row in line]
+        panel.plot(sizes, [100 * row["hit_rate"] for row in line], marker="o", markersize=4, label=name or None)
+    panel.set_xscale("log")
+    panel.set_xlabel("memory for the cache (GiB)" if by_memory else "blocks in the pool")
+    panel.set_ylabel("hit rate (% of prompt tokens)")
+    panel.set_ylim(bottom=0)
+    panel.grid(True, which="both", color="#e3e6e8", linewidth=0.8)
+    panel.spines[["top", "right"]].set_visible(False)
+    if len(lines(rows)) > 1:
+        panel.legend(frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg" if path == "-" else pathlib.Path(path).suffix[1:].lower(), dpi=130)
+    return buffer.getvalue()

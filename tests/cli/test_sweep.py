@@ -1,0 +1,136 @@
+"""`hkv sweep`: every point is what `hkv replay` finds; earlier points are not replayed again."""
+
+import csv
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from hkv.cli import cli, sweep
+from hkv.errors import ConfigError, FileError
+from hkv.replay.sweep import first_reaching, knee, lines, points, values
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sweep") / "trace.jsonl"
+    made = ["trace", "chat", "--requests", "12", "--seed", "1", "--rate", "20", "--prompt-tokens", "60", "--pause", "1"]
+    assert (
+        CliRunner().invoke(cli, [*made, "--output-tokens", "20", "--tokens-per-id", "16", "-o", str(path)]).exit_code
+        == 0
+    )
+    return str(path)
+
+
+def run(*arguments):
+    done = CliRunner().invoke(cli, arguments)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+SWEPT = (
+    "--engine",
+    "numpy",
+    "--groups",
+    "full:16;full:16,swa:16:64",
+    "--num-blocks",
+    "120..900:3",
+    "--retention",
+    "dense,0",
+)
+
+
+def swept(trace, *more):
+    return json.loads(run("sweep", trace, *SWEPT, "--jobs", "1", "--json", "-", *more).stdout)["lines"]
+
+
+def test_every_point_is_a_replay(trace):
+    found = [point for line in swept(trace) for point in line["points"]]
+    assert len(found) == 2 * 3 * 2
+    assert len({point["hit_tokens"] for point in found}) > 2
+    for point in found[::3]:
+        options = [word for pair in point["options"].items() for word in pair]
+        totals = json.loads(run("replay", trace, "--engine", "numpy", *options, "--json", "-").stdout)["totals"]
+        assert {name: totals[name] for name in ("hit_tokens", "evictions", "blocks", "preemptions")} == {
+            name: point[name] for name in ("hit_tokens", "evictions", "blocks", "preemptions")
+        }
+
+
+def test_what_stands_in_the_results_is_not_replayed_again(trace, tmp_path, monkeypatch):
+    results = tmp_path / "results.jsonl"
+    first = swept(trace, "--results", str(results))
+    written = results.read_bytes()
+    assert written.count(b"\n") == 12
+    results.write_bytes(b"".join(written.splitlines(keepends=True)[:7]))
+    replayed = []
+    row = sweep._row
+    monkeypatch.setattr(sweep, "_row", lambda task, requests: replayed.append(task) or row(task, requests))
+    assert swept(trace, "--results", str(results)) == first
+    assert len(replayed) == 5
+    assert sorted(results.read_bytes().splitlines()) == sorted(written.splitlines())
+    results.write_bytes(b"no point\n")
+    with pytest.raises(FileError, match=r"results.jsonl:1"):
+        swept(trace, "--results", str(results))
+
+
+def test_tables_answers_and_csv(trace, tmp_path):
+    out = tmp_path / "points.csv"
+    shown = run("sweep", trace, *SWEPT, "--jobs", "1", "--target", "1", "--target", "99", "--csv", str(out)).stdout
+    assert "--groups full:16,swa:16:64 --retention 0" in shown
+    assert "1%: from " in shown
+    assert "99%: not reached" in shown
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert {row["retention"] for row in rows} == {"dense", "0"}
+    assert len(rows) == 12
+    assert all(0 <= float(row["hit_rate"]) <= 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "found"),
+    [
+        ("--memory", "16GiB..1TiB:3", [str(16 * 2**30), str(128 * 2**30), str(2**40)]),
+        ("--num-blocks", "10..1000:3", ["10", "100", "1000"]),
+        ("--num-blocks", "10;20", ["10", "20"]),
+        ("--retention", "dense, 0", ["dense", "0"]),
+    ],
+)
+def test_values(option, text, found):
+    assert values(option, text) == found
+
+
+@pytest.mark.parametrize("text", ["10..20", "10..20:1", "20..10:3", "x..20:3", "10..99999999999:3", "..:2"])
+def test_ranges_that_are_none(text):
+    with pytest.raises(ConfigError, match="--num-blocks"):
+        values("--num-blocks", text)
+
+
+def test_too_many_combinations_are_refused():
+    with pytest.raises(ConfigError, match="combinations"):
+        points({"a": ["1"] * 200, "b": ["1"] * 200})
+
+
+@pytest.mark.parametrize("more", [("--ceilings",), ("--plot-all",), ("second.jsonl",)])
+def test_what_says_nothing_to_a_sweep_is_refused(trace, more):
+    done = run("sweep", trace, *SWEPT, *more)
+    assert done.exit_code == 2
+
+
+def test_an_impossible_point_is_refused_before_any_is_replayed(trace, monkeypatch):
+    monkeypatch.setattr(sweep, "_row", lambda *_: pytest.fail("replayed"))
+    with pytest.raises(ConfigError, match="retention"):
+        run("sweep", trace, "--groups", "full:16", "--num-blocks", "20;30", "--retention", "dense,7")
+
+
+def rows(*pairs):
+    return [{"options": {"--num-blocks": str(size)}, "hit_rate": rate} for size, rate in pairs]
+
+
+def test_knee_and_targets():
+    line = rows((100, 0.1), (200, 0.5), (400, 0.55), (800, 0.6))
+    assert knee(line) is line[1]
+    assert first_reaching(line, 0.55) is line[2]
+    assert first_reaching(line, 0.7) is None
+    assert knee(rows((100, 0.1), (200, 0.2))) is None
+    assert knee(rows((100, 0.1), (200, 0.1), (400, 0.1))) is None
+    assert lines(list(reversed(line))) == {"": line}
