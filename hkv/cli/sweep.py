@@ -125,6 +125,7 @@ def _parsed(replayed: Sequence[str]) -> tuple[str, dict[str, list[str]], list[st
             continue
         if not equals:
             text = next(words, "")
+        option = next((name for name in found.opts if name in sweep.SPLIT), option)
         several = sweep.values(option, text) if option in sweep.SPLIT else [text]
         if len(several) > 1 or option in (sweep.MEMORY, sweep.BLOCKS):
             axes[option] = several
