@@ -2,6 +2,7 @@
 
 from hkv.paged.operations import copy_blocks, gather, implementations_of, scatter, write, zero_blocks
 from hkv.paged.quantization import quantize_per_tensor, quantize_per_token_head
+from hkv.paged.step import write_step
 
 __all__ = [
     "copy_blocks",
@@ -11,5 +12,6 @@ __all__ = [
     "quantize_per_token_head",
     "scatter",
     "write",
+    "write_step",
     "zero_blocks",
 ]

@@ -42,25 +42,50 @@ def check_buffer(buffer: jax.Array | jax.ShapeDtypeStruct) -> None:
         raise LayoutError("buffer", given, "elements of 1, 2 or 4 bytes, such as uint8, bfloat16 or uint32")
 
 
-def runs_of_pool(
-    buffer: jax.Array | jax.ShapeDtypeStruct, views: Sequence[tuple[StridedView, int]]
-) -> tuple[np.dtype, list[Runs]]:
+Views = Sequence[tuple[StridedView, int]]
+"""Strided views of a pool's bytes, each with how many of its leading axes say which unit."""
+
+
+def runs_of_pool(buffer: jax.Array | jax.ShapeDtypeStruct, views: Views) -> tuple[np.dtype, list[Runs]]:
     """The words that a pool is moved in, and the runs of several views of it in those words.
 
     Args:
       buffer: the pool, of any dtype and rank, or its shape and dtype.
-      views: strided views of its bytes, each with how many leading axes say which unit.
+      views: what is moved.
 
     Raises:
       LayoutError: a buffer of no words or too short, or strides that its words do not divide.
     """
-    check_buffer(buffer)
-    own = np.dtype(buffer.dtype).itemsize
-    nbytes = math.prod(buffer.shape) * own
-    in_bytes = jax.ShapeDtypeStruct((nbytes,), np.uint8)
-    dtype = widest_word(math.gcd(*(runs_of(in_bytes, view, count).row for view, count in views)), own)
-    flat = jax.ShapeDtypeStruct((nbytes // dtype.itemsize,), dtype)
-    return dtype, [runs_of(flat, view, count) for view, count in views]
+    dtypes, runs = runs_of_pools([buffer], [0], [views])
+    return dtypes[0], runs[0]
+
+
+def runs_of_pools(
+    buffers: Sequence[jax.Array | jax.ShapeDtypeStruct], places: Sequence[int], views: Sequence[Views]
+) -> tuple[list[np.dtype], list[list[Runs]]]:
+    """The words that each pool is moved in, and the runs of views of several groups.
+
+    On a GPU the words of all pools are of one width, so that a launch can move all of them.
+
+    Args:
+      buffers: the pools.
+      places: for each group, the number of its pool.
+      views: for each group, what is moved.
+
+    Raises:
+      LayoutError: as `runs_of_pool`.
+    """
+    for buffer in buffers:
+        check_buffer(buffer)
+    sizes = [math.prod(buffer.shape) * np.dtype(buffer.dtype).itemsize for buffer in buffers]
+    groups = [(pool, *view) for pool, some in zip(places, views, strict=True) for view in some]
+    in_bytes = [jax.ShapeDtypeStruct((size,), np.uint8) for size in sizes]
+    row = math.gcd(*(runs_of(in_bytes[pool], view, count).row for pool, view, count in groups), *sizes)
+    dtypes = [widest_word(row, np.dtype(buffer.dtype).itemsize) for buffer in buffers]
+    flat = [jax.ShapeDtypeStruct((size // d.itemsize,), d) for size, d in zip(sizes, dtypes, strict=True)]
+    return dtypes, [
+        [runs_of(flat[pool], view, count) for view, count in some] for pool, some in zip(places, views, strict=True)
+    ]
 
 
 def widest_word(row_bytes: int, own: int) -> np.dtype:

@@ -198,8 +198,12 @@ def _launch(sources: Any, targets: Any, moves: Sequence[Move], made: bool, inter
         call: Any = pl.kernel(kernel, out_type=shapes, mesh=mesh, interpret=interpret, name=name)
         found = call(table, *views)
     else:
-        found = [jax.new_ref(target.reshape(-1, words)) for target in targets]
         call = pl.kernel(kernel, out_type=(), mesh=mesh, interpret=interpret, name=name)
-        call(table, *views, *found)
-        found = [jax.freeze(reference) for reference in found]
+
+        # Not `jax.new_ref`: JAX lowers a reference that is made inside of a function with a rule for `vmap` to nothing.
+        @pl.run_state
+        def changed(references: Any) -> None:
+            call(table, *views, *references)
+
+        found = changed([target.reshape(-1, words) for target in targets])
     return tuple(array.reshape(target.shape) for array, target in zip(found, targets, strict=True))

@@ -46,6 +46,24 @@ def write(
     return dropped
 
 
+def write_step(
+    pools: Sequence[np.ndarray],
+    layouts: Sequence[Layout],
+    blocks: Sequence[Sequence[int]],
+    states: Sequence[Sequence[int]],
+    values: Sequence[Mapping[str, np.ndarray]],
+    pool_of: Sequence[int],
+) -> int:
+    """As `hkv.paged.write_step` of values that are quantised already: layer by layer and group by group."""
+    dropped = 0
+    for group, layout in enumerate(layouts):
+        for layer in range(layout.num_layers):
+            mine = {part: content[layer] for part, content in values[group].items()}
+            missing = write(pools[pool_of[group]], layout, layer, blocks[group], states[group], mine)
+        dropped += missing
+    return dropped
+
+
 def gather(
     pool: np.ndarray,
     layout: Layout,

@@ -14,13 +14,18 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from tests.compiled_code import cases, record, tables
 
 GPUS = {"sm_90": cases.IMPLEMENTATIONS, "sm_80": ("pallas_triton", "triton")}
-"""Implementations that are compiled for each; those for Ampere that run there and not as XLA does."""
+"""Implementations that are compiled for each GPU."""
+
+
+def is_of(gpu: str, case: cases.Case) -> bool:
+    """True if a program is compiled for that GPU."""
+    return gpu == "sm_90" or (case.implementation in GPUS[gpu] and case.layout in (*cases.FEW, *cases.GROUPS))
 
 
 def measured(gpu: str, only: str = "") -> dict[str, record.Record]:
     """Records by name, of programs whose name has `only` in it."""
     found = {}
-    chosen = [case for case in cases.all_cases() if case.implementation in GPUS[gpu] and only in case.name]
+    chosen = [case for case in cases.all_cases() if is_of(gpu, case) and only in case.name]
     for number, case in enumerate(chosen):
         if sys.stderr.isatty():
             print(f"\r\x1b[K{gpu} {number}/{len(chosen)} {case.name}", end="", file=sys.stderr, flush=True)

@@ -23,7 +23,9 @@ COUNT = 16
 """Blocks, or tokens, that a program moves."""
 
 LAYERS = 2
-DTYPES = ("float32", "int8", "float8_e4m3fn")
+DTYPES = ("float32", "float8_e4m3fn")
+FEW = ("LBNHC", "LHBNC", "latent of 576", "656 bytes", "132 bytes", "LBNHC of 32 layers")
+"""Layouts that stand for all where the compiler is the same as another implementation's."""
 
 
 def attention(order: str, dtype: str = "bfloat16") -> Layout:
@@ -131,21 +133,82 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
+def step_values(layout: Layout, dtype: str | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+    """Tokens of all layers, of another dtype if they are to be quantised."""
+    return {
+        part: jax.ShapeDtypeStruct((layout.num_layers, *one.shape), numpy_dtype(dtype) if dtype else one.dtype)
+        for part, one in programs.values_of(layout, COUNT).items()
+    }
+
+
+def _step(layout: Layout, code: str, pool: Any, ids: Any, values: Any) -> Any:
+    pools, dropped = paged.write_step((pool,), (layout,), (ids,), (ids,), (values,), implementation=code)
+    return pools[0], dropped
+
+
+def _quantised_step(layout: Layout, code: str, pool: Any, ids: Any, values: Any) -> Any:
+    scales = dict.fromkeys(values, np.float32(0.5))
+    pools, dropped = paged.write_step((pool,), (layout,), (ids,), (ids,), (values,), (scales,), implementation=code)
+    return pools[0], dropped
+
+
+def _batch(layout: Layout, code: str, pool: Any, ids: Any, values: Any) -> Any:
+    return jax.vmap(lambda *mine: paged.write(mine[0], layout, jnp.int32(1), mine[1], mine[1], mine[2], code))(
+        pool, ids, values
+    )
+
+
+def is_compiled(name: str, code: str) -> bool:
+    """Leaves out programs that differ from others in nothing that is compiled."""
+    return code != "triton" or name in FEW
+
+
 def paged_cases() -> Iterator[Case]:
     """Programs of `hkv.paged`."""
     for (name, layout), (operation, (function, ideal)) in (
         (named, made) for named in LAYOUTS.items() for made in OPERATIONS.items()
     ):
-        for dtype in POOLS.get(name, ("uint8",)):
-            pool = pool_of(layout, dtype)
+        for dtype in POOLS.get(name, ("uint8",)) if operation in ("write", "gather") else ("uint8",):
             count = COUNT * (layout.states_per_block if operation == "scatter" else 1)
             values = programs.values_of(layout, count) if operation in ("write", "scatter") else None
             label = name if dtype == "uint8" else f"{name} in {dtype}"
             for code in IMPLEMENTATIONS:
-                run = functools.partial(function, layout, code)
-                nbytes = pool.size * pool.dtype.itemsize
-                program = programs.Program(run, (pool, int32(COUNT), values), (0,), nbytes)
-                yield Case(operation, label, code, ideal(layout), program)
+                if is_compiled(label, code):
+                    yield case_of(operation, label, code, layout, function, ideal(layout), values, dtype)
+
+
+def case_of(
+    operation: str, label: str, code: str, layout: Layout, function: Any, ideal: int, values: Any, dtype: str = "uint8"
+) -> Case:
+    """One program of `hkv.paged`."""
+    pool = pool_of(layout, dtype)
+    program = programs.Program(
+        functools.partial(function, layout, code),
+        (pool, int32(COUNT), values),
+        (0,),
+        pool.size * pool.dtype.itemsize,
+    )
+    return Case(operation, label, code, ideal, program)
+
+
+def step_cases() -> Iterator[Case]:
+    """The decode write, and the write of a batch of pools."""
+    spec = FullAttention(block_size=16, num_kv_heads=8, head_size=128, dtype="bfloat16")
+    deep = Layout.of_spec(spec, "LBNHC", num_blocks=64, num_layers=32)
+    for code in IMPLEMENTATIONS:
+        for name, layout in {**LAYOUTS, "LBNHC of 32 layers": deep}.items():
+            if is_compiled(name, code):
+                ideal = 2 * COUNT * layout.num_layers * token_bytes(layout)
+                yield case_of("write_step", name, code, layout, _step, ideal, step_values(layout))
+        for dtype in ("int8", "float8_e4m3fn"):
+            layout = attention("LBNHC", dtype)
+            ideal, wide = 3 * COUNT * LAYERS * token_bytes(layout), step_values(layout, "bfloat16")
+            yield case_of("write_step, quantised", dtype, code, layout, _quantised_step, ideal, wide)
+        layout = LAYOUTS["LBNHC"]
+        values, ideal = programs.values_of(layout, COUNT), 8 * COUNT * token_bytes(layout)
+        made = case_of("write, a batch of 4", "LBNHC", code, layout, _batch, ideal, values)
+        arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct((4, *a.shape), a.dtype), made.program.arguments)
+        yield dataclasses.replace(made, program=made.program._replace(arguments=arguments))
 
 
 GROUPS = {
@@ -168,4 +231,4 @@ def chunk_cases() -> Iterator[Case]:
 
 def all_cases() -> list[Case]:
     """Every program."""
-    return [*paged_cases(), *chunk_cases()]
+    return [*paged_cases(), *step_cases(), *chunk_cases()]

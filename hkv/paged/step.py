@@ -1,0 +1,120 @@
+"""The decode write: a step's new tokens of all layers and groups, in one launch of a kernel.
+
+It is what vLLM's `reshape_and_cache_flash` and FlashInfer's `append_paged_kv_cache` do for one layer.
+"""
+
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv.array_arguments import require_array
+from hkv.errors import LayoutError
+from hkv.layout.block_layout import Layout
+from hkv.layout.views.derivatives import without_derivative
+from hkv.layout.views.numpy import numpy_dtype
+from hkv.layout.views.runs import to_words
+from hkv.paged import plan
+from hkv.paged.implementations import choose
+from hkv.paged.quantization import quantize_per_tensor
+from hkv.paged.words import as_words, like, runs_of_pools
+from hkv.typed_jit import typed_jit
+from pallas_kernels.move.moves import Move
+
+Values = Mapping[str, jax.Array]
+
+
+@typed_jit(static_argnames=("layouts", "pool_of", "implementation"), donate_argnames="pools")
+def write_step(
+    pools: tuple[jax.Array, ...],
+    layouts: tuple[Layout, ...],
+    blocks: tuple[jax.Array, ...],
+    states: tuple[jax.Array, ...],
+    values: tuple[Values, ...],
+    scales: tuple[Values, ...] | None = None,
+    pool_of: tuple[int, ...] | None = None,
+    implementation: str | None = None,
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """New keys and values of every layer of every group, one state a token.
+
+    The launches of a kernel do not depend on the number of layers or groups; XLA's are one for each part of each group.
+
+    Args:
+      pools: pools of any dtype and rank, donated. Groups may lie in one, as they do in vLLM, or each in its own.
+      layouts: layout of each group, of all its layers (static).
+      blocks: per group, int32 `[tokens]`, as in `write`.
+      states: per group, int32 `[tokens]`.
+      values: per group and part, `[layers, tokens, heads, *part.shape]`.
+      scales: per group, per part that is to be quantised, the float32 scale of the tensor, scalar or `[layers]`, as in
+        `quantize_per_tensor`: values are then of any float dtype. None quantises nothing.
+      pool_of: for each group, which pool it lies in (static); None where there is one pool, or one for each group.
+      implementation: as in `write`.
+
+    Returns:
+      The pools, and how many slots did not exist, each counted once for all layers (int32).
+
+    Raises:
+      LayoutError: groups that do not agree in number; otherwise as `write`.
+    """
+    places = _places(len(pools), len(layouts), pool_of)
+    for name, given in (("blocks", blocks), ("states", states), ("values", values), ("scales", scales or layouts)):
+        if len(given) != len(layouts):
+            raise LayoutError(name, f"{len(given)} groups", f"{len(layouts)}, one for each layout")
+    quantised = [
+        {part: _ready(layout, part, content, (scales or [{}] * len(layouts))[group]) for part, content in some.items()}
+        for group, (layout, some) in enumerate(zip(layouts, values, strict=True))
+    ]
+    views = [
+        [(plan.part_view(layout, part), plan.TOKEN) for part in some]
+        for layout, some in zip(layouts, values, strict=True)
+    ]
+    dtypes, found = runs_of_pools(pools, places, views)
+    moves, sources, missing = [], [], []
+    for group, (layout, some) in enumerate(zip(layouts, quantised, strict=True)):
+        slots = require_array("blocks", blocks[group], (None,), error=LayoutError)
+        within = require_array("states", states[group], (slots.shape[0],), error=LayoutError)
+        layers = jnp.arange(layout.num_layers, dtype=jnp.int32)[:, None]
+        coordinates = layers, slots[None], within[None] // layout.shape[3], within[None] % layout.shape[3]
+        for (part, content), runs in zip(some.items(), found[group], strict=True):
+            _check(part, content, layout, slots.shape[0])
+            starts = runs.start_rows(*coordinates)[0].reshape(-1)
+            moves.append(Move(len(sources), places[group], None, starts, starts.size, runs.row, runs.length))
+            flat = content.reshape(-1, *content.shape[2:])
+            sources.append(to_words(flat, runs, dtypes[places[group]]).reshape(-1))
+        inside = (slots >= 0) & (slots < layout.num_blocks) & (within >= 0) & (within < layout.states_per_block)
+        missing.append(jnp.sum((slots != -1) & ~inside, dtype=jnp.int32))
+    words = [as_words(pool, dtype) for pool, dtype in zip(pools, dtypes, strict=True)]
+    written = choose(implementation).move_runs(sources, words, moves)
+    return tuple(map(like, written, pools)), jnp.sum(jnp.stack(missing), dtype=jnp.int32)
+
+
+def _places(num_pools: int, num_groups: int, pool_of: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The pool of each group."""
+    if pool_of is None:
+        pool_of = (0,) * num_groups if num_pools == 1 else tuple(range(num_pools))
+    if len(pool_of) != num_groups or not num_groups or any(not 0 <= pool < num_pools for pool in pool_of):
+        raise LayoutError("pool_of", pool_of, f"one of {num_pools} pools for each of {num_groups} groups")
+    return pool_of
+
+
+def _ready(layout: Layout, part: str, content: jax.Array, scales: Values) -> jax.Array:
+    content = without_derivative(f"values[{part!r}]", content)
+    if part not in scales:
+        return content
+    scale = jnp.asarray(scales[part], jnp.float32)
+    scale = scale.reshape(scale.shape + (1,) * (content.ndim - scale.ndim) if scale.ndim else ())
+    return quantize_per_tensor(content, scale, layout.part(part).dtype)
+
+
+def _check(name: str, content: jax.Array, layout: Layout, tokens: int) -> None:
+    part = layout.part(name)
+    heads = layout.shape[2] if part.heads is None else part.heads
+    shape = (layout.num_layers, tokens, heads, *part.shape)
+    if tuple(content.shape) != shape or content.dtype != np.dtype(numpy_dtype(part.dtype)):
+        raise LayoutError(f"values[{name!r}]", f"{content.dtype}{list(content.shape)}", f"{part.dtype}{list(shape)}")

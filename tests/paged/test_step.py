@@ -1,0 +1,153 @@
+"""The decode write against the loops: groups in one pool and in several, kernels, quantisation, slots that are none."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference.paged.operations as reference
+from hkv import paged
+from hkv.errors import LayoutError
+from hkv.layout.block_layout import Layout
+from hkv.spec import FullAttention, MLAAttention
+from reference.paged.quantization import quantize_per_tensor
+from tests.pallas_kernels import cases, programs
+
+pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
+
+TOKENS = 4
+
+
+def full(order, **changes):
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=8, dtype="bfloat16")
+    return Layout.of_spec(spec, order, num_blocks=5, num_layers=3, **changes)
+
+
+WINDOW = Layout.of_spec(MLAAttention(block_size=2, head_size=20), "LBNHC", num_blocks=6, num_layers=2, offset=4096)
+TOGETHER = ((full("LBNHC"), WINDOW), (0, 0))
+"""A group of three layers and one of two, of other pages, behind it in the same pool."""
+
+APART = ((full("LHBNC"), full("BLNHC")), (0, 1))
+
+
+def sizes_of(layouts, pool_of):
+    ends = list(zip(layouts, pool_of, strict=True))
+    return [max(layout.end for layout, at in ends if at == pool) + 64 for pool in sorted(set(pool_of))]
+
+
+def lists(arrays):
+    return [array.tolist() for array in arrays]
+
+
+@st.composite
+def slots(draw, layout):
+    """Slots of a step, none twice, padding and ids that do not exist among them."""
+    count = layout.num_blocks * layout.states_per_block
+    places = draw(st.permutations(range(count)))[:TOKENS]
+    blocks = [place // layout.states_per_block for place in places]
+    choices = st.sampled_from([None, None, -1, -2, layout.num_blocks, 2**31 - 1])
+    wrong = draw(st.lists(choices, min_size=TOKENS, max_size=TOKENS))
+    return np.int32([b if w is None else w for b, w in zip(blocks, wrong, strict=True)]), np.int32(
+        [place % layout.states_per_block for place in places]
+    )
+
+
+def values_of(layout, seed):
+    found = {}
+    for part, shape in programs.values_of(layout, layout.num_layers * TOKENS).items():
+        raw = cases.random_words((layout.num_layers, TOKENS, *shape.shape[1:]), shape.dtype, seed)
+        found[part] = raw
+        seed += 1
+    return found
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas_triton:interpret"])
+@pytest.mark.parametrize("groups", [TOGETHER, APART], ids=["in one pool", "in two pools"])
+def test_write_step(groups, implementation):
+    check_write_step(groups, implementation)
+
+
+def check_write_step(groups, implementation):
+    layouts, pool_of = groups
+
+    @given(st.tuples(*map(slots, layouts)), st.integers(0, 2**32 - 1))
+    @settings(max_examples=10)
+    def check(drawn, seed):
+        blocks, states = zip(*drawn, strict=True)
+        values = tuple(values_of(layout, seed + 10 * group) for group, layout in enumerate(layouts))
+        expected = [cases.random_words((size,), np.uint8, seed + 5) for size in sizes_of(layouts, pool_of)]
+        pools = tuple(map(jnp.asarray, expected))
+        got, dropped = paged.write_step(
+            pools, layouts, blocks, states, values, pool_of=pool_of, implementation=implementation
+        )
+        assert int(dropped) == reference.write_step(expected, layouts, lists(blocks), lists(states), values, pool_of)
+        assert [cases.bits(pool) for pool in got] == [cases.bits(pool) for pool in expected]
+
+    check()
+
+
+def check_in_one_pool():
+    """Check by which defects are judged (`tests/mutants`)."""
+    check_write_step(TOGETHER, "xla")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_values_are_quantised_on_their_way(dtype):
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=8, dtype=dtype)
+    layout = Layout.of_spec(spec, "LBNHC", num_blocks=5, num_layers=3)
+    blocks, states = np.int32([1, 4, 2, 0]), np.int32([0, 3, 1, 1])
+    wide = {
+        part: np.random.default_rng(seed).normal(size=(3, TOKENS, 2, 8)).astype(ml_dtypes.bfloat16) * 40
+        for seed, part in enumerate(("key", "value"))
+    }
+    scales = {"key": np.float32([0.5, 2, 3]), "value": np.float32(0.25)}
+    quantised = {
+        part: np.stack(
+            [
+                quantize_per_tensor(layer, scale, dtype_of(dtype))
+                for layer, scale in zip(content, np.broadcast_to(scales[part], 3), strict=True)
+            ]
+        )
+        for part, content in wide.items()
+    }
+    expected = [cases.random_words((layout.end,), np.uint8, 3)]
+    pools = (jnp.asarray(expected[0]),)
+    got, _ = paged.write_step(pools, (layout,), (blocks,), (states,), (wide,), (scales,))
+    reference.write_step(expected, [layout], lists([blocks]), lists([states]), [quantised], [0])
+    assert cases.bits(got[0]) == cases.bits(expected[0])
+
+
+def dtype_of(name):
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+@pytest.mark.parametrize("layers", [1, 8])
+def test_launches_do_not_depend_on_layers(layers):
+    spec = FullAttention(block_size=16, num_kv_heads=8, head_size=128, dtype="bfloat16")
+    layout = Layout.of_spec(spec, "LBNHC", num_blocks=8, num_layers=layers)
+    values = {
+        part: jax.ShapeDtypeStruct((layers, TOKENS, *shape.shape[1:]), shape.dtype)
+        for part, shape in programs.values_of(layout, TOKENS).items()
+    }
+    pool, ids = jax.ShapeDtypeStruct((layout.end,), np.uint8), jax.ShapeDtypeStruct((TOKENS,), np.int32)
+
+    def step(pool, ids, values):
+        return paged.write_step((pool,), (layout,), (ids,), (ids,), (values,), implementation="pallas_triton")
+
+    text = programs.lowered(programs.Program(step, (pool, ids, values), (0,), layout.end)).as_text()
+    assert text.count("custom_call @__gpu$xla.gpu.triton") == 1
+
+
+def test_groups_that_do_not_agree_are_refused():
+    pool, ids = jnp.zeros(WINDOW.end, jnp.uint8), np.int32([1])
+    with pytest.raises(LayoutError, match="pool_of"):
+        paged.write_step((pool,), (WINDOW,), (ids,), (ids,), ({},), pool_of=(1,))
+    with pytest.raises(LayoutError, match="values"):
+        paged.write_step((pool,), (WINDOW,), (ids,), (ids,), ())
+    with pytest.raises(LayoutError, match=r"values\['latent'\]"):
+        paged.write_step((pool,), (WINDOW,), (ids,), (ids,), ({"latent": jnp.zeros((1, 1, 1, 20))},))
