@@ -1,0 +1,72 @@
+"""Configs with the values that `transformers` gives each family by default, as `config.json` files would have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MAPPINGS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+)
+"""Tables of transformers that name the classes which generate text, by the config's `model_type`."""
+
+LEFT_OUT = ("_name_or_path", "transformers_version", "id2label", "label2id")
+"""Fields that say nothing of a model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A config to be judged.
+
+    Attributes:
+      name: of the config, unique.
+      config: the content of its config.json.
+      origin: where its values are from.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    origin: str
+
+
+def library_cases(served: frozenset[str]) -> Iterator[Case]:
+    """Every config class of transformers with a class that generates text, with default values.
+
+    Args:
+      served: architectures that the engine knows; the first such one is named, else the first that transformers has.
+    """
+    transformers = importlib.import_module("transformers")
+    configurations = importlib.import_module("transformers.models.auto.configuration_auto")
+    for model_type in sorted(configurations.CONFIG_MAPPING_NAMES):
+        architectures = architectures_of(model_type)
+        if not architectures:
+            continue
+        try:
+            config = configurations.CONFIG_MAPPING[model_type]()
+            values = json.loads(config.to_json_string(use_diff=False))
+        except Exception as error:  # a class that has no defaults raises whatever it likes
+            yield Case(model_type, {"model_type": model_type, "unmade": f"{type(error).__name__}: {error}"[:200]}, "")
+            continue
+        chosen = next((name for name in architectures if name in served), architectures[0])
+        kept = {name: value for name, value in values.items() if name not in LEFT_OUT}
+        kept["architectures"] = [chosen]
+        # Library defaults leave the element type open; released configs name it.
+        kept["dtype"] = kept.get("dtype") or "bfloat16"
+        yield Case(model_type, kept, f"transformers {transformers.__version__}")
+
+
+def architectures_of(model_type: str) -> list[str]:
+    """Classes of transformers that generate text with a config of this type, best first."""
+    tables = importlib.import_module("transformers.models.auto.modeling_auto")
+    found: list[str] = []
+    for mapping in MAPPINGS:
+        names = getattr(tables, mapping).get(model_type, ())
+        found += [names] if isinstance(names, str) else list(names)
+    return list(dict.fromkeys(found))
