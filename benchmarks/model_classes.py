@@ -5,20 +5,23 @@ node of eight H100 (`judges/simulated_gpu.py`), at tensor parallel 1, 2 and 8. W
 recorded with the reason. Run it with the Python of an environment that has vLLM (`benchmarks/make_vllm_environment.py`).
 
 Examples:
-  build/vllm/bin/python benchmarks/model_classes.py --library --output tests/data/model_classes/library.jsonl
-  build/vllm/bin/python benchmarks/model_classes.py tests/data/models/llama.json
+  PYTHONPATH=. build/vllm/bin/python benchmarks/model_classes.py --library --output tests/data/model_classes/library.jsonl
+  PYTHONPATH=. build/vllm/bin/python benchmarks/model_classes.py tests/data/models/llama.json
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from judges.default_configs import Case, architectures_of, library_cases
-from judges.processes import Worker
+from benchmarks.judges.children import answers
+from benchmarks.judges.default_configs import Case, architectures_of, library_cases
+from benchmarks.judges.vllm_classes import ModelClasses, Refused, silence
 
 
 def file_cases(paths: Iterable[pathlib.Path]) -> Iterator[Case]:
@@ -26,14 +29,21 @@ def file_cases(paths: Iterable[pathlib.Path]) -> Iterator[Case]:
     for path in paths:
         config = json.loads(path.read_text(encoding="utf-8"))
         if not config.get("architectures"):
-            config["architectures"] = architectures_of(config.get("model_type", ""))[:1]
+            config["architectures"] = architectures_of(config.get("model_type", ""), "text_config" in config)[:1]
         yield Case(path.stem, config, str(path))
 
 
-def judged(case: Case, worker: Worker, ranks: Iterable[int]) -> dict[str, object]:
-    """A case with vLLM's answer for each number of tensor-parallel ranks."""
-    answers = {str(rank): worker.ask(case.config, rank) for rank in ranks}
-    return {"name": case.name, "origin": case.origin, "config": case.config, "answers": answers}
+def ask(classes: ModelClasses, case: Case, ranks: Iterable[int]) -> dict[str, Any]:
+    """vLLM's answer for each number of tensor-parallel ranks; a config refused on one rank is not asked again."""
+    found: dict[str, Any] = {}
+    for rank in ranks:
+        try:
+            found[str(rank)] = classes.answer(case.config, rank)
+        except Refused as refused:
+            found[str(rank)] = {"refused": str(refused)}
+            if rank == 1:
+                break
+    return found
 
 
 def main() -> int:
@@ -42,30 +52,38 @@ def main() -> int:
     parser.add_argument("--library", action="store_true", help="every config class of transformers, default values")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these cases alone; repeatable")
     parser.add_argument("--ranks", default="1,2,8", help="tensor-parallel ranks")
-    parser.add_argument("--seconds", type=float, default=120.0, help="that one answer may take")
-    parser.add_argument("--output", type=pathlib.Path, help="write the answers here, one case a line")
+    parser.add_argument("--jobs", type=int, default=1, help="configs at once")
+    parser.add_argument("--seconds", type=float, default=120.0, help="that one config may take")
+    parser.add_argument("--output", type=pathlib.Path, help="write the answers here, one config a line")
     arguments = parser.parse_args()
-    ranks = [int(rank) for rank in arguments.ranks.split(",")]
-    worker = Worker(arguments.seconds)
-    worker.start()
+    silence()
+    classes = ModelClasses()
     cases = list(file_cases(arguments.configs))
     if arguments.library:
-        cases += library_cases(worker.architectures)
-    lines = []
-    for case in cases:
-        if arguments.only and case.name not in arguments.only:
-            continue
-        record = judged(case, worker, ranks)
-        lines.append(json.dumps(record, separators=(",", ":"), sort_keys=False))
-        answers = record["answers"]
-        said = {rank: answer.get("refused", answer.get("plan", {}).get("line")) for rank, answer in answers.items()}
-        print(case.name, json.dumps(said), file=sys.stderr, flush=True)
+        cases += library_cases(classes.architectures)
+    chosen = {case.name: case for case in cases if not arguments.only or case.name in arguments.only}
+    ranks = [int(rank) for rank in arguments.ranks.split(",")]
+    questions = ((name, functools.partial(ask, classes, case, ranks)) for name, case in chosen.items())
+    lines: dict[str, str] = {}
+    for name, found in answers(questions, jobs=arguments.jobs, seconds=arguments.seconds):
+        case = chosen[name]
+        record = {"name": name, "origin": case.origin, "config": case.config, "answers": found}
+        lines[name] = json.dumps(record, separators=(",", ":"))
+        print(name, summary(found), file=sys.stderr, flush=True)
         if arguments.output:
-            arguments.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            text = "".join(lines[each] + "\n" for each in chosen if each in lines)
+            arguments.output.write_text(text, encoding="utf-8")
     if not arguments.output:
-        print("\n".join(lines))
-    worker.stop()
+        print("\n".join(lines.values()))
     return 0
+
+
+def summary(found: dict[str, Any]) -> str:
+    """The start-up line, or the reason that there is none, for each number of ranks."""
+    if "refused" in found:
+        return str(found["refused"])
+    said = {rank: answer.get("refused") or answer["plan"].get("line", "no plan") for rank, answer in found.items()}
+    return "; ".join(f"tp {rank}: {text}" for rank, text in said.items())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import pathlib
+import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,11 +44,11 @@ def library_cases(served: frozenset[str]) -> Iterator[Case]:
     Args:
       served: architectures that the engine knows; the first such one is named, else the first that transformers has.
     """
+    supplements = tomllib.loads(pathlib.Path(__file__).with_name("supplements.toml").read_text(encoding="utf-8"))
     transformers = importlib.import_module("transformers")
     configurations = importlib.import_module("transformers.models.auto.configuration_auto")
     for model_type in sorted(configurations.CONFIG_MAPPING_NAMES):
-        architectures = architectures_of(model_type)
-        if not architectures:
+        if not architectures_of(model_type):
             continue
         try:
             config = configurations.CONFIG_MAPPING[model_type]()
@@ -54,19 +56,43 @@ def library_cases(served: frozenset[str]) -> Iterator[Case]:
         except Exception as error:  # a class that has no defaults raises whatever it likes
             yield Case(model_type, {"model_type": model_type, "unmade": f"{type(error).__name__}: {error}"[:200]}, "")
             continue
+        architectures = architectures_of(model_type, multimodal="text_config" in values)
         chosen = next((name for name in architectures if name in served), architectures[0])
-        kept = {name: value for name, value in values.items() if name not in LEFT_OUT}
+        kept = without_labels(values)
         kept["architectures"] = [chosen]
         # Library defaults leave the element type open; released configs name it.
         kept["dtype"] = kept.get("dtype") or "bfloat16"
+        supplement(kept, supplements.get(model_type, {}))
         yield Case(model_type, kept, f"transformers {transformers.__version__}")
 
 
-def architectures_of(model_type: str) -> list[str]:
-    """Classes of transformers that generate text with a config of this type, best first."""
+def supplement(config: dict[str, Any], fields: Mapping[str, Any]) -> None:
+    """Sets fields, in parts of the config where their names say so."""
+    for path, value in fields.items():
+        *parts, name = path.split(".")
+        place = config
+        for part in parts:
+            place = place[part]
+        place[name] = value
+
+
+def without_labels(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without what says nothing of a model, at any depth."""
+    return {
+        name: without_labels(value) if isinstance(value, dict) else value
+        for name, value in values.items()
+        if name not in LEFT_OUT
+    }
+
+
+def architectures_of(model_type: str, multimodal: bool = False) -> list[str]:
+    """Classes of transformers that generate text with a config of this type, best first.
+
+    A config that holds a decoder's as a part is for the class that has the other parts too.
+    """
     tables = importlib.import_module("transformers.models.auto.modeling_auto")
     found: list[str] = []
-    for mapping in MAPPINGS:
+    for mapping in (*MAPPINGS[1:], MAPPINGS[0]) if multimodal else MAPPINGS:
         names = getattr(tables, mapping).get(model_type, ())
         found += [names] if isinstance(names, str) else list(names)
     return list(dict.fromkeys(found))

@@ -12,7 +12,7 @@ import os
 import types
 from typing import Any
 
-from judges import stand_ins
+from benchmarks.judges import stand_ins
 
 VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "",  # lets vLLM take Triton as usable where no driver is active
@@ -39,6 +39,9 @@ def start() -> None:
     _answer_for_kernels()
     _answer_for_torch()
     _inspect_in_process()
+    _answer_for_processors()
+    workspace = importlib.import_module("vllm.v1.worker.workspace")
+    workspace.init_workspace_manager(importlib.import_module("torch").device("meta"))
 
 
 def _platform_class() -> type:
@@ -112,12 +115,15 @@ def _answer_for_kernels() -> None:
 def _answer_for_torch() -> None:
     """Streams and properties of a device that is not there; numbers read from tensors without content are 0."""
     torch = importlib.import_module("torch")
-    read = torch.Tensor.item
+    item, tolist, cpu = torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu
 
-    def item(tensor: Any) -> Any:
-        return 0.0 if tensor.is_meta else read(tensor)
+    def zeros(tensor: Any) -> Any:
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
-    torch.Tensor.item = item
+    torch.Tensor.item = lambda tensor: 0.0 if tensor.is_meta else item(tensor)
+    torch.Tensor.tolist = lambda tensor: tolist(zeros(tensor) if tensor.is_meta else tensor)
+    torch.Tensor.cpu = lambda tensor, *values, **options: tensor if tensor.is_meta else cpu(tensor, *values, **options)
+    torch.accelerator.empty_cache = lambda: None
     cuda = torch.cuda
     cuda.Stream = cuda.Event = stand_ins.Anything
     cuda.current_stream = stand_ins.Anything
@@ -142,6 +148,17 @@ def _inspect_in_process() -> None:
         return registry._ModelInfo.from_model_cls(self.load_model_cls())
 
     registry._LazyRegisteredModel.inspect_model_cls = inspect
+
+
+def _answer_for_processors() -> None:
+    """Models that only `transformers` has a class for see one image of few tokens: what they see at most stands in
+    files of the processor, which are not part of a config and decide nothing that is cached."""
+    multimodal = importlib.import_module("vllm.model_executor.models.transformers.multimodal")
+    information = multimodal.MultiModalProcessingInfo
+    information._get_audio_processor = lambda self: None
+    information._is_audio_model = information._is_video_model = False
+    information._is_image_model = True
+    information.get_mm_max_tokens_per_item = lambda self, seq_len, mm_counts=None: {"image": 256}
 
 
 def set_groups(tensor_parallel: int) -> None:

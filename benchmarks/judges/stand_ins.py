@@ -31,6 +31,7 @@ EXTENSIONS = (
 
 PACKAGES = (
     "compressed_tensors",
+    "cuda",
     "cutlass",
     "flash_attn",
     "flashinfer",

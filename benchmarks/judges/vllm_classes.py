@@ -10,16 +10,26 @@ import gc
 import importlib
 import json
 import logging
+import os
 import pathlib
 import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from judges import simulated_gpu
-from judges.records import pack, spec_record
+from benchmarks.judges import simulated_gpu
+from benchmarks.judges.records import pack, spec_record
 
 KV_MEMORY = 80 << 30
 """Bytes for the cache on each GPU, whatever the weights would leave."""
+
+
+SHARED_MODULES = (
+    "vllm.model_executor.layers.fused_moe.layer",
+    "vllm.model_executor.models.transformers",
+    "vllm.v1.attention.backends.flash_attn",
+    "vllm.v1.attention.backends.flashinfer",
+)
+"""Modules that many model files import, so that not every forked process has to."""
 
 
 class Refused(Exception):
@@ -41,7 +51,14 @@ class ModelClasses:
         self.planning, self.sizes = load("vllm.v1.core.kv_cache_planning"), load("vllm.v1.core.kv_cache_utils")
         self.registration = load("vllm.v1.core.single_type_kv_cache_manager")
         self.platform = load("vllm.platforms").current_platform
+        for name in SHARED_MODULES:
+            load(name)
         self.context = load("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
+
+    @property
+    def architectures(self) -> frozenset[str]:
+        """The classes that vLLM has for itself."""
+        return frozenset(self.registry.ModelRegistry.models)
 
     def answer(self, config: Mapping[str, Any], tensor_parallel: int = 1) -> dict[str, Any]:
         """What vLLM caches and plans for a config on the first of some tensor-parallel ranks.
@@ -52,7 +69,12 @@ class ModelClasses:
         simulated_gpu.set_groups(tensor_parallel)
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
-            return self._answer(folder, tensor_parallel)
+            before = dict(os.environ)
+            try:
+                return self._answer(folder, tensor_parallel)
+            finally:  # the generic backend switches latent attention off for all that follow
+                os.environ.clear()
+                os.environ.update(before)
 
     def _answer(self, folder: str, tensor_parallel: int) -> dict[str, Any]:
         stage = "config"
@@ -72,7 +94,6 @@ class ModelClasses:
             }
             del model
             gc.collect()
-            stage = "plan"
             found["plan"] = self._plan(vllm_config, specs)
             return found
         except (KeyboardInterrupt, SystemExit):
@@ -125,9 +146,15 @@ class ModelClasses:
         }
 
     def _plan(self, vllm_config: Any, specs: dict[str, Any]) -> dict[str, Any]:
-        """Groups, blocks, tokens, concurrency and the start-up line; None for a model that caches nothing."""
+        """Groups, blocks, tokens, concurrency and the start-up line; nothing for a model without a cache, or why not."""
         if not specs:
             return {}
+        try:
+            return self._planned(vllm_config, specs)
+        except (AssertionError, ValueError, TypeError, NotImplementedError) as error:
+            return {"refused": f"{type(error).__name__}: {message(error)}"}
+
+    def _planned(self, vllm_config: Any, specs: dict[str, Any]) -> dict[str, Any]:
         with self.config.set_current_vllm_config(vllm_config):
             backends = self.connector.get_current_attn_backends(vllm_config)
             layouts = self.backends.get_supported_kv_cache_layouts(backends)

@@ -1,0 +1,155 @@
+"""HKV's reading and plan of a config held against a recorded answer of vLLM's own model class."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.judges.records import plain, split_name, unpack
+from hkv.dialects.vllm.planning.served import Serving, serve
+from hkv.errors import HKVError
+from hkv.model.huggingface import Model, ReadOptions, read_model
+from hkv.spec import AttentionSpec, LayerSpec
+
+KV_MEMORY = 80 << 30
+"""Bytes for the cache with which the recorded plans were made."""
+
+COMPARED = (
+    "kind",
+    "num_kv_heads",
+    "head_size",
+    "head_size_v",
+    "dtype",
+    "sliding_window",
+    "attention_chunk_size",
+    "non_causal",
+    "state_content_bytes",
+    "tokens_per_state",
+    "extra_retained_tokens",
+    "cache_role",
+    "shapes",
+    "dtypes",
+    "num_prefill_checkpoint_blocks",
+    "prefill_checkpoint_alignment",
+    "shares",
+)
+"""Fields of a vLLM spec that say what a layer caches; the others say how a kernel wants its block, or follow."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "non_causal": False,
+    "tokens_per_state": 1,
+    "extra_retained_tokens": 0,
+    "cache_role": "SPARSE",
+    "num_prefill_checkpoint_blocks": 0,
+}
+"""Values that a record leaves out, where they are not None."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A value in which HKV and a judge differ.
+
+    Attributes:
+      field: what it says: of a layer `layers.3 head_size`, of the plan `blocks`.
+      ours: HKV's value.
+      theirs: the judge's.
+    """
+
+    field: str
+    ours: Any
+    theirs: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.ours} here, {self.theirs} in vLLM"
+
+
+def read(config: Mapping[str, Any], tensor_parallel: int) -> Model | str:
+    """HKV's reading, or the message with which it refuses."""
+    try:
+        return read_model(config, ReadOptions(tensor_parallel=tensor_parallel))
+    except HKVError as error:
+        return str(error)
+
+
+def layer_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference]:
+    """Where what the layers cache differs, one difference a field."""
+    ours = _by_index({**{layer.name: described(layer.spec) for layer in model.layers if layer.spec}, **_shared(model)})
+    shared = {name: {"shares": split_name(target)[1]} for name, target in unpack(answer["shared"]).items()}
+    theirs = _by_index({**{name: compared(record) for name, record in unpack(answer["layers"]).items()}, **shared})
+    if list(ours) != list(theirs) and len(ours) == len(theirs):
+        # An engine may count the layers of a kind, or of a part of the model, for themselves.
+        ours, theirs = dict(enumerate(ours.values())), dict(enumerate(theirs.values()))
+    found: dict[str, Difference] = {}
+    for index in sorted(ours.keys() | theirs.keys()):
+        mine, other = ours.get(index, []), theirs.get(index, [])
+        if len(mine) != len(other):
+            kinds = [[each.get("kind", "shared") for each in side] for side in (mine, other)]
+            found.setdefault("caches", Difference(f"layers.{index} caches", *kinds))
+            continue
+        for one, two in zip(mine, other, strict=True):
+            for field in COMPARED:
+                if one.get(field) != two.get(field):
+                    values = one.get(field), two.get(field)
+                    found.setdefault(field, Difference(f"layers.{index} {field}", *values))
+    return list(found.values())
+
+
+def plan_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference]:
+    """Where the longest request, the blocks, the tokens or the concurrency of the plan differ."""
+    if model.max_model_len != answer["max_model_len"]:
+        return [Difference("max_model_len", model.max_model_len, answer["max_model_len"])]
+    plan = answer["plan"]
+    try:
+        served = serve(model, Serving(memory=KV_MEMORY, max_in_flight_tokens=answer["max_in_flight_tokens"]))
+    except HKVError as error:
+        return [] if not plan or "refused" in plan else [Difference("plan", str(error), plan["line"])]
+    if not plan or "refused" in plan:
+        return [Difference("plan", f"{served.plan.num_blocks} blocks", plan.get("refused", "nothing"))]
+    concurrency = served.plan.reserved_concurrency
+    pairs = {
+        "blocks": (served.plan.num_blocks, plan["blocks"]),
+        "concurrency": (round(concurrency, 6), round(plan["concurrency"], 6)),
+        "tokens": (int(concurrency * model.max_model_len), plan["tokens"]),
+    }
+    return [Difference(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def described(spec: LayerSpec) -> dict[str, Any]:
+    """What a layer caches, in the names of vLLM's specs, where not at its default."""
+    found: dict[str, Any] = {"kind": spec.vllm_name}
+    if isinstance(spec, AttentionSpec):
+        for field in ("num_kv_heads", "head_size", "dtype", "state_content_bytes", "tokens_per_state"):
+            found[field] = getattr(spec, field)
+        found["head_size_v"] = spec.value_size
+    else:
+        found["dtypes"] = tuple(dtype for _, dtype in spec.state_tensors)
+    for theirs, ours in spec.vllm_fields.items():
+        found[theirs] = getattr(spec, ours)
+    return compared({name: plain(value) for name, value in found.items()})
+
+
+def compared(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a spec that are compared, without those at their defaults."""
+    found = {name: record[name] for name in COMPARED if record.get(name) is not None}
+    if isinstance(found.get("cache_role"), str):
+        found["cache_role"] = found["cache_role"].upper()
+    if found["kind"].endswith("MambaSpec") and not found.get("num_prefill_checkpoint_blocks"):
+        found.pop("prefill_checkpoint_alignment", None)
+    if "MLA" in found["kind"] and not found.get("head_size_v"):
+        found.pop("head_size_v", None)
+    return {name: value for name, value in found.items() if value != DEFAULTS.get(name)}
+
+
+def _shared(model: Model) -> dict[str, dict[str, Any]]:
+    return {layer.name: {"shares": split_name(layer.shares)[1]} for layer in model.layers if layer.shares}
+
+
+def _by_index(layers: Mapping[str, dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
+    for name, description in layers.items():
+        found[split_name(name)[1]].append(description)
+    order = sorted(found)
+    return {index: sorted(found[index], key=lambda each: json.dumps(each, sort_keys=True)) for index in order}
