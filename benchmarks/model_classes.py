@@ -1,12 +1,13 @@
 """Records what vLLM's own model classes cache, config by config: layers, blocks, tokens and the start-up line.
 
 Each config is built by the class that vLLM 0.33.0 serves it with, on the meta device and with dummy weights, as on a
-node of eight H100 (`judges/simulated_gpu.py`), at tensor parallel 1, 2 and 8. What cannot be built, or is not served, is
-recorded with the reason. Run it with the Python of an environment that has vLLM (`benchmarks/make_vllm_environment.py`).
+node of eight H100 (`judges/simulated_gpu.py`), at tensor parallel 1, 2 and 8. What cannot be built, or is not served,
+is recorded with the reason. Run it with the Python of an environment that has vLLM, which
+`benchmarks/make_vllm_environment.py` makes.
 
 Examples:
-  PYTHONPATH=. build/vllm/bin/python benchmarks/model_classes.py --library --output tests/data/model_classes/library.jsonl
-  PYTHONPATH=. build/vllm/bin/python benchmarks/model_classes.py tests/data/models/llama.json
+  build/vllm/bin/python benchmarks/model_classes.py --library --output tests/data/model_classes/library.jsonl
+  build/vllm/bin/python benchmarks/model_classes.py tests/data/models/llama.json
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from benchmarks.judges.children import answers
 from benchmarks.judges.default_configs import Case, architectures_of, library_cases
-from benchmarks.judges.vllm_classes import ModelClasses, Refused, silence
+from benchmarks.judges.vllm_classes import ModelClasses, RefusedError, silence
 
 
 def file_cases(paths: Iterable[pathlib.Path]) -> Iterator[Case]:
@@ -34,12 +35,12 @@ def file_cases(paths: Iterable[pathlib.Path]) -> Iterator[Case]:
 
 
 def ask(classes: ModelClasses, case: Case, ranks: Iterable[int]) -> dict[str, Any]:
-    """vLLM's answer for each number of tensor-parallel ranks; a config refused on one rank is not asked again."""
+    """Answers for each number of tensor-parallel ranks; a config refused on one rank is not asked again."""
     found: dict[str, Any] = {}
     for rank in ranks:
         try:
             found[str(rank)] = classes.answer(case.config, rank)
-        except Refused as refused:
+        except RefusedError as refused:
             found[str(rank)] = {"refused": str(refused)}
             if rank == 1:
                 break

@@ -34,7 +34,7 @@ def start() -> None:
     for name in ("transformers", "xgrammar"):  # they ask at import which packages there are
         importlib.import_module(name)
     stand_ins.install()
-    platforms = importlib.import_module("vllm.platforms")
+    platforms: Any = importlib.import_module("vllm.platforms")
     platforms._current_platform = _platform_class()()
     _answer_for_kernels()
     _answer_for_torch()
@@ -141,7 +141,7 @@ def _answer_for_torch() -> None:
 
 
 def _inspect_in_process() -> None:
-    """vLLM looks at a model class in a child process; here it is imported, and the reason of a failure is kept."""
+    """Has model classes imported where vLLM would look at them in a child process, and keeps why one cannot be."""
     registry = importlib.import_module("vllm.model_executor.models.registry")
 
     def inspect(self: Any) -> Any:
@@ -163,7 +163,7 @@ def _answer_for_processors() -> None:
 
 def set_groups(tensor_parallel: int) -> None:
     """Makes this process the first of `tensor_parallel` ranks."""
-    state = importlib.import_module("vllm.distributed.parallel_state")
+    state: Any = importlib.import_module("vllm.distributed.parallel_state")
     torch = importlib.import_module("torch")
 
     class SilentGroup(state.GroupCoordinator):

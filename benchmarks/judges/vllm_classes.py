@@ -32,7 +32,7 @@ SHARED_MODULES = (
 """Modules that many model files import, so that not every forked process has to."""
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """vLLM does not serve a config; the message is `STAGE: ERROR: what it said`."""
 
 
@@ -64,7 +64,7 @@ class ModelClasses:
         """What vLLM caches and plans for a config on the first of some tensor-parallel ranks.
 
         Raises:
-          Refused: vLLM does not serve it, or its class needs more than a simulated GPU.
+          RefusedError: vLLM does not serve it, or its class needs more than a simulated GPU.
         """
         simulated_gpu.set_groups(tensor_parallel)
         with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +99,7 @@ class ModelClasses:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # model files raise whatever they like
-            raise Refused(f"{stage}: {type(error).__name__}: {message(error)}") from error
+            raise RefusedError(f"{stage}: {type(error).__name__}: {message(error)}") from error
 
     def _engine_config(self, folder: str, tensor_parallel: int) -> Any:
         arguments = self.args.EngineArgs(
@@ -146,7 +146,7 @@ class ModelClasses:
         }
 
     def _plan(self, vllm_config: Any, specs: dict[str, Any]) -> dict[str, Any]:
-        """Groups, blocks, tokens, concurrency and the start-up line; nothing for a model without a cache, or why not."""
+        """Groups, blocks, tokens, concurrency and the start-up line; nothing where nothing is cached, or why not."""
         if not specs:
             return {}
         try:
@@ -179,14 +179,15 @@ class ModelClasses:
     def _start_up_line(self, vllm_config: Any, scheduler: Any) -> str:
         """The line as vLLM logs it, for a GPU."""
         lines: list[str] = []
-        logger = self.sizes.logger
-        previous, name = logger.info_once, self.sizes._kv_cache_device_name
-        self.sizes._kv_cache_device_name = lambda config: "GPU"
+        sizes: Any = self.sizes
+        logger = sizes.logger
+        previous, name = logger.info_once, sizes._kv_cache_device_name
+        sizes._kv_cache_device_name = lambda config: "GPU"
         logger.info_once = lambda text, *values, **options: lines.append(text % values)
         try:
-            self.sizes.update_kv_cache_capacity(vllm_config, scheduler)
+            sizes.update_kv_cache_capacity(vllm_config, scheduler)
         finally:
-            logger.info_once, self.sizes._kv_cache_device_name = previous, name
+            logger.info_once, sizes._kv_cache_device_name = previous, name
         return lines[0]
 
 
