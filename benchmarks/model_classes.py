@@ -21,17 +21,31 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from benchmarks.judges.children import answers
-from benchmarks.judges.default_configs import Case, architectures_of, library_cases
+from benchmarks.judges.default_configs import Case, architectures_of, library_cases, supplemented
+from benchmarks.judges.records import digest
 from benchmarks.judges.vllm_classes import ModelClasses, RefusedError, silence
+from hkv.model.released import released_models
+
+
+def with_architecture(config: dict[str, Any]) -> dict[str, Any]:
+    """A config with the class that transformers has for its type, where it names none."""
+    if config.get("architectures"):
+        return config
+    return config | {"architectures": architectures_of(config.get("model_type", ""), "text_config" in config)[:1]}
 
 
 def file_cases(paths: Iterable[pathlib.Path]) -> Iterator[Case]:
-    """Configs in files; where one names no architecture, the class that transformers has for its type."""
+    """Configs in files."""
     for path in paths:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not config.get("architectures"):
-            config["architectures"] = architectures_of(config.get("model_type", ""), "text_config" in config)[:1]
-        yield Case(path.stem, config, str(path))
+        yield Case(path.stem, with_architecture(json.loads(path.read_text(encoding="utf-8"))), str(path))
+
+
+def released_cases() -> Iterator[Case]:
+    """The released models that HKV ships; their configs are not repeated beside the answers."""
+    for model in released_models():
+        shipped = model.config()
+        config = supplemented(with_architecture(shipped), cached=False)
+        yield Case(model.name, config, "hkv/model/released", digest(shipped))
 
 
 def ask(classes: ModelClasses, case: Case, ranks: Iterable[int]) -> dict[str, Any]:
@@ -51,6 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configs", nargs="*", type=pathlib.Path, help="config.json files")
     parser.add_argument("--library", action="store_true", help="every config class of transformers, default values")
+    parser.add_argument("--released", action="store_true", help="the released models that HKV ships configs of")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these cases alone; repeatable")
     parser.add_argument("--ranks", default="1,2,8", help="tensor-parallel ranks")
     parser.add_argument("--jobs", type=int, default=1, help="configs at once")
@@ -60,6 +75,8 @@ def main() -> int:
     silence()
     classes = ModelClasses()
     cases = list(file_cases(arguments.configs))
+    if arguments.released:
+        cases += released_cases()
     if arguments.library:
         cases += library_cases(classes.architectures)
     chosen = {case.name: case for case in cases if not arguments.only or case.name in arguments.only}
@@ -68,7 +85,7 @@ def main() -> int:
     lines: dict[str, str] = {}
     for name, found in answers(questions, jobs=arguments.jobs, seconds=arguments.seconds):
         case = chosen[name]
-        record = {"name": name, "origin": case.origin, "config": case.config, "answers": found}
+        record = {"name": name, "origin": case.origin, "config": case.digest or case.config, "answers": found}
         lines[name] = json.dumps(record, separators=(",", ":"))
         print(name, summary(found), file=sys.stderr, flush=True)
         if arguments.output:

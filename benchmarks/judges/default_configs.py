@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import importlib
 import json
 import pathlib
@@ -31,11 +33,13 @@ class Case:
       name: of the config, unique.
       config: the content of its config.json.
       origin: where its values are from.
+      digest: of the file that HKV ships, or nothing.
     """
 
     name: str
     config: Mapping[str, Any]
     origin: str
+    digest: str = ""
 
 
 def library_cases(served: frozenset[str]) -> Iterator[Case]:
@@ -44,7 +48,6 @@ def library_cases(served: frozenset[str]) -> Iterator[Case]:
     Args:
       served: architectures that the engine knows; the first such one is named, else the first that transformers has.
     """
-    supplements = tomllib.loads(pathlib.Path(__file__).with_name("supplements.toml").read_text(encoding="utf-8"))
     transformers = importlib.import_module("transformers")
     configurations = importlib.import_module("transformers.models.auto.configuration_auto")
     for model_type in sorted(configurations.CONFIG_MAPPING_NAMES):
@@ -62,18 +65,34 @@ def library_cases(served: frozenset[str]) -> Iterator[Case]:
         kept["architectures"] = [chosen]
         # Library defaults leave the element type open; released configs name it.
         kept["dtype"] = kept.get("dtype") or "bfloat16"
-        supplement(kept, supplements.get(model_type, {}))
+        kept = supplemented(kept, cached=True)
         yield Case(model_type, kept, f"transformers {transformers.__version__}")
 
 
-def supplement(config: dict[str, Any], fields: Mapping[str, Any]) -> None:
-    """Sets fields, in parts of the config where their names say so."""
-    for path, value in fields.items():
+def supplemented(config: Mapping[str, Any], *, cached: bool) -> dict[str, Any]:
+    """A config with those of the fields in `supplements.toml` that it lacks.
+
+    Args:
+      config: the content of a config.json.
+      cached: also those that decide what is cached.
+    """
+    fields = dict(supplements().get(config.get("model_type", ""), {}))
+    deciding = fields.pop("cached", {})
+    result = copy.deepcopy(dict(config))
+    for path, value in (fields | (deciding if cached else {})).items():
         *parts, name = path.split(".")
-        place = config
+        place = result
         for part in parts:
-            place = place[part]
-        place[name] = value
+            place = place.setdefault(part, {})
+        if place.get(name) is None:
+            place[name] = value
+    return result
+
+
+@functools.cache
+def supplements() -> dict[str, dict[str, Any]]:
+    """The fields in `supplements.toml`, by the config's type."""
+    return tomllib.loads(pathlib.Path(__file__).with_name("supplements.toml").read_text(encoding="utf-8"))
 
 
 def without_labels(values: Mapping[str, Any]) -> dict[str, Any]:

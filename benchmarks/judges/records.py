@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
@@ -23,6 +24,11 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return str(value).removeprefix("torch.")
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """A hash of a config's content, by which a recording of another one is noticed."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def spec_record(spec: Any) -> dict[str, Any]:

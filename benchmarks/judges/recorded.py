@@ -1,0 +1,118 @@
+"""Recorded answers of the judges, and what they say of HKV's reading today.
+
+`tests/data/model_classes` has, one config a line, `library.jsonl` (every config class of transformers at its default
+values), `released.jsonl` (the released models that HKV ships, their configs in `hkv/model/released`), and
+`caches.jsonl` (the second judge's answers, for configs that vLLM does not build). `expected.json` lists what HKV still
+reads otherwise than vLLM, and what it refuses although vLLM serves it: both lists may only become shorter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.judges.comparison import Difference, layer_differences, plan_differences, read
+from hkv.model.huggingface import Model
+from hkv.model.released import released_models
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "tests" / "data" / "model_classes"
+EXPECTED = FOLDER / "expected.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedCase:
+    """A config and vLLM's answers.
+
+    Attributes:
+      name: `library/llama`, `released/gpt-oss-20b`.
+      config: the content of its config.json.
+      answers: vLLM's, by the number of tensor-parallel ranks; with a key `refused` where it does not serve it.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    answers: Mapping[int, Mapping[str, Any]]
+
+    @property
+    def served(self) -> bool:
+        """Whether vLLM plans it on one rank."""
+        return "refused" not in self.answers[1]
+
+
+class Outcome(enum.Enum):
+    """What comes of a config in HKV and in vLLM."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    REFUSED_HERE = "refused by HKV, planned by vLLM"
+    PLANNED_HERE = "planned by HKV, refused by vLLM"
+    REFUSED = "refused by both"
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """HKV's reading and plan of a config, held against vLLM's.
+
+    Attributes:
+      outcome: in one word.
+      differences: values that differ.
+      message: why HKV or, where HKV plans it, vLLM refuses.
+    """
+
+    outcome: Outcome
+    differences: tuple[Difference, ...] = ()
+    message: str = ""
+
+
+@functools.cache
+def recorded_cases() -> dict[str, RecordedCase]:
+    """Every recorded config, by name."""
+    shipped = {model.name: model.config() for model in released_models()}
+    found = {}
+    for source in ("library", "released"):
+        for record in records(source):
+            config = shipped.get(record["name"]) if isinstance(record["config"], str) else record["config"]
+            if config is None:
+                continue  # no longer shipped; a test says so
+            answers = {int(ranks): answer for ranks, answer in record["answers"].items()}
+            name = f"{source}/{record['name']}"
+            found[name] = RecordedCase(name, config, answers)
+    return found
+
+
+def records(source: str) -> list[dict[str, Any]]:
+    """The lines of a file of recordings; none where it is not there."""
+    path = FOLDER / f"{source}.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def judge(case: RecordedCase, ranks: int) -> Judgement:
+    """HKV's reading and plan on some tensor-parallel ranks, held against vLLM's answer."""
+    answer, model = case.answers[ranks], read(case.config, ranks)
+    if "refused" in answer:
+        if isinstance(model, Model):
+            return Judgement(Outcome.PLANNED_HERE, message=answer["refused"])
+        return Judgement(Outcome.REFUSED, message=model)
+    if not isinstance(model, Model):
+        return Judgement(Outcome.REFUSED_HERE, message=model)
+    differences = tuple(layer_differences(model, answer)) or tuple(plan_differences(model, answer))
+    return Judgement(Outcome.DIFFERENT if differences else Outcome.EQUAL, differences)
+
+
+def found_today() -> dict[str, Any]:
+    """What `expected.json` has to say today: fields that differ and configs refused, by name."""
+    different: dict[str, list[str]] = {}
+    refused: list[str] = []
+    for name, case in recorded_cases().items():
+        judgements = [judge(case, ranks) for ranks in case.answers]
+        fields = sorted({each.field.split()[-1] for judgement in judgements for each in judgement.differences})
+        if fields:
+            different[name] = fields
+        if any(judgement.outcome is Outcome.REFUSED_HERE for judgement in judgements):
+            refused.append(name)
+    return {"different": different, "refused": refused}

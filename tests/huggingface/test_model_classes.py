@@ -1,0 +1,38 @@
+"""HKV's reading of each recorded config against what vLLM's own model class said: equal, or refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.judges.recorded import EXPECTED, Outcome, RecordedCase, judge, recorded_cases, records
+from benchmarks.judges.records import digest
+from hkv.model.released import released_models
+
+CASES = recorded_cases()
+KNOWN = json.loads(EXPECTED.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_a_config_is_read_as_vllm_reads_it_or_refused(case: RecordedCase) -> None:
+    judgements = {ranks: judge(case, ranks) for ranks in case.answers}
+    differences = [f"tp {ranks}: {each}" for ranks, found in judgements.items() for each in found.differences]
+    fields = {each.field.split()[-1] for found in judgements.values() for each in found.differences}
+    refusals = [found.message for found in judgements.values() if found.outcome is Outcome.REFUSED_HERE]
+    known = set(KNOWN["different"].get(case.name, ()))
+    assert not fields - known, differences
+    assert not known - fields, "no longer differs: take it out of expected.json (benchmarks/judged_models.py --shrink)"
+    if case.name in KNOWN["refused"]:
+        assert refusals, "no longer refused: take it out of expected.json (benchmarks/judged_models.py --shrink)"
+    else:
+        assert not refusals
+
+
+def test_every_released_model_was_judged() -> None:
+    judged = {record["name"]: record["config"] for record in records("released")}
+    assert judged == {model.name: digest(model.config()) for model in released_models()}
+
+
+def test_the_lists_name_recorded_configs() -> None:
+    assert set(KNOWN["different"]) | set(KNOWN["refused"]) <= set(CASES)
