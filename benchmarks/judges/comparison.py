@@ -76,24 +76,26 @@ def read(config: Mapping[str, Any], tensor_parallel: int) -> Model | str:
 
 def layer_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference]:
     """Where what the layers cache differs, one difference a field."""
-    ours = _by_index({**{layer.name: described(layer.spec) for layer in model.layers if layer.spec}, **_shared(model)})
+    mine = {layer.name: described(layer.spec) for layer in model.layers if layer.spec}
     shared = {name: {"shares": split_name(target)[1]} for name, target in unpack(answer["shared"]).items()}
-    theirs = _by_index({**{name: compared(record) for name, record in unpack(answer["layers"]).items()}, **shared})
-    if list(ours) != list(theirs) and len(ours) == len(theirs):
-        # An engine may count the layers of a kind, or of a part of the model, for themselves.
-        ours, theirs = dict(enumerate(ours.values())), dict(enumerate(theirs.values()))
+    other = {name: compared(record) for name, record in unpack(answer["layers"]).items()}
+    sides = [_by_index(side) for side in (mine | _shared(model), other | shared)]
+    if list(sides[0]) != list(sides[1]):
+        # An engine may count the layers of a kind, or of a part of the model, for themselves: the order decides then.
+        sides = [_by_kind(side) for side in sides]
+    ours, theirs = sides
     found: dict[str, Difference] = {}
-    for index in sorted(ours.keys() | theirs.keys()):
-        mine, other = ours.get(index, []), theirs.get(index, [])
-        if len(mine) != len(other):
-            kinds = [[each.get("kind", "shared") for each in side] for side in (mine, other)]
-            found.setdefault("caches", Difference(f"layers.{index} caches", *kinds))
+    for place in [*ours, *(place for place in theirs if place not in ours)]:
+        here, there = ours.get(place, []), theirs.get(place, [])
+        if len(here) != len(there):
+            kinds = [dict(collections.Counter(each.get("kind", "shared") for each in side)) for side in (here, there)]
+            found.setdefault("caches", Difference(f"{place} caches", *kinds))
             continue
-        for one, two in zip(mine, other, strict=True):
+        for one, two in zip(here, there, strict=True):
             for field in COMPARED:
                 if one.get(field) != two.get(field):
                     values = one.get(field), two.get(field)
-                    found.setdefault(field, Difference(f"layers.{index} {field}", *values))
+                    found.setdefault(field, Difference(f"{place} {field}", *values))
     return list(found.values())
 
 
@@ -147,9 +149,18 @@ def _shared(model: Model) -> dict[str, dict[str, Any]]:
     return {layer.name: {"shares": split_name(layer.shares)[1]} for layer in model.layers if layer.shares}
 
 
-def _by_index(layers: Mapping[str, dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+def _by_kind(layers: Mapping[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for description in (each for several in layers.values() for each in several):
+        found.setdefault(description.get("kind", "shared"), []).append(description)
+    return dict(sorted(found.items()))
+
+
+def _by_index(layers: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     found: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
     for name, description in layers.items():
         found[split_name(name)[1]].append(description)
-    order = sorted(found)
-    return {index: sorted(found[index], key=lambda each: json.dumps(each, sort_keys=True)) for index in order}
+    return {
+        f"layers.{index}": sorted(found[index], key=lambda each: json.dumps(each, sort_keys=True))
+        for index in sorted(found)
+    }

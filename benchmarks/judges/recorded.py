@@ -38,11 +38,6 @@ class RecordedCase:
     config: Mapping[str, Any]
     answers: Mapping[int, Mapping[str, Any]]
 
-    @property
-    def served(self) -> bool:
-        """Whether vLLM plans it on one rank."""
-        return "refused" not in self.answers[1]
-
 
 class Outcome(enum.Enum):
     """What comes of a config in HKV and in vLLM."""
@@ -51,7 +46,7 @@ class Outcome(enum.Enum):
     DIFFERENT = "different"
     REFUSED_HERE = "refused by HKV, planned by vLLM"
     PLANNED_HERE = "planned by HKV, refused by vLLM"
-    REFUSED = "refused by both"
+    REFUSED = "planned by neither"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,16 +86,21 @@ def records(source: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
+def served(answer: Mapping[str, Any]) -> bool:
+    """Whether vLLM builds the model, and the model caches anything: encoders do not."""
+    return bool(answer.get("layers"))
+
+
 def judge(case: RecordedCase, ranks: int) -> Judgement:
     """HKV's reading and plan on some tensor-parallel ranks, held against vLLM's answer."""
     answer, model = case.answers[ranks], read(case.config, ranks)
-    if "refused" in answer:
+    if not served(answer):
         if isinstance(model, Model):
-            return Judgement(Outcome.PLANNED_HERE, message=answer["refused"])
+            return Judgement(Outcome.PLANNED_HERE, message=answer.get("refused", "caches nothing"))
         return Judgement(Outcome.REFUSED, message=model)
     if not isinstance(model, Model):
         return Judgement(Outcome.REFUSED_HERE, message=model)
-    differences = tuple(layer_differences(model, answer)) or tuple(plan_differences(model, answer))
+    differences = (*layer_differences(model, answer), *plan_differences(model, answer))
     return Judgement(Outcome.DIFFERENT if differences else Outcome.EQUAL, differences)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
@@ -24,6 +25,13 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return str(value).removeprefix("torch.")
+
+
+def message(error: BaseException) -> str:
+    """An error's message as one line of at most 300 characters, without names of temporary folders."""
+    text = " ".join(str(error).split())
+    text = text.split(" [type=")[0].replace(tempfile.gettempdir(), "")
+    return text[:300]
 
 
 def digest(config: Mapping[str, Any]) -> str:

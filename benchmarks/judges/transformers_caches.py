@@ -13,8 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.judges.records import pack
-from benchmarks.judges.vllm_classes import message
+from benchmarks.judges.records import message, pack
 
 TOKENS = 8
 """Length of the run; shorter than any window, so that keys have as many positions as there are tokens."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.judges import simulated_gpu
-from benchmarks.judges.records import pack, spec_record
+from benchmarks.judges.records import message, pack, spec_record
 
 KV_MEMORY = 80 << 30
 """Bytes for the cache on each GPU, whatever the weights would leave."""
@@ -189,13 +189,6 @@ class ModelClasses:
         finally:
             logger.info_once, sizes._kv_cache_device_name = previous, name
         return lines[0]
-
-
-def message(error: BaseException) -> str:
-    """An error's message as one line of at most 300 characters, without names of temporary folders."""
-    text = " ".join(str(error).split())
-    text = text.split(" [type=")[0].replace(tempfile.gettempdir(), "")
-    return text[:300]
 
 
 def silence() -> None:
