@@ -1,6 +1,6 @@
 """Records the second judge's answers: what `transformers` itself caches for configs that HKV plans and vLLM does not.
 
-The names are those of `tests/data/model_classes/library.jsonl` and `released.jsonl`, which `benchmarks/model_classes.py`
+The configs are those of `tests/data/model_classes/library.jsonl` and `released.jsonl`, which `model_classes.py`
 writes. Run it with the Python of an environment that has vLLM, of which transformers and PyTorch are parts.
 
 Example:
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
+import importlib.metadata
 import json
 import logging
 import sys
@@ -33,17 +35,17 @@ def ask(config: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0, help="that one config may take")
-    parser.add_argument("--again", action="store_true", help="ask also where there is an answer")
+    parser.add_argument("--again", action="store_true", help="ask also of those that were refused")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
     known = {record["name"]: record for record in records("caches")}
     cases = {name: case for name, case in recorded_cases().items() if judge(case, 1).outcome is Outcome.PLANNED_HERE}
-    asked = [name for name in cases if arguments.again or name not in known]
-    import transformers  # here, so that children need not
-
+    asked = [name for name in cases if name not in known or (arguments.again and "refused" in known[name]["answer"])]
+    importlib.import_module("transformers")  # here, so that children need not
+    origin = f"transformers {importlib.metadata.version('transformers')}"
     questions = ((name, functools.partial(ask, cases[name].config)) for name in asked)
     for name, answer in answers(questions, jobs=1, seconds=arguments.seconds):
-        known[name] = {"name": name, "origin": f"transformers {transformers.__version__}", "answer": answer}
+        known[name] = {"name": name, "origin": origin, "answer": answer}
         print(name, json.dumps(answer)[:200], file=sys.stderr, flush=True)
         lines = [json.dumps(known[each], separators=(",", ":")) + "\n" for each in sorted(known)]
         (FOLDER / "caches.jsonl").write_text("".join(lines), encoding="utf-8")

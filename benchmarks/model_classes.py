@@ -85,6 +85,7 @@ def main() -> int:
     lines: dict[str, str] = {}
     for name, found in answers(questions, jobs=arguments.jobs, seconds=arguments.seconds):
         case = chosen[name]
+        found = {"1": found} if "refused" in found else found  # the process itself came to an end
         record = {"name": name, "origin": case.origin, "config": case.digest or case.config, "answers": found}
         lines[name] = json.dumps(record, separators=(",", ":"))
         print(name, summary(found), file=sys.stderr, flush=True)
@@ -98,8 +99,6 @@ def main() -> int:
 
 def summary(found: dict[str, Any]) -> str:
     """The start-up line, or the reason that there is none, for each number of ranks."""
-    if "refused" in found:
-        return str(found["refused"])
     said = {rank: answer.get("refused") or answer["plan"].get("line", "no plan") for rank, answer in found.items()}
     return "; ".join(f"tp {rank}: {text}" for rank, text in said.items())
 

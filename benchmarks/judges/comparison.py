@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from benchmarks.judges.records import plain, split_name, unpack
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.errors import HKVError
 from hkv.model.huggingface import Model, ReadOptions, read_model
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import AttentionSpec, ChunkedLocal, LayerSpec, Mamba, MLAAttention, SlidingWindow
 
 KV_MEMORY = 80 << 30
 """Bytes for the cache with which the recorded plans were made."""
@@ -117,6 +118,41 @@ def plan_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference
         "tokens": (int(concurrency * model.max_model_len), plan["tokens"]),
     }
     return [Difference(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def cache_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference]:
+    """Where HKV's layers differ from the caches that transformers makes, on one rank.
+
+    A latent may be kept expanded there, and a convolution's state with one more column: of latents only the layers are
+    counted, of states the elements of the recurrent one.
+    """
+    ours = [_as_cache(layer.spec) for layer in model.layers if layer.spec is not None]
+    theirs = [_of_cache(record) for record in unpack(answer["layers"]).values()]
+    if any(isinstance(layer.spec, MLAAttention) for layer in model.layers):
+        ours, theirs = [("layer",)] * len(ours), [("layer",)] * len(theirs)
+    if len(ours) != len(theirs):
+        return [Difference("caches", len(ours), len(theirs))]
+    pairs = enumerate(zip(ours, theirs, strict=True))
+    return [Difference(f"layers.{index} cache", *pair) for index, pair in pairs if pair[0] != pair[1]][:1]
+
+
+def _as_cache(spec: LayerSpec) -> tuple[Any, ...]:
+    """Heads, sizes and window of an attention layer, or elements of the recurrent state."""
+    if isinstance(spec, AttentionSpec):
+        window = (
+            spec.window if isinstance(spec, SlidingWindow) else spec.chunk if isinstance(spec, ChunkedLocal) else None
+        )
+        return spec.num_kv_heads, spec.head_size, spec.value_size, window
+    return ("state", math.prod(spec.shapes[-1])) if isinstance(spec, Mamba) else (spec.kind,)
+
+
+def _of_cache(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The same of a layer of the library's cache."""
+    if "num_kv_heads" in record:
+        sizes = tuple(record[name] for name in ("num_kv_heads", "head_size", "head_size_v"))
+        return *sizes, record.get("sliding_window")
+    shapes = record.get("recurrent_states") or record.get("conv_states") or [[0]]
+    return "state", math.prod(shapes[-1])
 
 
 def described(spec: LayerSpec) -> dict[str, Any]:

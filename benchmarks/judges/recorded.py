@@ -16,7 +16,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.judges.comparison import Difference, layer_differences, plan_differences, read
+from benchmarks.judges.comparison import Difference, cache_differences, layer_differences, plan_differences, read
 from hkv.model.huggingface import Model
 from hkv.model.released import released_models
 
@@ -37,6 +37,15 @@ class RecordedCase:
     name: str
     config: Mapping[str, Any]
     answers: Mapping[int, Mapping[str, Any]]
+
+
+class Judge(enum.Enum):
+    """What holds a config's reading against something that HKV has not written."""
+
+    VLLM = "vLLM's model class"
+    TRANSFORMERS = "transformers' cache"
+    SOURCE = "source lines that were read"
+    NONE = "none"
 
 
 class Outcome(enum.Enum):
@@ -96,7 +105,10 @@ def judge(case: RecordedCase, ranks: int) -> Judgement:
     answer, model = case.answers[ranks], read(case.config, ranks)
     if not served(answer):
         if isinstance(model, Model):
-            return Judgement(Outcome.PLANNED_HERE, message=answer.get("refused", "caches nothing"))
+            reason = answer.get("refused", "caches nothing")
+            if served(case.answers[1]):
+                return Judgement(Outcome.DIFFERENT, (Difference(f"tp {ranks} ranks", "planned", reason),))
+            return Judgement(Outcome.PLANNED_HERE, message=reason)
         return Judgement(Outcome.REFUSED, message=model)
     if not isinstance(model, Model):
         return Judgement(Outcome.REFUSED_HERE, message=model)
@@ -104,15 +116,53 @@ def judge(case: RecordedCase, ranks: int) -> Judgement:
     return Judgement(Outcome.DIFFERENT if differences else Outcome.EQUAL, differences)
 
 
+@functools.cache
+def recorded_caches() -> dict[str, dict[str, Any]]:
+    """Answers of the second judge, by the config's name."""
+    return {record["name"]: record["answer"] for record in records("caches")}
+
+
+@functools.cache
+def sources() -> dict[str, dict[str, Any]]:
+    """Source lines that were read for configs without another judge, by the config's name."""
+    return json.loads((FOLDER / "sources.json").read_text(encoding="utf-8"))
+
+
+def judge_of(case: RecordedCase) -> Judge:
+    """The first judge that there is of a config."""
+    if served(case.answers[1]):
+        return Judge.VLLM
+    if recorded_caches().get(case.name, {}).get("layers"):
+        return Judge.TRANSFORMERS
+    return Judge.SOURCE if case.name in sources() else Judge.NONE
+
+
+def plans(case: RecordedCase) -> bool:
+    """Whether HKV reads the config, on one rank."""
+    return isinstance(read(case.config, 1), Model)
+
+
+def judge_caches(case: RecordedCase) -> list[Difference]:
+    """HKV's reading held against the second judge's answer; it has to be a config that HKV reads."""
+    model = read(case.config, 1)
+    if not isinstance(model, Model):
+        raise ValueError(f"{case.name}: {model}")
+    return cache_differences(model, recorded_caches()[case.name])
+
+
 def found_today() -> dict[str, Any]:
     """What `expected.json` has to say today: fields that differ and configs refused, by name."""
     different: dict[str, list[str]] = {}
     refused: list[str] = []
-    for name, case in recorded_cases().items():
+    cases = recorded_cases()
+    for name, case in cases.items():
         judgements = [judge(case, ranks) for ranks in case.answers]
         fields = sorted({each.field.split()[-1] for judgement in judgements for each in judgement.differences})
         if fields:
             different[name] = fields
         if any(judgement.outcome is Outcome.REFUSED_HERE for judgement in judgements):
             refused.append(name)
-    return {"different": different, "refused": refused}
+    judged = [name for name, case in cases.items() if judge_of(case) is Judge.TRANSFORMERS and plans(case)]
+    differing = [name for name in judged if judge_caches(cases[name])]
+    unjudged = [name for name, case in cases.items() if judge_of(case) is Judge.NONE and plans(case)]
+    return {"different": different, "refused": refused, "caches": differing, "unjudged": unjudged}

@@ -39,7 +39,7 @@ def cache_answer(config: Mapping[str, Any]) -> dict[str, Any]:
         stage = "model"
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("meta"):
-            model = _model(transformers, decoder)
+            model = _model(transformers, decoder, loaded)
         stage = "run"
         with torch.device("meta"), torch.no_grad():
             ids = torch.zeros((1, TOKENS), dtype=torch.long)
@@ -52,12 +52,17 @@ def cache_answer(config: Mapping[str, Any]) -> dict[str, Any]:
         raise UnjudgedError(f"{stage}: {type(error).__name__}: {message(error)}") from error
 
 
-def _model(transformers: Any, decoder: Any) -> Any:
-    """The decoder without its head, or with it where the library has no bare one."""
-    try:
-        return transformers.AutoModel.from_config(decoder, attn_implementation="eager").eval()
-    except ValueError:
-        return transformers.AutoModelForCausalLM.from_config(decoder, attn_implementation="eager").eval()
+def _model(transformers: Any, decoder: Any, whole: Any) -> Any:
+    """The decoder alone, or with its head, or with what sees and hears: whatever the library has a class for first."""
+    ways = [(getattr(transformers, name), decoder) for name in ("AutoModel", "AutoModelForCausalLM")]
+    ways += [(getattr(transformers, name), whole) for name in ("AutoModel", "AutoModelForImageTextToText")]
+    failure: ValueError | None = None
+    for way, config in ways:
+        try:
+            return way.from_config(config, attn_implementation="eager").eval()
+        except ValueError as error:  # no class of this kind for the config
+            failure = failure or error
+    raise failure or ValueError("no class")
 
 
 def describe(layer: Any) -> dict[str, Any]:

@@ -6,7 +6,18 @@ import json
 
 import pytest
 
-from benchmarks.judges.recorded import EXPECTED, Outcome, RecordedCase, judge, recorded_cases, records
+from benchmarks.judges.recorded import (
+    EXPECTED,
+    Judge,
+    Outcome,
+    RecordedCase,
+    judge,
+    judge_caches,
+    judge_of,
+    plans,
+    recorded_cases,
+    records,
+)
 from benchmarks.judges.records import digest
 from hkv.model.released import released_models
 
@@ -34,5 +45,13 @@ def test_every_released_model_was_judged() -> None:
     assert judged == {model.name: digest(model.config()) for model in released_models()}
 
 
+@pytest.mark.parametrize("case", [each for each in CASES.values() if plans(each)], ids=lambda case: case.name)
+def test_a_planned_config_has_a_judge(case: RecordedCase) -> None:
+    kind = judge_of(case)
+    assert (kind is Judge.NONE) == (case.name in KNOWN["unjudged"])
+    if kind is Judge.TRANSFORMERS:
+        assert bool(judge_caches(case)) == (case.name in KNOWN["caches"])
+
+
 def test_the_lists_name_recorded_configs() -> None:
-    assert set(KNOWN["different"]) | set(KNOWN["refused"]) <= set(CASES)
+    assert set(KNOWN["different"]) | set(KNOWN["refused"]) | set(KNOWN["caches"]) <= set(CASES)
