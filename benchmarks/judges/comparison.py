@@ -102,15 +102,17 @@ def layer_differences(model: Model, answer: Mapping[str, Any]) -> list[Differenc
 
 def plan_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference]:
     """Where the longest request, the blocks, the tokens or the concurrency of the plan differ."""
+    plan = answer["plan"]
+    if not plan:
+        return []  # nothing is cached
     if model.max_model_len != answer["max_model_len"]:
         return [Difference("max_model_len", model.max_model_len, answer["max_model_len"])]
-    plan = answer["plan"]
     try:
         served = serve(model, Serving(memory=KV_MEMORY, max_in_flight_tokens=answer["max_in_flight_tokens"]))
     except HKVError as error:
-        return [] if not plan or "refused" in plan else [Difference("plan", str(error), plan["line"])]
-    if not plan or "refused" in plan:
-        return [Difference("plan", f"{served.plan.num_blocks} blocks", plan.get("refused", "nothing"))]
+        return [] if "refused" in plan else [Difference("plan", str(error), plan["line"])]
+    if "refused" in plan:
+        return [Difference("plan", f"{served.plan.num_blocks} blocks", plan["refused"])]
     concurrency = served.plan.reserved_concurrency
     pairs = {
         "blocks": (served.plan.num_blocks, plan["blocks"]),

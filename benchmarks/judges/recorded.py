@@ -96,8 +96,8 @@ def records(source: str) -> list[dict[str, Any]]:
 
 
 def served(answer: Mapping[str, Any]) -> bool:
-    """Whether vLLM builds the model, and the model caches anything: encoders do not."""
-    return bool(answer.get("layers"))
+    """Whether vLLM builds the model, which may cache nothing, as an encoder does."""
+    return "refused" not in answer
 
 
 def judge(case: RecordedCase, ranks: int) -> Judgement:
@@ -105,7 +105,7 @@ def judge(case: RecordedCase, ranks: int) -> Judgement:
     answer, model = case.answers[ranks], read(case.config, ranks)
     if not served(answer):
         if isinstance(model, Model):
-            reason = answer.get("refused", "caches nothing")
+            reason = answer["refused"]
             if served(case.answers[1]):
                 return Judgement(Outcome.DIFFERENT, (Difference(f"tp {ranks} ranks", "planned", reason),))
             return Judgement(Outcome.PLANNED_HERE, message=reason)
