@@ -98,7 +98,7 @@ def by_judge() -> list[str]:
 
 
 def by_difference() -> list[str]:
-    """What HKV reads otherwise than vLLM or refuses although vLLM plans it, by name."""
+    """Configs that HKV reads otherwise than vLLM, or refuses although vLLM plans them."""
     different, refused = [], []
     for case, judgement in judgements():
         if judgement.outcome is Outcome.DIFFERENT:
@@ -114,7 +114,7 @@ def by_difference() -> list[str]:
 
 
 def shrunk(known: dict[str, Any], today: dict[str, Any]) -> dict[str, Any]:
-    """What is in both."""
+    """Entries that both have."""
     different = {
         name: kept
         for name, fields in known["different"].items()

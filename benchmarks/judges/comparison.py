@@ -76,7 +76,7 @@ def read(config: Mapping[str, Any], tensor_parallel: int) -> Model | str:
 
 
 def layer_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference]:
-    """Where what the layers cache differs, one difference a field."""
+    """Differences in what the layers cache, the first of each field."""
     mine = {layer.name: described(layer.spec) for layer in model.layers if layer.spec}
     shared = {name: {"shares": split_name(target)[1]} for name, target in unpack(answer["shared"]).items()}
     other = {name: compared(record) for name, record in unpack(answer["layers"]).items()}
@@ -101,7 +101,7 @@ def layer_differences(model: Model, answer: Mapping[str, Any]) -> list[Differenc
 
 
 def plan_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference]:
-    """Where the longest request, the blocks, the tokens or the concurrency of the plan differ."""
+    """Differences in the longest request, or in the blocks, tokens and concurrency of the plan."""
     plan = answer["plan"]
     if not plan:
         return []  # nothing is cached
@@ -123,7 +123,7 @@ def plan_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference
 
 
 def cache_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference]:
-    """Where HKV's layers differ from the caches that transformers makes, on one rank.
+    """The first difference of HKV's layers from the caches that transformers makes, on one rank.
 
     A latent may be kept expanded there, and a convolution's state with one more column: of latents only the layers are
     counted, of states the elements of the recurrent one.
@@ -158,7 +158,7 @@ def _of_cache(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def described(spec: LayerSpec) -> dict[str, Any]:
-    """What a layer caches, in the names of vLLM's specs, where not at its default."""
+    """A layer's cache in the names of vLLM's specs, where not at its default."""
     found: dict[str, Any] = {"kind": spec.vllm_name}
     if isinstance(spec, AttentionSpec):
         for field in ("num_kv_heads", "head_size", "dtype", "state_content_bytes", "tokens_per_state"):

@@ -40,7 +40,7 @@ class RecordedCase:
 
 
 class Judge(enum.Enum):
-    """What holds a config's reading against something that HKV has not written."""
+    """Authorities that a config's reading is held against, none of them written by HKV."""
 
     VLLM = "vLLM's model class"
     TRANSFORMERS = "transformers' cache"
@@ -49,7 +49,7 @@ class Judge(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """What comes of a config in HKV and in vLLM."""
+    """Outcomes of a config in HKV and in vLLM."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -96,7 +96,7 @@ def records(source: str) -> list[dict[str, Any]]:
 
 
 def served(answer: Mapping[str, Any]) -> bool:
-    """Whether vLLM builds the model, which may cache nothing, as an encoder does."""
+    """True where vLLM builds the model, which may cache nothing, as an encoder does."""
     return "refused" not in answer
 
 
@@ -138,7 +138,7 @@ def judge_of(case: RecordedCase) -> Judge:
 
 
 def plans(case: RecordedCase) -> bool:
-    """Whether HKV reads the config, on one rank."""
+    """True for a config that HKV reads, on one rank."""
     return isinstance(read(case.config, 1), Model)
 
 
@@ -151,7 +151,7 @@ def judge_caches(case: RecordedCase) -> list[Difference]:
 
 
 def found_today() -> dict[str, Any]:
-    """What `expected.json` has to say today: fields that differ and configs refused, by name."""
+    """The content that `expected.json` would have today: fields that differ and configs refused, by name."""
     different: dict[str, list[str]] = {}
     refused: list[str] = []
     cases = recorded_cases()

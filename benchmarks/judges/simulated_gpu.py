@@ -49,7 +49,7 @@ def _platform_class() -> type:
     interface = importlib.import_module("vllm.platforms.interface")
 
     class SimulatedH100(cuda.CudaPlatformBase):
-        """What a driver would answer. Tensors that model classes put on the device are without content."""
+        """Answers of a driver. Tensors that model classes put on the device are without content."""
 
         device_type = "meta"
 

@@ -24,7 +24,7 @@ class UnjudgedError(Exception):
 
 
 def cache_answer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the library caches for a config.
+    """The library's caches for a config.
 
     Raises:
       UnjudgedError: it does not build or run on the meta device, or keeps no cache of layers.

@@ -61,7 +61,7 @@ class ModelClasses:
         return frozenset(self.registry.ModelRegistry.models)
 
     def answer(self, config: Mapping[str, Any], tensor_parallel: int = 1) -> dict[str, Any]:
-        """What vLLM caches and plans for a config on the first of some tensor-parallel ranks.
+        """The caches and the plan of vLLM for a config on the first of some tensor-parallel ranks.
 
         Raises:
           RefusedError: vLLM does not serve it, or its class needs more than a simulated GPU.
