@@ -96,6 +96,7 @@ class Decoder:
         window: Field | None = None,
         shares: int | None = None,
         part: str = "",
+        causal: bool = True,
     ) -> None:
         """Adds a layer with keys and values.
 
@@ -109,6 +110,7 @@ class Decoder:
           window: tokens of the window or chunk; without one a window layer caches like full attention, as in vLLM.
           shares: decoder layer whose cache this one reads instead of its own, or None.
           part: which of several caches of the layer this is.
+          causal: False for full attention that reads later tokens of a prompt too.
         """
         heads, head_dim = heads or self.fields.kv_heads, head_dim or self.fields.head_dim
         if kind == "sliding_attention" and window is None:
@@ -132,7 +134,7 @@ class Decoder:
             self._in_halves(geometry, head_dim, value_dim or head_dim)
         spec: LayerSpec
         if kind == "full_attention":
-            spec = FullAttention(**geometry)
+            spec = FullAttention(**geometry, non_causal=not causal)
         elif window is None:
             raise ConfigError(self.fields.place("attention_chunk_size"), None, f"a chunk for {kind} ({kind_fields[0]})")
         elif kind == "sliding_attention":

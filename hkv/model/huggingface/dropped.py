@@ -1,4 +1,4 @@
-"""Models that vLLM served once and 0.33 does not (its `_PREVIOUSLY_SUPPORTED_MODELS`), by `model_type`."""
+"""Models that are refused by name: those that vLLM dropped, and those whose caches HKV has no kind for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ SINCE = {
     "0.26.0": "plamo2 ouro",
     "0.28.0": "arctic chameleon mpt",
 }
-"""Last version that served the types."""
+"""Last version that served the types (vLLM 0.33 `_PREVIOUSLY_SUPPORTED_MODELS`)."""
 
 DROPPED = {name: version for version, names in SINCE.items() for name in words(names)}
 """The last version of vLLM that served each."""
+
+CROSS = "cross attention to an encoder"
+UNREAD = {
+    **dict.fromkeys(words("whisper cohere_asr mllama nemotron_parse"), CROSS),
+    **dict.fromkeys(words("inkling_mm_model inkling_text"), "convolutions that are cached token by token"),
+}
+"""Models that vLLM 0.33 serves and HKV does not read, each with the caches that it lacks."""

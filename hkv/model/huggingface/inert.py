@@ -49,12 +49,13 @@ INERT = words(
     embedding_multiplier final_logit_softcapping fuse_qkv gate hidden_act hidden_activation hidden_dropout
     hidden_dropout_prob hidden_size_per_layer_input ignore_index initializer_factor initializer_range
     layer_norm_eps layer_norm_epsilon layerdrop layernorm_epsilon lm_head_bias logit_scale logits_scaling
-    mtp_hybrid_override_pattern mtp_num_hidden_layers mtp_use_dedicated_embeddings n_inner norm_eps norm_type
-    num_codebooks num_mtp_modules output_gate_type parallel_residual q_lora_rank qk_head_dim qk_layernorm
-    qk_norm_type qkv_bias qkv_fused query_pre_attn_scalar reorder_and_upcast_attn resid_pdrop residual_dropout
-    residual_multiplier rms_norm_eps route_norm route_scale scale_attn_by_inverse_layer_idx scale_attn_weights
-    score_correction_bias score_func sequence_parallel tie_embedding tie_encoder_decoder tie_word_embeddings
-    use_bias use_gemma_norm use_parallel_residual use_qk_norm use_rmsnorm use_routing_bias z_loss_coefficient
+    model_max_length mtp_hybrid_override_pattern mtp_num_hidden_layers mtp_use_dedicated_embeddings n_inner
+    norm_eps norm_type num_codebooks num_mtp_modules output_gate_type parallel_residual q_lora_rank qk_head_dim
+    qk_layernorm qk_norm_type qkv_bias qkv_fused query_pre_attn_scalar reorder_and_upcast_attn resid_pdrop
+    residual_dropout residual_multiplier rms_norm_eps route_norm route_scale scale_attn_by_inverse_layer_idx
+    scale_attn_weights score_correction_bias score_func sequence_parallel tie_embedding tie_encoder_decoder
+    tie_word_embeddings use_bias use_gemma_norm use_parallel_residual use_qk_norm use_rmsnorm use_routing_bias
+    z_loss_coefficient
     """
 )
 """Of every family, unless it declares one as deciding. By paragraphs: the file itself; tokens; training, generation and
@@ -73,10 +74,7 @@ or keep no cache."""
 
 BY_FAMILY = {
     "afmoe": "mup_enabled",
-    "bailing_hybrid": """
-        linear_conv_kernel_dim linear_head_dim linear_num_heads model_max_length moe_renormalize
-        num_expert_group
-        """,
+    "bailing_hybrid": "linear_conv_kernel_dim linear_head_dim linear_num_heads moe_renormalize num_expert_group",
     "biogpt": "scale_embedding",
     "bloom": "apply_residual_connection_post_layernorm slow_but_exact",
     "cohere2_moe": "expert_selection_fn prefix_dense_intermediate_size shared_expert_combination_strategy",
@@ -156,6 +154,10 @@ BY_FAMILY = {
     "phimoe": "input_jitter_noise lm_head_bias",
     "qwen2_moe": "max_window_layers",
     "qwen3_moe": "max_window_layers",
+    "qwen4_exp_text": """
+        indexer_budget indexer_compress_ratio indexer_head_dim indexer_kv_heads indexer_n_heads
+        number_of_conv_states
+        """,
     "seed_oss": "attention_out_bias",
     "stablelm": "use_qkv_bias",
     "starcoder2": "attention_softmax_in_fp32 mlp_type norm_epsilon scale_attention_softmax_in_fp32",

@@ -11,7 +11,7 @@ from typing import Any
 from hkv.errors import ConfigError
 from hkv.model.huggingface import families, inert, wrappers
 from hkv.model.huggingface.decoder import Decoder
-from hkv.model.huggingface.dropped import DROPPED
+from hkv.model.huggingface.dropped import DROPPED, UNREAD
 from hkv.model.huggingface.family import Family, words
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.layer_template import layer_template
@@ -22,7 +22,10 @@ from hkv.model.huggingface.options import ReadOptions
 DERIVED = {"head_dim": Fields.head_dim, "num_key_value_heads": Fields.kv_heads}
 """Fields that some families derive from others: a file may repeat them, with the same value."""
 
-DRAFT = words("draft_vocab_size target_hidden_size eagle_config norm_before_residual num_aux_hidden_states")
+DRAFT = words(
+    """draft_vocab_size target_hidden_size eagle_config eagle_aux_hidden_state_layer_ids norm_before_residual
+    num_aux_hidden_states"""
+)
 """Fields of draft modules on which their cache does not depend."""
 
 
@@ -116,6 +119,8 @@ def _family(model_type: str, config: Mapping[str, Any], place: str = "model_type
         raise ConfigError(
             place, model_type, f"a model that vLLM 0.33 serves: vLLM served it until {DROPPED[model_type]}"
         )
+    if model_type in UNREAD:
+        raise ConfigError(place, model_type, f"a model without {UNREAD[model_type]}, for which HKV has no kind yet")
     expected = f"a known type, of which {nearest_family(config)} is nearest by its fields"
     raise ConfigError(place, model_type, f"{expected}; or its layers by hand: {layer_template(config)}")
 
@@ -160,8 +165,11 @@ def check_closed(fields: Fields, more: frozenset[str] = frozenset()) -> None:
     """
     family = fields.family
     known = own_fields(fields.model_type) | inert.INERT | frozenset(LENGTHS) | more
-    if fields.path or fields.model_type != fields.values.get("model_type", fields.model_type):
+    whole = fields.values.get("model_type", fields.model_type)
+    if fields.path or fields.model_type != whole:
         known |= wrappers.INERT  # a wrapper's marks may be repeated inside, and in a flat config all stand together
+    if not fields.path:
+        known |= words(wrappers.BY_TYPE.get(str(whole), ""))
     only = {
         name: value for name, value in inert.ONLY.items() if name not in own_fields(fields.model_type)
     } | family.only

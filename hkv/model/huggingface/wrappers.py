@@ -99,6 +99,7 @@ qwen3_5_moe qwen3_5_moe_text
 qwen3_asr qwen3
 qwen3_vl qwen3_vl_text
 qwen3_vl_moe qwen3_vl_moe_text
+qwen4_exp qwen4_exp_text
 shieldgemma2 gemma3_text
 smolvlm llama
 step3_vl step3_text
@@ -116,6 +117,15 @@ voxtral llama
 WRAPPERS = {
     **{outer: Wrapper(inner) for outer, inner in (line.split() for line in TEXT.strip().splitlines())},
     "internvl_chat": Wrapper("", ("llm_config",)),
+    "skywork_chat": Wrapper("", ("llm_config",)),
+    "Llama_Nemotron_Nano_VL": Wrapper("", ("llm_config",)),
+    "NemotronH_Nano_VL_V2": Wrapper("nemotron_h", ("llm_config",)),
+    "eagle_2_5_vl": Wrapper(""),
+    "dots_ocr": Wrapper("qwen2", flat=True),
+    "Keye": Wrapper("qwen3", flat=True),
+    "KeyeVL1_5": Wrapper("qwen3", flat=True),
+    "phi3_v": Wrapper("phi3", flat=True),
+    "phi4mm": Wrapper("phi3", flat=True),
     "h2ovl_chat": Wrapper("", ("llm_config",)),
     "NVLM_D": Wrapper("", ("llm_config",)),
     "ovis": Wrapper("", ("llm_config",)),
@@ -150,12 +160,23 @@ INERT = words(
 )
 """Fields around a decoder on which its cache does not depend: encoders, projectors, marks in the text."""
 
+TILES = """
+    dynamic_image_size force_image_size max_dynamic_patch min_dynamic_patch pad2square ps_version select_layer template
+    use_backbone_lora use_llm_lora use_thumbnail system_message vit_hidden_size vision_model
+    """
+"""Fields that InternVL and its kin cut images by."""
+
 BY_TYPE = {
+    **dict.fromkeys(
+        ("internvl_chat", "skywork_chat", "h2ovl_chat", "NVLM_D", "Llama_Nemotron_Nano_VL", "NemotronH_Nano_VL_V2"),
+        TILES,
+    ),
     "aria": "max_value_projector_patch_to_query_dict projector_patch_to_query_dict",
     "aya_vision": "adapter_layer_norm_eps",
     "blip-2": "image_text_hidden_size",
     "cohere2_vision": "alignment_intermediate_size",
     "deepseek_vl_hybrid": "high_res_vision_config",
+    "deepseek_vl_v2": "candidate_resolutions global_view_pos tile_tag",
     "diffusion_gemma": "canvas_length",
     "emu3": "vocabulary_map",
     "fun_asr_nano": "adaptor_config",
@@ -181,8 +202,18 @@ BY_TYPE = {
     "muse_glimmer": "out_hidden_size",
     "musicflamingo": "audio_frame_step head_dim max_position_embeddings",
     "nemotron_h_omni": "force_image_size video_pruning_rate video_temporal_patch_size vision_hidden_size",
+    "ovis": """
+        conversation_formatter_class disable_tie_weight llm_attn_implementation multimodal_max_length
+        visual_tokenizer_config
+        """,
     "ovis2": "visual_indicator_token_ids",
+    "ovis2_5": """
+        conversation_formatter_class disable_tie_weight llm_attn_implementation multimodal_max_length
+        visual_vocab_size vit_config
+        """,
     "perception_lm": "projector_pooling_ratio vision_use_cls_token",
+    "phi3_v": "embd_layer img_processor num_img_tokens",
+    "phi4mm": "audio_processor embd_layer img_processor speech_lora vision_lora",
     "qwen2_5_omni_thinker": "seconds_per_chunk",
     "qwen3_5": "language_model_only",
     "qwen3_5_moe": "language_model_only",

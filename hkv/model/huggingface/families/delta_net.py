@@ -13,7 +13,7 @@ from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.state_shapes import gated_delta_net, kimi_delta
 
 STATE = "linear_attention"
-KNOWN = {FULL: FULL, STATE: STATE}
+KNOWN = {FULL: FULL, STATE: STATE, "indexed_attention": FULL}
 
 FLASHINFER_GRID = 64
 """Tokens of which places of states inside a chunk are multiples (vLLM 0.33 `FLASHINFER_GDN_CHECKPOINT_ALIGNMENT`)."""
@@ -167,11 +167,22 @@ QWEN3_5 = """
 qwen3_5_text     4096 32 16 4 256 32768 16 32 128 128 4 Qwen3.5
 qwen3_5_moe_text 2048 40 16 2 256 32768 16 32 128 128 4 Qwen3.5 MoE
 """
+QWEN4 = """
+qwen4_exp_text   2048 40 16 2 256 32768 16 32 128 128 4 Qwen4
+"""
 LAYERS = {"layer_types": None, "full_attention_interval": 4}
 
 FAMILIES = {
     **families(HEADING + NEXT, _qwen, more=LAYERS),
     **families(HEADING + QWEN3_5, _qwen, more={**LAYERS, "mamba_ssm_dtype": None}),
+    **families(
+        HEADING + QWEN4,
+        _qwen,
+        more={**LAYERS, "mamba_ssm_dtype": None},
+        inert="""ple_embed_dim ple_conv_kernel_size ngram_size heads_per_ngram ngram_vocab_size_base seed hc_count
+        hc_lowrank make_ngram_vocab_size_divisible_by split_ngram_parts output_gate_type""",
+        only={"ple_layer_ids": []},
+    ),
     "olmo_hybrid": Family(
         "OLMo Hybrid",
         _olmo,
@@ -189,14 +200,15 @@ FAMILIES = {
             "linear_conv_kernel_dim": 4,
         },
     ),
+    # vLLM 0.33 reads these files by a config class of its own, whose longest request is not that of transformers
     "kimi_linear": Family(
         "Kimi Linear",
         _kimi,
         {
-            "num_hidden_layers": 27,
+            "num_hidden_layers": 32,
             "kv_lora_rank": 512,
             "qk_rope_head_dim": 64,
-            "model_max_length": 1048576,
+            "max_position_embeddings": 4096,
             "layer_types": None,
             "linear_attn_config": None,
             "linear_head_dim": 128,
@@ -208,6 +220,5 @@ FAMILIES = {
             """num_expert_group num_expert_token moe_renormalize num_shared_experts mla_use_nope mla_use_output_gate
             moe_router_activation_func use_grouped_topk"""
         ),
-        spellings={"max_position_embeddings": "model_max_length"},
     ),
 }

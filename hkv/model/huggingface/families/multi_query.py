@@ -1,4 +1,4 @@
-"""Models that count their key/value heads in ways of their own: Falcon, StarCoder, ChatGLM, DBRX."""
+"""Models that count heads or layers in ways of their own: Falcon, StarCoder, ChatGLM, DBRX, JetMoE, HRM-Text."""
 
 from __future__ import annotations
 
@@ -48,6 +48,18 @@ def _dbrx(decoder: Decoder) -> Model:
 
 def _jetmoe(decoder: Decoder) -> Model:
     return _plain(decoder, decoder.fields.integer("num_key_value_heads"))
+
+
+def _hrm(decoder: Decoder) -> Model:
+    """Two stacks run in cycles, each run of a layer with a cache of its own (transformers `HrmTextConfig`)."""
+    fields = decoder.fields
+    runs = fields.integer("num_hidden_layers")
+    if fields.raw("num_layers_per_stack") is None:
+        names = (fields.place("H_cycles"), fields.place("L_cycles"))
+        runs = runs.times(Field(fields.integer("H_cycles").value * (fields.integer("L_cycles").value + 1), names))
+    for index in range(runs.value):
+        decoder.attention(index, FULL, (), causal=False)
+    return decoder.model(runs.value)
 
 
 FALCON_INERT = words(
@@ -116,6 +128,21 @@ FAMILIES = {
             apply_residual_connection_post_layernorm"""
         ),
         spellings={"num_layers": "num_hidden_layers"},
+    ),
+    "hrm_text": Family(
+        "HRM-Text",
+        _hrm,
+        {
+            "hidden_size": 1536,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 12,
+            "head_dim": 128,
+            "num_layers_per_stack": None,
+            "H_cycles": 2,
+            "L_cycles": 3,
+            "max_position_embeddings": 2048,
+        },
+        words("num_key_value_heads L_bp_cycles embedding_scale prefix_lm"),
     ),
     "jetmoe": Family(
         "JetMoE",
