@@ -164,15 +164,14 @@ def check_closed(fields: Fields, more: frozenset[str] = frozenset()) -> None:
       ConfigError: it has one, or one that is inert only at another value.
     """
     family = fields.family
-    known = own_fields(fields.model_type) | inert.INERT | frozenset(LENGTHS) | more
+    own = own_fields(fields.model_type)
+    known = own | inert.INERT | frozenset(LENGTHS) | more
     whole = fields.values.get("model_type", fields.model_type)
     if fields.path or fields.model_type != whole:
         known |= wrappers.INERT  # a wrapper's marks may be repeated inside, and in a flat config all stand together
     if not fields.path:
         known |= words(wrappers.BY_TYPE.get(str(whole), ""))
-    only = {
-        name: value for name, value in inert.ONLY.items() if name not in own_fields(fields.model_type)
-    } | family.only
+    only = {**{name: value for name, value in inert.ONLY.items() if name not in own}, **family.only}
     for name, value in fields.values.items():
         if value is None or name in family.fields or name in family.spellings:
             continue
