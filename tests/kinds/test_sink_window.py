@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.cache.state import replace
 from hkv.cli import cli
 from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.residency import simulate
@@ -153,6 +154,19 @@ def test_whole_steps_and_arrivals_are_the_sequential_operations(text, num_blocks
                 tokens[row] = prompt[request.num_computed if request else 0 :][:T] or tokens[row]
             status = pair.step(tokens)
             new = {row: prompt for row, prompt in new.items() if status[row] in (OK, NO_ROOM)}
+
+
+def test_arrivals_resume_nowhere_without_the_sinks():
+    pair, prompt = Pair(build("sink_window:2:3:4", num_blocks=30, max_model_len=48)), list(range(14))
+    arrive(pair, {0: prompt})
+    for first in range(0, len(prompt), T):
+        pair.step([prompt[first : first + T], [], [], [], []])
+    assert arrive(pair, {1: [*prompt, 1]}) == [14]
+    lost = pair.rows.manager.rows(pair.rows.names[0])[0][1]
+    pair.rows.manager.pool.evict([lost])
+    pair.state = replace(pair.state, refs=pair.state.refs.at[lost].add(-1))
+    assert arrive(pair, {2: [*prompt, 1]}) == [2]
+    assert_same(pair.rows, pair.state)
 
 
 @settings(max_examples=200)
