@@ -6,6 +6,8 @@ import dataclasses
 import gzip
 import json
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -173,3 +175,12 @@ def test_speculative_configs() -> None:
     eagle = parse_speculation('{"method": "eagle", "model": "d", "num_speculative_tokens": 3}')
     assert (eagle.drops_block, eagle.prefill_lookahead(1)) == (True, 1)
     assert Speculation(method="mtp", num_speculative_tokens=3).prefill_lookahead(2) == 3
+
+
+@pytest.mark.vllm
+def test_starts_as_the_installed_vllm_does() -> None:
+    """Cases that are in no record: all models under defaults, and five sets of layers under random options."""
+    command = [sys.executable, "benchmarks/compare_startup.py", "--cases", "73", "--first", "900"]
+    done = subprocess.run(command, cwd=DATA.parent.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "planned by vLLM" in done.stdout
