@@ -80,7 +80,7 @@ RESHARDED = {
 }
 CAPACITY = (
     "hkv plan llama-3.1-8b mistral-nemo-12b qwen3-coder-480b-a35b gemma-3-27b gemma-4-31b gpt-oss-120b llama-4-scout "
-    "command-a mimo-v2-flash minimax-m2.5 deepseek-v3.2 deepseek-v4-flash glm-5.2 kimi-k2.5 kimi-linear-48b-a3b "
+    "command-a mimo-v2-flash minimax-m2.5 deepseek-v3.2 deepseek-v4-flash glm-5.2 kimi-k2.5 "
     "qwen3-next-80b-a3b qwen3.5-397b-a17b nemotron-3-super-120b-a12b granite-4.0-h-small jamba-v0.1 falcon-h1-7b "
     "--memory 80GiB --max-model-len 131072"
 )
