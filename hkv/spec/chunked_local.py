@@ -48,6 +48,19 @@ class ChunkedLocal(AttentionSpec):
         chunk = size * choices.pick((1, 2, 4, 6, 12)) + choices.chance(10)
         return {**super().draw(choices, size, feature, ranks), "chunk": chunk}
 
+    @classmethod
+    def compared_weight(cls, aligned: bool) -> int:
+        return 4 if aligned else 0
+
+    @classmethod
+    def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
+        return cls(block_size=size, chunk=choices.integer(1, 3) * size + choices.chance(20))
+
+    @classmethod
+    def smallest(cls) -> tuple[LayerSpec, ...]:
+        """Chunks of up to three tokens."""
+        return tuple(cls(block_size=size, chunk=chunk) for size in (1, 2) for chunk in (1, 2, 3))
+
     def readable(self, n: int) -> range:
         return range(n // self.chunk * self.chunk, n)
 

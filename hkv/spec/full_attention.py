@@ -48,6 +48,18 @@ class FullAttention(AttentionSpec):
         """Mostly shared by the ranks, where there are several."""
         return {**super().draw(choices, size, feature, ranks), "cp_sharded": ranks > 1 and choices.chance(85)}
 
+    @classmethod
+    def compared_weight(cls, aligned: bool) -> int:
+        return 4
+
+    @classmethod
+    def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
+        return cls(block_size=size, cp_sharded=ranks > 1 and choices.chance(60))
+
+    @classmethod
+    def smallest(cls) -> tuple[LayerSpec, ...]:
+        return tuple(cls(block_size=size) for size in (1, 2))
+
     def readable(self, n: int) -> range:
         return range(0, n)
 

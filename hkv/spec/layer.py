@@ -407,6 +407,32 @@ class LayerSpec:
         """Form of such a layer on the command line, e.g. `swa:block_size:window`."""
         return ":".join((cls.short_name, "block_size", *cls.parameters))
 
+    @classmethod
+    def compared_weight(cls, aligned: bool) -> int:
+        """Share of the kind among random layers whose hits are compared with their definition; 0: it is not drawn.
+
+        Args:
+          aligned: all blocks are equally long, for kinds with `aligned_blocks`.
+        """
+        del aligned
+        return 0
+
+    @classmethod
+    def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
+        """A random layer whose hits are compared with their definition.
+
+        Args:
+          choices: source of decisions.
+          size: tokens in its block.
+          ranks: ranks of context parallelism.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def smallest(cls) -> tuple[LayerSpec, ...]:
+        """Layers of blocks of one and two tokens, for comparing hits in every small cache; none: it is left out."""
+        return ()
+
     def to_log(self) -> dict[str, Any]:
         """This layer as a log's header writes it."""
         fields = {name: getattr(self, name) for name in self.log_fields}

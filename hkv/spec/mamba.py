@@ -108,6 +108,18 @@ class Mamba(LayerSpec):
             fields["prefill_checkpoint_alignment"] = choices.pick((2, 4, 1, None))
         return {**super().draw(choices, size, feature, ranks), **fields}
 
+    @classmethod
+    def compared_weight(cls, aligned: bool) -> int:
+        return 0 if aligned else 3
+
+    @classmethod
+    def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
+        return cls(block_size=size)
+
+    @classmethod
+    def smallest(cls) -> tuple[LayerSpec, ...]:
+        return tuple(cls(block_size=size) for size in (1, 2))
+
     def readable(self, n: int) -> range:
         return range(max(0, n - 1), n)
 

@@ -63,6 +63,16 @@ class MLAAttention(FullAttention):
     def draw_weight(cls, feature: str, version: int) -> int:
         return int(version >= cls.log_version)
 
+    @classmethod
+    def compared_weight(cls, aligned: bool) -> int:
+        """0: hits are found as those of full attention are."""
+        return 0
+
+    @classmethod
+    def smallest(cls) -> tuple[LayerSpec, ...]:
+        """None, for the same reason."""
+        return ()
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "page_size_padded", aligned_page(self, self.alignment, self.page_size_padded))
         super().__post_init__()

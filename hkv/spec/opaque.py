@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.limits import MAX_BYTES
-from hkv.spec.layer import LayerSpec, check_positive
+from hkv.spec.layer import Draw, LayerSpec, check_positive
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits
@@ -46,6 +46,14 @@ class OpaqueState(LayerSpec):
         check_positive(self, "entry_bytes", most=MAX_BYTES)
         if self.page_size_padded is not None:
             check_positive(self, "page_size_padded", most=MAX_BYTES)
+
+    @classmethod
+    def compared_weight(cls, aligned: bool) -> int:
+        return 0 if aligned else 1
+
+    @classmethod
+    def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
+        return cls(block_size=size)
 
     def readable(self, n: int) -> range:
         return range(max(0, n - self.block_size), n)

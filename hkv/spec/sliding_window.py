@@ -59,6 +59,19 @@ class SlidingWindow(AttentionSpec):
         windows = (1, 2, max(1, size - 1), size, size + 1, 2 * size, 4, 7, 8, 16, 24, 500)
         return {**super().draw(choices, size, feature, ranks), "window": choices.pick(windows)}
 
+    @classmethod
+    def compared_weight(cls, aligned: bool) -> int:
+        return 3
+
+    @classmethod
+    def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
+        return cls(block_size=size, window=choices.integer(1, 3 * size + 2))
+
+    @classmethod
+    def smallest(cls) -> tuple[LayerSpec, ...]:
+        """Windows of up to four tokens."""
+        return tuple(cls(block_size=size, window=window) for size in (1, 2) for window in (1, 2, 3, 4))
+
     def readable(self, n: int) -> range:
         return range(max(0, n - self.window + 1), n)
 

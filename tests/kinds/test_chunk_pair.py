@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from hkv.cli import cli
+from hkv.dialects.vllm.planning.options import PlanOptions
+from hkv.dialects.vllm.planning.residency import simulate
+from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.dialects.vllm.traffic.hit_causes import causes
 from hkv.dialects.vllm.traffic.hit_comparison import Case, make_config
-from hkv.errors import SpecError
+from hkv.errors import PlanError, SpecError
 from hkv.oracle.record import Only, draw
-from hkv.spec import FullAttention, LayerSpec, SlidingWindow, spec_from_log, spec_from_text
+from hkv.spec import FullAttention, LayerSpec, RequestLimits, SlidingWindow, spec_from_log, spec_from_text
 from hkv.spec.chunk_pair import ChunkPair
 from hkv.testing.choices import RandomChoices
 
@@ -69,3 +75,28 @@ def test_commands_take_it(line):
     command = [sys.executable, "-c", "from hkv.cli import main; main()", *line.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_is_recorded_checked_explained_and_replayed(tmp_path):
+    log, trace = str(tmp_path / "log.jsonl"), tmp_path / "trace.jsonl"
+    line = f'{{"timestamp": 0, "tokens": {list(range(60))}, "output_length": 9}}\n'
+    trace.write_text(6 * line)
+    for line, said in (
+        (f"record --engine numpy --feature core --seed 3 --kinds chunk_pair,full_attention -o {log}", "operations"),
+        (f"check {log}", "1 of 1 logs agree"),
+        (f"explain {log} --line 52", "chunk_pair:8"),
+        (f"replay {trace} --groups chunk_pair:4:8,full:4 --num-blocks 60 --engine numpy", "chunk_pair:4:8"),
+    ):
+        done = CliRunner().invoke(cli, line.split())
+        assert (done.exit_code, said in done.output) == (0, True), done.output
+
+
+def test_it_is_planned():
+    geometry = {"block_size": 16, "num_kv_heads": 2, "head_size": 64}
+    layers = {"a": FullAttention(**geometry), "b": ChunkPair(**geometry, chunk=64)}
+    options = PlanOptions(limits=RequestLimits(max_model_len=1000, max_in_flight_tokens=256), layout="LBNHC")
+    plan = plan_vllm((layers,), (100_000_000,), options)
+    assert [group.spec for group in plan.groups] == list(layers.values())
+    assert simulate(plan.groups, 400, options.limits).full_length_blocks == (63, 63 - (999 // 64 - 1) * 4)
+    with pytest.raises(PlanError, match="like full attention"):
+        plan_vllm((layers,), (100_000_000,), dataclasses.replace(options, hybrid=False))

@@ -30,7 +30,6 @@ MAKERS = {
     "hkv/dialects/rtp_llm/planned.py": "RTP-LLM's blocks, which have kinds of their own",
     "hkv/dialects/rtp_llm/log/configuration.py": "group types of RTP-LLM's logs",
     "hkv/dialects/vllm/traffic/layer_sets.py": "random layers to plan for",
-    "hkv/dialects/vllm/traffic/hit_comparison.py": "random and all small layers to look up",
     "hkv/oracle/vectors/addresses.py": "layers of published vectors",
 }
 """Files that make layers of concrete kinds, and from what."""

@@ -11,7 +11,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.traffic.headers import derive_partial_hits, effective_size
 from hkv.errors import HKVError
 from hkv.model.topology import Topology
-from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, OpaqueState, SlidingWindow
+from hkv.spec import KINDS, LayerSpec
 from hkv.testing.choices import Choices
 from reference.dialects.vllm.coordinator import Coordinator, longest_hit
 from reference.dialects.vllm.dialect import VLLM
@@ -153,17 +153,19 @@ def _draw_config(choices: Choices) -> VllmConfig | None:
     return make_config(specs, eagle if choices.chance(60) else [], size, lookahead, ranks)
 
 
-def _draw_spec(choices: Choices, size: int, ranks: int, chunked: bool) -> LayerSpec:
-    kind = choices.integer(0, 10)
-    if kind <= 3:
-        return FullAttention(block_size=size, cp_sharded=ranks > 1 and choices.chance(60))
-    if kind <= 6:
-        return SlidingWindow(block_size=size, window=choices.integer(1, 3 * size + 2))
-    if kind <= 9 and not chunked:
-        return Mamba(block_size=size)
-    if chunked:
-        return ChunkedLocal(block_size=size, chunk=choices.integer(1, 3) * size + choices.chance(20))
-    return OpaqueState(block_size=size)
+def _draw_spec(choices: Choices, size: int, ranks: int, aligned: bool) -> LayerSpec:
+    weights = {cls: cls.compared_weight(aligned) for cls in _kinds()}
+    number = choices.integer(0, sum(weights.values()) - 1)
+    for cls, weight in weights.items():
+        if number < weight:
+            return cls.draw_compared(choices, size, ranks)
+        number -= weight
+    raise AssertionError("a number below the sum of the weights")
+
+
+def _kinds() -> list[type[LayerSpec]]:
+    """Every kind, in a fixed order: those of one block last."""
+    return sorted(KINDS.values(), key=lambda cls: (cls.one_block, cls.draw_place, cls.kind))
 
 
 def _may_hold(config: VllmConfig, group: int, spec: LayerSpec, end: int) -> bool:
@@ -175,23 +177,16 @@ def _may_hold(config: VllmConfig, group: int, spec: LayerSpec, end: int) -> bool
 def small_cases(num_groups: int, num_tokens: int) -> Iterator[Case]:
     """Every case of `num_groups` groups of blocks of one or two tokens, for a request of `num_tokens` tokens.
 
-    Windows reach 4 tokens and chunks 3; any EAGLE subset; hash blocks of one token and larger; look-ahead 0 or 2; every
-    set of entries that the request has keys for.
+    Layers are the smallest of each kind; any EAGLE subset; hash blocks of one token and larger; look-ahead 0 or 2;
+    every set of entries that the request has keys for.
     """
-    for specs in itertools.product(_SMALL, repeat=num_groups):
+    small = [spec for cls in _kinds() for spec in cls.smallest()]
+    for specs in itertools.product(small, repeat=num_groups):
         for flags in itertools.product((False, True), repeat=num_groups):
             for lookahead in (0, 2):
                 eagle = [i for i, flag in enumerate(flags) if flag]
                 for config in _small_configs(list(specs), eagle, lookahead):
                     yield from _small_sets(config, num_tokens)
-
-
-_SMALL: tuple[LayerSpec, ...] = (
-    *(FullAttention(block_size=size) for size in (1, 2)),
-    *(Mamba(block_size=size) for size in (1, 2)),
-    *(SlidingWindow(block_size=size, window=window) for size in (1, 2) for window in (1, 2, 3, 4)),
-    *(ChunkedLocal(block_size=size, chunk=chunk) for size in (1, 2) for chunk in (1, 2, 3)),
-)
 
 
 def _small_configs(specs: list[LayerSpec], eagle: list[int], lookahead: int) -> Iterator[VllmConfig]:
