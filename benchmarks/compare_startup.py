@@ -22,7 +22,6 @@ from typing import Any
 from benchmarks.judges.children import answers
 from benchmarks.judges.default_configs import architectures_of
 from benchmarks.judges.vllm_classes import silence
-
 from benchmarks.startup_judge import Question, Startups
 from benchmarks.startup_records import difference, question_record
 

@@ -19,7 +19,6 @@ from typing import Any
 from benchmarks.judges import simulated_gpu
 from benchmarks.judges.records import split_name
 from benchmarks.judges.vllm_classes import ModelClasses, message
-
 from hkv.dialects.vllm.planning.devices import Device, device_of
 
 GIB = 1 << 30

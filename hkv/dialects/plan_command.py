@@ -19,7 +19,17 @@ from hkv.errors import ConfigError, PlanError, UnsupportedConfigError
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.spec import AttentionSpec
 
-VLLM_TYPES = ("fp8_e4m3", "fp8_e5m2", "fp8_inc", "nvfp4", "nvfp4_4over6")
+VLLM_TYPES = (
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_inc",
+    "nvfp4",
+    "nvfp4_4over6",
+    "turboquant_k8v4",
+    "turboquant_4bit_nc",
+    "turboquant_k3v4_nc",
+    "turboquant_3bit_nc",
+)
 """Values of `--kv-dtype` that no other engine has."""
 
 

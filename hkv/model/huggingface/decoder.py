@@ -14,6 +14,14 @@ from hkv.model.huggingface.served_dtype import quantized_cache, served_dtype
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
 from hkv.spec.dtypes import ITEM_BYTES, item_bytes
 
+TURBOQUANT_BITS = {
+    "turboquant_k8v4": (8, 4),
+    "turboquant_4bit_nc": (4, 4),
+    "turboquant_k3v4_nc": (3, 4),
+    "turboquant_3bit_nc": (3, 3),
+}
+"""Bits of an element of a key and of a value (vLLM 0.33 `TQ_PRESETS`)."""
+
 
 @dataclasses.dataclass
 class Decoder:
@@ -78,6 +86,8 @@ class Decoder:
             return "float8_e5m2", "fp8_per_tensor", ()
         if kv in ("nvfp4", "nvfp4_4over6"):
             return "uint8", "nvfp4", ()
+        if kv in TURBOQUANT_BITS:
+            return "uint8", kv, ()
         if kv in ("int8_per_token_head", "int4_per_token_head"):
             return "int8" if kv.startswith("int8") else "uint8", kv, ()
         if kv.endswith("_ds_mla"):
@@ -130,6 +140,8 @@ class Decoder:
             "cp_sharded": not replicated,
             "is_draft": self.options.draft,
         }
+        if quantization in TURBOQUANT_BITS and kind != "full_attention":
+            raise ConfigError("kv_dtype", quantization, f"another packing: {quantization} has no kernels for {kind}")
         if quantization == "nvfp4":
             self._in_halves(geometry, head_dim, value_dim or head_dim)
         spec: LayerSpec
@@ -188,7 +200,7 @@ class Decoder:
             dtype, quantization, dtype_fields = "uint8", kv, ()
         else:
             dtype, quantization, dtype_fields = self._packing()
-        if quantization == "nvfp4":
+        if quantization == "nvfp4" or quantization in TURBOQUANT_BITS:
             raise ConfigError("kv_dtype", kv, "a packing of latents, such as nvfp4_ds_mla; this is of keys and values")
         size = rank.plus(rope)
         content = packed or _cell_bytes(quantization, dtype, size.value, 0)
@@ -306,6 +318,11 @@ def _cell_bytes(quantization: str, dtype: str, key: int, value: int) -> int:
     """Bytes of one (head, token): a key, a value, and their scales where the packing has some."""
     if quantization == "nvfp4":
         return sum(size // 2 + size // 16 for size in (key, value))  # two to a byte, a scale for each 16
+    if quantization in TURBOQUANT_BITS:
+        key_bits, value_bits = TURBOQUANT_BITS[quantization]
+        norm = 0 if key_bits == 8 else 2
+        slot = -(-key * key_bits // 8) + norm + -(-value * value_bits // 8) + 4  # scale and zero point, float16
+        return slot + slot % 2
     if not quantization.endswith("_per_token_head"):
         return (key + value) * item_bytes(dtype)
     if quantization.startswith("int4"):

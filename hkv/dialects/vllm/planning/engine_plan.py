@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from hkv.dialects.vllm.planning.boundary_layers import common_block_size, keeps_layers, with_kept_layers
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
 from hkv.dialects.vllm.planning.kernels import check_cache_dtype, preferred_block_size
-from hkv.dialects.vllm.planning.model_checks import check_length, check_parallel, shares_positions
+from hkv.dialects.vllm.planning.model_checks import check_float_cache, check_length, check_parallel, shares_positions
 from hkv.dialects.vllm.planning.mtp import mtp_config
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
@@ -113,11 +114,17 @@ def read_models(
     content = _content(config)
     model = read_model(content, ReadOptions(block_size=options.block_size, **of_model))
     check_cache_dtype(model, device, options.kv_cache_dtype)
+    check_float_cache(content, options)
     check_length(content, model, options)
     check_parallel(content, model, options)
     if options.block_size is None:
         size = preferred_block_size(model, device, options.kv_cache_dtype)
         model = model if size is None else read_model(content, ReadOptions(block_size=size, **of_model))
+    if keeps_layers(model, options.kv_cache_dtype):
+        own = {**of_model, "kv_dtype": "auto"}
+        size = common_block_size(read_model(content, ReadOptions(**own)), options.block_size)
+        packed = read_model(content, ReadOptions(block_size=size, **of_model))
+        model = with_kept_layers(packed, read_model(content, ReadOptions(block_size=size, **own)))
     source = draft if draft is not None or speculation is None else speculation.model
     if source is None and speculation is not None and speculation.method == "mtp":
         source = mtp_config(content)

@@ -10,6 +10,7 @@ from hkv.dialects.vllm.planning.speculation import Speculation
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
 from hkv.model.huggingface.reading import decoder_fields
+from hkv.model.huggingface.served_dtype import served_dtype
 
 REACHING = ("default", "linear", "llama3", "ntk", "proportional")
 """Kinds of rotary scaling that a longer table leaves as they are (vLLM 0.33 `_CACHE_ONLY_ROPE_TYPES`)."""
@@ -42,6 +43,25 @@ def check_length(config: Mapping[str, Any], model: Model, options: EngineOptions
     longest = max(length for length in lengths if isinstance(length, int))
     if asked > longest:
         raise ConfigError("max_model_len", asked, f"at most {longest}, as the model's config has it")
+
+
+def check_float_cache(config: Mapping[str, Any], options: EngineOptions) -> None:
+    """Makes sure that a cache of floats has the model's own (vLLM 0.33 `_reject_mismatched_float_kv_cache`).
+
+    Args:
+      config: the model's `config.json`.
+      options: options of the engine.
+
+    Raises:
+      ConfigError: it has others.
+    """
+    asked = options.kv_cache_dtype
+    if asked not in ("float32", "float16", "bfloat16"):
+        return
+    own = options.dtype or served_dtype(decoder_fields(config))[0]
+    if asked == "float32" or asked != own:
+        expected = "auto" if own == "float32" else f"auto or {own}, the model's own"
+        raise ConfigError("kv_cache_dtype", asked, expected)
 
 
 def shares_positions(config: Mapping[str, Any], speculation: Speculation | None) -> bool:
