@@ -28,7 +28,7 @@ from benchmarks.judges.recorded import (
 )
 
 SOURCES = {"library": "families of transformers, default values", "released": "released models"}
-PLANNED = (Outcome.EQUAL, Outcome.DIFFERENT, Outcome.PLANNED_HERE)
+PLANNED = (Outcome.EQUAL, Outcome.RANKS, Outcome.DIFFERENT, Outcome.PLANNED_HERE)
 
 HEAD = """## Judges
 
@@ -39,7 +39,8 @@ configs of which vLLM builds no class, is the cache that `transformers` itself m
 layer. `python benchmarks/model_classes.py` and `model_caches.py` ask them; their answers are in
 `tests/data/model_classes`, and a test holds HKV against them: equal, or refused by name, except for what
 `expected.json` there lists, which may only become shorter. A config is counted as different if anything differs on any
-number of ranks, in a layer or in the plan.
+number of ranks, in a layer or in the plan. Where vLLM builds a model on one rank and not on eight, it is mostly a
+vision tower whose heads do not divide, which decides nothing that is cached.
 
 What depends on the GPU is Hopper's: 16 tokens a block for latent attention (`FLASH_ATTN_MLA`), and FlashInfer's
 prefill of gated delta nets, which keeps a checkpoint block.
@@ -48,7 +49,14 @@ prefill of gated delta nets, which keeps a checkpoint block.
 
 def judgements() -> Iterator[tuple[RecordedCase, Judgement]]:
     """Every config with what comes of it: the worst of all its numbers of ranks."""
-    order = (Outcome.DIFFERENT, Outcome.REFUSED_HERE, Outcome.PLANNED_HERE, Outcome.EQUAL, Outcome.REFUSED)
+    order = (
+        Outcome.DIFFERENT,
+        Outcome.REFUSED_HERE,
+        Outcome.RANKS,
+        Outcome.PLANNED_HERE,
+        Outcome.EQUAL,
+        Outcome.REFUSED,
+    )
     for case in recorded_cases().values():
         yield case, min((judge(case, ranks) for ranks in case.answers), key=lambda each: order.index(each.outcome))
 
@@ -63,14 +71,14 @@ def counts() -> dict[str, collections.Counter[Outcome]]:
 
 def share(outcomes: collections.Counter[Outcome]) -> float:
     """The part of what vLLM plans that HKV plans as well."""
-    planned = outcomes[Outcome.EQUAL] + outcomes[Outcome.DIFFERENT]
+    planned = sum(outcomes[each] for each in (Outcome.EQUAL, Outcome.RANKS, Outcome.DIFFERENT))
     return planned / (planned + outcomes[Outcome.REFUSED_HERE])
 
 
 def section() -> str:
     """The section of docs/models.md."""
     found = counts()
-    lines = [HEAD, "| | " + " | ".join(f"{SOURCES[source]}" for source in found) + " |", "|---|" + "--:|" * len(found)]
+    lines = [HEAD, "| | " + " | ".join(SOURCES[source] for source in found) + " |", "|---|" + "--:|" * len(found)]
     lines.append("| configs | " + " | ".join(str(outcomes.total()) for outcomes in found.values()) + " |")
     for outcome in Outcome:
         lines.append(f"| {outcome.value} | " + " | ".join(str(each[outcome]) for each in found.values()) + " |")

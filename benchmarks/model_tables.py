@@ -39,7 +39,8 @@ def models() -> dict[str, Model]:
 
 def document() -> str:
     derivations = json.loads((FOLDER.parent / "model_totals.json").read_text())
-    return "\n".join([HEAD, *(section(name, model, derivations[name]) for name, model in models().items())])
+    tables = (section(name, model, derivations[name]) for name, model in models().items())
+    return "\n".join([HEAD, judged_models.section(), *tables])
 
 
 def section(name: str, model: Model, derivation: dict[str, str]) -> str:

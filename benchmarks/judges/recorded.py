@@ -52,6 +52,7 @@ class Outcome(enum.Enum):
     """Outcomes of a config in HKV and in vLLM."""
 
     EQUAL = "equal"
+    RANKS = "equal, and planned on more ranks than vLLM builds it on"
     DIFFERENT = "different"
     REFUSED_HERE = "refused by HKV, planned by vLLM"
     PLANNED_HERE = "planned by HKV, refused by vLLM"
@@ -107,7 +108,7 @@ def judge(case: RecordedCase, ranks: int) -> Judgement:
         if isinstance(model, Model):
             reason = answer["refused"]
             if served(case.answers[1]):
-                return Judgement(Outcome.DIFFERENT, (Difference(f"tp {ranks} ranks", "planned", reason),))
+                return Judgement(Outcome.RANKS, (Difference(f"tp {ranks} ranks", "planned", reason),))
             return Judgement(Outcome.PLANNED_HERE, message=reason)
         return Judgement(Outcome.REFUSED, message=model)
     if not isinstance(model, Model):
