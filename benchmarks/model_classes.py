@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from benchmarks.judges.children import answers
-from benchmarks.judges.default_configs import Case, architectures_of, library_cases, supplemented
+from benchmarks.judges.default_configs import Case, architectures_of, library_cases, loaded_as, supplemented
 from benchmarks.judges.records import digest
 from benchmarks.judges.vllm_classes import ModelClasses, RefusedError, silence
 from hkv.model.released import released_models
@@ -44,7 +44,11 @@ def released_cases() -> Iterator[Case]:
     """The released models that HKV ships; their configs are not repeated beside the answers."""
     for model in released_models():
         shipped = model.config()
-        config = supplemented(with_architecture(shipped), cached=False)
+        config = supplemented(with_architecture(shipped), cached=False) | loaded_as(model.name)
+        # Weights alone are packed; what packs them is a package that is not there.
+        for part in (config, config.get("text_config", {})):
+            if part.get("quantization_config", {}).get("quant_method") == "compressed-tensors":
+                del part["quantization_config"]
         yield Case(model.name, config, "hkv/model/released", digest(shipped))
 
 

@@ -89,6 +89,11 @@ def supplemented(config: Mapping[str, Any], *, cached: bool) -> dict[str, Any]:
     return result
 
 
+def loaded_as(name: str) -> dict[str, Any]:
+    """Fields by which a released file is loaded that code of its own repository would load."""
+    return supplements()["released"].get(name, {})
+
+
 @functools.cache
 def supplements() -> dict[str, dict[str, Any]]:
     """The fields in `supplements.toml`, by the config's type."""
