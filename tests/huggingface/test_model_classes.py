@@ -17,6 +17,7 @@ from benchmarks.judges.recorded import (
     plans,
     recorded_cases,
     records,
+    sources,
 )
 from benchmarks.judges.records import digest
 from hkv.model.released import released_models
@@ -52,6 +53,10 @@ def test_a_planned_config_has_a_judge(case: RecordedCase) -> None:
     assert (kind is Judge.NONE) == (case.name in KNOWN["unjudged"])
     if kind is Judge.TRANSFORMERS:
         assert bool(judge_caches(case)) == (case.name in KNOWN["caches"])
+
+
+def test_source_lines_were_read_only_where_there_is_no_other_judge() -> None:
+    assert {judge_of(CASES[name]) for name in sources()} == {Judge.SOURCE}
 
 
 def test_the_lists_name_recorded_configs() -> None:
