@@ -99,7 +99,11 @@ def by_judge() -> list[str]:
     for kind in Judge:
         lines.append(f"| {kind.value} | " + " | ".join(str(len(planned[kind][source])) for source in SOURCES) + " |")
     by_cache = [case for cases in planned[Judge.TRANSFORMERS].values() for case in cases]
-    other = [f"`{case.name}`: {found[0]}" for case in by_cache if (found := judge_caches(case))]
+    other = [
+        f"`{case.name}`: {found[0].ours} here (heads, sizes, window), {found[0].theirs} there"
+        for case in by_cache
+        if (found := judge_caches(case))
+    ]
     lines += ["", f"Of the {len(by_cache)} held against transformers' caches, {len(by_cache) - len(other)} are equal."]
     lines += [f"- {each}" for each in other]
     return [*lines, ""]

@@ -11,6 +11,7 @@ import itertools
 import json
 import pathlib
 
+from benchmarks import judged_models
 from hkv.model.huggingface import CacheLayer, Model, load_config, read_model
 from hkv.spec import AttentionSpec, Mamba
 
