@@ -126,8 +126,8 @@ COMMANDS = (
     Source("decoder", "python examples/hybrid_decoder --verify", SERVED),
     Source("sweep", "python -m examples.hybrid_decoder.sweep", SWEPT, Cost.MINUTES),
     Source("resharding", "python benchmarks/resharding.py --repeats 1", RESHARDED),
-    Source("trace jax", f"{REPLAY} {THREE} --num-blocks 200000", {}, Cost.MINUTES),
-    Source("trace numpy", f"{REPLAY} {THREE} --num-blocks 200000 --engine numpy", {}, Cost.MINUTES),
+    Source("trace jax", f"{REPLAY} {THREE} --num-blocks 200000 --retention dense", {}, Cost.MINUTES),
+    Source("trace numpy", f"{REPLAY} {THREE} --num-blocks 200000 --retention dense --engine numpy", {}, Cost.MINUTES),
     Source("trace vllm", f"{BESIDE} schedule --trace TRACE --repeats 1", {}, Cost.MINUTES),
 )
 
@@ -146,10 +146,10 @@ REPLAYS = tuple(
         ("20k rtp", "full:64 --num-blocks 20000 --limit 1000 --dialect rtp-llm/single"),
         ("20k rtp from the back", "full:64 --num-blocks 20000 --limit 1000 --dialect rtp-llm/hybrid-pool"),
         ("20k rtp tree", "full:64 --num-blocks 20000 --limit 1000 --dialect rtp-llm/hybrid-pool --prefix-tree"),
-        ("states vllm", "full:64,mamba:64 --num-blocks 50000"),
+        ("states vllm", "full:64,mamba:64 --num-blocks 50000 --retention dense"),
         ("states rtp", "full:64,mamba:64 --num-blocks 50000 --dialect rtp-llm/hybrid"),
         ("states rtp 8", "full:64,mamba:64 --num-blocks 50000 --dialect rtp-llm/hybrid --linear-step 8"),
-        ("all states vllm", "full:64,mamba:64 --num-blocks 900000 --limit 4000"),
+        ("all states vllm", "full:64,mamba:64 --num-blocks 900000 --limit 4000 --retention dense"),
         (
             "all states rtp 8",
             "full:64,mamba:64 --num-blocks 900000 --limit 4000 --dialect rtp-llm/hybrid --linear-step 8",

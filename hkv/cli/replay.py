@@ -129,10 +129,8 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
 )
 @click.option(
     "--step-tokens",
-    default=8192,
-    show_default=True,
     type=click.IntRange(1, MAX_TOKENS),
-    help="Most tokens computed in a step.",
+    help=f"Most tokens computed in a step.  [default: {Schedule.step_tokens}, or the device's]",
 )
 @click.option(
     "--decode-tokens",
@@ -143,10 +141,8 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
 )
 @click.option(
     "--max-running",
-    default=256,
-    show_default=True,
     type=click.IntRange(1, MAX_COUNT),
-    help="Most requests running at once.",
+    help=f"Most requests running at once.  [default: {Schedule.max_running}, or the device's]",
 )
 @click.option(
     "--max-model-len",
@@ -262,7 +258,9 @@ def _report(outcome: Outcome, others: Sequence[Ceiling], studied: StudiedCache, 
         title = f"{pathlib.Path(shown(options['trace'])).name}: {studied.name}, engine {options['engine']}"
         write_output(options["plot_path"], plot.drawn(outcome, options["plot_path"], options["step_ms"], title))
     if options["json_path"]:
-        write_json(options["json_path"], document(outcome, options["engine"], _plain(options), others))
+        write_json(
+            options["json_path"], document(outcome, options["engine"], _plain(options, studied.schedule), others)
+        )
     if not talks(options["json_path"], options["plot_path"]):
         return
     console = Console(width=None if sys.stdout.isatty() else 110)
@@ -272,10 +270,11 @@ def _report(outcome: Outcome, others: Sequence[Ceiling], studied: StudiedCache, 
         console.print(renderable, highlight=False)
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """The options as the command line would take them; where results go is left out."""
+def _plain(options: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
+    """The options as the command line would take them, defaults as they came to be; where results go is left out."""
     plain = {name: value for name, value in options.items() if name not in ("json_path", "plot_path")}
     plain["groups"] = None if options["groups"] is None else groups_text(options)
+    plain |= {name: getattr(schedule, name) for name in ("step_tokens", "max_running", "max_model_len")}
     plain["num_blocks"] = ",".join(map(str, options["num_blocks"] or ())) or None
     plain["speed"] = str(options["speed"])
     for each in COMMANDS:

@@ -105,9 +105,10 @@ def schedule_for_groups(options: dict[str, Any]) -> Schedule:
 
 
 def schedule_of(options: dict[str, Any], max_model_len: int) -> Schedule:
-    """The schedule's numbers."""
+    """The schedule's numbers; those that are None are as always."""
     names = ("step_tokens", "decode_tokens", "max_running", "lookahead", "closed_loop")
-    return Schedule(max_model_len=max_model_len, **{name: options[name] for name in names})
+    given = {name: options[name] for name in names if options[name] is not None}
+    return Schedule(max_model_len=max_model_len, **given)
 
 
 def model_name(config: str, model: Model) -> str:

@@ -36,9 +36,9 @@ def replay_trace(
     limit: int | None = None,
     step_ms: int = 50,
     speed: int | Fraction = 1,
-    step_tokens: int = Schedule.step_tokens,
+    step_tokens: int | None = None,
     decode_tokens: int = Schedule.decode_tokens,
-    max_running: int = Schedule.max_running,
+    max_running: int | None = None,
     max_model_len: int | str | None = None,
     lookahead: int = 0,
     closed_loop: int = 0,
@@ -63,9 +63,9 @@ def replay_trace(
       limit: most requests to replay; None for all.
       step_ms: milliseconds of a step.
       speed: factor by which requests arrive faster than recorded.
-      step_tokens: most tokens computed in a step.
+      step_tokens: most tokens computed in a step; None for 8,192, or as the dialect's `device` has it.
       decode_tokens: tokens that a running request generates in a step.
-      max_running: most requests running at once.
+      max_running: most requests running at once; None for 256, or as the dialect's `device` has it.
       max_model_len: most tokens of prompt and output; `auto`, with a model, for the most that fit; None: the default.
       lookahead: slots allocated for draft tokens.
       closed_loop: requests kept in the system, whatever the time stamps; 0 to follow them.

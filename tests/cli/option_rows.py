@@ -126,10 +126,11 @@ ROWS = [
     *_rows(
         REPLAY,
         f"{SCHEDULE}--groups full:16;--num-blocks 80;--engine {{in}}/wrong.py:Blind;--eagle all;"
-        "--retention 0;--lookahead 3",
+        "--retention dense;--lookahead 3",
         "--memory 1GiB;--tp 1;--block-size 16;--kv-dtype auto;--draft x;--dialect rtp-llm/single;--linear-step 1;"
         f"--reserve-ratio 5;--prefix-tree;--independent-eviction;--model {SMALL_MODEL};--check",
     ),
+    *_rows("replay {in}/long.jsonl --json - --engine numpy --groups full:16 --num-blocks 2000", "--device a100"),
     *_rows(REPLAY.replace("per-id 16", "per-id 512"), "--tokens-per-id 16"),
     *_rows(REPLAY_RTP.replace("per-id 16", "per-id 512"), "--tokens-per-id 16"),
     *_rows(REPLAY.replace("numpy", "{in}/wrong.py:Wrong"), "--check"),
@@ -142,7 +143,7 @@ ROWS = [
         REPLAY_RTP,
         f"{SCHEDULE}--groups full:16,swa:16:17;--num-blocks 80;--linear-step 2;--reserve-ratio 50;"
         "--prefix-tree;--lookahead 20",
-        "--independent-eviction;--eagle all;--retention 0;--draft x;--memory 1GiB;--tp 1;--block-size 16;"
+        "--independent-eviction;--eagle all;--retention 0;--device a100;--draft x;--memory 1GiB;--tp 1;--block-size 16;"
         f"--kv-dtype auto;--check;--engine no-such;--dialect rtp-llm/single;--model {SMALL_MODEL}",
     ),
     *_rows(

@@ -42,6 +42,7 @@ class Blind(NumpyEngine):
 """
 
 SOURCES = {
+    "long.jsonl": '{"timestamp": 0, "input_length": 6000, "output_length": 1, "hash_ids": null}\n',
     "mooncake.jsonl": '{"timestamp": 1, "input_length": 20, "output_length": 1, "hash_ids": [1]}\n'
     '{"timestamp": 2, "input_length": 30, "output_length": 1, "hash_ids": [2]}\n',
     "dynamo.jsonl": '{"session_id": "a", "input_length": 20, "output_length": 3, "hash_ids": [1]}\n'

@@ -37,7 +37,7 @@ def document(monkeypatch, capsys, *arguments):
 def test_groups_and_blocks_are_those_of_the_plan(monkeypatch, capsys, chat, name):
     asked = ("--memory", "30GiB", "--max-model-len", "2048")
     planned = document(monkeypatch, capsys, "plan", config(name), *asked)
-    arguments = ("--model", config(name), *asked, "--engine", "numpy", "--limit", "4")
+    arguments = ("--model", config(name), *asked, "--engine", "numpy", "--limit", "4", "--retention", "dense")
     replayed = document(monkeypatch, capsys, "replay", chat, *arguments)
     assert replayed["totals"]["blocks"] == planned["num_blocks"] - 1
     assert [group["layers"] for group in replayed["groups"]] == [group["layers"] for group in planned["groups"]]
@@ -55,7 +55,7 @@ def test_groups_and_blocks_are_those_of_the_plan(monkeypatch, capsys, chat, name
 
 def test_blocks_that_divide_no_id_are_compiled_and_checked(monkeypatch, capsys, chat):
     """80-token blocks: a state is kept where the first two prompts part, by the compiled cache and by the plain one."""
-    arguments = ("--model", config("jamba"), "--memory", "1GiB", "--max-model-len", "2048")
+    arguments = ("--model", config("jamba"), "--memory", "1GiB", "--max-model-len", "2048", "--retention", "dense")
     replayed = document(monkeypatch, capsys, "replay", chat, *arguments, "--check")
     assert replayed["requests"]["hit"] == [0, 0] + [1200] * 10
     assert {group["group"] for group in replayed["groups"]} == {"mamba:80", "full:80"}
@@ -72,7 +72,7 @@ def test_hash_ids_of_512_tokens_and_blocks_of_576(monkeypatch, capsys, tmp_path,
     line = {"input_length": tokens, "output_length": 1}
     lines = [line | {"timestamp": 0, "hash_ids": [1, 2, 3]}, line | {"timestamp": 9000, "hash_ids": ids}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    arguments = ("--model", config("qwen3_next"), "--memory", "8GiB", "--engine", "numpy")
+    arguments = ("--model", config("qwen3_next"), "--memory", "8GiB", "--engine", "numpy", "--retention", "dense")
     assert document(monkeypatch, capsys, "replay", str(path), *arguments)["requests"]["hit"] == [0, hit]
 
 

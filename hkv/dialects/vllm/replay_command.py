@@ -9,11 +9,13 @@ import click
 
 from hkv.byte_size import parse_bytes, show_bytes
 from hkv.dialects.vllm.schedule import planned
+from hkv.dialects.vllm.schedule.devices import DEVICES
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, whole_number
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
+from hkv.replay.schedule import Schedule
 from hkv.request_length import parse_length
 
 
@@ -57,10 +59,15 @@ class VllmReplayCommand(ReplayCommand):
             click.Option(["--eagle"], type=EagleGroups(), help="EAGLE drop rule, for these groups."),
             click.Option(
                 ["--retention"],
-                default="dense",
+                default="0",
                 show_default=True,
                 type=Retention(),
-                help="Tokens between retained replay boundaries of windows and states; 0: none.",
+                help="Tokens between retained replay boundaries of windows and states; 0: the last one only.",
+            ),
+            click.Option(
+                ["--device"],
+                type=click.Choice(list(DEVICES)),
+                help="Take --step-tokens and --max-running as `vllm serve` does on this device.",
             ),
         )
 
@@ -70,6 +77,16 @@ class VllmReplayCommand(ReplayCommand):
             "eagle": None if eagle is None else ",".join(map(str, eagle)) or "all",
             "retention": "dense" if retention is None else retention,
         }
+
+    def studied(self, options: dict[str, Any]) -> StudiedCache:
+        if options["device"] is not None:
+            tokens, running = DEVICES[options["device"]]
+            options = {
+                **options,
+                "step_tokens": tokens if options["step_tokens"] is None else options["step_tokens"],
+                "max_running": running if options["max_running"] is None else options["max_running"],
+            }
+        return super().studied(options)
 
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
         if options["draft"] is not None:
@@ -102,7 +119,7 @@ class VllmReplayCommand(ReplayCommand):
         served, config = planned.planned_cache(
             model,
             parse_bytes(options["memory"]),
-            options["step_tokens"],
+            schedule_of(options, Schedule.max_model_len).step_tokens,
             max_model_len=parse_length(options["max_model_len"]),
             draft=draft,
             caching=options["caching"],
