@@ -75,7 +75,7 @@ def test_json_and_plots(monkeypatch, capsys, trace, tmp_path):
         (["--groups", "full", "--num-blocks", "9"], "full:block_size"),
         (["--groups", "full:0", "--num-blocks", "9"], "positive integer"),
         (["--groups", "full:16,swa:16", "--num-blocks", "9"], "swa:block_size:window"),
-        (["--groups", "fall:16", "--num-blocks", "9"], "a kind of"),
+        (["--groups", "fall:16", "--num-blocks", "9"], "expected one of"),
         (["--groups", "full:16", "--num-blocks", "1"], "num-blocks"),
         (["--groups", "full:16"], "num-blocks"),
         ([*GROUPS, "--eagle", "2"], "eagle_groups"),
