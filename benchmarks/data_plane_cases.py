@@ -16,10 +16,13 @@ from hkv import paged
 from hkv.chunks.formats import TRAITS, EngineKVFormat
 from hkv.chunks.kernel_groups import PageGeometry
 from hkv.chunks.objects import Region
+from hkv.chunks.pieces import pieces_of
 from hkv.chunks.transfer import Transfer, pack, unpack
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import quantize
+from hkv.paged import plan
 from hkv.paged.implementations import choose
+from hkv.paged.words import runs_of_pool
 from hkv.spec import FullAttention, LayerSpec, MLAAttention
 
 POISON = 0xA5
@@ -41,11 +44,11 @@ class Case:
     """One operation on one layout.
 
     Attributes:
-      operation: gather, scatter, write, copy, pack or unpack.
+      operation: gather, scatter, write, copy, step of so many tokens, pack or unpack.
       layout: physical order, or LMCache's format.
       dtype: what the elements are.
       page_bytes: bytes of one page of one layer.
-      run_bytes: bytes of each gapless piece that moves.
+      run_bytes: bytes of the shortest gapless piece that moves, as the operation is planned.
       bytes_moved: bytes read and bytes written by one call.
       makers: implementation name -> what makes the thing to measure.
     """
@@ -68,22 +71,39 @@ class Case:
         yield from self.makers.items()
 
 
-def all_cases(nbytes: int) -> Iterator[Case]:
-    """Every case; each moves about `nbytes` out of a pool of twice as many."""
-    for label, spec, order in LAYOUTS:
+def all_cases(nbytes: int, quick: bool = False) -> Iterator[Case]:
+    """Every case; bulk ones move about `nbytes` out of a pool of twice as many, decode ones a step's tokens.
+
+    Args:
+      nbytes: bytes that one bulk operation moves out.
+      quick: a third of the layouts, page sizes and steps.
+    """
+    for label, spec, order in LAYOUTS[1::3] if quick else LAYOUTS:
         one_page = Layout.of_spec(spec, order, num_blocks=1, num_layers=NUM_LAYERS)
         page = sum(size for _, size in one_page.block_runs(0, 0))
-        count = max(nbytes // page // NUM_LAYERS, 2)
-        layout = Layout.of_spec(spec, order, num_blocks=2 * count, num_layers=NUM_LAYERS)
-        for operation in ("gather", "scatter", "write", "copy"):
+        for operation in OPERATIONS:
+            count = max(nbytes // page // layers_moved(operation), 2)
+            layout = Layout.of_spec(spec, order, num_blocks=2 * count, num_layers=NUM_LAYERS)
             yield _paged_case(operation, label, order, layout, page, count)
-    for page in (4096, 32768, 262144):
+    for tokens in DECODE_TOKENS[1:2] if quick else DECODE_TOKENS:
+        yield from _step_cases(tokens)
+    for page in (32768,) if quick else (4096, 32768, 262144):
         yield from _plain_cases(page, max(nbytes // page, 2))
-    for geometry in GEOMETRIES:
+    for geometry in GEOMETRIES[::2] if quick else GEOMETRIES:
         yield from _chunk_cases(geometry, nbytes)
 
 
+OPERATIONS = ("gather", "scatter", "write", "copy", "copy, disjoint")
+DECODE_TOKENS = (64, 256, 4096)
+"""New tokens of one step, of all requests together."""
+
 NUM_LAYERS = 2
+DECODE_LAYERS = 32
+
+
+def layers_moved(operation: str) -> int:
+    """Layers of a layout that an operation moves."""
+    return NUM_LAYERS if operation.startswith("copy") else 1
 
 
 def _attention(block_size: int, dtype: str = "bfloat16") -> FullAttention:
@@ -172,7 +192,8 @@ class PagedOperation:
             assert self.values is not None
             made = paged.write(self.pool, self.layout, layer, self.blocks, self.states, self.values, **chosen)
         else:
-            made = paged.copy_blocks(self.pool, self.layout, self.table, self.other, **chosen)
+            disjoint = self.operation == "copy, disjoint"
+            made = paged.copy_blocks(self.pool, self.layout, self.table, self.other, disjoint=disjoint, **chosen)
         self.pool = made[0]
         return self.pool
 
@@ -186,12 +207,14 @@ class PagedOperation:
         before = np.asarray(self.pool)
         plain = dataclasses.replace(self, implementation="xla")
         plain.pool = jnp.asarray(before)
-        expected, found = jax.tree.map(np.asarray, plain.run()), jax.tree.map(np.asarray, self.run())
+        expected = jax.tree.map(np.asarray, plain.run())
+        poison_freed_memory(expected)
+        found = jax.tree.map(np.asarray, self.run())
         same = jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), expected, found)
         assert all(jax.tree.leaves(same)), f"{self.implementation} moved other bytes than xla"
         if self.operation != "gather":
             changed = int(np.count_nonzero(found != before)) * 4
-            assert 0 < changed <= self.count * self.page_bytes * (NUM_LAYERS if self.operation == "copy" else 1)
+            assert 0 < changed <= self.count * self.page_bytes * layers_moved(self.operation)
         self.pool = jnp.asarray(before)
 
     @property
@@ -199,14 +222,75 @@ class PagedOperation:
         return sum(size for _, size in self.layout.block_runs(0, 0))
 
 
+def poison_freed_memory(like: Any) -> None:
+    """Fills as much memory as the results take with poison and gives it back, for new results to lie in."""
+    held = [jnp.full(array.nbytes, POISON, jnp.uint8) for array in jax.tree.leaves(like)]
+    jax.block_until_ready(held)
+    del held
+
+
+def shortest_run(operation: str, layout: Layout) -> int:
+    """Bytes of the shortest gapless piece that an operation moves: what it plans, not what a block could be."""
+    pool = jax.ShapeDtypeStruct((-(-layout.end // 128) * 128,), np.uint8)
+    parts = [plan.part_view(layout, part.name) for part in layout.content]
+    views = {"write": [(view, plan.TOKEN) for view in parts], "copy": [(plan.whole_blocks(layout), 1)]}
+    dtype, found = runs_of_pool(pool, views.get(operation.split(",")[0], [(view, plan.BLOCK) for view in parts]))
+    return min(runs.length for runs in found) * dtype.itemsize
+
+
 def _paged_case(operation: str, dtype: str, order: str, layout: Layout, page: int, count: int) -> Case:
-    runs = layout.block_runs(0, 0)
-    run = max(size for _, size in runs)
-    if operation == "write":
-        run //= layout.states_per_block
-    layers = NUM_LAYERS if operation == "copy" else 1
     makers = {name: (lambda name=name: PagedOperation(operation, layout, count, name)) for name in implementations()}
-    return Case(operation, order, dtype, page, run, 2 * page * count * layers, makers)
+    moved = 2 * page * count * layers_moved(operation)
+    return Case(operation, order, dtype, page, shortest_run(operation, layout), moved, makers)
+
+
+@dataclasses.dataclass
+class DecodeStep:
+    """The decode write: a step's tokens of all layers, in one launch of a kernel; one a block, as in decoding."""
+
+    layout: Layout
+    tokens: int
+    implementation: str
+
+    def __post_init__(self) -> None:
+        layout, generator = self.layout, np.random.default_rng(0)
+        self.pool = random_words(-(-layout.end // 128) * 32, 1)
+        self.blocks = jnp.asarray(generator.permutation(layout.num_blocks)[: self.tokens].astype(np.int32))
+        self.states = jnp.asarray(generator.integers(0, layout.states_per_block, self.tokens, dtype=np.int32))
+        shape = (layout.num_layers, self.tokens, layout.shape[2])
+        self.values = {
+            part.name: jax.random.bits(jax.random.key(seed), (*shape, *part.shape), np.uint16).view(jnp.bfloat16)
+            for seed, part in enumerate(layout.content)
+        }
+
+    def run(self) -> Any:
+        given = ((self.pool,), (self.layout,), (self.blocks,), (self.states,), (self.values,))
+        (self.pool,), _ = paged.write_step(*given, implementation=self.implementation)
+        return self.pool
+
+    def wait(self, result: Any) -> None:
+        jax.block_until_ready(result)
+
+    def verify(self) -> None:
+        """Against XLA layer by layer, over poison."""
+        self.pool = jnp.full_like(self.pool, POISON * 0x01010101)
+        expected = jnp.array(self.pool)
+        for layer in range(self.layout.num_layers):
+            mine = {part: content[layer] for part, content in self.values.items()}
+            expected, _ = paged.write(expected, self.layout, jnp.int32(layer), self.blocks, self.states, mine)
+        before, found = np.asarray(self.pool), np.asarray(self.run())
+        assert found.tobytes() == np.asarray(expected).tobytes(), f"{self.implementation} wrote other bytes than xla"
+        assert not np.array_equal(found, before)
+
+
+def _step_cases(tokens: int) -> Iterator[Case]:
+    """A model of 32 layers of eight heads; on a CPU of four, which is little enough to wait for."""
+    layers = DECODE_LAYERS if jax.default_backend() == "gpu" else 4
+    layout = Layout.of_spec(_attention(16), "LBNHC", num_blocks=tokens + 1, num_layers=layers)
+    row = 2 * 8 * 128 * 2
+    makers = {name: (lambda name=name: DecodeStep(layout, tokens, name)) for name in implementations()}
+    run = shortest_run("write", layout)
+    yield Case(f"step of {tokens} tokens", "LBNHC", "bfloat16", 16 * row, run, 2 * tokens * layers * row, makers)
 
 
 @dataclasses.dataclass
@@ -359,4 +443,5 @@ def _chunk_cases(geometry: PageGeometry, nbytes: int) -> Iterator[Case]:
         label = f"format {int(geometry.format)}"
         moved = 2 * 4 * per_object * per_block
         assert TRAITS[geometry.format].kernel
-        yield Case(operation, label, geometry.dtype, geometry.page_bytes, geometry.page_bytes, moved, makers)
+        run = min(piece.length for piece in pieces_of(geometry))
+        yield Case(operation, label, geometry.dtype, geometry.page_bytes, run, moved, makers)

@@ -6,6 +6,8 @@ import pathlib
 from typing import Any
 
 OPERATIONS = ("gather", "scatter", "write", "copy", "pack", "unpack")
+"""One panel each; decode steps and copies of lists that do not overlap are in the table alone."""
+
 MARKERS = {"xla": "o", "mosaic": "s", "pallas_triton": "^", "triton": "v", "jnp": "x", "torch": "+"}
 
 
