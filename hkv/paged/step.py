@@ -23,7 +23,7 @@ from hkv.layout.views.runs import to_words
 from hkv.paged import plan
 from hkv.paged.implementations import choose
 from hkv.paged.quantization import quantize_per_tensor
-from hkv.paged.words import as_words, like, runs_of_pools
+from hkv.paged.words import WIDEST, as_words, like, runs_of_pools
 from hkv.typed_jit import typed_jit
 from pallas_kernels.move.moves import Move
 
@@ -74,7 +74,14 @@ def write_step(
         [(plan.part_view(layout, part), plan.TOKEN) for part in some]
         for layout, some in zip(layouts, values, strict=True)
     ]
-    dtypes, found = runs_of_pools(pools, places, views)
+    # XLA fuses what makes elements into the scatter of words of one element each, not of several.
+    widths = [
+        quantised[group][part].dtype.itemsize
+        for group, some in enumerate(scales or ())
+        for part in some
+        if part in values[group]
+    ]
+    dtypes, found = runs_of_pools(pools, places, views, min(widths, default=WIDEST))
     moves, sources, missing = [], [], []
     for group, (layout, some) in enumerate(zip(layouts, quantised, strict=True)):
         slots = require_array("blocks", blocks[group], (None,), error=LayoutError)

@@ -61,7 +61,10 @@ def runs_of_pool(buffer: jax.Array | jax.ShapeDtypeStruct, views: Views) -> tupl
 
 
 def runs_of_pools(
-    buffers: Sequence[jax.Array | jax.ShapeDtypeStruct], places: Sequence[int], views: Sequence[Views]
+    buffers: Sequence[jax.Array | jax.ShapeDtypeStruct],
+    places: Sequence[int],
+    views: Sequence[Views],
+    widest: int = WIDEST,
 ) -> tuple[list[np.dtype], list[list[Runs]]]:
     """The words that each pool is moved in, and the runs of views of several groups.
 
@@ -71,6 +74,7 @@ def runs_of_pools(
       buffers: the pools.
       places: for each group, the number of its pool.
       views: for each group, what is moved.
+      widest: bytes of the widest word to take on a GPU.
 
     Raises:
       LayoutError: as `runs_of_pool`.
@@ -80,7 +84,7 @@ def runs_of_pools(
     sizes = [math.prod(buffer.shape) * np.dtype(buffer.dtype).itemsize for buffer in buffers]
     groups = [(pool, *view) for pool, some in zip(places, views, strict=True) for view in some]
     in_bytes = [jax.ShapeDtypeStruct((size,), np.uint8) for size in sizes]
-    row = math.gcd(*(runs_of(in_bytes[pool], view, count).row for pool, view, count in groups), *sizes)
+    row = math.gcd(*(runs_of(in_bytes[pool], view, count).row for pool, view, count in groups), *sizes, widest)
     dtypes = [widest_word(row, np.dtype(buffer.dtype).itemsize) for buffer in buffers]
     flat = [jax.ShapeDtypeStruct((size // d.itemsize,), d) for size, d in zip(sizes, dtypes, strict=True)]
     return dtypes, [

@@ -21,16 +21,17 @@ LIMIT = 1.05
 LARGE = 1024
 """Bytes from which a launch moves data; smaller ones compute starts, sort ids or count."""
 
+KERNELS = ("mosaic", "pallas_triton", "triton")
+OVERLAP = "lists may overlap, so all sources are read into an array of their own first"
+WITHIN = "XLA copies nothing within an array: it reads the sources first"
+SEPARATE = "a kernel moves what XLA has quantised before"
+STARTS = "runs of 4 or 128 bytes, and 4 bytes for the start of each"
 EXCEPTIONS = {
-    ("copy_blocks", ""): "lists may overlap, so all sources are read into an array of their own first",
-    (
-        "copy_blocks, disjoint",
-        "xla",
-    ): "XLA copies nothing within an array: it reads the sources first",
-    **{
-        ("write_step, quantised", code): "a kernel takes what XLA has quantised; XLA's own scatter does both at once"
-        for code in ("mosaic", "pallas_triton", "triton")
-    },
+    ("copy_blocks", ""): OVERLAP,
+    ("copy_blocks, disjoint", "xla"): WITHIN,
+    **{("write_step, quantised", code): SEPARATE for code in KERNELS},
+    **{(operation, "132 bytes"): STARTS for operation in ("write", "write_step")},
+    **{(operation, "heads first, blocks padded"): STARTS for operation in ("pack", "unpack")},
 }
 """Reasons, by operation and by implementation or layout; an empty one stands for all."""
 

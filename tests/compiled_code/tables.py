@@ -92,9 +92,15 @@ def _span(values: Sequence[str | int]) -> str:
 
 
 def _exceptions(rows: Mapping[str, Record]) -> list[str]:
-    lines = ["| program | traffic over ideal | reason |", "|---|--:|---|"]
+    lines = ["| operation | implementation | layouts | traffic over ideal | reason |", "|---|---|---|--:|---|"]
+    found: dict[tuple[str, str, str | None], list[tuple[str, float]]] = {}
     for case in cases.all_cases():
         row = rows.get(case.name)
         if row is not None and row.ratio > record.LIMIT:
-            lines.append(f"| {case.name} | {row.ratio:.2f} | {record.exception(case)} |")
+            key = (case.operation, case.implementation, record.exception(case))
+            found.setdefault(key, []).append((case.layout, row.ratio))
+    for (operation, code, reason), mine in found.items():
+        layouts = ", ".join(layout for layout, _ in mine) if len(mine) < 4 else "all"
+        ratios = _span([f"{ratio:.2f}" for _, ratio in mine])
+        lines.append(f"| {operation} | `{code}` | {layouts} | {ratios} | {reason} |")
     return lines
