@@ -240,6 +240,7 @@ TEXTS = [
         for value in ("", "x", "[]", "{}", '{"method": "guess"}', '{"magic": 1}')
     ),
     *(("plan", "--layout", value) for value in ("", "X", "LBHN")),
+    *(("plan", name, value) for name in ("--tp", "--pp", "--dcp") for value in (HUGE, LONG, "-1", "0", "nan", "", "x")),
     *(("plan", name, value) for name in ("--dtype", "--kv-dtype", "--state-dtype") for value in ("", "float7")),
     *(("plan", "--bugs", value) for value in ("x", "x,y")),
     *(
