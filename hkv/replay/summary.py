@@ -51,8 +51,12 @@ def totals(outcome: Outcome) -> dict[str, Any]:
 def _trace(outcome: Outcome) -> dict[str, Any]:
     if outcome.trace is None:
         return {}
-    names = ("tokens_per_id", "without_content", "synthetic")
-    return {name: getattr(outcome.trace, name) for name in names}
+    found = outcome.trace
+    return {
+        "tokens_per_id": found.tokens_per_id,
+        "without_content": found.without_content,
+        "synthetic": list(found.synthetic),  # as JSON has it: a command and a call give the same
+    }
 
 
 def groups(outcome: Outcome) -> list[dict[str, Any]]:
