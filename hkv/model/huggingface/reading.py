@@ -48,7 +48,7 @@ def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) ->
 
 
 def _check_ranks(fields: Fields, ranks: int) -> None:
-    """Makes sure that tensor-parallel ranks share the query heads alike (vLLM 0.33 `verify_with_parallel_config`).
+    """Makes sure that ranks, and key/value heads, share the query heads alike (vLLM 0.33 `Attention`, `ModelConfig`).
 
     Raises:
       ConfigError: they do not.
@@ -57,6 +57,10 @@ def _check_ranks(fields: Fields, ranks: int) -> None:
     heads = fields.integer(name).value if name in fields.family.fields else fields.values.get(name)
     if type(heads) is int and heads % ranks:
         raise ConfigError(fields.place(name), heads, f"a multiple of {ranks} tensor-parallel ranks")
+    if {name, "num_key_value_heads"} <= fields.family.fields.keys() and type(heads) is int:
+        shared = fields.kv_heads
+        if heads % shared.value:
+            raise ConfigError(fields.place(name), heads, f"a multiple of the {shared.value} key/value heads")
 
 
 @functools.cache
