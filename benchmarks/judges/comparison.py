@@ -159,7 +159,8 @@ def _of_cache(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def described(spec: LayerSpec) -> dict[str, Any]:
     """A layer's cache in the names of vLLM's specs, where not at its default."""
-    found: dict[str, Any] = {"kind": spec.vllm_name}
+    spec = spec.spanning(spec.block_size * spec.checkpoint_alignment, None)  # as planning lengthens blocks
+    found: dict[str, Any] = {"kind": spec.vllm_name, "block_size": spec.block_size}
     if isinstance(spec, AttentionSpec):
         for field in ("num_kv_heads", "head_size", "dtype", "state_content_bytes", "tokens_per_state"):
             found[field] = getattr(spec, field)
@@ -178,6 +179,8 @@ def compared(record: Mapping[str, Any]) -> dict[str, Any]:
         found["cache_role"] = found["cache_role"].upper()
     if found["kind"].endswith("MambaSpec") and not found.get("num_prefill_checkpoint_blocks"):
         found.pop("prefill_checkpoint_alignment", None)
+    elif found.get("prefill_checkpoint_alignment") == record.get("block_size"):
+        found["prefill_checkpoint_alignment"] = "the block's tokens"
     if "MLA" in found["kind"] and not found.get("head_size_v"):
         found.pop("head_size_v", None)
     return {name: value for name, value in found.items() if value != DEFAULTS.get(name)}
