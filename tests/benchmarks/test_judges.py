@@ -1,4 +1,4 @@
-"""How answers of judges are asked for and kept: children that end badly cost one answer, packed layers unpack."""
+"""Questions to judges and their answers: children that end badly cost one answer, packed layers unpack."""
 
 from __future__ import annotations
 
