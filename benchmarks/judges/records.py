@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import pathlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
@@ -27,9 +28,11 @@ def plain(value: Any) -> Any:
     return str(value).removeprefix("torch.")
 
 
-def message(error: BaseException) -> str:
+def message(error: BaseException, folder: str = "") -> str:
     """An error's message as one line of at most 300 characters, without names of temporary folders."""
     text = " ".join(str(error).split())
+    if folder:
+        text = text.replace(folder, "FOLDER").replace(pathlib.Path(folder).name, "FOLDER")
     text = text.split(" [type=")[0].replace(tempfile.gettempdir(), "")
     return text[:300]
 

@@ -99,7 +99,7 @@ class ModelClasses:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # model files raise whatever they like
-            raise RefusedError(f"{stage}: {type(error).__name__}: {message(error)}") from error
+            raise RefusedError(f"{stage}: {type(error).__name__}: {message(error, folder)}") from error
 
     def _engine_config(self, folder: str, tensor_parallel: int) -> Any:
         arguments = self.args.EngineArgs(
