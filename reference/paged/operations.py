@@ -57,6 +57,7 @@ def write_step(
     """As `hkv.paged.write_step` of values that are quantised already: layer by layer and group by group."""
     dropped = 0
     for group, layout in enumerate(layouts):
+        missing = 0  # tokens without a place, which are the same in every layer
         for layer in range(layout.num_layers):
             mine = {part: content[layer] for part, content in values[group].items()}
             missing = write(pools[pool_of[group]], layout, layer, blocks[group], states[group], mine)
