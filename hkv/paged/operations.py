@@ -216,8 +216,9 @@ def copy_blocks(
     made = jax.ShapeDtypeStruct((read.size * runs.length,), dtype)
     (held,) = code.move_runs([words], [made], [Move(0, 0, read, None, read.size, runs.row, runs.length, zeros=True)])
     # Fused into the scatter, the gather would read the pool while it is written, and XLA would copy all of it first.
-    held, words = jax.lax.optimization_barrier((held, words))
-    (words,) = code.move_runs([held], [words], [Move(0, 0, None, written, read.size, runs.row, runs.length)])
+    # As rows, which the scatter takes: XLA's CPU compiler copies a flat pool between the two.
+    held, rows = jax.lax.optimization_barrier((held, words.reshape(-1, runs.row)))
+    (words,) = code.move_runs([held], [rows.reshape(-1)], [Move(0, 0, None, written, read.size, runs.row, runs.length)])
     return like(words, buffer), _count(~padding & ~exist)
 
 

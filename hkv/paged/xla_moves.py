@@ -26,10 +26,11 @@ def move_runs(
             found[move.target] = _read(source, move).reshape(target.shape)
             continue
         words, starts = _read(source, move), _written(source, target.size, move)
+        rows = target.reshape(-1, move.unit)
         if move.own:
-            words, target = jax.lax.optimization_barrier((words, target))
+            words, rows = jax.lax.optimization_barrier((words, rows))
         values = words.reshape(1, move.runs, 1, move.length // move.unit, move.unit)
-        rows = xla.scatter_runs([target.reshape(-1, move.unit)], starts.reshape(1, -1, 1), values)[0]
+        rows = xla.scatter_runs([rows], starts.reshape(1, -1, 1), values)[0]
         found[move.target] = rows.reshape(target.shape)
     return tuple(jnp.zeros(t.shape, t.dtype) if isinstance(t, jax.ShapeDtypeStruct) else t for t in found)
 
