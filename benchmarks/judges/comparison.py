@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.judges.records import plain, split_name, unpack
+from hkv.dialects.vllm.planning.engine_settings import ATTENTION_FREE
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.errors import HKVError
 from hkv.model.huggingface import Model, ReadOptions, read_model
@@ -107,8 +108,13 @@ def plan_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference
         return []  # nothing is cached
     if model.max_model_len != answer["max_model_len"]:
         return [Difference("max_model_len", model.max_model_len, answer["max_model_len"])]
+    serving = Serving(
+        memory=KV_MEMORY,
+        max_in_flight_tokens=answer["max_in_flight_tokens"],
+        caching=model.model_type not in ATTENTION_FREE,  # vLLM's default, as `hkv plan` takes it
+    )
     try:
-        served = serve(model, Serving(memory=KV_MEMORY, max_in_flight_tokens=answer["max_in_flight_tokens"]))
+        served = serve(model, serving)
     except HKVError as error:
         return [] if "refused" in plan else [Difference("plan", str(error), plan["line"])]
     if "refused" in plan:
