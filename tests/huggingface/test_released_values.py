@@ -184,3 +184,21 @@ def test_fields_that_vllm_does_not_read_must_agree() -> None:
     with pytest.raises(ConfigError, match="head_dim = 256: expected 128, which is what Qwen2 derives"):
         read_model({"model_type": "qwen2", "head_dim": 256})
     assert read_model({"model_type": "qwen2", "head_dim": 128}).specs == read_model({"model_type": "qwen2"}).specs
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("minimax", "a model that vLLM 0.33 serves: vLLM served it until 0.23.0"),
+        ("bamba", "a model that vLLM 0.33 serves: vLLM served it until 0.23.0"),
+        ("whisper", "a model without cross attention to an encoder, for which HKV has no kind yet"),
+        ("inkling_text", "a model without convolutions that are cached token by token"),
+        ("gemma4_unified_assistant", "a model with caches of its own: this draft module reads its target's"),
+        ("no_such_model", "or its layers by hand"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(model_type: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_model({"model_type": model_type})
+    assert f"model_type = '{model_type}'" in str(refused.value)
+    assert reason in str(refused.value)

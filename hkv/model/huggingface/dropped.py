@@ -25,3 +25,6 @@ UNREAD = {
     **dict.fromkeys(words("inkling_mm_model inkling_text"), "convolutions that are cached token by token"),
 }
 """Models that vLLM 0.33 serves and HKV does not read, each with the caches that it lacks."""
+
+BORROWING = words("gemma4_assistant gemma4_unified_assistant")
+"""Draft modules that cache nothing: every layer reads the caches of the model that they draft for."""

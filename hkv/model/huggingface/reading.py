@@ -11,7 +11,7 @@ from typing import Any
 from hkv.errors import ConfigError
 from hkv.model.huggingface import families, inert, wrappers
 from hkv.model.huggingface.decoder import Decoder
-from hkv.model.huggingface.dropped import DROPPED, UNREAD
+from hkv.model.huggingface.dropped import BORROWING, DROPPED, UNREAD
 from hkv.model.huggingface.family import Family, words
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.layer_template import layer_template
@@ -125,6 +125,8 @@ def _family(model_type: str, config: Mapping[str, Any], place: str = "model_type
         )
     if model_type in UNREAD:
         raise ConfigError(place, model_type, f"a model without {UNREAD[model_type]}, for which HKV has no kind yet")
+    if model_type in BORROWING:
+        raise ConfigError(place, model_type, "a model with caches of its own: this draft module reads its target's")
     expected = f"a known type, of which {nearest_family(config)} is nearest by its fields"
     raise ConfigError(place, model_type, f"{expected}; or its layers by hand: {layer_template(config)}")
 

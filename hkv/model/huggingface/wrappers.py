@@ -45,7 +45,6 @@ gemma3 gemma3_text
 gemma3n gemma3n_text
 gemma4 gemma4_text
 gemma4_unified gemma4_unified_text
-gemma4_unified_assistant gemma4_unified_text
 glm46v glm4v_text
 glm4v glm4v_text
 glm4v_moe glm4v_moe_text
@@ -182,7 +181,6 @@ BY_TYPE = {
     "fun_asr_nano": "adaptor_config",
     "fuyu": "num_channels",
     "gemma3n": "audio_soft_tokens_per_image",
-    "gemma4_unified_assistant": "backbone_hidden_size centroid_intermediate_top_k num_centroids use_ordered_embeddings",
     "granite4_vision": "deepstack_layer_map projector_dropout spatial_target_layers spatial_vision_layer",
     "hunyuan_vl": "im_end_id im_newline_id im_start_id",
     "idefics2": "perceiver_config",
