@@ -125,11 +125,11 @@ ROWS = [
     ),
     *_rows(
         REPLAY,
-        f"{SCHEDULE}--groups full:16;--num-blocks 80;--engine {{in}}/wrong.py:Blind;--eagle all;"
-        "--retention dense;--lookahead 3",
+        f"{SCHEDULE}--groups full:16;--num-blocks 80;--eagle all;--retention dense;--lookahead 3",
         "--memory 1GiB;--tp 1;--block-size 16;--kv-dtype auto;--draft x;--dialect rtp-llm/single;--linear-step 1;"
         f"--reserve-ratio 5;--prefix-tree;--independent-eviction;--model {SMALL_MODEL};--check",
     ),
+    *_rows(f"{REPLAY} --retention dense", "--engine {in}/wrong.py:Blind"),  # so that there are hits not to see
     *_rows("replay {in}/long.jsonl --json - --engine numpy --groups full:16 --num-blocks 2000", "--device a100"),
     *_rows(REPLAY.replace("per-id 16", "per-id 512"), "--tokens-per-id 16"),
     *_rows(REPLAY_RTP.replace("per-id 16", "per-id 512"), "--tokens-per-id 16"),
