@@ -171,7 +171,7 @@ def test_requests_of_other_lengths_and_blocks_share_an_executable() -> None:
 
 
 def test_the_examples_of_the_documentation_run() -> None:
-    text = (pathlib.Path(__file__).parents[3] / "docs" / "sharding.md").read_text()
+    text = (pathlib.Path(__file__).parents[4] / "docs" / "sharding.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 3
     names: dict = {}
