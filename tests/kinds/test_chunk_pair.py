@@ -13,13 +13,12 @@ from hkv.cli import cli
 from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
-from hkv.dialects.vllm.traffic.hit_causes import causes
-from hkv.dialects.vllm.traffic.hit_comparison import Case, make_config
 from hkv.errors import PlanError, SpecError
 from hkv.oracle.record import Only, draw
 from hkv.spec import FullAttention, LayerSpec, RequestLimits, SlidingWindow, spec_from_log, spec_from_text
 from hkv.spec.chunk_pair import ChunkPair
 from hkv.testing.choices import RandomChoices
+from tests.kinds.drawn_hits import assert_hits_are_defined
 
 
 def test_a_query_reads_its_own_chunk_and_the_one_before():
@@ -47,20 +46,7 @@ def test_hits_are_what_the_definition_says(seed):
     specs: list[LayerSpec] = [ChunkPair(block_size=size, chunk=size * choices.integer(1, 4))]
     if choices.chance(60):
         specs.append(choices.pick((FullAttention(block_size=size), SlidingWindow(block_size=2 * size, window=5))))
-    config = make_config(specs, [0] if choices.chance(40) else [], size, 0, 1)
-    differ = set()
-    for _ in range(60):
-        tokens = choices.integer(1, 14 * size)
-        entries = {
-            (group, end)
-            for group, spec in enumerate(specs)
-            for end in range(spec.block_size, tokens + 4 * size, spec.block_size)
-            if choices.chance(80)
-        }
-        case = Case(config, tokens, frozenset(entries))
-        if case.by_iteration() != case.by_definition():
-            differ |= causes(config, tokens) or {"unexplained"}
-    assert "unexplained" not in differ
+    assert_hits_are_defined(specs, size, choices)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.dialects.vllm.traffic.headers import draw_header
-from hkv.dialects.vllm.traffic.hit_causes import causes
 from hkv.dialects.vllm.traffic.hit_comparison import Case, make_config
 from hkv.errors import SpecError
 from hkv.oracle.record import Only, draw
@@ -24,6 +23,7 @@ from hkv.spec.sink_window import SinkWindow
 from hkv.testing.choices import RandomChoices
 from tests.cache.test_fork import forked, grow
 from tests.cache.test_lockstep import lockstep
+from tests.kinds.drawn_hits import assert_hits_are_defined
 from tests.reference.build import admit, manager
 from tests.reference.build import config as build
 from tests.replay.test_diagnosis_definition import reasons_are_what_they_say
@@ -68,20 +68,7 @@ def test_hits_are_what_the_definition_says(seed):
     )
     if choices.chance(60):
         specs.append(choices.pick(others))
-    config = make_config(specs, [0] if choices.chance(40) else [], size, 0, 1)
-    differ = set()
-    for _ in range(60):
-        tokens = choices.integer(1, 14 * size)
-        entries = {
-            (group, end)
-            for group, spec in enumerate(specs)
-            for end in range(spec.block_size, tokens + 4 * size, spec.block_size)
-            if choices.chance(80)
-        }
-        case = Case(config, tokens, frozenset(entries))
-        if case.by_iteration() != case.by_definition():
-            differ |= causes(config, tokens) or {"unexplained"}
-    assert "unexplained" not in differ
+    assert_hits_are_defined(specs, size, choices)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from hkv.errors import ConfigError
 from hkv.model.huggingface.decoder import Decoder
+from hkv.model.huggingface.families.delta_net import add_kimi_delta
 from hkv.model.huggingface.families.latent import SIZES
 from hkv.model.huggingface.family import REQUIRED, Family, words
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.model import Model
-from hkv.model.huggingface.state_shapes import kimi_delta, lightning
+from hkv.model.huggingface.state_shapes import lightning
 
 LIGHTNING, DELTA = "BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM"
 """Architectures, both of one `model_type`."""
@@ -47,18 +48,8 @@ def _architecture(fields: Fields) -> str:
 
 def _add_delta(decoder: Decoder, index: int, kind_fields: tuple[str, ...]) -> None:
     fields = decoder.fields
-    heads, head_dim = fields.integer("num_attention_heads"), fields.head_dim
-    kernel = fields.integer("short_conv_kernel_size")
-    shapes = kimi_delta(
-        decoder.options.tensor_parallel,
-        heads=heads.value,
-        head_dim=head_dim.value,
-        kernel=kernel.value,
-        drafts=decoder.options.speculative_tokens,
-    )
-    dtypes = (decoder.dtype, decoder.state_dtype(default="float32"))
-    sizes = (*heads.names, *head_dim.names, *kernel.names)
-    decoder.state(index, kind_fields, shapes, dtypes, sizes, heads.names)
+    heads, kernel = fields.integer("num_attention_heads"), fields.integer("short_conv_kernel_size")
+    add_kimi_delta(decoder, index, kind_fields, heads, fields.head_dim, kernel)
 
 
 FAMILIES = {

@@ -123,17 +123,33 @@ def _kimi(decoder: Decoder) -> Model:
         if kind == FULL:
             decoder.latent(index, names)
             continue
-        shapes = kimi_delta(
-            decoder.options.tensor_parallel,
-            heads=heads.value,
-            head_dim=head_dim.value,
-            kernel=kernel.value,
-            drafts=decoder.options.speculative_tokens,
-        )
-        dtypes = (decoder.dtype, decoder.state_dtype(default="float32"))
-        sizes = (*heads.names, *head_dim.names, *kernel.names)
-        decoder.state(index, names, shapes, dtypes, sizes, heads.names)
+        add_kimi_delta(decoder, index, names, heads, head_dim, kernel)
     return decoder.model(len(layers))
+
+
+def add_kimi_delta(
+    decoder: Decoder, index: int, names: tuple[str, ...], heads: Field, head_dim: Field, kernel: Field
+) -> None:
+    """Adds a layer of Kimi delta attention; its recurrent state is float32 unless asked for otherwise.
+
+    Args:
+      decoder: the model so far.
+      index: of the layer.
+      names: fields that say what kind of layer it is.
+      heads: of the state.
+      head_dim: channels of a head.
+      kernel: taps of the convolution.
+    """
+    shapes = kimi_delta(
+        decoder.options.tensor_parallel,
+        heads=heads.value,
+        head_dim=head_dim.value,
+        kernel=kernel.value,
+        drafts=decoder.options.speculative_tokens,
+    )
+    dtypes = (decoder.dtype, decoder.state_dtype(default="float32"))
+    sizes = (*heads.names, *head_dim.names, *kernel.names)
+    decoder.state(index, names, shapes, dtypes, sizes, heads.names)
 
 
 def _kimi_kinds(fields: Fields) -> Kinds:
