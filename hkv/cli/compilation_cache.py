@@ -17,10 +17,13 @@ from click.core import ParameterSource
 from hkv.errors import ConfigError
 
 VARIABLE = "HKV_COMPILATION_CACHE"
+PROGRAMS = "HKV_PROGRAM_FOLDER"
+"""`hkv.machine.kept_programs.FOLDER`, which imports JAX."""
+
 OFF = "off"
 
-MAX_SIZE = 1 << 29
-"""Bytes of the cache; JAX drops what was used longest ago. The program of a replay has 0.8 MB."""
+MAX_SIZE = 1 << 28
+"""Bytes of JAX's cache, which drops what was used longest ago; `hkv.machine.kept_programs` has as much beside it."""
 
 LEAST_SECONDS = 0.2
 """Programs that compile faster are not kept: reading one costs as much."""
@@ -55,6 +58,7 @@ def keep_programs(where: str | None, *, insist: bool = False) -> None:
     """
     if where == OFF:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        os.environ.pop(PROGRAMS, None)
         return
     if where is None and os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
@@ -63,7 +67,7 @@ def keep_programs(where: str | None, *, insist: bool = False) -> None:
         if insist:
             raise ConfigError("--compilation-cache", where, f"a folder that can be written, or {OFF}")
         return
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder.absolute())
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[PROGRAMS] = str(folder.absolute())
     os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MAX_SIZE))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(LEAST_SECONDS))
     # A disk that fills up, or a file that another process damaged, costs time and nothing else.

@@ -132,14 +132,14 @@ def replays(draw):
 @pytest.fixture(scope="module")
 def compiled_before():
     """Number of executables that other modules of this process left: a checked replay may have had the same room."""
-    return program.compiled(ROOM)._cache_size()
+    return program.compiled(ROOM).compilations()
 
 
 @given(example=replays())
 @settings(max_examples=150)
 def test_decides_as_the_plain_schedule_does(compiled_before, example):
     both(*example)
-    compiled = program.compiled(ROOM)._cache_size() - compiled_before
+    compiled = program.compiled(ROOM).compilations() - compiled_before
     assert compiled <= len(SIZES), "an example was compiled for itself"
 
 

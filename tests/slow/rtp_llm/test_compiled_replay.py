@@ -59,7 +59,7 @@ def test_decides_as_the_plain_schedule_does(seed, caching):
     config, schedule, arrivals = example_of(seed)
     running, outcome = compiled(config, schedule, arrivals, caching=caching)
     rtp_run.verify(running, outcome, schedule, arrivals)
-    assert rtp_program.compiled(ROOM)._cache_size() == 1, "an example was compiled for itself"
+    assert rtp_program.compiled(ROOM).compilations() == 1, "an example was compiled for itself"
 
 
 def test_the_traffic_meets_every_outcome():

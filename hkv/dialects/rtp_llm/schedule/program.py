@@ -27,6 +27,7 @@ from hkv.dialects.rtp_llm.schedule.compiled_state import (
     Tally,
 )
 from hkv.machine import native_loops
+from hkv.machine.kept_programs import KeptProgram
 from hkv.machine.operation_loop import Payload
 from hkv.replay import schedule_loop
 from hkv.replay.schedule_loop import Seated
@@ -43,7 +44,7 @@ ALLOCATIONS = (RtpCode.MALLOC, RtpCode.FREE)
 
 
 @functools.cache
-def compiled(ids: int = 0) -> Callable[..., tuple[RtpResident, jax.Array, jax.Array]]:
+def compiled(ids: int = 0) -> KeptProgram:
     """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
 
     A dispatch ends when the trace does, when `RtpResident.samples` is full, or when half the ids' room is used.
@@ -52,7 +53,8 @@ def compiled(ids: int = 0) -> Callable[..., tuple[RtpResident, jax.Array, jax.Ar
       ids: room for what allocations report; 0: nothing is, and nothing is compiled for it. Of each allocation: its
         status, the tokens reused, and for each group the length of the request's list and its blocks, 0 for holes.
     """
-    return jax.jit(functools.partial(_dispatch, room=ids), donate_argnums=(2,))
+    dispatch = functools.partial(_dispatch, room=ids)
+    return KeptProgram(dispatch, (2,), f"rtp_llm-schedule-{ids}", lambda parameters, trace, resident: (resident, 0, 0))
 
 
 class _Carry(NamedTuple):

@@ -8,7 +8,6 @@ How far that holds is known for each request (`Seat.CALM`), so such requests are
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from hkv.dialects.vllm.rules.transitions import EMPTY, Answer, Op
 from hkv.dialects.vllm.schedule import calm, compiled_reasons
 from hkv.dialects.vllm.schedule.compiled_state import EVERYTHING, DiagnosedTrace, Resident, ScheduleWorkspace
 from hkv.machine import native_loops
+from hkv.machine.kept_programs import KeptProgram
 from hkv.machine.operation_loop import Payload
 from hkv.replay import schedule_loop
 from hkv.replay.schedule_loop import Seated
@@ -35,7 +35,7 @@ Pair = tuple[ScheduleWorkspace, Machine]
 
 
 @functools.cache
-def compiled(ids: int = 0) -> Callable[..., tuple[Resident, jax.Array, jax.Array]]:
+def compiled(ids: int = 0) -> KeptProgram:
     """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
 
     A dispatch ends when the trace does, when `Resident.samples` is full, or when half the ids' room is used.
@@ -44,7 +44,8 @@ def compiled(ids: int = 0) -> Callable[..., tuple[Resident, jax.Array, jax.Array
       ids: room for block ids; 0: none are reported, and nothing is compiled for them. What lookups found and what
         allocations took, operation after operation and group after group, null blocks before a hit left out.
     """
-    return jax.jit(functools.partial(_dispatch, room=ids), donate_argnums=(2,))
+    dispatch = functools.partial(_dispatch, room=ids)
+    return KeptProgram(dispatch, (2,), f"vllm-schedule-{ids}", lambda parameters, trace, resident: (resident, 0, 0))
 
 
 def _dispatch(
