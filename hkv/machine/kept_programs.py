@@ -160,7 +160,7 @@ def _made_from() -> str:
 
 
 def _processor() -> str:
-    """What the processor can do, where the system says so: an executable is made for that."""
+    """Features of the processor, where the system names them: an executable is made for these."""
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
