@@ -92,6 +92,21 @@ def test_rtp_llm() -> None:
     assert {group["tag"]: group["num_blocks"] for group in pools["groups"]}["hca_state"] == 256
 
 
+def test_rtp_llm_says_what_its_own_groups_cost() -> None:
+    """Scales, packed latents and padding are bytes of a token, whatever another engine's cost."""
+    report = plan("deepseek_v3", "--dialect", "rtp-llm", "--kv-dtype", "fp8_ds_mla")
+    assert (report["num_blocks"], report["groups"][0]["block_bytes"]) == (33541, 41984)
+    assert (report["model"]["token_bytes"], report["model"]["token_bytes_if_all_full"]) == (40016, 40016)
+    report = plan("llama", "--dialect", "rtp-llm", "--kv-dtype", "fp8")
+    assert (report["model"]["token_bytes"], report["model"]["token_bytes_if_all_full"]) == (270336, 270336)
+    pools = plan("deepseek_v4", "--dialect", "rtp-llm", "--pools", "independent", "--dcp", "4")
+    assert pools["model"]["token_bytes"] == 3740.25 / 4
+    assert min(group["padding_bytes"] for group in pools["groups"]) >= 0
+    assert {group["tag"]: group["padding_bytes"] for group in pools["groups"]}["swa_kv"] == 128
+    hybrid = plan("qwen3_next", "--dialect", "rtp-llm", "--block-size", "1024")
+    assert (hybrid["model"]["token_bytes"], hybrid["model"]["sequence_bytes"]) == (24576, 2 * 36 * 2097152)
+
+
 def test_rtp_llm_deals_blocks_out_to_ranks() -> None:
     """Blocks cost what they cost on one rank; what they hold of a sequence grows with the ranks, states do not."""
     asked = ("qwen3_next", "--dialect", "rtp-llm", "--block-size", "1024")
@@ -152,6 +167,8 @@ def test_rtp_llm_prints_whole_in_80_columns(name: str, options: list[str], headi
         (["--dialect", "rtp-llm", "--pp", "2"], "--pp"),
         (["--dialect", "rtp-llm", "--dcp", "2", "--tp", "2"], "--tp"),
         (["--dialect", "rtp-llm", "--layout", "LBHNC"], "--layout"),
+        (["--dialect", "rtp-llm", "--kv-dtype", "int4_per_token_head"], "kv_dtype = 'int4_per_token_head'"),
+        (["--dialect", "rtp-llm", "--kv-dtype", "float16"], "kv_dtype = 'float16': expected bfloat16, which the model"),
         (["--draft-modules", "2"], "--draft-modules"),
         (["--bugs", "nothing-known"], "nothing-known"),
         (["--kv-dtype", "fp3"], "kv_dtype = 'fp3'"),

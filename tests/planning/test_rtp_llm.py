@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -299,3 +300,55 @@ def test_a_float8_latent_keeps_its_scales_among_its_elements() -> None:
     model = read_model(load_config(MODELS / "deepseek_v32.json"), ReadOptions(kv_dtype="fp8", block_size=64))
     (group,) = plan_rtp_llm(model, 20 << 30, RtpOptions()).groups
     assert (group.stride, group.scale_stride) == (64 * 656, 64 * 132)
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_ds_mla"])
+def test_every_float8_latent_is_656_bytes(kv_dtype: str) -> None:
+    model = read_model(load_config(MODELS / "deepseek_v3.json"), ReadOptions(kv_dtype=kv_dtype, block_size=64))
+    plan = plan_rtp_llm(model, 80 << 30, RtpOptions())
+    assert (plan.groups[0].stride, plan.num_blocks, plan.token_bytes) == (41984, 33541, 40016)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [
+        ("deepseek_v3", "nvfp4_ds_mla"),
+        ("deepseek_v3", "int4_per_token_head"),
+        ("llama", "int4_per_token_head"),
+        ("llama", "fp8_e5m2"),
+        ("qwen3_next", "int8_per_token_head"),
+        ("qwen3_next", "nvfp4"),
+    ],
+)
+def test_packings_that_rtp_llm_does_not_have_are_refused(name: str, kv_dtype: str) -> None:
+    model = read_model(load_config(MODELS / f"{name}.json"), ReadOptions(kv_dtype=kv_dtype, block_size=1024))
+    with pytest.raises(PlanError, match="one of RTP-LLM's: auto, "):
+        plan_rtp_llm(model, 80 << 30, RtpOptions(block_size=1024))
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "pools", "token"),
+    [
+        ("deepseek_v3", "fp8", "shared", 40016),
+        ("llama", "fp8", "shared", 270336),
+        ("llama", "auto", "shared", 524288),
+        ("deepseek_v4", "auto", "independent", 3740.25),
+    ],
+)
+def test_a_token_costs_what_the_full_groups_say(name: str, kv_dtype: str, pools: str, token: float) -> None:
+    model = read_model(load_config(MODELS / f"{name}.json"), ReadOptions(kv_dtype=kv_dtype, block_size=64))
+    plan = plan_rtp_llm(model, 80 << 30, RtpOptions(pools=pools))
+    assert plan.token_bytes == token
+    dealt = plan_rtp_llm(model, 80 << 30, RtpOptions(pools=pools, ranks=4))
+    assert dealt.token_bytes == Fraction(token) / 4, "each rank holds a fourth of the blocks"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_padding_is_what_no_rank_fills(ranks: int) -> None:
+    """A block that ranks share has its padding at its end, on the last rank."""
+    model = read_model(load_config(MODELS / "deepseek_v4.json"), ReadOptions(block_size=256))
+    plan = plan_rtp_llm(model, 80 << 30, RtpOptions(block_size=256, pools="independent", ranks=ranks))
+    for group in plan.groups:
+        assert 0 <= group.padding_bytes < 1024, group.tag
+        if group.tag == "swa_kv":
+            assert group.padding_bytes == group.stride * ranks - -(-128 // ranks) * ranks * 584

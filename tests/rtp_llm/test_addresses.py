@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pathlib
 
 import numpy as np
 import pytest
 
 from hkv.dialects.rtp_llm.addresses import Addresses, Span
-from hkv.dialects.rtp_llm.planning import PoolPlan, dsv4
+from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, dsv4, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, opaque
 from hkv.dialects.rtp_llm.planning.pools import budget_shares, finalize, independent_pools, shared_pool
 from hkv.dialects.rtp_llm.planning.sizes import indexer_scale_bytes, linear, mha, mla
 from hkv.errors import LayoutError, TopologyError
 from hkv.model.draft_modules import draft_layer_id
 from hkv.model.group_policy import GroupType, default_policy
+from hkv.model.huggingface import ReadOptions, read_model
+
+MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
 
 FULL, LINEAR, SWA = GroupType.FULL, GroupType.LINEAR, GroupType.SWA
 
@@ -56,7 +61,7 @@ def test_sparse_models_copy_indexer_bytes() -> None:
     assert scale == 1056
     addresses = single(scale, "mla")
     group = addresses.plan.groups[0]
-    memory = np.zeros(addresses.regions(group).end, np.uint8)
+    memory = np.zeros(addresses.pool_sizes()[0], np.uint8)
     scales = {layer: addresses.address(layer, 0)[1] for layer in range(3)}
     random = np.random.default_rng(0)
     for layer, start in scales.items():
@@ -132,6 +137,41 @@ def test_deepseek_v4_addresses_by_tag() -> None:
         list(addresses.copies(1, 2))
     with pytest.raises(LayoutError, match="one of"):
         list(addresses.copies(1, 2, "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("name", "pools", "block_size"),
+    [("deepseek_v3", "shared", 64), ("qwen3_next", "shared", 1024), ("deepseek_v4", "independent", 256)],
+)
+def test_draft_layers_have_addresses_behind_the_targets(name: str, pools: str, block_size: int) -> None:
+    """Every block of every listed layer is somewhere in its pool, and no two of one id share a byte."""
+    fields = json.loads((MODELS / f"{name}.json").read_text())
+    kinds = {"qwen3_next": "full_attention", "deepseek_v4": "sliding_attention"}
+    draft = fields | {"num_hidden_layers": 1} | ({"layer_types": [kinds[name]]} if name in kinds else {})
+    target = read_model(fields, ReadOptions(block_size=block_size))
+    module = read_model(draft, ReadOptions(block_size=block_size, draft=True))
+    options = RtpOptions(block_size=block_size, pools=pools, modules=2)
+    planned = plan_rtp_llm(target, 60 << 30, options, module)
+    groups = finalize(planned.groups, 3, shared=planned.shared)
+    modules = [finalize(module, 3, shared=planned.shared) for module in planned.modules]
+    small = dataclasses.replace(planned, groups=groups, modules=tuple(modules), num_blocks=3)
+    addresses = Addresses(small)
+    taken: dict[tuple[int, int], set[str]] = {}
+    for group in (group for groups in (small.groups, *small.modules) for group in groups):
+        for layer in group.layers:
+            for block in range(group.num_blocks):
+                for span in addresses.buffers(layer, block, group.tag):
+                    assert 0 <= span.offset < span.offset + span.size <= addresses.pool_sizes()[span.pool]
+                    tags = taken.setdefault((span.pool, span.offset), set())
+                    assert group.tag not in tags, "two layers of one group share a block's bytes"
+                    tags.add(group.tag)
+    count = target.num_layers
+    tags = {home.group.tag for home in addresses.homes(count) + addresses.homes(count + 1)}
+    assert tags == {{"deepseek_v3": "default", "qwen3_next": "full", "deepseek_v4": "swa_kv"}[name]}
+    (first,) = addresses.homes(count)
+    assert first.region.kv_offset >= addresses.homes(0)[0].region.kv_offset
+    copied = {new.offset for _, new in addresses.copies(1, 2, first.group.tag)}
+    assert addresses.address(count, 2)[0] in copied, "a fork copies the draft's block too"
 
 
 def test_global_ids_of_draft_layers() -> None:

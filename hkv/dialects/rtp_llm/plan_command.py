@@ -9,10 +9,14 @@ import click
 
 from hkv.dialects.plan_command import ModelPlan, PlanCommand, given_memory, read_models
 from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
+from hkv.dialects.rtp_llm.planning.elements import check_kv_dtype
 from hkv.dialects.rtp_llm.planning.report import pool_report
 from hkv.dialects.rtp_llm.planning.tables import print_pools
 from hkv.errors import ConfigError
 from hkv.limits import MAX_SPECULATIVE_TOKENS
+from hkv.model.huggingface import load_config
+from hkv.model.huggingface.reading import decoder_fields
+from hkv.model.huggingface.served_dtype import served_dtype
 
 BLOCK_SIZE = 64
 """Tokens per block unless told otherwise."""
@@ -45,6 +49,8 @@ class RtpPlanCommand(PlanCommand):
         if options["draft_path"] is None and "draft_modules" in options["given"]:
             expected = "--draft CONFIG beside it, the module that is copied"
             raise ConfigError("--draft-modules", options["draft_modules"], expected)
+        fields = decoder_fields(load_config(options["config"]))
+        check_kv_dtype(options["kv_dtype"], options["dtype"] or served_dtype(fields)[0])
         model, draft = read_models(options, 1)  # a rank holds whole blocks, not parts of each
         wanted = RtpOptions(
             block_size=options["block_size"] or BLOCK_SIZE,

@@ -84,15 +84,17 @@ def opaque(desc: OpaqueDesc, context: OpaqueContext) -> BlockBytes:
         if desc.cp_slice == "payload" and prefill:
             entries //= ranks
     payload = entries * desc.entry_elems * item_bytes(desc.entry_dtype)
+    slices = ranks if prefill and desc.state and desc.cp_slice == "stride" else 1
     return BlockBytes(
         kind="opaque_state" if desc.state else "opaque_kv",
         seq_size=context.seq_size * (ranks if desc.cp_scale_seq else 1),
         k_elems=entries * desc.entry_elems,
         v_elems=0,
         elems=entries * desc.entry_elems,
-        bytes=_stride(desc, entries, payload, ranks if prefill and desc.cp_slice == "stride" else 1),
+        bytes=_stride(desc, entries, payload, slices),
         payload=payload,
         entries=entries,
+        slices=slices,
     )
 
 
@@ -110,7 +112,7 @@ def _entries(desc: OpaqueDesc, context: OpaqueContext) -> int:
 
 
 def _stride(desc: OpaqueDesc, entries: int, payload: int, slices: int) -> int:
-    if desc.state and slices > 1:
+    if slices > 1:
         step = math.lcm(desc.alignment, slices) if desc.alignment else slices
         return -(-payload // step) * step // slices
     if desc.stride:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hkv.dialects.rtp_llm.planning import dsv4
 from hkv.dialects.rtp_llm.planning.budget import blocks_for_budget
 from hkv.dialects.rtp_llm.planning.drafts import ATTENTION, draft_module
+from hkv.dialects.rtp_llm.planning.elements import element_of
 from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, opaque
 from hkv.dialects.rtp_llm.planning.pools import (
     PoolGroup,
@@ -187,14 +188,14 @@ def _block(model: Model, spec: LayerSpec, indexed: bool, options: RtpOptions) ->
     if spec.latent:
         assert model.latent_sizes is not None
         lora, rope = model.latent_sizes
-        block = mla(lora=lora, rope=rope, block_size=size, dtype=spec.dtype)
+        block = mla(lora=lora, rope=rope, block_size=size, dtype=element_of(spec))
         if not indexed:
             return block
         assert model.indexer_size is not None
         return dataclasses.replace(block, scale=indexer_scale_bytes(model.indexer_size, size))
     if spec.value_size != spec.head_size:
         raise PlanError("head_size_v", spec.value_size, f"{spec.head_size}: keys and values of one size under RTP-LLM")
-    return mha(heads=spec.num_kv_heads, head_dim=spec.head_size, block_size=size, dtype=spec.dtype)
+    return mha(heads=spec.num_kv_heads, head_dim=spec.head_size, block_size=size, dtype=element_of(spec))
 
 
 def _dsv4_groups(model: Model, options: RtpOptions) -> tuple[PoolGroup, ...]:

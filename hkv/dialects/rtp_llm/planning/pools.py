@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes
 from hkv.errors import PlanError
@@ -40,6 +41,24 @@ class PoolGroup:
         """Bytes of one block over all layers of the group."""
         return len(self.layers) * (self.stride + self.scale_stride)
 
+    @property
+    def padding_bytes(self) -> int:
+        """Bytes of a layer's block that never carry data; of several slices of a block, those of the last one."""
+        pieces = self.kernel_blocks if self.block.kind.startswith("opaque") else 1
+        before = (self.block.slices - 1) * self.stride
+        return self.stride - max(0, self.block.payload * pieces - before)
+
+    @property
+    def kept_blocks(self) -> int:
+        """Blocks that a decoding sequence keeps without reuse; 0 in a full group, which keeps all.
+
+        A LINEAR group keeps two states at least when it is pruned (RTP-LLM `removeSkippedBlocks`).
+        """
+        if self.policy.group_type is GroupType.FULL:
+            return 0
+        least = 2 if self.policy.group_type is GroupType.LINEAR else 1
+        return max(least, self.policy.active_tail_blocks)
+
 
 @dataclasses.dataclass(frozen=True)
 class PoolPlan:
@@ -72,6 +91,17 @@ class PoolPlan:
         """Tokens of a sequence that one slot of a group stands for: those of all ranks where blocks are dealt out."""
         dealt = self.ranks > 1 and group.policy.cp_mapping is CpMapping.BLOCK_ROUND_ROBIN
         return group.block.seq_size * (self.ranks if dealt else 1)
+
+    @property
+    def token_bytes(self) -> Fraction:
+        """Bytes that one more token of a sequence costs for good on a rank: of full groups, scales and padding too."""
+        full = (group for group in self.groups if group.policy.group_type is GroupType.FULL)
+        return sum((Fraction(group.bytes_per_block, self.tokens_per_slot(group)) for group in full), Fraction(0))
+
+    @property
+    def sequence_bytes(self) -> int:
+        """Bytes of windows and states that a decoding sequence keeps beside its tokens, on a rank."""
+        return sum(group.kept_blocks * group.bytes_per_block for group in self.groups)
 
     @property
     def token_capacity(self) -> int:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from hkv.dialects.plan_command import model_record
 from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan
+from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model
 
 
 def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
     """RTP-LLM's plan as plain values."""
     return {
-        "model": model_record(model),
+        "model": {
+            **model_record(model),
+            "token_bytes_if_all_full": _whole_token_bytes(model, plan),
+            "token_bytes": float(plan.token_bytes),
+            "sequence_bytes": plan.sequence_bytes,
+        },
         "pools": "shared" if plan.shared else "independent",
         "num_blocks": plan.num_blocks,
         "bytes_per_block": plan.bytes_per_block,
@@ -26,8 +33,21 @@ def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
     }
 
 
+def _whole_token_bytes(model: Model, plan: PoolPlan) -> int:
+    """Bytes of a token if every layer were full attention: a state counts as a layer of the first full group."""
+    if any(group.block.entries for group in plan.groups):
+        return model.full_token_bytes  # an opaque region's vectors have no scales beside them
+    full = next((group for group in plan.groups if group.policy.group_type is GroupType.FULL), None)
+    total = Fraction(0)
+    for group in plan.groups:
+        one = full if group.policy.group_type is GroupType.LINEAR else group
+        if one is None:
+            return model.full_token_bytes
+        total += Fraction(len(group.layers) * (one.block.bytes + one.block.scale), one.block.seq_size)
+    return int(total)
+
+
 def _pool_group(group: PoolGroup) -> dict[str, Any]:
-    whole = group.kernel_blocks if group.block.kind.startswith("opaque") else 1
     return {
         "tag": group.tag,
         "type": group.policy.group_type.name,
@@ -40,6 +60,6 @@ def _pool_group(group: PoolGroup) -> dict[str, Any]:
         "scale_bytes": group.block.scale,
         "stride": group.stride,
         "scale_stride": group.scale_stride,
-        "padding_bytes": group.stride - group.block.payload * whole,
+        "padding_bytes": group.padding_bytes,
         "num_blocks": group.num_blocks,
     }

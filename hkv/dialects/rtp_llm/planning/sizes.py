@@ -29,6 +29,7 @@ class BlockBytes:
       scale: bytes of scales, which lie in a region of their own.
       local_heads: key/value heads (for linear layers value heads) on this rank.
       entries: entries of an opaque block, else 0.
+      slices: ranks that hold an equal part of the block each; `payload` then counts the data of all of them.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class BlockBytes:
     scale: int = 0
     local_heads: int = 1
     entries: int = 0
+    slices: int = 1
 
 
 def mha(*, heads: int, head_dim: int, block_size: int, dtype: str, tensor_parallel: int = 1) -> BlockBytes:
