@@ -16,7 +16,7 @@ from reference.dialects.vllm.manager import Manager
 from reference.dialects.vllm.request import Request
 from reference.keys import fingerprint
 
-OK, NO_ROOM, ROW_FULL, NOT_RUNNING, OUT_OF_RANGE = 0, 2, 3, 6, 10
+OK, NO_ROOM, ROW_FULL, NOT_RUNNING, OUT_OF_RANGE, CROSSES_STATE = 0, 2, 3, 6, 10, 25
 """Statuses, as `hkv.state.status.Status` numbers them."""
 
 
@@ -138,7 +138,18 @@ class Rows:
             columns = 1 if spec.one_block else -(-(main if aligned else slots) // size)
             if columns > self.width:
                 return ROW_FULL
-        return ROW_FULL if main > self.config.max_model_len else OK
+        if main > self.config.max_model_len:
+            return ROW_FULL
+        return CROSSES_STATE if count > self.allowed(row) else OK
+
+    def allowed(self, row: int) -> int:
+        """Most tokens of a row's next step: up to the end of the recurrent group's block that it stands inside."""
+        request, allowed = self.request(row), self.config.max_model_len
+        for size, spec in zip(self.config.block_sizes, self.config.topology.specs, strict=True):
+            if request is not None and self.config.caching and spec.keeps_states and spec.prefix_cacheable:
+                rest = -request.num_computed % size
+                allowed = min(allowed, rest) if rest else allowed
+        return allowed
 
     def _retire(self, row: int, in_flight: int) -> None:
         request = self.request(row)
@@ -166,3 +177,15 @@ class Rows:
         blocks, size = self.manager.rows(request.id)[group], self.config.block_size(group)
         found = [(blocks[p // size] if p // size < len(blocks) else 0, p % size) for p in positions]
         return [slot if slot[0] else (-1, -1) for slot in found]
+
+    def states(self, row: int, computed: int) -> list[int]:
+        """Blocks that hold the state of a row's request after `computed` tokens, one a group; 0 for none."""
+        request = self.request(row)
+        assert request is not None
+        found = []
+        for group, spec in enumerate(self.config.topology.specs):
+            blocks = self.manager.rows(request.id)[group]
+            column = 0 if spec.one_block else (computed - 1) // self.config.block_size(group)
+            there = computed > 0 and (spec.snapshot or spec.one_block) and column < len(blocks)
+            found.append(blocks[column] if there else 0)
+        return found

@@ -74,6 +74,15 @@ class Cache:
         return self.state.requests[:, first : first + groups]
 
     @property
+    def allowed(self) -> jax.Array:
+        """Most tokens that each row may compute in its next step, int32[R]; 2**30 - 1 where nothing limits them.
+
+        A row inside a block of a recurrent group may compute up to its end: `step` refuses more with CROSSES_STATE.
+        """
+        groups = self.parameters.groups[: self.tables.shape[1]]
+        return whole.before_states(groups, self.computed)
+
+    @property
     def free_blocks(self) -> jax.Array:
         """Blocks that can be handed out, int32[]; those that still hold reusable prefixes among them."""
         return self.state.counters[StepCounter.TAIL] - self.state.counters[StepCounter.HEAD]
@@ -106,12 +115,14 @@ class RowAllocation:
     Attributes:
       status: int32[], `hkv.state.status.Status`; all but OK took nothing.
       hit: int32[], tokens found in the cache, of a request that begins; else 0.
+      allowed: int32[], tokens after the hit that may be computed at once; fewer than asked only with CROSSES_STATE.
       blocks: int32[G, T + drafts], the block in which each token after the hit is written, -1 for none.
       offsets: int32[G, T + drafts], its offset in that block, in tokens, -1 for none.
     """
 
     status: jax.Array
     hit: jax.Array
+    allowed: jax.Array
     blocks: jax.Array
     offsets: jax.Array
 
@@ -333,7 +344,9 @@ def allocate(
     after = jax.tree.map(lambda new, old: jnp.where(refused, old, new), after, before)
     shown = (status == int(Status.OK)) & known
     blocks, offsets = (jnp.where(shown, slots[at], PAD) for slots in (result.blocks, result.offsets))
-    return _with(cache, after), RowAllocation(status, jnp.where(refused, 0, hit), blocks, offsets)
+    return _with(cache, after), RowAllocation(
+        status, jnp.where(refused, 0, hit), jnp.where(known, result.allowed[at], 0), blocks, offsets
+    )
 
 
 @typed_jit(donate_argnames="cache")

@@ -125,16 +125,24 @@ class StepResult:
     Attributes:
       status: int32[R], `hkv.state.status.Status`. All but OK took nothing; NO_ROOM and STEP_FULL have nevertheless
         given back what the row cannot read any more, as vLLM 0.33 does.
+      allowed: int32[R], tokens, of those asked for, that the row may compute in one step: fewer only where it is
+        refused with CROSSES_STATE, as a chunk that begins inside a block of a recurrent group has to end with it.
       blocks: int32[R, G, T + drafts], the block in which each token is written, -1 for none.
       offsets: int32[R, G, T + drafts], its offset in that block, in tokens, -1 for none. Under context parallelism a
         block counts the tokens of all ranks that share it; `hkv.cache.step_slots.on_rank` says which are whose.
+      reads: int32[R, G], the block with the state after the tokens computed before, for recurrent and opaque groups; 0
+        where there is none: the row begins with zeros.
+      writes: int32[R, G], the block for the state after the row's new tokens, without drafts; -1 for none.
       deferred: int32[2], blocks that could not be given back, and blocks that could not be looked at for registration,
         because the step's room was too small; later steps will.
     """
 
     status: jax.Array
+    allowed: jax.Array
     blocks: jax.Array
     offsets: jax.Array
+    reads: jax.Array
+    writes: jax.Array
     deferred: jax.Array
 
 

@@ -30,7 +30,7 @@ from hkv.cache.state import (
     replace,
     room_for,
 )
-from hkv.cache.step_slots import slots_of
+from hkv.cache.step_slots import slots_of, state_blocks
 from hkv.cache.token_hashing import hash_tokens
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
@@ -93,7 +93,7 @@ def step(
     parameters, state, batch = jax.tree.map(jnp.asarray, (parameters, state, batch))
     rows = _fields(state)
     groups = parameters.groups[: state.rows.shape[1]]
-    status, wanted = _check(parameters, state, rows, batch)
+    status, wanted, allowed = _check(parameters, state, rows, batch)
     taking = (status == int(Status.OK)) & (batch.counts > 0)
     longest = parameters.cache[CacheField.MAX_MODEL_LEN]
     processed = jnp.maximum(jnp.minimum(rows.computed, longest) - batch.in_flight, 0)
@@ -113,6 +113,7 @@ def step(
     refusal = jnp.where(short, int(Status.NO_ROOM), int(Status.STEP_FULL))
     status = jnp.where(taking & ~served, refusal, status)
     state = _take(state, grown, jnp.where(served[:, None], need, 0), room)
+    had = rows.length
     rows = rows._replace(length=jnp.where(served[:, None], grown, rows.length))
 
     counts = jnp.where(served, batch.counts, 0)
@@ -124,7 +125,9 @@ def step(
     rows = rows._replace(computed=computed, cached=cached)
     asked = jnp.where(served, batch.counts + jnp.maximum(batch.lookahead, 0), 0)
     blocks, offsets = slots_of(groups, state.rows, before, asked, batch.tokens.shape[1] + drafts)
-    return _with_fields(state, rows), StepResult(status.astype(jnp.int32), blocks, offsets, jnp.stack([waiting, later]))
+    reads, writes = state_blocks(groups, state.rows, had, before, counts)
+    answer = StepResult(status.astype(jnp.int32), allowed, blocks, offsets, reads, writes, jnp.stack([waiting, later]))
+    return _with_fields(state, rows), answer
 
 
 @functools.cache
@@ -239,8 +242,12 @@ def _blocks(groups: jax.Array) -> jax.Array:
     return jnp.maximum(groups[:, GroupField.BLOCK], 1)
 
 
-def _check(parameters: Parameters, state: StepState, rows: _Rows, batch: StepBatch) -> tuple[jax.Array, jax.Array]:
-    """Statuses int32[R] of rows that ask for what cannot be, and the length each row needs, int32[R, G]."""
+def _check(
+    parameters: Parameters, state: StepState, rows: _Rows, batch: StepBatch
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Statuses int32[R] of rows that ask for what cannot be, the length each row needs, int32[R, G], and the tokens of
+    those asked for that each may compute, int32[R].
+    """
     groups = parameters.groups[: state.rows.shape[1]]
     longest = parameters.cache[CacheField.MAX_MODEL_LEN]
     main = rows.computed + batch.counts
@@ -254,9 +261,27 @@ def _check(parameters: Parameters, state: StepState, rows: _Rows, batch: StepBat
         (batch.counts < 0) | (batch.counts > batch.tokens.shape[1]) | (batch.lookahead < 0) | (batch.in_flight < 0)
     )
     asked = (batch.counts != 0) & (rows.live == 0)
-    status = jnp.where(full & (batch.counts > 0), int(Status.ROW_FULL), int(Status.OK))
+    allowed = jnp.minimum(jnp.maximum(batch.counts, 0), before_states(groups, rows.computed))
+    status = jnp.where(batch.counts > allowed, int(Status.CROSSES_STATE), int(Status.OK))
+    status = jnp.where(full & (batch.counts > 0), int(Status.ROW_FULL), status)
     status = jnp.where(asked, int(Status.NOT_RUNNING), status)
-    return jnp.where(outside, int(Status.OUT_OF_RANGE), status), wanted
+    status = jnp.where(outside, int(Status.OUT_OF_RANGE), status)
+    return status, wanted, jnp.where(rows.live != 0, allowed, 0)
+
+
+def before_states(groups: jax.Array, computed: jax.Array) -> jax.Array:
+    """Tokens up to the end of the first recurrent group's block that a row with `computed` int32[R] tokens is inside.
+
+    A chunk that went on behind it would leave no state there, while the block is registered as the one that holds it.
+    vLLM 0.33's scheduler ends chunks there (`Scheduler._mamba_block_aligned_split`).
+
+    Returns:
+      int32[R]; `reads.UNLIMITED` for rows that are inside none.
+    """
+    inside = computed[:, None] % _blocks(groups)
+    kept = (groups[:, GroupField.RECURRENT] != 0) & (groups[:, GroupField.CACHEABLE] != 0)
+    rest = jnp.where(kept & (inside > 0), _blocks(groups) - inside, reads.UNLIMITED)
+    return jnp.min(rest, axis=1, initial=reads.UNLIMITED)
 
 
 # Spans of rows.

@@ -34,6 +34,38 @@ def slots_of(
     return jnp.where(good, block, PAD), jnp.where(good, position % size, PAD)
 
 
+def state_blocks(
+    groups: jax.Array, rows: jax.Array, lengths: jax.Array, computed: jax.Array, counts: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Blocks of the states that rows read before `counts` tokens, and write after them.
+
+    Args:
+      groups: int32[G, 32], as in `hkv.dialects.vllm.rules.parameters.Parameters`.
+      rows: int32[R, G, W], block ids after the step.
+      lengths: int32[R, G], entries of the rows before the step: a block that came with it holds no state yet.
+      computed: int32[R], tokens before the step.
+      counts: int32[R], of the step; 0 for rows that compute nothing.
+
+    Returns:
+      int32[R, G] twice. Read: the state after `computed` tokens; 0 where there is none, which begins with zeros. Write:
+      the state after `computed + counts` tokens; -1 for rows and groups that write none.
+    """
+    holds = (groups[:, GroupField.STATES] != 0) & (counts > 0)[:, None]
+    size = jnp.maximum(groups[:, GroupField.BLOCK], 1)
+    single = groups[:, GroupField.ONE_BLOCK] != 0
+
+    def block(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Columns of states after `tokens` int32[R] tokens, and their blocks, int32[R, G] each."""
+        column = jnp.where(single, 0, (tokens[:, None] - 1) // size)
+        inside = jnp.clip(column, 0, rows.shape[2] - 1)
+        return column, jnp.take_along_axis(rows, inside[:, :, None], axis=2)[:, :, 0]
+
+    column, read = block(computed)
+    there = holds & (computed > 0)[:, None] & (column < lengths)
+    _, written = block(computed + counts)
+    return jnp.where(there, read, 0), jnp.where(holds & (written != 0), written, PAD)
+
+
 def ranks_of(config: VllmConfig) -> np.ndarray:
     """Ranks that share each group's tokens under context parallelism, int32[G]; 1 for groups that every rank holds."""
     shared = [spec.shared_by_ranks for spec in config.topology.specs]

@@ -60,3 +60,6 @@ class Status(enum.IntEnum):
     """Refused: it should have fitted, but what the cache holds could not be evicted."""
     TAIL_MISSING = 24
     """Refused: a window's last blocks would not be there."""
+    CROSSES_STATE = 25
+    """Refused: the chunk begins inside a block of a recurrent group and goes on behind its end, where no state would be
+    written; `StepResult.allowed` says how many tokens may be computed."""

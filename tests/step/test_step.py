@@ -67,9 +67,22 @@ class Pair:
     def step(self, tokens, lookahead=None, in_flight=None):
         before = [request.num_computed if (request := self.rows.request(row)) else 0 for row in range(R)]
         new = batch(tokens, lookahead, in_flight)
+        reads = [self.rows.states(row, before[row]) if self.rows.request(row) else [] for row in range(R)]
+        allowed = [min(len(new), self.rows.allowed(row)) for row, new in enumerate(tokens)]
         self.state, result = serving.jitted(self.room, L)(self.parameters, self.state, new)
         status = self.rows.step(tokens, new.lookahead.tolist(), new.in_flight.tolist())
         assert result.status.tolist() == status
+        for row, new_tokens in enumerate(tokens):
+            if status[row] == OK and new_tokens:
+                groups = len(reads[row])
+                writes = self.rows.states(row, before[row] + len(new_tokens))
+                assert result.reads[row, :groups].tolist() == reads[row]
+                assert result.writes[row, :groups].tolist() == [block or -1 for block in writes]
+            elif self.rows.request(row):
+                assert not result.reads[row].any()
+                assert (result.writes[row] == -1).all()
+            if self.rows.request(row):
+                assert int(result.allowed[row]) == allowed[row]
         assert not result.deferred.any()
         for row, new_tokens in enumerate(tokens):
             width = len(new_tokens) + int(new.lookahead[row]) if status[row] == OK and new_tokens else 0
@@ -101,6 +114,8 @@ def drawn_tokens(data, pair, allow=True):
         count = data.draw(st.sampled_from((0, 1, 1, 1, 2, T))) if request is not None else 0
         if request is not None:
             count = min(count, pair.rows.config.max_model_len - request.num_computed)
+            if data.draw(st.integers(0, 4)):
+                count = min(count, pair.rows.allowed(row))
         tokens.append([data.draw(st.integers(0, 1)) for _ in range(count)])
     return tokens
 

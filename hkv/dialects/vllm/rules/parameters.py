@@ -84,6 +84,7 @@ GroupField = enum.IntEnum(
         "RECURRENT",
         "ONE_BLOCK",
         "SINKS",
+        "STATES",
     ),
     start=0,
 )
@@ -103,7 +104,7 @@ chunk is refused (`hkv.bugs`). WAITS: whether a hit that ends inside a block wai
 ONCE: whether a lookup need not be repeated, as a prefix of a hit is a hit too. BACKWARD: whether a lookup goes from the
 end to the left, for a run. RECURRENT: whether columns are states by position. ONE_BLOCK: whether a request has one
 block for its whole life. SINKS: blocks at a row's beginning that every query reads; only where there are some, a row
-may be null after entries that are not.
+may be null after entries that are not. STATES: whether a block holds a state that a step reads and writes as a whole.
 
 FINDER_FIRST, FINDER_COUNT and MEMBER do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT:
 first column and number of the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column
@@ -169,6 +170,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
             "RECURRENT": spec.keeps_states,
             "ONE_BLOCK": spec.one_block,
             "SINKS": -(-spec.sinks // block),
+            "STATES": spec.snapshot or spec.one_block,
             "BLOCK": block,
             "SCALE": max(1, block // config.hash_block_size),
             "EAGLE": group in eagle,
