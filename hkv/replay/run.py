@@ -12,6 +12,7 @@ from typing import Any
 from hkv.errors import ConfigError, HKVError
 from hkv.model.topology import Group
 from hkv.replay.hit_units import HitUnits
+from hkv.replay.optimal import Pool
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.traces.prefix_keys import PrefixKeys
@@ -86,6 +87,16 @@ class ReplayedCache(abc.ABC):
     def hit_units(self) -> HitUnits:
         """Units in which it finds prefixes."""
         return HitUnits(self.key_tokens, self.key_tokens)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """Its pools, each with its groups."""
+        return (Pool(self.blocks, [group.spec for group in self.groups]),)
+
+    @property
+    def reuses(self) -> bool:
+        """Whether prompts are looked up at all."""
+        return True
 
     @property
     def eagle_groups(self) -> frozenset[int]:

@@ -22,6 +22,7 @@ from hkv.model.group_policy import EvictPolicy, GroupPolicy, GroupType, default_
 from hkv.model.topology import Group, Topology
 from hkv.oracle.engines import engine_factory
 from hkv.replay.difference import compare
+from hkv.replay.optimal import Pool
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import AttentionSpec, LayerSpec
@@ -163,6 +164,17 @@ class RtpReplayedCache(ReplayedCache):
     @property
     def key_tokens(self) -> int:
         return self.config.block_size
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        specs, counts, reserve = self.config.topology.specs, self.config.num_blocks, self.config.reserve_blocks
+        if len(counts) == 1:
+            return (Pool(counts[0] - 1, specs, reserve),)
+        return tuple(Pool(count - 1, (spec,), reserve) for count, spec in zip(counts, specs, strict=True))
+
+    @property
+    def reuses(self) -> bool:
+        return self.caching
 
     def changed(self, tokens: int, requests: int) -> Mapping[str, ReplayedCache]:
         config = self.config

@@ -124,6 +124,10 @@ class VllmReplayedCache(ReplayedCache):
         return hit_units(self.config)
 
     @property
+    def reuses(self) -> bool:
+        return self.config.caching
+
+    @property
     def eagle_groups(self) -> frozenset[int]:
         return frozenset(self.config.eagle_group_ids)
 

@@ -1,0 +1,115 @@
+"""Most hits that any choice of evictions could find: Belady's rule over the groups that read everything.
+
+`docs/replay.md` says what is bounded, and why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from hkv.replay.reuse import Reuse
+from hkv.spec import LayerSpec
+
+NO_LIMIT = 1 << 60
+"""Room at a moment of which nothing is known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Groups that draw their blocks from one pool.
+
+    Attributes:
+      blocks: blocks that can be handed out.
+      specs: one per group.
+      reserve: of these, blocks that a request may have to leave free.
+    """
+
+    blocks: int
+    specs: Sequence[LayerSpec]
+    reserve: int = 0
+
+
+def optimal_hits(reuse: Reuse, pools: Sequence[Pool], lookahead: int = 0) -> np.ndarray:
+    """Hit tokens of each request, the sum of which no choice of evictions exceeds.
+
+    Args:
+      reuse: of the trace.
+      pools: the pools of the cache.
+      lookahead: slots allocated for draft tokens.
+
+    Returns:
+      int64[n]. Only the sum is a bound: another choice may find more for some request, and less for others.
+    """
+    fits = np.ones(len(reuse.prompts), bool)
+    room = np.full(len(reuse.prompts), NO_LIMIT, np.int64)
+    for pool in pools:
+        fits &= _most_needed(reuse, pool, lookahead) <= pool.blocks - pool.reserve
+        room = np.minimum(room, _room(reuse, pool))
+    return (reuse.free + _kept(reuse.spans, np.where(fits, room, NO_LIMIT))) * reuse.unit
+
+
+def _most_needed(reuse: Reuse, pool: Pool, lookahead: int) -> np.ndarray:
+    """Blocks that a request needs at most: one that needs no more than there are is never refused for good."""
+    longest = reuse.lengths + lookahead
+    return sum((-(-longest // spec.block_size) + 1 + spec.scratch_blocks for spec in pool.specs), 0 * longest)
+
+
+def _room(reuse: Reuse, pool: Pool) -> np.ndarray:
+    """Units of other prompts that a pool has room for at the moment at which a request has all its prompt's blocks."""
+    size = sum((Fraction(reuse.unit, spec.block_size) for spec in pool.specs if spec.reads_all), Fraction(0))
+    if not size:
+        return np.full(len(reuse.prompts), NO_LIMIT, np.int64)
+    lengths, places = np.unique(reuse.prompts, return_inverse=True)
+    held = np.array([sum(_held(spec, prompt) for spec in pool.specs) for prompt in lengths.tolist()], np.int64)
+    return np.maximum(pool.blocks - held[places], 0) * size.denominator // size.numerator
+
+
+def _held(spec: LayerSpec, prompt: int) -> int:
+    """Blocks that a request must have of a group while the last token of its prompt is computed, at least."""
+    if not spec.prefix_cacheable:
+        return 0
+    if spec.snapshot:
+        return 1
+    count = after = 0
+    for part in (*spec.reads(prompt - 1), range(prompt - 1, prompt)):
+        stop = (part.stop - 1) // spec.block_size + 1
+        count += max(0, stop - max(part.start // spec.block_size, after))
+        after = max(after, stop)
+    return count
+
+
+def _kept(spans: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Units kept for each request, as many as possible in all.
+
+    A unit of a span takes room at all moments after its first request's and before its last one's. Where there are too
+    many, those go that are wanted last: of intervals that count alike no other choice keeps more, however the room
+    changes.
+    """
+    count = len(room)
+    kept, left, wanted = np.zeros(count, np.int64), spans[:, 2].tolist(), spans[:, 1].tolist()
+    beginning: list[list[int]] = [[] for _ in range(count)]
+    ending: list[list[int]] = [[] for _ in range(count)]
+    for span, (first, last) in enumerate(spans[:, :2].tolist()):
+        beginning[first].append(span)
+        ending[last].append(span)
+    held, heap = 0, []
+    for moment, most in enumerate(room.tolist()):
+        for span in ending[moment]:
+            held -= left[span]
+            kept[moment] += left[span]
+        while held > most:
+            span = heap[0][1]
+            given = min(left[span], held - most)
+            left[span] -= given
+            held -= given
+            if not left[span]:
+                heapq.heappop(heap)
+        for span in beginning[moment]:
+            held += left[span]
+            heapq.heappush(heap, (-wanted[span], span))
+    return kept
