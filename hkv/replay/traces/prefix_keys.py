@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hkv.replay.traces.reader import TOKENS_PER_ID, TraceRequest
@@ -73,3 +75,47 @@ class PrefixKeys:
                 key = self._key_of_block[block] = self._take(1)
             keys[index] = parent = key
         return keys
+
+
+def keys_of_ids(
+    requests: Sequence[TraceRequest], served: Sequence[bool], hash_block_size: int, tokens_per_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The keys that `PrefixKeys` gives requests with `hash_ids`, of all of them at once.
+
+    Args:
+      requests: in order of arrival; each has `hash_ids`.
+      served: of each, whether it has keys.
+      hash_block_size: tokens between two keys of a request.
+      tokens_per_id: tokens that one of the `hash_ids` stands for.
+
+    Returns:
+      int32[m], the keys of one request after the other's; int64[n + 1], where each request's begin, and the end.
+    """
+    step, there = hash_block_size, np.asarray(served, bool)
+    ids = [request.hash_ids or [] if has else [] for request, has in zip(requests, served, strict=True)]
+    counts = np.array([len(each) for each in ids], np.int64)
+    prompts = np.where(there, [request.input_length for request in requests], 0)
+    lengths = np.where(there, [request.input_length + request.output_length for request in requests], 0)
+    flat = np.fromiter((each for some in ids for each in some), np.int64, counts.sum())
+    owner = np.repeat(np.arange(len(ids)), counts)
+    place = np.arange(len(flat)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begun, ended = place * tokens_per_id // step, (place + 1) * tokens_per_id // step
+    _, first, which = np.unique(flat, return_index=True, return_inverse=True)
+    known = np.minimum(prompts, counts * tokens_per_id) // step
+    totals = lengths // step
+    # Keys are taken in the order of the trace: of each request those of ids that are new, then those of no id.
+    taken = np.zeros(len(flat), np.int64)
+    taken[first] = (ended - begun)[first]
+    new = np.bincount(owner, taken, len(ids)).astype(np.int64)
+    start = np.cumsum(new + totals - known) - (new + totals - known)
+    before = np.cumsum(taken) - taken - np.repeat(np.cumsum(new) - new, counts)
+    key_of_id = (start[owner] + before)[first][which]
+    named = np.clip(np.minimum(ended, known[owner]) - begun, 0, None)
+    ends = np.concatenate([[0], np.cumsum(totals)])
+    keys = np.empty(ends[-1], np.int32)
+    inside = np.arange(named.sum()) - np.repeat(np.cumsum(named) - named, named)
+    keys[np.repeat(ends[owner] + begun, named) + inside] = np.repeat(key_of_id, named) + inside
+    fresh = totals - known
+    after = np.arange(fresh.sum()) - np.repeat(np.cumsum(fresh) - fresh, fresh)
+    keys[np.repeat(ends[:-1] + known, fresh) + after] = np.repeat(start + new, fresh) + after
+    return keys, ends
