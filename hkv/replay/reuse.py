@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
 from hkv.replay.hit_units import HitUnits
-from hkv.replay.traces.prefix_keys import PrefixKeys
-from hkv.replay.traces.reader import TraceRequest, granularity
-from hkv.replay.traces.sharing import shared_prefixes
+from hkv.replay.traces.interned import InternedTrace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,35 +33,34 @@ class Reuse:
     spans: np.ndarray
 
 
-def reuse(requests: Sequence[TraceRequest], units: HitUnits, max_model_len: int) -> Reuse:
+def reuse(trace: InternedTrace, units: HitUnits, max_model_len: int) -> Reuse:
     """Finds the reuse of a trace's prompts.
 
     Args:
-      requests: in order of arrival.
+      trace: the trace.
       units: the units in which the cache finds prefixes, with the blocks that prefixes are known by.
       max_model_len: most tokens of a request that is served.
     """
-    served = [each for each in requests if each.input_length + each.output_length <= max_model_len]
-    shared, _ = shared_prefixes(served, max_model_len)
-    prompts = np.array([each.input_length for each in served], np.int64)
-    most = units.boundaries(prompts, shared)[-1] // units.unit
-    keys, per_unit = PrefixKeys(units.block, max(1, granularity(requests))), units.unit // units.block
-    brought, generated = np.full(1 << 12, -1, np.int32), np.zeros(1 << 12, bool)
-    free, spans = np.zeros(len(served), np.int64), []
-    for index, request in enumerate(served):
-        named = keys.of(request)[per_unit - 1 :: per_unit]
-        while keys.count > len(brought):
-            brought = np.concatenate([brought, np.full_like(brought, -1)])
-            generated = np.concatenate([generated, np.zeros_like(generated)])
-        whole = request.input_length // units.unit
-        again = named[: most[index]]
-        free[index] = generated[again].sum()
-        last = brought[again[~generated[again]]]
+    keys, seen = trace.keys(units.block, max_model_len), trace.shared(max_model_len)[0]
+    lengths = np.array([each.input_length + each.output_length for each in trace.requests], np.int64)
+    prompts = np.array([each.input_length for each in trace.requests], np.int64)
+    served = np.flatnonzero(lengths <= max_model_len)
+    lengths, prompts = lengths[served], prompts[served]
+    most = units.boundaries(prompts, seen[served])[-1] // units.unit
+    brought = np.full(keys.keys.max(initial=0) + 1, -1, np.int32)
+    generated = np.zeros(len(brought), bool)
+    free, spans, per_unit = np.zeros(len(served), np.int64), [], units.unit // units.block
+    for place, index in enumerate(served.tolist()):
+        named = keys.of(index)[per_unit - 1 :: per_unit]
+        whole = prompts[place] // units.unit
+        again = named[: most[place]]
+        paid = ~generated[again]
+        free[place] = len(again) - paid.sum()
+        last = brought[again[paid]]
         ends = np.flatnonzero(np.diff(last, append=-2))
         for count, end in zip(np.diff(ends, prepend=-1).tolist(), ends.tolist(), strict=True):
             if last[end] >= 0:
-                spans.append((int(last[end]), index, count))
-        brought[named[:whole]] = index
+                spans.append((int(last[end]), place, count))
+        brought[named[:whole]] = place
         generated[named[whole:]] = True
-    lengths = prompts + np.array([each.output_length for each in served], np.int64)
     return Reuse(units.unit, prompts, lengths, free, np.array(spans, np.int64).reshape(-1, 3))

@@ -15,9 +15,9 @@ from hkv.replay.hit_units import HitUnits
 from hkv.replay.optimal import Pool
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Arrival, Schedule
+from hkv.replay.traces.interned import Interned, InternedTrace
 from hkv.replay.traces.prefix_keys import PrefixKeys
-from hkv.replay.traces.reader import TraceRequest, granularity, read_trace
-from hkv.replay.traces.sharing import shared_prefixes
+from hkv.replay.traces.reader import TraceRequest, read_trace
 
 REFERENCE = "numpy"
 """The engine that `check` holds the chosen one against."""
@@ -199,21 +199,17 @@ class TraceFacts:
     unresolved: Sequence[int]
 
 
-def arrivals(
-    requests: Iterable[TraceRequest], keys: PrefixKeys, timing: Timing, seen: Sequence[int] | None = None
-) -> Iterator[Arrival]:
+def arrivals(requests: Iterable[TraceRequest], keys: PrefixKeys, timing: Timing) -> Iterator[Arrival]:
     """The requests of a trace on their way in, read as the replay comes to need them.
 
     Args:
       requests: in order of arrival.
       keys: makes their keys.
       timing: makes steps of their times.
-      seen: `Arrival.seen` of each; None where that is not wanted.
     """
     for index, request in enumerate(requests):
         step = timing.step_of(request.timestamp)
-        shared = 0 if seen is None else seen[index]
-        yield Arrival(index, step, request.input_length, request.output_length, _Keys(keys, request), shared)
+        yield Arrival(index, step, request.input_length, request.output_length, _Keys(keys, request))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -227,6 +223,38 @@ class _Keys:
         return self.keys.of(self.request).tolist()
 
 
+def interned_arrivals(
+    trace: InternedTrace, key_tokens: int, max_model_len: int, timing: Timing, lists: bool = True
+) -> Iterator[Arrival]:
+    """The same of a trace that is interned, with the tokens that earlier requests had too.
+
+    Args:
+      trace: the trace.
+      key_tokens: tokens that one prefix key stands for.
+      max_model_len: most tokens of a request that is served.
+      timing: makes steps of the requests' times.
+      lists: whether keys are lists, for engines in Python; else int32 arrays.
+    """
+    keys, seen = trace.keys(key_tokens, max_model_len), trace.shared(max_model_len)[0].tolist()
+    for index, request in enumerate(trace.requests):
+        step = timing.step_of(request.timestamp)
+        made = _InternedKeys(keys, index, lists)
+        yield Arrival(index, step, request.input_length, request.output_length, made, seen[index])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _InternedKeys:
+    """Looks up one request's keys when called."""
+
+    keys: Interned
+    index: int
+    lists: bool
+
+    def __call__(self) -> Any:
+        found = self.keys.of(self.index)
+        return found.tolist() if self.lists else found
+
+
 def default_engine(cache: ReplayedCache) -> tuple[str, str]:
     """The compiled engine; where it cannot represent the cache, the NumPy engine and the reason."""
     try:
@@ -237,7 +265,7 @@ def default_engine(cache: ReplayedCache) -> tuple[str, str]:
 
 
 def replay(
-    trace: str | Sequence[TraceRequest],
+    trace: str | Sequence[TraceRequest] | InternedTrace,
     cache: ReplayedCache,
     schedule: Schedule,
     timing: Timing,
@@ -251,7 +279,7 @@ def replay(
     """Replays a trace.
 
     Args:
-      trace: path of the trace (`-` is standard input), or its requests.
+      trace: path of the trace (`-` is standard input), or its requests, or what is known of them from other replays.
       cache: the cache.
       schedule: the numbers that steer the replay.
       timing: conversion of time stamps to steps.
@@ -268,16 +296,15 @@ def replay(
     """
     if check and engine == REFERENCE:
         raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
-    requests = list(read_trace(trace, tokens_per_id, limit)) if isinstance(trace, str) else trace
-    keys = PrefixKeys(cache.key_tokens, max(1, granularity(requests)))
-    seen, unresolved = (each.tolist() for each in shared_prefixes(requests, schedule.max_model_len))
-    coming = arrivals(requests, keys, timing, seen)
+    if not isinstance(trace, InternedTrace):
+        trace = InternedTrace(read_trace(trace, tokens_per_id, limit) if isinstance(trace, str) else trace)
+    coming = interned_arrivals(trace, cache.key_tokens, schedule.max_model_len, timing, lists=engine != COMPILED)
     outcome = _replayed(coming, cache, schedule, engine, check, progress)
     facts = TraceFacts(
-        granularity(requests),
-        sum(not request.tokens_per_id for request in requests),
-        tuple(sorted({request.synthetic for request in requests} - {""})),
-        unresolved,
+        trace.granularity,
+        sum(not request.tokens_per_id for request in trace.requests),
+        tuple(sorted({request.synthetic for request in trace.requests} - {""})),
+        trace.shared(schedule.max_model_len)[1].tolist(),
     )
     return dataclasses.replace(outcome, trace=facts)
 

@@ -15,6 +15,7 @@ from hkv.replay.reuse import reuse
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
 from hkv.replay.summary import totals
+from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TraceRequest
 from hkv.spec import spec_from_text
 from reference.state.free_queue import FreeQueue
@@ -37,7 +38,7 @@ def cache_of(text, num_blocks, schedule=SCHEDULE, **options):
 
 
 def bound(requests, cache, schedule=SCHEDULE):
-    found = reuse(requests, cache.hit_units, schedule.max_model_len)
+    found = reuse(InternedTrace(requests), cache.hit_units, schedule.max_model_len)
     return int(optimal_hits(found, cache.pools, schedule.lookahead).sum())
 
 
@@ -171,7 +172,7 @@ def test_the_prompt_that_runs_takes_room():
     """What the first prompt brought has the room that the second's four blocks leave; a pool that may be too small for
     the second, which is then refused, says nothing."""
     requests = requests_of([[1] * 9, [2] * 8, [1] * 9], [[]] * 3)
-    found = reuse(requests, cache_of("full:2", 7).hit_units, 200)
+    found = reuse(InternedTrace(requests), cache_of("full:2", 7).hit_units, 200)
     assert found.spans.tolist() == [[0, 2, 4]]
     for blocks, hit in ((4, 8), (5, 2), (6, 4), (7, 6), (8, 8), (100, 8)):
         pool = Pool(blocks, [spec_from_text("full:2")])
@@ -181,19 +182,19 @@ def test_the_prompt_that_runs_takes_room():
 def test_what_was_generated_costs_nothing():
     """The engine may compute an answer at any later time: its blocks are not known to have taken room."""
     requests = requests_of([[1] * 4, [2] * 8, [*[1] * 4, *[3] * 5]], [[3] * 4, [], []])
-    found = reuse(requests, cache_of("full:2", 7).hit_units, 200)
+    found = reuse(InternedTrace(requests), cache_of("full:2", 7).hit_units, 200)
     assert found.spans.tolist() == [[0, 2, 2]]
     assert found.free.tolist() == [0, 0, 2]
 
 
 def test_too_long_requests_are_left_out():
     requests = requests_of([[1] * 9, [1] * 9], [[], [9] * 300])
-    assert len(reuse(requests, cache_of("full:2", 7).hit_units, 200).spans) == 0
+    assert len(reuse(InternedTrace(requests), cache_of("full:2", 7).hit_units, 200).spans) == 0
 
 
 def test_ids_are_reused_as_tokens_are():
     ids = [TraceRequest(line=i, timestamp=i, input_length=20, output_length=0, hash_ids=[5, 6], tokens_per_id=10)
            for i in range(2)]  # fmt: skip
-    found = reuse(ids, cache_of("full:4", 7).hit_units, 200)
+    found = reuse(InternedTrace(ids), cache_of("full:4", 7).hit_units, 200)
     assert found.spans.tolist() == [[0, 1, 4]], "the last token is always computed, and with it its block"
     assert np.array_equal(found.lengths, [20, 20])

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.prefix_keys import PrefixKeys
 from hkv.replay.traces.reader import TraceRequest
 
@@ -94,3 +95,32 @@ def test_keys_of_tokens_and_of_ids_share_alike(hash_block):
         first = by_tokens.of(token_list(tokens)).tolist()
         second = by_ids.of(mooncake(whole * hash_block, 0, *ids[:whole])).tolist()
         assert first == second
+
+
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(0, 9), st.lists(st.integers(0, 2), max_size=4)),
+        min_size=1,
+        max_size=8,
+    ),
+    hash_block=st.integers(1, 12),
+    per_id=st.integers(1, 8),
+    most=st.sampled_from([15, 25, 100]),
+)
+def test_a_whole_trace_of_ids_is_interned_at_once(requests, hash_block, per_id, most):
+    """Ids are made of paths, so that equal ones stand after equal ones; the keys are those of one request at a time."""
+    names: dict[tuple, int] = {}
+    trace = []
+    for length, output, path in requests:
+        ids = [
+            names.setdefault(tuple(path[: end + 1]), len(names)) for end in range(min(len(path), -(-length // per_id)))
+        ]
+        trace.append(
+            TraceRequest(
+                line=1, timestamp=0, input_length=length, output_length=output, hash_ids=ids, tokens_per_id=per_id
+            )
+        )
+    one_by_one, found = PrefixKeys(hash_block, per_id), InternedTrace(trace).keys(hash_block, most)
+    for index, request in enumerate(trace):
+        served = request.input_length + request.output_length <= most
+        assert found.of(index).tolist() == (one_by_one.of(request).tolist() if served else [])

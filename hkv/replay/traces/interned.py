@@ -67,7 +67,7 @@ class InternedTrace:
     def _interned(self, block: int, max_model_len: int) -> Interned:
         served = [each.input_length + each.output_length <= max_model_len for each in self.requests]
         per_id = max(1, self.granularity)
-        if all(each.hash_ids is not None for each in self.requests):
+        if all(each.tokens is None for each in self.requests):
             return Interned(*keys_of_ids(self.requests, served, block, per_id))
         keys, none = PrefixKeys(block, per_id), np.zeros(0, np.int64)
         parts = [keys.of(each) if there else none for each, there in zip(self.requests, served, strict=True)]

@@ -83,7 +83,7 @@ def keys_of_ids(
     """The keys that `PrefixKeys` gives requests with `hash_ids`, of all of them at once.
 
     Args:
-      requests: in order of arrival; each has `hash_ids`.
+      requests: in order of arrival; none has tokens.
       served: of each, whether it has keys.
       hash_block_size: tokens between two keys of a request.
       tokens_per_id: tokens that one of the `hash_ids` stands for.
@@ -96,15 +96,18 @@ def keys_of_ids(
     counts = np.array([len(each) for each in ids], np.int64)
     prompts = np.where(there, [request.input_length for request in requests], 0)
     lengths = np.where(there, [request.input_length + request.output_length for request in requests], 0)
-    flat = np.fromiter((each for some in ids for each in some), np.int64, counts.sum())
+    numbers: dict[int, int] = {}
+    which = np.fromiter(
+        (numbers.setdefault(each, len(numbers)) for some in ids for each in some), np.int64, counts.sum()
+    )
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(which), prepend=-1))
     owner = np.repeat(np.arange(len(ids)), counts)
-    place = np.arange(len(flat)) - np.repeat(np.cumsum(counts) - counts, counts)
+    place = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
     begun, ended = place * tokens_per_id // step, (place + 1) * tokens_per_id // step
-    _, first, which = np.unique(flat, return_index=True, return_inverse=True)
     known = np.minimum(prompts, counts * tokens_per_id) // step
     totals = lengths // step
     # Keys are taken in the order of the trace: of each request those of ids that are new, then those of no id.
-    taken = np.zeros(len(flat), np.int64)
+    taken = np.zeros(len(which), np.int64)
     taken[first] = (ended - begun)[first]
     new = np.bincount(owner, taken, len(ids)).astype(np.int64)
     start = np.cumsum(new + totals - known) - (new + totals - known)
