@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import dataclasses
-import hashlib
-import multiprocessing
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from hkv.byte_size import show_bytes
-from hkv.cli import replay as single
+from hkv.cli import varied_options
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.numbers import Number
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import progress_bar
-from hkv.errors import FileError
 from hkv.limits import MAX_WORKERS
-from hkv.machine import native_loops
 from hkv.plot_path import check_plot_path
-from hkv.replay import summary, sweep, sweep_plot
-from hkv.replay.run import default_engine, replay
-from hkv.replay.traces.reader import TraceRequest, read_trace
-
-NOT_SWEPT = ("--json", "--plot", "--check", "--ceilings")
-"""Options of `hkv replay` that say nothing to a sweep."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """One point of a sweep.
-
-    Attributes:
-      options: those that vary.
-      arguments: of `hkv replay`.
-      room: blocks that its compiled program has room for, so that the points of a line share one.
-    """
-
-    options: Mapping[str, str]
-    arguments: Sequence[str]
-    room: int = 0
+from hkv.replay import sweep, sweep_plot
+from hkv.replay.swept import answers, swept
+from hkv.replay.traces.interned import InternedTrace
+from hkv.replay.traces.reader import read_trace
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -61,6 +37,11 @@ class Task:
     type=click.Path(dir_okay=False),
     help="JSON lines, one a point, written as they come; points that stand there already are not replayed again.",
 )
+@click.option(
+    "--bounds",
+    is_flag=True,
+    help="Also find what a pool that evicts nothing hits, and the most that any choice of evictions could.",
+)
 @click.option("--csv", "csv_path", metavar="FILE", type=OutputPath(), help="Write the points as CSV.")
 @click.option(
     "--plot", "plot_path", metavar="FILE", type=OutputPath(), help="Draw hit rates against sizes; .png or .svg."
@@ -71,6 +52,7 @@ def command(
     jobs: int | None,
     target: tuple[float, ...],
     results: str | None,
+    bounds: bool,
     csv_path: str | None,
     plot_path: str | None,
     json_path: str | None,
@@ -90,157 +72,25 @@ def command(
     """
     if plot_path:
         check_plot_path(plot_path)
-    trace, axes, fixed = _parsed(replayed)
-    tasks = [Task(options, [trace, *fixed, *_typed(options)]) for options in sweep.points(axes)]
-    with _context(tasks[0].arguments) as context:
-        requests = list(read_trace(trace, context.params["tokens_per_id"], context.params["limit"]))
-    tasks = _with_room(tasks)
-    rows = _rows(tasks, requests, jobs or os.cpu_count() or 1, results)
-    answers = _answers(rows, target)
+    words = varied_options.parsed(replayed)
+    if len(words.files) != 1:
+        raise click.UsageError(f"one TRACE is wanted, not {len(words.files)}")
+    if (sweep.MEMORY in words.axes) == (sweep.BLOCKS in words.axes):
+        raise click.UsageError("either --memory, with --model, or --num-blocks, with --groups, is wanted")
+    points, path = varied_options.points_of(words), words.files[0]
+    known = points[0].options
+    trace = InternedTrace(read_trace(path, known["tokens_per_id"], known["limit"]))
+    with progress_bar("sweep", len(points)) as advance:
+        processes = jobs or os.cpu_count() or 1
+        rows, infinite = swept(points, trace, jobs=processes, with_bounds=bounds, results=results, progress=advance)
+    found = answers(rows, infinite, target)
     if csv_path:
         write_output(csv_path, sweep.as_csv(rows))
     if plot_path:
-        write_output(plot_path, sweep_plot.drawn(rows, plot_path, f"{pathlib.Path(trace).name}"))
-    write_json(json_path, {"trace": trace, "lines": answers})
+        write_output(plot_path, sweep_plot.drawn(rows, plot_path, f"{pathlib.Path(path).name}", infinite))
+    write_json(json_path, {"trace": path, "lines": found})
     if talks(csv_path, plot_path, json_path):
-        _print(answers)
-
-
-def _parsed(replayed: Sequence[str]) -> tuple[str, dict[str, list[str]], list[str]]:
-    """The trace, the options that have a size or several values, with these, and all other arguments."""
-    known = {name: each for each in single.command.params for name in (*each.opts, *each.secondary_opts)}
-    axes: dict[str, list[str]] = {}
-    traces, fixed = [], []
-    words = iter(replayed)
-    for word in words:
-        option, equals, text = word.partition("=")
-        if not word.startswith("-") or word == "-":
-            traces.append(word)
-            continue
-        found = known.get(option)
-        if found is None or option in NOT_SWEPT:
-            raise click.UsageError(f"{option}: no option of hkv sweep, or of hkv replay that a sweep takes")
-        if not isinstance(found, click.Option) or found.is_flag:
-            fixed.append(word)
-            continue
-        if not equals:
-            text = next(words, "")
-        option = next((name for name in found.opts if name in sweep.SPLIT), option)
-        several = sweep.values(option, text) if option in sweep.SPLIT else [text]
-        if len(several) > 1 or option in (sweep.MEMORY, sweep.BLOCKS):
-            axes[option] = several
-        else:
-            fixed += [option, text]
-    if len(traces) != 1:
-        raise click.UsageError(f"one TRACE is wanted, not {len(traces)}")
-    if (sweep.MEMORY in axes) == (sweep.BLOCKS in axes):
-        raise click.UsageError("either --memory, with --model, or --num-blocks, with --groups, is wanted")
-    return traces[0], axes, fixed
-
-
-def _typed(options: Mapping[str, str]) -> Iterator[str]:
-    for name, value in options.items():
-        yield from (name, value)
-
-
-def _context(arguments: Sequence[str]) -> click.Context:
-    """The context of `hkv replay` with these arguments.
-
-    Raises:
-      click.UsageError: it takes them not.
-    """
-    return single.command.make_context("sweep", list(arguments))
-
-
-def _with_room(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks, those that differ in size alone with room for the largest; each was looked at, and is no error."""
-    most: dict[str, int] = {}
-    names = []
-    for task in tasks:
-        with _context(task.arguments) as context:
-            blocks = single.prepared(context.params).cache.blocks + 1
-        names.append(next(iter(sweep.lines([{"options": task.options}]))))
-        most[names[-1]] = max(most.get(names[-1], 0), blocks)
-    return [dataclasses.replace(task, room=most[name]) for task, name in zip(tasks, names, strict=True)]
-
-
-def _rows(tasks: Sequence[Task], requests: list[TraceRequest], jobs: int, results: str | None) -> list[sweep.Row]:
-    """The rows of all tasks in their order, those of an earlier run read."""
-    digest = hashlib.sha256(msgspec.json.encode(requests)).hexdigest()[:16]
-    keys = [hashlib.sha256(msgspec.json.encode([digest, *task.arguments[1:]])).hexdigest()[:16] for task in tasks]
-    done = _earlier(results)
-    left = [(key, task) for key, task in zip(keys, tasks, strict=True) if key not in done]
-    with progress_bar("sweep", len(tasks)) as advance:
-        for _ in range(len(tasks) - len(left)):
-            advance()
-        for key, row in _computed(left, requests, min(jobs, max(1, len(left)))):
-            done[key] = row
-            if results is not None:
-                with open(results, "ab") as file:
-                    file.write(msgspec.json.encode({"key": key, **row}) + b"\n")
-            advance()
-    return [{**done[key], "options": dict(task.options)} for key, task in zip(keys, tasks, strict=True)]
-
-
-def _earlier(results: str | None) -> dict[str, sweep.Row]:
-    """Rows of an earlier run by their keys; a last line that was cut off is passed over."""
-    done: dict[str, sweep.Row] = {}
-    if results is None or not os.path.exists(results):
-        return done
-    with open(results, "rb") as file:
-        lines = file.read().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            row = msgspec.json.decode(line, type=dict[str, Any])
-            done[row.pop("key")] = row
-        except (msgspec.MsgspecError, KeyError, UnicodeDecodeError) as error:
-            raise FileError(results, number, "", line[:60].decode("utf-8", "replace"), f"a point ({error})") from None
-    if lines[-1]:
-        raise FileError(results, len(lines), "", lines[-1][:60].decode("utf-8", "replace"), "a whole line")
-    return done
-
-
-def _computed(
-    left: Sequence[tuple[str, Task]], requests: list[TraceRequest], jobs: int
-) -> Iterator[tuple[str, sweep.Row]]:
-    """Rows with their keys, as they come."""
-    if jobs == 1:
-        for key, task in left:
-            yield key, _row(task, requests)
-        return
-    spawned = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(jobs, spawned, native_loops.enable) as pool:
-        waiting = {pool.submit(_row, task, requests): key for key, task in left}
-        try:
-            for future in concurrent.futures.as_completed(waiting):
-                yield waiting[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _row(task: Task, requests: list[TraceRequest]) -> sweep.Row:
-    """One replay, as `hkv replay` with the task's arguments."""
-    with _context(task.arguments) as context:
-        options = context.params
-        studied, timing = single.prepared(options), single.timing_of(options)
-        studied.cache.room = task.room
-        engine = options["engine"]
-        if context.get_parameter_source("engine") is click.core.ParameterSource.DEFAULT:
-            engine = default_engine(studied.cache)[0]
-        outcome = replay(requests, studied.cache, studied.schedule, timing, engine=engine)
-    totals = summary.totals(outcome)
-    return {"options": dict(task.options), **{name: totals[name] for name in sweep.COLUMNS}}
-
-
-def _answers(rows: Sequence[sweep.Row], targets: Sequence[float]) -> list[dict[str, Any]]:
-    """Of each line its knee, its highest rate, and the smallest pools that reach the targets."""
-    answers = []
-    for name, line in sweep.lines(rows).items():
-        bend, best = sweep.knee(line), max(line, key=lambda row: row["hit_rate"])
-        reached = {f"{target:g}%": sweep.first_reaching(line, target / 100) for target in targets}
-        answers.append({"line": name, "points": line, "knee": bend, "highest": best, "reached": reached})
-    return answers
+        _print(found)
 
 
 def _shown(row: sweep.Row) -> str:
@@ -250,26 +100,37 @@ def _shown(row: sweep.Row) -> str:
     return f"{int(sweep.size_of(options)):,} blocks"
 
 
-def _print(answers: Sequence[Mapping[str, Any]]) -> None:
+def _print(found: list[dict[str, Any]]) -> None:
     """A table for each line, and what follows from it."""
     console = Console()
-    for answer in answers:
-        table = Table(title=answer["line"] or "Sweep", title_justify="left")
-        for name in ("pool", "hit rate", "evictions", "preemptions", "never fits"):
-            table.add_column(name, justify="right")
-        for row in answer["points"]:
-            evictions = "" if row["evictions"] is None else f"{row['evictions']:,}"
-            table.add_row(
-                _shown(row), f"{row['hit_rate']:.2%}", evictions, f"{row['preemptions']:,}", f"{row['never_fit']:,}"
-            )
-        console.print(table)
+    for answer in found:
+        console.print(_table(answer))
         for sentence in _sentences(answer):
             console.print(sentence, highlight=False)
 
 
+def _table(answer: Mapping[str, Any]) -> Table:
+    table = Table(title=answer["line"] or "Sweep", title_justify="left")
+    bounded = any(sweep.OPTIMAL in row for row in answer["points"])
+    more = ("optimal", "gap") if bounded else ()
+    for name in ("pool", "hit rate", *more, "evictions", "preemptions", "never fits"):
+        table.add_column(name, justify="right")
+    for row in answer["points"]:
+        evictions = "" if row["evictions"] is None else f"{row['evictions']:,}"
+        columns = [evictions, f"{row['preemptions']:,}", f"{row['never_fit']:,}"]
+        if bounded:
+            best = sweep.optimal_rate(row)
+            columns[:0] = [f"{best:.2%}", f"{best - row['hit_rate']:.2%}"]
+        table.add_row(_shown(row), f"{row['hit_rate']:.2%}", *columns)
+    return table
+
+
 def _sentences(answer: Mapping[str, Any]) -> Iterator[str]:
-    best, bend = answer["highest"], answer["knee"]
+    best, bend, infinite = answer["highest"], answer["knee"], answer["infinite"]
     yield f"highest: {best['hit_rate']:.2%}, with {_shown(best)}"
+    if infinite is not None:
+        still = f", with {infinite['evictions']:,} evictions still" if infinite["evictions"] else ""
+        yield f"infinite: {infinite['hit_rate']:.2%}{still}"
     if bend is not None:
         yield f"knee: {_shown(bend)}, {bend['hit_rate']:.2%}"
     for target, row in answer["reached"].items():

@@ -45,12 +45,16 @@ def optimal_hits(reuse: Reuse, pools: Sequence[Pool], lookahead: int = 0) -> np.
     Returns:
       int64[n]. Only the sum is a bound: another choice may find more for some request, and less for others.
     """
-    fits = np.ones(len(reuse.prompts), bool)
+    certain, possible = np.ones((2, len(reuse.prompts)), bool)
     room = np.full(len(reuse.prompts), NO_LIMIT, np.int64)
     for pool in pools:
-        fits &= _most_needed(reuse, pool, lookahead) <= pool.blocks - pool.reserve
-        room = np.minimum(room, _room(reuse, pool))
-    return (reuse.free + _kept(reuse.spans, np.where(fits, room, NO_LIMIT))) * reuse.unit
+        held = _held_by_prompts(reuse, pool)
+        certain &= _most_needed(reuse, pool, lookahead) <= pool.blocks - pool.reserve
+        possible &= held <= pool.blocks
+        room = np.minimum(room, _room(reuse, pool, held))
+    spans = reuse.spans[possible[reuse.spans[:, 1]]]
+    kept = _kept(spans, np.where(certain, room, NO_LIMIT))
+    return (np.where(possible, reuse.free, 0) + kept) * reuse.unit
 
 
 def _most_needed(reuse: Reuse, pool: Pool, lookahead: int) -> np.ndarray:
@@ -59,14 +63,18 @@ def _most_needed(reuse: Reuse, pool: Pool, lookahead: int) -> np.ndarray:
     return sum((-(-longest // spec.block_size) + 1 + spec.scratch_blocks for spec in pool.specs), 0 * longest)
 
 
-def _room(reuse: Reuse, pool: Pool) -> np.ndarray:
-    """Units of other prompts that a pool has room for at the moment at which a request has all its prompt's blocks."""
+def _held_by_prompts(reuse: Reuse, pool: Pool) -> np.ndarray:
+    """Blocks of a pool that each request must have at the moment at which it has all its prompt's, at least."""
+    lengths, places = np.unique(reuse.prompts, return_inverse=True)
+    return np.array([sum(_held(spec, prompt) for spec in pool.specs) for prompt in lengths.tolist()], np.int64)[places]
+
+
+def _room(reuse: Reuse, pool: Pool, held: np.ndarray) -> np.ndarray:
+    """Units of other prompts that a pool has room for at these moments."""
     size = sum((Fraction(reuse.unit, spec.block_size) for spec in pool.specs if spec.reads_all), Fraction(0))
     if not size:
         return np.full(len(reuse.prompts), NO_LIMIT, np.int64)
-    lengths, places = np.unique(reuse.prompts, return_inverse=True)
-    held = np.array([sum(_held(spec, prompt) for spec in pool.specs) for prompt in lengths.tolist()], np.int64)
-    return np.maximum(pool.blocks - held[places], 0) * size.denominator // size.numerator
+    return np.maximum(pool.blocks - held, 0) * size.denominator // size.numerator
 
 
 def _held(spec: LayerSpec, prompt: int) -> int:

@@ -152,6 +152,12 @@ class Recorder:
     def finished(self, step: int, live: LiveRequest) -> None:
         self._end(live.arrival, FINISHED, step)
 
+    def forget_reasons(self) -> None:
+        """Of a replay in which nobody asked why hits ended: it has no reasons."""
+        self.reasons = None
+        for record in self.requests.values():
+            record.reasons, record.searches = (), ()
+
     def _end(self, arrival: Arrival, outcome: str, step: int) -> None:
         record = self._record(arrival)
         record.outcome, record.ended = outcome, step

@@ -62,10 +62,12 @@ class ReplayedCache(abc.ABC):
       config: the dialect's configuration.
       reasons: names of the reasons why hits end, in the order in which tables list them; none where nothing tells.
       room: blocks that compiled programs have room for at least, so that caches of several sizes share one.
+      diagnoses: whether compiled programs find out why hits ended, which takes most of their time where requests wait.
     """
 
     config: Any
     room: int = 0
+    diagnoses: bool = True
     reasons: tuple[str, ...] = ()
 
     @property
@@ -95,7 +97,7 @@ class ReplayedCache(abc.ABC):
 
     @property
     def reuses(self) -> bool:
-        """Whether prompts are looked up at all."""
+        """True if prompts are looked up at all: prefix caching is on."""
         return True
 
     @property

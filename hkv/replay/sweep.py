@@ -43,6 +43,9 @@ COLUMNS = (
 )
 """Totals of a replay that a sweep keeps."""
 
+OPTIMAL = "optimal_tokens"
+"""Column of hit tokens that no choice of evictions exceeds, where it was asked for."""
+
 Row = Mapping[str, Any]
 """One point: `options`, a map of those that vary, and `COLUMNS`."""
 
@@ -93,13 +96,22 @@ def size_of(options: Mapping[str, str]) -> float:
     return float(parse_bytes(options[MEMORY]) if MEMORY in options else _size(BLOCKS, options[BLOCKS]))
 
 
+def line_of(options: Mapping[str, str]) -> str:
+    """Name of the line that a point is on: its options but for the size of the pool."""
+    return " ".join(f"{name} {value}" for name, value in options.items() if name not in (MEMORY, BLOCKS))
+
+
 def lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows that differ in nothing but the size of the pool, smallest first, by their other options."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        rest = " ".join(f"{name} {value}" for name, value in row["options"].items() if name not in (MEMORY, BLOCKS))
-        found.setdefault(rest, []).append(row)
+        found.setdefault(line_of(row["options"]), []).append(row)
     return {rest: sorted(each, key=lambda row: size_of(row["options"])) for rest, each in found.items()}
+
+
+def optimal_rate(row: Row) -> float:
+    """The hit rate that no choice of evictions exceeds, of a row that has `OPTIMAL`; never above 1."""
+    return min(1.0, row[OPTIMAL] / row["prompt_tokens"]) if row["prompt_tokens"] else 0.0
 
 
 def first_reaching(line: Sequence[Row], rate: float) -> Row | None:
@@ -123,11 +135,12 @@ def knee(line: Sequence[Row]) -> Row | None:
 
 
 def as_csv(rows: Sequence[Row]) -> bytes:
-    """The rows as CSV with a heading: the options that vary, without dashes, then `COLUMNS`."""
+    """The rows as CSV with a heading: the options that vary, without dashes, then `COLUMNS`, and `OPTIMAL` if known."""
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row["options"]))
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*(name.lstrip("-").replace("-", "_") for name in names), *COLUMNS])
+    columns = [*COLUMNS, *([OPTIMAL] if any(OPTIMAL in row for row in rows) else ())]
+    writer.writerow([*(name.lstrip("-").replace("-", "_") for name in names), *columns])
     for row in rows:
-        writer.writerow([*(row["options"].get(name, "") for name in names), *(row[column] for column in COLUMNS)])
+        writer.writerow([*(row["options"].get(name, "") for name in names), *(row[column] for column in columns)])
     return text.getvalue().encode()

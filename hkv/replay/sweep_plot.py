@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import io
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hkv.plot_path import check_plot_path
-from hkv.replay.sweep import MEMORY, Row, lines, size_of
+from hkv.replay.sweep import MEMORY, OPTIMAL, Row, lines, optimal_rate, size_of
+
+OPTIMAL_LABEL, INFINITE_LABEL = "at most, by any choice of evictions", "a pool that evicts nothing"
 
 
-def drawn(rows: Sequence[Row], path: str, title: str) -> bytes:
+def drawn(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row] | None = None) -> bytes:
     """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`.
 
     Args:
       rows: of a sweep, at least one.
       path: the file it is for.
       title: names the trace.
+      infinite: of lines, what a pool that evicts nothing hits, where that is known.
     """
     check_plot_path(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -30,14 +33,22 @@ def drawn(rows: Sequence[Row], path: str, title: str) -> bytes:
     scale = 2**30 if by_memory else 1
     for name, line in lines(rows).items():
         sizes = [size_of(row["options"]) / scale for row in line]
-        panel.plot(sizes, [100 * row["hit_rate"] for row in line], marker="o", markersize=4, label=name or None)
+        (drawn_line,) = panel.plot(sizes, [100 * row["hit_rate"] for row in line], marker="o", markersize=4)
+        drawn_line.set_label(name or "as replayed")
+        colour = drawn_line.get_color()
+        if OPTIMAL in line[0]:
+            panel.plot(
+                sizes, [100 * optimal_rate(row) for row in line], color=colour, linestyle=":", label=OPTIMAL_LABEL
+            )
+        if infinite and name in infinite:
+            panel.axhline(100 * infinite[name]["hit_rate"], color=colour, linestyle="--", label=INFINITE_LABEL)
     panel.set_xscale("log")
     panel.set_xlabel("memory for the cache (GiB)" if by_memory else "blocks in the pool")
     panel.set_ylabel("hit rate (% of prompt tokens)")
     panel.set_ylim(bottom=0)
     panel.grid(True, which="both", color="#e3e6e8", linewidth=0.8)
     panel.spines[["top", "right"]].set_visible(False)
-    if len(lines(rows)) > 1:
+    if len(lines(rows)) > 1 or OPTIMAL in rows[0]:
         panel.legend(frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     buffer = io.BytesIO()

@@ -6,9 +6,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from hkv.cli import cli, sweep
+from hkv.cli import cli
 from hkv.errors import ConfigError, FileError
-from hkv.replay.sweep import first_reaching, knee, lines, points, values
+from hkv.replay import points, sweep
+from hkv.replay.sweep import first_reaching, knee, lines, values
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +65,8 @@ def test_what_stands_in_the_results_is_not_replayed_again(trace, tmp_path, monke
     assert written.count(b"\n") == 12
     results.write_bytes(b"".join(written.splitlines(keepends=True)[:7]))
     replayed = []
-    row = sweep._row
-    monkeypatch.setattr(sweep, "_row", lambda task, requests: replayed.append(task) or row(task, requests))
+    measured = points.measured
+    monkeypatch.setattr(points, "measured", lambda point, trace: replayed.append(point) or measured(point, trace))
     assert swept(trace, "--results", str(results)) == first
     assert len(replayed) == 5
     assert sorted(results.read_bytes().splitlines()) == sorted(written.splitlines())
@@ -84,6 +85,34 @@ def test_tables_answers_and_csv(trace, tmp_path):
     assert {row["retention"] for row in rows} == {"dense", "0"}
     assert len(rows) == 12
     assert all(0 <= float(row["hit_rate"]) <= 1 for row in rows)
+
+
+def test_bounds(trace, tmp_path):
+    plot = tmp_path / "bounds.svg"
+    found = swept(trace, "--bounds", "--plot", str(plot))
+    assert [line["line"] for line in found] == list(sweep.lines([row for line in found for row in line["points"]]))
+    for line in found:
+        rates = [sweep.optimal_rate(row) for row in line["points"] if not row["never_fit"]]
+        assert rates == sorted(rates)
+        assert all(sweep.optimal_rate(row) >= row["hit_rate"] for row in line["points"])
+        assert rates[-1] >= line["infinite"]["hit_rate"] >= line["points"][-1]["hit_rate"]
+        assert line["infinite"]["evictions"] == 0
+    assert any(rate > row["hit_rate"] for line in found for row in line["points"] for rate in [sweep.optimal_rate(row)])
+    assert "at most, by any choice of evictions" in plot.read_text()
+    shown = run("sweep", trace, *SWEPT, "--jobs", "1", "--bounds").stdout
+    assert "infinite: " in shown
+    assert "gap" in shown
+
+
+def test_an_infinite_pool_is_replayed_only_where_something_was_evicted(trace, monkeypatch):
+    replayed, measured = [], points.measured
+    monkeypatch.setattr(points, "measured", lambda point, trace: replayed.append(point) or measured(point, trace))
+    few = ("--engine", "numpy", "--groups", "full:16", "--jobs", "1", "--bounds", "--json", "-")
+    (small,) = json.loads(run("sweep", trace, *few, "--num-blocks", "120;329").stdout)["lines"]
+    assert [point.infinite for point in replayed] == [False, False, True]
+    (large,) = json.loads(run("sweep", trace, *few, "--num-blocks", "329;900").stdout)["lines"]
+    assert len(replayed) == 5
+    assert large["infinite"]["hit_tokens"] == small["infinite"]["hit_tokens"] == large["points"][-1]["hit_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +136,7 @@ def test_ranges_that_are_none(text):
 
 def test_too_many_combinations_are_refused():
     with pytest.raises(ConfigError, match="combinations"):
-        points({"a": ["1"] * 200, "b": ["1"] * 200})
+        sweep.points({"a": ["1"] * 200, "b": ["1"] * 200})
 
 
 @pytest.mark.parametrize("more", [("--ceilings",), ("--plot-all",), ("second.jsonl",)])
@@ -117,7 +146,7 @@ def test_what_says_nothing_to_a_sweep_is_refused(trace, more):
 
 
 def test_an_impossible_point_is_refused_before_any_is_replayed(trace, monkeypatch):
-    monkeypatch.setattr(sweep, "_row", lambda *_: pytest.fail("replayed"))
+    monkeypatch.setattr(points, "measured", lambda *_: pytest.fail("replayed"))
     with pytest.raises(ConfigError, match="retention"):
         run("sweep", trace, "--groups", "full:16", "--num-blocks", "20;30", "--retention", "dense,7")
 

@@ -216,17 +216,27 @@ class RtpReplayedCache(ReplayedCache):
 
         config = self.config
         prepared = dispatches.incoming(coming, schedule.max_model_len)
-        sizes = compiled.RtpSizes.of(config, schedule, prepared)
+        sizes = compiled.RtpSizes.of(self._largest(), schedule, prepared)
         room = 2 * sizes.ids_of_a_step() if check else 0
-        running = compiled.RtpCompiledReplay(config, schedule, prepared, caching=self.caching, sizes=sizes, ids=room)
+        more = {"caching": self.caching, "diagnose": self.diagnoses or check}
+        running = compiled.RtpCompiledReplay(config, schedule, prepared, sizes=sizes, ids=room, **more)
         started = time.perf_counter()
         steps = running.run((lambda: None) if check else progress)
         seconds = time.perf_counter() - started
         outcome = outcome_of(running, self, schedule, steps, seconds)
+        if not self.diagnoses and not check:
+            outcome.recorder.forget_reasons()
         if check:
             again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
             verify(running, outcome, schedule, again, progress=progress)
         return outcome
+
+    def _largest(self) -> RtpConfig:
+        """The same cache with as many blocks as compiled programs are to have room for, where all are in one pool."""
+        counts = self.config.num_blocks
+        return (
+            dataclasses.replace(self.config, num_blocks=(max(*counts, self.room),)) if len(counts) == 1 else self.config
+        )
 
     def rows(self, totals: Mapping[str, Any]) -> Sequence[tuple[str, Any, str]]:
         verdicts = totals["verdicts"]

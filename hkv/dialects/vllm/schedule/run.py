@@ -178,11 +178,16 @@ class VllmReplayedCache(ReplayedCache):
         largest = dataclasses.replace(config, num_blocks=max(config.num_blocks, self.room))
         sizes = compiled.Sizes.of(largest, schedule, prepared)
         room = sizes.ids_of_a_step(config, schedule) * 2 if check else 0
-        running = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes, ids=room)
+        running = compiled.CompiledReplay(
+            config, schedule, prepared, sizes=sizes, ids=room, diagnose=self.diagnoses or check
+        )
         started = time.perf_counter()
         steps = running.run((lambda: None) if check else progress)
         seconds = time.perf_counter() - started
-        outcome = Outcome(self, running.recorder(), steps, running.evictions, seconds, config.max_model_len)
+        recorder = running.recorder()
+        if not self.diagnoses and not check:
+            recorder.forget_reasons()
+        outcome = Outcome(self, recorder, steps, running.evictions, seconds, config.max_model_len)
         if check:
             names = (COMPILED, REFERENCE)
             reference = self.engine(REFERENCE)

@@ -1,0 +1,96 @@
+"""Options of `hkv replay` with several values: the words of a command line, and the replays that they ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from hkv.cli import replay as single
+from hkv.replay import sweep
+from hkv.replay.points import Point
+
+NOT_VARIED = ("--json", "--plot", "--check", "--ceilings")
+"""Options of `hkv replay` that say nothing to several of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """A command line taken apart.
+
+    Attributes:
+      files: what is no option.
+      axes: options that have a size or several values, with these.
+      fixed: all other options, with their values.
+    """
+
+    files: Sequence[str]
+    axes: Mapping[str, Sequence[str]]
+    fixed: Sequence[str]
+
+
+def parsed(words: Sequence[str]) -> Words:
+    """Takes a command line of options of `hkv replay` apart.
+
+    Raises:
+      click.UsageError: an option that `hkv replay` does not have, or that says nothing here.
+    """
+    known = {name: each for each in single.command.params for name in (*each.opts, *each.secondary_opts)}
+    axes: dict[str, list[str]] = {}
+    files, fixed = [], []
+    left = iter(words)
+    for word in left:
+        option, equals, text = word.partition("=")
+        if not word.startswith("-") or word == "-":
+            files.append(word)
+            continue
+        found = known.get(option)
+        if found is None or option in NOT_VARIED:
+            raise click.UsageError(f"{option}: no option of this command, or of hkv replay that it takes")
+        if not isinstance(found, click.Option) or found.is_flag:
+            fixed.append(word)
+            continue
+        if not equals:
+            text = next(left, "")
+        option = next((name for name in found.opts if name in sweep.SPLIT), option)
+        several = sweep.values(option, text) if option in sweep.SPLIT else [text]
+        if len(several) > 1 or option in (sweep.MEMORY, sweep.BLOCKS):
+            axes[option] = several
+        else:
+            fixed += [option, text]
+    return Words(files, axes, fixed)
+
+
+def context_of(arguments: Sequence[str]) -> click.Context:
+    """The context of `hkv replay` with these arguments.
+
+    Raises:
+      click.UsageError: it takes them not.
+    """
+    return single.command.make_context("replay", list(arguments))
+
+
+def arguments_of(words: Words, labels: Mapping[str, str]) -> list[str]:
+    """The arguments of one of the replays."""
+    return [*words.files[:1], *words.fixed, *(each for pair in labels.items() for each in pair)]
+
+
+def points_of(words: Words) -> list[Point]:
+    """The replays that a command line asks for, each looked at and known to be no error.
+
+    Raises:
+      click.UsageError: one has options that do not go together.
+      HKVError: one has no cache.
+    """
+    points = []
+    for labels in sweep.points(words.axes):
+        with context_of(arguments_of(words, labels)) as context:
+            options: dict[str, Any] = context.params
+            default = context.get_parameter_source("engine") is ParameterSource.DEFAULT
+            engine = None if default else options["engine"]
+            single.prepared(options)
+            points.append(Point(labels=labels, options=options, timing=single.timing_of(options), engine=engine))
+    return points

@@ -1,0 +1,112 @@
+"""Points of a sweep: replays of one trace that differ in their options, several at once in processes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import multiprocessing
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hkv.dialects import registry
+from hkv.errors import ConfigError
+from hkv.machine import native_loops
+from hkv.replay import summary
+from hkv.replay.command import StudiedCache
+from hkv.replay.run import EVICTS_NOTHING, ReplayedCache, Timing, default_engine, replay
+from hkv.replay.sweep import COLUMNS, Row
+from hkv.replay.traces.interned import InternedTrace
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """One replay of a sweep.
+
+    Attributes:
+      labels: the options that vary, as the command line would take them.
+      options: all options, as `hkv.replay.command.ReplayCommand.studied` takes them.
+      timing: conversion of time stamps to steps.
+      engine: name of the engine; None for the compiled one, where it has the cache's rules, else the NumPy engine.
+      room: blocks that its compiled program has room for, so that the points of a line share one.
+      infinite: whether the pool is replaced by one that evicts nothing.
+    """
+
+    labels: Mapping[str, str]
+    options: Mapping[str, Any]
+    timing: Timing
+    engine: str | None = None
+    room: int = 0
+    infinite: bool = False
+
+    def studied(self) -> StudiedCache:
+        """The cache that it is about, without `infinite`.
+
+        Raises:
+          HKVError: there is no such cache.
+        """
+        return registry.dialect_of(self.options["dialect"]).replay_command().studied(dict(self.options))
+
+
+def measured(point: Point, trace: InternedTrace) -> Row:
+    """Replays one point. Nothing is found out about why hits ended.
+
+    Raises:
+      HKVError: it cannot be replayed.
+    """
+    studied = point.studied()
+    cache = _infinite(studied, trace) if point.infinite else studied.cache
+    cache.room, cache.diagnoses = point.room, False
+    engine = default_engine(cache)[0] if point.engine is None else point.engine
+    totals = summary.totals(replay(trace, cache, studied.schedule, point.timing, engine=engine))
+    return {"options": dict(point.labels), **{name: totals[name] for name in COLUMNS}}
+
+
+def _infinite(studied: StudiedCache, trace: InternedTrace) -> ReplayedCache:
+    lengths = [each.input_length + each.output_length for each in trace.requests]
+    served = [length for length in lengths if length <= studied.schedule.max_model_len]
+    changed = studied.cache.changed(sum(served), len(served))
+    if EVICTS_NOTHING not in changed:
+        raise ConfigError("bounds", studied.name, "a dialect that can make a pool so large, and prefix caching")
+    return changed[EVICTS_NOTHING]
+
+
+def all_measured(points: Sequence[Point], trace: InternedTrace, jobs: int) -> Iterator[tuple[int, Row]]:
+    """Replays points in so many processes. Yields a point's place and its row, as they come.
+
+    Raises:
+      HKVError: one cannot be replayed.
+    """
+    if jobs == 1 or len(points) < 2:
+        for place, point in enumerate(points):
+            yield place, measured(point, trace)
+        return
+    spawned = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(prefix="hkv-sweep-") as folder,
+        concurrent.futures.ProcessPoolExecutor(min(jobs, len(points)), spawned, native_loops.enable) as pool,
+    ):
+        path = os.path.join(folder, "trace")
+        with open(path, "wb") as file:
+            pickle.dump(trace, file, pickle.HIGHEST_PROTOCOL)
+        waiting = {pool.submit(_measured_in_process, point, path): place for place, point in enumerate(points)}
+        try:
+            for future in concurrent.futures.as_completed(waiting):
+                yield waiting[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _measured_in_process(point: Point, path: str) -> Row:
+    return measured(point, _trace(path))
+
+
+@functools.lru_cache(maxsize=1)
+def _trace(path: str) -> InternedTrace:
+    """The trace of the sweep that this process works for: read once, interned already."""
+    with open(path, "rb") as file:
+        return pickle.load(file)

@@ -1,0 +1,96 @@
+"""A whole sweep: all points, bounds where they are wanted, and what follows for each line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hkv.replay import bounds, sweep
+from hkv.replay.points import Point, all_measured
+from hkv.replay.results_file import ResultsFile
+from hkv.replay.sweep import Row
+from hkv.replay.traces.interned import InternedTrace
+
+
+def with_room(points: Sequence[Point], trace: InternedTrace) -> list[Point]:
+    """The points, those that differ in size alone with room for the largest, so that they share a program.
+
+    Their prefixes are interned on the way, before processes get the trace.
+    """
+    most: dict[str, int] = {}
+    for point in points:
+        studied, line = point.studied(), sweep.line_of(point.labels)
+        most[line] = max(most.get(line, 0), studied.cache.blocks + 1)
+        trace.keys(studied.cache.key_tokens, studied.schedule.max_model_len)
+        trace.shared(studied.schedule.max_model_len)
+    return [dataclasses.replace(point, room=most[sweep.line_of(point.labels)]) for point in points]
+
+
+def swept(
+    points: Sequence[Point],
+    trace: InternedTrace,
+    *,
+    jobs: int,
+    with_bounds: bool = False,
+    results: str | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> tuple[list[Row], dict[str, Row]]:
+    """Replays all points.
+
+    Args:
+      points: the points.
+      trace: the trace.
+      jobs: processes.
+      with_bounds: whether to find `sweep.OPTIMAL` of each row, and what each line finds in a pool that evicts nothing.
+      results: path of a file of rows, which are not measured again; None for none.
+      progress: called for each point.
+
+    Returns:
+      The rows in the order of the points; and of each line the row of a pool that evicts nothing, if that is wanted.
+
+    Raises:
+      HKVError: a point cannot be replayed, or the file of results is none.
+    """
+    file = ResultsFile(results, trace)
+    points = with_room(points, trace)
+    rows = _rows(points, trace, jobs, file, progress)
+    if not with_bounds:
+        return rows, {}
+    infinite: dict[str, Row] = bounds.without_evictions(points, rows)
+    left = {line: point for line, point in bounds.infinite_points(points, rows).items() if line not in infinite}
+    infinite |= dict(zip(left, _rows(list(left.values()), trace, jobs, file, lambda: None), strict=True))
+    return bounds.with_optimal(points, rows, trace), infinite
+
+
+def _rows(
+    points: Sequence[Point], trace: InternedTrace, jobs: int, file: ResultsFile, progress: Callable[[], None]
+) -> list[Row]:
+    rows = {place: row for place, point in enumerate(points) if (row := file.row(point)) is not None}
+    for _ in rows:
+        progress()
+    left = [place for place in range(len(points)) if place not in rows]
+    for number, row in all_measured([points[place] for place in left], trace, jobs):
+        rows[left[number]] = row
+        file.add(points[left[number]], row)
+        progress()
+    return [rows[place] for place in range(len(points))]
+
+
+def answers(
+    rows: Sequence[Row], infinite: dict[str, Row] | None = None, targets: Sequence[float] = ()
+) -> list[dict[str, Any]]:
+    """Of each line its points, its knee, its highest rate, and the smallest pools that reach the targets.
+
+    Args:
+      rows: of a sweep.
+      infinite: what each line finds in a pool that evicts nothing, where that is known.
+      targets: percentages of the prompt tokens.
+    """
+    found = []
+    for name, line in sweep.lines(rows).items():
+        bend, best = sweep.knee(line), max(line, key=lambda row: row["hit_rate"])
+        reached = {f"{target:g}%": sweep.first_reaching(line, target / 100) for target in targets}
+        each = {"line": name, "points": line, "knee": bend, "highest": best, "reached": reached}
+        found.append({**each, "infinite": (infinite or {}).get(name)})
+    return found
