@@ -111,7 +111,9 @@ def plan_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference
     serving = Serving(
         memory=KV_MEMORY,
         max_in_flight_tokens=answer["max_in_flight_tokens"],
-        caching=model.model_type not in ATTENTION_FREE,  # vLLM's default, as `hkv plan` takes it
+        max_num_encoder_input_tokens=answer["max_num_batched_tokens"],
+        caching=model.model_type not in ATTENTION_FREE
+        and not model.encoder_tokens,  # vLLM's default, as `hkv plan` takes it
     )
     try:
         served = serve(model, serving)

@@ -115,12 +115,13 @@ def _answer_for_kernels() -> None:
 def _answer_for_torch() -> None:
     """Streams and properties of a device that is not there; numbers read from tensors without content are 0."""
     torch = importlib.import_module("torch")
-    item, tolist, cpu = torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu
+    item, tolist, cpu, whole = torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.__int__
 
     def zeros(tensor: Any) -> Any:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
     torch.Tensor.item = lambda tensor: 0.0 if tensor.is_meta else item(tensor)
+    torch.Tensor.__int__ = lambda tensor: 0 if tensor.is_meta else whole(tensor)
     torch.Tensor.tolist = lambda tensor: tolist(zeros(tensor) if tensor.is_meta else tensor)
     torch.Tensor.cpu = lambda tensor, *values, **options: tensor if tensor.is_meta else cpu(tensor, *values, **options)
     torch.accelerator.empty_cache = lambda: None

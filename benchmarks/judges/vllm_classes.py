@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.judges import simulated_gpu
+from benchmarks.judges import remote_configs, simulated_gpu
 from benchmarks.judges.records import message, pack, spec_record
 
 KV_MEMORY = 80 << 30
@@ -41,6 +41,7 @@ class ModelClasses:
 
     def __init__(self) -> None:
         simulated_gpu.start()
+        remote_configs.register()
         load = importlib.import_module
         self.torch = load("torch")
         self.config, self.args = load("vllm.config"), load("vllm.engine.arg_utils")

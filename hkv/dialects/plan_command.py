@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import click
@@ -17,7 +16,6 @@ from hkv.byte_size import show_bytes
 from hkv.dialects.capacity import Capacity
 from hkv.errors import ConfigError, PlanError, UnsupportedConfigError
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
-from hkv.spec import AttentionSpec
 
 VLLM_TYPES = (
     "fp8_e4m3",
@@ -118,14 +116,7 @@ def sequence_bytes(model: Model, tokens: int) -> int:
 
     A window counts its tokens, without rounding to blocks, and no more than the sequence has; a chunk its longest.
     """
-    total = Fraction(0)
-    for spec in model.specs.values():
-        if isinstance(spec, AttentionSpec):
-            held = min(spec.most_read, tokens)
-            total += int(Fraction(held * spec.num_heads * spec.content_bytes) / spec.tokens_per_state)
-        else:
-            total += spec.unpadded_page_size_bytes
-    return int(total)
+    return sum(spec.bounded_bytes(tokens) for spec in model.specs.values())
 
 
 def model_record(model: Model, tokens: int | None = None) -> dict[str, Any]:
@@ -156,7 +147,9 @@ def print_facts(console: Console, report: dict[str, Any], facts: Sequence[tuple[
     table.add_row("model", f"{model['model_type']}, {model['num_layers']} layers")
     token, full = show_bytes(model["token_bytes"]), show_bytes(model["token_bytes_if_all_full"])
     table.add_row("a token", f"{token}; {full} with full attention throughout")
-    table.add_row("a sequence", f"{show_bytes(model['sequence_bytes'])} of windows and states beside its tokens")
+    table.add_row(
+        "a sequence", f"{show_bytes(model['sequence_bytes'])} of windows, states and encodings beside its tokens"
+    )
     for name, text in facts:
         table.add_row(name, text)
     for number, note in enumerate(model["notes"]):

@@ -9,6 +9,7 @@ import pkgutil
 
 from hkv.spec.attention import AttentionSpec, KernelPages
 from hkv.spec.chunked_local import ChunkedLocal
+from hkv.spec.cross_attention import CrossAttention
 from hkv.spec.full_attention import FullAttention
 from hkv.spec.hidden_state import HiddenState
 from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError, spec_from_log, spec_from_text, text_forms
@@ -28,6 +29,7 @@ __all__ = [
     "KINDS",
     "AttentionSpec",
     "ChunkedLocal",
+    "CrossAttention",
     "FullAttention",
     "HiddenState",
     "KernelPages",

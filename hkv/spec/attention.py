@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from hkv.errors import SpecError
 from hkv.limits import MAX_BYTES, MAX_TOKENS
 from hkv.spec.dtypes import item_bytes
-from hkv.spec.layer import LayerSpec, MergeError, check_positive
+from hkv.spec.layer import Draw, LayerSpec, MergeError, check_positive
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits
@@ -102,6 +102,44 @@ class AttentionSpec(LayerSpec):
             expected = f"kernel pages that hold a state of {self.tokens_per_state} tokens"
             raise SpecError("block_stride_alignment", alignment, expected)
 
+    @classmethod
+    def draw_geometry(cls, choices: Draw) -> dict[str, Any]:
+        """Random fields of this class for a layer to plan for.
+
+        Args:
+          choices: source of decisions.
+        """
+        fields: dict[str, Any] = {
+            "block_size": choices.pick((4, 8, 16, 16, 32)),
+            "num_kv_heads": choices.pick((1, 1, 2, 4)),
+            "head_size": choices.pick((8, 16, 16, 24, 32)),
+            "dtype": choices.pick(("bfloat16", "bfloat16", "float32", "uint8")),
+            "cp_sharded": choices.chance(50),
+            "max_tp_shards": choices.pick((None, None, 1, 4)),
+        }
+        if choices.chance(15):
+            fields["block_stride_alignment"] = choices.pick((64, 100, 512, KernelPages(8), KernelPages(6)))
+        if choices.chance(15):
+            fields["quantization"] = choices.pick(("fp8_per_tensor", "int8_per_token_head"))
+        if choices.chance(15):
+            fields["state_content_bytes"] = choices.pick((36, 64, 72))
+        return fields
+
+    def draw_padded(self, choices: Draw) -> Self:
+        """This layer, or one of a larger page.
+
+        Args:
+          choices: source of decisions.
+        """
+        if not choices.chance(15):
+            return self
+        page = self.page_size_bytes
+        return dataclasses.replace(self, page_size_padded=choices.pick((page, page + 64, 2 * page)))
+
+    def draw_near(self, choices: Draw) -> LayerSpec:
+        name = choices.pick(("block_size", "num_kv_heads", "head_size"))
+        return dataclasses.replace(self, **{name: 2 * getattr(self, name), "page_size_padded": None})
+
     @property
     def shared_by_ranks(self) -> bool:
         """True if context parallelism splits this layer's tokens over ranks."""
@@ -159,6 +197,13 @@ class AttentionSpec(LayerSpec):
         if self.page_size_padded is not None:
             return self.page_size_padded
         return self.num_heads * self.states_in(tokens) * self.content_bytes
+
+    def bounded_bytes(self, tokens: int) -> int:
+        return self.bytes_of(min(self.most_read, tokens))
+
+    def bytes_of(self, tokens: int) -> int:
+        """Bytes of so many tokens, wherever blocks end."""
+        return int(Fraction(tokens * self.num_heads * self.content_bytes) / self.tokens_per_state)
 
     def with_block_size(self, block_size: int) -> Self:
         """The same layer with another number of tokens per block, its padding in proportion."""

@@ -35,6 +35,7 @@ class ChunkedLocal(AttentionSpec):
     joins_latent: ClassVar[bool] = False
     droppable: ClassVar[bool] = False
     event_kind: ClassVar[str | None] = "chunked_local_attention"
+    planned_weight: ClassVar[int] = 1
 
     chunk: int
 
@@ -55,6 +56,12 @@ class ChunkedLocal(AttentionSpec):
     @classmethod
     def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
         return cls(block_size=size, chunk=choices.integer(1, 3) * size + choices.chance(20))
+
+    @classmethod
+    def draw_planned(cls, choices: Draw) -> LayerSpec:
+        fields = cls.draw_geometry(choices)
+        fields["cp_sharded"] = False
+        return cls(**fields, chunk=choices.pick((16, 64, 1024))).draw_padded(choices)
 
     @classmethod
     def smallest(cls) -> tuple[LayerSpec, ...]:

@@ -34,6 +34,7 @@ class FullAttention(AttentionSpec):
     reads_all: ClassVar[bool] = True
     registers_parts: ClassVar[bool] = True
     event_kind: ClassVar[str | None] = "full_attention"
+    planned_weight: ClassVar[int] = 2
 
     sliding_window: int | None = None
     attention_chunk_size: int | None = None
@@ -55,6 +56,15 @@ class FullAttention(AttentionSpec):
     @classmethod
     def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
         return cls(block_size=size, cp_sharded=ranks > 1 and choices.chance(60))
+
+    @classmethod
+    def draw_planned(cls, choices: Draw) -> LayerSpec:
+        fields = cls.draw_geometry(choices)
+        if choices.chance(20):
+            fields["head_size_v"] = choices.pick((8, 16))
+        if choices.chance(15):
+            fields["sliding_window"] = choices.pick((32, 64))
+        return cls(**fields).draw_padded(choices)
 
     @classmethod
     def smallest(cls) -> tuple[LayerSpec, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from hkv.spec.dtypes import item_bytes
+from hkv.spec.layer import Draw, LayerSpec
 from hkv.spec.mla import MLAAttention
 
 
@@ -18,7 +19,12 @@ class HiddenState(MLAAttention):
 
     stands_alone: ClassVar[bool] = True
     joins_latent: ClassVar[bool] = False
+    planned_weight: ClassVar[int] = 1
     vllm_name: ClassVar[str | None] = "HiddenStateCacheSpec"
+
+    @classmethod
+    def draw_planned(cls, choices: Draw) -> LayerSpec:
+        return cls(block_size=choices.pick((8, 16)), num_kv_heads=1, head_size=choices.pick((64, 512, 4096)))
 
     @property
     def bytes_per_token(self) -> int:

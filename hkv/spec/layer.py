@@ -18,7 +18,8 @@ KINDS: dict[str, type[LayerSpec]] = {}
 """Every kind of layer, by its name in logs. A class enters when its module is imported."""
 
 CLASSES: dict[str, type[LayerSpec]] = {}
-"""Every class of layer, by its own name: the kinds, and those that are managed as another kind is."""
+"""Every class of layer, by its own name: the kinds, those that are managed as another kind is, and those of a kind that
+can be planned only."""
 
 
 class MergeError(SpecError):
@@ -106,6 +107,9 @@ class LayerSpec:
     single_vector: ClassVar[bool] = False
     """True where one latent a token takes the place of a key and a value."""
 
+    managed: ClassVar[bool] = True
+    """False for a kind that can be planned only: no dialect has rules for its blocks, and logs do not know it."""
+
     stands_alone: ClassVar[bool] = False
     """True when grouping keeps each such layer in a group of its own, its page cut to the others'."""
 
@@ -150,7 +154,7 @@ class LayerSpec:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "kind" in cls.__dict__:
+        if "kind" in cls.__dict__ and cls.managed:
             KINDS[cls.kind] = cls
         if cls.kind:
             CLASSES[cls.__name__] = cls
@@ -169,6 +173,11 @@ class LayerSpec:
     @property
     def sinks(self) -> int:
         """Leading tokens that every query reads, and that are therefore never given back."""
+        return 0
+
+    @property
+    def encoder_tokens(self) -> int:
+        """Tokens of an encoder's output that one request comes with at most, where queries read it; else 0."""
         return 0
 
     @property
@@ -193,6 +202,14 @@ class LayerSpec:
     def most_read(self) -> int:
         """Most tokens that a query reads, itself included, where that is bounded; else 0."""
         return 0
+
+    def bounded_bytes(self, tokens: int) -> int:
+        """Bytes that a sequence of so many tokens holds besides those that each token adds for good.
+
+        Blocks are not counted whole: a window has its own tokens, and no more than the sequence; a chunk its longest.
+        """
+        del tokens
+        return self.unpadded_page_size_bytes
 
     @property
     def off_grid(self) -> bool:
@@ -427,6 +444,27 @@ class LayerSpec:
           ranks: ranks of context parallelism.
         """
         raise NotImplementedError
+
+    planned_weight: ClassVar[int] = 0
+    """Share of the class among random layers to plan for; 0: it is not drawn."""
+
+    @classmethod
+    def draw_planned(cls, choices: Draw) -> LayerSpec:
+        """A random layer to plan for, its geometry small, so that coincidences are frequent.
+
+        Args:
+          choices: source of decisions.
+        """
+        raise NotImplementedError
+
+    def draw_near(self, choices: Draw) -> LayerSpec:
+        """The same layer but for one thing.
+
+        Args:
+          choices: source of decisions.
+        """
+        del choices
+        return self.with_block_size(2 * self.block_size)
 
     @classmethod
     def smallest(cls) -> tuple[LayerSpec, ...]:

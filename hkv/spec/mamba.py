@@ -59,6 +59,7 @@ class Mamba(LayerSpec):
     retained_sparsely: ClassVar[bool] = True
     registers_parts: ClassVar[bool] = True
     event_kind: ClassVar[str | None] = "mamba"
+    planned_weight: ClassVar[int] = 1
     layout_options: ClassVar[tuple[str, ...]] = ("states",)
     table_alignment_tokens: ClassVar[int | None] = None
     log_fields: ClassVar[tuple[str, ...]] = (
@@ -92,6 +93,20 @@ class Mamba(LayerSpec):
         if self.page_size_padded is not None and self.page_size_padded < self.unpadded_page_size_bytes:
             expected = f"at least the state's {self.unpadded_page_size_bytes} bytes"
             raise SpecError("page_size_padded", self.page_size_padded, expected)
+
+    @classmethod
+    def draw_planned(cls, choices: Draw) -> LayerSpec:
+        shapes = tuple((choices.pick((2, 3, 8)), choices.pick((16, 32))) for _ in range(choices.integer(1, 2)))
+        drawn = cls(
+            block_size=choices.pick((8, 16, 64)),
+            shapes=shapes,
+            dtypes=tuple(choices.pick(("float32", "bfloat16")) for _ in shapes),
+            num_speculative_blocks=choices.pick((0, 0, 2)),
+            num_prefill_checkpoint_blocks=choices.pick((0, 0, 1)),
+        )
+        page = drawn.page_size_bytes
+        padded = choices.pick((page, page + 64, 2 * page)) if choices.chance(15) else None
+        return dataclasses.replace(drawn, page_size_padded=padded)
 
     @classmethod
     def draw_weight(cls, feature: str, version: int) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from hkv.spec.attention import all_of, same_attention, unique
+from hkv.spec.attention import KernelPages, all_of, same_attention, unique
 from hkv.spec.full_attention import FullAttention
-from hkv.spec.layer import LayerSpec
+from hkv.spec.layer import Draw, LayerSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class MLAAttention(FullAttention):
     log_version: ClassVar[int] = 2
     event_kind: ClassVar[str | None] = "mla_attention"
     single_vector: ClassVar[bool] = True
+    planned_weight: ClassVar[int] = 2
 
     head_size_v: int | None = 0
     cache_dtype: str | None = None
@@ -62,6 +63,11 @@ class MLAAttention(FullAttention):
     @classmethod
     def draw_weight(cls, feature: str, version: int) -> int:
         return int(version >= cls.log_version)
+
+    @classmethod
+    def draw_planned(cls, choices: Draw) -> LayerSpec:
+        role = choices.pick((None, None, None, "indexer"))
+        return cls(**draw_latent(cls.draw_geometry(choices), choices), cache_role=role)
 
     @classmethod
     def compared_weight(cls, aligned: bool) -> int:
@@ -107,6 +113,21 @@ class MLAAttention(FullAttention):
             non_causal_multi_token_decode=any(spec.non_causal_multi_token_decode for spec in latent),
             is_draft=False,
         )
+
+
+def draw_latent(fields: dict[str, Any], choices: Draw) -> dict[str, Any]:
+    """Random fields of a layer of latents to plan for.
+
+    Args:
+      fields: those of any attention layer.
+      choices: source of decisions.
+    """
+    fields = {**fields, "num_kv_heads": 1}
+    if choices.chance(40):
+        fields["alignment"] = choices.pick((64, 512, 576))
+    if not isinstance(fields.get("block_stride_alignment"), KernelPages):
+        fields["tokens_per_state"] = choices.pick((1, 1, 2, 4))
+    return fields
 
 
 def aligned_page(spec: LayerSpec, alignment: int | None, padded: int | None) -> int | None:

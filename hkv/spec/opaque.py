@@ -35,6 +35,7 @@ class OpaqueState(LayerSpec):
     layout_options: ClassVar[tuple[str, ...]] = ("entry_bytes",)
     log_version: ClassVar[int] = 2
     prefix_cacheable: ClassVar[bool] = False
+    planned_weight: ClassVar[int] = 1
     uses_slot_mapping: ClassVar[bool] = False
     table_alignment_tokens: ClassVar[int | None] = None
 
@@ -54,6 +55,10 @@ class OpaqueState(LayerSpec):
     @classmethod
     def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
         return cls(block_size=size)
+
+    @classmethod
+    def draw_planned(cls, choices: Draw) -> LayerSpec:
+        return cls(block_size=choices.pick((4, 8)), entry_bytes=choices.pick((16, 64, 100)))
 
     def readable(self, n: int) -> range:
         return range(max(0, n - self.block_size), n)

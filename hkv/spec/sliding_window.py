@@ -40,6 +40,7 @@ class SlidingWindow(AttentionSpec):
     seeks_run: ClassVar[bool] = True
     retained_sparsely: ClassVar[bool] = True
     event_kind: ClassVar[str | None] = "sliding_window"
+    planned_weight: ClassVar[int] = 2
 
     window: int
     extra_retained_tokens: int = 0
@@ -66,6 +67,12 @@ class SlidingWindow(AttentionSpec):
     @classmethod
     def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
         return cls(block_size=size, window=choices.integer(1, 3 * size + 2))
+
+    @classmethod
+    def draw_planned(cls, choices: Draw) -> LayerSpec:
+        fields = cls.draw_geometry(choices)
+        fields["cp_sharded"] = False
+        return cls(**fields, window=choices.pick((1, 16, 40, 256))).draw_padded(choices)
 
     @classmethod
     def smallest(cls) -> tuple[LayerSpec, ...]:

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import ClassVar, Self
 
 from hkv.spec.attention import all_of, same_attention, unique
-from hkv.spec.layer import LayerSpec
-from hkv.spec.mla import MLAAttention, aligned_page
+from hkv.spec.layer import Draw, LayerSpec
+from hkv.spec.mla import MLAAttention, aligned_page, draw_latent
 from hkv.spec.sliding_window import SlidingWindow
 
 
@@ -26,6 +26,7 @@ class SlidingWindowMLA(SlidingWindow):
     """
 
     single_vector: ClassVar[bool] = True
+    planned_weight: ClassVar[int] = 1
     joins_latent: ClassVar[bool] = False
     event_kind: ClassVar[str | None] = "sliding_window_mla"
     vllm_name: ClassVar[str | None] = "SlidingWindowMLASpec"
@@ -47,6 +48,11 @@ class SlidingWindowMLA(SlidingWindow):
     def __post_init__(self) -> None:
         object.__setattr__(self, "page_size_padded", aligned_page(self, self.alignment, self.page_size_padded))
         super().__post_init__()
+
+    @classmethod
+    def draw_planned(cls, choices: Draw) -> LayerSpec:
+        fields = draw_latent({**cls.draw_geometry(choices), "cp_sharded": False}, choices)
+        return cls(**fields, window=choices.pick((8, 16, 128)))
 
     def page_bytes_of(self, tokens: int) -> int:
         """Bytes of a page cut down to `tokens` tokens, aligned like the whole one."""

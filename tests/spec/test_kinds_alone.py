@@ -29,7 +29,6 @@ MAKERS = {
     "hkv/model/huggingface/families/minimax_m3.py": "config.json",
     "hkv/dialects/rtp_llm/planned.py": "RTP-LLM's blocks, which have kinds of their own",
     "hkv/dialects/rtp_llm/log/configuration.py": "group types of RTP-LLM's logs",
-    "hkv/dialects/vllm/traffic/layer_sets.py": "random layers to plan for",
     "hkv/oracle/vectors/addresses.py": "layers of published vectors",
 }
 """Files that make layers of concrete kinds, and from what."""

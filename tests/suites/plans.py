@@ -275,6 +275,9 @@ def reservation(case: Planned) -> Iterator[str]:
     """
     limits = RequestLimits(max_model_len=97, max_in_flight_tokens=10)
     for name, spec in case.all_layers.items():
+        if spec.encoder_tokens:
+            yield from _encodings_reserved(name, spec)
+            continue
         if isinstance(spec, Mamba | OpaqueState) or (isinstance(spec, ChunkedLocal) and spec.chunk % spec.block_size):
             continue
         size = spec.block_size
@@ -292,6 +295,18 @@ def reservation(case: Planned) -> Iterator[str]:
         width = spec.table_width(limits)
         if width * size < 97 or width * size >= 97 + math.lcm(128, size):
             yield f"{name}: a table of {width} columns of {size} for 97 tokens"
+
+
+def _encodings_reserved(name: str, spec: LayerSpec) -> Iterator[str]:
+    """An encoder's output is held from beginning to end, and never more of it than is reserved."""
+    for step in (1, 10, 200):
+        limits = RequestLimits(max_model_len=97, max_in_flight_tokens=step, max_num_encoder_input_tokens=step)
+        held = {spec.held_blocks(start, start + 1, limits) for start in range(97)}
+        blocks = {token // spec.block_size for token in range(min(step, spec.encoder_tokens))}
+        if held != {len(blocks)}:
+            yield f"{name} holds {held} blocks of an encoder's output in {len(blocks)}"
+        if spec.max_request_blocks(limits) != len({token // spec.block_size for token in range(step)}):
+            yield f"{name} reserves {spec.max_request_blocks(limits)} blocks for {step} tokens"
 
 
 @case_check("states reserved", "B-I12", "B-I16", "B-I24")

@@ -90,6 +90,10 @@ class VllmConfig:
             raise ConfigError("scheduler_block_size", self.scheduler_block_size, expected)
 
     def _check_group(self, index: int, spec: LayerSpec) -> None:
+        if not spec.managed:
+            raise ConfigError(
+                f"groups[{index}].kind", spec.kind, f"a kind that {NAME} has rules for: it is planned only"
+            )
         name = f"groups[{index}].block_size"
         if self.scheduler_block_size % spec.block_size:
             raise ConfigError(name, spec.block_size, f"a divisor of scheduler_block_size {self.scheduler_block_size}")

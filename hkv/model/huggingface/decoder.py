@@ -11,8 +11,10 @@ from hkv.model.huggingface.longest import longest_request
 from hkv.model.huggingface.model import CacheLayer, Model
 from hkv.model.huggingface.options import ReadOptions
 from hkv.model.huggingface.served_dtype import quantized_cache, served_dtype
-from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
+from hkv.spec import ChunkedLocal, CrossAttention, FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
 from hkv.spec.dtypes import ITEM_BYTES, item_bytes
+
+CROSS = "cross_attention"
 
 TURBOQUANT_BITS = {
     "turboquant_k8v4": (8, 4),
@@ -112,12 +114,13 @@ class Decoder:
 
         Args:
           index: the decoder layer.
-          kind: `full_attention`, `sliding_attention` or `chunked_attention`.
+          kind: `full_attention`, `sliding_attention`, `chunked_attention` or `cross_attention`.
           kind_fields: the fields that say so.
           heads: key/value heads before sharding, None for the config's.
           head_dim: elements of a key, None for the config's.
           value_dim: elements of a value, None for a key's.
-          window: tokens of the window or chunk; without one a window layer caches like full attention, as in vLLM.
+          window: tokens of the window, the chunk or the encoder's output; without one a window layer caches like full
+            attention, as in vLLM.
           shares: decoder layer whose cache this one reads instead of its own, or None.
           part: which of several caches of the layer this is.
           causal: False for full attention that reads later tokens of a prompt too.
@@ -142,6 +145,10 @@ class Decoder:
         }
         if quantization in TURBOQUANT_BITS and kind != "full_attention":
             raise ConfigError("kv_dtype", quantization, f"another packing: {quantization} has no kernels for {kind}")
+        if kind == CROSS and quantization not in ("none", "fp8_per_tensor"):
+            raise ConfigError(
+                "kv_dtype", self.options.kv_dtype, "another packing: that of cross attention is not known"
+            )
         if quantization == "nvfp4":
             self._in_halves(geometry, head_dim, value_dim or head_dim)
         spec: LayerSpec
@@ -151,13 +158,15 @@ class Decoder:
             raise ConfigError(self.fields.place("attention_chunk_size"), None, f"a chunk for {kind} ({kind_fields[0]})")
         elif kind == "sliding_attention":
             spec = SlidingWindow(**geometry, window=window.value)
+        elif kind == CROSS:
+            spec = CrossAttention(**geometry, encoder_len=window.value)
         else:
             spec = ChunkedLocal(**geometry, chunk=window.value)
         size = (*head_dim.names, *(value_dim.names if value_dim else ()))
         origin = {"kind": kind_fields, "heads": heads.names, "size": tuple(dict.fromkeys(size)), "dtype": dtype_fields}
         if window is not None and kind != "full_attention":
             origin["window"] = window.names
-        full = geometry["num_kv_heads"] * content
+        full = 0 if kind == CROSS else geometry["num_kv_heads"] * content
         if shares is None:
             self.layers.append(CacheLayer(layer_name(index, part), index, spec, origin, full_token_bytes=full))
         else:

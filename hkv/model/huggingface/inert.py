@@ -130,6 +130,7 @@ BY_FAMILY = {
     "longcat_flash": "expert_ffn_hidden_size ffn_hidden_size",
     "minicpm": "dim_model_base scale_depth scale_emb",
     "minimax_m2": "attn_type_list max_model_len mtp_transformer_layers qk_norm_type use_mtp",
+    "mllama_text_model": "cross_attention_layers",
     "modernbert-decoder": """
         classifier_activation classifier_bias decoder_bias initializer_cutoff_factor mlp_dropout norm_bias
         sliding_window

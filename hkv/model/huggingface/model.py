@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from hkv.errors import PlanError
+from hkv.limits import MAX_TOKENS
 from hkv.spec import LayerSpec
 
 
@@ -48,12 +49,7 @@ class CacheLayer:
 
         A window counts its tokens, without rounding to blocks; a chunk its longest.
         """
-        spec = self.spec
-        if spec is None:
-            return 0
-        if spec.snapshot:
-            return spec.unpadded_page_size_bytes
-        return int(Fraction(spec.most_read * spec.unpadded_page_size_bytes, spec.block_size))
+        return 0 if self.spec is None else self.spec.bounded_bytes(MAX_TOKENS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +82,11 @@ class Model:
     def specs(self) -> dict[str, LayerSpec]:
         """Cache descriptions by the layers' names."""
         return {layer.name: layer.spec for layer in self.layers if layer.spec is not None}
+
+    @property
+    def encoder_tokens(self) -> int:
+        """Tokens of an encoder's output that one request comes with at most; 0 of a model without an encoder."""
+        return max((spec.encoder_tokens for spec in self.specs.values()), default=0)
 
     @property
     def token_bytes(self) -> Fraction:

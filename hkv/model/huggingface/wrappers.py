@@ -82,6 +82,7 @@ minicpmv4_7 qwen3_5_text
 minimax_m3_vl minimax_m3_vl_text
 mistral3 mistral
 molmo2 molmo2_text
+mllama mllama_text_model
 moss_transcribe_diarize qwen3
 muse_glimmer muse_glimmer_text
 musicflamingo qwen2

@@ -183,7 +183,10 @@ class InstalledPlanner:
                 decode_context_parallel_size=limits.context_parallel,
                 tensor_parallel_size=options.tensor_parallel,
             ),
-            scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=not options.hybrid),
+            scheduler_config=SimpleNamespace(
+                disable_hybrid_kv_cache_manager=not options.hybrid,
+                max_num_encoder_input_tokens=limits.max_num_encoder_input_tokens,
+            ),
             attention_config=SimpleNamespace(hisparse_config=None),
             device_config=SimpleNamespace(device_type="cpu"),
             speculative_config=SimpleNamespace(use_eagle_block_drop=lambda: True, method="eagle")

@@ -70,6 +70,7 @@ def plan_model(
         layout=options.kv_cache_layout,
         max_model_len=0 if options.max_model_len == -1 else settings.max_model_len,
         max_in_flight_tokens=settings.max_in_flight_tokens,
+        max_num_encoder_input_tokens=settings.max_num_batched_tokens,
         concurrent_batches=1 if options.max_in_flight_tokens else settings.max_concurrent_batches,
         num_gpu_blocks_override=options.num_gpu_blocks_override,
         prefix_match_unit=options.prefix_match_unit,

@@ -127,6 +127,9 @@ def resolve(model: Model, options: EngineOptions, draft: Model | None = None) ->
     length, length_setting = _longest(model, options, draft)
     if tokens < length and not chunked:
         raise ConfigError("--max-num-batched-tokens", tokens, f"at least {length}, the longest request, {why_chunked}")
+    if tokens < model.encoder_tokens:
+        expected = f"at least {model.encoder_tokens}, an encoder's output for one request"
+        raise ConfigError("--max-num-batched-tokens", tokens, expected)
     batches, overlap = _batches(options)
     caching = _prefix_caching(model, options)
     hybrid = _hybrid(model, options)
@@ -156,6 +159,8 @@ def _check_ranks(model: Model, options: EngineOptions) -> None:
 
 
 def _chunked_prefill(model: Model, options: EngineOptions) -> tuple[bool, str]:
+    if model.encoder_tokens:
+        return False, "as prompts of a model with an encoder never are computed in chunks"
     chunked = True if options.enable_chunked_prefill is None else options.enable_chunked_prefill
     if (
         not chunked
@@ -226,6 +231,11 @@ def _batches(options: EngineOptions) -> tuple[int, Setting]:
 
 
 def _prefix_caching(model: Model, options: EngineOptions) -> Setting:
+    if model.encoder_tokens:
+        if options.enable_prefix_caching:
+            raise ConfigError("enable_prefix_caching", True, "false: blocks of cross attention are never reused")
+        origin = "" if options.enable_prefix_caching is False else "the model reads an encoder's output"
+        return Setting("--no-enable-prefix-caching", origin)
     if options.enable_prefix_caching is not None:
         return Setting("--enable-prefix-caching" if options.enable_prefix_caching else "--no-enable-prefix-caching")
     if model.model_type in ATTENTION_FREE:

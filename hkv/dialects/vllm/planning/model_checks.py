@@ -15,7 +15,7 @@ from hkv.model.huggingface.served_dtype import served_dtype
 REACHING = ("default", "linear", "llama3", "ntk", "proportional")
 """Kinds of rotary scaling that a longer table leaves as they are (vLLM 0.33 `_CACHE_ONLY_ROPE_TYPES`)."""
 
-WITHOUT_STAGES = ("gemma3n_text",)
+WITHOUT_STAGES = ("gemma3n_text", "whisper", "cohere_asr", "nemotron_parse")
 """Types whose model classes cannot be cut into stages (vLLM 0.33 `SupportsPP`)."""
 
 
@@ -93,6 +93,8 @@ def check_parallel(config: Mapping[str, Any], model: Model, options: EngineOptio
     if options.pipeline_parallel_size > 1 and model.model_type in WITHOUT_STAGES:
         raise ConfigError("pipeline_parallel_size", options.pipeline_parallel_size, "1: its model class has no stages")
     context, ranks = options.decode_context_parallel_size, options.tensor_parallel_size
+    if context > 1 and model.encoder_tokens:
+        raise ConfigError("decode_context_parallel_size", context, "1: an encoder's output cannot be split by tokens")
     if context == 1 or model.latent_sizes is not None:
         return
     fields = decoder_fields(config)

@@ -29,6 +29,7 @@ class Serving:
       layout: name of the physical order, or None for the first that can express the model.
       max_model_len: tokens of the longest request; None for the model's, 0 for the longest that fits.
       max_in_flight_tokens: tokens scheduled and not yet settled, over all requests and steps.
+      max_num_encoder_input_tokens: tokens of encoders' inputs in one step.
       concurrent_batches: steps that run at the same time, with an equal share of these tokens each.
       num_gpu_blocks_override: number of blocks, whatever the memory, or None.
       prefix_match_unit: tokens between two hashes, or None for the largest that all groups allow.
@@ -46,6 +47,7 @@ class Serving:
     layout: str | None = None
     max_model_len: int | None = None
     max_in_flight_tokens: int = 8192
+    max_num_encoder_input_tokens: int = 8192
     concurrent_batches: int = 1
     num_gpu_blocks_override: int | None = None
     prefix_match_unit: int | None = None
@@ -121,6 +123,7 @@ def serve(model: Model, serving: Serving, draft: Model | None = None) -> ServedP
     limits = RequestLimits(
         max_model_len=length,
         max_in_flight_tokens=serving.max_in_flight_tokens,
+        max_num_encoder_input_tokens=serving.max_num_encoder_input_tokens,
         context_parallel=serving.context_parallel,
         mamba_mode=mode,
     )

@@ -58,6 +58,12 @@ def why_counts_differ(plan: Plan, residency: Residency) -> str:
     if f"{concurrency:.2f}" == f"{residency.requests:.2f}":
         return ""
     held = sum(residency.full_length_blocks)
+    encoded = max((group.spec.encoder_tokens for group in plan.groups), default=0)
+    if held < plan.request_blocks and encoded:
+        return (
+            f"vLLM reserves {plan.request_blocks} blocks for each request, as if its encoder's output were as long as "
+            f"a step; with {encoded} tokens of it, as the model makes at most, a request holds {held}."
+        )
     if held < plan.request_blocks:
         return (
             f"vLLM reserves {plan.request_blocks} blocks for each request, as if each were computing its prompt with "

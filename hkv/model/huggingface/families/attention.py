@@ -98,6 +98,7 @@ exaone                !    !  !  -  -   !      - EXAONE 3
 bailing_moe           !    !  !  -  -   !      - Ling
 phimoe                4096 32 32 8  -   131072 - Phi-3.5-MoE
 cosmos3_edge_text     2048 28 16 8  128 131072 - Cosmos 3 Edge
+mllama_text_model     4096 40 32 8  -   131072 - Llama 3.2 Vision
 """
 """Models of which every layer is the same, in vLLM 0.33."""
 

@@ -6,6 +6,7 @@ The file is an object like any config:
       {"kind": "full_attention", "kv_heads": 8, "head_dim": 128},
       {"kind": "sliding_attention", "window": 4096, "kv_heads": 8, "head_dim": 128, "count": 5},
       {"kind": "chunked_attention", "window": 8192, "kv_heads": 8, "head_dim": 128, "value_dim": 64},
+      {"kind": "cross_attention", "encoder_len": 1500, "kv_heads": 20, "head_dim": 64},
       {"kind": "latent", "rank": 512, "rope": 64},
       {"kind": "state", "shapes": [[3, 8192], [32, 128, 128]], "dtypes": ["bfloat16", "float32"]},
       {"kind": "none"}
@@ -21,7 +22,7 @@ from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, check_whole
-from hkv.model.huggingface.decoder import Decoder
+from hkv.model.huggingface.decoder import CROSS, Decoder
 from hkv.model.huggingface.family import REQUIRED, Family
 from hkv.model.huggingface.fields import MOST_LAYERS, Field
 from hkv.model.huggingface.layer_kinds import FULL, SLIDING
@@ -33,6 +34,7 @@ PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     FULL: (ATTENTION, ("value_dim",)),
     SLIDING: ((*ATTENTION, "window"), ("value_dim",)),
     "chunked_attention": ((*ATTENTION, "window"), ("value_dim",)),
+    CROSS: ((*ATTENTION, "encoder_len"), ("value_dim",)),
     "latent": (("rank", "rope"), ()),
     "state": (("shapes", "dtypes"), ()),
     "none": ((), ()),
@@ -105,7 +107,7 @@ def _add(decoder: Decoder, index: int, entry: Mapping[str, Any], place: str) -> 
             heads=part("kv_heads"),
             head_dim=part("head_dim"),
             value_dim=part("value_dim"),
-            window=part("window"),
+            window=part("window") or part("encoder_len"),
         )
 
 
