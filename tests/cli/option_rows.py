@@ -50,6 +50,7 @@ def _rows(base: str, changes: str = "", refused: str = "") -> list[Row]:
 
 PLAN = f"plan {MODEL} --memory 80GiB"
 PLAN_RTP = f"plan {SMALL_MODEL} --memory 80GiB --dialect rtp-llm"
+PLAN_RTP_POOLS = "plan tests/data/models/deepseek_v4.json --memory 80GiB --dialect rtp-llm --pools independent --json -"
 PLAN_WINDOWS = "plan tests/data/models/gemma3_text.json --memory 80GiB"
 DRAFT = "tests/data/models/llama.json"
 
@@ -88,7 +89,8 @@ ROWS = [
         "--kv-dtype fp8;--state-dtype float32;--max-model-len 4096;--csv {out}/out.csv;--plot {out}/out.svg;"
         "--speculative-tokens 2;--no-prefix-caching;--num-gpu-blocks-override 4000;--max-num-batched-tokens 4096;"
         "--prefix-match-unit 32;--max-num-seqs 7;--json -",
-        "--draft-modules 1;--draft-modules 2;--pools independent;--bugs no-such-bug;--bugs window-one-never-hits",
+        "--draft-modules 1;--draft-modules 2;--pools independent;--bugs no-such-bug;--bugs window-one-never-hits;"
+        "--role decode;--prefill-ranks 2;--linear-step 2;--pinned-pools;--explicit-blocks full=7",
     ),
     *_rows(f"plan {SMALL_MODEL} --memory 80GiB", "--dialect rtp-llm"),
     *_rows("plan tests/data/models/deepseek_v3.json --memory 80GiB --tp 2", "--dcp 2"),
@@ -119,6 +121,12 @@ ROWS = [
         "--enable-chunked-prefill;--performance-mode balanced;--usage-context LLM_CLASS;--speculative-config {};"
         "--prefix-match-unit 16;--dp 2;--ep;--all2all-backend moonep;--csv {out}/out.csv;--plot {out}/out.svg",
     ),
+    *_rows(
+        PLAN_RTP_POOLS,
+        "--role decode;--linear-step 4;--pinned-pools;--explicit-blocks hca_state=50",
+        "--explicit-blocks hca_state;--explicit-blocks other=7;--prefill-ranks 4",
+    ),
+    *_rows(f"{PLAN_RTP_POOLS} --role decode", "--prefill-ranks 4"),
     *_rows(
         f"plan {MODEL} --memory 80GiB --dialect rtp-llm --block-size 1088",
         "--state-dtype float32;--speculative-tokens 2",

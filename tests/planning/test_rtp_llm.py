@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.planning import RtpOptions, blocks_for_budget, cache_memory, dsv4, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.budget import MIB, runtime_reserve
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueDesc, opaque
+from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque
 from hkv.dialects.rtp_llm.planning.pools import (
     budget_shares,
     finalize,
@@ -61,13 +61,16 @@ def test_k6_linear_heads_that_do_not_fit(keys: int, values: int, ranks: int) -> 
 
 
 def test_k7_compressed_block_of_a_prefill_rank() -> None:
-    desc = OpaqueDesc(state=False, entry_elems=16, entry_dtype="uint8", count="compressed", ratio=4, cp_scale_seq=True)
-    block = opaque(desc, OpaqueContext(seq_size=128, kernel_tokens=128, ranks=2, prefill=True))
+    desc = OpaqueRegion(
+        block_size=128, state=False, entry_elems=16, entry_dtype="uint8", count="compressed", ratio=4, cp_scale_seq=True
+    )
+    block = opaque(desc, OpaqueContext(kernel_tokens=128, ranks=2, prefill=True))
     assert (block.entries, block.seq_size) == (32, 256)
 
 
 def test_k8_ring_of_a_prefill_and_of_a_decode_rank() -> None:
-    desc = OpaqueDesc(
+    desc = OpaqueRegion(
+        block_size=128,
         state=True,
         entry_elems=32,
         entry_dtype="float32",
@@ -79,18 +82,18 @@ def test_k8_ring_of_a_prefill_and_of_a_decode_rank() -> None:
         cp_scale_seq=True,
         cp_slice="payload",
     )
-    context = OpaqueContext(seq_size=128, kernel_tokens=128, drafts=3, ranks=2, prefill=True)
+    context = OpaqueContext(kernel_tokens=128, drafts=3, ranks=2, prefill=True)
     prefill, decode = opaque(desc, context), opaque(desc, dataclasses.replace(context, prefill=False))
     assert (prefill.entries, prefill.bytes, prefill.seq_size) == (6, 768, 256)
     assert (decode.entries, decode.seq_size) == (12, 256)
 
 
-CONTEXT = OpaqueContext(seq_size=128, kernel_tokens=128)
+CONTEXT = OpaqueContext(kernel_tokens=128)
 
 
 def test_k9_deepseek_v4_in_bfloat16() -> None:
-    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False)
-    sizes = {tag: opaque(desc, CONTEXT).payload for tag, desc in descs.items()}
+    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False, block_size=128)
+    sizes = {tag: opaque(desc.spec, CONTEXT).payload for tag, desc in descs.items()}
     assert sizes == {
         "csa_kv": 32768,
         "hca_kv": 1024,
@@ -103,14 +106,15 @@ def test_k9_deepseek_v4_in_bfloat16() -> None:
 
 
 def test_k10_deepseek_v4_in_float8() -> None:
-    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=True)
-    strides = {tag: opaque(descs[tag], CONTEXT).bytes for tag in ("csa_kv", "hca_kv", "indexer_kv", "swa_kv")}
+    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=True, block_size=128)
+    strides = {tag: opaque(descs[tag].spec, CONTEXT).bytes for tag in ("csa_kv", "hca_kv", "indexer_kv", "swa_kv")}
     assert strides == {"csa_kv": 19008, "hca_kv": 1152, "indexer_kv": 4224, "swa_kv": 74880}
 
 
 @pytest.mark.parametrize(("entries", "payload", "stride"), [(64, 37376, 37440), (2, 1168, 1728), (132, 77088, 77184)])
 def test_k11_alignment_of_packed_entries(entries: int, payload: int, stride: int) -> None:
-    desc = OpaqueDesc(
+    desc = OpaqueRegion(
+        block_size=128,
         state=False,
         entry_elems=584,
         entry_dtype="uint8",
@@ -150,18 +154,17 @@ def test_k15_order_and_layers_of_deepseek_v4s_groups() -> None:
 
 
 def test_i15_explicit_pools() -> None:
-    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False)
-    blocks = {tag: opaque(desc, CONTEXT) for tag, desc in descs.items()}
-    policies = {tag: dsv4.policy(tag) for tag in descs}
+    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False, block_size=128)
+    blocks = {tag: opaque(desc.spec, CONTEXT) for tag, desc in descs.items()}
+    policies = {tag: desc.policy for tag, desc in descs.items()}
     policies["hca_state"] = dataclasses.replace(policies["hca_state"], explicit_block_num=50)
     layers = [dsv4.layer_tags(ratio) for ratio in (128, 128, 4, 128, 4)]
     groups = independent_pools(layers, blocks, policies, kernel=128)
     sized = {group.tag: group.num_blocks for group in finalize(groups, 200, shared=False)}
     assert sized == {tag: 50 if tag == "hca_state" else 200 for tag in sized}
     assert budget_shares(groups, shared=False)[0] == 50 * 3 * 524288
-    pinned = {
-        tag: dsv4.policy(tag, pinned=True) if policy.group_type is SWA else policy for tag, policy in policies.items()
-    }
+    in_host_memory = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False, block_size=128, pinned=True)
+    pinned = {tag: desc.policy for tag, desc in in_host_memory.items()}
     assert pinned["hca_state"].memory_placement is MemoryPlacement.HOST_PINNED
     assert budget_shares(independent_pools(layers, blocks, pinned, kernel=128), shared=False)[0] == 0
 

@@ -71,8 +71,9 @@ def allocator(topology: Topology, num_blocks: tuple[int, ...], **fields: Any) ->
 def dsv4_groups(ratios: Sequence[int], block_size: int, cp_size: int = 1) -> tuple[Group, ...]:
     """DeepSeek-V4's groups in the order in which layers name them; only ids are studied, so all cache keys alike."""
     found = []
+    described = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False)
     for tag in dsv4.tag_order(ratios):
-        policy = dsv4.policy(tag)
+        policy = described[tag].policy
         compact = policy.cp_mapping is CpMapping.COMPACT_LAST_RANK
         found.append(Group(tag=tag, spec=attention(block_size * (cp_size if compact else 1)), policy=policy))
     return tuple(found)

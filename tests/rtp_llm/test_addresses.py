@@ -119,9 +119,9 @@ def test_shares_of_heads_cover_a_block() -> None:
 
 def test_deepseek_v4_addresses_by_tag() -> None:
     descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=True)
-    blocks = {tag: opaque(desc, OpaqueContext(seq_size=256, kernel_tokens=128)) for tag, desc in descs.items()}
+    blocks = {tag: opaque(desc.spec, OpaqueContext(kernel_tokens=128)) for tag, desc in descs.items()}
     layers = [dsv4.layer_tags(ratio) for ratio in (0, 4, 128, 4)]
-    groups = independent_pools(layers, blocks, {tag: dsv4.policy(tag) for tag in descs}, kernel=128)
+    groups = independent_pools(layers, blocks, {tag: desc.policy for tag, desc in descs.items()}, kernel=128)
     addresses = plan(groups, 9, False)
     spans = [addresses.buffers(1, 5, tag) for tag in dsv4.CSA_TAGS]
     assert len({span.pool for (span,) in spans}) == 5

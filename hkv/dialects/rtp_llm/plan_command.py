@@ -10,10 +10,11 @@ import click
 from hkv.dialects.plan_command import ModelPlan, PlanCommand, given_memory, read_models
 from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.elements import check_kv_dtype
+from hkv.dialects.rtp_llm.planning.options import ROLES
 from hkv.dialects.rtp_llm.planning.report import pool_report
 from hkv.dialects.rtp_llm.planning.tables import print_pools
 from hkv.errors import ConfigError
-from hkv.limits import MAX_SPECULATIVE_TOKENS
+from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, whole_number
 from hkv.model.huggingface import load_config
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.served_dtype import served_dtype
@@ -37,6 +38,32 @@ class RtpPlanCommand(PlanCommand):
             click.Option(
                 ["--pools"], type=click.Choice(["shared", "independent"]), default="shared", show_default=True
             ),
+            click.Option(
+                ["--role"],
+                type=click.Choice(ROLES),
+                help="Work of the server.  [default: both]",
+            ),
+            click.Option(
+                ["--prefill-ranks"],
+                type=click.IntRange(1, MAX_RANKS),
+                default=1,
+                show_default=True,
+                help="Context-parallel ranks of the prefill servers behind a decode server.",
+            ),
+            click.Option(
+                ["--linear-step"],
+                type=click.IntRange(0, MAX_TOKENS),
+                default=1,
+                show_default=True,
+                help="Blocks between two kept states, by which pools of windows shrink.",
+            ),
+            click.Option(["--pinned-pools"], is_flag=True, help="Put pools of rings and windows into pinned memory."),
+            click.Option(
+                ["--explicit-blocks"],
+                multiple=True,
+                metavar="TAG=N",
+                help="Blocks of the pool of that group; repeatable.",
+            ),
         )
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
@@ -51,14 +78,34 @@ class RtpPlanCommand(PlanCommand):
             raise ConfigError("--draft-modules", options["draft_modules"], expected)
         fields = decoder_fields(load_config(options["config"]))
         check_kv_dtype(options["kv_dtype"], options["dtype"] or served_dtype(fields)[0])
-        model, draft = read_models(options, 1)  # a rank holds whole blocks, not parts of each
+        # A rank holds whole blocks, not parts of each; and heads are split by RTP-LLM's own rule.
+        model, draft = read_models({**options, "tp": 1}, 1)
         wanted = RtpOptions(
             block_size=options["block_size"] or BLOCK_SIZE,
             kernel_block_size=options["kernel_block_size"],
             pools=options["pools"],
             drafts=options["speculative_tokens"],
             modules=options["draft_modules"],
+            tensor_parallel=options["tp"],
             ranks=options["dcp"],
+            step=options["linear_step"],
+            pinned=options["pinned_pools"],
+            role=options["role"] or "",
+            prefill_ranks=options["prefill_ranks"],
+            explicit_blocks=tuple(map(_explicit, options["explicit_blocks"])),
         )
-        report = pool_report(model, plan_rtp_llm(model, budget, wanted, draft))
+        report = pool_report(model, plan_rtp_llm(model, budget, wanted, draft), wanted)
         return ModelPlan(report, lambda console: print_pools(console, report))
+
+
+def _explicit(text: str) -> tuple[str, int]:
+    """A group's tag and number of blocks.
+
+    Raises:
+      ConfigError: not of the form `TAG=N`.
+    """
+    tag, _, number = text.partition("=")
+    count = whole_number(number)
+    if not tag or count is None:
+        raise ConfigError("--explicit-blocks", text, "TAG=N, such as hca_state=256")
+    return tag, count

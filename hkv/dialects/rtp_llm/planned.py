@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.planning import PoolGroup, PoolPlan
+from hkv.dialects.rtp_llm.planning.opaque import OpaqueRegion
 from hkv.model.topology import Group, Topology
-from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention, OpaqueState
-
-_ELEMENTS = {1: "float8_e4m3fn", 2: "bfloat16", 4: "float32"}
-"""An element type of each size; a plan knows bytes, and only they matter to a configuration."""
+from hkv.spec import LayerSpec
 
 
 def config_of_plan(plan: PoolPlan, **fields: Any) -> RtpConfig:
@@ -39,15 +38,6 @@ def config_of_plan(plan: PoolPlan, **fields: Any) -> RtpConfig:
 
 
 def _spec(group: PoolGroup) -> LayerSpec:
-    """A layer that takes up as many bytes as the group's."""
-    block = group.block
-    tokens = block.seq_size
-    if block.kind == "linear":
-        return Mamba(block_size=tokens, shapes=((block.bytes,),), dtypes=("uint8",))
-    if block.kind in ("opaque_kv", "opaque_state"):
-        return OpaqueState(block_size=tokens, page_size_padded=group.stride)
-    element = _ELEMENTS[block.bytes // block.elems]
-    if block.kind == "mla":
-        return MLAAttention(block_size=tokens, num_kv_heads=1, head_size=block.elems // tokens, dtype=element)
-    size = block.k_elems // (tokens * block.local_heads)
-    return FullAttention(block_size=tokens, num_kv_heads=block.local_heads, head_size=size, dtype=element)
+    """The group's layer, with the bytes of a whole block where its size is that of a kernel block."""
+    spec = group.block.spec
+    return dataclasses.replace(spec, page_bytes=group.stride) if isinstance(spec, OpaqueRegion) else spec

@@ -65,7 +65,6 @@ class RtpReplayCommand(ReplayCommand):
         model = read_model(
             load_config(options["model"]),
             ReadOptions(
-                tensor_parallel=options["tp"] or 1,
                 kv_dtype=options["kv_dtype"] or "auto",
                 block_size=options["block_size"],
                 speculative_tokens=options["lookahead"],
@@ -78,6 +77,7 @@ class RtpReplayCommand(ReplayCommand):
             RtpOptions(
                 block_size=options["block_size"] or BLOCK_SIZE,
                 pools=pools,
+                tensor_parallel=options["tp"] or 1,
                 step=_step(options),
                 drafts=options["lookahead"],
             ),

@@ -1,7 +1,19 @@
 """RTP-LLM's memory plan: bytes of blocks, groups, shared and independent pools, and the split of a GPU's memory."""
 
 from hkv.dialects.rtp_llm.planning.budget import blocks_for_budget, cache_memory
-from hkv.dialects.rtp_llm.planning.planner import RtpOptions, plan_rtp_llm
+from hkv.dialects.rtp_llm.planning.descriptions import DescribedModel, describe_model
+from hkv.dialects.rtp_llm.planning.options import RtpOptions
+from hkv.dialects.rtp_llm.planning.planner import plan_described, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan
 
-__all__ = ["PoolGroup", "PoolPlan", "RtpOptions", "blocks_for_budget", "cache_memory", "plan_rtp_llm"]
+__all__ = [
+    "DescribedModel",
+    "PoolGroup",
+    "PoolPlan",
+    "RtpOptions",
+    "blocks_for_budget",
+    "cache_memory",
+    "describe_model",
+    "plan_described",
+    "plan_rtp_llm",
+]

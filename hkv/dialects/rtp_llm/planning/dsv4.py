@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueDesc
-from hkv.model.group_policy import CpSlice, EvictPolicy, GroupPolicy, GroupType, MemoryPlacement, default_policy
+from hkv.dialects.rtp_llm.planning.opaque import OpaqueRegion
+from hkv.model.group_policy import CpSlice, MemoryPlacement
+from hkv.model.layer_description import CacheDescription
 
 CSA_TAGS = ("csa_kv", "indexer_kv", "indexer_state", "csa_state", "swa_kv")
 HCA_TAGS = ("hca_kv", "hca_state", "swa_kv")
@@ -25,19 +27,26 @@ def tag_order(ratios: Sequence[int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tag for ratio in ratios for tag in layer_tags(ratio)))
 
 
-def descriptions(*, head_dim: int, indexer_dim: int, float8: bool) -> dict[str, OpaqueDesc]:
+def descriptions(
+    *, head_dim: int, indexer_dim: int, float8: bool, block_size: int = 256, pinned: bool = False
+) -> dict[str, CacheDescription]:
     """The description of each group.
 
     Args:
       head_dim: elements of a vector.
       indexer_dim: elements of an indexer's key.
       float8: packed vectors of one byte an element, else bfloat16.
+      block_size: tokens per block.
+      pinned: fixed pools lie in pinned host memory and cost no device memory.
     """
     vector = PACKED if float8 else 2 * head_dim
     key = PACKED_INDEXER if float8 else 2 * indexer_dim
     alignment = PACKED_ALIGNMENT if float8 else 0
-    kv = OpaqueDesc(state=False, entry_elems=vector, entry_dtype="uint8", count="compressed", ratio=4)
-    ring = OpaqueDesc(
+    kv = OpaqueRegion(
+        block_size=block_size, state=False, entry_elems=vector, entry_dtype="uint8", count="compressed", ratio=4
+    )
+    ring = OpaqueRegion(
+        block_size=block_size,
         state=True,
         entry_elems=1,
         entry_dtype="float32",
@@ -49,48 +58,27 @@ def descriptions(*, head_dim: int, indexer_dim: int, float8: bool) -> dict[str, 
         cp_scale_seq=True,
         cp_slice="payload",
     )
-    return {
-        "csa_kv": dataclasses.replace(kv, alignment=alignment),
-        "hca_kv": dataclasses.replace(kv, ratio=128, alignment=alignment),
-        "indexer_kv": dataclasses.replace(kv, entry_elems=key),
-        "indexer_state": dataclasses.replace(ring, entry_elems=4 * indexer_dim),
-        "csa_state": dataclasses.replace(ring, entry_elems=4 * head_dim),
-        "hca_state": dataclasses.replace(ring, entry_elems=2 * head_dim, ratio=128, overlap=0),
-        "swa_kv": dataclasses.replace(
-            ring,
-            entry_elems=vector,
-            entry_dtype="uint8",
-            ratio=128,
-            overlap=0,
-            alignment=alignment,
-            cp_slice="stride",
-        ),
+    window = {"entry_elems": vector, "entry_dtype": "uint8", "alignment": alignment, "cp_slice": "stride"}
+    rare = dataclasses.replace(ring, ratio=128, overlap=0)
+    state = {
+        "state_cache": True,
+        "cp_slice": CpSlice.PAYLOAD_BYTES,
+        "memory_placement": MemoryPlacement.HOST_PINNED if pinned else MemoryPlacement.DEVICE,
     }
-
-
-def policy(tag: str, *, pinned: bool = False) -> GroupPolicy:
-    """The policy of a group.
-
-    Args:
-      tag: one of the seven.
-      pinned: fixed pools lie in pinned host memory and cost no device memory.
-    """
-    if tag in ("csa_kv", "hca_kv", "indexer_kv"):
-        return default_policy(GroupType.FULL)
-    base = dataclasses.replace(
-        default_policy(GroupType.SWA),
-        evict_policy=EvictPolicy.INDEPENDENT,
-        enable_prefix_reuse=True,
-        cp_slice=CpSlice.EQUAL_BYTES if tag == "swa_kv" else CpSlice.PAYLOAD_BYTES,
-        memory_placement=MemoryPlacement.HOST_PINNED if pinned else MemoryPlacement.DEVICE,
-    )
-    if tag != "hca_state":
-        return base
-    return dataclasses.replace(
-        base,
-        enable_prefix_reuse=False,
-        active_tail_blocks=1,
-        validate_tail_blocks=False,
-        explicit_block_num=EXPLICIT_BLOCKS,
-        charge_to_paged_budget=not pinned,
-    )
+    fixed = {
+        "enable_prefix_reuse": False,
+        "active_tail_blocks": 1,
+        "validate_tail_blocks": False,
+        "explicit_block_num": EXPLICIT_BLOCKS,
+        "charge_to_paged_budget": not pinned,
+    }
+    described: dict[str, tuple[OpaqueRegion, dict[str, Any]]] = {
+        "csa_kv": (dataclasses.replace(kv, alignment=alignment), {}),
+        "hca_kv": (dataclasses.replace(kv, ratio=128, alignment=alignment), {}),
+        "indexer_kv": (dataclasses.replace(kv, entry_elems=key), {}),
+        "indexer_state": (dataclasses.replace(ring, entry_elems=4 * indexer_dim), state),
+        "csa_state": (dataclasses.replace(ring, entry_elems=4 * head_dim), state),
+        "hca_state": (dataclasses.replace(rare, entry_elems=2 * head_dim), {**state, **fixed}),
+        "swa_kv": (dataclasses.replace(rare, **window), {**state, "cp_slice": CpSlice.EQUAL_BYTES}),
+    }
+    return {tag: CacheDescription(tag=tag, spec=spec, **fields) for tag, (spec, fields) in described.items()}

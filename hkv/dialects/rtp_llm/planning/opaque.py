@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from fractions import Fraction
+from typing import ClassVar
 
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes
 from hkv.errors import SpecError
+from hkv.limits import MAX_BYTES, MAX_TOKENS, check_whole
+from hkv.spec import LayerSpec
 from hkv.spec.dtypes import item_bytes
+
+COUNTS = ("explicit", "compressed", "ring")
+SLICES = ("none", "payload", "stride")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OpaqueDesc:
-    """Description from which the size of an opaque block follows (RTP-LLM `KVCacheSpecDesc`).
+class OpaqueRegion(LayerSpec):
+    """What one layer caches in an opaque group (the part of RTP-LLM's `KVCacheSpecDesc` that sizes it).
 
     Attributes:
       state: a ring of state (`OpaqueState`), else compressed keys and values (`OpaqueKV`).
@@ -29,7 +36,10 @@ class OpaqueDesc:
       cp_align_payload: under context parallelism, entries are a multiple of the ranks.
       cp_scale_seq: a block stands for the tokens of all ranks.
       cp_slice: part that a prefill rank stores: `none`, `payload` (of the entries) or `stride` (of the bytes).
+      page_bytes: bytes of a block once a server's settings have sized it, 0 before.
     """
+
+    uses_slot_mapping: ClassVar[bool] = False
 
     state: bool
     entry_elems: int
@@ -45,14 +55,41 @@ class OpaqueDesc:
     cp_align_payload: bool = False
     cp_scale_seq: bool = False
     cp_slice: str = "none"
+    page_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        item_bytes(self.entry_dtype)
+        for name, allowed in (("count", COUNTS), ("cp_slice", SLICES)):
+            if getattr(self, name) not in allowed:
+                raise SpecError(name, getattr(self, name), f"one of {', '.join(allowed)}")
+        check_whole("entry_elems", self.entry_elems, 1, MAX_BYTES, SpecError)
+        check_whole("ratio", self.ratio, 1, MAX_TOKENS, SpecError)
+        for name in ("explicit_entries", "overlap", "stride", "alignment", "alignment_min_entries", "page_bytes"):
+            check_whole(name, getattr(self, name), 0, MAX_BYTES, SpecError)
+        if self.count == "explicit" and self.explicit_entries == 0:
+            raise SpecError("explicit_entries", 0, "a positive number of entries")
+
+    def readable(self, n: int) -> range:
+        """A ring's last block of tokens; of compressed keys and values, every token."""
+        return range(max(0, n - self.block_size) if self.state else 0, n)
+
+    @property
+    def page_size_bytes(self) -> int:
+        """`page_bytes`."""
+        return self.page_bytes
+
+    @property
+    def tokens_per_entry(self) -> int | Fraction:
+        """Tokens that share an entry."""
+        return self.ratio
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpaqueContext:
-    """Settings of a server that a description's sizes depend on.
+    """Settings of a server that a region's size depends on.
 
     Attributes:
-      seq_size: tokens per block.
       kernel_tokens: tokens per kernel block.
       drafts: draft tokens of a cycle.
       ranks: ranks that slice a sharded cache: prefill's tensor-parallel ranks, or those a decoder was prefilled by; 1
@@ -60,17 +97,20 @@ class OpaqueContext:
       prefill: this is a prefill server.
     """
 
-    seq_size: int
     kernel_tokens: int
     drafts: int = 0
     ranks: int = 1
     prefill: bool = False
 
 
-def opaque(desc: OpaqueDesc, context: OpaqueContext) -> BlockBytes:
+def opaque(desc: OpaqueRegion, context: OpaqueContext) -> BlockBytes:
     """One opaque block (RTP-LLM `OpaqueKVCacheSpec`, `OpaqueStateCacheSpec`).
 
     A compressed block is sized for one kernel block, though `seq_size` is the whole block's.
+
+    Args:
+      desc: the region, blocks of as many tokens as the server's.
+      context: settings of the server.
 
     Raises:
       SpecError: the ratio does not divide the kernel block, or the stride cannot hold the entries.
@@ -85,33 +125,35 @@ def opaque(desc: OpaqueDesc, context: OpaqueContext) -> BlockBytes:
             entries //= ranks
     payload = entries * desc.entry_elems * item_bytes(desc.entry_dtype)
     slices = ranks if prefill and desc.state and desc.cp_slice == "stride" else 1
+    seq_size = desc.block_size * (ranks if desc.cp_scale_seq else 1)
+    stride = _stride(desc, entries, payload, slices)
     return BlockBytes(
+        spec=dataclasses.replace(desc, block_size=seq_size, page_bytes=stride),
         kind="opaque_state" if desc.state else "opaque_kv",
-        seq_size=context.seq_size * (ranks if desc.cp_scale_seq else 1),
+        dtype=desc.entry_dtype,
+        seq_size=seq_size,
         k_elems=entries * desc.entry_elems,
         v_elems=0,
         elems=entries * desc.entry_elems,
-        bytes=_stride(desc, entries, payload, slices),
+        bytes=stride,
         payload=payload,
         entries=entries,
         slices=slices,
     )
 
 
-def _entries(desc: OpaqueDesc, context: OpaqueContext) -> int:
+def _entries(desc: OpaqueRegion, context: OpaqueContext) -> int:
     if desc.count == "explicit":
         return desc.explicit_entries
     if desc.count == "ring":
         raw = (1 + desc.overlap) * desc.ratio + (context.drafts if desc.with_drafts else 0)
         return raw + raw % 2
-    if desc.count != "compressed":
-        raise SpecError("count", desc.count, "explicit, compressed or ring")
     if context.kernel_tokens % desc.ratio:
         raise SpecError("ratio", desc.ratio, f"a divisor of the kernel block's {context.kernel_tokens} tokens")
     return context.kernel_tokens // desc.ratio
 
 
-def _stride(desc: OpaqueDesc, entries: int, payload: int, slices: int) -> int:
+def _stride(desc: OpaqueRegion, entries: int, payload: int, slices: int) -> int:
     if slices > 1:
         step = math.lcm(desc.alignment, slices) if desc.alignment else slices
         return -(-payload // step) * step // slices

@@ -6,12 +6,13 @@ from fractions import Fraction
 from typing import Any
 
 from hkv.dialects.plan_command import model_record
+from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model
 
 
-def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
+def pool_report(model: Model, plan: PoolPlan, options: RtpOptions) -> dict[str, Any]:
     """RTP-LLM's plan as plain values."""
     return {
         "model": {
@@ -19,7 +20,9 @@ def pool_report(model: Model, plan: PoolPlan) -> dict[str, Any]:
             "token_bytes_if_all_full": _whole_token_bytes(model, plan),
             "token_bytes": float(plan.token_bytes),
             "sequence_bytes": plan.sequence_bytes,
+            "tensor_parallel": options.tensor_parallel,
         },
+        "role": options.role,
         "pools": "shared" if plan.shared else "independent",
         "num_blocks": plan.num_blocks,
         "bytes_per_block": plan.bytes_per_block,

@@ -1,4 +1,4 @@
-"""Bytes of one block of one layer under RTP-LLM, kind by kind."""
+"""Bytes of one block of one layer on one rank under RTP-LLM, kind by kind, with the layer as it is there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from hkv.errors import SpecError
+from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 from hkv.spec.dtypes import item_bytes
 
 SCALED = ("int8", "float8_e4m3fn")
@@ -19,7 +20,10 @@ class BlockBytes:
     """Sizes of one layer's part of one block (RTP-LLM `KVCacheSpec`). In bytes unless they say elements.
 
     Attributes:
+      spec: the layer as this rank caches it: its heads, its blocks.
       kind: `mha`, `mla`, `linear`, `opaque_kv` or `opaque_state`.
+      dtype: element type of the pool, in which the layer's view is (RTP-LLM `memoryLayoutDType`): of a linear layer,
+        that of the cache, whatever its states are.
       seq_size: tokens that the block stands for.
       k_elems: elements of the first part: keys, latent, recurrent state, or all entries of an opaque block.
       v_elems: elements of the second part: values, rotary keys, convolution state; 0 for opaque blocks.
@@ -32,7 +36,9 @@ class BlockBytes:
       slices: ranks that hold an equal part of the block each; `payload` then counts the data of all of them.
     """
 
+    spec: LayerSpec
     kind: str
+    dtype: str
     seq_size: int
     k_elems: int
     v_elems: int
@@ -58,7 +64,9 @@ def mha(*, heads: int, head_dim: int, block_size: int, dtype: str, tensor_parall
     scale = 2 * 4 * local * block_size if dtype in SCALED else 0
     size = 2 * side * item_bytes(dtype)
     return BlockBytes(
+        spec=FullAttention(block_size=block_size, num_kv_heads=local, head_size=head_dim, dtype=dtype),
         kind="mha",
+        dtype=dtype,
         seq_size=block_size,
         k_elems=side,
         v_elems=side,
@@ -74,9 +82,16 @@ def mla(*, lora: int, rope: int, block_size: int, dtype: str) -> BlockBytes:
     """Latent and rotary key (RTP-LLM `MLAKVCacheSpec`); the same on every rank, scales among the elements of float8."""
     _positive(lora=lora, rope=rope, block_size=block_size)
     elems = lora + lora // 128 * 4 + rope * 2 if dtype in FLOAT8 else lora + rope
-    size = elems * block_size * item_bytes(dtype)
+    token = elems * item_bytes(dtype)
+    size = token * block_size
+    packed = token if dtype in FLOAT8 else None
+    spec = MLAAttention(
+        block_size=block_size, num_kv_heads=1, head_size=lora + rope, dtype=dtype, state_content_bytes=packed
+    )
     return BlockBytes(
+        spec=spec,
         kind="mla",
+        dtype=dtype,
         seq_size=block_size,
         k_elems=lora * block_size,
         v_elems=rope * block_size,
@@ -96,8 +111,20 @@ def linear(
     tensor_parallel: int = 1,
     state_dtype: str = "bfloat16",
     conv_dtype: str = "bfloat16",
+    dtype: str = "bfloat16",
 ) -> BlockBytes:
     """One state and one convolution state, whatever the block's tokens (RTP-LLM `LinearKVCacheSpec`).
+
+    Args:
+      key_heads: heads of keys on all ranks; `value_heads`: of values, a multiple.
+      value_heads: see `key_heads`.
+      head_dim: elements of a head of either.
+      conv_kernel: tokens that the convolution reads, the newest included.
+      block_size: tokens that a block stands for.
+      tensor_parallel: ranks that split the heads.
+      state_dtype: element type of the state; `conv_dtype`: of the convolution's.
+      conv_dtype: see `state_dtype`.
+      dtype: element type of the pool.
 
     Raises:
       SpecError: ranks do not divide the heads, value heads are no multiple of key heads, or no convolution.
@@ -112,10 +139,14 @@ def linear(
         raise SpecError("value_heads", value_heads, f"a multiple of {key_heads} key heads")
     keys, values = key_heads // tensor_parallel, value_heads // tensor_parallel
     state = values * head_dim * head_dim
-    conv = (conv_kernel - 1) * (2 * head_dim * keys + head_dim * values)
+    row = 2 * head_dim * keys + head_dim * values
+    conv = (conv_kernel - 1) * row
     size = state * item_bytes(state_dtype) + conv * item_bytes(conv_dtype)
+    shapes = ((values, head_dim, head_dim), (conv_kernel - 1, row))
     return BlockBytes(
+        spec=Mamba(block_size=block_size, shapes=shapes, dtypes=(state_dtype, conv_dtype)),
         kind="linear",
+        dtype=dtype,
         seq_size=block_size,
         k_elems=state,
         v_elems=conv,

@@ -1,0 +1,113 @@
+"""The block that RTP-LLM makes of one layer's description, on one rank of a server."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+from hkv.dialects.rtp_llm.planning.elements import element_of
+from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque
+from hkv.dialects.rtp_llm.planning.options import RtpOptions
+from hkv.dialects.rtp_llm.planning.sizes import BlockBytes, indexer_scale_bytes, linear, mha, mla
+from hkv.errors import PlanError
+from hkv.spec import AttentionSpec, LayerSpec
+
+KERNEL_MULTIPLE = 128
+"""Tokens of which the kernel blocks of compressed caches are a multiple (RTP-LLM)."""
+
+
+def block_of(
+    spec: LayerSpec,
+    options: RtpOptions,
+    latent_sizes: tuple[int, int] | None = None,
+    indexer_size: int | None = None,
+) -> BlockBytes:
+    """One block of one layer on one rank.
+
+    Args:
+      spec: the layer, with the heads of all ranks together.
+      options: settings of the server.
+      latent_sizes: elements of a latent and of its rotary key.
+      indexer_size: elements of the key that a sparse indexer keeps beside a latent, or None.
+
+    Raises:
+      PlanError: RTP-LLM has no size for such a layer, or not for so many ranks.
+      SpecError: an impossible size.
+    """
+    if isinstance(spec, OpaqueRegion):
+        return _opaque(spec, options)
+    if spec.snapshot:
+        return _linear(spec, options)
+    if not isinstance(spec, AttentionSpec):
+        raise PlanError("spec", spec, "attention, a recurrent state or an opaque region under RTP-LLM")
+    if spec.slides and options.slicing_ranks > 1:
+        expected = "1 with windows that no description sizes for all ranks: their blocks hold one rank's tokens"
+        raise PlanError("context-parallel ranks", options.slicing_ranks, expected)
+    if spec.single_vector:
+        return _mla(spec, latent_sizes, indexer_size)
+    if spec.value_size != spec.head_size:
+        raise PlanError("head_size_v", spec.value_size, f"{spec.head_size}: keys and values of one size under RTP-LLM")
+    return mha(
+        heads=spec.num_kv_heads,
+        head_dim=spec.head_size,
+        block_size=spec.block_size,
+        dtype=element_of(spec),
+        tensor_parallel=options.tensor_parallel,
+    )
+
+
+def _mla(spec: AttentionSpec, latent_sizes: tuple[int, int] | None, indexer_size: int | None) -> BlockBytes:
+    if latent_sizes is None or sum(latent_sizes) != spec.head_size:
+        expected = f"elements of a latent and of its rotary key, {spec.head_size} together"
+        raise PlanError("latent_sizes", latent_sizes, expected)
+    lora, rope = latent_sizes
+    block = mla(lora=lora, rope=rope, block_size=spec.block_size, dtype=element_of(spec))
+    if indexer_size is None:
+        return block
+    return dataclasses.replace(block, scale=indexer_scale_bytes(indexer_size, spec.block_size))
+
+
+def _opaque(spec: OpaqueRegion, options: RtpOptions) -> BlockBytes:
+    kernel = options.kernel_block_size or spec.block_size
+    if spec.count == "compressed" and kernel % KERNEL_MULTIPLE:
+        expected = f"a multiple of {KERNEL_MULTIPLE} tokens for compressed caches"
+        raise PlanError("kernel_block_size", kernel, expected)
+    context = OpaqueContext(
+        kernel_tokens=kernel,
+        drafts=options.drafts,
+        ranks=options.slicing_ranks,
+        prefill=options.role == "prefill",
+    )
+    return opaque(spec, context)
+
+
+def _linear(spec: LayerSpec, options: RtpOptions) -> BlockBytes:
+    """A gated delta net: a matrix a value head, and the convolution's last inputs (keys, queries, values).
+
+    Raises:
+      PlanError: states of other shapes, which RTP-LLM's `LinearKVCacheSpec` has no fields for.
+      SpecError: ranks that do not divide the heads.
+    """
+    shapes = sorted(spec.state_tensors, key=lambda state: -len(state[0]))
+    if [len(shape) for shape, _ in shapes] != [3, 2]:
+        raise _unsized(spec)
+    ((heads, size, size_v), state_dtype), ((taps, row), conv_dtype) = shapes
+    keys = Fraction(row - heads * size, 2 * size)
+    if size != size_v or keys < 1 or keys.denominator != 1:
+        raise _unsized(spec)
+    return linear(
+        key_heads=int(keys),
+        value_heads=heads,
+        head_dim=size,
+        conv_kernel=taps + 1,
+        block_size=spec.block_size,
+        tensor_parallel=options.tensor_parallel,
+        state_dtype=state_dtype,
+        conv_dtype=conv_dtype,
+    )
+
+
+def _unsized(spec: LayerSpec) -> PlanError:
+    shapes = [shape for shape, _ in spec.state_tensors]
+    expected = "a square matrix a value head and a convolution of keys, queries and values: RTP-LLM sizes no other"
+    return PlanError("states", shapes, expected)

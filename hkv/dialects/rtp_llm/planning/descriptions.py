@@ -1,0 +1,122 @@
+"""A model as RTP-LLM is told of it: a description of every layer's caches, and the sizes of its attention."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hkv.dialects.rtp_llm.planning import dsv4
+from hkv.dialects.rtp_llm.planning.blocks import block_of
+from hkv.dialects.rtp_llm.planning.options import RtpOptions
+from hkv.dialects.rtp_llm.planning.pools import hybrid_tags
+from hkv.errors import PlanError
+from hkv.model.draft_modules import DEFAULT_TAG
+from hkv.model.group_policy import GroupType, group_type_of
+from hkv.model.huggingface import Model
+from hkv.model.layer_description import CacheDescription, LayerDescription
+from hkv.spec import AttentionSpec, LayerSpec
+
+ORDINARY_BLOCK, LONG_BLOCK = 64, 256
+"""Tokens of a block that nobody set, and those that DeepSeek-V4 then has (RTP-LLM)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DescribedModel:
+    """What a model caches, as its author would write it down.
+
+    Attributes:
+      layers: one description a layer, with the heads of all ranks together and the server's own block size.
+      latent_sizes: elements of a latent and of its rotary key, where there are latents.
+      indexer_size: elements of a sparse indexer's key, which every latent layer then has beside it; or None.
+    """
+
+    layers: tuple[LayerDescription, ...]
+    latent_sizes: tuple[int, int] | None = None
+    indexer_size: int | None = None
+
+
+def describe_model(model: Model, options: RtpOptions, *, draft: bool = False) -> DescribedModel:
+    """The descriptions that RTP-LLM's Python side makes of a model.
+
+    Layers of attention alone have the tag `default`; beside states, `full` and `linear0`, `linear1`, ...; with a pool
+    a group, each type's name, numbered where blocks differ; DeepSeek-V4's, its seven.
+
+    Args:
+      model: the model, read for one tensor-parallel rank.
+      options: settings of the server.
+      draft: the model is a draft module, whose attention alone has the tag `default` whatever the pools.
+
+    Raises:
+      PlanError: a layer of several caches that RTP-LLM has no description for, or a model read for several ranks.
+    """
+    if model.tensor_parallel != 1:
+        expected = "1 where RTP-LLM splits the heads by its own rule: give its ranks to RtpOptions"
+        raise PlanError("tensor_parallel of the model", model.tensor_parallel, expected)
+    if model.model_type == "deepseek_v4":
+        return _dsv4(model, options)
+    if options.pinned:
+        raise PlanError("pinned", True, f"False for {model.model_type}, which has no pools of fixed size")
+    caches = _one_cache_each(model)
+    specs = [dataclasses.replace(spec, block_size=options.block_size) for spec, _ in caches]
+    indexed = {indexer for _, indexer in caches}
+    if len(indexed) > 1:
+        raise PlanError("indexers", len(indexed), "one for every layer or none, under RTP-LLM")
+    described = DescribedModel((), model.latent_sizes, model.indexer_size if True in indexed else None)
+    tags = _tags(described, specs, options, draft)
+    layers = (
+        LayerDescription(caches=(CacheDescription(tag=tag, spec=spec),)) for tag, spec in zip(tags, specs, strict=True)
+    )
+    return dataclasses.replace(described, layers=tuple(layers))
+
+
+def _tags(described: DescribedModel, specs: Sequence[LayerSpec], options: RtpOptions, draft: bool) -> Sequence[str]:
+    kinds = [group_type_of(spec) for spec in specs]
+    if options.pools == "shared":
+        return (DEFAULT_TAG,) * len(kinds) if set(kinds) == {GroupType.FULL} else hybrid_tags(kinds)
+    sizes = (described.latent_sizes, described.indexer_size)
+    blocks = [block_of(spec, options, *sizes) for spec in specs]
+    if draft and set(kinds) == {GroupType.FULL} and len(set(blocks)) == 1:
+        return (DEFAULT_TAG,) * len(kinds)
+    differing: dict[GroupType, list[object]] = {}
+    for kind, block in zip(kinds, blocks, strict=True):
+        if block not in differing.setdefault(kind, []):
+            differing[kind].append(block)
+    return [
+        kind.name.lower() + ("" if len(differing[kind]) == 1 else str(differing[kind].index(block)))
+        for kind, block in zip(kinds, blocks, strict=True)
+    ]
+
+
+def _one_cache_each(model: Model) -> list[tuple[LayerSpec, bool]]:
+    """Each layer's cache and, of a latent one, whether an indexer is beside it."""
+    layers: dict[int, list[LayerSpec]] = {}
+    for layer in model.layers:
+        if layer.spec is not None:
+            layers.setdefault(layer.index, []).append(layer.spec)
+    result = []
+    for index, (first, *rest) in layers.items():
+        if any(getattr(spec, "cache_role", None) != "indexer" for spec in rest) or len(rest) > 1:
+            raise PlanError(f"layers.{index}", 1 + len(rest), "one cache, and an indexer at most, under RTP-LLM")
+        result.append((first, bool(rest)))
+    return result
+
+
+def _dsv4(model: Model, options: RtpOptions) -> DescribedModel:
+    if options.pools == "shared":
+        raise PlanError("pools", "shared", "independent for deepseek_v4, whose groups differ in size")
+    vector = next(spec for name, spec in model.specs.items() if name.endswith(".window"))
+    assert isinstance(vector, AttentionSpec)
+    caches = dsv4.descriptions(
+        head_dim=vector.head_size,
+        indexer_dim=model.indexer_size or 1,
+        float8=vector.dtype == "uint8",
+        block_size=LONG_BLOCK if options.block_size == ORDINARY_BLOCK else options.block_size,
+        pinned=options.pinned,
+    )
+    ratios: dict[int, int] = {}
+    for layer in model.layers:
+        compressed = layer.name.endswith(".compressed")
+        tokens = getattr(layer.spec, "tokens_per_state", 1) if compressed else 1
+        ratios[layer.index] = max(ratios.get(layer.index, 1), tokens)
+    tags = (dsv4.layer_tags(ratios[index]) for index in sorted(ratios))
+    return DescribedModel(tuple(LayerDescription(caches=tuple(caches[tag] for tag in each)) for each in tags))

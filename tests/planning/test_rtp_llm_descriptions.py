@@ -1,0 +1,177 @@
+"""Layers that somebody describes, and a server's settings, on the way to RTP-LLM's pools."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from hkv.dialects.rtp_llm.planned import config_of_plan
+from hkv.dialects.rtp_llm.planning import (
+    DescribedModel,
+    PoolPlan,
+    RtpOptions,
+    describe_model,
+    plan_described,
+    plan_rtp_llm,
+)
+from hkv.errors import PlanError, SpecError
+from hkv.model.group_policy import MemoryPlacement
+from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
+from hkv.model.layer_description import CacheDescription, LayerDescription
+from hkv.spec import FullAttention, Mamba, MLAAttention
+
+MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
+
+
+def model(name: str, block_size: int = 64, **changes: Any) -> Model:
+    fields = json.loads((MODELS / f"{name}.json").read_text()) | changes
+    return read_model(fields, ReadOptions(block_size=block_size))
+
+
+def of_tag(plan: PoolPlan) -> dict[str, Any]:
+    return {group.tag: group for group in plan.groups}
+
+
+def layer(tag: str, spec: Any, **policy: Any) -> LayerDescription:
+    return LayerDescription(caches=(CacheDescription(tag=tag, spec=spec, **policy),))
+
+
+@pytest.mark.parametrize(("heads", "ranks", "local"), [(12, 8, 3), (12, 4, 3), (12, 5, 12), (8, 2, 4), (4, 8, 1)])
+def test_heads_are_split_by_rtp_llms_own_rule(heads: int, ranks: int, local: int) -> None:
+    described = model("llama", num_attention_heads=heads, num_key_value_heads=heads, hidden_size=heads * 128)
+    group = plan_rtp_llm(described, 20 << 30, RtpOptions(tensor_parallel=ranks)).groups[0]
+    assert (group.block.local_heads, group.stride) == (local, 2 * local * 128 * 64 * 2)
+    assert group.block.spec == FullAttention(block_size=64, num_kv_heads=local, head_size=128)
+
+
+def test_a_model_that_another_rule_has_split_is_refused() -> None:
+    split = read_model(load_config(MODELS / "llama.json"), ReadOptions(tensor_parallel=2))
+    with pytest.raises(PlanError, match="by its own rule"):
+        plan_rtp_llm(split, 20 << 30, RtpOptions(tensor_parallel=2))
+
+
+def test_states_are_split_by_heads() -> None:
+    """Qwen3-Next at 8 ranks: 2 key heads, 4 value heads of 128 each, a convolution of 4."""
+    plan = plan_rtp_llm(model("qwen3_next", 1024), 60 << 30, RtpOptions(block_size=1024, tensor_parallel=8))
+    block = of_tag(plan)["linear0"].block
+    assert (block.k_elems, block.v_elems) == (4 * 128 * 128, 3 * (2 * 128 * 2 + 4 * 128))
+    assert block.spec == Mamba(block_size=1024, shapes=((4, 128, 128), (3, 1024)), dtypes=("bfloat16", "bfloat16")), (
+        "the state lies before the convolution's"
+    )
+    with pytest.raises(SpecError, match="key_heads"):
+        plan_rtp_llm(model("qwen3_next", 1024), 60 << 30, RtpOptions(block_size=1024, tensor_parallel=32))
+
+
+@pytest.mark.parametrize("name", ["jamba", "granitemoehybrid", "nemotron_h"])
+def test_states_that_rtp_llm_cannot_size_are_refused(name: str) -> None:
+    with pytest.raises(PlanError, match="RTP-LLM sizes no other"):
+        plan_rtp_llm(model(name, 1024), 60 << 30, RtpOptions(block_size=1024))
+
+
+def test_a_description_becomes_the_plan_of_the_config_that_says_the_same() -> None:
+    config = model("qwen3_next", 1024)
+    options = RtpOptions(block_size=1024)
+    full = FullAttention(block_size=1024, num_kv_heads=2, head_size=256)
+    state = Mamba(block_size=1024, shapes=((3, 8192), (32, 128, 128)), dtypes=("bfloat16", "bfloat16"))
+    layers, seen = [], 0
+    for index in range(48):
+        if index % 4 == 3:
+            layers.append(layer("full", full))
+        else:
+            layers.append(layer(f"linear{seen // 12}", state))
+            seen += 1
+    written = plan_described(DescribedModel(tuple(layers)), options, memory=60 << 30)
+    assert written == plan_rtp_llm(config, 60 << 30, options)
+    (cache,) = describe_model(config, options).layers[3].caches
+    assert (cache.tag, cache.spec.page_size_bytes) == ("full", full.page_size_bytes)
+
+
+def test_pools_of_blocks_that_were_asked_for() -> None:
+    described = DescribedModel((layer("default", FullAttention(block_size=8, num_kv_heads=2, head_size=4)),))
+    plan = plan_described(described, RtpOptions(block_size=8), num_blocks=7)
+    assert (plan.num_blocks, plan.memory) == (7, 7 * 2 * 2 * 8 * 4 * 2)
+    for refused in ({}, {"memory": 1 << 20, "num_blocks": 7}):
+        with pytest.raises(PlanError, match="in their stead"):
+            plan_described(described, RtpOptions(block_size=8), **refused)
+
+
+def test_explicit_pools_are_paid_from_the_memory_unless_pinned() -> None:
+    v4 = model("deepseek_v4", 256)
+    options = {"block_size": 256, "pools": "independent"}
+    plain = plan_rtp_llm(v4, 60 << 30, RtpOptions(**options))
+    fixed = plan_rtp_llm(v4, 60 << 30, RtpOptions(**options, explicit_blocks=(("hca_state", 50), ("csa_state", 70))))
+    assert (of_tag(fixed)["hca_state"].num_blocks, of_tag(fixed)["csa_state"].num_blocks) == (50, 70)
+    assert fixed.reserve_bytes == 50 * 23 * 524288 + 70 * 20 * 65536
+    assert plain.reserve_bytes == 256 * 23 * 524288
+    pinned = plan_rtp_llm(v4, 60 << 30, RtpOptions(**options, pinned=True))
+    assert pinned.reserve_bytes == 0
+    assert of_tag(pinned)["swa_kv"].policy.memory_placement is MemoryPlacement.HOST_PINNED
+    with pytest.raises(PlanError, match="tags of groups: hca_kv"):
+        plan_rtp_llm(v4, 60 << 30, RtpOptions(**options, explicit_blocks=(("other", 50),)))
+    with pytest.raises(PlanError, match="no pools of fixed size"):
+        plan_rtp_llm(model("llama"), 60 << 30, RtpOptions(pinned=True))
+
+
+def test_a_decode_server_holds_the_rings_of_all_prefill_ranks() -> None:
+    """Its blocks stand for as many tokens as prefill's, of which each rank stores a part."""
+    v4 = model("deepseek_v4", 256)
+    options = {"block_size": 256, "pools": "independent"}
+    prefill = of_tag(plan_rtp_llm(v4, 60 << 30, RtpOptions(**options, ranks=8)))
+    decode = of_tag(plan_rtp_llm(v4, 60 << 30, RtpOptions(**options, role="decode", prefill_ranks=8)))
+    for tag in ("swa_kv", "hca_state", "csa_state", "indexer_state"):
+        assert decode[tag].block.seq_size == prefill[tag].block.seq_size == 8 * 256
+        assert decode[tag].stride == 8 * prefill[tag].stride
+    for tag in ("csa_kv", "hca_kv", "indexer_kv"):
+        assert decode[tag].block == prefill[tag].block
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"role": "encode"}, "one of both, prefill, decode"),
+        ({"ranks": 2, "tensor_parallel": 2}, "either split heads or deal blocks out"),
+        ({"ranks": 2, "role": "decode"}, "prefill where blocks are dealt out"),
+        ({"prefill_ranks": 2}, "1 unless the role is decode"),
+        ({"explicit_blocks": (("full", 7),)}, "none in a shared pool"),
+        ({"explicit_blocks": (("full", 7), ("full", 8)), "pools": "independent"}, "each group once"),
+    ],
+)
+def test_settings_that_do_not_go_together(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        RtpOptions(**fields)
+
+
+def test_descriptions_that_do_not_fit_together() -> None:
+    full = FullAttention(block_size=8, num_kv_heads=2, head_size=4)
+    other = FullAttention(block_size=8, num_kv_heads=3, head_size=4)
+    latent = MLAAttention(block_size=8, head_size=20)
+    cases: list[tuple[tuple[LayerDescription, ...], str]] = [
+        ((), "at least one layer"),
+        ((LayerDescription(cache_of="layers.0"),), "a cache of its own"),
+        ((layer("a", full), layer("a", other)), "a tag for each size"),
+        ((layer("a", full), layer("a", full, active_tail_blocks=1)), "a tag for each policy"),
+        ((layer("a", latent),), "elements of a latent and of its rotary key, 20 together"),
+        ((LayerDescription(caches=layer("a", full).caches + layer("b", full).caches),), "one cache a layer"),
+        ((layer("a", full), layer("b", full)), "exactly one group of full attention"),
+    ]
+    for layers, says in cases:
+        with pytest.raises(PlanError, match=says):
+            plan_described(DescribedModel(layers), RtpOptions(block_size=8), num_blocks=7)
+    plan_described(DescribedModel((layer("a", latent),), (16, 4)), RtpOptions(block_size=8), num_blocks=7)
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "deepseek_v32", "qwen3_next", "gemma3_text", "deepseek_v4"])
+def test_the_layer_of_a_plan_is_the_layer_of_its_cache(name: str) -> None:
+    """Nothing is described twice: the configuration's layers are the descriptions', as a rank has them."""
+    size = {"qwen3_next": 1024, "deepseek_v4": 256}.get(name, 64)
+    pools = "independent" if name in ("gemma3_text", "deepseek_v4") else "shared"
+    plan = plan_rtp_llm(model(name, size), 60 << 30, RtpOptions(block_size=size, pools=pools))
+    for group, planned in zip(config_of_plan(plan).topology.groups, plan.groups, strict=True):
+        assert group.spec.page_size_bytes == planned.block.bytes * (
+            planned.kernel_blocks if planned.block.entries else 1
+        )
+        assert group.spec.block_size == planned.block.seq_size
+        assert getattr(group.spec, "head_size", None) == getattr(planned.block.spec, "head_size", None)
