@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from hkv.errors import LayoutError
 from hkv.layout.strided import StridedView
@@ -99,11 +100,14 @@ class LayerCache:
 
     Attributes:
       tag: the group's tag.
-      layer: layer slot in the region.
+      layer: layer slot in the region; of a planned cache, the layer's global index.
       kv: the layer's keys and values, axis 0 counting `kernel_blocks` for each block.
       scale: its scales, or None.
       tokens_per_block: tokens in one row of axis 0.
       kernel_blocks: rows of axis 0 in one block of the block table; block p is rows `p * kernel_blocks` and on.
+      pool: index of the pool in which all of it lies.
+      parts: the same bytes by what they are (`key`, `value`, `key_scale`, `latent`, `rope`, `state`, `conv`, `entry`):
+        `[rows, heads, states, *shape]` each, of the part's own element type.
     """
 
     tag: str
@@ -112,6 +116,8 @@ class LayerCache:
     scale: StridedView | None
     tokens_per_block: int
     kernel_blocks: int
+    pool: int = 0
+    parts: Mapping[str, StridedView] = dataclasses.field(default_factory=lambda: MappingProxyType({}), hash=False)
 
 
 def mha_layer(
@@ -167,7 +173,9 @@ def mla_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int, 
     return LayerCache(tag=tag, layer=layer, kv=kv, scale=scale, tokens_per_block=kernel_tokens, kernel_blocks=pieces)
 
 
-def opaque_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int, kernel_tokens: int) -> LayerCache:
+def opaque_layer(
+    region: Region, layer: int, *, tag: str, dtype: str, tokens: int, kernel_tokens: int, scale_dtype: str = "uint8"
+) -> LayerCache:
     """Compressed keys and values of which only the size is known: `[rows, elements]`.
 
     Args:
@@ -177,6 +185,7 @@ def opaque_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: in
       dtype: element type.
       tokens: tokens in a physical block.
       kernel_tokens: tokens in a kernel's block, a divisor of `tokens`.
+      scale_dtype: element type of the scales, if there are any.
 
     Raises:
       LayoutError: kernel blocks do not divide a block.
@@ -184,11 +193,13 @@ def opaque_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: in
     pieces = _pieces(tokens, kernel_tokens)
     elements = _divide("kv_stride", region.kv_stride, pieces * item_bytes(dtype))
     kv = _dense((region.num_blocks * pieces, elements), region.kv_address(layer, 0), dtype)
-    scale = _scales(region, layer, "uint8", ())
+    scale = _scales(region, layer, scale_dtype, ())
     return LayerCache(tag=tag, layer=layer, kv=kv, scale=scale, tokens_per_block=kernel_tokens, kernel_blocks=pieces)
 
 
-def state_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int) -> LayerCache:
+def state_layer(
+    region: Region, layer: int, *, tag: str, dtype: str, tokens: int, scale_dtype: str = "uint8"
+) -> LayerCache:
     """Linear attention, sliding windows and opaque states: `[blocks, elements]`, never split.
 
     In a shared hybrid pool a block is as large as the full-attention group's, so a state fills only its beginning.
@@ -199,11 +210,14 @@ def state_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int
       tag: the group's tag.
       dtype: element type of the pool.
       tokens: tokens in a physical block.
+      scale_dtype: element type of the scales, if there are any.
 
     Raises:
       LayoutError: elements do not divide a block.
     """
-    return opaque_layer(region, layer, tag=tag, dtype=dtype, tokens=tokens, kernel_tokens=tokens)
+    return opaque_layer(
+        region, layer, tag=tag, dtype=dtype, tokens=tokens, kernel_tokens=tokens, scale_dtype=scale_dtype
+    )
 
 
 def partition_bytes(full: int, key: int, value: int, heads: int, count: int, index: int) -> tuple[int, int, int, int]:

@@ -19,7 +19,7 @@ SLICES = ("none", "payload", "stride")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpaqueRegion(LayerSpec):
-    """What one layer caches in an opaque group (the part of RTP-LLM's `KVCacheSpecDesc` that sizes it).
+    """Description of one layer's cache in an opaque group (the part of RTP-LLM's `KVCacheSpecDesc` that sizes it).
 
     Attributes:
       state: a ring of state (`OpaqueState`), else compressed keys and values (`OpaqueKV`).
