@@ -11,13 +11,14 @@ import pytest
 
 from hkv.dialects.rtp_llm.addresses import Addresses, Span
 from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, dsv4, plan_rtp_llm
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, opaque
+from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque
 from hkv.dialects.rtp_llm.planning.pools import budget_shares, finalize, independent_pools, shared_pool
 from hkv.dialects.rtp_llm.planning.sizes import indexer_scale_bytes, linear, mha, mla
 from hkv.errors import LayoutError, TopologyError
 from hkv.model.draft_modules import draft_layer_id
 from hkv.model.group_policy import GroupType, default_policy
 from hkv.model.huggingface import ReadOptions, read_model
+from hkv.model.layer_description import CacheDescription
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
 
@@ -27,6 +28,11 @@ FULL, LINEAR, SWA = GroupType.FULL, GroupType.LINEAR, GroupType.SWA
 def plan(groups, num_blocks: int, shared: bool) -> Addresses:
     sized = finalize(groups, num_blocks, shared=shared)
     return Addresses(PoolPlan(tuple(sized), shared, num_blocks, *budget_shares(groups, shared=shared), 0))
+
+
+def region_of(description: CacheDescription) -> OpaqueRegion:
+    assert isinstance(description.spec, OpaqueRegion)
+    return description.spec
 
 
 def hybrid() -> Addresses:
@@ -119,7 +125,7 @@ def test_shares_of_heads_cover_a_block() -> None:
 
 def test_deepseek_v4_addresses_by_tag() -> None:
     descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=True)
-    blocks = {tag: opaque(desc.spec, OpaqueContext(kernel_tokens=128)) for tag, desc in descs.items()}
+    blocks = {tag: opaque(region_of(desc), OpaqueContext(kernel_tokens=128)) for tag, desc in descs.items()}
     layers = [dsv4.layer_tags(ratio) for ratio in (0, 4, 128, 4)]
     groups = independent_pools(layers, blocks, {tag: desc.policy for tag, desc in descs.items()}, kernel=128)
     addresses = plan(groups, 9, False)

@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from hkv.dialects.plan_command import ModelPlan, PlanCommand, given_memory, read_models
-from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
+from hkv.dialects.rtp_llm.planned_cache import PlannedCache
+from hkv.dialects.rtp_llm.planning import RtpOptions
 from hkv.dialects.rtp_llm.planning.elements import check_kv_dtype
 from hkv.dialects.rtp_llm.planning.options import ROLES
 from hkv.dialects.rtp_llm.planning.report import pool_report
 from hkv.dialects.rtp_llm.planning.tables import print_pools
+from hkv.dialects.rtp_llm.view_report import view_report
 from hkv.errors import ConfigError
 from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, whole_number
 from hkv.model.huggingface import load_config
@@ -94,7 +96,8 @@ class RtpPlanCommand(PlanCommand):
             prefill_ranks=options["prefill_ranks"],
             explicit_blocks=tuple(map(_explicit, options["explicit_blocks"])),
         )
-        report = pool_report(model, plan_rtp_llm(model, budget, wanted, draft), wanted)
+        cache = PlannedCache.of_model(model, wanted, memory=budget, draft=draft)
+        report = {**pool_report(model, cache.plan, wanted), **view_report(cache)}
         return ModelPlan(report, lambda console: print_pools(console, report))
 
 

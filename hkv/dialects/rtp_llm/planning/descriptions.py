@@ -22,7 +22,7 @@ ORDINARY_BLOCK, LONG_BLOCK = 64, 256
 
 @dataclasses.dataclass(frozen=True)
 class DescribedModel:
-    """What a model caches, as its author would write it down.
+    """Description of a model's caches, as its author would write it down.
 
     Attributes:
       layers: one description a layer, with the heads of all ranks together and the server's own block size.
