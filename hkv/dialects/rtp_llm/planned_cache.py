@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.rtp_llm.addresses import Addresses, Home
 from hkv.dialects.rtp_llm.config import RtpConfig
@@ -24,6 +22,9 @@ from hkv.errors import LayoutError
 from hkv.layout.layer_cache import LayerCache, mha_layer, mla_layer, opaque_layer, state_layer
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,8 @@ class PlannedCache:
 
     def pools(self) -> tuple[np.ndarray, ...]:
         """New pools, uint8 `[size]` each: zeros, and 1.0 for the scales of float8 keys and values (RTP-LLM)."""
+        import numpy as np
+
         made = tuple(np.zeros(size, np.uint8) for size in self.pool_sizes)
         for models in self._models:
             for group in models:
