@@ -51,23 +51,32 @@ def begin(w: Any, trace: Trace, m: Machine) -> tuple[Any, Machine, Scalar]:
 
 
 def chunk(trace: Trace, request: Scalar, tokens: Scalar, junction: Scalar, start: Scalar, budget: Scalar) -> Scalar:
-    """Tokens to compute next: `hkv.dialects.vllm.schedule.chunking.Chunking.tokens`, without sub-block hits."""
+    """Tokens to compute next: `hkv.dialects.vllm.schedule.chunking.Chunking.tokens`."""
     size, eagle = trace.number(Number.KEPT_BLOCK), trace.number(Number.KEPT_EAGLE) != 0
-    block = jnp.maximum(size, 1)
-    prefilled = jnp.maximum(trace.request(request, Arriving.PROMPT), tokens - 1)
+    block, fine = jnp.maximum(size, 1), trace.number(Number.KEPT_HASH)
+    prompt = trace.request(request, Arriving.PROMPT)
+    prefilled = jnp.maximum(prompt, tokens - 1)
     whole = jnp.minimum(tokens, start + budget)
     aligned = divide(whole, block) * block
     small = size <= trace.number(Number.STEP_TOKENS)
     end = jnp.where((whole < prefilled) & ((aligned > start) | small), aligned, whole)
-    last = jnp.where(eagle, divide(tokens, block) * block - block, divide(tokens - 1, block) * block)
+    last = _last_kept(tokens, block, eagle)
+    tail = _last_kept(prompt, jnp.maximum(fine, 1), eagle)
+    tail = jnp.where((fine > 0) & (last < tail) & (tail < prompt), tail, 0)
     here = jnp.where(remainder(start, block) != 0, (divide(start, block) + 1) * block, 0)
     known = (start < junction) & (junction < end)
     meeting = jnp.where(known, start + divide(jnp.maximum(junction - start, 0), block) * block, 0)
     stop = end
-    for each in (last, here, meeting):
+    for each in (last, here, meeting, tail):
         stop = jnp.where((start < each) & (each < end), jnp.minimum(stop, each), stop)
     end = jnp.where((size > 0) & (start < prefilled), stop, whole)
     return jnp.maximum(end - start, 0)
+
+
+def _last_kept(tokens: Scalar, size: Scalar, eagle: Scalar) -> Scalar:
+    """The last multiple of `size` whose state a later request with these tokens can resume from."""
+    whole = divide(tokens, size) * size - size
+    return jnp.maximum(jnp.where(eagle, whole, divide(jnp.maximum(tokens - 1, 0), size) * size), 0)
 
 
 def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:

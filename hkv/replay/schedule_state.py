@@ -27,6 +27,7 @@ Number = enum.IntEnum(
         "KEPT_EAGLE",
         "DIAGNOSE",
         "CACHING",
+        "KEPT_HASH",
     ),
     start=0,
 )
@@ -34,7 +35,7 @@ Number = enum.IntEnum(
 
 The first six are as in `Schedule`. REQUESTS: requests of the trace. KEPT_BLOCK and KEPT_EAGLE:
 `Chunking.block_size` and `Chunking.eagle`. DIAGNOSE: whether to find out why hits ended. CACHING: whether requests
-reuse and are reused, where the cache itself does not say.
+reuse and are reused, where the cache itself does not say. KEPT_HASH: `Chunking.hash_block_size`.
 """
 
 
@@ -59,7 +60,7 @@ class Trace:
     Attributes:
       requests: int32[requests + 1, 4], a row a request, columns `Arriving`; the last row is spare.
       keys: int32[keys], every request's prefix keys, one request after the other, output included.
-      numbers: int32[11], `Number`.
+      numbers: int32[12], `Number`.
     """
 
     requests: jax.Array

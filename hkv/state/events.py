@@ -45,3 +45,19 @@ def report(work: Workspace, condition: Scalar, block: Scalar) -> Workspace:
     place = jnp.where(condition & (work.num_ids < room), work.num_ids, room)
     work = work.write("ids", block, work.output("ids", place))
     return work.replace(num_ids=work.num_ids + condition)
+
+
+def note_copy(work: Workspace, condition: Scalar, group: Scalar, source: Scalar, target: Scalar) -> Workspace:
+    """The workspace with a copy added to those that are to be made, and its three numbers to the ids it reports.
+
+    Without room for copies and without room for ids, nothing is compiled.
+    """
+    values, room = (group, source, target), work.sizes.copies
+    for value in values:
+        work = report(work, condition, value)
+    if room == 0:
+        return work
+    place = jnp.where(condition & (work.num_copies < room), work.num_copies, room)
+    for i, value in enumerate(values):
+        work = work.write("copies", value, work.output("copies", place) + i)
+    return work.replace(num_copies=work.num_copies + condition)

@@ -14,7 +14,7 @@ from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Buckets, Counter, Reques
 ARRAYS = tuple(field.name for field in dataclasses.fields(State) if field.name != "counters")
 """Names of the arrays that loops carry."""
 
-OUTPUTS = ("ids", "events", "results")
+OUTPUTS = ("ids", "events", "copies", "results")
 """Names of the outputs that loops carry as well."""
 
 COUNTERS = {
@@ -32,6 +32,9 @@ COUNTERS = {
 EVENT_WORDS = 4
 """Integers of one event."""
 
+COPY_WORDS = 3
+"""Integers of one pending copy."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
@@ -44,6 +47,7 @@ class Sizes:
       width: integers of one operation's result.
       ids: room for block ids a lane; 0: none are reported.
       events: room for events a lane; 0: none are reported.
+      copies: room for pending copies a lane; 0: none are noted, but reported as ids.
     """
 
     buckets: Buckets
@@ -52,6 +56,7 @@ class Sizes:
     width: int
     ids: int
     events: int
+    copies: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +68,16 @@ class Workspace(FlatArrays):
       queue, blocks, keys, table, links, rows, chains, requests: as in `State`.
       ids: int32[lanes * (ids + 1)], block ids that operations report, one after the other.
       events: int32[lanes * (events + 1) * 4], what happened to keys, as `hkv.state.events` writes it.
+      copies: int32[lanes * (copies + 1) * 3], copies to be made: the group, the block, its copy.
       results: int32[lanes * (operations + 1) * width], one row an operation.
       lane: the lane that is worked on.
       head, tail, free, evictions, dropped, clock, running, steps: its counters (`Counter`).
-      num_ids, num_events: numbers of ids and of events; those beyond the capacity of `ids` and `events` are counted,
-        not written.
+      num_ids, num_events, num_copies: numbers of ids, events and copies; those beyond the capacity of `ids`, `events`
+        and `copies` are counted, not written.
     """
 
     CARRIED = (*ARRAYS, *OUTPUTS)
-    ROOMS = ("ids", "events")
+    ROOMS = ("ids", "events", "copies")
 
     sizes: Sizes
     queue: jax.Array
@@ -84,6 +90,7 @@ class Workspace(FlatArrays):
     requests: jax.Array
     ids: jax.Array
     events: jax.Array
+    copies: jax.Array
     results: jax.Array
     head: Scalar
     tail: Scalar
@@ -95,6 +102,7 @@ class Workspace(FlatArrays):
     steps: Scalar
     num_ids: Scalar
     num_events: Scalar
+    num_copies: Scalar
 
     # Where things are.
 
@@ -169,8 +177,8 @@ class Workspace(FlatArrays):
         return self._base((self.sizes.operations + 1) * width) + place * width + column
 
     def output(self, name: str, place: Scalar) -> Scalar:
-        """Index into `ids` or `events` of their place-th item."""
-        words = EVENT_WORDS if name == "events" else 1
+        """Index into `ids`, `events` or `copies` of their place-th item."""
+        words = {"events": EVENT_WORDS, "copies": COPY_WORDS}.get(name, 1)
         room = getattr(self.sizes, name) + 1
         return self._base(room * words) + place * words
 

@@ -52,7 +52,7 @@ def test_the_example_of_a_loop_counts_registered_blocks() -> None:
     @jax.jit
     def counted(state: State) -> jax.Array:
         arrays = {name: getattr(state, name).reshape(-1) for name in ARRAYS}
-        outside = {name: jnp.int32(0) for name in (*OUTPUTS, *COUNTERS, "lane", "num_ids", "num_events")}
+        outside = {name: jnp.int32(0) for name in (*OUTPUTS, *COUNTERS, "lane", "num_ids", "num_events", "num_copies")}
         work = Workspace(Sizes(BUCKETS, 1, 1, 1, 0, 0), **arrays, **outside)
         return scope["count_cached"](work, work.row(0, 1), 7)[1]
 

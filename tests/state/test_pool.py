@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hkv.state import free_queue, key_table
 from hkv.state.loops import loop, read, when
 from hkv.state.state import EVICTED, NOT_RETAINED, RETIRED, Buckets, Counter, State, empty
-from hkv.state.workspace import ARRAYS, COUNTERS, Sizes, Workspace
+from hkv.state.workspace import ARRAYS, COUNTERS, OUTPUTS, Sizes, Workspace
 from reference.state.history import NOT_RETAINED as PLAIN_NOT_RETAINED
 from reference.state.history import RETIRED as PLAIN_RETIRED
 from reference.state.pool import NULL, Pool
@@ -37,8 +37,8 @@ def program() -> Any:
         arrays = {name: getattr(state, name).reshape(-1) for name in ARRAYS}
         counters = {name: state.counters[place] for name, place in COUNTERS.items()}
         zero = jnp.int32(0)
-        fields: dict[str, Any] = {"ids": zero, "events": zero, "results": zero, "lane": zero, "num_ids": zero}
-        work = Workspace(Sizes(BUCKETS, 1, 1, 1, 0, 0), **arrays, **counters, **fields, num_events=zero)
+        outputs = dict.fromkeys((*OUTPUTS, "lane", "num_ids", "num_events", "num_copies"), zero)
+        work = Workspace(Sizes(BUCKETS, 1, 1, 1, 0, 0), **arrays, **counters, **outputs)
 
         def body(w: Workspace, local):
             (place,) = local

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hkv.dialects.vllm.schedule import agreement, compiled, program, run
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.diagnosis import REASONS
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, EngineFailure
 from hkv.replay import dispatches, schedule_loop
 from hkv.replay.attribution import attribute
 from hkv.replay.difference import Difference, compare_records
@@ -23,7 +23,7 @@ from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.schedule_state import Number, Trace
 from hkv.replay.traces.workloads import Workload, generate
 from hkv.replay.traces.writer import trace_lines
-from hkv.spec import FullAttention, Mamba, spec_from_text
+from hkv.spec import Mamba, spec_from_text
 from hkv.state.state import Buckets
 
 ROOM = 1 << 14
@@ -45,14 +45,38 @@ GROUPS = (
     ("swa:4:1", 20, 60),
     ("full:4,mamba:4", 30, 90),
     ("mamba:4", 20, 60),
+    ("full:4,mamba:16", 30, 90),
+    ("full:4,swa:4:20,mamba:16", 40, 130),
+    ("full:4,swa:8:40,mamba:8", 40, 130),
+    ("full:4,mamba:8:2", 30, 90),
+    ("full:4,mamba:16:1:1:8", 30, 90),
 )
-"""Groups without sub-block hits, and pools from one in which little fits to one in which most does."""
+"""Groups, and pools from one in which little fits to one in which most does.
+
+Of Mamba the states for drafts, those inside chunks, and their alignment follow the block (`specs_of`).
+"""
 
 NAMES = ("jax", "numpy")
 
 
+def specs_of(text):
+    return [
+        recurrent(part) if part.count(":") > 1 and "mamba" in part else spec_from_text(part) for part in text.split(",")
+    ]
+
+
+def recurrent(text):
+    block, drafts, inside, alignment = (*map(int, text.split(":")[1:]), 0, 0)[:4]
+    return Mamba(
+        block_size=block,
+        num_speculative_blocks=drafts,
+        num_prefill_checkpoint_blocks=inside,
+        prefill_checkpoint_alignment=alignment or None,
+    )
+
+
 def cache(text, num_blocks, schedule, **options):
-    return run.cache_config([spec_from_text(part) for part in text.split(",")], num_blocks, schedule, **options)
+    return run.cache_config(specs_of(text), num_blocks, schedule, **options)
 
 
 def random_arrivals(seed, config, schedule):
@@ -136,7 +160,7 @@ def compiled_before():
 
 
 @given(example=replays())
-@settings(max_examples=150)
+@settings(max_examples=200)
 def test_decides_as_the_plain_schedule_does(compiled_before, example):
     both(*example)
     compiled = program.compiled(ROOM).compilations() - compiled_before
@@ -245,17 +269,34 @@ def test_arrivals_that_cannot_be_counted_are_refused():
         dispatches.incoming([late], 100)
 
 
+def test_the_traffic_meets_hits_inside_blocks():
+    """Copies of states that a hit ends in and of states that a request left behind, in every step that owes some."""
+    for text in ("full:4,mamba:16", "full:4,swa:4:20,mamba:16", "full:4,mamba:16:1:1:8"):
+        inside = 0
+        for seed in range(6):
+            schedule = Schedule(step_tokens=24, decode_tokens=2, max_running=8, max_model_len=240)
+            config = cache(text, 120, schedule)
+            assert config.partial_hits
+            outcome = both(config, schedule, random_arrivals(seed, config, schedule))
+            block = max(config.block_size(group) for group in range(len(config.topology.groups)))
+            inside += sum(record.hit % block > 0 for record in outcome.recorder.requests.values())
+        assert inside, text
+
+
+def inside_blocks():
+    """The same, for planted defects: a difference is a failure of the test."""
+    try:
+        test_the_traffic_meets_hits_inside_blocks()
+    except (Difference, EngineFailure) as error:
+        raise AssertionError(str(error)) from error
+
+
 def test_what_the_compiled_cache_has_not_is_refused():
     schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
-    config = cache("full:4,mamba:16", 100, schedule)
-    with pytest.raises(ConfigError, match="partial_hits"):
-        compiled.CompiledReplay(config, schedule, dispatches.incoming([], 240))
-    drafting = run.cache_config(
-        [FullAttention(block_size=4), Mamba(block_size=4, num_speculative_blocks=1)], 9, schedule
-    )
-    with pytest.raises(ConfigError, match="num_speculative_blocks"):
-        compiled.CompiledReplay(drafting, schedule, dispatches.incoming([], 240))
-    assert default_engine(run.VllmReplayedCache(drafting))[0] == "numpy"
+    config = cache("full:4,chunked:4:32", 100, schedule, eagle=())
+    with pytest.raises(ConfigError, match=r"groups\[1\].eagle"):
+        compiled.require_expressible(config)
+    assert default_engine(run.VllmReplayedCache(config))[0] == "numpy"
 
 
 def test_chunking_is_the_plain_schedules():

@@ -96,6 +96,10 @@ class NumpyEngine:
         """Drains pending copies and gives back the references they held."""
         return self.manager.copies()
 
+    def pending_copies(self) -> list[list[tuple[int, int]]]:
+        """Copies that `copies` would drain, (source, target), a list a group."""
+        return [list(kind.copies) for kind in self.manager.cache.kinds]
+
     def reset(self) -> bool:
         """Resets the prefix cache."""
         return self.manager.reset()

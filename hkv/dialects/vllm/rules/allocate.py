@@ -20,7 +20,7 @@ from hkv.dialects.vllm.rules.admit import (
 from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.parameters import GroupField, View
 from hkv.state import free_queue, key_table
-from hkv.state.events import report
+from hkv.state.events import note_copy, report
 from hkv.state.loops import Scalar, ceil_divide, loop, peek, when
 from hkv.state.state import Row
 from hkv.state.workspace import Workspace
@@ -28,7 +28,7 @@ from hkv.state.workspace import Workspace
 ADOPT_WRITES = ("rows", "requests", *free_queue.ADOPT_WRITES)
 """Arrays that `adopt_hit` writes."""
 
-GROW_WRITES = ("queue", "requests", "ids", "num_ids", *free_queue.TAKE_WRITES)
+GROW_WRITES = ("queue", "requests", "ids", "num_ids", "copies", "num_copies", *free_queue.TAKE_WRITES)
 """Arrays that `grow` writes."""
 
 
@@ -148,8 +148,7 @@ def _copy(work: Workspace, slot: Scalar, group: Scalar, column: Scalar, adopted:
     groups = work.sizes.buckets.groups
     last = work.entry(jnp.where(entry >= 0, entry | (groups - 1), 0))
     work = work.write_if(entry >= 0, "table", work.steps, last)
-    for value in (group, source, copy):
-        work = report(work, owed, value)
+    work = note_copy(work, owed, group, source, copy)
     return work.set_row(slot, group, Row.PARTIAL, 0)
 
 

@@ -56,6 +56,8 @@ def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
         filled = jnp.where(partial > 0, 0, filled)
         unit, reach = view.group(group, GroupField.UNIT), view.group(group, GroupField.REACH)
         kept = reads.last_query((jnp.maximum(first, view.group(group, GroupField.SINKS)) + 1) * block, unit, reach)
+        # An allocation asks for a token more than were computed, unless it is cut off at the longest request.
+        kept += kept + 1 < view.whole(CacheField.MAX_MODEL_LEN)
         return w, (group + 1, jnp.minimum(least, jnp.minimum(held, jnp.minimum(filled, kept))))
 
     fields = (Request.PROMPT, Request.TOKENS, Request.COMPUTED)

@@ -20,7 +20,7 @@ from hkv.state.state import State
 from hkv.state.status import Status
 from hkv.state.workspace import ARRAYS, COUNTERS, EVENT_WORDS, OUTPUTS, Sizes, Workspace
 
-EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events")
+EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", "num_copies")
 """Arrays that an operation may write."""
 
 
@@ -48,10 +48,11 @@ def execute(
     outputs = {
         "ids": jnp.zeros(lanes * (ids + 1), jnp.int32),
         "events": jnp.zeros(lanes * (events + 1) * EVENT_WORDS, jnp.int32),
+        "copies": jnp.zeros(0, jnp.int32),
         "results": jnp.zeros(lanes * (places + 1) * width, jnp.int32),
     }
     zero = jnp.int32(0)
-    scalars = dict.fromkeys(("lane", *COUNTERS, "num_ids", "num_events"), zero)
+    scalars = dict.fromkeys(("lane", *COUNTERS, "num_ids", "num_events", "num_copies"), zero)
     fields: dict[str, Any] = {**arrays, **outputs, **scalars}
     work = Workspace(sizes, **fields)
     names = work.present((*ARRAYS, *OUTPUTS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,17 +13,25 @@ from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Hit
 from hkv.replay.difference import Difference, compare
 
 
+class CopyingEngine(KeyedEngine, Protocol):
+    """An engine that can be asked which copies are to be made."""
+
+    def pending_copies(self) -> list[list[tuple[int, int]]]:
+        """Copies that `copies` would drain, (source, target), a list a group."""
+        ...
+
+
 class ComparedEngine:
     """A `KeyedEngine` that compares every block it finds or hands out with those that a compiled replay reported.
 
     Args:
       engine: an empty engine.
       ids: block ids that the compiled replay reported: for each lookup and allocation, group after group; null blocks
-        before a hit are left out.
+        before a hit are left out, and before those of an allocation come the copies it asks for: group, block, copy.
       names: of the compiled engine and of this one.
     """
 
-    def __init__(self, engine: KeyedEngine, ids: np.ndarray, names: tuple[str, str]) -> None:
+    def __init__(self, engine: CopyingEngine, ids: np.ndarray, names: tuple[str, str]) -> None:
         self._engine = engine
         self._ids = ids
         self._names = names
@@ -39,8 +47,15 @@ class ComparedEngine:
 
     def allocate(self, operation: AllocateOp) -> Allocation:
         """Allocation that the engine makes, compared."""
+        before = [len(copies) for copies in self._engine.pending_copies()]
         allocation = self._engine.allocate(operation)
-        self._compare("allocate", operation.id, allocation.blocks or [])
+        after = self._engine.pending_copies()
+        new = [(group, *copy) for group, copies in enumerate(after) for copy in copies[before[group] :]]
+        rows = [list(row) for row in allocation.blocks or []]
+        if operation.hit:
+            for group, _, _ in new:
+                del rows[group][0]
+        self._compare("allocate", operation.id, [*new, *rows])
         return allocation
 
     def __getattr__(self, name: str) -> Any:

@@ -13,8 +13,7 @@ from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, of_config
 from hkv.dialects.vllm.schedule import compiled_state, program
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.compiled_state import DiagnosedTrace, Resident
-from hkv.dialects.vllm.schedule.diagnosis import REASONS, hit_units
-from hkv.errors import ConfigError
+from hkv.dialects.vllm.schedule.diagnosis import REASONS, hit_units, proof
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
 from hkv.replay.reasons import GroupSearch
 from hkv.replay.record import Recorder
@@ -22,6 +21,7 @@ from hkv.replay.schedule import Schedule
 from hkv.replay.schedule_state import FATE, SEARCH, Arriving, Fate
 from hkv.state.key_table import eviction_of
 from hkv.state.state import Buckets, Counter, State
+from hkv.state.workspace import COPY_WORDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,23 +50,17 @@ class Sizes:
         return cls(buckets, rounded(trace.count, 64), rounded(len(trace.keys), 4096))
 
     def ids_of_a_step(self, config: VllmConfig, schedule: Schedule) -> int:
-        """Most block ids that one step reports: every slot's hit and every slot's new blocks."""
-        return 2 * (self.buckets.requests + 1) * self.buckets.row * len(config.topology.groups)
+        """Most block ids that one step reports: every slot's hit, every slot's new blocks and copies."""
+        copies = COPY_WORDS if self.buckets.parts else 0
+        return (self.buckets.requests + 1) * (2 * self.buckets.row + copies) * len(config.topology.groups)
 
 
 def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules the compiled schedule does not have.
 
     Raises:
-      ConfigError: sub-block hits, states for drafts or inside chunks, or what the compiled cache cannot do either.
+      ConfigError: what the compiled cache cannot do either.
     """
-    if config.partial_hits:
-        raise ConfigError("partial_hits", True, "False: the compiled schedule has no sub-block hits")
-    for group, spec in enumerate(config.topology.specs):
-        for name in ("num_speculative_blocks", "num_prefill_checkpoint_blocks"):
-            if getattr(spec, name, 0):
-                expected = "0: the compiled schedule has no speculative or checkpoint states"
-                raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), expected)
     of_config(config, len(config.topology.groups) + 1)
 
 
@@ -152,6 +146,7 @@ def _inputs(
         sizes.keys,
         kept_block=chunking.block_size,
         kept_eagle=chunking.eagle,
+        kept_hash=chunking.hash_block_size,
         diagnose=diagnose,
     )
     reach = np.zeros(sizes.requests + 1, np.int32)
@@ -163,8 +158,7 @@ def diagnosed(config: VllmConfig, parameters: Parameters) -> np.ndarray:
     """`Parameters.groups` with a draft's proof, in tokens, for `EAGLE`, and for `REACH` what queries read."""
     groups = np.array(parameters.groups)
     for group, spec in enumerate(config.topology.specs):
-        proves = group in config.eagle_group_ids and not spec.snapshot
-        groups[group, GroupField.EAGLE] = config.block_size(group) if proves else 0
+        groups[group, GroupField.EAGLE] = proof(config, group)
         groups[group, GroupField.REACH] -= spec.kept_beyond
     return groups
 

@@ -1,4 +1,4 @@
-"""Reasons why a cache hit ended where it did, compiled: the twin of `schedule.diagnosis`, without sub-block hits."""
+"""Reasons why a cache hit ended where it did, compiled: the twin of `schedule.diagnosis`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hkv.replay.reasons import NEVER_SEEN as WAS_NEVER_SEEN
 from hkv.replay.reasons import NOT_RETAINED as WAS_NOT_RETAINED
 from hkv.replay.schedule_state import FATE, SEARCH, Searching
 from hkv.state.key_table import was_evicted
-from hkv.state.loops import Scalar, divide, loop, when
+from hkv.state.loops import Scalar, divide, loop, remainder, when
 from hkv.state.state import EVICTED, NEVER_SEEN, NOT_RETAINED, RETIRED
 
 READS = ("table", "chains")
@@ -41,13 +41,34 @@ OF_ABSENCE = {
 ENDLESS = (1 << 30) - 1
 
 
+class Lookup(NamedTuple):
+    """A lookup just made.
+
+    Attributes:
+      slot: slot of the waiting request.
+      request: its number in the trace.
+      tokens: tokens it has.
+      hit: tokens the lookup found.
+      reach: tokens up to which the prefixes seen before can have taken it.
+      keys: prefix keys it has, output included.
+    """
+
+    slot: Scalar
+    request: Scalar
+    tokens: Scalar
+    hit: Scalar
+    reach: Scalar
+    keys: Scalar
+
+
 class _Search(NamedTuple):
-    """A lookup that ended: the request's slot, what it hit, and the furthest boundary, in tokens."""
+    """A lookup that ended: the request's slot, what it hit, the furthest boundary, the step between two, its keys."""
 
     slot: Scalar
     hit: Scalar
     top: Scalar
     step: Scalar
+    keys: Scalar
 
 
 class _Group:
@@ -60,6 +81,7 @@ class _Group:
     def __init__(self, view: View, group: Scalar) -> None:
         self.view, self.group = view, group
         self.block = view.group(group, GroupField.BLOCK)
+        self.hash_block = view.whole(CacheField.HASH_BLOCK)
         self.scale = view.group(group, GroupField.SCALE)
         self.column = view.group(group, GroupField.COLUMN)
         self.recurrent = view.group(group, GroupField.RECURRENT) != 0
@@ -87,51 +109,52 @@ class _Group:
 
     def value(self, w: ScheduleWorkspace, search: _Search, index: Scalar) -> Scalar:
         """Value of the key table for a block."""
-        key = w.read("chains", w.chain(search.slot) + (index + 1) * self.scale - 1)
+        return self._value(w, search, (index + 1) * self.scale - 1)
+
+    def _value(self, w: ScheduleWorkspace, search: _Search, place: Scalar) -> Scalar:
+        key = w.read("chains", w.chain(search.slot) + place)
         return w.read("table", w.entry(key * w.sizes.buckets.groups + self.column))
 
+    def whole(self, boundary: Scalar) -> Scalar:
+        """True if what is needed at the boundary ends with a block."""
+        return remainder(boundary + self.proof, self.block) == 0
 
-def diagnose(
-    work: ScheduleWorkspace,
-    view: View,
-    slot: Scalar,
-    request: Scalar,
-    tokens: Scalar,
-    hit: Scalar,
-    reach: Scalar,
-    enabled: Scalar,
-) -> ScheduleWorkspace:
+    def tail(self, w: ScheduleWorkspace, search: _Search, boundary: Scalar) -> Scalar:
+        """Value of the key table for the part of a block at the end of what is needed; 1, as if cached, for none."""
+        place = divide(boundary + self.proof, self.hash_block) - 1
+        value = self._value(w, search, jnp.maximum(place, 0))
+        return jnp.where(self.whole(boundary), 1, value)
+
+
+def diagnose(work: ScheduleWorkspace, view: View, lookup: Lookup, enabled: Scalar) -> ScheduleWorkspace:
     """Writes one reason and one search per group to the request's fate, for a lookup just made, before its blocks
     are allocated.
 
     Args:
       work: needs `WRITES` to write.
       view: the configuration, in which `EAGLE` is a draft's proof in tokens and `REACH` what queries read.
-      slot: slot of the waiting request.
-      request: its number in the trace.
-      tokens: tokens it has.
-      hit: tokens the lookup found.
-      reach: tokens up to which the prefixes seen before can have taken it.
+      lookup: the lookup.
       enabled: whether to do it.
     """
 
     def body(w: ScheduleWorkspace) -> ScheduleWorkspace:
-        w = _diagnose(w, view, slot, request, tokens, hit)
-        return _search(w, view, _Search(slot, hit, reach, view.whole(CacheField.ALIGNMENT)), request)
+        w = _diagnose(w, view, lookup)
+        step = view.whole(CacheField.ALIGNMENT)
+        search = _Search(lookup.slot, lookup.hit, lookup.reach, step, lookup.keys)
+        return _search(w, view, search, lookup.request)
 
     return when(enabled, body, work, writes=WRITES)
 
 
-def _diagnose(
-    w: ScheduleWorkspace, view: View, slot: Scalar, request: Scalar, tokens: Scalar, hit: Scalar
-) -> ScheduleWorkspace:
+def _diagnose(w: ScheduleWorkspace, view: View, lookup: Lookup) -> ScheduleWorkspace:
+    slot, request, tokens, hit = lookup[:4]
     groups, caching = view.num_groups, view.whole(CacheField.CACHING) != 0
     step = view.whole(CacheField.ALIGNMENT)
     w, (_, furthest, shared) = loop(
         lambda c: c[0] < groups, lambda v, c: (v, _furthest(view, tokens, *c)), w, (0, ENDLESS, 0)
     )
     top = jnp.where(shared > 0, divide(jnp.maximum(furthest, 0), step) * step, 0)
-    search = _Search(slot, hit, top, step)
+    search = _Search(slot, hit, top, step, lookup.keys)
     searched = caching & (hit < top)
 
     def name(v: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
@@ -178,7 +201,9 @@ def _resumes(
         lacking = jnp.where(looks & (value <= 0), jnp.where(value == NEVER_SEEN, ENDLESS, index), lacking)
         start = group.start(boundary)
         found = ~looks & ((lacking < start) | (start >= group.stop(boundary)))
-        boundary = boundary + jnp.where(looks | found, 0, search.step)
+        found = found & (group.tail(w, search, boundary) > 0)
+        failed = ~looks & ~found
+        boundary = boundary + jnp.where(failed, search.step, 0)
         hopeless = (lacking >= last) & ((lacking < ENDLESS) | ~group.chunked)
         empty = start >= group.stop(boundary)
         on = (boundary <= search.top) & ~found & (~hopeless | empty) & (group.stop(boundary) <= wall)
@@ -221,10 +246,27 @@ def _missing(
 
     start = (jnp.where(forward, first, last), absence, enabled & (first <= last) & (lacking == ENDLESS))
     work, (_, value, _) = loop(lambda c: c[2], body, work, start, reads=READS)
+    work, tail = _missing_tail(work, group, search, boundary, enabled & (lacking == ENDLESS))
+    value = jnp.where((tail <= 0) & (~forward | (value > 0)), tail, value)
     reason = jnp.int32(0)
     for absence, code in OF_ABSENCE.items():
         reason = jnp.where(value == absence, code, reason)
     return work, jnp.where(was_evicted(value), OF_ABSENCE[EVICTED], reason), value
+
+
+def _missing_tail(
+    work: ScheduleWorkspace, group: _Group, search: _Search, boundary: Scalar, enabled: Scalar
+) -> tuple[ScheduleWorkspace, Scalar]:
+    """`_Group.tail`; a tail that nobody had, of a block that somebody filled, was not retained."""
+
+    def once(w: ScheduleWorkspace, _: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
+        value, index = group.tail(w, search, boundary), group.stop(boundary)
+        known = (index + 1) * group.scale <= search.keys
+        filled = known & (group.value(w, search, jnp.where(known, index, 0)) != NEVER_SEEN)
+        return w, (False, jnp.where((value == NEVER_SEEN) & filled, NOT_RETAINED, value))
+
+    work, (_, value) = loop(lambda c: c[0], once, work, (enabled & ~group.whole(boundary), 1), reads=READS)
+    return work, value
 
 
 def _search(w: ScheduleWorkspace, view: View, search: _Search, request: Scalar) -> ScheduleWorkspace:
@@ -260,11 +302,13 @@ def _furthest_resumed(
         looks = index >= group.open(search, boundary)
         value = group.value(w, search, jnp.where(looks, index, 0))
         lacking = looks & (value <= 0)
+        found = ~looks & (group.tail(w, search, boundary) > 0)
         # A boundary fails whose needed blocks include the one that is lacking: it must end before that one does.
-        most = jnp.maximum((index + 1) * group.block - 1 - group.proof, 0)
-        boundary = jnp.where(lacking, divide(most, search.step) * search.step, boundary)
-        index = jnp.where(lacking, group.stop(boundary) - 1, index - looks)
-        return w, (boundary, index, looks & (boundary > search.hit), ~looks)
+        most = jnp.where(lacking, (index + 1) * group.block - 1 - group.proof, boundary - 1)
+        fails = lacking | ~(looks | found)
+        boundary = jnp.where(fails, divide(jnp.maximum(most, 0), search.step) * search.step, boundary)
+        index = jnp.where(fails, group.stop(boundary) - 1, index - looks)
+        return w, (boundary, index, ~found & (boundary > search.hit), found)
 
     work, wall, _ = _lacking_sink(work, group, search, search.top, enabled)
     most = jnp.maximum((wall + 1) * group.block - 1 - group.proof, 0)

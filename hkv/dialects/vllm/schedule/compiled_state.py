@@ -43,7 +43,7 @@ class Resident(ScheduleResident):
     cache: State
 
 
-EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", *SCHEDULE_ARRAYS)
+EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", "num_copies", *SCHEDULE_ARRAYS)
 """Arrays that one trip of a replay may write."""
 
 

@@ -69,8 +69,8 @@ def hit_units(config: VllmConfig) -> HitUnits:
     """The units in which a cache under vLLM 0.33's rules finds prefixes."""
     unit = _alignment(config)
     groups = range(len(config.topology.groups))
-    proof = max((_proof(config, group, unit) for group in groups if _shared(config, group)), default=0)
-    return HitUnits(config.hash_block_size, unit, proof, any(_shared(config, group) for group in groups))
+    most = max((proof(config, group) for group in groups if _shared(config, group)), default=0)
+    return HitUnits(config.hash_block_size, unit, most, any(_shared(config, group) for group in groups))
 
 
 def _shared(config: VllmConfig, group: int) -> bool:
@@ -84,12 +84,12 @@ def _alignment(config: VllmConfig) -> int:
     return config.scheduler_block_size if len(config.topology.groups) > 1 else config.block_size(0)
 
 
-def _proof(config: VllmConfig, group: int, alignment: int) -> int:
+def proof(config: VllmConfig, group: int) -> int:
     """Tokens after a boundary that a group under the EAGLE drop rule needs too."""
     if group not in config.eagle_group_ids or config.topology.specs[group].snapshot:
         return 0
     size = config.block_size(group)
-    return min(alignment, size) if config.partial_hits else size
+    return min(_alignment(config), size) if config.partial_hits else size
 
 
 class Diagnosis:
@@ -167,7 +167,7 @@ class _GroupView:
         self._engine = engine
         self._block = config.block_size(group)
         self._hash_block = config.hash_block_size
-        self._proof = _proof(config, group, alignment)
+        self._proof = proof(config, group)
         self._sinks = -(-self._spec.sinks // self._block)
         self.shared = self._spec.prefix_cacheable
         every = range(alignment, config.max_model_len + 1, alignment) if self.shared else range(0)

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import transitions
+from hkv.dialects.vllm.rules import copies, transitions
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
 from hkv.dialects.vllm.rules.parameters import CacheField, Parameters, View
 from hkv.dialects.vllm.rules.transitions import EMPTY, Answer, Op
@@ -26,10 +26,10 @@ from hkv.replay import schedule_loop
 from hkv.replay.schedule_loop import Seated
 from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Arriving, Machine, Mode, Number, Seat, Trace
 from hkv.state import free_queue
-from hkv.state.loops import Scalar, divide, loop
+from hkv.state.loops import Scalar, divide, loop, peek
 from hkv.state.state import Request, State
 from hkv.state.status import Status
-from hkv.state.workspace import ARRAYS, COUNTERS, Sizes
+from hkv.state.workspace import ARRAYS, COPY_WORDS, COUNTERS, EVENT_WORDS, Sizes
 
 Pair = tuple[ScheduleWorkspace, Machine]
 
@@ -54,17 +54,20 @@ def _dispatch(
     native_loops.warn_if_interpreted()
     cache = resident.cache
     buckets = cache.buckets
-    sizes = Sizes(buckets, 1, 1, RESULT_FRONT + 2 * buckets.groups, room, 0)
+    pending = (buckets.requests + 1) * buckets.groups if buckets.parts else 0
+    sizes = Sizes(buckets, 1, 1, RESULT_FRONT + 2 * buckets.groups, room, 0, pending)
     zero = jnp.int32(0)
     arrays = {name: getattr(cache, name).reshape(-1) for name in ARRAYS}
     own = {name: getattr(resident, name).reshape(-1) for name in SCHEDULE_ARRAYS}
     outputs = {
         "ids": jnp.zeros(room + 1, jnp.int32),
-        "events": jnp.zeros(4, jnp.int32),
+        "events": jnp.zeros(EVENT_WORDS, jnp.int32),
+        "copies": jnp.zeros((pending + 1) * COPY_WORDS, jnp.int32),
         "results": jnp.zeros(2 * sizes.width, jnp.int32),
     }
     counters = {name: cache.counters[int(place)] for name, place in COUNTERS.items()}
-    work = ScheduleWorkspace(sizes, **arrays, **own, **outputs, **counters, lane=zero, num_ids=zero, num_events=zero)
+    numbers = dict.fromkeys(("lane", "num_ids", "num_events", "num_copies"), zero)
+    work = ScheduleWorkspace(sizes, **arrays, **own, **outputs, **counters, **numbers)
     view = View(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
     machine = Machine(*resident.machine)._replace(samples=zero)
     steps = resident.samples.shape[0] - 1
@@ -94,14 +97,46 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
     w = w.replace(steps=w.steps + busy)
     w, m = schedule_loop.grow(w, trace, m, whole=False)
     w, m = schedule_loop.choose(w, trace, m, Mode.FIND)
+    w = _made_copies(w, view, m.at(Mode.RECORD))
     w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
     w, m = schedule_loop.compute(w, trace, m)
     w, seat, op = _operation(w, view, trace, m)
     w, answer = _perform(w, view, op, Payload(trace.keys, jnp.int32(0), trace.keys.shape[0]))
     w, m, grown = _after_running(w, m, seat, answer)
     w, m, admitted = _after_waiting(w, view, trace, m, seat, answer)
-    main = jnp.where(seat.asking, seat.computed, m.hit) + m.new
-    return calm.note(w, view, trace, op.slot, main, grown | admitted), m
+    return calm.note(w, view, trace, op.slot, grown | admitted), m
+
+
+def _made_copies(w: ScheduleWorkspace, view: View, enabled: Scalar) -> ScheduleWorkspace:
+    """The step's copies are made, group by group: both blocks of each give back what they held for that.
+
+    The twin of `Replay._planned`, and of the rules' `made_copies` without an operation.
+    """
+    if not w.sizes.copies:
+        return w
+    row = w.row(w.spare_slot, jnp.int32(0))
+    count = jnp.where(enabled, 2 * w.num_copies, 0)
+
+    def give(v: ScheduleWorkspace, local: tuple[Scalar, Scalar]) -> tuple[ScheduleWorkspace, tuple[Scalar, Scalar]]:
+        group, number = local
+        v = free_queue.make_room(v)
+        place = v.output("copies", divide(number, jnp.int32(2)))
+        v, (mine, block) = peek(
+            number >= 0,
+            lambda u: (u.read("copies", place), u.read("copies", place + 1 + (number & 1))),
+            v,
+            reads=("copies",),
+            default=(0, 0),
+        )
+        v = v.write("rows", block, row)
+        v = free_queue.release(v, row, (mine == group).astype(jnp.int32))
+        last = number + 1 == count
+        return v, (group + last, jnp.where(last, 0, number + 1))
+
+    groups = jnp.where(count > 0, view.num_groups, 0)
+    writes = ("copies", *copies.WRITES)
+    w, _ = loop(lambda c: c[0] < groups, give, w, (0, 0), writes=writes)
+    return w.replace(num_copies=jnp.where(enabled, 0, w.num_copies))
 
 
 def _operation(w: Any, view: View, trace: Trace, m: Machine) -> tuple[Any, Seated, Op]:
@@ -122,12 +157,11 @@ def _operation(w: Any, view: View, trace: Trace, m: Machine) -> tuple[Any, Seate
     w = w.set(jnp.where(m.at(Mode.SEAT), slot, w.spare_slot), Request.LIVE, EMPTY)
     grown = jnp.where(seat.asking, slot, w.spare_slot)
     w = w.set(grown, Request.COMPUTED, seat.computed).set(grown, Request.TOKENS, seat.tokens)
-    prompt, output = trace.request(request, Arriving.PROMPT), trace.request(request, Arriving.OUTPUT)
     arguments = {
         Argument.CODE: code,
         Argument.SLOT: slot,
-        Argument.TOKENS: prompt,
-        Argument.KEYS: divide(prompt + output, view.whole(CacheField.HASH_BLOCK)),
+        Argument.TOKENS: trace.request(request, Arriving.PROMPT),
+        Argument.KEYS: _num_keys(view, trace, request),
         Argument.KEY_START: trace.request(request, Arriving.KEY_START),
         Argument.NEW: m.new,
         Argument.HIT: jnp.where(taking, m.hit, 0),
@@ -138,6 +172,12 @@ def _operation(w: Any, view: View, trace: Trace, m: Machine) -> tuple[Any, Seate
     row = tuple(arguments.get(argument, jnp.int32(0)) for argument in Argument)
     w, op = transitions.fetch(w, jnp.stack(row), jnp.int32(0), code)
     return w, seat, op
+
+
+def _num_keys(view: View, trace: Trace, request: Scalar) -> Scalar:
+    """Prefix keys of a request, output included."""
+    tokens = trace.request(request, Arriving.PROMPT) + trace.request(request, Arriving.OUTPUT)
+    return divide(tokens, view.whole(CacheField.HASH_BLOCK))
 
 
 def _perform(w: Any, view: View, op: Op, payload: Payload) -> tuple[Any, Answer]:
@@ -198,6 +238,9 @@ def _after_lookup(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: S
     asked = (new > 0) & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
     looking = View(view.cache, trace.diagnosed.reshape(-1), None, view.width)
     reach = trace.reach[m.head.astype(jnp.uint32)]
-    w = compiled_reasons.diagnose(w, looking, m.candidate, m.head, seat.tokens, answer.value, reach, found & asked)
+    lookup = compiled_reasons.Lookup(
+        m.candidate, m.head, seat.tokens, answer.value, reach, _num_keys(view, trace, m.head)
+    )
+    w = compiled_reasons.diagnose(w, looking, lookup, found & asked)
     mode = jnp.where(new > 0, int(Mode.TAKE), int(Mode.RECORD))
     return w, m.when(found, mode=mode, new=new, hit=answer.value)

@@ -14,7 +14,7 @@ from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_pa
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import Header
-from hkv.dialects.vllm.schedule.agreement import ComparedEngine, compare_queues
+from hkv.dialects.vllm.schedule.agreement import ComparedEngine, CopyingEngine, compare_queues
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, Diagnosis, MissDiagnosis, hit_units
 from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
@@ -191,7 +191,7 @@ class VllmReplayedCache(ReplayedCache):
         if check:
             names = (COMPILED, REFERENCE)
             reference = self.engine(REFERENCE)
-            compared = ComparedEngine(reference, np.concatenate(running.ids), names)
+            compared = ComparedEngine(cast(CopyingEngine, reference), np.concatenate(running.ids), names)
             again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
             other = self.plain(schedule, again, cast(KeyedEngine, compared), reference, progress)
             compared.check_all_compared()
