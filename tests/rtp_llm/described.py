@@ -11,7 +11,7 @@ from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
 from hkv.dialects.rtp_llm.planning.opaque import OpaqueRegion
 from hkv.model.draft_modules import DEFAULT_TAG
-from hkv.model.group_policy import GroupType
+from hkv.model.group_policy import CpSlice, GroupType
 from hkv.model.layer_description import CacheDescription, LayerDescription
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 
@@ -45,7 +45,9 @@ def region(**fields: Any) -> OpaqueRegion:
 def window(name: str, **fields: Any) -> CacheDescription:
     """A ring of 4 entries that prefill ranks share."""
     ring = {"state": True, "count": "ring", "ratio": 4, "cp_scale_seq": True, "cp_align_payload": True}
-    return CacheDescription(tag=name, spec=region(**{**ring, **fields}), state_cache=True)
+    spec = region(**{**ring, **fields})
+    cut = {"none": CpSlice.NONE, "payload": CpSlice.PAYLOAD_BYTES, "stride": CpSlice.EQUAL_BYTES}[spec.cp_slice]
+    return CacheDescription(tag=name, spec=spec, state_cache=True, cp_slice=cut)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ class BlockBytes:
       payload: bytes that carry data; fewer than `bytes` where the block is padded.
       scale: bytes of scales, which lie in a region of their own.
       local_heads: key/value heads (for linear layers value heads) on this rank.
+      heads: those of all ranks together, 0 where there are none to split.
       entries: entries of an opaque block, else 0.
       slices: ranks that hold an equal part of the block each; `payload` then counts the data of all of them.
     """
@@ -47,6 +48,7 @@ class BlockBytes:
     payload: int
     scale: int = 0
     local_heads: int = 1
+    heads: int = 0
     entries: int = 0
     slices: int = 1
 
@@ -75,6 +77,7 @@ def mha(*, heads: int, head_dim: int, block_size: int, dtype: str, tensor_parall
         payload=size,
         scale=scale,
         local_heads=local,
+        heads=heads,
     )
 
 
@@ -154,6 +157,7 @@ def linear(
         bytes=size,
         payload=size,
         local_heads=values,
+        heads=value_heads,
     )
 
 
