@@ -22,6 +22,7 @@ from hkv.machine import native_loops
 COMMANDS = {
     "check": "Check recorded logs against an engine's rules.",
     "check-events": "Check KV events as routers read them, live or recorded.",
+    "compare": "Hold replays of one trace against each other: totals, requests, causes.",
     "diff": "Drive two engines through the same random traffic and compare them.",
     "explain": "What happened to a request up to a line, and why its hit is not longer.",
     "explore": "Check every state that a small cache can reach, exhaustively.",

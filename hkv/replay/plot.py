@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hkv.columns import Columns
 from hkv.plot_path import check_plot_path
 from hkv.replay import summary
 from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, LAST_TOKEN, TRACE, UNIT
@@ -95,11 +96,15 @@ def causes_over_time(outcome: Outcome, edges: np.ndarray) -> dict[str, np.ndarra
     def over_time(tokens: np.ndarray) -> np.ndarray:
         return np.histogram(admitted[there], edges, weights=tokens[there].astype(float))[0]
 
+    hits = np.array([record.hit for record in records], np.int64)
+    return {"hit": over_time(hits), **{name: over_time(tokens) for name, tokens in grouped_causes(found).items()}}
+
+
+def grouped_causes(columns: Columns) -> dict[str, np.ndarray]:
+    """Columns of tokens by cause, summed as `SHOWN` has them together."""
     rest = set(CAUSES) - {cause for causes in SHOWN.values() for cause in causes}
     parts = {**SHOWN, "other": tuple(rest)}
-    hits = np.array([record.hit for record in records], np.int64)
-    named = {name: np.sum([found[cause] for cause in causes], axis=0) for name, causes in parts.items()}
-    return {"hit": over_time(hits), **{name: over_time(tokens) for name, tokens in named.items()}}
+    return {name: np.sum([columns[cause] for cause in causes], axis=0) for name, causes in parts.items()}
 
 
 def _draw_causes(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float) -> None:

@@ -9,17 +9,20 @@ import multiprocessing
 import os
 import pickle
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from hkv.dialects import registry
 from hkv.errors import ConfigError
 from hkv.machine import native_loops
 from hkv.replay import summary
 from hkv.replay.command import StudiedCache
+from hkv.replay.result import ReplayResult, result_of
 from hkv.replay.run import EVICTS_NOTHING, ReplayedCache, Timing, default_engine, replay
 from hkv.replay.sweep import COLUMNS, Row
 from hkv.replay.traces.interned import InternedTrace
+
+Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,17 @@ class Point:
         return registry.dialect_of(self.options["dialect"]).replay_command().studied(dict(self.options))
 
 
+def replayed(point: Point, trace: InternedTrace) -> ReplayResult:
+    """Replays one point, and finds out why hits ended.
+
+    Raises:
+      HKVError: it cannot be replayed.
+    """
+    studied = point.studied()
+    engine = default_engine(studied.cache)[0] if point.engine is None else point.engine
+    return result_of(replay(trace, studied.cache, studied.schedule, point.timing, engine=engine), engine)
+
+
 def measured(point: Point, trace: InternedTrace) -> Row:
     """Replays one point. Nothing is found out about why hits ended.
 
@@ -74,15 +88,23 @@ def _infinite(studied: StudiedCache, trace: InternedTrace) -> ReplayedCache:
     return changed[EVICTS_NOTHING]
 
 
-def all_measured(points: Sequence[Point], trace: InternedTrace, jobs: int) -> Iterator[tuple[int, Row]]:
-    """Replays points in so many processes. Yields a point's place and its row, as they come.
+def in_processes(
+    work: Callable[[Point, InternedTrace], Found], points: Sequence[Point], trace: InternedTrace, jobs: int
+) -> Iterator[tuple[int, Found]]:
+    """Has work done on points in so many processes. Yields a point's place and what was found, as they come.
+
+    Args:
+      work: a function of a module.
+      points: the points.
+      trace: the trace.
+      jobs: processes; with one, the work is done in this one.
 
     Raises:
       HKVError: one cannot be replayed.
     """
     if jobs == 1 or len(points) < 2:
         for place, point in enumerate(points):
-            yield place, measured(point, trace)
+            yield place, work(point, trace)
         return
     spawned = multiprocessing.get_context("spawn")
     with (
@@ -92,7 +114,7 @@ def all_measured(points: Sequence[Point], trace: InternedTrace, jobs: int) -> It
         path = os.path.join(folder, "trace")
         with open(path, "wb") as file:
             pickle.dump(trace, file, pickle.HIGHEST_PROTOCOL)
-        waiting = {pool.submit(_measured_in_process, point, path): place for place, point in enumerate(points)}
+        waiting = {pool.submit(_in_process, work, point, path): place for place, point in enumerate(points)}
         try:
             for future in concurrent.futures.as_completed(waiting):
                 yield waiting[future], future.result()
@@ -101,8 +123,8 @@ def all_measured(points: Sequence[Point], trace: InternedTrace, jobs: int) -> It
             raise
 
 
-def _measured_in_process(point: Point, path: str) -> Row:
-    return measured(point, _trace(path))
+def _in_process(work: Callable[[Point, InternedTrace], Found], point: Point, path: str) -> Found:
+    return work(point, _trace(path))
 
 
 @functools.lru_cache(maxsize=1)

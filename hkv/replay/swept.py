@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hkv.replay import bounds, sweep
-from hkv.replay.points import Point, all_measured
+from hkv.replay import points as point_work
+from hkv.replay.points import Point
 from hkv.replay.results_file import ResultsFile
 from hkv.replay.sweep import Row
 from hkv.replay.traces.interned import InternedTrace
@@ -70,7 +71,7 @@ def _rows(
     for _ in rows:
         progress()
     left = [place for place in range(len(points)) if place not in rows]
-    for number, row in all_measured([points[place] for place in left], trace, jobs):
+    for number, row in point_work.in_processes(point_work.measured, [points[place] for place in left], trace, jobs):
         rows[left[number]] = row
         file.add(points[left[number]], row)
         progress()

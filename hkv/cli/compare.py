@@ -1,0 +1,164 @@
+"""`hkv compare`: replays of one trace, saved or made now, held against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hkv.cli import varied_options
+from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import OutputPath, talks, write_output
+from hkv.cli.progress import progress_bar
+from hkv.limits import MAX_COUNT, MAX_WORKERS
+from hkv.plot_path import check_plot_path
+from hkv.replay import compare_plot
+from hkv.replay.attribution import CAUSES
+from hkv.replay.compare import TOTALS, CompareResult, Side, compared, most_changed, read_side, side_of
+from hkv.replay.points import in_processes, replayed
+from hkv.replay.traces.interned import InternedTrace
+from hkv.replay.traces.reader import read_trace
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument(
+    "given", nargs=-1, required=True, type=click.UNPROCESSED, metavar="REPLAY REPLAY... | TRACE [OPTIONS OF REPLAY]"
+)
+@click.option("--jobs", type=click.IntRange(1, MAX_WORKERS), help="Processes that replay.  [default: one a processor]")
+@click.option(
+    "--requests",
+    "most",
+    default=5,
+    show_default=True,
+    type=click.IntRange(0, MAX_COUNT),
+    help="Show so many of the requests whose hits differ most.",
+)
+@click.option("--plot", "plot_path", metavar="FILE", type=OutputPath(), help="Draw hit rates and causes; .png or .svg.")
+@json_option
+def command(given: tuple[str, ...], jobs: int | None, most: int, plot_path: str | None, json_path: str | None) -> None:
+    """Hold replays of one trace against each other: totals, requests whose hits differ, and why.
+
+    Either several files that `hkv replay --json` wrote, the first being what the others are held against; or one TRACE
+    with options of `hkv replay`, some of them with several values as `hkv sweep` takes them, each combination being one
+    of the replays.
+
+    \b
+    Example:
+      hkv replay chat.jsonl --groups full:16 --num-blocks 900 --json lru.json
+      hkv compare lru.json other.json --plot both.png
+      hkv compare chat.jsonl --groups full:16,swa:16:1024 --num-blocks 4000 --retention dense,0
+    """
+    if plot_path:
+        check_plot_path(plot_path)
+    words = varied_options.parsed(given)
+    sides = _saved(words) if len(words.files) > 1 else _made(words, jobs or os.cpu_count() or 1)
+    result = compared(sides)
+    if plot_path:
+        write_output(plot_path, compare_plot.drawn(result, plot_path, " and ".join(map(_short, result.names))))
+    write_json(json_path, _document(result))
+    if talks(plot_path, json_path):
+        _print(result, sides, most)
+
+
+def _saved(words: varied_options.Words) -> list[Side]:
+    if words.fixed or words.axes:
+        option = next(iter((*words.fixed, *words.axes)))
+        raise click.UsageError(f"{option} is for a TRACE; the replays {', '.join(words.files)} have been made")
+    return [read_side(path) for path in words.files]
+
+
+def _made(words: varied_options.Words, jobs: int) -> list[Side]:
+    if not words.files:
+        raise click.UsageError("a TRACE, or at least two replays that were saved, are wanted")
+    points = varied_options.points_of(words)
+    if len(points) < 2:
+        raise click.UsageError("one option at least has to have several values, or else several saved replays be given")
+    varying = [option for option, values in words.axes.items() if len(values) > 1]
+    known = points[0].options
+    trace = InternedTrace(read_trace(words.files[0], known["tokens_per_id"], known["limit"]))
+    sides: dict[int, Side] = {}
+    with progress_bar("compare", len(points)) as advance:
+        for place, result in in_processes(replayed, points, trace, jobs):
+            name = " ".join(f"{option} {points[place].labels[option]}" for option in varying)
+            sides[place] = side_of(name, result)
+            advance()
+    return [sides[place] for place in range(len(points))]
+
+
+def _short(name: str) -> str:
+    return pathlib.Path(name).name if name.endswith(".json") else name
+
+
+def _document(result: CompareResult) -> dict[str, Any]:
+    tables = {
+        name: {column: values.tolist() for column, values in getattr(result, name).items()}
+        for name in ("totals", "causes", "requests")
+    }
+    return {"replays": list(result.names), **tables, "changes": [dataclasses.asdict(each) for each in result.changes]}
+
+
+def _print(result: CompareResult, sides: Sequence[Side], most: int) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    for table in _tables(result):
+        console.print(table)
+    for line in _changes(result, sides, most):
+        console.print(line, highlight=False)
+
+
+def _tables(result: CompareResult) -> Iterator[Table]:
+    """Totals, and prompt tokens by cause; one column a replay."""
+    totals = Table(title="Totals", title_justify="left")
+    causes = Table(title="Prompt tokens", title_justify="left")
+    for table in (totals, causes):
+        table.add_column("")
+        for name in result.names:
+            table.add_column(_short(name), justify="right")
+    for total in TOTALS:
+        values = result.totals[total].tolist()
+        totals.add_row(total.replace("_", " "), *(_shown(total, value) for value in values))
+    for cause in ("hit", *CAUSES):
+        tokens = result.causes[cause].tolist()
+        if any(tokens):
+            causes.add_row(cause, *(f"{each:,}" for each in tokens))
+    yield from (totals, causes)
+
+
+def _shown(total: str, value: float) -> str:
+    if value < 0:
+        return "not counted"
+    return f"{value:.2%}" if total == "hit_rate" else f"{int(value):,}"
+
+
+def _changes(result: CompareResult, sides: Sequence[Side], most: int) -> Iterator[str]:
+    """A paragraph a replay: how its hits differ from the first one's."""
+    first = sides[0]
+    for change, side in zip(result.changes, sides[1:], strict=True):
+        yield f"{_short(change.name)} against {_short(first.name)}:"
+        if not change.longer and not change.shorter:
+            yield "  every hit is the same"
+        if change.longer:
+            yield f"  {change.longer:,} requests hit {change.gained:,} tokens more: {_causes(change.gained_from)}"
+        if change.shorter:
+            yield f"  {change.shorter:,} requests hit {change.lost:,} tokens less: {_causes(change.lost_to)}"
+        if change.other:
+            yield f"  {change.other:,} requests were admitted by one of the two only"
+        for index in most_changed(result, change.name, most):
+            hits = " -> ".join(f"{int(each.requests['hit'][index]):,}" for each in (first, side))
+            moved = {
+                cause: tokens
+                for cause in CAUSES
+                if (tokens := int(side.requests[cause][index] - first.requests[cause][index]))
+            }
+            yield f"  request {index}: {hits} of {int(result.requests['prompt'][index]):,}; {_causes(moved, sign='+')}"
+
+
+def _causes(tokens: dict[str, int] | Any, sign: str = "") -> str:
+    found = sorted(tokens.items(), key=lambda pair: -abs(pair[1]))
+    return ", ".join(f"{cause} {count:{sign},}" for cause, count in found)
