@@ -26,6 +26,7 @@ SMALLEST = (
     "trace import chat.jsonl --from mooncake -o imported.jsonl",
     "replay chat.jsonl --groups full:16,swa:16:1024 --num-blocks 20000",
     "sweep chat.jsonl --groups full:16 --num-blocks 500..2000:3 --engine numpy",
+    "compare chat.jsonl --groups full:16 --num-blocks 500;2000 --engine numpy",
     "check tests/data/oplogs/core-0.jsonl",
     "diff --engines numpy,jax --seeds 1 --feature core",
     "diff --engines examples/wrong_engine.py:WrongEngine,numpy --kinds full_attention --max-groups 1 --version 1 "
@@ -102,7 +103,7 @@ SHORTER = (
     (r"--limit \d+", "--limit 5"),
     (r"^(replay (?!.*--limit).*)$", r"\1 --limit 5"),
     (r"^(replay (?!.*--(?:engine|plot)).*)$", r"\1 --engine numpy"),  # the compiled one is among the smallest
-    (r"^(sweep (?!.*--engine).*)$", r"\1 --limit 5 --engine numpy"),
+    (r"^((?:sweep|compare \S+ --)(?!.*--engine).*)$", r"\1 --limit 5 --engine numpy"),
     (r"^(explore (?!.*--plant).*)$", r"\1 --num-blocks 3 --max-model-len 1"),
     (r"--seconds \d+", "--seconds 1"),
     (r"^(diff .*numpy,jax.*|diff .*cmd:.*)$", r"\1 --steps 4"),

@@ -35,6 +35,7 @@ ONE_FULL = ("--kinds", "full_attention", "--max-groups", "1", "--version", "1", 
 INPUTS = {
     "check": ("{log}",),
     "check-events": ("{events}",),
+    "compare": ("{trace}", "--groups", "full:16", "--num-blocks", "32;64", "--engine", "numpy", "--jobs", "1"),
     "diff": ("--engines", f"{WRONG},numpy", "--no-shrink", "--feature", "core", *ONE_FULL, "--save", "{folder}/found"),
     "explain": ("{log}", "--line", "3"),
     "explore": ("--num-blocks", "3", "--save", "{folder}/found.jsonl"),
@@ -67,6 +68,7 @@ DIFFERENT = {"diff": 1, "explore": 1}
 FILES = {
     "check": "{log}",
     "check-events": "{events}",
+    "compare": "{trace}",
     "explain": "{log}",
     "plan": "{model}",
     "replay": "{trace}",
