@@ -123,10 +123,14 @@ def attention(
         raise LayoutError("query", query.shape[1], f"a multiple of the {heads} key heads")
     if window is not None and chunk is not None:
         raise LayoutError("chunk", "a length", "None beside a window")
-    mask = _Mask(*(None if each is None else _number(each) for each in (window, chunk)), _number(sink_tokens))
+    mask = _Mask(
+        window=None if window is None else _number(window),
+        chunk=None if chunk is None else _number(chunk),
+        sink_tokens=_number(sink_tokens),
+    )
     shared = query.shape[1] // heads
-    scale = size**-0.5 if scale is None else scale
-    content = (query.astype(jnp.float32) * scale).reshape(tokens, heads, shared, size)
+    factor = jnp.asarray(size**-0.5 if scale is None else scale, jnp.float32)
+    content = (query.astype(jnp.float32) * factor).reshape(tokens, heads, shared, size)
     queries = _placed(content, starts, lengths)
     start = _begin(sinks, tokens, heads, shared, values)
     columns = _Columns.of(mask, starts, lengths, layout.states_per_block, table.shape[1])
@@ -151,15 +155,15 @@ def _sizes(layout: Layout, value_size: int | None) -> tuple[int, int, int]:
     if LATENT in parts and parts[LATENT].dtype != "uint8" and set(parts) == {LATENT}:
         heads, (size,), (most,) = 1, parts[LATENT].shape, parts[LATENT].shape
     elif {KEYS, VALUES} <= set(parts) and "uint8" not in (parts[KEYS].dtype, parts[VALUES].dtype):
-        heads = layout.shape[2] if parts[KEYS].heads is None else parts[KEYS].heads
+        heads = parts[KEYS].heads or layout.shape[2]
         (size,), (most,) = parts[KEYS].shape, parts[VALUES].shape
     else:
         held = ", ".join(f"{name} ({part.dtype})" for name, part in parts.items())
         raise LayoutError("layout", held, f"{KEYS} and {VALUES}, or {LATENT} alone, in a dtype that is a number each")
-    value_size = most if value_size is None else value_size
-    if not 1 <= value_size <= most:
-        raise LayoutError("value_size", value_size, f"from 1 to the {most} elements in the pages")
-    return heads, size, value_size
+    values = int(most) if value_size is None else value_size
+    if not 1 <= values <= most:
+        raise LayoutError("value_size", values, f"from 1 to the {most} elements in the pages")
+    return heads, size, values
 
 
 def _number(length: jax.Array | int) -> jax.Array:
