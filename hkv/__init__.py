@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hkv.oracle.comparison import diff
     from hkv.oracle.verbs import check, explain, record
     from hkv.paged.operations import copy_blocks, gather, scatter, write, zero_blocks
+    from hkv.replay.sweep_verb import compare, sweep
     from hkv.replay.verb import replay_trace
     from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
 
@@ -41,6 +42,7 @@ __all__ = [
     "arrive",
     "cache_config",
     "check",
+    "compare",
     "copy_blocks",
     "diff",
     "explain",
@@ -55,6 +57,7 @@ __all__ = [
     "replay_trace",
     "scatter",
     "step",
+    "sweep",
     "testing",
     "write",
     "zero_blocks",
@@ -70,6 +73,7 @@ _MODULES = {
     "hkv.oracle.comparison": "diff",
     "hkv.oracle.verbs": "check explain record",
     "hkv.paged.operations": "copy_blocks gather scatter write zero_blocks",
+    "hkv.replay.sweep_verb": "compare sweep",
     "hkv.replay.verb": "replay_trace",
     "hkv.spec": "ChunkedLocal FullAttention MLAAttention Mamba OpaqueState SlidingWindow",
 }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import click
 
 from hkv.dialects import registry
 from hkv.errors import ConfigError
-from hkv.replay.command import StudiedCache
+from hkv.replay.command import check_cache_options
 from hkv.replay.result import ReplayResult, result_of
 from hkv.replay.run import Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
@@ -74,25 +75,27 @@ def replay_trace(
       HKVError: the trace, the cache, the dialect or the engine cannot be used.
       Difference: the check found one (`hkv.replay.difference`).
     """
-    blocks = (num_blocks,) if isinstance(num_blocks, int) else num_blocks
-    options: dict[str, object] = {
-        "groups": None if groups is None else list(groups),
-        "num_blocks": None if blocks is None else tuple(blocks),
-        "model": None if model is None else os.fspath(model),
-        "memory": None if memory is None else str(memory),
-        "tp": tensor_parallel,
-        "block_size": block_size,
-        "kv_dtype": kv_dtype,
-        "dialect": dialect,
-        "caching": caching,
-        "step_tokens": step_tokens,
-        "decode_tokens": decode_tokens,
-        "max_running": max_running,
-        "max_model_len": None if max_model_len is None else str(max_model_len),
-        "lookahead": lookahead,
-        "closed_loop": closed_loop,
-    }
-    studied = _studied(dialect, options, dialect_options or {})
+    options = cache_options(
+        {
+            "groups": groups,
+            "num_blocks": num_blocks,
+            "model": model,
+            "memory": memory,
+            "tensor_parallel": tensor_parallel,
+            "block_size": block_size,
+            "kv_dtype": kv_dtype,
+            "dialect": dialect,
+            "caching": caching,
+            "step_tokens": step_tokens,
+            "decode_tokens": decode_tokens,
+            "max_running": max_running,
+            "max_model_len": max_model_len,
+            "lookahead": lookahead,
+            "closed_loop": closed_loop,
+        },
+        dialect_options or {},
+    )
+    studied = registry.dialect_of(dialect).replay_command().studied(options)
     name = default_engine(studied.cache)[0] if engine is None else engine
     outcome = replay(
         os.fspath(trace),
@@ -107,8 +110,21 @@ def replay_trace(
     return result_of(outcome, name)
 
 
-def _studied(dialect: str, options: dict[str, object], own: Mapping[str, object]) -> StudiedCache:
-    """The cache that the options ask for; the dialect's own that are not given have the command's defaults."""
+def cache_options(arguments: Mapping[str, Any], own: Mapping[str, object]) -> dict[str, Any]:
+    """Arguments of `replay_trace` as a dialect's command takes them.
+
+    Args:
+      arguments: those about the cache and the schedule, by name.
+      own: options of the dialect that others need not have; those that are not given have the command's defaults.
+
+    Raises:
+      ConfigError: the dialect has no such option, or it is not for that dialect.
+    """
+    options = {"tp" if name == "tensor_parallel" else name: value for name, value in arguments.items()}
+    for name, convert in _CONVERSIONS.items():
+        if options[name] is not None:
+            options[name] = convert(options[name])
+    dialect = options["dialect"]
     rules = registry.dialect_of(dialect).replay_command()
     command = click.Command("replay", params=list(rules.options()))
     context = command.make_context("replay", [])
@@ -119,6 +135,17 @@ def _studied(dialect: str, options: dict[str, object], own: Mapping[str, object]
             raise ConfigError("dialect_options", name, f"one of {', '.join(map(str, known)) or 'none'} under {dialect}")
         options[name] = known[name].type_cast_value(context, value) if isinstance(value, str) else value
     try:
-        return rules.studied(options)
+        check_cache_options(options)
     except click.UsageError as error:
         raise ConfigError("groups", options["groups"], error.format_message()) from None
+    return options
+
+
+_CONVERSIONS: Mapping[str, Callable[[Any], object]] = {
+    "groups": list,
+    "num_blocks": lambda blocks: (blocks,) if isinstance(blocks, int) else tuple(blocks),
+    "model": os.fspath,
+    "memory": str,
+    "max_model_len": str,
+}
+"""Makes what the command's parsers would have made of the same words."""

@@ -230,6 +230,35 @@ def test_commands_and_calls_give_the_same_numbers(trace: pathlib.Path, tmp_path:
         assert group["reasons"] == {reason: replayed.groups[reason][index] for reason in group["reasons"]}
 
 
+def test_sweep_and_compare_say_what_the_commands_say(trace: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    specs = [hkv.FullAttention(block_size=16), hkv.SlidingWindow(block_size=16, window=64)]
+    groups = ("--groups", "full:16,swa:16:64", "--engine", "numpy", "--jobs", 1)
+    sizes = ("--num-blocks", "150;300;600", "--retention", "dense,0")
+    said = [row for line in command("sweep", trace, *groups, *sizes, "--bounds")["lines"] for row in line["points"]]
+    vary = {"retention": [None, 0], "num_blocks": [150, 300, 600]}
+    swept = hkv.sweep(trace, vary, {"groups": specs}, engine="numpy", bounds=True)
+    for name in ("hit_tokens", "evictions", "optimal_tokens", "hit_rate"):
+        assert sorted(swept.points[name].tolist()) == sorted(row[name] for row in said)
+    assert swept.points["num_blocks"].tolist() == ["150", "300", "600"] * 2
+    assert swept.lines["line"].tolist() == ["retention None", "retention 0"]
+    assert (swept.lines["infinite"] >= swept.lines["highest"]).all()
+
+    saved = tmp_path / "large.json"
+    command_line = ["replay", trace, *groups[:4], "--num-blocks", 600, "--json", saved]
+    assert CliRunner().invoke(cli, [str(word) for word in command_line], catch_exceptions=False).exit_code == 0
+    small = hkv.replay_trace(trace, specs, 150, engine="numpy")
+    result = hkv.compare({"small": small, "large": saved})
+    said = command("compare", trace, *groups, "--num-blocks", "150;600")
+    for table in ("totals", "causes"):
+        mine = {name: column.tolist() for name, column in getattr(result, table).items()}
+        assert mine | {"replay": ""} == said[table] | {"replay": ""}
+    assert result.changes[0].gained == said["changes"][0]["gained"] > 0
+
+    for wrong in ({"retention": [0]}, {"num_blocks": [150], "nothing": [1]}, {"num_blocks": [150], "check": [True]}):
+        with pytest.raises(ConfigError):
+            hkv.sweep(trace, wrong, {"groups": specs}, engine="numpy")
+
+
 def test_replay_says_what_it_cannot_use(trace: pathlib.Path) -> None:
     specs = [hkv.FullAttention(block_size=16)]
     with pytest.raises(ConfigError, match="dialect_options"):
@@ -244,7 +273,10 @@ def test_columns_are_of_one_length(trace: pathlib.Path) -> None:
     planned = hkv.plan(hkv.read_model(MODEL), "8GiB")
     replayed = hkv.replay_trace(trace, [hkv.FullAttention(block_size=16)], 300, engine="numpy")
     checked = hkv.check(next(LOG.glob("core*.jsonl")), coverage=True)
-    tables = [planned.groups, planned.tensors, replayed.requests, replayed.steps, replayed.groups]
+    swept = hkv.sweep(trace, {"num_blocks": [300, 400]}, {"groups": [hkv.FullAttention(block_size=16)]}, engine="numpy")
+    compared = hkv.compare({"one": replayed, "other": replayed})
+    tables = [planned.groups, planned.tensors, replayed.requests, replayed.steps, replayed.groups, swept.points]
+    tables += [swept.lines, compared.totals, compared.causes, compared.requests]
     for table in [*tables, checked.logs, checked.coverage, hkv.diff("numpy", features=["core"], seeds=1).differences]:
         assert len({len(column) for column in table.values()}) == 1
         assert all(isinstance(column, np.ndarray) and column.ndim == 1 for column in table.values())
