@@ -22,11 +22,10 @@ from typing import Any
 from benchmarks.judges.children import answers
 from benchmarks.judges.default_configs import architectures_of
 from benchmarks.judges.vllm_classes import silence
+from benchmarks.model_classes import released_cases
 from benchmarks.startup_judge import Question, Startups
 from benchmarks.startup_records import difference, question_record
-
-HOPPER = ("h100", "h200", "gh200")
-"""Devices on which the simulation can choose among all backends for one-byte caches."""
+from hkv.model.released import released_models
 
 DEVICES = ("h100", "h100", "h200", "a100", "a100-40gb", "l40s", "gh200")
 GIB = 1 << 30
@@ -40,17 +39,6 @@ LEFT_OUT = {
 }
 """Models that the judge cannot be asked about, and why."""
 
-DENSE = ("data_parallel_size", "enable_expert_parallel", "all2all_backend")
-UNSUITED = {
-    "gemma3_text": DENSE,
-    "gemma3n_text": (*DENSE, "pipeline_parallel_size"),
-    "gemma4_text": DENSE,
-    "llama": DENSE,
-    "mistral": DENSE,
-    "nemotron_h": (*DENSE, "pipeline_parallel_size"),
-}
-"""Options that are not drawn for a model: of experts it has none of, and stages that vLLM cannot make of it."""
-
 ARCHITECTURES: dict[str, str] = {}
 """Classes of vLLM's for types that transformers has none for."""
 
@@ -59,10 +47,9 @@ def draw(model: str, key: random.Random, choices: random.Random) -> Question:
     """A question: `key` draws what decides how layers are built, `choices` the rest."""
     options: dict[str, Any] = {"tensor_parallel_size": key.choice((1, 1, 1, 2, 2, 4, 8))}
     device = key.choice(DEVICES)
-    plain = ("auto", "auto", "auto", "fp8", "fp8_e4m3")
-    latent = model.startswith("deepseek")
-    dtype = key.choice(plain if latent else (*plain, "int8_per_token_head", "fp8_per_token_head"))
-    if dtype != "auto" and device in HOPPER:
+    plain = ("auto", "auto", "auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+    dtype = key.choice((*plain, "int8_per_token_head", "fp8_per_token_head"))
+    if dtype != "auto":
         options["kv_cache_dtype"] = dtype
     drafted = key.choice((0, 0, 0, 0, 1, 3, 5))
     if drafted:
@@ -88,8 +75,6 @@ def draw(model: str, key: random.Random, choices: random.Random) -> Question:
     rare = {"disable_hybrid_kv_cache_manager", "enable_chunked_prefill", "num_gpu_blocks_override", "block_size"}
     rare |= {"decode_context_parallel_size", "data_parallel_size", "all2all_backend", "enable_expert_parallel"}
     for name, values in optional.items():
-        if name in UNSUITED.get(model, ()):
-            continue
         if choices.random() < (0.12 if name in rare else 0.3):
             options[name] = choices.choice(values)
     memory = {"memory": choices.randrange(1 * GIB, 120 * GIB)}
@@ -129,6 +114,7 @@ def load(path: pathlib.Path) -> Mapping[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--released", action="store_true", help="the released models that HKV ships configs of")
     parser.add_argument("--models", type=pathlib.Path, default=pathlib.Path("tests/data/models"), help="config.json's")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these models alone; repeatable")
     parser.add_argument("--cases", type=int, default=2000)
@@ -141,6 +127,10 @@ def main() -> int:
     silence()
     startups = Startups()
     configs = {path.stem: load(path) for path in sorted(arguments.models.glob("*.json"))}
+    read: Mapping[str, Mapping[str, Any]] = configs
+    if arguments.released:
+        configs = {case.name: case.config for case in released_cases()}
+        read = {model.name: model.config() for model in released_models()}
     chosen = [name for name in configs if name not in LEFT_OUT and (not arguments.only or name in arguments.only)]
     sets = {str(index): each for index, each in enumerate(questions(chosen, arguments.cases, arguments.first))}
     asked = ((key, functools.partial(startups.answers, configs[each[0].model], each)) for key, each in sets.items())
@@ -152,7 +142,7 @@ def main() -> int:
             record = question_record(question, reply)
             lines.setdefault(key, []).append(json.dumps(record, separators=(",", ":")))
             counts["refused by vLLM" if "refused" in reply else "planned by vLLM"] += 1
-            if where := difference(configs[question.model], record):
+            if where := difference(read[question.model], record):
                 counts["DIFFERENT"] += 1
                 counts[f"  in {where.field}"] += 1
                 if counts["DIFFERENT"] <= arguments.show:

@@ -20,7 +20,7 @@ from hkv.dialects import registry
 from hkv.dialects.capacity import Capacity
 from hkv.dialects.option_list import OneOrMore
 from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
-from hkv.model.huggingface import KV_DTYPES, load_config
+from hkv.model.huggingface import KV_DTYPES, check_layer_list, load_config
 from hkv.plot_path import check_plot_path
 
 PLANNERS = {dialect.planned_as: dialect for dialect in registry.dialects() if dialect.planned_as}
@@ -31,7 +31,15 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
 
 
 @click.command("plan")
-@click.argument("configs", metavar="CONFIG...", nargs=-1, required=True, type=click.Path())
+@click.argument("configs", metavar="CONFIG...", nargs=-1, type=click.Path())
+@click.option(
+    "layers",
+    "--layers",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(),
+    help="Layers listed by hand, in JSON (docs/reading.md), in place of a CONFIG or beside some; repeatable.",
+)
 @click.option(
     "memory",
     "--memory",
@@ -111,6 +119,7 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
 def command(
     ctx: click.Context,
     configs: tuple[str, ...],
+    layers: tuple[str, ...],
     dialect: str,
     json_path: str | None,
     csv_path: str | None,
@@ -127,8 +136,15 @@ def command(
 
     Example: hkv plan Qwen3-Next-80B/config.json --memory 80GiB --tp 2 --max-model-len 131072
 
+    Example: hkv plan --layers layers.json --memory 80GiB
+
     Example: hkv plan gpt-oss-20b gemma-3-27b --memory 80GiB --tp 1,2 --kv-cache-dtype auto,fp8 --csv capacity.csv
     """
+    for path in layers:
+        check_layer_list(path, load_config(path))
+    configs += layers
+    if not configs:
+        raise click.UsageError("Missing argument 'CONFIG...', or --layers FILE in its place.")
     options["bugs"] = frozenset(bugs_of(options["bugs"], "planning"))
     memory = None if options["memory"] is None else parse_bytes(options["memory"])
     rules = PLANNERS[dialect]

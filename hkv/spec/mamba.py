@@ -31,6 +31,8 @@ class Mamba(LayerSpec):
       num_speculative_blocks: scratch states a request holds for unverified draft tokens.
       num_prefill_checkpoint_blocks: states kept inside a prefill chunk, 0 or more.
       prefill_checkpoint_alignment: tokens; distance from a chunk's start at which such a state may stand, or None.
+      checkpoints_on_grid: such a state stands where snapshots do, whatever the alignment is by itself; not part of
+        equality, as the alignment says it once the distance of snapshots is known (`spanning`).
       cache_mode: `align` keeps states at block boundaries, where others can resume; `none` keeps the running state
         only, and cannot be cached (vLLM 0.33 `mamba_cache_mode`).
       tp_replicated: every tensor-parallel rank holds the whole state.
@@ -77,6 +79,7 @@ class Mamba(LayerSpec):
     prefill_checkpoint_alignment: int | None = None
     cache_mode: str = "align"
     tp_replicated: bool = False
+    checkpoints_on_grid: bool = dataclasses.field(default=True, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,9 +182,10 @@ class Mamba(LayerSpec):
         """With snapshots so many tokens apart.
 
         States inside a chunk that cannot stand at any token then stand where snapshots do (vLLM 0.33
-        `get_mamba_prefill_checkpoint_grid`).
+        `get_mamba_prefill_checkpoint_grid`), or where their kernel can leave them.
         """
-        alignment = tokens if self.checkpoint_alignment > 1 else self.prefill_checkpoint_alignment
+        moves = self.checkpoints_on_grid and self.checkpoint_alignment > 1
+        alignment = tokens if moves else self.prefill_checkpoint_alignment
         return dataclasses.replace(
             self, block_size=tokens, page_size_padded=page_size, prefill_checkpoint_alignment=alignment
         )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from hkv.errors import ConfigError
+from hkv.cli import cli
+from hkv.errors import ConfigError, HKVError
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from tests.huggingface.test_models import FOLDER
 
@@ -69,6 +72,56 @@ def test_a_refusal_has_a_list_to_begin_with() -> None:
     for config in ({"model_type": "brand_new", **inner}, {"model_type": "brand_new", "text_config": inner}):
         with pytest.raises(ConfigError) as refusal:
             read_model(config)
-        template = json.loads(str(refusal.value).partition("by hand: ")[2])
+        template = json.loads(str(refusal.value).partition("(--layers FILE): ")[2])
         assert template["layers"] == [{"kind": "full_attention", "count": 3, "kv_heads": 2, "head_dim": 64}]
         assert read_model(template).token_bytes == 3 * 2 * 2 * 64 * 2
+
+
+def run(*line: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["plan", *line, "--memory", "8GiB", "--json", "-"])
+    return result.exit_code, result.output
+
+
+def test_a_file_of_layers_is_planned_as_the_config_is(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "layers.json"
+    layers = [
+        {"kind": kind, "kv_heads": 8, "head_dim": 64} | ({"window": 128} if kind == "sliding_attention" else {})
+        for kind in load_config(FOLDER / "gpt_oss.json")["layer_types"]
+    ]
+    path.write_text(json.dumps({"dtype": "bfloat16", "max_position_embeddings": 131072, "layers": layers}))
+    code, output = run("--layers", str(path))
+    assert (code, output) == run(str(path))
+    own, known = json.loads(output), json.loads(run(str(FOLDER / "gpt_oss.json"))[1])
+    assert own["startup"] == known["startup"]
+    assert own["groups"] == known["groups"]
+    rows = json.loads(run("--layers", str(path), "gpt-oss-20b", "--max-model-len", "4096,8192")[1])["rows"]
+    assert [row["model"] for row in rows] == ["gpt-oss-20b"] * 2 + [str(path)] * 2
+
+
+def test_cross_attention_by_hand() -> None:
+    cross = {"kind": "cross_attention", "encoder_len": 1500, "kv_heads": 20, "head_dim": 64}
+    model = read_model(listed({"kind": "full_attention", "kv_heads": 20, "head_dim": 64}, cross))
+    assert (model.encoder_tokens, model.token_bytes, model.resident_bytes) == (1500, 5120, 1500 * 5120)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"model_type": "llama"}, "model_type = 'llama': expected layer_list"),
+        ({"num_hidden_layers": 2}, "layers = None: expected a list, such as"),
+        ({"layers": []}, "layers = []: expected a list of layers"),
+        ({"layers": [FULL]}, "max_position_embeddings = None"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: pathlib.Path, content: dict[str, Any], says: str) -> None:
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(HKVError) as refusal:
+        CliRunner().invoke(cli, ["plan", "--layers", str(path), "--memory", "8GiB"], catch_exceptions=False)
+    assert says in str(refusal.value)
+
+
+def test_neither_a_config_nor_layers() -> None:
+    code, output = run()
+    assert code == 2
+    assert "--layers FILE" in output

@@ -191,7 +191,6 @@ def test_fields_that_vllm_does_not_read_must_agree() -> None:
     [
         ("minimax", "a model that vLLM 0.33 serves: vLLM served it until 0.23.0"),
         ("bamba", "a model that vLLM 0.33 serves: vLLM served it until 0.23.0"),
-        ("inkling_text", "a model without convolutions that are cached token by token"),
         ("gemma4_unified_assistant", "a model with caches of its own: this draft module reads its target's"),
         ("no_such_model", "or its layers by hand"),
     ],

@@ -161,6 +161,9 @@ def test_bytes_of_a_token_by_cache_type(model: str, kv_cache_dtype: str, device:
         ("llama", {"decode_context_parallel_size": 2}),
         ("gemma3_text", {"decode_context_parallel_size": 2, "tensor_parallel_size": 8}),
         ("gemma3n_text", {"pipeline_parallel_size": 2}),
+        ("nemotron_h", {"pipeline_parallel_size": 3}),
+        ("llama", {"enable_expert_parallel": True}),
+        ("kimi_linear", {"kda_prefill_backend": "flashkda", "device": "a100"}),
         ("mistral", {"max_num_batched_tokens": 100, "max_num_seqs": 101}),
         ("jamba", {"enable_chunked_prefill": False}),
     ],
@@ -168,7 +171,45 @@ def test_bytes_of_a_token_by_cache_type(model: str, kv_cache_dtype: str, device:
 def test_options_that_vllm_refuses(model: str, changed: dict[str, Any]) -> None:
     with pytest.raises(HKVError) as refused:
         plan_config(config(model), dataclasses.replace(OPTIONS, **changed))
-    assert refused.value.argument.lstrip("-").replace("-", "_") in {*changed, "kv_dtype"}
+    assert refused.value.argument.lstrip("-").replace("-", "_") in {*changed, "kv_dtype", "pipeline_parallel"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "checkpoints"),
+    [
+        ("qwen3-next-80b-a3b", {}, {0, 1}),
+        ("qwen3-next-80b-a3b", {"gdn_prefill_backend": "triton"}, {0}),
+        ("qwen3-next-80b-a3b", {"gdn_prefill_backend": "cutedsl", "device": "b200"}, {0}),
+        ("qwen3-next-80b-a3b", {"device": "rtx-pro-6000"}, {0, 1}),
+        ("qwen3-next-80b-a3b", {"device": "a100"}, {0}),
+        ("kimi-k3", {}, {0, 1}),
+        ("kimi-k3", {"kda_prefill_backend": "triton"}, {0}),
+        ("kimi-k3", {"device": "l40s"}, {0}),
+        ("kimi-linear-48b-a3b", {}, {0}),
+    ],
+)
+def test_kernels_for_prompts_decide_states_inside_chunks(
+    name: str, changed: dict[str, Any], checkpoints: set[int]
+) -> None:
+    """FlashInfer's and FlashKDA's leave one, on the GPUs that they run on; so does no kernel for unbounded gates."""
+    model = plan_config(name, dataclasses.replace(OPTIONS, max_model_len=4096, **changed)).model
+    assert {spec.checkpoint_blocks for spec in model.specs.values()} == checkpoints
+
+
+def test_delta_nets_of_other_keys_have_no_kernel_on_blackwell() -> None:
+    wide = config("qwen3_next") | {"linear_key_head_dim": 64}
+    for device, checkpoints in (("h100", {0, 1}), ("b200", {0})):
+        plan = plan_config(wide, dataclasses.replace(OPTIONS, device=device))
+        assert {spec.checkpoint_blocks for spec in plan.model.specs.values()} == checkpoints
+
+
+def test_experts_are_dealt_out_where_there_are_some() -> None:
+    options = dataclasses.replace(OPTIONS, enable_expert_parallel=True, tensor_parallel_size=8)
+    for name in ("gpt-oss-120b", "deepseek-v3", "qwen3-30b-a3b", "glm-4.5v"):
+        assert (
+            plan_config(name, options).startup
+            == plan_config(name, dataclasses.replace(options, enable_expert_parallel=False)).startup
+        )
 
 
 def test_memory_from_its_parts() -> None:

@@ -73,6 +73,8 @@ def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions
         "disable_hybrid_kv_cache_manager",
         "block_size",
         "prefix_match_unit",
+        "gdn_prefill_backend",
+        "kda_prefill_backend",
         "dtype",
         "state_dtype",
         "kernel_block_size",

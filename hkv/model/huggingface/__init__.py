@@ -3,6 +3,6 @@
 from hkv.model.huggingface.fields import load_config
 from hkv.model.huggingface.model import CacheLayer, Model
 from hkv.model.huggingface.options import KV_DTYPES, ReadOptions
-from hkv.model.huggingface.reading import read_model
+from hkv.model.huggingface.reading import check_layer_list, read_model
 
-__all__ = ["KV_DTYPES", "CacheLayer", "Model", "ReadOptions", "load_config", "read_model"]
+__all__ = ["KV_DTYPES", "CacheLayer", "Model", "ReadOptions", "check_layer_list", "load_config", "read_model"]

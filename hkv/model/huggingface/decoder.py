@@ -239,6 +239,7 @@ class Decoder:
         heads_fields: tuple[str, ...] = (),
         checkpoint: int | None = None,
         part: str = "",
+        on_grid: bool = True,
     ) -> None:
         """Adds a layer with recurrent states.
 
@@ -252,6 +253,7 @@ class Decoder:
           checkpoint: tokens; the layer keeps a state inside each chunk of a prompt, so far apart, or None for none
             (vLLM 0.33: the mixer's own `get_kv_cache_spec`).
           part: which of several caches of the layer this is.
+          on_grid: such a state stands where blocks end, not wherever its kernel can leave one.
         """
         spec = Mamba(
             block_size=self.block_size,
@@ -260,6 +262,7 @@ class Decoder:
             num_speculative_blocks=self.options.speculative_tokens,
             num_prefill_checkpoint_blocks=int(checkpoint is not None),
             prefill_checkpoint_alignment=checkpoint,
+            checkpoints_on_grid=on_grid,
             is_draft=self.options.draft,
         )
         origin = {

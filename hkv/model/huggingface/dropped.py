@@ -19,8 +19,5 @@ SINCE = {
 DROPPED = {name: version for version, names in SINCE.items() for name in words(names)}
 """The last version of vLLM that served each."""
 
-UNREAD = dict.fromkeys(words("inkling_mm_model inkling_text"), "convolutions that are cached token by token")
-"""Models that vLLM 0.33 serves and HKV does not read, each with the caches that it lacks."""
-
 BORROWING = words("gemma4_assistant gemma4_unified_assistant")
 """Draft modules that cache nothing: every layer reads the caches of the model that they draft for."""

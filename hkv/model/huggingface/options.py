@@ -36,6 +36,10 @@ GDN_PREFILLS = ("flashinfer", "triton")
 """Kernels for prompts of gated delta nets. FlashInfer's, which vLLM 0.33 takes on Hopper and with CUDA 13 on Blackwell,
 leaves a state behind inside a chunk."""
 
+KDA_PREFILLS = ("flashkda", "triton")
+"""Kernels for prompts of Kimi delta attention with bounded gates. FlashKDA's, which vLLM 0.33 takes on Hopper and
+Blackwell, leaves a state behind inside a chunk."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadOptions:
@@ -50,6 +54,7 @@ class ReadOptions:
       state_dtype: element type of recurrent states, or None for what the model says.
       speculative_tokens: draft tokens verified in one step; recurrent states keep scratch for them.
       gdn_prefill: one of `GDN_PREFILLS`, for Qwen3-Next and Qwen3.5.
+      kda_prefill: one of `KDA_PREFILLS`, for Kimi K3.
       draft: the layers belong to a draft module.
     """
 
@@ -61,6 +66,7 @@ class ReadOptions:
     state_dtype: str | None = None
     speculative_tokens: int = 0
     gdn_prefill: str = GDN_PREFILLS[0]
+    kda_prefill: str = KDA_PREFILLS[0]
     draft: bool = False
 
     def __post_init__(self) -> None:
@@ -68,6 +74,8 @@ class ReadOptions:
             raise ConfigError("kv_dtype", self.kv_dtype, f"one of {', '.join(KV_DTYPES)}")
         if self.gdn_prefill not in GDN_PREFILLS:
             raise ConfigError("gdn_prefill", self.gdn_prefill, f"one of {', '.join(GDN_PREFILLS)}")
+        if self.kda_prefill not in KDA_PREFILLS:
+            raise ConfigError("kda_prefill", self.kda_prefill, f"one of {', '.join(KDA_PREFILLS)}")
         for name in ("dtype", "state_dtype"):
             value = getattr(self, name)
             if value is not None and value not in ITEM_BYTES:

@@ -11,7 +11,7 @@ from typing import Any
 from hkv.errors import ConfigError
 from hkv.model.huggingface import families, inert, wrappers
 from hkv.model.huggingface.decoder import Decoder
-from hkv.model.huggingface.dropped import BORROWING, DROPPED, UNREAD
+from hkv.model.huggingface.dropped import BORROWING, DROPPED
 from hkv.model.huggingface.family import Family, words
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.layer_template import layer_template
@@ -72,6 +72,10 @@ def known_families() -> Mapping[str, Family]:
     return found
 
 
+LAYER_LIST = "layer_list"
+"""The `model_type` of layers that are listed by hand."""
+
+
 def decoder_fields(config: Mapping[str, Any]) -> Fields:
     """The decoder's fields of a whole config, with the family they belong to.
 
@@ -100,8 +104,10 @@ def decoder_fields(config: Mapping[str, Any]) -> Fields:
 
 
 def _type_of(config: Mapping[str, Any]) -> str:
-    """The `model_type`, or the one that an architecture without it has."""
+    """The `model_type`, or the one that a list of layers, or an architecture, has without it."""
     model_type = config.get("model_type")
+    if model_type is None and isinstance(config.get("layers"), list):
+        return LAYER_LIST
     if model_type is None:
         for architecture in config.get("architectures") or ():
             if architecture in ARCHITECTURES:
@@ -115,6 +121,22 @@ ARCHITECTURES = {"LongcatFlashForCausalLM": "longcat_flash", "Mistral3ForConditi
 """Types of models by architecture, for files without a `model_type` (vLLM 0.33 `_ARCHITECTURE_TO_MODEL_TYPE`)."""
 
 
+def check_layer_list(path: str, config: Mapping[str, Any]) -> None:
+    """Makes sure that a file lists layers by hand, whose `model_type` may be left out.
+
+    Args:
+      path: the file.
+      config: its content.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    if config.get("model_type", LAYER_LIST) != LAYER_LIST:
+        raise ConfigError(f"{path}: model_type", config["model_type"], f"{LAYER_LIST}, or none, in a list of layers")
+    if not isinstance(config.get("layers"), list):
+        raise ConfigError(f"{path}: layers", config.get("layers"), f"a list, such as {layer_template(config)}")
+
+
 def _family(model_type: str, config: Mapping[str, Any], place: str = "model_type") -> Family:
     family = known_families().get(model_type)
     if family is not None:
@@ -123,12 +145,10 @@ def _family(model_type: str, config: Mapping[str, Any], place: str = "model_type
         raise ConfigError(
             place, model_type, f"a model that vLLM 0.33 serves: vLLM served it until {DROPPED[model_type]}"
         )
-    if model_type in UNREAD:
-        raise ConfigError(place, model_type, f"a model without {UNREAD[model_type]}, for which HKV has no kind yet")
     if model_type in BORROWING:
         raise ConfigError(place, model_type, "a model with caches of its own: this draft module reads its target's")
     expected = f"a known type, of which {nearest_family(config)} is nearest by its fields"
-    raise ConfigError(place, model_type, f"{expected}; or its layers by hand: {layer_template(config)}")
+    raise ConfigError(place, model_type, f"{expected}; or its layers by hand (--layers FILE): {layer_template(config)}")
 
 
 LEAST_TELLING = 2

@@ -59,6 +59,7 @@ hunyuan_vl hunyuan_vl_text
 hyperclovax_vision_v2 hyperclovax
 idefics2 mistral
 idefics3 llama
+inkling_mm_model inkling_text
 instructblip opt
 instructblipvideo opt
 interns1 qwen3
@@ -185,6 +186,7 @@ BY_TYPE = {
     "granite4_vision": "deepstack_layer_map projector_dropout spatial_target_layers spatial_vision_layer",
     "hunyuan_vl": "im_end_id im_newline_id im_start_id",
     "idefics2": "perceiver_config",
+    "inkling_mm_model": "image_bos_token_id mtp_config",
     "kimi_k25": "projection_hidden_size projection_layer_norm_eps use_unified_vision_chunk video_placeholder",
     "kimi_k3": "image_placeholder",
     "lfm2_vl": """

@@ -30,6 +30,11 @@ ALL2ALL_BACKENDS = (
 )
 """Ways of tokens to the ranks of their experts (vLLM 0.33 `All2AllBackend`)."""
 
+GDN_BACKENDS = ("flashinfer", "triton", "cutedsl")
+KDA_BACKENDS = ("auto", "flashkda", "triton")
+"""Kernels for prompts of recurrent layers that vLLM 0.33 has on NVIDIA's GPUs; which of them leave a state behind
+inside a chunk, `hkv.model.huggingface.options` says."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineOptions:
@@ -64,6 +69,8 @@ class EngineOptions:
       dtype: the model's element type, or None for its config's.
       kv_cache_dtype: element type or packing of the cache.
       state_dtype: element type of recurrent states, or None for the model's.
+      gdn_prefill_backend: kernel for prompts of gated delta nets, one of `GDN_BACKENDS`; None for vLLM's choice.
+      kda_prefill_backend: kernel for prompts of Kimi delta attention, one of `KDA_BACKENDS`.
       speculation: drafting of tokens, or None.
       max_in_flight_tokens: tokens scheduled and not yet settled; None for those of all batches in flight. vLLM has no
         such option.
@@ -99,6 +106,8 @@ class EngineOptions:
     dtype: str | None = None
     kv_cache_dtype: str = "auto"
     state_dtype: str | None = None
+    gdn_prefill_backend: str | None = None
+    kda_prefill_backend: str = "auto"
     speculation: Speculation | None = None
     max_in_flight_tokens: int | None = None
     kernel_block_size: int = 0
@@ -109,9 +118,11 @@ class EngineOptions:
             ("usage_context", USAGE_CONTEXTS),
             ("performance_mode", PERFORMANCE_MODES),
             ("all2all_backend", ALL2ALL_BACKENDS),
+            ("gdn_prefill_backend", (None, *GDN_BACKENDS)),
+            ("kda_prefill_backend", KDA_BACKENDS),
         ):
             if getattr(self, name) not in known:
-                raise ConfigError(name, getattr(self, name), f"one of {', '.join(known)}")
+                raise ConfigError(name, getattr(self, name), f"one of {', '.join(filter(None, known))}")
         for name in ("kv_cache_memory_bytes", "gpu_memory", "weights", "activations"):
             self._check(name, 0, MAX_MEMORY)
         if not 0 < self.gpu_memory_utilization <= 1:  # NaN is neither

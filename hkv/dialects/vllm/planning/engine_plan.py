@@ -12,7 +12,7 @@ from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
-from hkv.dialects.vllm.planning.kernels import check_cache_dtype, preferred_block_size
+from hkv.dialects.vllm.planning.kernels import check_cache_dtype, gdn_prefill, kda_prefill, preferred_block_size
 from hkv.dialects.vllm.planning.model_checks import check_float_cache, check_length, check_parallel, shares_positions
 from hkv.dialects.vllm.planning.mtp import mtp_config
 from hkv.dialects.vllm.planning.served import Serving, serve
@@ -111,8 +111,9 @@ def read_models(
     tokens = 0 if speculation is None else speculation.num_speculative_tokens
     device = device_of(options.device)
     of_model = {"state_dtype": options.state_dtype, "speculative_tokens": tokens, **reading}
-    of_model["gdn_prefill"] = "flashinfer" if device.capability[0] in (9, 10) else "triton"
     content = _content(config)
+    of_model["gdn_prefill"] = gdn_prefill(content, device, options.gdn_prefill_backend)
+    of_model["kda_prefill"] = kda_prefill(device, options.kda_prefill_backend)
     model = read_model(content, ReadOptions(block_size=options.block_size, **of_model))
     check_cache_dtype(model, device, options.kv_cache_dtype)
     check_float_cache(content, options)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hkv.dialects.vllm.planning.devices import Device
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
+from hkv.model.huggingface.reading import decoder_fields
 from hkv.spec import AttentionSpec
 
 LATENT_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla", "nvfp4_ds_mla")
 """Values of `--kv-cache-dtype` that a backend for latent attention takes."""
+
+FLASHINFER_KEYS = 128
+"""Elements of a key that FlashInfer's kernels for gated delta nets take on Blackwell."""
 
 ONE_BYTE = ("fp8", "fp8_e4m3")
 
@@ -37,6 +44,39 @@ def preferred_block_size(model: Model, device: Device, kv_cache_dtype: str) -> i
     if major == 9 and kv_cache_dtype in ONE_BYTE and heads == 512 and model.latent_sizes is None:
         return 64
     return None
+
+
+def gdn_prefill(config: Mapping[str, Any], device: Device, backend: str | None) -> str:
+    """Kernel for prompts of gated delta nets on a device (vLLM 0.33 `_resolve_gdn_prefill_backend`, with CUDA 13).
+
+    FlashInfer's on Hopper, and on Blackwell for keys of 128 elements; where it cannot be had, and for any other than
+    it, one that leaves no state inside a chunk.
+
+    Args:
+      config: the model's `config.json`.
+      device: the GPU.
+      backend: the kernel that was asked for, or None.
+    """
+    major, minor = device.capability
+    keys = decoder_fields(config).values.get("linear_key_head_dim", FLASHINFER_KEYS)
+    able = (major, minor) == (9, 0) or (major in (10, 12) and keys == FLASHINFER_KEYS)
+    return "flashinfer" if backend in (None, "flashinfer") and able else "triton"
+
+
+def kda_prefill(device: Device, backend: str) -> str:
+    """Kernel for prompts of Kimi delta attention with bounded gates on a device (vLLM 0.33 `is_flashkda_supported`).
+
+    Args:
+      device: the GPU.
+      backend: the kernel that was asked for, or `auto`.
+
+    Raises:
+      ConfigError: FlashKDA was asked for, and the device has none.
+    """
+    able = device.capability[0] in (9, 10, 12)
+    if backend == "flashkda" and not able:
+        raise ConfigError("kda_prefill_backend", backend, f"auto or triton on {device.name}")
+    return "flashkda" if able and backend != "triton" else "triton"
 
 
 def check_cache_dtype(model: Model, device: Device, kv_cache_dtype: str) -> None:

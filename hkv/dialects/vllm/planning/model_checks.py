@@ -9,11 +9,27 @@ from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.speculation import Speculation
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
+from hkv.model.huggingface.family import words
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.served_dtype import served_dtype
 
 REACHING = ("default", "linear", "llama3", "ntk", "proportional")
 """Kinds of rotary scaling that a longer table leaves as they are (vLLM 0.33 `_CACHE_ONLY_ROPE_TYPES`)."""
+
+EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+"""Fields that state the number of experts, in the order in which vLLM 0.33 looks for them (`CONFIG_FIELD_ALIASES`)."""
+
+WITH_EXPERTS = words(
+    """
+    afmoe aria_text axk1 bailing_hybrid beam cohere2_moe deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 doge dots1
+    ernie4_5_moe ernie4_5_vl_moe_text exaone_moe flex_olmo glm4_moe glm4_moe_lite glm4v_moe_text glm_moe_dsa gpt_oss
+    granitemoe granitemoe_swa granitemoehybrid granitemoeshared hunyuan_v1_moe hy_v3 hy_v4 inkling_text jamba jetmoe
+    kimi_linear kolibri1 laguna lfm2_moe llama4_text longcat_flash mellum mimo_v2_flash minimax_m2 minimax_m3_vl_text
+    mistral4 mixtral nemotron_h olmoe phimoe qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe_text
+    qwen3_vl_moe_text qwen4_exp_text solar_open step3p5
+    """
+)
+"""Types whose config class (transformers 5.20, vLLM 0.33) has experts where a file does not say."""
 
 WITHOUT_STAGES = ("gemma3n_text", "whisper", "cohere_asr", "nemotron_parse")
 """Types whose model classes cannot be cut into stages (vLLM 0.33 `SupportsPP`)."""
@@ -92,6 +108,10 @@ def check_parallel(config: Mapping[str, Any], model: Model, options: EngineOptio
     """
     if options.pipeline_parallel_size > 1 and model.model_type in WITHOUT_STAGES:
         raise ConfigError("pipeline_parallel_size", options.pipeline_parallel_size, "1: its model class has no stages")
+    if options.enable_expert_parallel and not _has_experts(config):
+        raise ConfigError(
+            "enable_expert_parallel", True, f"false: the config of this {model.model_type} has no experts"
+        )
     context, ranks = options.decode_context_parallel_size, options.tensor_parallel_size
     if context > 1 and model.encoder_tokens:
         raise ConfigError("decode_context_parallel_size", context, "1: an encoder's output cannot be split by tokens")
@@ -107,3 +127,14 @@ def check_parallel(config: Mapping[str, Any], model: Model, options: EngineOptio
         raise ConfigError(name, context, expected)
     if heads // key_heads % context:
         raise ConfigError(name, context, f"a divisor of the {heads // key_heads} query heads of a key/value head")
+
+
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    """True if a config states more than 0 experts (vLLM 0.33 `get_num_experts`)."""
+    fields = decoder_fields(config)
+    values, usual = fields.values, int(fields.model_type in WITH_EXPERTS)
+    stated = next((values[name] for name in EXPERTS if values.get(name) is not None), usual)
+    if isinstance(stated, list):  # one number a modality
+        stated = next(iter(stated), 0)
+    blocks = values.get("block_configs") or ()
+    return bool(stated) or any(isinstance(block, Mapping) and block.get("block_type") == "moe" for block in blocks)

@@ -13,7 +13,13 @@ import click
 from hkv.byte_size import parse_bytes
 from hkv.dialects.option_list import OneOrMore
 from hkv.dialects.vllm.planning.devices import DEFAULT_DEVICE, DEVICES
-from hkv.dialects.vllm.planning.engine_options import ALL2ALL_BACKENDS, PERFORMANCE_MODES, USAGE_CONTEXTS
+from hkv.dialects.vllm.planning.engine_options import (
+    ALL2ALL_BACKENDS,
+    GDN_BACKENDS,
+    KDA_BACKENDS,
+    PERFORMANCE_MODES,
+    USAGE_CONTEXTS,
+)
 from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
 from hkv.errors import ConfigError, FileError
 from hkv.limits import MAX_BLOCKS, MAX_MEMORY, MAX_RANKS, MAX_TOKENS
@@ -128,6 +134,18 @@ def cache_options() -> Sequence[click.Option]:
             ],
             default=None,
             help="Cache every layer like full attention; vLLM's default with chunked attention.",
+        ),
+        click.Option(
+            ["--gdn-prefill-backend"],
+            type=click.Choice(GDN_BACKENDS),
+            help="Kernel for prompts of gated delta nets; FlashInfer's, if the GPU has it, keeps a state in a chunk.",
+        ),
+        click.Option(
+            ["--kda-prefill-backend"],
+            type=click.Choice(KDA_BACKENDS),
+            default=KDA_BACKENDS[0],
+            show_default=True,
+            help="Kernel for prompts of Kimi K3's layers; FlashKDA keeps a state in a chunk.",
         ),
         click.Option(
             ["--prefix-match-unit"], type=click.IntRange(1, MAX_TOKENS), help="Tokens between two hashes of a prefix."

@@ -31,24 +31,30 @@ def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int],
       options: lengths, parallel shape, layout and switches.
 
     Raises:
-      PlanError: the layers cannot be grouped or laid out, or one longest request does not fit.
+      PlanError: the layers cannot be grouped or laid out, one longest request does not fit, or some workers have layers
+        and others none.
     """
     if len(workers) != len(memory) or not workers:
         raise PlanError("memory", list(memory), f"one number of bytes for each of {len(workers)} workers")
     layers = _all_layers(workers)
     if not layers:
         return _without_cache(workers, memory, options)
+    idle = next((index for index, owned in enumerate(workers) if not owned), None)
+    if idle is not None:
+        expected = (
+            f"pipeline stages that all cache something: vLLM divides memory by the bytes of a block, stage {idle}'s 0"
+        )
+        raise PlanError("pipeline_parallel", len(workers), expected)
     order, groups = _grouped(layers, workers, options)
     shares = [[group.restricted(set(owned)) for group in groups] for owned in workers]
-    blocks = [bytes_per_block(share, order) if owned else 0 for share, owned in zip(shares, workers, strict=True)]
+    blocks = [bytes_per_block(share, order) for share in shares]
     fitting = [_fitting(bytes_, block, options) for bytes_, block in zip(memory, blocks, strict=True)]
     limits = options.limits
-    working = [index for index, block in enumerate(blocks) if block]
     if options.auto_fit:
-        limits = fit_length([shares[i] for i in working], [fitting[i] - 1 for i in working], limits)
-    for index in working:
-        check_fits(shares[index], fitting[index] - 1, blocks[index], memory[index], limits)
-    limiting = min(working, key=lambda index: fitting[index])
+        limits = fit_length(shares, [count - 1 for count in fitting], limits)
+    for share, count, block, bytes_ in zip(shares, fitting, blocks, memory, strict=True):
+        check_fits(share, count - 1, block, bytes_, limits)
+    limiting = min(range(len(workers)), key=lambda index: fitting[index])
     count = fitting[limiting]
     shown = _placed(groups, shares, options)
     plans = tuple(
@@ -56,7 +62,7 @@ def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int],
             groups=tuple(share),
             num_blocks=count,
             bytes_per_block=block,
-            tensors=cache_tensors(placed, order, count, block, options.bugs) if block else (),
+            tensors=cache_tensors(placed, order, count, block, options.bugs),
             memory=bytes_,
             fitting_blocks=own,
             tp_replicas=_replicas(placed, options),
@@ -139,15 +145,14 @@ def _checked(
     for owned in workers:
         share = [group.restricted(set(owned)) for group in groups]
         check_groups(order, [group.specs for group in share])
-        if owned:
-            cache_tensors(share, order, 1, bytes_per_block(share, order), options.bugs)
+        cache_tensors(share, order, 1, bytes_per_block(share, order), options.bugs)
     return groups
 
 
 def _fitting(memory: int, block: int, options: PlanOptions) -> int:
     if options.num_blocks is not None:
         return options.num_blocks
-    return max(0, memory) // block if block else 1
+    return max(0, memory) // block
 
 
 def _replicas(groups: Sequence[PlannedGroup], options: PlanOptions) -> int:

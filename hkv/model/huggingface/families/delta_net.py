@@ -99,8 +99,23 @@ def _add_delta_net(
     decoder.state(index, kind_fields, shapes, (decoder.dtype, state_dtype), names, heads, checkpoint)
 
 
-KIMI_PARTS = ("full_attn_layers", "kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
-"""Fields of `linear_attn_config` that HKV knows; a bounded gate is none of them."""
+KIMI_PARTS = (
+    "full_attn_layers",
+    "kda_layers",
+    "num_heads",
+    "head_dim",
+    "short_conv_kernel_size",
+    "gate_lower_bound",
+    "use_full_rank_gate",
+)
+"""Fields of `linear_attn_config`; the gate's bound decides whether a prompt's chunk leaves a state."""
+
+LEAST_GATE = -5.0
+FLASHKDA_GRID = 16
+"""Tokens of which the places of FlashKDA's states are multiples (vLLM 0.33 `kda_prefill_checkpoint_alignment`)."""
+
+FLASHKDA_HEAD = 128
+"""Channels of the only head that its kernels take."""
 
 
 def _kimi(decoder: Decoder) -> Model:
@@ -119,16 +134,45 @@ def _kimi(decoder: Decoder) -> Model:
             ("short_conv_kernel_size", "linear_conv_kernel_dim"),
         )
     )
+    checkpoint = FLASHKDA_GRID if _bounded_gates(decoder, head_dim) else None
     for index, (kind, names) in enumerate(layers):
         if kind == FULL:
             decoder.latent(index, names)
             continue
-        add_kimi_delta(decoder, index, names, heads, head_dim, kernel)
+        add_kimi_delta(decoder, index, names, heads, head_dim, kernel, checkpoint)
     return decoder.model(len(layers))
 
 
+def _bounded_gates(decoder: Decoder, head_dim: Field) -> bool:
+    """True if FlashKDA computes prompts: Kimi K3's own class, where gates are bounded (vLLM 0.33 `kimi_k3`).
+
+    Raises:
+      ConfigError: a bound that the kernels do not take.
+    """
+    fields = decoder.fields
+    bound = fields.nested("linear_attn_config").get("gate_lower_bound")
+    if bound is None or fields.outer.get("model_type") != "kimi_k3":
+        return False
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or not LEAST_GATE <= bound < 0:
+        place = f"{fields.place('linear_attn_config')}.gate_lower_bound"
+        raise ConfigError(place, bound, f"null, or a bound from {LEAST_GATE} to 0, 0 excluded")
+    states = decoder.state_dtype(default="float32")[0] in ("bfloat16", "float32")
+    return (
+        decoder.options.kda_prefill == "flashkda"
+        and states
+        and decoder.dtype[0] == "bfloat16"
+        and head_dim.value == FLASHKDA_HEAD
+    )
+
+
 def add_kimi_delta(
-    decoder: Decoder, index: int, names: tuple[str, ...], heads: Field, head_dim: Field, kernel: Field
+    decoder: Decoder,
+    index: int,
+    names: tuple[str, ...],
+    heads: Field,
+    head_dim: Field,
+    kernel: Field,
+    checkpoint: int | None = None,
 ) -> None:
     """Adds a layer of Kimi delta attention; its recurrent state is float32 unless asked for otherwise.
 
@@ -139,6 +183,7 @@ def add_kimi_delta(
       heads: of the state.
       head_dim: channels of a head.
       kernel: taps of the convolution.
+      checkpoint: tokens of which the places of states inside a prompt's chunk are multiples, or None for no such state.
     """
     shapes = kimi_delta(
         decoder.options.tensor_parallel,
@@ -149,7 +194,7 @@ def add_kimi_delta(
     )
     dtypes = (decoder.dtype, decoder.state_dtype(default="float32"))
     sizes = (*heads.names, *head_dim.names, *kernel.names)
-    decoder.state(index, names, shapes, dtypes, sizes, heads.names)
+    decoder.state(index, names, shapes, dtypes, sizes, heads.names, checkpoint, on_grid=False)
 
 
 def _kimi_kinds(fields: Fields) -> Kinds:
