@@ -124,6 +124,8 @@ def _answer_for_torch() -> None:
     torch.Tensor.__int__ = lambda tensor: 0 if tensor.is_meta else whole(tensor)
     torch.Tensor.tolist = lambda tensor: tolist(zeros(tensor) if tensor.is_meta else tensor)
     torch.Tensor.cpu = lambda tensor, *values, **options: tensor if tensor.is_meta else cpu(tensor, *values, **options)
+    for name in ("arange", "empty", "full", "ones", "tensor", "zeros"):
+        setattr(torch, name, _without_content(getattr(torch, name)))
     torch.accelerator.empty_cache = lambda: None
     cuda = torch.cuda
     cuda.Stream = cuda.Event = stand_ins.Anything
@@ -139,6 +141,17 @@ def _answer_for_torch() -> None:
         shared_memory_per_block_optin=232448,
         is_integrated=False,
     )
+
+
+def _without_content(make: Any) -> Any:
+    """A function of torch's that makes a tensor on the device, which then is without content."""
+
+    def made(*values: Any, **options: Any) -> Any:
+        if str(options.get("device")).startswith("cuda"):
+            options["device"] = "meta"
+        return make(*values, **options)
+
+    return made
 
 
 def _inspect_in_process() -> None:

@@ -71,6 +71,15 @@ class Anything:
     def __iter__(self) -> Any:
         return iter(())
 
+    def __index__(self) -> int:
+        return 0
+
+    def __lt__(self, other: Any) -> bool:
+        return False
+
+    def __gt__(self, other: Any) -> bool:
+        return False
+
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         # A fresh class each, so that a class with several such bases has them in a valid order.
         return (type("Anything", (Anything,), {}),)

@@ -51,6 +51,7 @@ def _rows(base: str, changes: str = "", refused: str = "") -> list[Row]:
 PLAN = f"plan {MODEL} --memory 80GiB"
 PLAN_RTP = f"plan {SMALL_MODEL} --memory 80GiB --dialect rtp-llm"
 PLAN_RTP_POOLS = "plan tests/data/models/deepseek_v4.json --memory 80GiB --dialect rtp-llm --pools independent --json -"
+PLAN_EXPERTS = "plan tests/data/models/gpt_oss.json --memory 80GiB"
 PLAN_WINDOWS = "plan tests/data/models/gemma3_text.json --memory 80GiB"
 DRAFT = "tests/data/models/llama.json"
 
@@ -99,9 +100,12 @@ ROWS = [
         "--max-in-flight 64;--no-hybrid;--no-async-scheduling;--device a100;--usage-context LLM_CLASS;"
         "--performance-mode throughput;--no-enable-chunked-prefill",
     ),
-    *_rows(f"{PLAN_WINDOWS} --json - --dp 2 --all2all-backend nixl_ep", "--ep"),
-    *_rows(f"{PLAN_WINDOWS} --json - --ep --all2all-backend nixl_ep", "--dp 2"),
-    *_rows(f"{PLAN_WINDOWS} --json - --dp 2 --ep", "--all2all-backend nixl_ep"),
+    *_rows(f"{PLAN_EXPERTS} --json - --dp 2 --all2all-backend nixl_ep", "--ep"),
+    *_rows(f"{PLAN_EXPERTS} --json - --ep --all2all-backend nixl_ep", "--dp 2"),
+    *_rows(f"{PLAN_EXPERTS} --json - --dp 2 --ep", "--all2all-backend nixl_ep"),
+    *_rows("plan tests/data/models/qwen3_next.json --memory 80GiB --json -", "--gdn-prefill-backend triton"),
+    *_rows("plan kimi-k3 --memory 80GiB --json -", "--kda-prefill-backend triton"),
+    *_rows(PLAN, "--layers tests/data/layer_list.json"),
     *_rows(
         f"plan {MODEL} --gpu-memory 80GiB --weights 20GiB --activations 4GiB",
         "--gpu-memory 90GiB;--gpu-memory-utilization 0.8;--weights 10GiB;--activations 3GiB",
@@ -113,13 +117,14 @@ ROWS = [
     *_rows(
         PLAN_RTP,
         "--memory 40GiB;--tp 2;--dcp 2;--block-size 16;--kernel-block-size 16;--dtype float32;--kv-dtype fp8;"
-        f"--draft {DRAFT};--pools independent;--dialect vllm-0.33;--json -",
+        f"--draft {DRAFT};--pools independent;--dialect vllm-0.33;--layers tests/data/layer_list.json;--json -",
         "--pp 2;--layout BLNHC;--max-model-len 4096;--max-model-len auto;--max-in-flight 64;--max-in-flight 8192;"
         "--no-enable-prefix-caching;--disable-hybrid-kv-cache-manager;--bugs x;--draft-modules 1;--draft-modules 2;"
         "--device h100;--gpu-memory 80GiB;--gpu-memory-utilization 0.9;--weights 1GiB;--activations 1GiB;"
         "--num-gpu-blocks-override 7;--max-num-seqs 7;--max-num-batched-tokens 4096;--async-scheduling;"
         "--enable-chunked-prefill;--performance-mode balanced;--usage-context LLM_CLASS;--speculative-config {};"
-        "--prefix-match-unit 16;--dp 2;--ep;--all2all-backend moonep;--csv {out}/out.csv;--plot {out}/out.svg",
+        "--prefix-match-unit 16;--dp 2;--ep;--all2all-backend moonep;--gdn-prefill-backend triton;"
+        "--kda-prefill-backend triton;--csv {out}/out.csv;--plot {out}/out.svg",
     ),
     *_rows(
         PLAN_RTP_POOLS,

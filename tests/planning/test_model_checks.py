@@ -1,4 +1,4 @@
-"""What vLLM 0.33 refuses of a model, held against its recorded configs."""
+"""Options that vLLM 0.33 refuses of a model, held against its recorded configs."""
 
 from __future__ import annotations
 

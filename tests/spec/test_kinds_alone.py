@@ -26,8 +26,9 @@ MAKERS = {
     "hkv/model/huggingface/decoder.py": "config.json, whose layer types have names of their own",
     "hkv/model/huggingface/families/deepseek_v4.py": "config.json",
     "hkv/model/huggingface/families/indexed.py": "config.json",
+    "hkv/model/huggingface/families/inkling.py": "config.json",
     "hkv/model/huggingface/families/minimax_m3.py": "config.json",
-    "hkv/dialects/rtp_llm/planned.py": "RTP-LLM's blocks, which have kinds of their own",
+    "hkv/dialects/rtp_llm/planning/sizes.py": "RTP-LLM's blocks, which have kinds of their own",
     "hkv/dialects/rtp_llm/log/configuration.py": "group types of RTP-LLM's logs",
     "hkv/oracle/vectors/addresses.py": "layers of published vectors",
 }
@@ -36,6 +37,7 @@ MAKERS = {
 OTHER_NAMES = {
     "hkv/model/huggingface/": "layer types of config.json",
     "hkv/dialects/rtp_llm/": "kinds of RTP-LLM's blocks",
+    "reference/dialects/rtp_llm/": "the same",
 }
 """Places where a word that is also a kind's name means something else."""
 

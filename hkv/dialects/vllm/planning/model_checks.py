@@ -118,6 +118,8 @@ def check_parallel(config: Mapping[str, Any], model: Model, options: EngineOptio
     if context == 1 or model.latent_sizes is not None:
         return
     fields = decoder_fields(config)
+    if "num_attention_heads" not in fields.family.fields:
+        raise ConfigError("decode_context_parallel_size", context, f"1: {fields.family.name} states no query heads")
     heads, key_heads = fields.integer("num_attention_heads").value, fields.kv_heads.value
     name = "decode_context_parallel_size"
     if any(spec.vllm_name == "SlidingWindowSpec" for spec in model.specs.values()):
