@@ -34,6 +34,7 @@ UNUSED = {
     "hkv.dialects.rtp_llm.connector_projection": "the dual index",
     "hkv.dialects.rtp_llm.data_plane": "serving",
     "hkv.dialects.rtp_llm.disaggregation": "serving",
+    "hkv.dialects.rtp_llm.monitoring": "serving",
     "hkv.dialects.rtp_llm.rules.legacy_cache": "the dual index",
     "hkv.dialects.vllm.engines.installed_layouts": "held against an installed vLLM by tests",
     "hkv.dialects.vllm.log.wire_events": "held against routers' events by tests",

@@ -46,6 +46,15 @@ def test_a_serving_experiment() -> None:
     ]
 
 
+def test_a_cache_of_rtp_llm() -> None:
+    script = EXAMPLES / "rtp_llm_cache.py"
+    assert len(script.read_text().splitlines()) <= 80
+    lines = run(script, ROOT / "tests" / "data" / "models" / "qwen3_next.json").splitlines()
+    assert lines[0] == "full: 2 layers, (10, 2, 1, 1024, 256) of bfloat16, parts ['key', 'value']"
+    assert lines[-2] == "the fork {'full': [1, 2, 7], 'linear0': [4, 5, 8]} has the same pages: True"
+    assert lines[-1] == "144 moves to one rank, all there: True"
+
+
 def test_a_suite_of_property_tests(tmp_path: pathlib.Path) -> None:
     plugin = ("-p", "hkv.testing.plugin", "-p", "no:cacheprovider", "--rootdir", tmp_path, "-c", "/dev/null")
     shown = run("-m", "pytest", "-q", *plugin, EXAMPLES / "test_an_engine.py", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hkv.dialects.plan_command import PlanCommand
     from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
     from hkv.dialects.rtp_llm.log.structs import RtpHeader
+    from hkv.dialects.rtp_llm.traffic.moves import RtpTrafficMoves
     from hkv.oracle.explain import Explanation
     from hkv.oracle.invariant import Invariant
     from hkv.oracle.log_file import Log
@@ -35,6 +36,19 @@ class RtpLlmDialect(Dialect):
             "numpy": "hkv.dialects.rtp_llm.engines.numpy:RtpNumpyEngine",
             "jax": "hkv.dialects.rtp_llm.engines.jax:RtpJaxEngine",
         }
+    )
+    move_names = (
+        "arrive",
+        "admit",
+        "grow",
+        "fork",
+        "insert",
+        "preempt",
+        "end",
+        "evict",
+        "estimate",
+        "connect",
+        "state",
     )
     planned_as = "rtp-llm"
 
@@ -88,6 +102,11 @@ class RtpLlmDialect(Dialect):
         from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
 
         drive_rtp(header, choices, perform, steps)
+
+    def moves(self, header: RtpHeader, choices: Choices, perform: Callable[[Any], Any]) -> RtpTrafficMoves:
+        from hkv.dialects.rtp_llm.traffic.moves import RtpTrafficMoves
+
+        return RtpTrafficMoves(header, choices, perform)
 
     def topology(self, header: RtpHeader) -> Topology:
         from hkv.dialects.rtp_llm.log.configuration import to_rtp_config

@@ -1,0 +1,206 @@
+"""Figures that operators of RTP-LLM watch: its pools, its cached keys, and hits among recent keys. Pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from hkv.dialects.rtp_llm.capacities import tokens_of
+from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig
+from hkv.dialects.rtp_llm.log.structs import RtpState
+from hkv.errors import ConfigError
+
+WINDOW_MS = 30 * 60 * 1000
+"""Milliseconds for which a key counts as recent unless told otherwise (RTP-LLM `RecentCacheKeyWindow`)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolSnapshot:
+    """Blocks of one pool (RTP-LLM `BlockPool`'s counters, as its metrics report them).
+
+    Attributes:
+      tags: groups that draw from it.
+      total: blocks, the reserved block 0 not counted.
+      free: blocks that nobody holds.
+      available: blocks that no request and no connector holds: the free ones, and those that the cache would give up.
+      not_in_use: blocks that neither a request nor the cache holds.
+      request, connector, cached: blocks that such a role holds.
+      reserved: blocks that a first allocation leaves available.
+    """
+
+    tags: tuple[str, ...]
+    total: int
+    free: int
+    available: int
+    not_in_use: int
+    request: int
+    connector: int
+    cached: int
+    reserved: int
+
+    @property
+    def used_percent(self) -> float:
+        """Share of the blocks that are not available; 0 of an empty pool."""
+        return 100 * (self.total - self.available) / self.total if self.total else 0.0
+
+
+def pool_snapshots(config: RtpConfig, state: RtpState) -> tuple[PoolSnapshot, ...]:
+    """The pools of a cache: one, or one a group.
+
+    Args:
+      config: the cache.
+      state: its whole state, as the operation `state` answers.
+    """
+    return tuple(_snapshot(config, state, index) for index in range(len(config.num_blocks)))
+
+
+def _snapshot(config: RtpConfig, state: RtpState, index: int) -> PoolSnapshot:
+    pool, total = state.pools[index], config.num_blocks[index] - 1
+    tags = config.topology.tags if config.name != HYBRID_POOL else (config.topology.tags[index],)
+    request, connector, cached = ({block for block, n in role.items() if n} for role in _roles(pool))
+    return PoolSnapshot(
+        tags=tags,
+        total=total,
+        free=len(pool.free),
+        available=total - len(request | connector),
+        not_in_use=total - len(request | cached),
+        request=len(request),
+        connector=len(connector),
+        cached=len(cached),
+        reserved=_reserved(config, index),
+    )
+
+
+def _roles(pool: object) -> Iterable[dict[str, int]]:
+    return (getattr(pool, role) for role in ("request", "connector", "cache"))
+
+
+def _reserved(config: RtpConfig, index: int) -> int:
+    """A pool's share of the reserve, by its blocks among those of pools without a fixed size (rounded down)."""
+    if config.name != HYBRID_POOL:
+        return config.reserve_blocks
+    sized = [policy.explicit_block_num > 0 for policy in config.policies]
+    if sized[index]:
+        return 0
+    total = sum(count - 1 for count, fixed in zip(config.num_blocks, sized, strict=True) if not fixed)
+    return config.reserve_blocks * (config.num_blocks[index] - 1) // total
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheInfo:
+    """Cached keys and capacity of a server, for routers (RTP-LLM `KVCacheInfo`).
+
+    Attributes:
+      cached_keys: keys that are cached on the device or in host memory, in rising order.
+      version: changes to the device's cache, less one.
+      block_size: tokens of a key.
+      total_tokens: tokens that all blocks hold.
+      available_tokens: tokens that the available ones hold.
+    """
+
+    cached_keys: tuple[int, ...]
+    version: int
+    block_size: int
+    total_tokens: int
+    available_tokens: int
+
+
+def cache_info(config: RtpConfig, state: RtpState, memory_keys: Iterable[int] = ()) -> CacheInfo:
+    """A server's cached keys, of all tiers together, and its capacity in tokens.
+
+    With a pool a group, tokens are those of the scarcest pool, rings and windows too, and a rank's own: context
+    parallelism is not counted (RTP-LLM `getKVCacheInfo`).
+
+    Args:
+      config: the cache.
+      state: its whole state, as the operation `state` answers.
+      memory_keys: keys that a memory tier holds.
+    """
+    keys = {key for key, _ in state.cached} | set(memory_keys)
+    pools = pool_snapshots(config, state)
+    total, available = ([getattr(pool, name) for pool in pools] for name in ("total", "available"))
+    tokens = [_tokens(config, blocks) for blocks in (total, available)]
+    return CacheInfo(tuple(sorted(keys)), state.version, config.block_size, *tokens)
+
+
+def _tokens(config: RtpConfig, blocks: Sequence[int]) -> int:
+    if config.name != HYBRID_POOL:
+        return tokens_of(dataclasses.replace(config, cp_size=1, cp_rank=0), blocks)
+    sizes = (group.spec.block_size for group in config.topology.groups)
+    return min(count * size for count, size in zip(blocks, sizes, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class RecentKeys:
+    """Keys that requests brought lately; what a cache without end would have hit (RTP-LLM `RecentCacheKeyWindow`).
+
+    Attributes:
+      window_ms: milliseconds for which a request's keys are kept.
+      entries: time, and keys with how often each came, of every request that is kept; oldest first.
+    """
+
+    window_ms: int = WINDOW_MS
+    entries: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        if type(self.window_ms) is not int or self.window_ms < 1:
+            raise ConfigError("window_ms", self.window_ms, "a positive number of milliseconds")
+
+    def at(self, now_ms: int) -> RecentKeys:
+        """The keys that are still recent: those that came less than `window_ms` ago."""
+        kept = tuple(entry for entry in self.entries if entry[0] > now_ms - self.window_ms)
+        return dataclasses.replace(self, entries=kept)
+
+    @property
+    def counts(self) -> Counter[int]:
+        """How often each key came."""
+        total: Counter[int] = Counter()
+        for _, keys in self.entries:
+            total.update(dict(keys))
+        return total
+
+
+@dataclasses.dataclass(frozen=True)
+class RecentHits:
+    """A request's keys against those of earlier requests.
+
+    Attributes:
+      keys: keys that the request brought, each as often as it came.
+      hits: those that an earlier, recent request brought too.
+      retained: keys kept from now on, each as often as it came.
+      retained_unique: different ones among them.
+    """
+
+    keys: int
+    hits: int
+    retained: int
+    retained_unique: int
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the request's keys that hit; 0 of none."""
+        return self.hits / self.keys if self.keys else 0.0
+
+
+def record_keys(recent: RecentKeys, now_ms: int, keys: Sequence[int]) -> tuple[RecentKeys, RecentHits]:
+    """Counts a request's hits among recent keys, then keeps its own.
+
+    Args:
+      recent: the keys so far.
+      now_ms: time of the request, not before the last one's.
+      keys: of its whole blocks.
+
+    Raises:
+      ConfigError: time ran backwards.
+    """
+    if recent.entries and now_ms < recent.entries[-1][0]:
+        raise ConfigError("now_ms", now_ms, f"at least {recent.entries[-1][0]}, the last request's")
+    recent = recent.at(now_ms)
+    known = recent.counts
+    hits = sum(key in known for key in keys)
+    if keys:
+        entry = (now_ms, tuple(sorted(Counter(keys).items())))
+        recent = dataclasses.replace(recent, entries=(*recent.entries, entry))
+    total = recent.counts
+    return recent, RecentHits(len(keys), hits, total.total(), len(total))

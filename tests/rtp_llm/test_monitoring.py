@@ -1,0 +1,81 @@
+"""Figures for operators: pools and keys against the allocator's own counters, recent keys against a plain window."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hkv.dialects.rtp_llm.config import NAMES
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
+from hkv.dialects.rtp_llm.monitoring import RecentKeys, cache_info, pool_snapshots, record_keys
+from hkv.dialects.rtp_llm.traffic.headers import draw_rtp_header, rtp_features
+from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
+from hkv.errors import ConfigError
+from hkv.testing.choices import RandomChoices
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+@pytest.mark.parametrize("seed", range(4))
+def test_snapshots_are_the_pools_own_counters(dialect: str, seed: int) -> None:
+    choices = RandomChoices(seed)
+    header = draw_rtp_header(choices, rtp_features(dialect)[seed % len(rtp_features(dialect))], dialect)
+    engine, config = RtpNumpyEngine(header), to_rtp_config(header)
+    seen = 0
+
+    def perform(operation: structs.RtpOp) -> structs.RtpAnswer:
+        nonlocal seen
+        answer = engine.perform(operation)
+        if isinstance(answer, structs.RtpState):
+            pools = engine.manager.allocator.pools
+            for snapshot, pool in zip(pool_snapshots(config, answer), pools, strict=True):
+                assert snapshot.total == pool.total
+                assert (snapshot.free, snapshot.available, snapshot.not_in_use) == (
+                    pool.free,
+                    pool.available,
+                    pool.not_in_use,
+                )
+                assert 0 <= snapshot.used_percent <= 100
+                seen += snapshot.request
+            info = cache_info(config, answer, [1, 2, 1])
+            assert set(info.cached_keys) == {key for key, _ in answer.cached} | {1, 2}
+            assert 0 <= info.available_tokens <= info.total_tokens
+            assert info.version == answer.version
+        return answer
+
+    drive_rtp(header, choices, perform, 25)
+    assert seen
+
+
+REQUESTS = st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 6), max_size=5)), max_size=20)
+
+
+@given(REQUESTS, st.integers(1, 60))
+def test_recent_keys_are_those_of_a_plain_window(requests: list[tuple[int, list[int]]], window: int) -> None:
+    recent, now, past = RecentKeys(window), 0, []
+    for wait, keys in requests:
+        now += wait
+        past = [(time, old) for time, old in past if now - time < window]
+        known = [key for _, old in past for key in old]
+        recent, found = record_keys(recent, now, keys)
+        assert (found.keys, found.hits) == (len(keys), sum(key in known for key in keys))
+        past.append((now, keys))
+        known += keys
+        assert (found.retained, found.retained_unique) == (len(known), len(set(known)))
+
+
+def test_rtp_llms_own_example() -> None:
+    recent, first = record_keys(RecentKeys(1000), 0, [1, 2, 3])
+    assert (first.keys, first.hits, first.hit_ratio) == (3, 0, 0.0)
+    recent, second = record_keys(recent, 10, [2, 3, 4])
+    assert (second.hits, second.hit_ratio, second.retained, second.retained_unique) == (2, 2 / 3, 6, 4)
+    _, late = record_keys(recent, 1010, [2, 3, 4])
+    assert late.hits == 0
+    _, nothing = record_keys(recent, 20, [])
+    assert (nothing.keys, nothing.hit_ratio, nothing.retained) == (0, 0.0, 6)
+    with pytest.raises(ConfigError, match="the last request's"):
+        record_keys(recent, 9, [1])
+    with pytest.raises(ConfigError, match="positive number of milliseconds"):
+        RecentKeys(0)
