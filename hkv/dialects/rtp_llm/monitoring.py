@@ -154,7 +154,7 @@ class RecentKeys:
 
     @property
     def counts(self) -> Counter[int]:
-        """How often each key came."""
+        """Occurrences of each key."""
         total: Counter[int] = Counter()
         for _, keys in self.entries:
             total.update(dict(keys))
