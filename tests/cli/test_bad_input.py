@@ -253,6 +253,7 @@ TEXTS = [
     *(("layout", "--dtype", value) for value in ("", "x")),
     *(("layout", "--layout", value) for value in ("", "x")),
     *(("layout", "--quantization", value) for value in ("", "x")),
+    *(("plan", "--explicit-blocks", value) for value in ("", "x", "kv:x")),
     *(
         (command, "--engine", value)
         for command in ("check", "record", "shrink")

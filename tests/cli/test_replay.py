@@ -140,15 +140,15 @@ def test_an_engine_that_cannot_tell_why_says_so(monkeypatch, capsys, trace):
 
 
 def test_a_cache_that_is_not_compiled_yet_is_replayed_by_numpy_and_said_so(monkeypatch, capsys, trace):
-    groups = ["--groups", "full:16,mamba:32", "--num-blocks", "200"]
+    groups = ["--dialect", "rtp-llm/single", "--groups", "full:16", "--num-blocks", "300", "--prefix-tree"]
     code, out, err = run(monkeypatch, capsys, "replay", trace, *groups)
     assert code == 0
     assert "engine numpy" in out
-    assert err.startswith("hkv: engine numpy: partial_hits")
+    assert err.startswith("hkv: engine numpy: prefix_tree")
     assert err.count("\n") == 1
     code, _, err = run(monkeypatch, capsys, "replay", trace, *groups, "--engine", "jax")
     assert code == 2
-    assert "partial_hits" in err
+    assert "prefix_tree" in err
 
 
 def test_a_checked_replay(monkeypatch, capsys, trace):
