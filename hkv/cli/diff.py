@@ -48,7 +48,11 @@ from hkv.oracle.engines.process import PREFIX
     "--feature", "features", multiple=True, type=click.Choice(FEATURE_NAMES), help="Only this feature; repeatable."
 )
 @only_options
-@click.option("--version", type=click.IntRange(1, 2), help="Version of the log format. [default: both in turn]")
+@click.option(
+    "--version",
+    type=click.IntRange(1, 3),
+    help="Version of the log format; 3 is for live engines. [default: 1 and 2 in turn]",
+)
 @click.option(
     "--steps", default=16, show_default=True, type=click.IntRange(1, MAX_COUNT), help="Scheduling steps a seed."
 )

@@ -32,7 +32,7 @@ from hkv.oracle.verbs import record
     "--seed", required=True, type=click.IntRange(0, MAX_SEED), help="Seed of the traffic; the same seed, the same log."
 )
 @only_options
-@click.option("--version", default=2, show_default=True, type=click.IntRange(1, 2), help="Version of the log format.")
+@click.option("--version", default=2, show_default=True, type=click.IntRange(1, 3), help="Version of the log format.")
 @click.option("--steps", default=16, show_default=True, type=click.IntRange(1, MAX_COUNT), help="Scheduling steps.")
 @click.option(
     "-o", "--output", required=True, metavar="LOG", type=OutputPath(), help="File to write; - for standard output."

@@ -21,6 +21,7 @@ from hkv.spec import spec_from_log
 if TYPE_CHECKING:
     from hkv.dialects.explore_command import ExploreCommand
     from hkv.dialects.plan_command import PlanCommand
+    from hkv.oracle.attach.session import Observed, Session
     from hkv.oracle.compare import Mismatch
     from hkv.oracle.explain import Explanation, Resumption
     from hkv.oracle.invariant import Invariant
@@ -68,6 +69,7 @@ class Dialect(abc.ABC):
       names: as the `dialect` field of a log's header names it; several where they differ in data alone.
       title: as people call it, its version included.
       versions: of the log format, oldest first.
+      live_versions: those of them that are for logs of live engines; traffic of them is drawn only where asked for.
       kinds: names of the kinds of groups that random configurations may have.
       engines: names of built-in engines to where they live, `module:attribute`; each takes a header.
       engine_versions: of those that drive an installed package, the version that is driven unless another is named.
@@ -81,6 +83,7 @@ class Dialect(abc.ABC):
     names: tuple[str, ...]
     title: str
     versions: tuple[int, ...] = (2,)
+    live_versions: tuple[int, ...] = ()
     kinds: tuple[str, ...] = ()
     engines: Mapping[str, str] = MappingProxyType({})
     engine_versions: Mapping[str, str] = MappingProxyType({})
@@ -91,6 +94,11 @@ class Dialect(abc.ABC):
     move_names: tuple[str, ...] = ()
 
     # Logs
+
+    @property
+    def drawn_versions(self) -> tuple[int, ...]:
+        """Versions of which random traffic is drawn where none is asked for."""
+        return tuple(version for version in self.versions if version not in self.live_versions)
 
     @property
     @abc.abstractmethod
@@ -252,6 +260,28 @@ class Dialect(abc.ABC):
     def vectors(self) -> Mapping[str, tuple[str, Callable[[], Iterator[dict[str, Any]]]]]:
         """Families of conformance vectors that follow from its rules: what each is about, and its cases."""
         return MappingProxyType({})
+
+    # Live engines
+
+    attached_package: str = ""
+    """The package whose live caches can be observed; empty where none can."""
+
+    def attach(self, target: Any, session: Session) -> Observed:
+        """Observes one live cache of its engine from now on.
+
+        Raises:
+          UnsupportedConfigError: the dialect observes no live caches.
+          HKVError: this one cannot be observed.
+        """
+        raise self.lacks("live caches that can be observed")
+
+    def attach_all(self, session: Session) -> Callable[[], None]:
+        """Observes every cache of its engine that this process makes; calling what it returns ends that.
+
+        Raises:
+          UnsupportedConfigError: the dialect observes no live caches.
+        """
+        raise self.lacks("live caches that can be observed")
 
     # Replay and commands
 

@@ -60,7 +60,7 @@ DIGESTS: dict[str, Digest] = {
     "xxhash": xxhash,
     "xxhash_cbor": xxhash_cbor,
 }
-"""Every chain hash, by its name in configurations and logs."""
+"""Every chain hash that can be computed, by its name in configurations and logs."""
 
 
 def digest_by_name(name: str) -> Digest:
@@ -70,7 +70,7 @@ def digest_by_name(name: str) -> Digest:
       ConfigError: there is none.
     """
     try:
-        return DIGESTS[name]
+        return no_digest if name == GIVEN else DIGESTS[name]
     except KeyError:
         raise ConfigError("hash", name, f"one of {', '.join(DIGESTS)}") from None
 
@@ -172,11 +172,16 @@ class KeyChain:
     """
 
     def __init__(
-        self, digest: Digest, hash_block_size: int, lookahead: int = 0, identity: PrefixIdentity = PLAIN
+        self,
+        digest: Digest,
+        hash_block_size: int,
+        lookahead: int = 0,
+        identity: PrefixIdentity = PLAIN,
+        seed: str = SEED,
     ) -> None:
         self.keys: list[bytes] = []
         self._digest = digest
-        self._root = root_key(digest)
+        self._root = root_key(digest, seed)
         self._size = hash_block_size
         self._lookahead = lookahead
         self._identity = identity
@@ -195,3 +200,42 @@ class KeyChain:
                 extra = (extra, *tokens[end : end + self._lookahead])
             parent = self.keys[-1] if self.keys else self._root
             self.keys.append(block_key(self._digest, parent, tokens[start:end], extra))
+
+
+class GivenKeys:
+    """The keys of one request where they are given and not computed: another hash, or none.
+
+    Attributes:
+      keys: as those of `KeyChain`.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+
+    def give(self, keys: Sequence[str]) -> None:
+        """Add keys, in hex.
+
+        Raises:
+          OperationError: a text that is not hex.
+        """
+        try:
+            self.keys += [bytes.fromhex(key) for key in keys]
+        except ValueError:
+            raise OperationError("keys", list(keys), "hex digits, two a byte") from None
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Adds nothing: keys come as they are given."""
+        del tokens
+
+
+GIVEN = "given"
+"""Name of the chain hash in configurations whose requests bring their keys."""
+
+
+def no_digest(value: Any) -> bytes:
+    """The chain hash of configurations whose requests bring their keys: there is none.
+
+    Raises:
+      OperationError: always.
+    """
+    raise OperationError("keys", value, "keys that are given, since the hash is not known")

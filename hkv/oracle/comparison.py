@@ -161,7 +161,7 @@ class Comparison:
         self.engines = tested, right
         self.features = rules.features(only.dialect)
         self._only, self._steps, self._ids = only, steps, ids
-        self._versions = rules.versions if version is None else (version,)
+        self._versions = rules.drawn_versions if version is None else (version,)
         self._bugs = bugs_of_part(bugs, "manager")
         refuse_bugs(self._bugs, rules.title, rules.has_bugs)
         self._operations = self._unsupported = self._compared = 0

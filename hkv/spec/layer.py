@@ -125,6 +125,9 @@ class LayerSpec:
     log_version: ClassVar[int] = 1
     """First version of the log format that knows the kind."""
 
+    later_log_fields: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    """Of `log_fields`, those that a later version of the log format added, with that version."""
+
     event_kind: ClassVar[str | None] = None
     """The kind's name in vLLM 0.33's KV events; None where no such event can name it."""
 

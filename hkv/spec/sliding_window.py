@@ -34,7 +34,8 @@ class SlidingWindow(AttentionSpec):
     )
     managed_fields: ClassVar[tuple[str, ...]] = ("window", "extra_retained_tokens")
     parameters: ClassVar[tuple[str, ...]] = ("window",)
-    log_fields: ClassVar[tuple[str, ...]] = ("window",)
+    log_fields: ClassVar[tuple[str, ...]] = ("window", "extra_retained_tokens")
+    later_log_fields: ClassVar[Mapping[str, int]] = MappingProxyType({"extra_retained_tokens": 3})
     draw_place: ClassVar[int] = 1
     slides: ClassVar[bool] = True
     seeks_run: ClassVar[bool] = True
@@ -78,6 +79,13 @@ class SlidingWindow(AttentionSpec):
     def smallest(cls) -> tuple[LayerSpec, ...]:
         """Windows of up to four tokens."""
         return tuple(cls(block_size=size, window=window) for size in (1, 2) for window in (1, 2, 3, 4))
+
+    def to_log(self) -> dict[str, Any]:
+        """Without `extra_retained_tokens` where there are none, as logs of every version write it."""
+        entry = super().to_log()
+        if not self.extra_retained_tokens:
+            del entry["extra_retained_tokens"]
+        return entry
 
     def readable(self, n: int) -> range:
         return range(max(0, n - self.window + 1), n)

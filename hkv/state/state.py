@@ -94,6 +94,8 @@ class Row(enum.IntEnum):
     """Tokens whose state the chunk at hand leaves behind for others; 0: none. Means nothing while the row is empty."""
     EXPORT_ENTRY = 9
     """The entry whose block takes that state."""
+    HIT_SHORT = 10
+    """Entries by which the hit that is to be adopted is shorter, in this group, than its tokens say."""
 
 
 GROUP_WORDS = 16

@@ -72,7 +72,7 @@ def run_watched(
     performed, reason = 0, ""
     for feature in tuple(features) or rules.features(dialect):
         for seed in range(first_seed, first_seed + seeds):
-            header, choices = draw(feature, seed, rules.versions[-1] if version is None else version, only)
+            header, choices = draw(feature, seed, rules.drawn_versions[-1] if version is None else version, only)
             try:
                 watch = Watch(factory(header), header)
             except UnsupportedConfigError as error:

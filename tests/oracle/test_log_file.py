@@ -28,7 +28,7 @@ def test_sample_is_read() -> None:
 
 
 HEADERS = [
-    ({"oplog": 3}, "oplog", 3, "versions"),
+    ({"oplog": 4}, "oplog", 4, "versions"),
     ({"oplog": True}, "oplog", True, "versions"),
     ({"dialect": "vllm-0.9"}, "dialect", "vllm-0.9", "vllm-0.33"),
     ({"num_blocks": "8"}, "num_blocks", "8", "int"),
@@ -68,6 +68,19 @@ def test_header_key_missing() -> None:
         parse_log(encode([without(HEADER, "oplog")]), "a")
 
 
+LIVE_LINES = [
+    ({"op": "computed", "id": "r1", "tokens": 9}, "op", "computed"),
+    ({"op": "retire", "id": "r1", "tokens": 0}, "op", "retire"),
+    ({"op": "pop", "id": "r1"}, "op", "pop"),
+    ({"op": "release", "blocks": [1]}, "op", "release"),
+    ({"op": "hold", "blocks": [1]}, "op", "hold"),
+    ({"op": "digest", "want": {"digest": "0" * 64}}, "op", "digest"),
+    ({"op": "end", "reason": "poked"}, "op", "end"),
+    ({"op": "request", "id": "r1", "tokens": [1], "keys": ["00"]}, "keys", ["00"]),
+    ({"op": "copies", "hold": True, "want": []}, "hold", True),
+]
+"""Operations and fields of version 3, each with the field that an earlier version refuses."""
+
 LINES = [
     ({"op": "jump"}, "op", "jump", "one of step, request"),
     ({"id": "r1"}, "op", None, "one of step, request"),
@@ -87,6 +100,34 @@ LINES = [
     ({"op": "lookup", "id": "r9", "want": OPERATIONS[2]["want"]}, "id", "r9", "arrived"),
     ({"op": "free", "id": "r9"}, "id", "r9", "arrived"),
 ]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("line", "field", "value"), LIVE_LINES)
+def test_version_3_alone(line: dict[str, Any], field: str, value: object, version: int) -> None:
+    with pytest.raises(FileError) as caught:
+        parse_log(encode([{**HEADER, "oplog": version}, {"op": "step"}, line]), "a.jsonl")
+    assert (caught.value.field, caught.value.value) == (field, value)
+    assert "version 3" in caught.value.expected
+
+
+def test_nothing_follows_the_end() -> None:
+    lines = [{**HEADER, "oplog": 3}, {"op": "step"}, {"op": "end", "reason": "poked"}]
+    assert parse_log(encode(lines), "a.jsonl").operations[-1] == oplog.EndOp(reason="poked")
+    with pytest.raises(FileError, match="nothing after"):
+        parse_log(encode([*lines, {"op": "step"}]), "a.jsonl")
+
+
+def test_live_operations_are_legal_in_version_3() -> None:
+    lines = [
+        {**HEADER, "oplog": 3},
+        {"op": "request", "id": "r1", "tokens": [-5, 2**31 - 1, -(2**31)]},
+        {"op": "computed", "id": "r1", "tokens": 9},
+        {"op": "computed", "id": "r1", "tokens": 0},
+        {"op": "retire", "id": "r1", "tokens": 0},
+        {"op": "copies", "hold": True, "want": []},
+    ]
+    assert len(parse_log(encode(lines), "a.jsonl").operations) == 5
 
 
 @pytest.mark.parametrize(("line", "field", "value", "expected"), LINES)

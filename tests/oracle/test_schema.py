@@ -21,7 +21,7 @@ from hkv.oracle.log_file import encode, parse_log
 from hkv.oracle.record import record
 from hkv.spec import KINDS
 from tests.oracle import sample
-from tests.oracle.test_log_file import EXTRAS, HEADERS, LINES
+from tests.oracle.test_log_file import EXTRAS, HEADERS, LINES, LIVE_LINES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SCHEMA = json.loads(log_schema.PATH.read_text())
@@ -35,7 +35,7 @@ def validator(name: str) -> jsonschema.Draft202012Validator:
 
 
 HEADER = validator("header")
-OPERATION = {1: validator("operation_1"), 2: validator("operation")}
+OPERATION = {1: validator("operation_1"), 2: validator("operation_2"), 3: validator("operation")}
 
 
 def validate(lines: list[Any]) -> None:
@@ -64,7 +64,7 @@ def test_recorded_logs_validate(feature: str) -> None:
         validate([json.loads(line) for line in path.read_bytes().splitlines()])
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("feature", FEATURES)
 def test_generated_logs_validate(feature: str, version: int) -> None:
     recording = record(engine_factory("numpy"), feature, 5, version, 6)
@@ -124,6 +124,13 @@ def test_bad_headers(changes: dict[str, Any], field: str, value: object, expecte
             parse_log(sample.encode([header]), "a")
     else:
         assert field in ("scheduler_block_size", "bugs")
+
+
+@pytest.mark.parametrize(("line", "field", "value"), LIVE_LINES)
+def test_live_lines(line: dict[str, Any], field: str, value: object) -> None:
+    del field, value
+    assert OPERATION[3].is_valid(line)
+    assert not OPERATION[2].is_valid(line)
 
 
 @pytest.mark.parametrize(("line", "field", "value", "expected"), LINES)

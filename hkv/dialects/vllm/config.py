@@ -7,13 +7,14 @@ import math
 from collections.abc import Sequence
 
 from hkv.errors import ConfigError
+from hkv.keys.chained import GIVEN, SEED
 from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.topology import Topology
 from hkv.spec import LayerSpec
 
 NAME = "vllm-0.33"
 
-HASHES = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+HASHES = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor", GIVEN)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,8 @@ class VllmConfig:
     Attributes:
       topology: the groups, in order; every group shares one pool.
       num_blocks: blocks in the pool, the null block 0 included.
-      hash: name of the chain hash.
+      hash: name of the chain hash; `given` where requests bring their keys.
+      hash_seed: string whose hash is the root key (vLLM 0.33 `NONE_HASH`).
       hash_block_size: tokens between two chain hashes of a request.
       scheduler_block_size: common multiple of the groups' blocks, to which hits are aligned.
       hash_lookahead: tokens after a hash block that its hash covers as well.
@@ -43,6 +45,7 @@ class VllmConfig:
     topology: Topology
     num_blocks: int
     hash: str = "sha256_cbor"
+    hash_seed: str = SEED
     hash_block_size: int
     scheduler_block_size: int
     hash_lookahead: int = 0

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hkv.dialects.vllm.log.structs import Header
     from hkv.dialects.vllm.traffic.hit_comparison import Case
     from hkv.dialects.vllm.traffic.moves import TrafficMoves
+    from hkv.oracle.attach.session import Observed, Session
     from hkv.oracle.compare import Mismatch
     from hkv.oracle.explain import Explanation
     from hkv.oracle.invariant import Invariant
@@ -35,7 +36,8 @@ class VllmDialect(Dialect):
 
     names = (NAME,)
     title = "vLLM 0.33"
-    versions = (1, 2)
+    versions = (1, 2, 3)
+    live_versions = (3,)
     kinds = kinds.names()
     engines = MappingProxyType(
         {
@@ -149,6 +151,18 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.log.coverage import exercised
 
         return exercised(log)
+
+    attached_package = "vllm"
+
+    def attach(self, target: Any, session: Session) -> Observed:
+        from hkv.dialects.vllm.attach.attach import attach
+
+        return attach(target, session)
+
+    def attach_all(self, session: Session) -> Callable[[], None]:
+        from hkv.dialects.vllm.attach.attach import Attached
+
+        return Attached(session).detach
 
     def plan_command(self) -> PlanCommand:
         from hkv.dialects.vllm.plan_command import VllmPlanCommand

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Header, Operation
@@ -44,6 +45,8 @@ class Lifecycle:
     def __init__(self, header: Header) -> None:
         self._header = header
         self.num_blocks = header.num_blocks
+        self._live = header.oplog >= 3
+        self._ended = False
         self._found: tuple[str, int] | None = None
         self.requests: dict[str, RequestState] = {}
 
@@ -53,6 +56,8 @@ class Lifecycle:
         Raises:
           OperationError: names the field that does not fit what came before.
         """
+        if self._ended:
+            raise OperationError("op", operation.__struct_config__.tag, "nothing after the operation that ends a log")
         found, self._found = self._found, None
         match operation:
             case oplog.RequestOp():
@@ -69,7 +74,7 @@ class Lifecycle:
                 self._check_length(state.tokens)
             case oplog.CommitOp():
                 self._check_commit(operation)
-            case oplog.FreeOp():
+            case oplog.FreeOp() | oplog.PopOp():
                 state = self._running(operation.id)
                 state.computed, state.granted = 0, 0
                 state.running, state.returned = False, True
@@ -77,9 +82,16 @@ class Lifecycle:
                 self._waiting(operation.id)
                 del self.requests[operation.id]
             case oplog.EvictOp():
-                for block in operation.blocks:
-                    if not 0 <= block < self._header.num_blocks:
-                        raise OperationError("blocks", block, f"block ids below {self._header.num_blocks}")
+                self._check_blocks("blocks", operation.blocks, 0)
+            case oplog.ReleaseOp() | oplog.HoldOp():
+                self._check_blocks("blocks", operation.blocks, 1)
+            case oplog.ComputedOp():
+                self._known(operation.id).computed = operation.tokens
+                self._found = found
+            case oplog.RetireOp():
+                self._known(operation.id)
+            case oplog.EndOp():
+                self._ended = True
             case _:
                 pass
 
@@ -111,10 +123,19 @@ class Lifecycle:
             for name in ("hit", "external"):
                 if getattr(operation, name):
                     raise OperationError(name, getattr(operation, name), "0 for a running request")
+        elif operation.rows is not None:
+            self._check_rows(operation)
         elif operation.hit and found != (operation.id, operation.hit):
             raise OperationError("hit", operation.hit, "the hit of a lookup of this request on the line before")
+        if operation.shared_prefix is not None and operation.shared_prefix > self._header.max_model_len:
+            raise OperationError("shared_prefix", operation.shared_prefix, "at most max_model_len")
         if not operation.new + operation.hit + operation.external:
             raise OperationError("new", 0, "a token to compute or to adopt")
+        if not self._live:
+            self._check_account(operation, state)
+
+    def _check_account(self, operation: oplog.AllocateOp, state: RequestState) -> None:
+        """Checks lengths, which a live engine's own scheduler accounts for (version 3)."""
         start = state.computed + operation.hit + operation.external
         if start > state.tokens:
             raise OperationError("external", operation.external, f"at most the request's {state.tokens} tokens")
@@ -122,8 +143,18 @@ class Lifecycle:
             raise OperationError("new", operation.new, f"at most max_model_len {self._header.max_model_len} in all")
         if operation.in_flight > state.computed:
             raise OperationError("in_flight", operation.in_flight, f"at most the {state.computed} computed tokens")
-        if operation.shared_prefix is not None and operation.shared_prefix > self._header.max_model_len:
-            raise OperationError("shared_prefix", operation.shared_prefix, "at most max_model_len")
+
+    def _check_rows(self, operation: oplog.AllocateOp) -> None:
+        rows = operation.rows or []
+        if len(rows) != len(self._header.groups):
+            raise OperationError("rows", f"{len(rows)} rows", f"one for each of {len(self._header.groups)} groups")
+        for row in rows:
+            self._check_blocks("rows", row, 0)
+
+    def _check_blocks(self, name: str, blocks: Sequence[int], least: int) -> None:
+        for block in blocks:
+            if not least <= block < self._header.num_blocks:
+                raise OperationError(name, block, f"block ids from {least} on, below {self._header.num_blocks}")
 
     def _advance(self, operation: oplog.AdvanceOp) -> None:
         state = self._running(operation.id)
@@ -135,7 +166,7 @@ class Lifecycle:
     def _check_commit(self, operation: oplog.CommitOp) -> None:
         state = self._running(operation.id)
         limit = min(state.computed, state.tokens)
-        if operation.tokens > limit:
+        if operation.tokens > limit and not self._live:
             raise OperationError("tokens", operation.tokens, f"at most the {limit} computed tokens")
 
     def _check_length(self, tokens: int) -> None:

@@ -160,6 +160,11 @@ retire = _verb(Code.RETIRE, "Gives back the blocks that the query at `tokens` ca
 free = _verb(Code.FREE, "A running request gives its blocks back and waits.")
 drop = _verb(Code.DROP, "A waiting request is forgotten.")
 copies = _verb(Code.COPIES, "Copies are made: the blocks in `payload` give back the references that these held.")
+computed = _verb(Code.COMPUTED, "`tokens` tokens are computed in all.")
+pop = _verb(Code.POP, "A running request waits again without its blocks, which keep their references.")
+found = _verb(
+    Code.FOUND, "A hit of `tokens` tokens is to be adopted: `payload` is, for each group, a count and so many blocks."
+)
 step = _verb(Code.STEP, "A new scheduling step begins.")
 evict = _verb(Code.EVICT, "The blocks in `payload` lose their keys.")
 reset = _verb(Code.RESET, "All blocks lose their keys, unless one is in use.")

@@ -62,12 +62,17 @@ class Coordinator:
                 kind.check(self.alone)
 
 
-def longest_hit(cache: Coordinator, request: Request) -> Found:
+def longest_hit(cache: Coordinator, request: Request, limit: int | None = None) -> Found:
     """The longest prefix of a request that every group can resume from. Its last token is always computed again.
 
     Nothing changes. Without prefix caching nothing is ever found.
+
+    Args:
+      cache: the cache.
+      request: the request.
+      limit: tokens that it may have; None for all but the last (vLLM 0.33 `max_cache_hit_length`).
     """
-    max_length = request.num_tokens - 1
+    max_length = request.num_tokens - 1 if limit is None else limit
     if not cache.members:
         return Found(0, [[] for _ in cache.kinds], 0)
     if cache.alone:

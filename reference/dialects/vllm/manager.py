@@ -8,7 +8,7 @@ from typing import TypeVar
 from hkv.bugs import check_bugs
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import EngineFailure, OperationError
-from hkv.keys.chained import PLAIN, KeyChain, PrefixIdentity, digest_by_name
+from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity, digest_by_name
 from reference.dialects.rules import RuleSet
 from reference.dialects.vllm.coordinator import Coordinator
 from reference.dialects.vllm.dialect import VLLM
@@ -69,12 +69,16 @@ class Manager:
         for kind in self.cache.kinds:
             kind.new_step()
 
-    def request(self, id: str, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> None:
-        """A request arrives, with its prompt and everything else that identifies its prefix."""
+    def request(
+        self, id: str, tokens: Sequence[int], identity: PrefixIdentity = PLAIN, keys: Sequence[str] | None = None
+    ) -> None:
+        """A request arrives, with its prompt and everything else that identifies its prefix; or its prefix keys."""
         self._check_new(id, len(tokens))
         config = self.config
-        chain = KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity)
-        self.requests[id] = TokenRequest(id, tokens, chain)
+        chain: KeyChain | GivenKeys = GivenKeys()
+        if keys is None:
+            chain = KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity, config.hash_seed)
+        self.requests[id] = TokenRequest(id, tokens, chain, keys or ())
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request arrives of which only its length is known, and what its prefixes are called.
@@ -92,11 +96,11 @@ class Manager:
         self.pool.records = False
         self.pool.events.clear()
 
-    def append(self, id: str, tokens: Sequence[int]) -> None:
-        """Generated tokens are appended to a request that came with tokens."""
+    def append(self, id: str, tokens: Sequence[int], keys: Sequence[str] = ()) -> None:
+        """Generated tokens are appended to a request that came with tokens; `keys` where it came with keys too."""
         request = self._of_sort(id, TokenRequest, "a request that came with tokens")
         self._check_length(request, len(tokens))
-        request.append(tokens)
+        request.append(tokens, keys)
 
     def extend(self, id: str, tokens: int) -> None:
         """`tokens` generated tokens are appended to a request that came with keys."""
@@ -115,8 +119,12 @@ class Manager:
 
     # The prefix cache.
 
-    def lookup(self, id: str) -> Found:
+    def lookup(self, id: str, limit: int | None = None) -> Found:
         """The longest hit of a waiting request that all groups agree on. Changes nothing; `allocate` may adopt it.
+
+        Args:
+          id: the request.
+          limit: tokens that the hit may have; None for all but the last.
 
         Raises:
           OperationError: misuse.
@@ -124,7 +132,7 @@ class Manager:
         """
         request = self._waiting(id)
         try:
-            found = self._rules.hit(self.cache, request)
+            found = self._rules.hit(self.cache, request, limit)
         except IndexError as error:
             if "finder-index-error" not in self.config.bugs:
                 raise
@@ -132,10 +140,13 @@ class Manager:
         self._found = (id, found)
         return found
 
-    def commit(self, id: str, tokens: int) -> None:
-        """The first `tokens` tokens of a running request are settled: what they filled enters the prefix cache."""
-        request = self._running(id)
-        if not 0 <= tokens <= min(request.num_computed, request.num_tokens):
+    def commit(self, id: str, tokens: int, checked: bool = True) -> None:
+        """The first `tokens` tokens of a running request are settled: what they filled enters the prefix cache.
+
+        More than are computed are refused if `checked`.
+        """
+        request = self.running(id)
+        if checked and not 0 <= tokens <= min(request.num_computed, request.num_tokens):
             expected = f"0 to {min(request.num_computed, request.num_tokens)} tokens, computed and not drafts"
             raise OperationError("tokens", tokens, expected)
         self._found = None
@@ -169,6 +180,9 @@ class Manager:
         reserved: int = 0,
         in_flight: int = 0,
         shared_prefix: int | None = None,
+        rows: Sequence[Sequence[int]] | None = None,
+        waiting: bool | None = None,
+        scheduled: bool | None = None,
     ) -> list[list[int]] | None:
         """Give a request room for its next tokens (vLLM 0.33 `KVCacheManager.allocate_slots`). Lengths are tokens.
 
@@ -186,6 +200,9 @@ class Manager:
           reserved: free blocks that are promised to others.
           in_flight: computed tokens of the request whose steps have not come back.
           shared_prefix: length at which others branch off, in tokens; stays until set again.
+          rows: for each group the blocks of the hit, where it is not the lookup's.
+          waiting: whether the request has yet to be scheduled; None if that is when it holds no blocks.
+          scheduled: whether others are; None if that is when any other holds blocks.
 
         Returns:
           For each group the blocks that are new in its row, a copy's target first; None when refused.
@@ -194,7 +211,7 @@ class Manager:
           OperationError: nothing to allocate, or misuse.
           EngineFailure: a defect asked for by name made the engine fail halfway.
         """
-        request = self._request(id)
+        request = self.find(id)
         _check_not_negative(
             new=new, hit=hit, lookahead=lookahead, external=external, reserved=reserved, in_flight=in_flight
         )
@@ -203,13 +220,14 @@ class Manager:
             raise OperationError("new", 0, "something to allocate: new, hit or external tokens")
         if request.running and (hit or external):
             raise OperationError("hit" if hit else "external", hit or external, "0 for a running request")
-        rows = self._adopted(id, hit)
+        rows = self._adopted(id, hit) if rows is None else [list(row) for row in rows]
         self._found = None
         request.num_in_flight = in_flight
         if shared_prefix is not None:
             request.shared_prefix = shared_prefix
         local = request.num_computed + hit
-        if not self._admit(request, rows, local, external, new, lookahead, must_fit, reserved):
+        headroom = self._watermark(request, waiting, scheduled)
+        if not self._admit(request, rows, local, external, new, lookahead, must_fit, reserved, headroom):
             return None
         return self._grant(request, rows, local, external, new, lookahead, delay)
 
@@ -223,12 +241,12 @@ class Manager:
         lookahead: int,
         must_fit: bool,
         reserved: int,
+        free_after: int,
     ) -> bool:
         """True if the request fits, whole if it must; in between, blocks that it has outgrown are given back."""
         limit = self.config.max_model_len
         total = min(local + external, limit)
         prefill_end = max(request.num_prompt, request.num_tokens - 1) if self.config.retention_interval == 0 else 0
-        free_after = self._watermark(request)
         if must_fit:
             whole = min(request.num_tokens, limit)
             demand = Demand(whole, whole, total, local, prefill_end, whole=True)
@@ -280,16 +298,16 @@ class Manager:
             raise OperationError("hit", hit, "0, or the hit that a lookup of this request just found")
         return found[1].blocks
 
-    def _watermark(self, request: Request) -> int:
+    def _watermark(self, request: Request, waiting: bool | None, scheduled: bool | None) -> int:
         """Blocks that stay free when a request is admitted while others run."""
-        blocks = self.config.watermark_blocks
-        if blocks == 0 or request.running:
+        if not (not request.running if waiting is None else waiting):
             return 0
-        return blocks if any(other.running for other in self.requests.values()) else 0
+        others = any(other.running for other in self.requests.values()) if scheduled is None else scheduled
+        return self.config.watermark_blocks if others else 0
 
     def advance(self, id: str, tokens: int) -> None:
         """`tokens` more tokens of a running request are computed; rejected drafts do not count."""
-        request = self._running(id)
+        request = self.running(id)
         room = request.num_granted - request.num_computed
         if not 0 <= tokens <= room:
             raise OperationError("tokens", tokens, f"0 to {room}, for which the request has room")
@@ -297,19 +315,21 @@ class Manager:
 
     def free(self, id: str) -> None:
         """A running request finished, or is preempted: its rows are freed, last block first, and it waits again."""
-        request = self._running(id)
-        self._found = None
+        request = self.running(id)
+        self.forget_hit()
         self._rules.free(self.cache, id)
-        request.running = False
-        request.grant = None
-        request.num_computed = request.num_in_flight = request.num_granted = 0
+        request.wait()
 
-    def copies(self) -> list[tuple[int, int]]:
-        """Drains the pending copies, (source, target), group by group; then gives back the references they held."""
-        self._found = None
+    def copies(self, hold: bool = False) -> list[tuple[int, int]]:
+        """Drains the pending copies, (source, target), group by group; gives back their references but to `hold`."""
+        self.forget_hit()
         copies = [copy for kind in self.cache.kinds for copy in kind.take_copies()]
-        self.pool.release(block for copy in copies for block in copy)
+        self.pool.release(block for copy in copies for block in copy if not hold)
         return copies
+
+    def forget_hit(self) -> None:
+        """What the last lookup found may be adopted no more."""
+        self._found = None
 
     # What can be seen.
 
@@ -352,26 +372,36 @@ class Manager:
 
     # Checks.
 
-    def _request(self, id: str) -> Request:
+    def find(self, id: str) -> Request:
+        """A request.
+
+        Raises:
+          OperationError: it has not arrived, or was dropped.
+        """
         try:
             return self.requests[id]
         except KeyError:
             raise OperationError("id", id, "a request that arrived and was not dropped") from None
 
     def _waiting(self, id: str) -> Request:
-        request = self._request(id)
+        request = self.find(id)
         if request.running:
             raise OperationError("id", id, "a waiting request, one that holds no blocks")
         return request
 
-    def _running(self, id: str) -> Request:
-        request = self._request(id)
+    def running(self, id: str) -> Request:
+        """A request that holds blocks.
+
+        Raises:
+          OperationError: it does not, or has not arrived.
+        """
+        request = self.find(id)
         if not request.running:
             raise OperationError("id", id, "a running request, one that was granted blocks")
         return request
 
     def _of_sort(self, id: str, sort: type[Sort], expected: str) -> Sort:
-        request = self._request(id)
+        request = self.find(id)
         if not isinstance(request, sort):
             raise OperationError("id", id, expected)
         return request

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hkv.keys.chained import KeyChain
+from hkv.errors import OperationError
+from hkv.keys.chained import GivenKeys, KeyChain
 from reference.keys.views import Chain
 
 
@@ -52,17 +53,31 @@ class Request:
     running: bool = False
     grant: Grant | None = None
 
+    def wait(self) -> None:
+        """It holds no blocks any more, and nothing of it is computed."""
+        self.running = False
+        self.grant = None
+        self.num_computed = self.num_in_flight = self.num_granted = 0
+
 
 class TokenRequest(Request):
     """A request whose tokens are known, and hashed as they come."""
 
-    def __init__(self, id: str, tokens: Sequence[int], chain: KeyChain) -> None:
+    def __init__(self, id: str, tokens: Sequence[int], chain: KeyChain | GivenKeys, keys: Sequence[str] = ()) -> None:
         super().__init__(id, len(tokens), 0, chain.keys)  # type: ignore[arg-type]
         self._chain = chain
-        self.append(tokens)
+        self.append(tokens, keys)
 
-    def append(self, tokens: Sequence[int]) -> None:
-        """`tokens` were generated."""
+    def append(self, tokens: Sequence[int], keys: Sequence[str] = ()) -> None:
+        """`tokens` were generated; `keys`, in hex, are given where they are not computed.
+
+        Raises:
+          OperationError: keys for a request whose keys are computed, or that are not hex.
+        """
+        if isinstance(self._chain, GivenKeys):
+            self._chain.give(keys)
+        elif keys:
+            raise OperationError("keys", list(keys), "none: this request's are computed")
         self.tokens.extend(tokens)
         self.num_tokens = len(self.tokens)
         self._chain.extend(self.tokens)

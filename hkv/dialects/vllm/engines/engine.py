@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheEvent, CacheState, ExtraKeys, Hit, Operation
+from hkv.dialects.vllm.log.structs import (
+    Allocation,
+    Answer,
+    CacheEvent,
+    CacheState,
+    Digest,
+    ExtraKeys,
+    Hit,
+    Operation,
+    state_digest,
+)
 from hkv.oracle.engine import Failure, attempt_with
 
 
@@ -44,6 +54,25 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class LiveEngine(Engine, Protocol):
+    """An engine that also performs what version 3 of the log adds, for logs of live engines.
+
+    Of the operations above, `request` and `append` also take `keys`, `lookup` takes `limit`, `copies` takes `hold`.
+    They are given only where a log has them.
+    """
+
+    def computed(self, id: str, tokens: int) -> None: ...
+
+    def retire(self, id: str, tokens: int) -> None: ...
+
+    def pop(self, id: str) -> None: ...
+
+    def release(self, blocks: Sequence[int]) -> None: ...
+
+    def hold(self, blocks: Sequence[int]) -> None: ...
+
+
+@runtime_checkable
 class KeyedEngine(Engine, Protocol):
     """An engine that also takes requests whose prefix keys are known beforehand, as a request trace gives them."""
 
@@ -64,21 +93,27 @@ class KeyedEngine(Engine, Protocol):
         ...
 
 
-def apply(engine: Engine, operation: Operation) -> Answer:
+def apply(engine: Any, operation: Operation) -> Answer:
     """Performs one operation on an engine and returns its answer (None where the operation has none)."""
     match operation:
         case oplog.StepOp():
             return engine.step()
-        case oplog.RequestOp():
+        case oplog.RequestOp(keys=None):
             return engine.request(operation.id, operation.tokens, operation.extra)
-        case oplog.LookupOp():
+        case oplog.RequestOp():
+            return engine.request(operation.id, operation.tokens, operation.extra, operation.keys)
+        case oplog.LookupOp(limit=None):
             return engine.lookup(operation.id)
+        case oplog.LookupOp():
+            return engine.lookup(operation.id, operation.limit)
         case oplog.AllocateOp():
             return engine.allocate(operation)
         case oplog.AdvanceOp():
             return engine.advance(operation.id, operation.tokens)
-        case oplog.AppendOp():
+        case oplog.AppendOp(keys=None):
             return engine.append(operation.id, operation.tokens)
+        case oplog.AppendOp():
+            return engine.append(operation.id, operation.tokens, operation.keys)
         case oplog.CommitOp():
             return engine.commit(operation.id, operation.tokens)
         case oplog.FreeOp():
@@ -87,14 +122,36 @@ def apply(engine: Engine, operation: Operation) -> Answer:
             return engine.drop(operation.id)
         case oplog.EvictOp():
             return engine.evict(operation.blocks)
-        case oplog.CopiesOp():
+        case oplog.CopiesOp(hold=False):
             return engine.copies()
+        case oplog.CopiesOp():
+            return engine.copies(hold=True)
         case oplog.ResetOp():
             return oplog.Reset(engine.reset())
         case oplog.EventsOp():
             return engine.events()
         case oplog.StateOp():
             return engine.state()
+        case oplog.DigestOp():
+            return state_digest(engine.state())
+        case _:
+            return _apply_live(engine, operation)
+
+
+def _apply_live(engine: LiveEngine, operation: Operation) -> None:
+    match operation:
+        case oplog.ComputedOp():
+            return engine.computed(operation.id, operation.tokens)
+        case oplog.RetireOp():
+            return engine.retire(operation.id, operation.tokens)
+        case oplog.PopOp():
+            return engine.pop(operation.id)
+        case oplog.ReleaseOp():
+            return engine.release(operation.blocks)
+        case oplog.HoldOp():
+            return engine.hold(operation.blocks)
+        case _:
+            return None
 
 
 _ANSWERS: dict[type, type | None] = {
@@ -104,6 +161,7 @@ _ANSWERS: dict[type, type | None] = {
     oplog.ResetOp: oplog.Reset,
     oplog.EventsOp: list,
     oplog.StateOp: CacheState,
+    oplog.DigestOp: Digest,
 }
 
 

@@ -41,6 +41,7 @@ class InstalledVllmEngine:
         self._pool = self._manager.block_pool
         self._requests: dict[str, Any] = {}
         self._running: set[str] = set()
+        self._given: dict[str, list[str]] = {}
         self._found: tuple[str, Any] | None = None
         self._dropping = 0
         self.evictions = 0
@@ -50,13 +51,20 @@ class InstalledVllmEngine:
     def step(self) -> None:
         self._manager.new_step_starts()
 
-    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
+    def request(
+        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+    ) -> None:
         if id in self._requests:
             raise OperationError("id", id, "a request that has not arrived before")
         if not tokens:
             raise OperationError("tokens", [], "at least one token")
-        vllm_objects.use_none_hash(self._hash)
-        self._requests[id] = vllm_objects.request(id, list(tokens), extra, self._hasher)
+        hasher = self._hasher
+        if keys is None:
+            vllm_objects.use_none_hash(self._hash)
+        else:
+            self._given[id] = list(keys)
+            hasher = vllm_objects.given_hasher(self._given[id])
+        self._requests[id] = vllm_objects.request(id, list(tokens), extra, hasher)
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request of unnamed tokens; from the first one on the engine records no events, having no tokens to name.
@@ -73,9 +81,9 @@ class InstalledVllmEngine:
     def extend(self, id: str, tokens: int) -> None:
         self._known(id).append_output_token_ids([0] * tokens)
 
-    def lookup(self, id: str) -> Hit:
+    def lookup(self, id: str, limit: int | None = None) -> Hit:
         request = self._waiting(id)
-        blocks, hit, boundary = self._call("lookup", id, self._manager.get_computed_blocks, request)
+        blocks, hit, boundary = self._call("lookup", id, self._manager.get_computed_blocks, request, limit)
         self._found = (id, blocks) if hit else None
         return Hit(hit, _ids(blocks.blocks), boundary)
 
@@ -83,13 +91,19 @@ class InstalledVllmEngine:
         request = self._known(operation.id)
         found, self._found = self._found, None
         adopted = None
-        if operation.hit:
+        if operation.rows is not None:
+            blocks = tuple([self._pool.blocks[block] for block in row] for row in operation.rows)
+            adopted = self._manager.create_kv_cache_blocks(blocks)
+        elif operation.hit:
             if found is None or found[0] != operation.id:
                 raise OperationError("hit", operation.hit, "a lookup of the same request on the line before")
             adopted = found[1]
         if operation.shared_prefix is not None:
             request.shared_prefix_boundary = operation.shared_prefix
         request.num_in_flight_tokens = operation.in_flight
+        running = operation.id in self._running if operation.waiting is None else not operation.waiting
+        (vllm_objects.set_running if running else vllm_objects.set_preempted)(request)
+        scheduled = bool(self._running) if operation.scheduled is None else operation.scheduled
         blocks = self._call(
             "allocate",
             operation.id,
@@ -103,7 +117,7 @@ class InstalledVllmEngine:
             delay_cache_blocks=operation.delay,
             full_sequence_must_fit=operation.must_fit,
             reserved_blocks=operation.reserved,
-            has_scheduled_reqs=bool(self._running),
+            has_scheduled_reqs=scheduled,
         )
         if blocks is None:
             return Allocation(None)
@@ -114,25 +128,50 @@ class InstalledVllmEngine:
     def advance(self, id: str, tokens: int) -> None:
         self._known(id).num_computed_tokens += tokens
 
-    def append(self, id: str, tokens: Sequence[int]) -> None:
+    def computed(self, id: str, tokens: int) -> None:
+        self._known(id).num_computed_tokens = tokens
+
+    def append(self, id: str, tokens: Sequence[int], keys: Sequence[str] = ()) -> None:
         request = self._known(id)
-        vllm_objects.use_none_hash(self._hash)
+        if id in self._given:
+            self._given[id] += keys
+        else:
+            vllm_objects.use_none_hash(self._hash)
         request.append_output_token_ids(list(tokens))
 
     def commit(self, id: str, tokens: int) -> None:
         self._call("commit", id, self._manager.cache_blocks, self._known(id), tokens)
 
+    def retire(self, id: str, tokens: int) -> None:
+        request = self._known(id)
+        self._call("retire", id, self._manager.remove_skipped_blocks, id, tokens, request.num_prompt_tokens)
+
     def free(self, id: str) -> None:
         request = self._known(id)
         self._manager.free(request)
+        self._wait(id, request)
+
+    def pop(self, id: str) -> None:
+        request = self._known(id)
+        self._manager.pop_blocks_for_free(request)
+        self._wait(id, request)
+
+    def _wait(self, id: str, request: Any) -> None:
         self._running.discard(id)
         request.num_computed_tokens = 0
         request.num_in_flight_tokens = 0
         vllm_objects.set_preempted(request)
 
+    def release(self, blocks: Sequence[int]) -> None:
+        self._pool.free_blocks(self._pool.blocks[block] for block in blocks)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        self._pool.touch([self._pool.blocks[block] for block in blocks])
+
     def drop(self, id: str) -> None:
         self._waiting(id)
         del self._requests[id]
+        self._given.pop(id, None)
 
     def evict(self, blocks: Sequence[int]) -> None:
         self._dropping += 1
@@ -141,9 +180,10 @@ class InstalledVllmEngine:
         finally:
             self._dropping -= 1
 
-    def copies(self) -> list[tuple[int, int]]:
+    def copies(self, hold: bool = False) -> list[tuple[int, int]]:
         copies, retained = self._manager.take_kv_cache_block_copies()
-        self._pool.free_blocks(retained)
+        if not hold:
+            self._pool.free_blocks(retained)
         return [(copy.src_block_id, copy.dst_block_id) for copy in copies]
 
     def reset(self) -> bool:

@@ -13,6 +13,7 @@ from hkv.bugs import check_bugs
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines import jax_reading as reading
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
@@ -27,9 +28,9 @@ from hkv.dialects.vllm.log.structs import (
     Hit,
     Operation,
 )
-from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column, Results
+from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column, Flag, Results
 from hkv.errors import EngineFailure, OperationError
-from hkv.keys.chained import PLAIN, KeyChain, digest_by_name
+from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, digest_by_name
 from hkv.keys.interning import Interner
 from hkv.machine.operations import bucket
 from hkv.state.state import Buckets, Counter
@@ -47,7 +48,7 @@ PAYLOAD = 1024
 OPERATIONS = 64
 """Least room for operations in one dispatch."""
 
-CODES = tuple(code for code in cache.ALL if code not in (Code.RETIRE, Code.FORK))
+CODES = tuple(code for code in cache.ALL if code != Code.FORK)
 """Operations that logs know."""
 
 REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
@@ -70,7 +71,7 @@ class Request:
     slot: int
     num_tokens: int
     tokens: list[int]
-    chain: KeyChain | None
+    chain: KeyChain | GivenKeys | None
     numbers: list[int]
 
 
@@ -91,6 +92,7 @@ class JaxEngine:
         self.config: VllmConfig = to_config(header)
         check_bugs(self.config.bugs)
         self._version = header.oplog
+        self._flags = int(Flag.LIVE) if header.oplog >= 3 else 0
         self._digest = digest_by_name(self.config.hash)
         self._interner = Interner()
         self._requests: dict[str, Request] = {}
@@ -114,11 +116,14 @@ class JaxEngine:
         """A new scheduling step begins."""
         self._add(Code.STEP, None)
 
-    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
-        """A request arrives with this prompt."""
+    def request(
+        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+    ) -> None:
+        """A request arrives with this prompt, and with prefix keys where they are given."""
         self._check_new(id, len(tokens))
-        identity = PLAIN if extra is None else identity_of(extra)
-        chain = KeyChain(self._digest, self.config.hash_block_size, self.config.hash_lookahead, identity)
+        chain = self._chain(extra) if keys is None else GivenKeys()
+        if isinstance(chain, GivenKeys):
+            chain.give(keys or ())
         request = Request(self._slot(), len(tokens), list(tokens), chain, [])
         self._requests[id] = request
         self._add(Code.REQUEST, request, payload=self._grow(request), tokens=len(tokens))
@@ -134,9 +139,13 @@ class JaxEngine:
         self._fit_keys()
         self._add(Code.REQUEST, request, payload=request.numbers, tokens=num_tokens)
 
-    def lookup(self, id: str) -> Hit:
-        """The longest common cache hit of a waiting request."""
-        return self._now(self._lookup(id))
+    def _chain(self, extra: ExtraKeys | None) -> KeyChain | GivenKeys:
+        config, identity = self.config, PLAIN if extra is None else identity_of(extra)
+        return KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity, config.hash_seed)
+
+    def lookup(self, id: str, limit: int | None = None) -> Hit:
+        """The longest common cache hit of a waiting request, of at most `limit` tokens."""
+        return self._now(self._lookup(id, limit))
 
     def allocate(self, operation: AllocateOp) -> Allocation:
         """A request gets blocks for its next tokens, or is refused."""
@@ -146,12 +155,20 @@ class JaxEngine:
         """`tokens` more tokens are computed."""
         self._add(Code.ADVANCE, self._request(id), tokens=tokens)
 
-    def append(self, id: str, tokens: Sequence[int]) -> None:
-        """Generated tokens are appended."""
+    def computed(self, id: str, tokens: int) -> None:
+        """`tokens` tokens are computed in all."""
+        self._add(Code.COMPUTED, self._request(id), tokens=tokens)
+
+    def append(self, id: str, tokens: Sequence[int], keys: Sequence[str] = ()) -> None:
+        """Generated tokens are appended; `keys` to a request that came with keys."""
         request = self._request(id)
         if request.chain is None:
             raise OperationError("id", id, "a request that came with tokens")
         self._check_length(request, len(tokens))
+        if isinstance(request.chain, GivenKeys):
+            request.chain.give(keys)
+        elif keys:
+            raise OperationError("keys", list(keys), "none: this request's are computed")
         request.tokens.extend(tokens)
         request.num_tokens += len(tokens)
         self._add(Code.APPEND, request, payload=self._grow(request), tokens=len(tokens))
@@ -170,7 +187,29 @@ class JaxEngine:
     def commit(self, id: str, tokens: int) -> None:
         """The first `tokens` tokens may be registered in the prefix cache."""
         request = self._request(id)
-        self._add(Code.COMMIT, request, room=self._room_of(tokens), tokens=tokens)
+        self._add(Code.COMMIT, request, room=self._room_of(tokens), tokens=tokens, flags=self._flags)
+
+    def retire(self, id: str, tokens: int) -> None:
+        """Blocks that no token from `tokens` on reads are given back."""
+        self._add(Code.RETIRE, self._request(id), tokens=tokens, flags=self._flags)
+
+    def pop(self, id: str) -> None:
+        """The request's rows end; their blocks stay referenced."""
+        self._add(Code.POP, self._request(id))
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """These blocks lose a reference each."""
+        self._add(Code.COPIES, None, payload=self._existing(blocks))
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """These blocks gain a reference each."""
+        self._add(Code.COPIES, None, payload=self._existing(blocks), flags=int(Flag.HOLD))
+
+    def _existing(self, blocks: Sequence[int]) -> Sequence[int]:
+        for block in blocks:
+            if type(block) is not int or not 1 <= block < self.config.num_blocks:
+                raise OperationError("blocks", block, f"block ids from 1 to {self.config.num_blocks - 1}")
+        return blocks
 
     def free(self, id: str) -> None:
         """The request finished or is preempted."""
@@ -191,13 +230,13 @@ class JaxEngine:
         room = _Room(0, len(blocks) * (1 + self._buckets.parts))
         self._add(Code.EVICT, None, payload=blocks, room=room)
 
-    def copies(self) -> list[tuple[int, int]]:
-        """Drains pending copies, group by group, and gives back the references they held."""
+    def copies(self, hold: bool = False) -> list[tuple[int, int]]:
+        """Drains pending copies, group by group, and gives back the references they held, unless these are to stay."""
         self._flush()
         pending = sorted(self._copies, key=lambda copy: copy[0])
         self._copies = []
         copies = [(source, target) for _, source, target in pending]
-        if copies:
+        if copies and not hold:
             self._add(Code.COPIES, None, payload=[block for copy in copies for block in copy])
         return copies
 
@@ -253,15 +292,15 @@ class JaxEngine:
             case oplog.StepOp():
                 return self.step()
             case oplog.RequestOp():
-                return self.request(operation.id, operation.tokens, operation.extra)
+                return self.request(operation.id, operation.tokens, operation.extra, operation.keys)
             case oplog.LookupOp():
-                return self._lookup(operation.id)
+                return self._lookup(operation.id, operation.limit)
             case oplog.AllocateOp():
                 return self._allocate(operation)
             case oplog.AdvanceOp():
                 return self.advance(operation.id, operation.tokens)
             case oplog.AppendOp():
-                return self.append(operation.id, operation.tokens)
+                return self.append(operation.id, operation.tokens, operation.keys or ())
             case oplog.CommitOp():
                 return self.commit(operation.id, operation.tokens)
             case oplog.FreeOp():
@@ -271,19 +310,23 @@ class JaxEngine:
             case oplog.EvictOp():
                 return self.evict(operation.blocks)
             case oplog.CopiesOp():
-                return self.copies()
+                return self.copies(operation.hold)
             case oplog.ResetOp():
                 return self._reset()
             case oplog.EventsOp():
                 return self.events()
             case oplog.StateOp():
                 return self.state()
+            case _:
+                return apply(self, operation)
 
     # What operations become.
 
-    def _lookup(self, id: str) -> _Later:
+    def _lookup(self, id: str, limit: int | None = None) -> _Later:
         request = self._request(id)
-        return self._add(Code.LOOKUP, request, room=_Room(self._blocks(request.num_tokens), 0), read=self._read_hit)
+        most = 0 if limit is None else limit + 1
+        room = _Room(self._blocks(max(request.num_tokens, most)), 0)
+        return self._add(Code.LOOKUP, request, room=room, read=self._read_hit, tokens=most)
 
     def _allocate(self, operation: AllocateOp) -> _Later:
         request = self._request(operation.id)
@@ -291,6 +334,11 @@ class JaxEngine:
             value = getattr(operation, name)
             if type(value) is not int or value < 0:
                 raise OperationError(name, value, "an integer of at least 0")
+        flags = _said(operation)
+        if operation.rows is not None:
+            flags |= Flag.ROWS
+            payload = [number for row in operation.rows for number in (len(row), *row)]
+            self._add(Code.FOUND, request, payload=payload, tokens=operation.hit)
         reach = request.num_tokens + operation.new + operation.lookahead + operation.external
         return self._add(
             Code.ALLOCATE,
@@ -306,6 +354,7 @@ class JaxEngine:
             reserved=operation.reserved,
             in_flight=operation.in_flight,
             shared_prefix=-1 if operation.shared_prefix is None else operation.shared_prefix,
+            flags=int(flags),
         )
 
     def _reset(self) -> _Later:
@@ -450,6 +499,15 @@ class JaxEngine:
         self._flush()
         self._state = jax.device_put(reading.resized(jax.device_get(self._state), buckets))
         self._buckets = buckets
+
+
+def _said(operation: AllocateOp) -> Flag:
+    flags = Flag(0)
+    if operation.waiting is not None:
+        flags |= Flag.STATUS | (Flag.WAITING if operation.waiting else Flag(0))
+    if operation.scheduled is not None:
+        flags |= Flag.OTHERS | (Flag.SCHEDULED if operation.scheduled else Flag(0))
+    return flags
 
 
 @dataclasses.dataclass(frozen=True)

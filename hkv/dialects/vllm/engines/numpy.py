@@ -26,18 +26,23 @@ class NumpyEngine:
 
     def __init__(self, header: Header) -> None:
         check_reference()
+        from reference.dialects.vllm import live
         from reference.dialects.vllm.manager import Manager
 
+        self._operations = live
         self.manager = Manager(to_config(header))
         self._version = header.oplog
+        self._live = header.oplog >= 3
 
     def step(self) -> None:
         """A new scheduling step begins."""
         self.manager.step()
 
-    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
-        """A request arrives with this prompt."""
-        self.manager.request(id, tokens, PLAIN if extra is None else identity_of(extra))
+    def request(
+        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+    ) -> None:
+        """A request arrives with this prompt, and with prefix keys where they are given."""
+        self.manager.request(id, tokens, PLAIN if extra is None else identity_of(extra), keys)
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request arrives of which only length and prefix keys are known; no events are recorded from then on."""
@@ -47,9 +52,9 @@ class NumpyEngine:
         """`tokens` generated tokens are appended to a keyed request."""
         self.manager.extend(id, tokens)
 
-    def lookup(self, id: str) -> Hit:
-        """The longest common cache hit of a waiting request."""
-        found = self.manager.lookup(id)
+    def lookup(self, id: str, limit: int | None = None) -> Hit:
+        """The longest common cache hit of a waiting request, of at most `limit` tokens."""
+        found = self.manager.lookup(id, limit)
         return Hit(found.hit, found.blocks, found.shared_prefix)
 
     def allocate(self, operation: AllocateOp) -> Allocation:
@@ -65,6 +70,9 @@ class NumpyEngine:
             reserved=operation.reserved,
             in_flight=operation.in_flight,
             shared_prefix=operation.shared_prefix,
+            rows=operation.rows,
+            waiting=operation.waiting,
+            scheduled=operation.scheduled,
         )
         return Allocation(blocks)
 
@@ -72,13 +80,33 @@ class NumpyEngine:
         """`tokens` more tokens are computed."""
         self.manager.advance(id, tokens)
 
-    def append(self, id: str, tokens: Sequence[int]) -> None:
+    def computed(self, id: str, tokens: int) -> None:
+        """`tokens` tokens are computed in all."""
+        self._operations.computed(self.manager, id, tokens)
+
+    def append(self, id: str, tokens: Sequence[int], keys: Sequence[str] = ()) -> None:
         """Generated tokens are appended."""
-        self.manager.append(id, tokens)
+        self.manager.append(id, tokens, keys)
 
     def commit(self, id: str, tokens: int) -> None:
         """The first `tokens` tokens may be registered in the prefix cache."""
-        self.manager.commit(id, tokens)
+        self.manager.commit(id, tokens, checked=not self._live)
+
+    def retire(self, id: str, tokens: int) -> None:
+        """Blocks that no token from `tokens` on reads are given back."""
+        self._operations.retire(self.manager, id, tokens)
+
+    def pop(self, id: str) -> None:
+        """The request's rows end; their blocks stay referenced."""
+        self._operations.pop(self.manager, id)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """These blocks lose a reference each."""
+        self._operations.release(self.manager, blocks)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """These blocks gain a reference each."""
+        self._operations.hold(self.manager, blocks)
 
     def free(self, id: str) -> None:
         """The request finished or is preempted."""
@@ -92,9 +120,9 @@ class NumpyEngine:
         """Drops the keys of these blocks."""
         self.manager.evict(blocks)
 
-    def copies(self) -> list[tuple[int, int]]:
-        """Drains pending copies and gives back the references they held."""
-        return self.manager.copies()
+    def copies(self, hold: bool = False) -> list[tuple[int, int]]:
+        """Drains pending copies and gives back the references they held, unless these are to stay."""
+        return self.manager.copies(hold)
 
     def pending_copies(self) -> list[list[tuple[int, int]]]:
         """Copies that `copies` would drain, (source, target), a list a group."""

@@ -19,9 +19,12 @@ class ProcessEngine(EngineProcess):
         """A new scheduling step begins."""
         self.perform_as(oplog.StepOp(), None)
 
-    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None:
+    def request(
+        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+    ) -> None:
         """A request arrives with this prompt."""
-        self.perform_as(oplog.RequestOp(id=id, tokens=list(tokens), extra=extra), None)
+        given = None if keys is None else list(keys)
+        self.perform_as(oplog.RequestOp(id=id, tokens=list(tokens), extra=extra, keys=given), None)
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request arrives of which only length and prefix keys are known."""
@@ -36,9 +39,9 @@ class ProcessEngine(EngineProcess):
         """Blocks in the free queue."""
         return self.exchange({"op": "num_free"}, "num_free", int)
 
-    def lookup(self, id: str) -> Hit:
-        """The longest common cache hit of a waiting request."""
-        return self.perform_as(oplog.LookupOp(id=id), Hit)
+    def lookup(self, id: str, limit: int | None = None) -> Hit:
+        """The longest common cache hit of a waiting request, of at most `limit` tokens."""
+        return self.perform_as(oplog.LookupOp(id=id, limit=limit), Hit)
 
     def allocate(self, operation: AllocateOp) -> Allocation:
         """A request gets blocks for its next tokens, or is refused."""
@@ -48,9 +51,14 @@ class ProcessEngine(EngineProcess):
         """`tokens` more tokens are computed."""
         self.perform_as(oplog.AdvanceOp(id=id, tokens=tokens), None)
 
-    def append(self, id: str, tokens: Sequence[int]) -> None:
+    def computed(self, id: str, tokens: int) -> None:
+        """`tokens` tokens are computed in all."""
+        self.perform_as(oplog.ComputedOp(id=id, tokens=tokens), None)
+
+    def append(self, id: str, tokens: Sequence[int], keys: Sequence[str] | None = None) -> None:
         """Generated tokens are appended."""
-        self.perform_as(oplog.AppendOp(id=id, tokens=list(tokens)), None)
+        given = None if keys is None else list(keys)
+        self.perform_as(oplog.AppendOp(id=id, tokens=list(tokens), keys=given), None)
 
     def commit(self, id: str, tokens: int) -> None:
         """The first `tokens` tokens may be registered in the prefix cache."""
@@ -60,6 +68,22 @@ class ProcessEngine(EngineProcess):
         """The request finished or is preempted."""
         self.perform_as(oplog.FreeOp(id=id), None)
 
+    def retire(self, id: str, tokens: int) -> None:
+        """Blocks that no token from `tokens` on reads are given back."""
+        self.perform_as(oplog.RetireOp(id=id, tokens=tokens), None)
+
+    def pop(self, id: str) -> None:
+        """The request's rows end; their blocks stay referenced."""
+        self.perform_as(oplog.PopOp(id=id), None)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """These blocks lose a reference each."""
+        self.perform_as(oplog.ReleaseOp(blocks=list(blocks)), None)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """These blocks gain a reference each."""
+        self.perform_as(oplog.HoldOp(blocks=list(blocks)), None)
+
     def drop(self, id: str) -> None:
         """A waiting request is forgotten."""
         self.perform_as(oplog.DropOp(id=id), None)
@@ -68,9 +92,9 @@ class ProcessEngine(EngineProcess):
         """Drops the keys of these blocks."""
         self.perform_as(oplog.EvictOp(blocks=list(blocks)), None)
 
-    def copies(self) -> list[tuple[int, int]]:
-        """Drains pending copies and gives back the references they held."""
-        return self.perform_as(oplog.CopiesOp(), list[tuple[int, int]])
+    def copies(self, hold: bool = False) -> list[tuple[int, int]]:
+        """Drains pending copies and gives back the references they held, unless these are to stay."""
+        return self.perform_as(oplog.CopiesOp(hold=hold), list[tuple[int, int]])
 
     def reset(self) -> bool:
         """Resets the prefix cache."""

@@ -10,9 +10,19 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log.structs import CacheEvent, ExtraKeys
 from hkv.errors import ConfigError
+from hkv.keys.chained import GIVEN, SEED, no_digest
+from hkv.spec import CLASSES, KINDS
+
+KINDS_BY_CLASS = {
+    cls.vllm_name: cls.kind
+    for cls in CLASSES.values()
+    if cls.vllm_name is not None and KINDS.get(cls.kind) is not None and cls.kind in kinds.names()
+}
+"""Kind of group in logs, by the class of vLLM's specs."""
 
 KEY_BYTES = 8
 """Bytes of a chain hash that logs show, from its start."""
@@ -59,6 +69,10 @@ def hasher(config: VllmConfig) -> tuple[Callable[[Any], bytes], Callable[[Any], 
     """`(hash, block_hasher)` for requests of that configuration."""
     if config.hash.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
         raise ConfigError("hash", config.hash, "the environment variable PYTHONHASHSEED to be set: its seed is random")
+    if config.hash == GIVEN:
+        return no_digest, given_hasher([])
+    if config.hash_seed != os.environ.get("PYTHONHASHSEED", SEED):
+        raise ConfigError("hash_seed", config.hash_seed, "the environment variable PYTHONHASHSEED to be set to it")
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
@@ -74,6 +88,15 @@ def keyed_hasher(keys: Sequence[int], config: VllmConfig) -> Callable[[Any], lis
         done = len(request.block_hashes)
         end = min(max(0, request.num_tokens - ahead) // size, len(keys))
         return [keys[i].to_bytes(32, "big") for i in range(done, end)]
+
+    return hashes
+
+
+def given_hasher(keys: list[str]) -> Callable[[Any], list[bytes]]:
+    """A block hasher that hands out the keys, in hex, that a list has beyond those of the request."""
+
+    def hashes(request: Any) -> list[bytes]:
+        return [bytes.fromhex(key) for key in keys[len(request.block_hashes) :]]
 
     return hashes
 
@@ -111,6 +134,7 @@ def event(event: Any, version: int) -> CacheEvent | None:
     match event:
         case BlockStored():
             parent = event.parent_block_hash
+            named = version > 1 and keys is not None and not isinstance(parent, int)
             return CacheEvent(
                 type="stored",
                 group=event.group_idx,
@@ -118,7 +142,7 @@ def event(event: Any, version: int) -> CacheEvent | None:
                 block_size=event.block_size,
                 tokens=list(event.token_ids),
                 keys=keys,
-                parent=None if version == 1 else "" if parent is None else parent[:KEY_BYTES].hex(),
+                parent=None if not named else "" if parent is None else bytes(parent[:KEY_BYTES]).hex(),  # type: ignore[index]
             )
         case BlockRemoved():
             return CacheEvent(type="removed", group=event.group_idx, num_blocks=len(event.block_hashes), keys=keys)
@@ -134,8 +158,10 @@ def cached_entry(block: Any) -> tuple[int, int, str]:
     return group, block.block_hash_num_tokens, block.block_hash[:KEY_BYTES].hex()
 
 
-def _keys(hashes: Sequence[bytes]) -> list[str]:
-    return [bytes(value[:KEY_BYTES]).hex() for value in hashes]
+def _keys(hashes: Sequence[bytes | int]) -> list[str] | None:
+    """The keys as logs write them; None where events have the last bytes only, as integers."""
+    named = [bytes(value[:KEY_BYTES]).hex() for value in hashes if not isinstance(value, int)]
+    return named if len(named) == len(hashes) else None
 
 
 def _spec(spec: Any) -> Any:

@@ -39,7 +39,7 @@ class HitAdmission:
         if isinstance(operation, oplog.StepOp):
             self._young.clear()
             self._came = {id: record.computed for id, record in moment.ledger.requests.items()}
-        elif isinstance(operation, oplog.FreeOp):
+        elif isinstance(operation, oplog.FreeOp | oplog.PopOp):
             self._came.pop(operation.id, None)
         elif isinstance(operation, oplog.LookupOp) and isinstance(answer, oplog.Hit):
             self._found = answer
@@ -62,23 +62,26 @@ class HitAdmission:
             if self._config.topology.groups[group].spec.reads_all:
                 used = sum(block != 0 and not _is_free(moment.before, block) for block in row)
                 needed += -(-length // self._config.block_size(group)) - used
-        free = len(moment.before.free) - self._set_aside(moment)
+        free = len(moment.before.free) - self._set_aside(moment, operation)
         if granted and needed > free:
             yield f"granted with {free} blocks free, where the whole request takes {needed} of full attention alone"
 
     def _adopted(self, operation: oplog.AllocateOp) -> list[list[int]]:
         found = self._found
+        if operation.rows is not None:
+            return operation.rows
         return found.blocks if operation.hit and found is not None else [[] for _ in self._config.block_sizes]
 
-    def _set_aside(self, moment: Moment) -> int:
+    def _set_aside(self, moment: Moment, operation: oplog.AllocateOp) -> int:
         """The watermark, while another request runs."""
         others = any(moment.before.rows.get(id) for id in moment.before.rows)
-        return self._config.watermark_blocks if others else 0
+        others = others if operation.scheduled is None else operation.scheduled
+        return self._config.watermark_blocks if others and operation.waiting is not False else 0
 
     def _judge(self, moment: Moment, operation: oplog.AllocateOp, granted: bool) -> Iterator[str]:
         before = moment.before
         hit = self._adopted(operation)
-        free = len(before.free) - operation.reserved - self._set_aside(moment)
+        free = len(before.free) - operation.reserved - self._set_aside(moment, operation)
         if self._recurrent:
             waits = any(self._waits(moment, operation.hit, group, row) for group, row in enumerate(hit))
             if not granted and not waits and free >= self._bound(moment, operation):

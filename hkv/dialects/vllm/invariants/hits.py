@@ -54,14 +54,17 @@ def _wrong(moment: Moment, group: int, column: int, end: int, exactly: bool) -> 
 def maximality(moment: Moment) -> Iterator[str]:
     """No longer hit exists: the definition of a hit, tried at every length, finds none.
 
-    Holds after `lookup`. Exceptions: the causes of direction `less` in `hkv.dialects.vllm.traffic.hit_causes`. With
+    Holds after `lookup`. Exceptions: what a draft would prove a hit by may lie beyond the limit of a lookup that was
+    given one; and the causes of direction `less` in `hkv.dialects.vllm.traffic.hit_causes`. With
     groups `full:4` and `swa:4:8`, both cached up to 16 tokens, a request of 17 hits 16; had the full group an EAGLE
     twin `full:4`, it would have to drop like its twin and hit 12 (`SHARED_DROP`).
     """
-    operation, answer = moment.operation, moment.answer
+    operation, answer, config = moment.operation, moment.answer, moment.config
     assert isinstance(operation, LookupOp)
     assert isinstance(answer, Hit)
-    num_tokens = len(moment.ledger.requests[operation.id].tokens)
+    num_tokens = _searched(moment, operation)
+    if operation.limit is not None and config.eagle_group_ids:
+        return
     if any(cause.direction == "less" for cause in causes(moment.config, num_tokens)):
         return
     best = _definition(moment, operation.id, num_tokens)
@@ -81,7 +84,7 @@ def draft_margin(moment: Moment) -> Iterator[str]:
     operation, answer, config = moment.operation, moment.answer, moment.config
     assert isinstance(operation, LookupOp)
     assert isinstance(answer, Hit)
-    num_tokens = len(moment.ledger.requests[operation.id].tokens)
+    num_tokens = _searched(moment, operation)
     named = causes(config, num_tokens)
     if config.partial_hits or named & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID}:
         return
@@ -90,6 +93,12 @@ def draft_margin(moment: Moment) -> Iterator[str]:
     best = _definition(moment, operation.id, num_tokens)
     if answer.hit > best:
         yield f"{answer.hit} tokens were found; with the unit after them, which drafts give up, {best} are proven"
+
+
+def _searched(moment: Moment, operation: LookupOp) -> int:
+    """One more than the most tokens of the hit: those of the request, or as the lookup says."""
+    tokens = len(moment.ledger.requests[operation.id].tokens)
+    return tokens if operation.limit is None else operation.limit + 1
 
 
 def _definition(moment: Moment, id: str, num_tokens: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Hit, Operation, Rows
@@ -20,9 +22,11 @@ class Snapshot:
       cached: of each block with a key: `(group, tokens covered, key in hex)`.
       owners: of each block in a row, every `(request, group, column)` that names it.
       entries: every `(group, key in hex)`.
+      held: references of blocks that were taken along, by `pop`, `hold` or copies, and are to be given back.
     """
 
-    def __init__(self, state: CacheState) -> None:
+    def __init__(self, state: CacheState, held: Mapping[int, int] = MappingProxyType({})) -> None:
+        self.held = dict(held)
         self.free = state.free
         self.refs = {int(block): count for block, count in state.refs.items()}
         self.rows: dict[str, Rows] = state.rows
@@ -44,9 +48,12 @@ class Snapshot:
     __hash__ = None  # type: ignore[assignment]
 
     def spare(self) -> dict[int, int]:
-        """References to each block besides those from rows: those of pending copies."""
-        counts = {block: self.refs.get(block, 0) - len(self.owners.get(block, ())) for block in self.refs}
-        counts |= {block: -len(owners) for block, owners in self.owners.items() if block not in self.refs}
+        """References to each block besides those from rows, and those held: those of pending copies."""
+        blocks = self.refs.keys() | self.owners.keys() | self.held.keys()
+        counts = {
+            block: self.refs.get(block, 0) - len(self.owners.get(block, ())) - self.held.get(block, 0)
+            for block in blocks
+        }
         return {block: count for block, count in counts.items() if count}
 
 

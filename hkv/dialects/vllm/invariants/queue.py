@@ -10,7 +10,8 @@ from hkv.dialects.vllm.log import structs as oplog
 
 KEEPING = (oplog.StepOp, oplog.RequestOp, oplog.LookupOp, oplog.AdvanceOp, oplog.AppendOp, oplog.CommitOp)
 OTHERS = (oplog.DropOp, oplog.EvictOp, oplog.ResetOp, oplog.EventsOp, oplog.StateOp)
-RESTING = KEEPING + OTHERS
+LIVE = (oplog.ComputedOp, oplog.DigestOp, oplog.EndOp)
+RESTING = KEEPING + OTHERS + LIVE
 """Operations that hand out and take back no block."""
 
 
@@ -32,6 +33,14 @@ def eviction_order(moment: Moment) -> Iterator[str]:
         wanted = _released(before, before.free, operation.id, before.rows.get(operation.id, []))
         if after.free != wanted:
             yield f"the queue is {after.free}, not {wanted}"
+    elif isinstance(operation, oplog.ReleaseOp):
+        wanted = _released(before, before.free, "", [operation.blocks[::-1]])
+        if after.free != wanted:
+            yield f"the queue is {after.free}, not {wanted}"
+    elif isinstance(operation, oplog.HoldOp | oplog.PopOp):
+        held = set(operation.blocks) if isinstance(operation, oplog.HoldOp) else set()
+        if after.free != [block for block in before.free if block not in held]:
+            yield f"the queue went from {before.free} to {after.free}"
     elif isinstance(operation, oplog.CopiesOp):
         kept = [block for block in after.free if block in set(before.free)]
         if kept != before.free:
@@ -115,14 +124,16 @@ def release(moment: Moment) -> Iterator[str]:
 def bystanders(moment: Moment) -> Iterator[str]:
     """An operation changes nobody's row but its own request's, and most change no row and no reference at all.
 
-    Holds after every operation: only `allocate` and `free` change rows, only they and `copies` references. No
-    exception: blocks that a request outgrew leave its row when it asks for more itself.
+    Holds after every operation: only `allocate`, `retire`, `free` and `pop` change rows, only they but `pop`, and
+    `copies`, `hold` and `release`, references. No exception: blocks that a request outgrew leave its row when it
+    asks for more itself.
     """
     before, after, operation = moment.before, moment.after, moment.operation
-    own = operation.id if isinstance(operation, oplog.AllocateOp | oplog.FreeOp) else None
+    changes = oplog.AllocateOp | oplog.FreeOp | oplog.RetireOp | oplog.PopOp
+    own = getattr(operation, "id", None) if isinstance(operation, changes) else None
     for id in sorted(before.rows.keys() | after.rows.keys()):
         old, new = before.rows.get(id), after.rows.get(id)
         if id != own and old != new:
             yield f"the row of {id} went from {old} to {new}"
-    if isinstance(operation, RESTING) and before.refs != after.refs:
+    if isinstance(operation, (*RESTING, oplog.PopOp)) and before.refs != after.refs:
         yield f"references went from {before.refs} to {after.refs}"

@@ -13,11 +13,12 @@ from hkv.dialects.vllm.log.structs import AllocateOp, Allocation
 def retirement(moment: Moment) -> Iterator[str]:
     """A block has left the row if and only if no token still to be processed can read it.
 
-    Holds after `allocate`, for the request it names: columns of which the query at its processed tokens reads nothing
-    any more (`LayerSpec.retired`) are null, all others are not. Exceptions: a refused `allocate` may not have come to
-    retiring yet, so columns may still be there; Mamba rows have null columns between states too; chunks that do not
-    start at blocks may begin with a hit that nobody looked at (`CHUNK_OFF_GRID`). 20 tokens of which 3 are in flight
-    count as 17: a window of 8 in blocks of 4 reads from token 10 on, columns 0 and 1 are null.
+    Holds after `allocate`, for the request it names: columns of which the query at its processed tokens reads
+    nothing any more (`LayerSpec.retired`) are null, all others are not. Exceptions: a refused `allocate` may not
+    have come to retiring yet, so columns may still be there; what is kept without being read a hit does not bring;
+    Mamba rows have null columns between states too; chunks that do not start at blocks may begin with a hit that
+    nobody looked at (`CHUNK_OFF_GRID`). 20 tokens of which 3 are in flight count as 17: a window of 8 in blocks of
+    4 reads from token 10 on, columns 0 and 1 are null.
     """
     operation, answer = moment.operation, moment.answer
     assert isinstance(operation, AllocateOp)
@@ -30,7 +31,8 @@ def retirement(moment: Moment) -> Iterator[str]:
         left, end = row[outgrown.start : outgrown.stop], min(outgrown.stop, len(row)) * size
         if answer.blocks is not None and any(left):
             yield f"group {group} still has {left}, though nothing of it is read before token {end}"
-        kept = [block for column, block in enumerate(row) if column not in outgrown]
+        unread = spec.keeping(0).retired(record.processed, size) if spec.kept_beyond else outgrown
+        kept = [block for column, block in enumerate(row) if column not in unread]
         if not spec.snapshot and not spec.off_grid and 0 in kept:
             yield f"group {group} has lost a block of {kept}, though all of its tokens are read"
 
@@ -108,7 +110,9 @@ def _watermark(moment: Moment) -> int:
     operation = moment.operation
     assert isinstance(operation, AllocateOp)
     busy = any(moment.before.rows.get(id) for id in moment.before.rows if id != operation.id)
-    return moment.config.watermark_blocks if busy and operation.id not in moment.before.rows else 0
+    busy = busy if operation.scheduled is None else operation.scheduled
+    waits = operation.id not in moment.before.rows if operation.waiting is None else operation.waiting
+    return moment.config.watermark_blocks if busy and waits else 0
 
 
 def _needed(moment: Moment) -> int:

@@ -97,17 +97,31 @@ class Shadow:
             case oplog.AdvanceOp():
                 record = moment.ledger.requests[operation.id]
                 start = max(self._progress.get(operation.id, 0), record.computed - operation.tokens)
-                if record.computed > start:
-                    resumed = operation.id in self._fresh
-                    rows = moment.after.rows.get(operation.id, [])
-                    self._pending.append(Computation(record, start, record.computed, resumed, record.main, rows))
-                    self._fresh.discard(operation.id)
-                    self._progress[operation.id] = record.computed
-            case oplog.FreeOp():
+                self._compute_until(moment, operation.id, start, record.computed)
+            case oplog.ComputedOp() | oplog.AppendOp():
+                self._follow(moment, operation.id)
+            case oplog.FreeOp() | oplog.PopOp():
                 self._progress.pop(operation.id, None)
                 self._fresh.discard(operation.id)
             case _:
                 pass
+
+    def _follow(self, moment: Moment, id: str) -> None:
+        """Tokens that a live scheduler counts as computed are, once it is known which they are; or no longer."""
+        record = moment.ledger.requests[id]
+        if id not in self._progress:
+            return
+        start, end = self._progress[id], min(record.computed, len(record.tokens))
+        if record.computed < start:
+            self._progress[id] = record.computed
+        self._compute_until(moment, id, start, end)
+
+    def _compute_until(self, moment: Moment, id: str, start: int, end: int) -> None:
+        if end > start:
+            record, rows = moment.ledger.requests[id], moment.after.rows.get(id, [])
+            self._pending.append(Computation(record, start, end, id in self._fresh, record.main, rows))
+            self._fresh.discard(id)
+            self._progress[id] = end
 
     def _is_due(self, operation: oplog.Operation) -> bool:
         if not self._pending or isinstance(operation, oplog.AppendOp):

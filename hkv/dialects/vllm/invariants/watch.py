@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable
 
 from hkv.dialects.vllm.engines.engine import Engine, apply
@@ -39,6 +40,8 @@ class Watch:
         self._probes = any(invariant.name == "monotonicity" for invariant in self._invariants)
         self._book = KeyBook()
         self._state = Snapshot(engine.state())
+        self._limit: int | None = None
+        self._held: collections.Counter[int] = collections.Counter()
         self.ledger = Ledger(self._config)
 
     @property
@@ -56,8 +59,10 @@ class Watch:
         self.ledger.before(operation)
         hits = self._probe(operation)
         answer = apply(self._engine, operation)
-        again = self._engine.lookup(operation.id) if isinstance(operation, oplog.LookupOp) else None
-        before, self._state = self._state, Snapshot(self._engine.state())
+        again = self._again(operation)
+        self._limit = operation.limit if isinstance(operation, oplog.LookupOp) else self._limit
+        self._hold(operation, answer)
+        before, self._state = self._state, Snapshot(self._engine.state(), self._held)
         self.ledger.after(operation, answer)
         self._learn(before)
         found = {id: (hit, self._engine.lookup(id).hit) for id, hit in hits.items() if self._waits(id)}
@@ -66,6 +71,24 @@ class Watch:
             invariant(moment)
         return answer
 
+    def _again(self, operation: Operation) -> Hit | None:
+        """The answer to a lookup that is asked once more."""
+        found = apply(self._engine, operation) if isinstance(operation, oplog.LookupOp) else None
+        return found if isinstance(found, Hit) else None
+
+    def _hold(self, operation: Operation, answer: Answer) -> None:
+        """Follows references that neither rows nor pending copies explain."""
+        match operation:
+            case oplog.PopOp():
+                rows = self._state.rows.get(operation.id, [])
+                self._held.update(block for row in rows for block in row if block)
+            case oplog.HoldOp():
+                self._held.update(operation.blocks)
+            case oplog.CopiesOp(hold=True):
+                self._held.update(block for copy in answer or () for block in copy)  # type: ignore[union-attr]
+            case oplog.ReleaseOp():
+                self._held.subtract(operation.blocks)
+
     def _probe(self, operation: Operation) -> dict[str, int]:
         """Hits of some waiting requests; the last lookup is that of the operation's own request, which may adopt it."""
         if not self._probes or not isinstance(operation, oplog.AllocateOp | oplog.CommitOp):
@@ -73,9 +96,9 @@ class Watch:
         others = [id for id in self.ledger.requests if self._waits(id) and id != operation.id][-PROBES:]
         hits = {id: self._engine.lookup(id).hit for id in others}
         if others and isinstance(operation, oplog.AllocateOp) and operation.hit:
-            found = self._engine.lookup(operation.id)
+            found = apply(self._engine, oplog.LookupOp(id=operation.id, limit=self._limit))
             assert isinstance(found, Hit)
-            assert found.hit == operation.hit
+            assert found.hit == operation.hit or operation.rows is not None
         return hits
 
     def _waits(self, id: str) -> bool:

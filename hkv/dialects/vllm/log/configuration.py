@@ -7,10 +7,11 @@ from typing import Any
 from hkv.dialects.vllm import config as vllm
 from hkv.dialects.vllm.log.structs import Header
 from hkv.errors import ConfigError
+from hkv.keys.chained import GIVEN, SEED
 from hkv.model.topology import Topology
 from hkv.spec import KINDS, LayerSpec, spec_from_log
 
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 
 
 def to_config(header: Header) -> vllm.VllmConfig:
@@ -25,11 +26,14 @@ def to_config(header: Header) -> vllm.VllmConfig:
         raise ConfigError("dialect", header.dialect, vllm.NAME)
     if header.oplog == 1:
         _check_version_1(header)
+    if header.oplog < 3:
+        _check_before_version_3(header)
     specs = [spec_from_log(group) for group in header.groups]
     return vllm.VllmConfig(
         topology=Topology.of_specs(specs, header.eagle_groups),
         num_blocks=header.num_blocks,
         hash=header.hash,
+        hash_seed=header.hash_seed,
         hash_block_size=header.hash_block_size,
         scheduler_block_size=header.scheduler_block_size,
         hash_lookahead=header.hash_lookahead,
@@ -56,6 +60,7 @@ def to_header(config: vllm.VllmConfig, feature: str, version: int = 2) -> Header
         num_blocks=config.num_blocks,
         groups=[_entry(spec, version) for spec in config.topology.specs],
         hash=config.hash,
+        hash_seed=config.hash_seed,
         hash_block_size=config.hash_block_size,
         scheduler_block_size=config.scheduler_block_size,
         hash_lookahead=config.hash_lookahead,
@@ -79,6 +84,17 @@ def _entry(spec: LayerSpec, version: int) -> dict[str, Any]:
     if version == 1 and entry.get("cache_mode") == "align":
         del entry["cache_mode"]
     return entry
+
+
+def _check_before_version_3(header: Header) -> None:
+    for name, used in (("hash", header.hash == GIVEN), ("hash_seed", header.hash_seed != SEED)):
+        if used:
+            raise ConfigError(name, getattr(header, name), "version 3 of the log format")
+    for group in header.groups:
+        kind = KINDS.get(str(group.get("kind")))
+        for name, version in kind.later_log_fields.items() if kind is not None else ():
+            if name in group and header.oplog < version:
+                raise ConfigError(name, group[name], f"version {version} of the log format")
 
 
 def _check_version_1(header: Header) -> None:

@@ -15,7 +15,7 @@ from hkv.dialects.vllm.log.structs import Header, Operation
 from hkv.errors import FileError
 from hkv.oracle.log_format import LARGEST, LogFormat, check_answered
 
-COUNTS = ("new", "hit", "lookahead", "external", "reserved", "in_flight", "shared_prefix", "tokens")
+COUNTS = ("new", "hit", "lookahead", "external", "reserved", "in_flight", "shared_prefix", "tokens", "limit")
 """Fields of operations that are numbers of tokens or blocks."""
 
 EVENT_TYPES = ("stored", "removed", "cleared")
@@ -26,15 +26,22 @@ OPERATIONS: tuple[type[Any], ...] = (
     oplog.LookupOp,
     oplog.AllocateOp,
     oplog.AdvanceOp,
+    oplog.ComputedOp,
     oplog.AppendOp,
     oplog.CommitOp,
+    oplog.RetireOp,
     oplog.FreeOp,
+    oplog.PopOp,
+    oplog.ReleaseOp,
+    oplog.HoldOp,
     oplog.DropOp,
     oplog.EvictOp,
     oplog.CopiesOp,
     oplog.ResetOp,
     oplog.EventsOp,
     oplog.StateOp,
+    oplog.DigestOp,
+    oplog.EndOp,
 )
 """The operations."""
 
@@ -65,9 +72,13 @@ class VllmLogFormat(LogFormat):
     def check_operation(
         self, operation: Operation, found: dict[str, Any], path: str, number: int, header: Header
     ) -> None:
+        if header.oplog < 3:
+            _check_not_live(operation, path, number)
         for field, value in _numbers(operation):
-            if not 0 <= value <= LARGEST:
-                raise FileError(path, number, field, value, f"from 0 to {LARGEST}")
+            signed = header.oplog >= 3 and field == "tokens" and isinstance(getattr(operation, field), list)
+            least = -LARGEST - 1 if signed else 0
+            if not least <= value <= LARGEST:
+                raise FileError(path, number, field, value, f"from {least} to {LARGEST}")
         check_answered(operation, path, number)
         if isinstance(operation, oplog.EventsOp):
             _check_events(operation, path, number, header.oplog)
@@ -82,6 +93,15 @@ class VllmLogFormat(LogFormat):
         if isinstance(answer, list) and answer and isinstance(answer[0], oplog.CacheEvent):
             return [_encode_event(event) for event in answer if isinstance(event, oplog.CacheEvent)]
         return msgspec.to_builtins(answer)
+
+
+def _check_not_live(operation: Operation, path: str, number: int) -> None:
+    if isinstance(operation, oplog.LIVE_OPERATIONS):
+        name = operation.__struct_config__.tag
+        raise FileError(path, number, "op", name, "version 3 of the log format")
+    for field in oplog.LIVE_FIELDS:
+        if getattr(operation, field, None):
+            raise FileError(path, number, field, getattr(operation, field), "version 3 of the log format")
 
 
 def _allowed(header: Header) -> None:

@@ -6,6 +6,8 @@ import dataclasses
 import typing
 from typing import Any
 
+from hkv.dialects.vllm.log.structs import LIVE_FIELDS, LIVE_OPERATIONS
+from hkv.keys.chained import GIVEN, SEED
 from hkv.limits import MAX_TOKENS
 from hkv.spec import KINDS, LayerSpec
 
@@ -16,6 +18,19 @@ LATER_KINDS = {"properties": {"kind": {"enum": ["mla", "opaque"]}}, "required": 
 
 LATER_GROUPS = {"anyOf": [LATER_KINDS, {"required": ["cache_mode"]}]}
 """Groups that version 1 does not know."""
+
+LIVE = {
+    "anyOf": [
+        {"properties": {"op": {"enum": [str(each.__struct_config__.tag) for each in LIVE_OPERATIONS]}}},
+        *({"required": [name], "properties": {name: {"not": {"enum": [None, False]}}}} for name in LIVE_FIELDS[:-1]),
+        {"properties": {"op": {"const": "copies"}, "hold": {"const": True}}, "required": ["hold"]},
+        {
+            "properties": {"op": {"enum": ["request", "append"]}, "tokens": {"contains": {"maximum": -1}}},
+            "required": ["op", "tokens"],
+        },
+    ]
+}
+"""Operations that versions before 3 do not know."""
 
 LATER_EVENTS = {
     "anyOf": [{"required": ["keys"]}, {"required": ["parent"]}, {"properties": {"type": {"const": "cleared"}}}]
@@ -35,6 +50,8 @@ def complete(definitions: dict[str, Any]) -> dict[str, Any]:
     kinds = {kind: _group(spec) for kind, spec in KINDS.items()}
     old = {"watermark": {"const": 0}, "shared_prefix_checkpoint": {"const": False}, "bugs": {"maxItems": 0}}
     old["groups"] = {"items": {"not": LATER_GROUPS}}
+    older = {"hash": {"not": {"const": GIVEN}}, "hash_seed": {"const": SEED}}
+    older["groups"] = {"items": {"not": {"anyOf": [{"required": [name]} for name in _later_fields()]}}}
     return {
         **definitions,
         **kinds,
@@ -42,15 +59,23 @@ def complete(definitions: dict[str, Any]) -> dict[str, Any]:
         "CacheEvent": _events(definitions["CacheEvent"]),
         "header": {
             **definitions["header"],
-            "if": {"properties": {"oplog": {"const": 1}}},
-            "then": {"properties": old},
+            "allOf": [
+                {"if": {"properties": {"oplog": {"const": 1}}}, "then": {"properties": old}},
+                {"if": {"properties": {"oplog": {"maximum": 2}}}, "then": {"properties": older}},
+            ],
         },
+        "operation_2": {"allOf": [{"$ref": "#/$defs/operation"}, {"not": LIVE}]},
         "operation_1": {
-            "allOf": [{"$ref": "#/$defs/operation"}, {"not": {"required": ["extra"]}}],
+            "allOf": [{"$ref": "#/$defs/operation_2"}, {"not": {"required": ["extra"]}}],
             "if": {"properties": {"op": {"const": "events"}}},
             "then": {"properties": {"want": {"items": {"not": LATER_EVENTS}}}},
         },
     }
+
+
+def _later_fields() -> list[str]:
+    """Fields of groups that version 3 added."""
+    return sorted({name for spec in KINDS.values() for name in spec.later_log_fields})
 
 
 def _events(struct: dict[str, Any]) -> dict[str, Any]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from hkv.keys.chained import SEED
 from hkv.limits import MAX_TOKENS
 
 # What only the JSON schema says of a value: decoding leaves ranges to `file.py`, which names the field and the value.
 Count: TypeAlias = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_TOKENS})]
 Positive: TypeAlias = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": MAX_TOKENS})]
+Token: TypeAlias = Annotated[int, Meta(extra_json_schema={"minimum": -MAX_TOKENS - 1, "maximum": MAX_TOKENS})]
 Key: TypeAlias = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]*$"})]
 ById = Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})
 NotEmpty = Meta(extra_json_schema={"minItems": 1})
+WholeKey: TypeAlias = Annotated[str, Meta(extra_json_schema={"pattern": "^([0-9a-f]{2})+$"})]
 
 Rows: TypeAlias = list[list[Count]]
 """Block ids of one request, per group."""
@@ -24,15 +28,15 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     """The first line: the configuration. Attributes as `hkv.dialects.vllm.config.VllmConfig` explains them.
 
     Version 2 adds `watermark`, `shared_prefix_checkpoint`, `bugs`, and the kinds `mla` and `opaque`; a version 1 header
-    must not use them.
+    must not use them. Version 3 adds `hash_seed`, the hash `given`, and `extra_retained_tokens` of windows.
     """
 
-    oplog: Annotated[int, Meta(extra_json_schema={"enum": [1, 2]})]
+    oplog: Annotated[int, Meta(extra_json_schema={"enum": [1, 2, 3]})]
     dialect: Annotated[str, Meta(extra_json_schema={"const": "vllm-0.33"})]
     feature: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
     num_blocks: Positive
     groups: Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/$defs/group"})]], NotEmpty]
-    hash: Annotated[str, Meta(extra_json_schema={"enum": ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]})]
+    hash: Annotated[str, Meta(extra_json_schema={"enum": ["given", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]})]
     hash_block_size: Positive
     scheduler_block_size: Positive
     hash_lookahead: Count
@@ -48,6 +52,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     watermark: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})] = 0.0
     shared_prefix_checkpoint: bool = False
     bugs: list[str] = []
+    hash_seed: str = SEED
 
 
 class ExtraKeys(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -97,7 +102,7 @@ class CacheEvent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_
     group: Count = -1
     num_blocks: Count = 0
     block_size: Positive = 0
-    tokens: list[Count] | None = None
+    tokens: list[Token] | None = None
     keys: list[Key] | None = None
     parent: Key | None = None
 
@@ -124,7 +129,13 @@ class Reset(msgspec.Struct, forbid_unknown_fields=True):
     ok: bool
 
 
-Answer: TypeAlias = Hit | Allocation | Reset | CacheState | list[CacheEvent] | list[tuple[int, int]] | None
+class Digest(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `digest` (version 3): SHA-256, in hex, of the state as `state_digest` writes it."""
+
+    digest: Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]{64}$"})]
+
+
+Answer: TypeAlias = Hit | Allocation | Reset | CacheState | Digest | list[CacheEvent] | list[tuple[int, int]] | None
 """An engine's answer to one operation; None for operations that answer nothing."""
 
 
@@ -137,22 +148,32 @@ class StepOp(_Op, tag="step"):
 
 
 class RequestOp(_Op, tag="request"):
-    """A request arrives with this prompt; `extra` only in version 2."""
+    """A request arrives with this prompt; `extra` from version 2 on.
+
+    Version 3: `keys`, the prefix keys of its hash blocks in hex, where they are given and not computed; tokens may be
+    negative.
+    """
 
     id: str
-    tokens: Annotated[list[Count], NotEmpty]
+    tokens: Annotated[list[Token], NotEmpty]
     extra: ExtraKeys | None = None
+    keys: list[WholeKey] | None = None
 
 
 class LookupOp(_Op, tag="lookup"):
-    """The longest common cache hit of a waiting request."""
+    """The longest common cache hit of a waiting request; `limit` (version 3): it is not longer, in tokens."""
 
     id: str
+    limit: Count | None = None
     want: Hit | None = None
 
 
 class AllocateOp(_Op, tag="allocate"):
-    """A request gets blocks for its next tokens (`KVCacheManager.allocate_slots`)."""
+    """A request gets blocks for its next tokens (`KVCacheManager.allocate_slots`).
+
+    Version 3: `rows`, the hit that is adopted where it is not what the lookup just before found; `waiting`, the
+    request's status is WAITING or PREEMPTED, and `scheduled`, requests are scheduled already: then the watermark holds.
+    """
 
     id: str
     new: Count
@@ -164,6 +185,9 @@ class AllocateOp(_Op, tag="allocate"):
     reserved: Count
     in_flight: Count
     shared_prefix: Count | None = None
+    rows: Rows | None = None
+    waiting: bool | None = None
+    scheduled: bool | None = None
     want: Allocation | None = None
 
 
@@ -174,11 +198,19 @@ class AdvanceOp(_Op, tag="advance"):
     tokens: Count
 
 
-class AppendOp(_Op, tag="append"):
-    """Generated tokens are appended."""
+class ComputedOp(_Op, tag="computed"):
+    """`tokens` tokens are computed in all (version 3): more than there are, or fewer than before."""
 
     id: str
-    tokens: list[Count]
+    tokens: Count
+
+
+class AppendOp(_Op, tag="append"):
+    """Generated tokens are appended; `keys` (version 3) are given for a request that came with keys."""
+
+    id: str
+    tokens: list[Token]
+    keys: list[WholeKey] | None = None
 
 
 class CommitOp(_Op, tag="commit"):
@@ -186,6 +218,31 @@ class CommitOp(_Op, tag="commit"):
 
     id: str
     tokens: Count
+
+
+class RetireOp(_Op, tag="retire"):
+    """Blocks that no token from `tokens` on reads are given back (version 3, `remove_skipped_blocks`)."""
+
+    id: str
+    tokens: Count
+
+
+class PopOp(_Op, tag="pop"):
+    """As `free`, but the blocks are given back by a later `release` (version 3, `pop_blocks_for_free`)."""
+
+    id: str
+
+
+class ReleaseOp(_Op, tag="release"):
+    """These blocks lose a reference each, in this order (version 3, `BlockPool.free_blocks`)."""
+
+    blocks: list[Count]
+
+
+class HoldOp(_Op, tag="hold"):
+    """These blocks gain a reference each (version 3, `BlockPool.touch`)."""
+
+    blocks: list[Count]
 
 
 class FreeOp(_Op, tag="free"):
@@ -207,8 +264,12 @@ class EvictOp(_Op, tag="evict"):
 
 
 class CopiesOp(_Op, tag="copies"):
-    """Drains pending copy-on-write copies and gives back the references they held."""
+    """Drains pending copy-on-write copies and gives back the references they held.
 
+    With `hold` (version 3) the references stay until a `release` of both ends of each.
+    """
+
+    hold: bool = False
     want: list[tuple[Count, Count]] | None = None
 
 
@@ -230,19 +291,51 @@ class StateOp(_Op, tag="state"):
     want: CacheState | None = None
 
 
+class DigestOp(_Op, tag="digest"):
+    """Everything, in 32 bytes (version 3)."""
+
+    want: Digest | None = None
+
+
+class EndOp(_Op, tag="end"):
+    """The log ends here, though the cache went on (version 3): `reason` says why."""
+
+    reason: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+
+
 Operation: TypeAlias = (
     StepOp
     | RequestOp
     | LookupOp
     | AllocateOp
     | AdvanceOp
+    | ComputedOp
     | AppendOp
     | CommitOp
+    | RetireOp
     | FreeOp
+    | PopOp
+    | ReleaseOp
+    | HoldOp
     | DropOp
     | EvictOp
     | CopiesOp
     | ResetOp
     | EventsOp
     | StateOp
+    | DigestOp
+    | EndOp
 )
+
+
+LIVE_OPERATIONS = (ComputedOp, RetireOp, PopOp, ReleaseOp, HoldOp, DigestOp, EndOp)
+"""Operations of version 3 alone."""
+
+
+LIVE_FIELDS = ("keys", "limit", "rows", "waiting", "scheduled", "hold")
+"""Fields of operations that version 3 adds."""
+
+
+def state_digest(state: CacheState) -> Digest:
+    """The digest of a state: of its JSON form without spaces, names of objects in order of their text."""
+    return Digest(hashlib.sha256(msgspec.json.encode(state, order="deterministic")).hexdigest())

@@ -46,6 +46,11 @@ def hit_blocks(view: View, group: Scalar, tokens: Scalar) -> Scalar:
     return ceil_divide(tokens, view.group(group, GroupField.BLOCK)) * view.group(group, GroupField.CACHEABLE)
 
 
+def adopted_blocks(view: View, group: Scalar, tokens: Scalar, short: Scalar) -> Scalar:
+    """Entries of a group's row that adopting a hit of `tokens` tokens brings; `short` is its `Row.HIT_SHORT`."""
+    return jnp.where(tokens > 0, hit_blocks(view, group, tokens) - short, 0)
+
+
 def ends_inside(work: Workspace, view: View, group: Scalar, demand: Demand) -> Scalar:
     """True if the hit that a demand adopts ends inside a block of a group, which is then to be copied.
 
@@ -117,19 +122,16 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
 
 def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) -> tuple[Workspace, tuple[Scalar, ...]]:
     slot, group = demand.slot, sums.group
-    w, (have, first_left, hit_first, partial, grown) = peek(
-        group >= 0,
-        lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.PARTIAL, Row.GROWN),
-        w,
-        reads=("requests",),
-        default=(0, 0, 0, 0, 0),
+    fields = (Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.PARTIAL, Row.GROWN, Row.HIT_SHORT)
+    w, (have, first_left, hit_first, partial, grown, short) = peek(
+        group >= 0, lambda v: v.get_row(slot, group, *fields), w, reads=("requests",), default=(0,) * len(fields)
     )
     block, ring = view.group(group, GroupField.BLOCK), view.group(group, GroupField.ONE_BLOCK) != 0
     adopting = demand.hit > 0
-    computed = jnp.where(adopting, hit_blocks(view, group, demand.hit), 0)
+    computed = adopted_blocks(view, group, demand.hit, short)
     skip = jnp.where(have == 0, skipped_blocks(view, group, demand.total), 0)
     recurrent = view.group(group, GroupField.RECURRENT) != 0
-    split = ends_inside(w, view, group, demand)
+    split = ends_inside(w, view, group, demand) & ((computed > 0) | ~adopting)
     scratch, grown = view.group(group, GroupField.SCRATCH), jnp.where(have > 0, grown, 0)
     sinks = view.group(group, GroupField.SINKS)
     wanted = ceil_divide(demand.slots, block) + scratch

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.rules import rows
 from hkv.dialects.vllm.rules.admit import (
     Spread,
+    adopted_blocks,
     arrives,
     ends_inside,
-    hit_blocks,
     skipped_blocks,
     spread_row,
 )
@@ -41,11 +41,15 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
-        w, (hit_first,) = peek(
-            group >= 0, lambda v: v.get_row(slot, group, Row.HIT_FIRST), w, reads=("requests",), default=(0,)
+        w, (hit_first, short) = peek(
+            group >= 0,
+            lambda v: v.get_row(slot, group, Row.HIT_FIRST, Row.HIT_SHORT),
+            w,
+            reads=("requests",),
+            default=(0, 0),
         )
         skip = skipped_blocks(view, group, demand.total)
-        found = jnp.where(demand.hit > 0, hit_blocks(view, group, demand.hit), 0)
+        found = adopted_blocks(view, group, demand.hit, short)
         sinks = view.group(group, GroupField.SINKS)
         length = jnp.where(found < sinks, found, jnp.maximum(skip, found))
         length = jnp.where(view.group(group, GroupField.ONE_BLOCK) != 0, 0, length)

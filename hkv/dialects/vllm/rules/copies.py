@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import retire
-from hkv.dialects.vllm.rules.operations import Argument, Code
+from hkv.dialects.vllm.rules.operations import Argument, Code, Flag
 from hkv.dialects.vllm.rules.transitions import Answer, Op
 from hkv.machine.operation_loop import Payload
 from hkv.state import free_queue
@@ -20,7 +20,9 @@ WRITES = tuple(dict.fromkeys((*retire.WRITES, "rows")))
 def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:
     """COPIES: blocks give back the references that their copies held, one by one, through a row that no request has.
 
-    One block may have been copied for several requests: it goes back to the queue with the last of its copies.
+    One block may have been copied for several requests: it goes back to the queue with the last of its copies. All that
+    go to the queue's head go there together, the first one foremost, so that those are given back from the last on.
+    With `Flag.HOLD` blocks gain references instead.
     """
     mine = answer.ok & (op.code == int(Code.COPIES))
     start, count = op.argument(Argument.KEY_START), op.argument(Argument.KEYS)
@@ -34,8 +36,22 @@ def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tu
         block = read(payload.numbers, payload.base + start + local[0])
         return w.write("rows", block, row + local[0]), (local[0] + 1,)
 
-    def give(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return free_queue.release(w, row + local[0], jnp.int32(1)), (local[0] + 1,)
+    def give(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        turn, missing = local
+        known_turn = turn < count
+        place = row + jnp.where(known_turn, turn, 2 * count - 1 - turn)
+        block = w.read("rows", place)
+        mine = (w.read("keys", w.key(block)) != 0) == known_turn
+        held = w.read("blocks", w.block(block)) < 0
+        w = free_queue.release(w, place, (mine & held).astype(jnp.int32))
+        return w, (turn + 1, missing | (mine & ~held & (block != 0)))
+
+    def hold(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
+        return free_queue.adopt(w, row + local[0], jnp.int32(1)), (local[0] + 1,)
 
     work, _ = loop(lambda c: c[0] < count, put, work, (0,), writes=("rows",))
-    return loop(lambda c: c[0] < count, give, work, (0,), writes=WRITES)[0], answer
+    holding = op.flag(Flag.HOLD)
+    held, given = jnp.where(holding, count, 0), jnp.where(holding, 0, 2 * count)
+    work, _ = loop(lambda c: c[0] < held, hold, work, (0,), writes=WRITES)
+    work, (_, missing) = loop(lambda c: c[0] < given, give, work, (jnp.int32(0), jnp.bool_(False)), writes=WRITES)
+    return work, answer.refuse(missing, Status.OUT_OF_RANGE)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import calm, copies, fork, transitions
+from hkv.dialects.vllm.rules import calm, copies, fork, live, transitions
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import Parameters, View
 from hkv.dialects.vllm.rules.transitions import Answer
@@ -103,7 +103,7 @@ def _perform(work: Workspace, view: View, operations: Operations, only: tuple[Co
     return perform_all(work, table, payload, Argument.CODE, int(Code.END), one, EVERYTHING)
 
 
-_SELDOM = {Code.REQUEST, Code.APPEND, Code.EVICT, Code.RESET, Code.COPIES, Code.FORK}
+_SELDOM = {Code.REQUEST, Code.APPEND, Code.EVICT, Code.RESET, Code.COPIES, Code.FORK, Code.POP, Code.FOUND}
 """Operations that are rare compared with the tokens of a request: the others pass them by in one jump."""
 
 
@@ -128,6 +128,10 @@ def _seldom(
             w, got = transitions.reset(w, view, op, got)
         if Code.FORK in only:
             w, got = fork.fork(w, view, op, got, place)
+        if Code.POP in only:
+            w, got = live.pop(w, view, op, got)
+        if Code.FOUND in only:
+            w, got = live.found(w, view, op, got, payload)
         return w, (False, *got)
 
     mine = _one_of(op.code, _SELDOM.intersection(only))
@@ -216,7 +220,9 @@ def _one(
         w, answer = _blocks(w, view, op, answer, only)
     if Code.ADVANCE in only:
         w, answer = transitions.advance(w, op, answer)
-    if Code.FREE in only or Code.DROP in only:
+    if Code.COMPUTED in only:
+        w, answer = live.computed(w, op, answer)
+    if {Code.FREE, Code.DROP, Code.POP}.intersection(only):
         w, answer = transitions.leave(w, op, answer)
     if Code.STEP in only:
         w = transitions.step(w, op, answer)

@@ -58,7 +58,9 @@ def resumable(view: View, tokens: Scalar, unit: Scalar) -> Scalar:
     return jnp.maximum(divide(last, unit) - drops, 0) * unit
 
 
-def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> tuple[Workspace, Hit]:
+def longest_hit(
+    work: Workspace, view: View, slot: Scalar, enabled: Scalar, limit: Scalar | int = 0
+) -> tuple[Workspace, Hit]:
     """Looks a waiting request up. Its rows take the blocks found, its `Row.HIT_FIRST` where they begin.
 
     Args:
@@ -66,6 +68,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
       view: the configuration.
       slot: the request.
       enabled: whether to do it; no hit where not.
+      limit: one more than the most tokens of the hit; 0 for all but the last.
     """
     work, (tokens, keys) = peek(
         enabled,
@@ -144,6 +147,7 @@ def longest_hit(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> t
         )
 
     tokens = jnp.maximum(tokens - 1, 0)
+    tokens = jnp.where(limit > 0, limit - 1, tokens)
     zero, no = jnp.int32(0), jnp.bool_(False)
     start = _Progress(zero, tokens, tokens, zero, zero, zero, no, enabled & (searches > 0))
     work, local = loop(lambda c: c[-1], visit, work, start, writes=WRITES)
@@ -196,7 +200,7 @@ def _note(
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (member,) = local
         group = view.group(column + member, GroupField.MEMBER)
-        w = w.set_row(slot, group, Row.HIT_FIRST, first)
+        w = w.set_row(slot, group, Row.HIT_FIRST, first).set_row(slot, group, Row.HIT_SHORT, 0)
         return w.set_row(slot, group, Row.HIT_LENGTH, tokens), (member + 1,)
 
     return loop(lambda c: c[0] < count, body, work, (0,), writes=("requests",))[0]

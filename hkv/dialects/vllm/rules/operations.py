@@ -43,7 +43,15 @@ class Code(enum.IntEnum):
     STEP = 13
     """A new scheduling step begins."""
     COPIES = 14
-    """Copies are made: KEYS block ids, from KEY_START on, give back a reference each, in that order."""
+    """Copies are made: KEYS block ids, from KEY_START on, give back a reference each, in that order. With `Flag.HOLD`
+    they gain one instead."""
+    COMPUTED = 15
+    """TOKENS tokens of a request are computed in all: more than it has, or fewer than before."""
+    POP = 16
+    """A running request waits again, without its blocks, which keep their references."""
+    FOUND = 17
+    """A waiting request is to adopt a hit of TOKENS tokens that no lookup found: for each group, from KEY_START on, how
+    many blocks, and these."""
 
 
 class Argument(enum.IntEnum):
@@ -53,6 +61,7 @@ class Argument(enum.IntEnum):
     SLOT = 1
     """The request slot."""
     TOKENS = 2
+    """Of LOOKUP, one more than the most tokens of the hit; 0 for all but the request's last."""
     KEYS = 3
     """Number of integers of `Operations.payload` that belong to the operation."""
     KEY_START = 4
@@ -77,6 +86,25 @@ class Argument(enum.IntEnum):
     """ALLOCATE: the request's shared-prefix boundary from now on; -1: as it was."""
     ADVANCE = 14
     """ALLOCATE: whether hit, external and new tokens count as computed if it is granted."""
+    FLAGS = 15
+    """`Flag`s."""
+
+
+class Flag(enum.IntFlag):
+    """Bits of `Argument.FLAGS`."""
+
+    LIVE = 1
+    """COMMIT, RETIRE: a live scheduler keeps account of the tokens computed."""
+    STATUS = 2
+    """ALLOCATE: `Flag.WAITING` says of the request, and not the blocks that it holds, that it has to be scheduled."""
+    WAITING = 4
+    OTHERS = 8
+    """ALLOCATE: `Flag.SCHEDULED` says, and not the blocks that others hold, that some request is scheduled."""
+    SCHEDULED = 16
+    HOLD = 32
+    """COPIES: the blocks gain a reference."""
+    ROWS = 64
+    """ALLOCATE: the hit is one that FOUND brought."""
 
 
 RESULT_FRONT = 5

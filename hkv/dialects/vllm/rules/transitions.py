@@ -19,7 +19,7 @@ from hkv.dialects.vllm.rules import evict as eviction
 from hkv.dialects.vllm.rules import register as registration
 from hkv.dialects.vllm.rules import retire as retirement
 from hkv.dialects.vllm.rules.demand import Demand
-from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
+from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Flag
 from hkv.dialects.vllm.rules.parameters import CacheField, View
 from hkv.machine.operation_loop import Payload
 from hkv.state.loops import Scalar, ceil_divide, loop, peek, read, when
@@ -51,6 +51,14 @@ class Op(NamedTuple):
     def argument(self, argument: Argument) -> Scalar:
         """One of its arguments."""
         return self.row[argument]
+
+    def flag(self, flag: Flag) -> Scalar:
+        """True if a flag is up."""
+        return (self.row[Argument.FLAGS] & int(flag)) != 0
+
+    def either(self, said: Flag, flag: Flag, known: Scalar) -> Scalar:
+        """The value of `flag` where the flag `said` is up, else `known`."""
+        return jnp.where(self.flag(said), self.flag(flag), known)
 
 
 class Answer(NamedTuple):
@@ -101,7 +109,17 @@ def fetch(work: Workspace, table: jax.Array, base: Scalar, code: Scalar) -> tupl
     return work, Op(code, slot, exists, row, *fields)
 
 
-_HARMLESS = {Code.END, Code.REQUEST, Code.APPEND, Code.LOOKUP, Code.ADVANCE, Code.RETIRE, Code.STEP}
+_HARMLESS = {
+    Code.END,
+    Code.REQUEST,
+    Code.APPEND,
+    Code.LOOKUP,
+    Code.ADVANCE,
+    Code.RETIRE,
+    Code.STEP,
+    Code.COMPUTED,
+    Code.FOUND,
+}
 
 
 def needs_slot(code: Scalar) -> Scalar:
@@ -174,7 +192,7 @@ def lookup(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspa
     mine = mine & answer.ok
 
     def search(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        w, found = hit.longest_hit(w, view, op.slot, local[0])
+        w, found = hit.longest_hit(w, view, op.slot, local[0], op.argument(Argument.TOKENS))
         w = w.set(op.slot, Request.HIT, jnp.where(found.fails, -1, found.tokens))
         w = w.set(op.slot, Request.HIT_CLOCK, w.clock)
         return w, (False, found.tokens, found.shared_prefix, found.fails)
@@ -221,7 +239,7 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
     blocks = ceil_divide(jnp.maximum(jnp.maximum(slots, main), arrived), view.whole(CacheField.LEAST_BLOCK))
     blocks += view.whole(CacheField.MOST_SCRATCH)
     answer = answer.refuse(mine & (blocks > w.sizes.buckets.row), Status.ROW_FULL)
-    w, waits = unwritten.must_wait(w, view, op.slot, adopted, mine & answer.ok)
+    w, waits = unwritten.must_wait(w, view, op.slot, adopted, op.flag(Flag.ROWS), mine & answer.ok)
     answer = answer.refuse(waits, Status.NOT_YET_WRITTEN)
     plan = Plan(
         adopted,
@@ -251,13 +269,14 @@ def admit_or_give_back(
     allocating, freeing, retiring = (op.code == int(code) for code in (Code.ALLOCATE, Code.FREE, Code.RETIRE))
     mine = answer.ok & allocating
     ending = answer.ok & (freeing | retiring)
-    answer = answer.refuse(ending & (op.live != RUNNING), Status.NOT_RUNNING)
+    answer = answer.refuse(ending & ~_holds(op, retiring), Status.NOT_RUNNING)
     ending = ending & answer.ok
     work, answer, plan = _plan(work, view, op, mine, answer)
     work = _note_arguments(work, op, mine)
     waiting = op.live == WAITING
     longest = view.whole(CacheField.MAX_MODEL_LEN)
-    watermark = jnp.where(waiting & (work.running > 0), view.whole(CacheField.WATERMARK), 0)
+    kept_free = op.either(Flag.STATUS, Flag.WAITING, waiting) & op.either(Flag.OTHERS, Flag.SCHEDULED, work.running > 0)
+    watermark = jnp.where(kept_free, view.whole(CacheField.WATERMARK), 0)
     whole = jnp.minimum(op.tokens, longest)
     processed = jnp.where(retiring, op.argument(Argument.TOKENS), plan.total - op.argument(Argument.IN_FLIGHT))
     given_back = ending | (plan.granted & ~waiting)
@@ -291,9 +310,14 @@ def admit_or_give_back(
     return work, answer, plan._replace(granted=granted, grows=granted & grows)
 
 
+def _holds(op: Op, retiring: Scalar) -> Scalar:
+    """True if a request has blocks to give back; a live scheduler retires those of a request that waits, too."""
+    return (op.live == RUNNING) | (retiring & op.flag(Flag.LIVE) & (op.live == WAITING))
+
+
 def _calm(work: Workspace, op: Op, slots: Scalar, arriving: Scalar) -> Scalar:
     """True if an ALLOCATE needs nothing but to be granted, as was noted before (`hkv.dialects.vllm.rules.calm`)."""
-    quiet = (op.live == RUNNING) & (arriving == 0) & (slots <= op.calm) & ~_must_fit(op)
+    quiet = (op.live == RUNNING) & (arriving == 0) & (slots <= op.calm) & ~_must_fit(op) & ~op.flag(Flag.WAITING)
     return quiet & (op.argument(Argument.RESERVED) <= work.free)
 
 
@@ -370,7 +394,8 @@ def commit(op: Op, answer: Answer, certain: Scalar) -> tuple[Answer, Scalar]:
     mine = answer.ok & (op.code == int(Code.COMMIT))
     answer = answer.refuse(mine & (op.live != RUNNING), Status.NOT_RUNNING)
     tokens = op.argument(Argument.TOKENS)
-    answer = answer.refuse(mine & ((tokens < 0) | (tokens > jnp.minimum(op.tokens, op.computed))), Status.NOT_COMPUTED)
+    beyond = (tokens > jnp.minimum(op.tokens, op.computed)) & ~op.flag(Flag.LIVE)
+    answer = answer.refuse(mine & ((tokens < 0) | beyond), Status.NOT_COMPUTED)
     return answer, jnp.where(mine & answer.ok, tokens, certain)
 
 
@@ -385,8 +410,9 @@ def advance(work: Workspace, op: Op, answer: Answer) -> tuple[Workspace, Answer]
 
 
 def leave(work: Workspace, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
-    """FREE, once its blocks are given back: the request waits again. DROP: its slot is empty."""
-    freeing, dropping = op.code == int(Code.FREE), op.code == int(Code.DROP)
+    """FREE and POP, once its rows are empty: the request waits again. DROP: its slot is empty."""
+    freeing = (op.code == int(Code.FREE)) | (op.code == int(Code.POP))
+    dropping = op.code == int(Code.DROP)
     mine = answer.ok & (freeing | dropping)
     answer = answer.refuse(mine & (op.live == EMPTY), Status.NO_SUCH_SLOT)
     answer = answer.refuse(mine & dropping & (op.live != WAITING), Status.NOT_WAITING)

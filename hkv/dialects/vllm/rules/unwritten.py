@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from hkv.dialects.vllm.rules.admit import adopted_blocks
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import key_table
 from hkv.state.loops import Scalar, divide, loop, peek, remainder, when
-from hkv.state.state import Request
+from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
 
@@ -85,7 +86,9 @@ def note_blocks(work: Workspace, view: View, slot: Scalar, group: Scalar, start:
     return loop(lambda c: c[0] < end, body, work, (first,), reads=("rows",), writes=("keys",))[0]
 
 
-def must_wait(work: Workspace, view: View, slot: Scalar, hit: Scalar, enabled: Scalar) -> tuple[Workspace, Scalar]:
+def must_wait(
+    work: Workspace, view: View, slot: Scalar, hit: Scalar, given: Scalar, enabled: Scalar
+) -> tuple[Workspace, Scalar]:
     """True if a hit needs a block that this very step writes, after it would have been copied.
 
     Args:
@@ -93,10 +96,13 @@ def must_wait(work: Workspace, view: View, slot: Scalar, hit: Scalar, enabled: S
       view: the configuration.
       slot: a request that was just looked up.
       hit: tokens that were found.
+      given: whether the hit is not the lookup's: its states are not those that the request's keys name.
       enabled: whether to look; nothing waits where not.
     """
     enabled = enabled & (hit > 0)
-    work, state = _state_unwritten(work, view, slot, hit, enabled)
+    work, state = _state_unwritten(work, view, slot, hit, enabled & ~given)
+    work, other = _given_state_unwritten(work, view, slot, hit, enabled & given)
+    state = state | other
     if work.sizes.buckets.parts == 0:
         return work, state
 
@@ -132,3 +138,35 @@ def _state_unwritten(
 
     work, (step,) = peek(ending, noted, work, reads=("chains", "table"), default=(0,))
     return work, ending & (step == work.steps)
+
+
+def _given_state_unwritten(
+    work: Workspace, view: View, slot: Scalar, hit: Scalar, enabled: Scalar
+) -> tuple[Workspace, Scalar]:
+    """True if a group's last block of a hit that was given is a recurrent state of this very step."""
+    groups = work.sizes.buckets.groups
+
+    def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
+        group, found = local
+        recurrent = view.group(group, GroupField.RECURRENT) != 0
+        w, (short,) = peek(
+            recurrent, lambda v: v.get_row(slot, group, Row.HIT_SHORT), w, reads=("requests",), default=(0,)
+        )
+        last = adopted_blocks(view, group, hit, short) - 1
+        there = recurrent & (last >= 0)
+        w, (block,) = peek(
+            there,
+            lambda v: (v.read("rows", v.row(slot, group) + jnp.maximum(last, 0)),),
+            w,
+            reads=("rows",),
+            default=(0,),
+        )
+        w, entry = key_table.primary_entry(w, block != 0, block)
+        place = jnp.maximum(entry, 0) | (groups - 1)
+        w, (step,) = peek(entry >= 0, lambda v: (v.read("table", v.entry(place)),), w, reads=("table",), default=(0,))
+        return w, (group + 1, found | ((entry >= 0) & (step == w.steps)))
+
+    end = jnp.where(enabled & (view.whole(CacheField.SNAPSHOTS) != 0), view.num_groups, 0)
+    start = (jnp.int32(0), jnp.bool_(False))
+    work, (_, found) = loop(lambda c: c[0] < end, body, work, start, reads=("rows", "keys", "requests", "table"))
+    return work, found

@@ -8,6 +8,7 @@ from typing import Any
 from hkv.dialects.vllm import config as vllm
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log.structs import Header
+from hkv.keys.chained import GIVEN
 from hkv.spec import KINDS, LayerSpec, spec_from_log
 from hkv.testing.choices import Choices
 
@@ -98,7 +99,7 @@ def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -
         feature=feature,
         num_blocks=_draw_pool(choices, len(groups)),
         groups=groups,
-        hash="sha256" if version > 1 and choices.chance(10) else "sha256_cbor",
+        hash=_draw_hash(choices, version),
         hash_block_size=hash_size,
         scheduler_block_size=scheduler,
         hash_lookahead=_draw_lookahead(choices, specs) if feature == "lookahead_hash" else 0,
@@ -115,6 +116,12 @@ def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -
         shared_prefix_checkpoint=junctions,
         bugs=bugs,
     )
+
+
+def _draw_hash(choices: Choices, version: int) -> str:
+    if version > 2 and choices.chance(10):
+        return GIVEN
+    return "sha256" if version > 1 and choices.chance(10) else "sha256_cbor"
 
 
 def _draw_bugs(choices: Choices, groups: list[Entry], feature: str) -> list[str]:
@@ -170,6 +177,8 @@ def _draw_groups(choices: Choices, feature: str, version: int, ranks: int, asked
     for entry in entries:
         if version == 1 and entry.get("window") == 1:
             entry["window"] = 2
+        if version > 2 and "extra_retained_tokens" in KINDS[entry["kind"]].later_log_fields and choices.chance(30):
+            entry["extra_retained_tokens"] = choices.integer(1, 4)
     if chunked:
         entries[choices.integer(0, count - 1)] = draw(_first("aligned_blocks"), sizes[0])
     stateful = any(KINDS[entry["kind"]].snapshot for entry in entries)

@@ -24,6 +24,7 @@ class RequestRecord:
       processed: computed, hit and external tokens, less those in flight: the most that an `allocate` saw.
       main: tokens it was granted room for since it last waited, look-ahead left out: the most of any grant.
       slots: the same with look-ahead.
+      keys: its prefix keys, where they are given and not computed; else None.
       prefixes: name of the prefix that each of its hash blocks ends, as far as they were asked for.
     """
 
@@ -36,6 +37,7 @@ class RequestRecord:
     processed: int = 0
     main: int = 0
     slots: int = 0
+    keys: list[str] | None = None
     prefixes: list[int] = dataclasses.field(default_factory=list)
 
 
@@ -65,9 +67,16 @@ class Ledger:
             case oplog.RequestOp():
                 extra = ExtraKeys() if operation.extra is None else operation.extra
                 record = RequestRecord(operation.id, list(operation.tokens), extra, len(operation.tokens))
+                record.keys = None if operation.keys is None else list(operation.keys)
                 self.requests[operation.id] = record
             case oplog.AppendOp():
-                self.requests[operation.id].tokens += operation.tokens
+                record = self.requests[operation.id]
+                record.tokens += operation.tokens
+                if record.keys is not None:
+                    record.keys += operation.keys or []
+            case oplog.RetireOp():
+                record = self.requests[operation.id]
+                record.processed = max(record.processed, operation.tokens)
             case oplog.AllocateOp():
                 record = self.requests[operation.id]
                 record.processed = max(record.processed, self.total(operation) - operation.in_flight)
@@ -86,7 +95,9 @@ class Ledger:
                 self.requests[operation.id].processed = 0
             case oplog.AdvanceOp():
                 self.requests[operation.id].computed += operation.tokens
-            case oplog.FreeOp():
+            case oplog.ComputedOp():
+                self.requests[operation.id].computed = operation.tokens
+            case oplog.FreeOp() | oplog.PopOp():
                 record = self.requests[operation.id]
                 record.computed = record.processed = record.main = record.slots = 0
                 record.running = False
@@ -119,10 +130,13 @@ class Ledger:
         size, lookahead = self._config.hash_block_size, self._config.hash_lookahead
         if end <= 0 or end % size or end + lookahead > len(record.tokens):
             return None
+        if record.keys is not None and end // size > len(record.keys):
+            return None
         while len(record.prefixes) * size < end:
             start = len(record.prefixes) * size
             parent = record.prefixes[-1] if record.prefixes else 0
-            content = (parent, *self._content(record, start, start + size, start + size + lookahead))
+            content: tuple[Hashable, ...] = (parent, record.keys[start // size]) if record.keys is not None else ()
+            content = content or (parent, *self._content(record, start, start + size, start + size + lookahead))
             name = self._names.setdefault(content, len(self._lengths))
             if name == len(self._lengths):
                 self._parents.append(parent)

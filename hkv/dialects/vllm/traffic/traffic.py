@@ -32,15 +32,35 @@ def drive(header: Header, choices: Choices, perform: Perform, steps: int, carefu
       steps: scheduling steps; each ends with `events` and `state`.
       careful: leave out what vLLM 0.33 itself fails at.
     """
-    traffic = Traffic(header, choices, perform, careful)
+    traffic = traffic_of(header, choices, perform, careful)
     for _ in range(steps):
         traffic.step()
     if choices.chance(50):
         traffic.drain()
 
 
-@dataclasses.dataclass
-class _Request:
+def traffic_of(header: Header, choices: Choices, perform: Perform, careful: bool = True) -> Traffic:
+    """Traffic of the version of a header; arguments as of `drive`."""
+    if header.oplog < 3:
+        return Traffic(header, choices, perform, careful)
+    from hkv.dialects.vllm.traffic.live import LiveTraffic
+
+    return LiveTraffic(header, choices, perform, careful)
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """A request as the scheduler knows it.
+
+    Attributes:
+      id: its name.
+      tokens: prompt and output.
+      extra: everything besides its tokens that identifies its prefix.
+      prompt: tokens of its prompt.
+      computed: tokens computed.
+      loading: whether tokens from elsewhere are on their way.
+    """
+
     id: str
     tokens: list[int]
     extra: ExtraKeys | None
@@ -66,14 +86,15 @@ class Traffic:
         self._choices = choices
         self._perform = perform
         self._prompts = Prompts(header, choices)
-        self._running: list[_Request] = []
-        self._waiting: list[_Request] = []
+        self._running: list[Request] = []
+        self._waiting: list[Request] = []
         self._arrived = 0
         self._lookahead = choices.pick((0, 0, 2, 3)) if header.feature in _DRAFTING else 0
         self._drafts = choices.pick((0, 1, 2, 3))
         self._recurrent = [group for group in header.groups if KINDS[group["kind"]].snapshot]
         self._load = choices.integer(20, 80)
-        self._copying = copies_states(to_config(header))
+        self._config = to_config(header)
+        self._copying = copies_states(self._config)
 
     def step(self) -> None:
         """One scheduling step."""
@@ -90,11 +111,17 @@ class Traffic:
         if choices.chance(6):
             self._evict()
         if self._copying:
-            self._perform(oplog.CopiesOp())
+            self._copy()
         if choices.chance(4):
             self._perform(oplog.ResetOp())
         self._perform(oplog.EventsOp())
-        self._perform(oplog.StateOp())
+        self._perform(self._observe())
+
+    def _copy(self) -> None:
+        self._perform(oplog.CopiesOp())
+
+    def _observe(self) -> Operation:
+        return oplog.StateOp()
 
     def drain(self) -> None:
         """Ends all requests, so that the cache can be reset."""
@@ -107,9 +134,12 @@ class Traffic:
 
     def _arrive(self) -> None:
         text = self._prompts.draw()
-        request = _Request(self._name(), list(text.tokens), text.extra, len(text.tokens))
+        request = Request(self._name(), list(text.tokens), text.extra, len(text.tokens))
         self._waiting.append(request)
-        self._perform(oplog.RequestOp(id=request.id, tokens=list(request.tokens), extra=request.extra))
+        self._perform_arrival(oplog.RequestOp(id=request.id, tokens=list(request.tokens), extra=request.extra))
+
+    def _perform_arrival(self, operation: oplog.RequestOp) -> None:
+        self._perform(operation)
 
     def _name(self) -> str:
         """A new name, or that of a request that was dropped."""
@@ -118,7 +148,7 @@ class Traffic:
         self._arrived += 1
         return f"r{self._arrived}"
 
-    def _continue(self, request: _Request) -> None:
+    def _continue(self, request: Request) -> None:
         choices = self._choices
         full = len(request.tokens) >= self._header.max_model_len - 1
         if full or (len(request.tokens) > request.prompt and choices.chance(12)):
@@ -130,7 +160,7 @@ class Traffic:
         if request.loading:
             if choices.chance(60):
                 request.loading = False
-                self._commit(request)
+                self._loaded(request)
             return
         if request.computed == len(request.tokens):
             self._append(request, 1)
@@ -139,7 +169,10 @@ class Traffic:
         if self._allocate_running(request, new):
             self._compute(request, new, drafts)
 
-    def _compute(self, request: _Request, new: int, drafts: int) -> None:
+    def _loaded(self, request: Request) -> None:
+        self._commit(request)
+
+    def _compute(self, request: Request, new: int, drafts: int) -> None:
         choices = self._choices
         accepted = choices.integer(0, drafts)
         self._advance(request, new - drafts + accepted)
@@ -148,7 +181,7 @@ class Traffic:
         if (drafts or choices.chance(12)) and choices.chance(75):
             self._commit(request)
 
-    def _allocate_running(self, request: _Request, new: int) -> bool:
+    def _allocate_running(self, request: Request, new: int) -> bool:
         if self._allocate(request, new).blocks is not None:
             return True
         if self._choices.chance(25):
@@ -159,13 +192,12 @@ class Traffic:
             return False
         return self._allocate(request, new).blocks is not None
 
-    def _admit(self, request: _Request) -> bool:
+    def _admit(self, request: Request) -> bool:
         choices = self._choices
-        found = self._perform(oplog.LookupOp(id=request.id))
-        assert isinstance(found, Hit)
-        external = self._draw_external(request, found.hit)
+        found = self._look_up(request)
+        hit, external, rows = self._adopted(found, self._draw_external(request, found.hit))
         delay = external > 0 and choices.chance(50)
-        new = 0 if delay and choices.chance(50) else self._next_tokens(request, found.hit + external, drafts=False)
+        new = 0 if delay and choices.chance(50) else self._next_tokens(request, hit + external, drafts=False)
         reserved = choices.pick((1, 3, 5, 10, 20)) if choices.chance(30) else 0
         if external and self._recurrent and self._careful:
             # vLLM counts one state too few a group and fails where that one is not there: leave room, or take nothing.
@@ -173,15 +205,18 @@ class Traffic:
                 reserved = max(reserved, len(self._recurrent))
             else:
                 delay, new = True, 0
+        if not hit + external + new:
+            return False
         answer = self._allocate(
             request,
             new,
-            hit=found.hit,
+            hit=hit,
             external=external,
             delay=delay,
             must_fit=choices.chance(65),
             reserved=reserved,
             shared_prefix=self._draw_boundary(request, found.shared_prefix),
+            **({} if rows is None else {"rows": rows}),
         )
         if answer.blocks is None:
             if choices.chance(25):
@@ -192,10 +227,19 @@ class Traffic:
         self._waiting.remove(request)
         self._running.append(request)
         request.loading = delay
-        self._advance(request, found.hit + external + new)
+        self._advance(request, hit + external + new)
         return True
 
-    def _draw_external(self, request: _Request, hit: int) -> int:
+    def _look_up(self, request: Request) -> Hit:
+        found = self._perform(oplog.LookupOp(id=request.id))
+        assert isinstance(found, Hit)
+        return found
+
+    def _adopted(self, found: Hit, external: int) -> tuple[int, int, list[list[int]] | None]:
+        """The hit that is adopted, the tokens that are loaded after it, and the hit's rows if they are not its own."""
+        return found.hit, external, None
+
+    def _draw_external(self, request: Request, hit: int) -> int:
         if self._header.feature != "external" or not self._choices.chance(45):
             return 0
         unit = self._header.scheduler_block_size
@@ -203,12 +247,12 @@ class Traffic:
         least = hit // unit + 1
         return unit * self._choices.integer(least, most) - hit if least <= most else 0
 
-    def _draw_boundary(self, request: _Request, found: int) -> int:
+    def _draw_boundary(self, request: Request, found: int) -> int:
         if self._choices.chance(85):
             return found
         return self._choices.pick((0, self._choices.integer(0, len(request.tokens))))
 
-    def _next_tokens(self, request: _Request, start: int, drafts: bool = True) -> int:
+    def _next_tokens(self, request: Request, start: int, drafts: bool = True) -> int:
         choices = self._choices
         left = len(request.tokens) - start
         if left > 1 and choices.chance(45):
@@ -228,10 +272,8 @@ class Traffic:
                 return False
         return True
 
-    def _allocate(self, request: _Request, new: int, **fields: Any) -> Allocation:
-        in_flight = 0
-        if request.computed and self._choices.chance(25):
-            in_flight = self._choices.integer(1, min(request.computed, self._choices.pick((1, 1, 4, 16))))
+    def _allocate(self, request: Request, new: int, **fields: Any) -> Allocation:
+        in_flight = self._in_flight(request)
         operation: dict[str, Any] = {
             "hit": 0,
             "external": 0,
@@ -246,31 +288,36 @@ class Traffic:
         assert isinstance(answer, Allocation)
         return answer
 
-    def _advance(self, request: _Request, tokens: int) -> None:
+    def _in_flight(self, request: Request) -> int:
+        if request.computed and self._choices.chance(25):
+            return self._choices.integer(1, min(request.computed, self._choices.pick((1, 1, 4, 16))))
+        return 0
+
+    def _advance(self, request: Request, tokens: int) -> None:
         request.computed += tokens
         self._perform(oplog.AdvanceOp(id=request.id, tokens=tokens))
 
-    def _append(self, request: _Request, count: int) -> None:
+    def _append(self, request: Request, count: int) -> None:
         if not count:
             return
         tokens = self._prompts.tokens(count)
         request.tokens += tokens
         self._perform(oplog.AppendOp(id=request.id, tokens=tokens))
 
-    def _commit(self, request: _Request) -> None:
+    def _commit(self, request: Request) -> None:
         tokens = min(request.computed, len(request.tokens))
         self._perform(oplog.CommitOp(id=request.id, tokens=tokens))
 
-    def _preempt(self, request: _Request) -> None:
+    def _preempt(self, request: Request) -> None:
         self._release(request)
         if self._choices.chance(85):
             self._waiting.insert(0, request)
 
-    def _finish(self, request: _Request) -> None:
+    def _finish(self, request: Request) -> None:
         self._release(request)
         self._prompts.remember(Text(tuple(request.tokens), None))
 
-    def _release(self, request: _Request) -> None:
+    def _release(self, request: Request) -> None:
         self._running.remove(request)
         request.computed, request.loading = 0, False
         self._perform(oplog.FreeOp(id=request.id))

@@ -1,0 +1,220 @@
+"""Random traffic of a live scheduler: what version 3 of the log adds to `hkv.dialects.vllm.traffic.traffic`.
+
+Steps that have not come back, with drafts among them, so that more tokens are computed than there are, and fewer once
+drafts are rejected; loads that fail, or bring the whole prompt; blocks that outlive their requests; hits that were cut;
+requests that wait while they hold blocks; keys that are given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import CacheState, Header, Hit, Operation
+from hkv.dialects.vllm.traffic.traffic import Perform, Request, Traffic
+from hkv.keys.chained import GIVEN, KeyChain, sha256_cbor
+from hkv.testing.choices import Choices
+
+
+@dataclasses.dataclass
+class _Scheduled:
+    """Steps of a request that have not come back: of each, its tokens and how many of them are drafts."""
+
+    steps: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(new for new, _ in self.steps)
+
+
+class LiveTraffic(Traffic):
+    """Traffic of version 3; arguments as of `Traffic`."""
+
+    def __init__(self, header: Header, choices: Choices, perform: Perform, careful: bool = True) -> None:
+        super().__init__(header, choices, perform, careful)
+        self._asynchronous = choices.chance(50)
+        self._scheduled: dict[str, _Scheduled] = {}
+        self._owed: list[list[int]] = []
+        self._negative = choices.chance(15)
+        self._chains: dict[str, KeyChain] = {}
+        self._sizes = [group["block_size"] for group in header.groups]
+
+    def step(self) -> None:
+        while self._owed and self._choices.chance(60):
+            self._perform(oplog.ReleaseOp(blocks=self._owed.pop(0)))
+        super().step()
+
+    def drain(self) -> None:
+        for blocks in self._owed:
+            self._perform(oplog.ReleaseOp(blocks=blocks))
+        self._owed.clear()
+        super().drain()
+
+    # What requests are.
+
+    def _perform_arrival(self, operation: oplog.RequestOp) -> None:
+        change: dict[str, Any] = {"tokens": self._signed(operation.tokens)}
+        if self._header.hash == GIVEN:
+            chain = KeyChain(sha256_cbor, self._header.hash_block_size, self._header.hash_lookahead)
+            self._chains[operation.id] = chain
+            change["keys"] = self._grown(operation.id, change["tokens"])
+        for name, value in change.items():
+            setattr(operation, name, value)
+        self._perform(operation)
+
+    def _append(self, request: Request, count: int) -> None:
+        if not count:
+            return
+        tokens = self._prompts.tokens(count)
+        request.tokens += tokens
+        operation = oplog.AppendOp(id=request.id, tokens=self._signed(tokens))
+        if request.id in self._chains:
+            operation.keys = self._grown(request.id, self._signed(request.tokens))
+        self._perform(operation)
+
+    def _signed(self, tokens: list[int]) -> list[int]:
+        return [-1 - token for token in tokens] if self._negative else list(tokens)
+
+    def _grown(self, id: str, tokens: list[int]) -> list[str]:
+        chain = self._chains[id]
+        known = len(chain.keys)
+        chain.extend(tokens)
+        return [key.hex() for key in chain.keys[known:]]
+
+    # What is asked of the cache.
+
+    def _look_up(self, request: Request) -> Hit:
+        limit = self._choices.integer(0, len(request.tokens) - 1) if self._choices.chance(15) else None
+        found = self._perform(oplog.LookupOp(id=request.id, limit=limit))
+        assert isinstance(found, Hit)
+        return found
+
+    def _allocate(self, request: Request, new: int, **fields: Any) -> oplog.Allocation:
+        if self._choices.chance(40):
+            fields["waiting"] = request not in self._running or self._choices.chance(25)
+            fields["scheduled"] = self._choices.chance(70)
+        return super()._allocate(request, new, **fields)
+
+    def _in_flight(self, request: Request) -> int:
+        steps = self._scheduled.get(request.id)
+        return steps.tokens if steps is not None and steps.steps else super()._in_flight(request)
+
+    def _adopted(self, found: Hit, external: int) -> tuple[int, int, list[list[int]] | None]:
+        """A hit that is cut to whole blocks where a load reaches further, or that is written out."""
+        unit = self._header.scheduler_block_size
+        cut = found.hit - found.hit % unit
+        if external and cut < found.hit and self._choices.chance(60):
+            rows = [row[: cut // self._size(group)] for group, row in enumerate(found.blocks)]
+            return cut, external + found.hit - cut, rows if cut else None
+        return found.hit, external, found.blocks if found.hit and self._choices.chance(15) else None
+
+    def _size(self, group: int) -> int:
+        return self._config.block_size(group)
+
+    def _draw_external(self, request: Request, hit: int) -> int:
+        # Of a whole prompt the last token is computed again, and a window, taken after it, lacks what that reads.
+        if self._header.feature not in ("external", "partial") or not self._choices.chance(45):
+            return 0
+        whole = all(spec.reads_all for spec in self._config.topology.specs)
+        if whole and self._header.feature == "external" and self._choices.chance(25):
+            return len(request.tokens) - hit
+        unit = self._header.scheduler_block_size
+        most = (len(request.tokens) - 1) // unit
+        least = hit // unit + 1
+        return unit * self._choices.integer(least, most) - hit if least <= most else 0
+
+    def _advance(self, request: Request, tokens: int) -> None:
+        if self._choices.chance(50):
+            super()._advance(request, tokens)
+        else:
+            self._set_computed(request, request.computed + tokens)
+
+    def _set_computed(self, request: Request, tokens: int) -> None:
+        request.computed = tokens
+        self._perform(oplog.ComputedOp(id=request.id, tokens=tokens))
+
+    # How requests go on.
+
+    def _compute(self, request: Request, new: int, drafts: int) -> None:
+        if not self._asynchronous or request.computed + new < len(request.tokens):
+            super()._compute(request, new, drafts)
+            return
+        self._scheduled.setdefault(request.id, _Scheduled()).steps.append((new, drafts))
+        self._set_computed(request, request.computed + new)
+
+    def _continue(self, request: Request) -> None:
+        if self._choices.chance(8) and not request.loading:
+            processed = max(0, request.computed - self._in_flight(request))
+            self._perform(oplog.RetireOp(id=request.id, tokens=processed))
+        steps = self._scheduled.get(request.id)
+        if steps is None or not steps.steps:
+            super()._continue(request)
+            return
+        if len(steps.steps) < 2 and self._choices.chance(50) and self._schedule_another(request, steps):
+            return
+        self._come_back(request, steps)
+
+    def _schedule_another(self, request: Request, steps: _Scheduled) -> bool:
+        """A step after one that has not come back: its tokens do not exist yet."""
+        drafts = self._drafts if self._choices.chance(50) else 0
+        new = 1 + drafts
+        room = self._header.max_model_len - 1 - request.computed - new
+        if room < 1 or any(group["num_prefill_checkpoint_blocks"] for group in self._recurrent):
+            return False
+        if self._allocate_running(request, new) and request in self._running:
+            steps.steps.append((new, drafts))
+            self._set_computed(request, request.computed + new)
+        return True
+
+    def _come_back(self, request: Request, steps: _Scheduled) -> None:
+        _, drafts = steps.steps.pop(0)
+        accepted = self._choices.integer(0, drafts)
+        if drafts > accepted:
+            self._set_computed(request, request.computed - (drafts - accepted))
+        room = self._header.max_model_len - 1 - len(request.tokens)
+        self._append(request, max(0, min(accepted + 1, room)))
+        if self._choices.chance(75):
+            tokens = max(0, request.computed - steps.tokens)
+            self._perform(oplog.CommitOp(id=request.id, tokens=tokens))
+
+    def _loaded(self, request: Request) -> None:
+        """A load has ended: it brought everything, or its first blocks; a whole prompt's last token is computed."""
+        choices = self._choices
+        if choices.chance(20):
+            # Of several groups no block can be said to be missing, and what a window gave up does not come back.
+            whole = len(self._sizes) > 1 or not self._config.topology.specs[0].reads_all
+            arrived = choices.integer(0, 0 if whole else request.computed // self._header.scheduler_block_size)
+            self._set_computed(request, arrived * self._header.scheduler_block_size)
+            if not request.computed:
+                self._release(request)
+                self._waiting.insert(0, request)
+                return
+        self._commit(request)
+        if request.computed == len(request.tokens):
+            self._set_computed(request, len(request.tokens) - 1)
+
+    def _release(self, request: Request) -> None:
+        self._scheduled.pop(request.id, None)
+        if not self._choices.chance(25):
+            super()._release(request)
+            return
+        state = self._perform(oplog.StateOp())
+        assert isinstance(state, CacheState)
+        rows = state.rows.get(request.id, [])
+        self._running.remove(request)
+        request.computed, request.loading = 0, False
+        self._perform(oplog.PopOp(id=request.id))
+        blocks = [block for row in rows for block in row if block]
+        if blocks:
+            self._owed.append(blocks[::-1])
+
+    def _copy(self) -> None:
+        hold = self._choices.chance(50)
+        pairs = self._perform(oplog.CopiesOp(hold=hold))
+        assert isinstance(pairs, list)
+        if hold and pairs:
+            self._owed.append([block for source, target in pairs for block in (source, target)])  # type: ignore[misc]
+
+    def _observe(self) -> Operation:
+        return oplog.DigestOp() if self._choices.chance(50) else oplog.StateOp()

@@ -1,0 +1,62 @@
+"""Operations of a live scheduler beside the rules' own verbs: computed tokens as it counts them, blocks it keeps.
+
+A live engine's scheduler keeps its own account of computed tokens: of tokens that do not exist yet, and back again when
+drafts are rejected or a load fails. It retires, and gives blocks back, also when no request grows or ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hkv.errors import OperationError
+from reference.dialects.vllm.manager import Manager
+
+
+def computed(manager: Manager, id: str, tokens: int) -> None:
+    """`tokens` tokens of a request are computed in all, whatever there were before."""
+    if type(tokens) is not int or tokens < 0:
+        raise OperationError("tokens", tokens, "an integer of at least 0")
+    manager.find(id).num_computed = tokens
+
+
+def retire(manager: Manager, id: str, processed: int) -> None:
+    """Blocks that no token from `processed` on reads are given back (vLLM 0.33 `remove_skipped_blocks`)."""
+    manager.find(id)
+    for kind in manager.cache.kinds:
+        kind.retire(id, processed)
+
+
+def pop(manager: Manager, id: str) -> None:
+    """A running request waits again without its blocks, which stay referenced (vLLM 0.33 `pop_blocks_for_free`)."""
+    request = manager.running(id)
+    manager.forget_hit()
+    for kind in manager.cache.kinds:
+        kind.forget(id)
+    request.wait()
+
+
+def release(manager: Manager, blocks: Sequence[int]) -> None:
+    """Blocks lose a reference each; those left without become free in this order (vLLM 0.33 `free_blocks`).
+
+    Raises:
+      OperationError: a block has fewer references than it is to lose; nothing changed.
+    """
+    _check(manager, blocks)
+    for block in set(blocks):
+        if manager.pool.refs[block] < blocks.count(block):
+            raise OperationError("blocks", block, "a block with as many references as it is to lose")
+    manager.forget_hit()
+    manager.pool.release(blocks)
+
+
+def hold(manager: Manager, blocks: Sequence[int]) -> None:
+    """Blocks gain a reference each; free ones leave the queue (vLLM 0.33 `BlockPool.touch`)."""
+    _check(manager, blocks)
+    manager.forget_hit()
+    manager.pool.touch(blocks)
+
+
+def _check(manager: Manager, blocks: Sequence[int]) -> None:
+    for block in blocks:
+        if type(block) is not int or not 1 <= block < manager.config.num_blocks:
+            raise OperationError("blocks", block, f"block ids from 1 to {manager.config.num_blocks - 1}")

@@ -1,0 +1,201 @@
+"""Version 3 of vLLM's log: what a live scheduler does, in both engines, under every invariant."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from typing import Any
+
+import pytest
+
+from hkv.dialects.registry import dialect_of
+from hkv.dialects.vllm.engines.jax import JaxEngine
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Header
+from hkv.errors import OperationError
+from hkv.oracle.check import check_log
+from hkv.oracle.engine import attempt
+from hkv.oracle.log_file import Log, log_bytes, parse_log
+from hkv.oracle.record import Only, differ, draw, record
+from hkv.testing.planting import Patch, applied
+
+VLLM = dialect_of("vllm-0.33")
+FEATURES = VLLM.features("vllm-0.33")
+
+
+def header(**changes: Any) -> Header:
+    fields: dict[str, Any] = {
+        "oplog": 3,
+        "dialect": "vllm-0.33",
+        "feature": "core",
+        "num_blocks": 10,
+        "groups": [{"kind": "full_attention", "block_size": 2, "cp_sharded": False}],
+        "hash": "sha256_cbor",
+        "hash_block_size": 2,
+        "scheduler_block_size": 2,
+        "hash_lookahead": 0,
+        "caching": True,
+        "eagle": False,
+        "eagle_groups": [],
+        "prefill_lookahead": 0,
+        "retention_interval": None,
+        "partial_hits": False,
+        "max_model_len": 64,
+        "max_in_flight_tokens": None,
+        "context_parallel": 1,
+    }
+    return Header(**(fields | changes))
+
+
+def allocate(id: str, new: int, hit: int = 0, **fields: Any) -> oplog.AllocateOp:
+    plain: dict[str, Any] = {"lookahead": 0, "external": 0, "delay": False, "must_fit": False, "reserved": 0}
+    return oplog.AllocateOp(id=id, new=new, hit=hit, **{**plain, "in_flight": 0, **fields})
+
+
+def perform(engine: Any, *operations: Any) -> list[Any]:
+    return [VLLM.perform(engine, operation) for operation in operations]
+
+
+BOTH = pytest.mark.parametrize("make", [NumpyEngine, JaxEngine])
+
+
+def test_traffic_draws_every_operation() -> None:
+    seen: collections.Counter[str] = collections.Counter()
+    fields: set[str] = set()
+    for seed in range(12):
+        for feature in FEATURES:
+            for operation in record(NumpyEngine, feature, seed, 3, 8).operations:
+                seen[type(operation).__name__] += 1
+                fields |= {name for name in oplog.LIVE_FIELDS if getattr(operation, name, None)}
+    wanted = {operation.__name__ for operation in oplog.LIVE_OPERATIONS} - {"EndOp", "HoldOp"}
+    assert wanted <= seen.keys()
+    assert fields == set(oplog.LIVE_FIELDS)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_invariant_holds(feature: str) -> None:
+    for seed in range(4):
+        drawn, choices = draw(feature, seed, 3, Only())
+        if not drawn.bugs:
+            watch = VLLM.watch(NumpyEngine(drawn), drawn)
+            VLLM.drive(drawn, choices, watch.perform, 12)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_jax_agrees(feature: str) -> None:
+    _, parted = differ(JaxEngine, NumpyEngine, feature, 5, 3, 6)
+    assert parted is None, parted.mismatch
+
+
+@BOTH
+def test_blocks_outlive_their_request(make: Any) -> None:
+    engine = make(header())
+    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4]), allocate("a", 4), oplog.PopOp(id="a"))
+    state = engine.state()
+    assert state.refs == {"1": 1, "2": 1}
+    assert not state.rows
+    perform(engine, oplog.HoldOp(blocks=[2]), oplog.ReleaseOp(blocks=[2, 1]))
+    assert engine.state().refs == {"2": 1}
+    perform(engine, oplog.ReleaseOp(blocks=[2]))
+    assert engine.state().free[-2:] == [1, 2]
+
+
+@BOTH
+def test_blocks_without_keys_go_to_the_front_in_the_order_given(make: Any) -> None:
+    engine = make(header(caching=False))
+    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4, 5, 6]), allocate("a", 6), oplog.PopOp(id="a"))
+    perform(engine, oplog.ReleaseOp(blocks=[3, 1, 2]))
+    assert engine.state().free[:3] == [3, 1, 2]
+
+
+@BOTH
+def test_no_more_references_are_released_than_there_are(make: Any) -> None:
+    engine = make(header())
+    failure = attempt(VLLM, engine, oplog.ReleaseOp(blocks=[3]))
+    if make is JaxEngine:
+        failure = attempt(VLLM, engine, oplog.StateOp())
+    assert "blocks" in failure.message or "OUT_OF_RANGE" in failure.message
+
+
+@BOTH
+def test_computed_tokens_go_back_and_beyond_those_that_are_there(make: Any) -> None:
+    engine = make(header(groups=[{"kind": "sliding_window", "block_size": 2, "window": 3}]))
+    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4]), allocate("a", 4))
+    perform(
+        engine, oplog.ComputedOp(id="a", tokens=4), allocate("a", 3, in_flight=4), oplog.ComputedOp(id="a", tokens=7)
+    )
+    assert engine.state().rows == {"a": [[1, 2, 3, 4]]}
+    perform(engine, oplog.ComputedOp(id="a", tokens=5), oplog.AppendOp(id="a", tokens=[5, 6]))
+    perform(engine, allocate("a", 1, in_flight=0))
+    assert engine.state().rows == {"a": [[0, 2, 3, 4]]}
+    perform(engine, oplog.RetireOp(id="a", tokens=6))
+    assert engine.state().rows == {"a": [[0, 0, 3, 4]]}
+
+
+@BOTH
+def test_a_hit_is_cut_by_a_limit_or_given(make: Any) -> None:
+    engine = make(header())
+    tokens = [1, 2, 3, 4, 5, 6]
+    perform(engine, oplog.RequestOp(id="a", tokens=tokens), allocate("a", 6), oplog.FreeOp(id="a"))
+    perform(engine, oplog.RequestOp(id="b", tokens=tokens))
+    assert VLLM.perform(engine, oplog.LookupOp(id="b", limit=3)) == oplog.Hit(2, [[1]], 0)
+    assert VLLM.perform(engine, oplog.LookupOp(id="b")) == oplog.Hit(4, [[1, 2]], 0)
+    assert VLLM.perform(engine, allocate("b", 4, hit=2, rows=[[1]])).blocks == [[4, 5]]
+    assert engine.state().rows == {"b": [[1, 4, 5]]}
+
+
+@BOTH
+def test_the_watermark_is_for_requests_that_wait_even_those_that_hold_blocks(make: Any) -> None:
+    engine = make(header(num_blocks=5, watermark=0.5))
+    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4, 5, 6]), allocate("a", 2))
+    perform(engine, oplog.ComputedOp(id="a", tokens=2))
+    assert VLLM.perform(engine, allocate("a", 4, waiting=True, scheduled=True)).blocks is None
+    assert VLLM.perform(engine, allocate("a", 4, waiting=True, scheduled=False)).blocks == [[2, 3]]
+
+
+@BOTH
+def test_keys_are_given(make: Any) -> None:
+    engine = make(header(hash="given"))
+    perform(engine, oplog.RequestOp(id="a", tokens=[-1, -2], keys=["aa" * 16]), allocate("a", 2), oplog.FreeOp(id="a"))
+    assert engine.state().cached == {"1": (0, 2, "aa" * 8)}
+    perform(engine, oplog.RequestOp(id="b", tokens=[7, 7], keys=["aa" * 16]), oplog.AppendOp(id="b", tokens=[7]))
+    assert VLLM.perform(engine, oplog.LookupOp(id="b")).hit == 2
+    with pytest.raises(OperationError, match="hash is not known"):
+        perform(engine, oplog.RequestOp(id="c", tokens=[1, 2]))
+
+
+@BOTH
+def test_a_digest_is_of_the_state(make: Any) -> None:
+    engine = make(header())
+    digest = VLLM.perform(engine, oplog.DigestOp())
+    assert digest == oplog.state_digest(engine.state())
+    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2]), allocate("a", 2))
+    assert VLLM.perform(engine, oplog.DigestOp()) != digest
+
+
+PLANTED = [
+    ("reference.dialects.vllm.live:release", "manager.pool.release(blocks)", "manager.pool.release(blocks[::-1])"),
+    ("reference.dialects.vllm.live:retire", "kind.retire(id, processed)", "kind.retire(id, processed + 1)"),
+    ("reference.dialects.vllm.live:pop", "kind.forget(id)", "kind.free(id)"),
+    ("reference.dialects.vllm.live:computed", "num_computed = tokens", "num_computed = tokens + 1"),
+    ("reference.dialects.vllm.coordinator:longest_hit", "else limit", "else request.num_tokens - 1"),
+    ("reference.dialects.vllm.manager:Manager._watermark", "if waiting is None else waiting", ""),
+]
+"""Defects of the operations of version 3: where they are, what is there, what is put in its place."""
+
+
+@pytest.fixture(scope="module")
+def recordings() -> list[Log]:
+    found = []
+    for seed, feature in itertools.product(range(8), FEATURES):
+        drawn = record(NumpyEngine, feature, seed, 3, 16)
+        lines = log_bytes(drawn.header, drawn.operations, drawn.answers)
+        found.append(parse_log(lines, f"{drawn.header.feature}-{seed}"))
+    return found
+
+
+@pytest.mark.parametrize(("target", "old", "new"), PLANTED)
+def test_a_planted_defect_is_seen(target: str, old: str, new: str, recordings: list[Log]) -> None:
+    with applied(Patch(target, old, new)):
+        assert any(check_log(log, NumpyEngine) is not None for log in recordings)
