@@ -22,6 +22,7 @@ ROOMS = ("oracle", "replay", "testing", "cli")
 """Folders that know the contract only."""
 
 UNUSED = {
+    "hkv.dialects.vllm.attach.plugin": "entry point of vLLM's plugins",
     "hkv.cache.arrivals": "serving",
     "hkv.cache.checkpoint": "serving",
     "hkv.cache.conversion": "serving",

@@ -1,0 +1,80 @@
+"""Attaching to vLLM: to one manager, or to every one that a process makes."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from hkv.dialects import registry
+from hkv.dialects.vllm.attach.header import header_from
+from hkv.dialects.vllm.attach.observer import Observer
+from hkv.dialects.vllm.attach.requests import UntellableError
+from hkv.dialects.vllm.config import NAME
+from hkv.errors import ConfigError, HKVError
+from hkv.oracle.attach.session import Session
+
+
+def attach(manager: Any, session: Session, max_in_flight_tokens: int | None = None) -> Observer:
+    """Observes one manager from now on.
+
+    Args:
+      manager: vLLM 0.33's `KVCacheManager`, which has done nothing yet.
+      session: the process's observation.
+      max_in_flight_tokens: as the manager was made with; None: derived.
+
+    Raises:
+      HKVError: a log has no words for its configuration, or for what it has done already.
+    """
+    pool = manager.block_pool
+    if pool.get_num_free_blocks() != pool.num_gpu_blocks - 1 or len(pool.cached_block_hash_to_block):
+        raise ConfigError("manager", "a manager in use", "one that has handed out and cached nothing yet")
+    header = header_from(manager, max_in_flight_tokens)
+    registry.dialect_of(NAME).log.check(header)
+    try:
+        observer = Observer(manager, header, session.sink(registry.dialect_of(NAME)), session.settings.states)
+    except UntellableError as reason:
+        raise ConfigError("manager", "a manager that is observed", str(reason)) from reason
+    session.observe(observer)
+    return observer
+
+
+def is_attached() -> bool:
+    """True if this process's managers are observed."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    return hasattr(KVCacheManager.__init__, "__wrapped__")
+
+
+class Attached:
+    """Observation of every manager that this process makes; `detach` ends it.
+
+    Args:
+      session: the process's observation.
+    """
+
+    def __init__(self, session: Session) -> None:
+        from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+        self._cls, self._made = KVCacheManager, KVCacheManager.__init__
+        made = self._made
+
+        @functools.wraps(made)
+        def observed(manager: Any, *arguments: Any, **named: Any) -> None:
+            made(manager, *arguments, **named)
+            if type(manager) is not KVCacheManager:
+                session.refuse(type(manager).__name__, "a subclass of KVCacheManager")
+                return
+            try:
+                attach(manager, session, named.get("max_in_flight_tokens"))
+            except HKVError as error:
+                groups = manager.kv_cache_config.kv_cache_groups
+                what = ",".join(type(group.kv_cache_spec).__name__ for group in groups)
+                session.refuse(what, str(error))
+
+        KVCacheManager.__init__ = observed  # type: ignore[method-assign]
+
+    def detach(self) -> None:
+        """Observes no manager that is made from now on."""
+        self._cls.__init__ = self._made

@@ -1,0 +1,162 @@
+"""The header that describes a live `KVCacheManager`, read from its objects."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from hkv.dialects.vllm.config import NAME
+from hkv.dialects.vllm.engines.vllm_objects import KINDS_BY_CLASS
+from hkv.dialects.vllm.log.structs import Header
+from hkv.dialects.vllm.traffic.headers import MANAGER_BUGS
+from hkv.errors import UnsupportedConfigError
+from hkv.spec import KINDS
+
+FEATURE = "attached"
+"""The `feature` of logs of live caches."""
+
+
+def header_from(manager: Any, max_in_flight_tokens: int | None = None, bugs: tuple[str, ...] = MANAGER_BUGS) -> Header:
+    """Header of version 3 for a manager; its chain hash, which the manager does not know, is the default.
+
+    Args:
+      manager: the manager, of vLLM 0.33.
+      max_in_flight_tokens: as the manager was made with, which it does not keep; None: derived from what it made of it.
+      bugs: defects (`hkv.bugs`) that the manager has.
+
+    Raises:
+      UnsupportedConfigError: the log has no words for it.
+    """
+    coordinator, pool = manager.coordinator, manager.block_pool
+    groups = [
+        _entry(index, group, single)
+        for index, (group, single) in enumerate(
+            zip(manager.kv_cache_config.kv_cache_groups, coordinator.single_type_managers, strict=True)
+        )
+    ]
+    _check_alike(manager, groups)
+    ranks = max([single.dcp_world_size for single in coordinator.single_type_managers], default=1)
+    if any(single.pcp_world_size > 1 for single in coordinator.single_type_managers):
+        raise UnsupportedConfigError("pcp_world_size", "more than 1", "1: prefill context parallelism is not described")
+    if max_in_flight_tokens is None:
+        max_in_flight_tokens = _in_flight_limit(manager)
+    lookahead = coordinator.num_reprefillable_tokens
+    return Header(
+        oplog=3,
+        dialect=NAME,
+        feature=FEATURE,
+        num_blocks=pool.num_gpu_blocks,
+        groups=groups,
+        hash="sha256_cbor",
+        hash_block_size=pool.hash_block_size,
+        scheduler_block_size=coordinator.scheduler_block_size,
+        hash_lookahead=int(pool.num_hash_lookahead_tokens),
+        caching=manager.enable_caching,
+        eagle=manager.use_eagle,
+        eagle_groups=[i for i, g in enumerate(manager.kv_cache_config.kv_cache_groups) if g.is_eagle_group],
+        prefill_lookahead=lookahead + 1 if lookahead else 0,
+        retention_interval=coordinator.retention_interval,
+        partial_hits=bool(coordinator.enable_partial_hash_hits),
+        max_model_len=manager.max_model_len,
+        max_in_flight_tokens=max_in_flight_tokens,
+        context_parallel=ranks,
+        watermark=(manager.watermark_blocks + 0.5) / pool.num_gpu_blocks if manager.watermark_blocks else 0.0,
+        shared_prefix_checkpoint=manager.mamba_shared_prefix_checkpoint,
+        bugs=sorted(bugs),
+    )
+
+
+def _entry(index: int, group: Any, single: Any) -> dict[str, Any]:
+    """One entry of `groups`."""
+    spec, name = group.kv_cache_spec, f"groups[{index}]"
+    inner = getattr(spec, "kv_cache_specs", None)
+    if inner is not None:
+        spec = _uniform(name, list(inner.values()))
+    kind = KINDS_BY_CLASS.get(type(spec).__name__)
+    if kind is None:
+        raise UnsupportedConfigError(name, type(spec).__name__, f"one of {', '.join(KINDS_BY_CLASS)}")
+    if (role := getattr(group.role, "name", "DEFAULT")) != "DEFAULT":
+        raise UnsupportedConfigError(name, f"role {role}", "role DEFAULT")
+    if spec.prefix_replay_tokens:
+        raise UnsupportedConfigError(name, "bounded_replay", "windows that are kept, not replayed")
+    cls = KINDS[kind]
+    entry: dict[str, Any] = {"kind": kind, "block_size": spec.block_size}
+    names = {ours: theirs for theirs, ours in cls.vllm_fields.items()}
+    for field in cls.log_fields:
+        if field == "cp_sharded":
+            entry[field] = bool(spec.dcp_sharded)
+        elif field == "cache_mode":
+            entry |= _mode(name, spec.mamba_cache_mode)
+        elif (value := getattr(spec, names.get(field, field))) or field not in cls.later_log_fields:
+            entry[field] = value
+    if not cls.prefix_cacheable and single.kv_cache_spec.prefix_cacheable:
+        raise UnsupportedConfigError(name, type(spec).__name__, "a group that is never cached, as its kind is")
+    return entry
+
+
+def _mode(name: str, mode: str) -> dict[str, str]:
+    if mode not in ("align", "none"):
+        raise UnsupportedConfigError(name, f"mamba_cache_mode {mode}", "align or none")
+    return {} if mode == "align" else {"cache_mode": mode}
+
+
+def _uniform(name: str, specs: list[Any]) -> Any:
+    """The spec that stands for all of a `UniformTypeKVCacheSpecs`: those differ in bytes alone."""
+    kinds = {type(spec).__name__ for spec in specs}
+    if len(kinds) > 1:
+        raise UnsupportedConfigError(
+            name, f"UniformTypeKVCacheSpecs of {', '.join(sorted(kinds))}", "one class of specs"
+        )
+    return specs[0]
+
+
+def _check_alike(manager: Any, groups: list[dict[str, Any]]) -> None:
+    """Groups that a log cannot tell apart are looked up together; they must be for vLLM as well.
+
+    Raises:
+      UnsupportedConfigError: not so.
+    """
+    if len(groups) == 1 or not manager.enable_caching:
+        return
+    members = {id: index for index, group in enumerate(manager.coordinator.attention_groups) for id in group.group_ids}
+    looked_up: dict[str, set[int]] = collections.defaultdict(set)
+    for group, entry in enumerate(groups):
+        if group in members:
+            looked_up[repr(sorted(entry.items(), key=str))].add(members[group])
+    for entry, together in looked_up.items():
+        if len(together) > 1:
+            raise UnsupportedConfigError("groups", entry, "groups that vLLM looks up together where they are alike")
+
+
+def _in_flight_limit(manager: Any) -> int | None:
+    """A number of tokens in flight for which every group's admission cap is the manager's; None for no cap."""
+    least, most = 1, manager.max_model_len
+    found = False
+    for single in manager.coordinator.single_type_managers:
+        cap, spec = single.max_admission_blocks_per_request, single.kv_cache_spec
+        if cap is None:
+            continue
+        found = True
+
+        def cap_of(tokens: int, spec: Any = spec) -> int:
+            return spec.max_admission_blocks_per_request(
+                max_in_flight_tokens=tokens, max_model_len=manager.max_model_len
+            )
+
+        least = max(least, _first(lambda tokens, f=cap_of, c=cap: f(tokens) >= c, 1, manager.max_model_len))
+        most = min(most, _first(lambda tokens, f=cap_of, c=cap: f(tokens) > c, 1, manager.max_model_len + 1) - 1)
+    if not found:
+        return None
+    if least > most:
+        raise UnsupportedConfigError(
+            "max_in_flight_tokens", None, "one number that explains every group's admission cap"
+        )
+    return most
+
+
+def _first(holds: Any, start: int, end: int) -> int:
+    """The first number of `[start, end)` for which something holds that goes on holding; `end` if there is none."""
+    while start < end:
+        middle = (start + end) // 2
+        start, end = (start, middle) if holds(middle) else (middle + 1, end)
+    return start

@@ -1,0 +1,90 @@
+"""All live caches that one process observes: their files, the thread that writes them, and those left out."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pathlib
+from typing import Protocol
+
+from hkv.dialects.dialect import Dialect
+from hkv.oracle.attach.settings import AttachSettings
+from hkv.oracle.attach.sink import RecordSink, ShadowSink, Sink
+from hkv.oracle.attach.writer import LogFile, LogWriter
+
+
+class Observed(Protocol):
+    """A live cache under observation."""
+
+    def close(self) -> None:
+        """Says its last state and ends the observation; the cache goes on."""
+        ...
+
+
+class Session:
+    """Observation in one process; ends with it.
+
+    Args:
+      settings: the settings.
+
+    Attributes:
+      settings: as given.
+      shadows: the sinks of mode `shadow`, in order.
+      label: beginning of the names of the logs that come; may be set anew.
+    """
+
+    def __init__(self, settings: AttachSettings) -> None:
+        self.settings = settings
+        self.shadows: list[ShadowSink] = []
+        self.label = ""
+        self._folder = pathlib.Path(settings.folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._writer = LogWriter()
+        self._count = 0
+        self._observed: list[Observed] = []
+        atexit.register(self.close)
+
+    def sink(self, dialect: Dialect) -> Sink:
+        """Where the operations of the next cache go."""
+        self._count += 1
+        suffix = f".{self.settings.compression}" if self.settings.compression else ""
+        path = self._folder / f"{self.label or os.getpid()}-{self._count}.jsonl{suffix}"
+        if self.settings.mode == "record":
+            return RecordSink(LogFile(path, dialect, self.settings.part_bytes), self._writer)
+        shadow = ShadowSink(path.with_suffix("") if suffix else path, self.settings)
+        self.shadows.append(shadow)
+        return shadow
+
+    def observe(self, observed: Observed) -> None:
+        """Remembers a cache under observation, to close it at the end."""
+        self._observed.append(observed)
+
+    def refuse(self, what: str, reason: str) -> None:
+        """Notes a cache that cannot be observed, and why, in `refused.txt`."""
+        line = f"{self.label or os.getpid()}\t{what}\t{' '.join(reason.split())}\n"
+        path = self._folder / "refused.txt"
+
+        def note() -> None:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+
+        self._writer.put(note)
+
+    def close_all(self) -> None:
+        """Ends the observation of every cache so far, and waits until their logs are written."""
+        for observed in list(self._observed):
+            observed.close()
+        self._observed.clear()
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Ends the session.
+
+        Raises:
+          Exception: the error that kept a log from being written.
+        """
+        atexit.unregister(self.close)
+        self.close_all()
+        self._writer.close()
+        if self._writer.problem is not None:
+            raise self._writer.problem

@@ -1,0 +1,132 @@
+"""Where a live cache's operations go: into a log, or to an engine of HKV's beside it."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import Any, Protocol
+
+from hkv.dialects import registry
+from hkv.dialects.dialect import Dialect
+from hkv.oracle.attach.settings import AttachSettings
+from hkv.oracle.attach.writer import LogFile, LogWriter
+from hkv.oracle.check import Difference, describe
+from hkv.oracle.engine import attempt
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import write_log
+from hkv.oracle.log_format import LARGEST
+
+
+class ShadowError(AssertionError):
+    """A live cache answered otherwise than HKV's engine beside it.
+
+    Args:
+      difference: where, and how.
+    """
+
+    def __init__(self, difference: Difference) -> None:
+        self.difference = difference
+        super().__init__(difference.describe())
+
+
+class Sink(Protocol):
+    """Takes what a live cache was asked and answered. An answer may be a function that says it."""
+
+    def begin(self, header: Any) -> None:
+        """The configuration; comes first, and once."""
+        ...
+
+    def operation(self, operation: Any, answer: Any) -> None:
+        """An operation that the cache performed, and its answer, None for none."""
+        ...
+
+    def close(self) -> None:
+        """Nothing follows."""
+        ...
+
+
+class RecordSink:
+    """Writes a log.
+
+    Args:
+      file: the log.
+      writer: the thread that writes it.
+    """
+
+    def __init__(self, file: LogFile, writer: LogWriter) -> None:
+        self._file, self._writer = file, writer
+
+    def begin(self, header: Any) -> None:
+        self._writer.put(lambda: self._file.begin(header))
+
+    def operation(self, operation: Any, answer: Any) -> None:
+        self._writer.put(lambda: self._file.operation(operation, answer))
+
+    def close(self) -> None:
+        self._writer.put(self._file.close)
+
+
+class ShadowSink:
+    """Performs a live cache's operations on another engine, and compares every answer.
+
+    The first difference is reported, and the log up to it is written; nothing is performed after it.
+
+    Args:
+      path: the log, if there is a difference.
+      settings: name of the engine, and what to do about a difference.
+
+    Attributes:
+      difference: the first one, or None.
+      operations: operations compared.
+    """
+
+    def __init__(self, path: pathlib.Path, settings: AttachSettings) -> None:
+        self._path, self._settings = path, settings
+        self._factory = engine_factory(settings.engine)
+        self._dialect: Dialect | None = None
+        self._header: Any = None
+        self._engine: Any = None
+        self._performed: list[Any] = []
+        self._answers: list[Any] = []
+        self.difference: Difference | None = None
+
+    @property
+    def operations(self) -> int:
+        """Operations compared."""
+        return len(self._performed)
+
+    def begin(self, header: Any) -> None:
+        self._header, self._dialect = header, registry.dialect_of(header.dialect)
+        self._engine = self._factory(header)
+
+    def operation(self, operation: Any, answer: Any) -> None:
+        if self.difference is not None or self._dialect is None:
+            return
+        want = attempt(self._dialect, self._engine, operation)
+        got = answer() if callable(answer) else answer
+        self._performed.append(operation)
+        self._answers.append(want)
+        if mismatch := self._dialect.compare(want, got, self._header.oplog):
+            self._differ(mismatch.field, mismatch.want, mismatch.got)
+
+    def close(self) -> None:
+        self._performed, self._answers, self._engine = [], [], None
+
+    def _differ(self, field: str, want: Any, got: Any) -> None:
+        operation = self._performed[-1]
+        id = getattr(operation, "id", None)
+        lines = [number for number, each in enumerate(self._performed) if id is None or getattr(each, "id", None) == id]
+        history = tuple((number + 2, describe(self._performed[number])) for number in lines[-6:])
+        name = str(operation.__struct_config__.tag)
+        line = len(self._performed) + 1
+        self.difference = Difference(str(self._path), line, name, id, field, want, got, history)
+        if not hasattr(self._answers[-1], "message"):
+            write_log(self._path, self._header, self._performed, self._answers)
+        if self._settings.on_difference == "raise":
+            raise ShadowError(self.difference)
+        print(f"hkv: the live cache differs\n{self.difference.describe()}", file=sys.stderr, flush=True)
+
+
+def fits_a_log(tokens: list[int]) -> bool:
+    """True if token ids fit the integers of a log."""
+    return not tokens or (min(tokens) >= -LARGEST - 1 and max(tokens) <= LARGEST)

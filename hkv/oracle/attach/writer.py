@@ -1,0 +1,98 @@
+"""Log files that a thread of their own encodes and writes, so that the observed engine waits for neither."""
+
+from __future__ import annotations
+
+import pathlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import msgspec
+
+from hkv.dialects.dialect import Dialect
+from hkv.oracle.attach.compression import open_output
+from hkv.oracle.log_file import encode
+
+
+def part_path(path: pathlib.Path, part: int) -> pathlib.Path:
+    """File of a log's part: the log's own for part 0, then `NAME.part1.jsonl` and so on, compressed as it is."""
+    if part == 0:
+        return path
+    stem, _, rest = path.name.partition(".jsonl")
+    return path.with_name(f"{stem}.part{part}.jsonl{rest}")
+
+
+class LogWriter:
+    """A thread that writes logs.
+
+    Attributes:
+      problem: the error that ended it, or None.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hkv-log-writer", daemon=True)
+        self._thread.start()
+        self.problem: Exception | None = None
+
+    def put(self, task: Callable[[], None]) -> None:
+        """Has the thread do something, after everything it was given before."""
+        self._queue.put(task)
+
+    def flush(self) -> None:
+        """Waits until everything given so far is done."""
+        done = threading.Event()
+        self._queue.put(done.set)
+        done.wait()
+
+    def close(self) -> None:
+        """Ends the thread, everything given so far done."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (task := self._queue.get()) is not None:
+            try:
+                task()
+            except Exception as error:
+                self.problem = self.problem or error
+
+
+class LogFile:
+    """One log, part by part.
+
+    Args:
+      path: of its first part.
+      dialect: whose rules it follows.
+      part_bytes: bytes, before compression, after which the next part begins; None for one part.
+    """
+
+    def __init__(self, path: pathlib.Path, dialect: Dialect, part_bytes: int | None = None) -> None:
+        self.path = path
+        self._dialect, self._limit = dialect, part_bytes
+        self._part = self._written = 0
+        self._output: BinaryIO | None = None
+
+    def begin(self, header: Any) -> None:
+        """Writes the header."""
+        self._write(msgspec.json.encode(header))
+
+    def operation(self, operation: Any, answer: Any) -> None:
+        """Writes an operation; the answer may be a function that says it."""
+        self._write(encode(self._dialect, operation, answer() if callable(answer) else answer))
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+
+    def _write(self, line: bytes) -> None:
+        if self._limit is not None and self._written and self._written + len(line) > self._limit:
+            self.close()
+            self._part, self._written = self._part + 1, 0
+        if self._output is None:
+            self._output = open_output(part_path(self.path, self._part))
+        self._output.write(line + b"\n")
+        self._written += len(line) + 1
