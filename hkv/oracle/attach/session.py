@@ -45,7 +45,7 @@ class Session:
         atexit.register(self.close)
 
     def sink(self, dialect: Dialect) -> Sink:
-        """Where the operations of the next cache go."""
+        """Sink for the operations of the next cache."""
         self._count += 1
         suffix = f".{self.settings.compression}" if self.settings.compression else ""
         path = self._folder / f"{self.label or os.getpid()}-{self._count}.jsonl{suffix}"

@@ -1,4 +1,4 @@
-"""Where a live cache's operations go: into a log, or to an engine of HKV's beside it."""
+"""Destinations of a live cache's operations: a log, or an engine of HKV's beside it."""
 
 from __future__ import annotations
 

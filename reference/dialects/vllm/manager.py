@@ -328,7 +328,7 @@ class Manager:
         return copies
 
     def forget_hit(self) -> None:
-        """What the last lookup found may be adopted no more."""
+        """The last lookup's hit may be adopted no more."""
         self._found = None
 
     # What can be seen.
