@@ -16,6 +16,7 @@ from hkv.cli.given_options import refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.layout_drawing import figure, show
 from hkv.cli.output_option import OutputPath, talks, write_output
+from hkv.cli.planned_views import held, planned_views, print_views, selected, view_record
 from hkv.errors import HKVError, LayoutError
 from hkv.layout.block_layout import Layout, Place, copy_width
 from hkv.layout.content import QUANTIZATIONS, quantize
@@ -37,9 +38,11 @@ BYTE = click.IntRange(0, MAX_BYTES)
 
 
 @click.command("layout")
-@click.option(
-    "--spec", "spec_text", required=True, metavar="KIND:BLOCK[:N...]", help="The layer, e.g. full:16, swa:16:1024."
-)
+@click.option("--spec", "spec_text", metavar="KIND:BLOCK[:N...]", help="The layer, e.g. full:16, swa:16:1024.")
+@click.option("plan_path", "--plan", metavar="FILE", help="In its stead, a plan with pools: hkv plan --json FILE.")
+@click.option("layer", "--layer", type=BYTE, metavar="N", help="With --plan: this layer alone.")
+@click.option("--tag", metavar="TAG", help="With --plan: this group alone.")
+@click.option("--pool", type=BYTE, default=0, show_default=True, metavar="N", help="With --plan: the pool of --byte.")
 @click.option("--kv-heads", type=SIZE, default=1, show_default=True, help="Key/value heads on this rank.")
 @click.option("--head-size", type=SIZE, default=128, show_default=True, help="Elements of a key, or of a latent.")
 @click.option("--head-size-v", type=SIZE, help="Elements of a value, if not as many.")
@@ -91,7 +94,11 @@ BYTE = click.IntRange(0, MAX_BYTES)
 )
 @json_option
 def command(
-    spec_text: str,
+    spec_text: str | None,
+    plan_path: str | None,
+    layer: int | None,
+    tag: str | None,
+    pool: int,
     order: str | None,
     addresses: tuple[str, ...],
     offsets: tuple[int, ...],
@@ -111,8 +118,16 @@ def command(
     counts the elements of a (head, token) in memory order, K before V; PART:INDEX, as in value_scale:0, counts those of
     one part. Where a block is a snapshot of a state, the token is 0.
 
+    Of a plan that lays out pools it says where each layer's parts lie, and which elements --byte belongs to.
+
     Example: hkv layout --spec full:16 --kv-heads 8 --layout BLHNC --num-layers 32 --address 1,3,2,5,130
     """
+    if plan_path is not None:
+        _show_plan(plan_path, layer, tag, pool, offsets, json_path)
+        return
+    refuse_given(["layer", "tag", "pool"], "nothing without --plan, whose layers they choose among")
+    if spec_text is None:
+        raise click.UsageError("Missing option '--spec'.")
     spec = _spec(spec_text, **geometry)
     resolution = resolve([spec], explicit=order, environment=os.environ.get(ENVIRONMENT))
     layout = Layout.of_spec(
@@ -134,6 +149,24 @@ def command(
     if talks(json_path, image):
         _print(layout, spec_text, found, held)
     write_json(json_path, result)
+
+
+OF_PLANS = ("plan_path", "layer", "tag", "pool", "offsets", "json_path")
+"""Parameters that have a meaning with --plan."""
+
+
+def _show_plan(
+    path: str, layer: int | None, tag: str | None, pool: int, offsets: tuple[int, ...], json_path: str | None
+) -> None:
+    """Answers about the pools of a plan."""
+    names = [parameter.name for parameter in click.get_current_context().command.params]
+    refuse_given([name for name in names if name and name not in OF_PLANS], "nothing with --plan, which has the layers")
+    views = selected(planned_views(path), layer, tag)
+    found = [answer for byte in offsets for answer in held(views, pool, byte)]
+    shown = [] if offsets else [view_record(view) for view in views]
+    if talks(json_path, None):
+        print_views(shown, found)
+    write_json(json_path, {"views": shown, "bytes": found})
 
 
 def _spec(text: str, **given: Any) -> LayerSpec:

@@ -265,6 +265,13 @@ ROWS = [
         "--tokens-per-state 2;--alignment 12288;--kernel-block-size 4;--address 0,1,0,3,5",
         "--state 4x4:float32;--entry-bytes 1",
     ),
+    *_rows(FULL, "", "--layer 1;--tag full;--pool 1"),
+    *_rows(
+        "layout --plan {in}/plan.json",
+        "--plan {in}/other-plan.json;--layer 1;--tag full;--byte 7;--json -",
+        "--spec full:16;--num-layers 3;--layer 99;--tag other",
+    ),
+    *_rows("layout --plan {in}/plan.json --byte 7", "--pool 1"),
     *_rows(
         MAMBA,
         SHARED_LAYOUT + "--state 4x4:float32;--address 0,1,0,0,0",

@@ -158,3 +158,32 @@ def test_neither_jax_nor_numpy_is_imported():
     code = "import sys; from hkv.cli.layout import command; print(sorted({'jax', 'numpy', 'chex'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_plan_says_which_element_a_byte_is(hkv, tmp_path):
+    """Every first byte of a view that the plan lists is that view's first element."""
+    path, model = str(tmp_path / "plan.json"), "tests/data/models/deepseek_v4.json"
+    line = ("plan", model, "--memory", "60GiB", "--dialect", "rtp-llm", "--pools", "independent")
+    assert hkv(*line, "--json", path)[0] == 0
+    status, out, _ = hkv("layout", "--plan", path, "--layer", "3", "--tag", "csa_kv", "--json", "-")
+    (view,) = json.loads(out)["views"]
+    assert (status, view["part"], view["shape"][1:]) == (0, "entry", [1, 64, 584])
+    byte = str(view["offset"] + 5 * view["strides"][0] + 2 * view["strides"][2] + 7)
+    _, out, _ = hkv("layout", "--plan", path, "--pool", str(view["pool"]), "--byte", byte, "--json", "-")
+    (answer,) = json.loads(out)["bytes"]
+    assert (answer["layer"], answer["tag"], answer["block"]) == (3, "csa_kv", 5)
+    assert (answer["state"], answer["index"], answer["dtype"]) == (2, [7], "uint8")
+    status, out, _ = hkv("layout", "--plan", path, "--layer", "0")
+    assert status == 0
+    assert "hca_state" in out
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"layer_caches": 3}', '{"layer_caches": {"0": [{}]}}'])
+def test_what_is_no_plan_of_pools_is_refused(hkv, tmp_path, content):
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    status, _, err = hkv("layout", "--plan", str(path))
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "a plan that lays its pools out" in err
+    assert hkv("layout", "--plan", str(tmp_path / "none.json"))[0] == 2
+    assert hkv("layout")[0] == 2

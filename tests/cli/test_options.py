@@ -22,6 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 TOKENIZER = '{"version": "1.0", "model": {"type": "BPE", "unk_token": "?", "vocab": %s, "merges": []}}'
 
+MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
+
 ENGINES = """
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Hit
@@ -112,9 +114,13 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     write_recording(folder / "groups.jsonl", [Message(0, encode_batch(Batch(0.0, tuple(stored))))])
     trace = ["trace", "chat", "--requests", "8", "--seed", "1", "--prompt-tokens", "60", "--output-tokens", "20"]
     recorded = ["record", "--engine", "numpy", "--seed", "7", "--dialect", "rtp-llm/hybrid", "--feature", "fork"]
+    planned = ["plan", str(MODELS / "gemma3_text.json"), "--dialect", "rtp-llm", "--pools", "independent"]
+    planned += ["--memory", "1GiB"]
     for arguments in (
         [*trace, "--prefix-tokens", "100", "--rate", "20", "--tokens-per-id", "16", "-o", str(folder / "trace.jsonl")],
         [*recorded, "-o", str(folder / "rtp.jsonl")],
+        [*planned, "--json", str(folder / "plan.json")],
+        [*planned, "--tp", "2", "--json", str(folder / "other-plan.json")],
     ):
         assert CliRunner().invoke(cli, arguments).exit_code == 0
     return folder

@@ -212,7 +212,18 @@ def test_models_that_hits_would_leave_without_a_window_are_refused(monkeypatch, 
     path, model = trace((0, [0], 4, 1)), str(MODELS / "gemma3_text.json")
     code, _, err = run(monkeypatch, capsys, "replay", path, "--dialect", POOLS, "--model", model, "--memory", "8GiB")
     assert code == 2
-    assert "a block and one: hits bring one block" in err
+    assert "a block and one: hits bring one block; --block-size 4095, or --no-caching" in err
+
+
+def test_windows_of_several_blocks_are_replayed_without_hits(monkeypatch, capsys, trace) -> None:
+    """Without hits a window keeps all the blocks that its next query reads: the nearest that RTP-LLM can do."""
+    path, model = trace((0, list(range(400)), 1600, 9)), str(MODELS / "gemma3_text.json")
+    line = ("replay", path, "--dialect", POOLS, "--model", model, "--memory", "8GiB", "--tokens-per-id", "4")
+    code, out, err = run(monkeypatch, capsys, *line, "--no-caching", "--engine", "numpy", "--json", "-")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["totals"]["finished"] == 1
+    assert "windows" not in err
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ class RtpReplayCommand(ReplayCommand):
             reserve_blocks=reserve_for_ratio(_ratio(options), plan.num_blocks - 1),
         )
         check_replayable(config, options["dialect"], options["caching"])
-        _check_windows(model.specs.values(), config.block_size)
+        if options["caching"]:
+            _check_windows(model.specs.values(), config.block_size)
         length = parse_length(options["max_model_len"])
         if length == 0:
             raise ConfigError(
@@ -108,6 +109,7 @@ def _check_windows(specs: Any, size: int) -> None:
     for spec in specs:
         if spec.slides and spec.most_read > size + 1:
             expected = f"a model whose windows are at most {size + 1} tokens, a block and one: hits bring one block"
+            expected += f"; --block-size {spec.most_read - 1}, or --no-caching"
             raise ConfigError("model", f"window {spec.most_read}", expected)
 
 

@@ -9,6 +9,7 @@ from hkv.dialects.rtp_llm.planning import dsv4
 from hkv.dialects.rtp_llm.planning.blocks import block_of
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import hybrid_tags
+from hkv.dialects.rtp_llm.planning.windows import tail_blocks
 from hkv.errors import PlanError
 from hkv.model.draft_modules import DEFAULT_TAG
 from hkv.model.group_policy import GroupType, group_type_of
@@ -39,7 +40,7 @@ def describe_model(model: Model, options: RtpOptions, *, draft: bool = False) ->
     """The descriptions that RTP-LLM's Python side makes of a model.
 
     Layers of attention alone have the tag `default`; beside states, `full` and `linear0`, `linear1`, ...; with a pool
-    a group, each type's name, numbered where blocks differ; DeepSeek-V4's, its seven.
+    a group, each type's name, numbered where blocks or windows' tails differ; DeepSeek-V4's, its seven.
 
     Args:
       model: the model, read for one tensor-parallel rank.
@@ -63,10 +64,13 @@ def describe_model(model: Model, options: RtpOptions, *, draft: bool = False) ->
         raise PlanError("indexers", len(indexed), "one for every layer or none, under RTP-LLM")
     described = DescribedModel((), model.latent_sizes, model.indexer_size if True in indexed else None)
     tags = _tags(described, specs, options, draft)
-    layers = (
-        LayerDescription(caches=(CacheDescription(tag=tag, spec=spec),)) for tag, spec in zip(tags, specs, strict=True)
-    )
+    layers = (LayerDescription(caches=(_cache(tag, spec),)) for tag, spec in zip(tags, specs, strict=True))
     return dataclasses.replace(described, layers=tuple(layers))
+
+
+def _cache(tag: str, spec: LayerSpec) -> CacheDescription:
+    """One layer's cache; a window keeps as many blocks at the end as its next query reads."""
+    return CacheDescription(tag=tag, spec=spec, active_tail_blocks=tail_blocks(spec) if spec.slides else None)
 
 
 def _tags(described: DescribedModel, specs: Sequence[LayerSpec], options: RtpOptions, draft: bool) -> Sequence[str]:
@@ -77,13 +81,14 @@ def _tags(described: DescribedModel, specs: Sequence[LayerSpec], options: RtpOpt
     blocks = [block_of(spec, options, *sizes) for spec in specs]
     if draft and set(kinds) == {GroupType.FULL} and len(set(blocks)) == 1:
         return (DEFAULT_TAG,) * len(kinds)
+    kept = [(block, tail_blocks(spec) if spec.slides else 0) for block, spec in zip(blocks, specs, strict=True)]
     differing: dict[GroupType, list[object]] = {}
-    for kind, block in zip(kinds, blocks, strict=True):
-        if block not in differing.setdefault(kind, []):
-            differing[kind].append(block)
+    for kind, each in zip(kinds, kept, strict=True):
+        if each not in differing.setdefault(kind, []):
+            differing[kind].append(each)
     return [
-        kind.name.lower() + ("" if len(differing[kind]) == 1 else str(differing[kind].index(block)))
-        for kind, block in zip(kinds, blocks, strict=True)
+        kind.name.lower() + ("" if len(differing[kind]) == 1 else str(differing[kind].index(each)))
+        for kind, each in zip(kinds, kept, strict=True)
     ]
 
 

@@ -13,6 +13,7 @@ from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_rati
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.dialects.rtp_llm.log.structs import RtpState, StateOp
+from hkv.dialects.rtp_llm.planning.windows import tail_blocks
 from hkv.dialects.rtp_llm.schedule.agreement import ComparedRtpEngine, RtpLockstep, compare_rtp_records, compare_states
 from hkv.dialects.rtp_llm.schedule.record import REASONS, RtpDiagnosis, RtpMissDiagnosis, RtpRecorder
 from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
@@ -109,11 +110,6 @@ def check_replayable(config: RtpConfig, dialect: str, caching: bool) -> None:
             )
             expected += f"key; larger blocks, of {group.spec.most_read - 1} tokens, or --no-caching"
             raise ConfigError(f"window of group {group.tag}", group.spec.most_read, expected)
-
-
-def tail_blocks(window: LayerSpec) -> int:
-    """Blocks at the end of a list that the next query reads at most; 2, RTP-LLM's default, where it reads fewer."""
-    return max(2, 1 + -(-(window.most_read - 2) // window.block_size))
 
 
 def _policy(index: int, spec: LayerSpec, caching: bool) -> GroupPolicy:

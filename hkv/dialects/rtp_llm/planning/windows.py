@@ -1,0 +1,10 @@
+"""Windows of attention as SWA groups: blocks that have to stay at the end of a sequence."""
+
+from __future__ import annotations
+
+from hkv.spec import LayerSpec
+
+
+def tail_blocks(window: LayerSpec) -> int:
+    """Blocks at the end of a list that the next query reads at most; 2, RTP-LLM's default, where it reads fewer."""
+    return max(2, 1 + -(-(window.most_read - 2) // window.block_size))
