@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from hkv.errors import LayoutError
 from hkv.layout.orders import Order
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import LayerSpec
 
 DEFAULT_PREFERENCE = (Order.LBNHC, Order.LBHNC, Order.BLNHC, Order.BLHNC, Order.BHLNC, Order.LHBNC)
 """Orders in falling preference when no backend declares any (vLLM 0.33 `get_supported_kv_cache_layouts`)."""
@@ -98,7 +98,7 @@ def legal_orders(specs: Iterable[LayerSpec], candidates: Sequence[Order] = DEFAU
         remaining = tuple(order for order in remaining if order.block_compact)
         if not remaining:
             raise LayoutError("candidates", _names(candidates), "a block-compact order, as (H, N, page) differ")
-    sharded = {spec.cp_sharded for spec in layers if isinstance(spec, AttentionSpec)}
+    sharded = {spec.shared_by_ranks for spec in layers if spec.attends}
     if len(sharded) > 1 and len({spec.page_size_bytes for spec in layers}) > 1:
         remaining = tuple(order for order in remaining if order.block_outermost)
         if not remaining:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from hkv.errors import TopologyError
 from hkv.model.group_policy import GroupType
 from hkv.model.topology import Group, Layer, Topology
-from hkv.spec import AttentionSpec, LayerSpec
 
 DEFAULT_TAG = "default"
 """The tag of a model whose layers all cache alike; a draft's group of this tag looks for one that fits."""
@@ -129,7 +128,7 @@ def _takers(target: Topology, module: Topology, index: int) -> dict[str, str]:
 
 
 def _is_attention(group: Group) -> bool:
-    return group.policy.group_type is GroupType.FULL and isinstance(group.spec, AttentionSpec)
+    return group.policy.group_type is GroupType.FULL and group.spec.attends
 
 
 def _check_exact(target: Group, draft: Group, index: int) -> None:
@@ -157,10 +156,9 @@ def _alias(target: Topology, draft: Group) -> str:
 
 def _shape(group: Group) -> tuple[object, ...]:
     """Properties that must be equal for one group to stand for another; names, windows and draft flags are left out."""
-    spec: LayerSpec = group.spec
-    element = (spec.dtype, spec.quantization) if isinstance(spec, AttentionSpec) else None
+    spec = group.spec
     bytes_of = (spec.unpadded_page_size_bytes, spec.page_size_bytes)
-    return group.policy, type(spec), element, bytes_of, spec.block_size, group.kernel_block_size
+    return group.policy, type(spec), spec.element, bytes_of, spec.block_size, group.kernel_block_size
 
 
 def _check_alignment(group: Group, wanted: int, index: int) -> None:

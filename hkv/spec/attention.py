@@ -55,6 +55,7 @@ class AttentionSpec(LayerSpec):
         None: unknown, counted as not replicated.
     """
 
+    attends: ClassVar[bool] = True
     layout_options: ClassVar[tuple[str, ...]] = (
         "kv_heads",
         "head_size",
@@ -139,6 +140,16 @@ class AttentionSpec(LayerSpec):
     def draw_near(self, choices: Draw) -> LayerSpec:
         name = choices.pick(("block_size", "num_kv_heads", "head_size"))
         return dataclasses.replace(self, **{name: 2 * getattr(self, name), "page_size_padded": None})
+
+    @property
+    def element(self) -> tuple[str, str] | None:
+        return self.dtype, self.quantization
+
+    def replicas(self, ranks: int, context_parallel: int) -> int:
+        """As many as there are ranks for each of `max_tp_shards`, where tokens are not split (vLLM 0.33)."""
+        if self.max_tp_shards is None or self.shards(context_parallel) > 1:
+            return 1
+        return max(1, ranks // self.max_tp_shards)
 
     @property
     def shared_by_ranks(self) -> bool:

@@ -104,6 +104,9 @@ class LayerSpec:
     slides: ClassVar[bool] = False
     """True when a query reads the last `most_read` tokens, wherever it stands, and nothing else."""
 
+    attends: ClassVar[bool] = False
+    """True for attention: a key and a value, or a latent in their place, is cached for each token."""
+
     single_vector: ClassVar[bool] = False
     """True where one latent a token takes the place of a key and a value."""
 
@@ -268,6 +271,21 @@ class LayerSpec:
         """
         del tokens, page_size
         return self
+
+    @property
+    def element(self) -> tuple[str, str] | None:
+        """Element type and packing of a token's content; None where that is not one, as of states."""
+        return None
+
+    def replicas(self, ranks: int, context_parallel: int) -> int:
+        """Consecutive tensor-parallel ranks that hold the same bytes of this layer.
+
+        Args:
+          ranks: of tensor parallelism.
+          context_parallel: how many of them split a sequence's tokens.
+        """
+        del ranks, context_parallel
+        return 1
 
     @property
     def shared_by_ranks(self) -> bool:

@@ -63,6 +63,11 @@ class OpaqueState(LayerSpec):
     def readable(self, n: int) -> range:
         return range(max(0, n - self.block_size), n)
 
+    @property
+    def element(self) -> tuple[str, str] | None:
+        """Bytes."""
+        return "uint8", "none"
+
     def sized(self, *, page_size: int | None, **options: Any) -> Self:
         """Copy of the layer with `entry_bytes` bytes a token."""
         return dataclasses.replace(self, entry_bytes=options["entry_bytes"], page_size_padded=page_size)

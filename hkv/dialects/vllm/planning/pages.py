@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hkv.errors import HKVError, PlanError
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import LayerSpec
 
 
 class PagesDiffer(PlanError):  # noqa: N818
@@ -91,7 +91,7 @@ def align_states(
       max_model_len: tokens that one state stands for in mode `none`.
     """
     states = [spec for spec in layers.values() if spec.snapshot]
-    tokens = [spec for spec in layers.values() if isinstance(spec, AttentionSpec) and not spec.is_draft]
+    tokens = [spec for spec in layers.values() if spec.attends and not spec.is_draft]
     if not states:
         return dict(layers)
     grid = math.lcm(*(spec.checkpoint_alignment for spec in states)) if mamba_mode == "align" else 1
@@ -104,9 +104,7 @@ def align_states(
     largest = max(spec.unpadded_page_size_bytes for spec in states)
     multiples = range(1, 1 + -(-largest // unit))
     block = unit * (1 + bisect.bisect_left(multiples, largest, key=lambda count: _smallest_page(tokens, unit * count)))
-    resized = {
-        name: spec.with_block_size(block) if isinstance(spec, AttentionSpec) else spec for name, spec in layers.items()
-    }
+    resized = {name: spec.with_block_size(block) if spec.attends else spec for name, spec in layers.items()}
     page = max(spec.with_block_size(block).page_size_bytes for spec in tokens)
     span = block if mamba_mode == "align" else max_model_len
     return {
@@ -115,5 +113,5 @@ def align_states(
     }
 
 
-def _smallest_page(specs: Sequence[AttentionSpec], block_size: int) -> int:
+def _smallest_page(specs: Sequence[LayerSpec], block_size: int) -> int:
     return min(spec.with_block_size(block_size).page_size_bytes for spec in specs)

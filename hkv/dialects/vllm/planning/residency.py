@@ -153,6 +153,8 @@ def _run(
 
 
 def _held(specs: Sequence[LayerSpec], start: int, end: int, limits: RequestLimits) -> int:
+    if len(specs) == 1:
+        return specs[0].held_blocks(start, end, limits)
     return max(spec.held_blocks(start, end, limits) for spec in specs)
 
 

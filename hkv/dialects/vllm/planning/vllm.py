@@ -16,7 +16,7 @@ from hkv.dialects.vllm.planning.tensors import bytes_per_block, cache_tensors
 from hkv.errors import LayoutError, PlanError
 from hkv.layout.orders import Order
 from hkv.layout.resolution import DEFAULT_PREFERENCE, check_groups, legal_orders
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import LayerSpec
 
 
 def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int], options: PlanOptions) -> Plan:
@@ -158,19 +158,12 @@ def _fitting(memory: int, block: int, options: PlanOptions) -> int:
 def _replicas(groups: Sequence[PlannedGroup], options: PlanOptions) -> int:
     """Consecutive ranks with the same bytes in every layer (vLLM 0.33 `kv_cache_groups_tp_replicas`)."""
     ranks, context = options.tensor_parallel, options.limits.context_parallel
-
-    def replicas(spec: LayerSpec) -> int:
-        if not isinstance(spec, AttentionSpec) or spec.max_tp_shards is None or spec.shards(context) > 1:
-            return 1
-        return max(1, ranks // spec.max_tp_shards)
-
     specs = [spec for group in groups for spec in (group.specs if group.mixed else (group.spec,))]
-    return functools.reduce(math.gcd, map(replicas, specs), ranks)
+    return functools.reduce(math.gcd, (spec.replicas(ranks, context) for spec in specs), ranks)
 
 
 def _needs_zeroing(groups: Sequence[PlannedGroup]) -> bool:
     """True if a new block's old bytes could be read: states, or element types that differ (vLLM 0.33)."""
     specs = [spec for group in groups for spec in group.specs]
-    types = {(spec.dtype, spec.quantization) for spec in specs if isinstance(spec, AttentionSpec)}
-    types |= {("uint8", "none") for spec in specs if spec.one_block}
+    types = {spec.element for spec in specs} - {None}
     return len(types) > 1 or any(spec.snapshot for spec in specs)
