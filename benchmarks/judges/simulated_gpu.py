@@ -124,6 +124,9 @@ def _answer_for_torch() -> None:
     torch.Tensor.__int__ = lambda tensor: 0 if tensor.is_meta else whole(tensor)
     torch.Tensor.tolist = lambda tensor: tolist(zeros(tensor) if tensor.is_meta else tensor)
     torch.Tensor.cpu = lambda tensor, *values, **options: tensor if tensor.is_meta else cpu(tensor, *values, **options)
+    importlib.import_module(
+        "torch.utils._device"
+    )._device_constructors()  # kept: it has to know the functions themselves
     for name in ("arange", "empty", "full", "ones", "tensor", "zeros"):
         setattr(torch, name, _without_content(getattr(torch, name)))
     torch.accelerator.empty_cache = lambda: None

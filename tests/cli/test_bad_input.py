@@ -1,95 +1,30 @@
-"""Every command with input it cannot use and output it cannot write: exit status, one line, nothing half-written.
+"""Every command with input it cannot use: exit status, one line, nothing written.
 
-Commands run in this process as `hkv.cli.main` runs them, standard output being a descriptor of its own. A full disk is
-a limit on the size of files, a full device is a private pipe; the machine's own devices are never written to.
+Commands run in this process as `hkv.cli.main` runs them, standard output being a descriptor of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import itertools
 import json
-import os
 import pathlib
-import stat
-import threading
 from collections.abc import Iterator
 
 import click
 import pytest
 
 import hkv.cli
-from hkv.cli import CLOSED_PIPE
-from hkv.cli.interruption import INTERRUPTED, Interruption
-from hkv.cli.standard_output import standard_output
-from hkv.dialects.vllm.explorer import Counterexample, Report
-from hkv.oracle.log_file import read_log
-from hkv.output_file import OutputFile
-from tests.cli.commands import (
-    DIFFERENT,
-    FILES,
-    INPUTS,
-    Inputs,
-    definition,
-    make_inputs,
-    outputs,
-    perform,
-    with_output,
-)
+from tests.cli.commands import DIFFERENT, FILES, INPUTS, Inputs, definition, outputs, perform
+from tests.cli.endings import complaint, contents
+
+pytestmark = pytest.mark.usefixtures("nothing_is_compiled")
 
 OUTPUTS = list(outputs())
-CASES = [pytest.param(command, option, id=f"{command} {option or 'OUT'}") for command, option in OUTPUTS]
-FULL = 40
-"""Bytes that fit on the disk where it is full: fewer than any result has."""
 
 HUGE = "9" * 25
 LONG = "9" * 5000
 """More digits than Python makes a number of (`sys.set_int_max_str_digits`)."""
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, inputs: Inputs) -> None:
-    """The explorer's search finds something at once: compiling it takes ten seconds, and is tested elsewhere."""
-    log = read_log(inputs.log)
-
-    def explore(*_: object, report: Report, **__: object) -> Report:
-        report.seconds = 1.0
-        report.counterexample = Counterexample(("retirement",), log.header, log.operations)
-        return report
-
-    monkeypatch.setattr("hkv.dialects.vllm.explore_command.explore", explore)
-
-
-def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on standard error."""
-    error = capsys.readouterr().err
-    assert error.startswith("hkv: "), error
-    assert error.count("\n") == 1, error
-    assert "Traceback" not in error
-    return error
-
-
-def contents(folder: pathlib.Path) -> dict[str, bytes]:
-    """Every file below a folder, hidden ones included."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def made(folder: pathlib.Path) -> pathlib.Path:
-    """A folder beside the one that is looked at, for what else a command writes."""
-    other = folder / "other"
-    other.mkdir()
-    return other
-
-
-def target(folder: pathlib.Path, option: str) -> pathlib.Path:
-    """Path for an output option: a file of a suffix that it takes, or for "" and `--save` of `diff` a folder."""
-    return folder / ("result.svg" if option in ("--image", "--plot") else "result")
 
 
 def test_all_commands_are_here() -> None:
@@ -141,7 +76,10 @@ def test_files_that_cannot_be_read(command: str, inputs: Inputs, tmp_path: pathl
         assert contents(tmp_path) == before, name
 
 
-@pytest.mark.parametrize(("command", "option"), [("plan", "--draft"), ("replay", "--draft"), ("replay", "--model")])
+CONFIG_OPTIONS = [("plan", "--draft"), ("plan", "--layers"), ("replay", "--draft"), ("replay", "--model")]
+
+
+@pytest.mark.parametrize(("command", "option"), CONFIG_OPTIONS)
 def test_configs_that_cannot_be_read(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
     by_model = [str(inputs.trace), "--memory", "8GiB", *([] if option == "--model" else ["--model", str(inputs.model)])]
     rest = by_model if command == "replay" else [str(inputs.model), "--memory", "8GiB"]
@@ -243,6 +181,7 @@ TEXTS = [
     *(("plan", name, value) for name in ("--tp", "--pp", "--dcp") for value in (HUGE, LONG, "-1", "0", "nan", "", "x")),
     *(("plan", name, value) for name in ("--dtype", "--kv-dtype", "--state-dtype") for value in ("", "float7")),
     *(("plan", "--bugs", value) for value in ("x", "x,y")),
+    *(("plan", "--explicit-blocks", value) for value in ("", "x", "full=-1")),
     *(
         ("layout", "--spec", value)
         for value in (f"full:{HUGE}", f"full:{LONG}", "full:0", "full:-1", "full:nan", "", "x")
@@ -272,7 +211,7 @@ def test_every_option_is_tried() -> None:
     """Choices, flags and outputs are looked at elsewhere; every other one is a number or stands in `TEXTS`."""
     tried = {(command, option) for command, option, _ in TEXTS} | set(numeric())
     files = {("check-events", "--replay-endpoint"), ("check-events", "--topic"), ("shrink", "--against")}
-    files |= {("plan", "--draft"), ("replay", "--draft"), ("replay", "--model")}
+    files |= set(CONFIG_OPTIONS)
     files |= {("trace import", option) for option in ("--tokenizer", "--answers", "--endpoint", "--topic")}
     files |= {("trace import", "--replay-endpoint"), ("sweep", "--results")}
     files |= {("replay", "--memory"), ("replay", "--kv-dtype"), ("diff", "--bugs")}
@@ -326,179 +265,6 @@ def test_a_layout_of_a_hundred_billion_blocks_is_drawn(tmp_path: pathlib.Path) -
     ended = perform(["layout", "--spec", "full:16", "--num-blocks", "1" + "0" * 11], tmp_path)
     assert ended.status == 0
     assert b"block 99999999999" in ended.out
-
-
-@pytest.mark.parametrize(("command", "option"), CASES)
-def test_outputs_that_cannot_be_written(
-    command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, capsys
-) -> None:
-    """Refused before any work: a folder where a file is wanted, a name below a file, no name at all."""
-    file = tmp_path / "file"
-    file.write_bytes(b"precious")
-    folder = (command, option) in (("diff", "--save"), ("vectors", ""))
-    for path in (file if folder else tmp_path, file / "below" / "result.svg", ""):
-        ended = perform(with_output(inputs.arguments(command, tmp_path), option, path), tmp_path)
-        assert (ended.status, ended.out) == (2, b""), path
-        complaint(capsys)
-        assert contents(tmp_path) == {"file": b"precious"}
-
-
-@pytest.mark.parametrize(("command", "option"), CASES)
-def test_outputs_that_this_user_may_not_write(
-    command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    """Root may write everywhere, so the system's answer is put into its mouth."""
-    locked = tmp_path / "locked"
-    locked.mkdir()
-    allowed = os.access
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: locked not in (path, *pathlib.Path(path).parents) and allowed(path, mode)
-    )
-    ended = perform(with_output(inputs.arguments(command, made(tmp_path)), option, target(locked, option)), tmp_path)
-    assert (ended.status, ended.out) == (2, b"")
-    assert "Permission denied" in complaint(capsys)
-    assert contents(locked) == {}
-
-
-@pytest.mark.parametrize(("command", "option"), CASES)
-def test_a_full_disk(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
-    """The old file stays, nothing half-written is left beside it, and 1 does not come to mean "they differ"."""
-    results = tmp_path / "results"
-    results.mkdir()
-    path = target(results, option)
-    if (command, option) not in (("diff", "--save"), ("vectors", "")):
-        path.write_bytes(b"precious")
-    before = contents(results)
-    arguments = with_output(inputs.arguments(command, made(tmp_path)), option, path)
-    ended = perform(arguments, tmp_path, largest=FULL)
-    assert ended.status == 2
-    complaint(capsys)
-    assert contents(results) == before
-
-
-@pytest.mark.parametrize("command", INPUTS)
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "JSON"])
-def test_full_standard_output(command: str, as_json: bool, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
-    arguments = [*inputs.arguments(command, tmp_path), *(["--json", "-"] if as_json else [])]
-    assert perform_on_full_output(arguments) == 2
-    assert "standard output" in complaint(capsys)
-
-
-def perform_on_full_output(arguments: list[str]) -> int:
-    """Runs a command whose standard output is a non-blocking pipe that nobody empties: it takes nothing more."""
-    reader, writer = os.pipe()
-    try:
-        os.set_blocking(writer, False)
-        try:
-            while True:
-                os.write(writer, bytes(1 << 16))
-        except BlockingIOError:
-            pass
-        return hkv.cli.run(arguments, Interruption(), standard_output(writer))
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-@pytest.mark.parametrize("command", INPUTS)
-def test_a_closed_pipe_ends_quietly(command: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        status = hkv.cli.run(inputs.arguments(command, tmp_path), Interruption(), standard_output(writer))
-    finally:
-        os.close(writer)
-    assert status == CLOSED_PIPE
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("command", INPUTS)
-def test_no_standard_output_at_all(command: str, inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
-    status = hkv.cli.run(inputs.arguments(command, tmp_path), Interruption(), standard_output(None))
-    assert status == 2
-    assert "standard output" in complaint(capsys)
-
-
-@pytest.mark.parametrize(("command", "option"), CASES)
-def test_interrupted_while_writing(
-    command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    """Ctrl-C just before a result is put in its place: what was there stays, and nothing is left beside it."""
-    results = tmp_path / "results"
-    results.mkdir()
-    path = target(results, option)
-    if (command, option) not in (("diff", "--save"), ("vectors", "")):
-        path.write_bytes(b"precious")
-    before = contents(results)
-
-    def interrupted(output: OutputFile) -> None:
-        if output.target is not None and results in output.target.parents:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(OutputFile, "commit", interrupted)
-    ended = perform(with_output(inputs.arguments(command, made(tmp_path)), option, path), tmp_path)
-    assert ended.status == INTERRUPTED
-    assert complaint(capsys) == "hkv: interrupted\n"
-    assert contents(results) == before
-
-
-@pytest.mark.parametrize(("command", "option"), CASES)
-def test_a_dash_is_standard_output(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path) -> None:
-    """It then has nothing else, and it is what a file would have got."""
-    if (command, option) in (("diff", "--save"), ("vectors", "")):
-        return  # folders
-    path = target(tmp_path, option)
-    status = DIFFERENT.get(command, 0)
-    arguments = inputs.arguments(command, made(tmp_path))
-    assert perform(with_output(arguments, option, path), tmp_path).status == status
-    ended = perform(with_output(arguments, option, "-"), tmp_path)
-    assert ended.status == status
-    if option == "--json":
-        assert json.loads(ended.out).keys() == json.loads(path.read_bytes()).keys()
-    elif option in ("--image", "--plot"):
-        assert ended.out.startswith(b"<?xml")
-    elif option != "--markdown":  # it has seconds in it
-        assert ended.out == path.read_bytes()
-
-
-def test_only_one_result_goes_to_standard_output(inputs: Inputs, tmp_path: pathlib.Path, capsys) -> None:
-    ended = perform([*inputs.arguments("replay", tmp_path), "--json", "-", "--plot", "-"], tmp_path)
-    assert (ended.status, ended.out) == (2, b"")
-    assert "--json and --plot" in complaint(capsys)
-
-
-@pytest.mark.parametrize(("command", "option"), CASES)
-def test_pipes_are_written_as_streams(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path) -> None:
-    if (command, option) in (("diff", "--save"), ("vectors", "")):
-        return  # folders
-    fifo = target(tmp_path, option)
-    os.mkfifo(fifo)
-    got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
-    reader.start()
-    ended = perform(with_output(inputs.arguments(command, made(tmp_path)), option, fifo), tmp_path)
-    with contextlib.suppress(OSError):
-        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))  # lets the reader go if the command never came
-    reader.join()
-    assert ended.status == DIFFERENT.get(command, 0)
-    assert got[0]
-    assert stat.S_ISFIFO(fifo.stat().st_mode)
-
-
-@pytest.mark.parametrize(("command", "option"), CASES)
-def test_links_stay_and_modes_are_kept(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path) -> None:
-    if (command, option) in (("diff", "--save"), ("vectors", "")):
-        return  # folders
-    link = target(tmp_path, option)
-    link.symlink_to("real")
-    (tmp_path / "real").write_bytes(b"old")
-    (tmp_path / "real").chmod(0o640)
-    ended = perform(with_output(inputs.arguments(command, made(tmp_path)), option, link), tmp_path)
-    assert ended.status == DIFFERENT.get(command, 0)
-    assert link.is_symlink()
-    assert (tmp_path / "real").read_bytes() not in (b"", b"old")
-    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o640
-    assert not list(tmp_path.glob(".hkv-*"))
 
 
 def test_a_defect_has_a_status_of_its_own(
