@@ -189,6 +189,8 @@ TEXTS = [
     *(("layout", "--tokens-per-state", value) for value in (HUGE, LONG, "1e999999999", "nan", "-1", "0", "1/0", "")),
     *(("layout", "--state", value) for value in (f"{HUGE}:float32", "4x-1:float32", "4", ":float32", "4:x")),
     *(("layout", "--address", value) for value in (f"{HUGE},0,0,0,0", f"0,0,0,0,{HUGE}", "0,-1,0,0,0", "nan", "")),
+    *(("layout", "--plan", value) for value in ("", "nowhere.json", "pyproject.toml")),
+    ("layout", "--tag", "full"),
     *(("layout", "--dtype", value) for value in ("", "x")),
     *(("layout", "--layout", value) for value in ("", "x")),
     *(("layout", "--quantization", value) for value in ("", "x")),
