@@ -258,14 +258,15 @@ def _report(outcome: Outcome, others: Sequence[Ceiling], studied: StudiedCache, 
         title = f"{pathlib.Path(shown(options['trace'])).name}: {studied.name}, engine {options['engine']}"
         write_output(options["plot_path"], plot.drawn(outcome, options["plot_path"], options["step_ms"], title))
     if options["json_path"]:
-        write_json(
-            options["json_path"], document(outcome, options["engine"], _plain(options, studied.schedule), others)
-        )
+        found = document(outcome, options["engine"], _plain(options, studied.schedule), others)
+        write_json(options["json_path"], {**found, "resolved": studied.resolved})
     if not talks(options["json_path"], options["plot_path"]):
         return
     console = Console(width=None if sys.stdout.isatty() else 110)
     if studied.remark:
         console.print(studied.remark, highlight=False)
+    if studied.resolved:
+        console.print(f"as {studied.resolved}", highlight=False)
     for renderable in tables(outcome, options["engine"], others):
         console.print(renderable, highlight=False)
 

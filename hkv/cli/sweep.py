@@ -20,7 +20,7 @@ from hkv.cli.progress import progress_bar
 from hkv.limits import MAX_WORKERS
 from hkv.plot_path import check_plot_path
 from hkv.replay import sweep, sweep_plot
-from hkv.replay.swept import answers, swept
+from hkv.replay.swept import answers, resolved, swept
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
 
@@ -83,7 +83,8 @@ def command(
     with progress_bar("sweep", len(points)) as advance:
         processes = jobs or os.cpu_count() or 1
         rows, infinite = swept(points, trace, jobs=processes, with_bounds=bounds, results=results, progress=advance)
-    found = answers(rows, infinite, target)
+    said = resolved(points)
+    found = [{**each, "resolved": said[each["line"]]} for each in answers(rows, infinite, target)]
     if csv_path:
         write_output(csv_path, sweep.as_csv(rows))
     if plot_path:
@@ -105,6 +106,8 @@ def _print(found: list[dict[str, Any]]) -> None:
     console = Console()
     for answer in found:
         console.print(_table(answer))
+        if answer["resolved"]:
+            console.print(f"as {answer['resolved']}", highlight=False)
         for sentence in _sentences(answer):
             console.print(sentence, highlight=False)
 

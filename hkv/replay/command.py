@@ -29,12 +29,15 @@ class StudiedCache:
       schedule: the numbers that steer the replay; its longest request is the cache's.
       name: names the cache in a plot's title.
       remark: one line on the plan it comes from, or "".
+      resolved: one line on what options came to be, but for the size of the pool, in the engine's words; "" where the
+        dialect does not tell.
     """
 
     cache: ReplayedCache
     schedule: Schedule
     name: str
     remark: str = ""
+    resolved: str = ""
 
 
 class ReplayCommand(abc.ABC):

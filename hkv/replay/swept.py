@@ -78,6 +78,14 @@ def _rows(
     return [rows[place] for place in range(len(points))]
 
 
+def resolved(points: Sequence[Point]) -> dict[str, str]:
+    """Of each line, all that its options came to be but for the size of the pool, in the engine's own words."""
+    first: dict[str, Point] = {}
+    for point in points:
+        first.setdefault(sweep.line_of(point.labels), point)
+    return {line: point.studied().resolved for line, point in first.items()}
+
+
 def answers(
     rows: Sequence[Row], infinite: dict[str, Row] | None = None, targets: Sequence[float] = ()
 ) -> list[dict[str, Any]]:

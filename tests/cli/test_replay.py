@@ -11,6 +11,7 @@ from hkv.cli import replay as replay_command
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 
 GOOD = {"timestamp": 0, "input_length": 600, "output_length": 8, "hash_ids": [0, 1]}
+MODEL = "tests/data/models/llama.json"
 GROUPS = ["--groups", "full:16,swa:16:64", "--num-blocks", "200"]
 
 
@@ -249,3 +250,62 @@ def test_help_has_an_example(command):
     assert result.exit_code == 0
     assert f"hkv {command} " in result.output
     assert "Example:" in result.output
+
+
+RESOLVED = {
+    ("--retention", "dense", "--no-caching"): {"prefix_cache_retention_interval": None, "enable_prefix_caching": False},
+    ("--device", "h100"): {"max_num_batched_tokens": 8192, "max_num_seqs": 1024, "prefix_cache_retention_interval": 0},
+    ("--step-tokens", "64", "--max-running", "7", "--max-model-len", "4096"): {
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 7,
+        "max_model_len": 4096,
+        "enable_prefix_caching": True,
+    },
+    ("--tp", "2", "--kv-dtype", "fp8", "--block-size", "32"): {
+        "tensor_parallel_size": 2,
+        "cache_dtype": "fp8",
+        "block_size": 32,
+        "model": MODEL,
+    },
+}
+"""Options of a replay, and fields of vLLM's `EngineArgs`."""
+
+
+def resolved(options):
+    cache = ["--model", MODEL, "--memory", "3GiB"] if "--tp" in options else GROUPS
+    with replay_command.command.make_context("replay", [MODEL, *cache, *options]) as context:
+        return replay_command.prepared(context.params).resolved.split()
+
+
+@pytest.mark.parametrize("options", RESOLVED)
+def test_the_options_of_vllm_serve_are_said(options):
+    said = resolved(options)
+    assert said[:2] == ["vllm", "serve"]
+    for field, value in RESOLVED[options].items():
+        option = "--kv-cache-dtype" if field == "cache_dtype" else f"--{field.replace('_', '-')}"
+        if field == "model":
+            assert said[2] == value
+        elif isinstance(value, bool):
+            assert (option if value else option.replace("--", "--no-")) in said
+        else:
+            assert said[said.index(option) + 1] == str(value)
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("options", RESOLVED)
+def test_vllm_takes_the_options_that_are_said(options):
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    found = parser.parse_args(resolved(options)[3 if "model" in RESOLVED[options] else 2 :])
+    for field, value in RESOLVED[options].items():
+        if field != "model":
+            assert getattr(found, "kv_cache_dtype" if field == "cache_dtype" else field) == value
+
+
+def test_what_rtp_llms_options_came_to_be_is_said(monkeypatch, capsys, trace):
+    options = ("--groups", "full:16", "--num-blocks", "300", "--dialect", "rtp-llm/single", "--engine", "numpy")
+    _, out, _ = run(monkeypatch, capsys, "replay", trace, *options)
+    assert "blocks of 16 tokens, states kept every 1, 5 % of the blocks in reserve" in " ".join(out.split())

@@ -101,6 +101,9 @@ def test_bounds(trace, tmp_path):
     assert "at most, by any choice of evictions" in plot.read_text()
     shown = run("sweep", trace, *SWEPT, "--jobs", "1", "--bounds").stdout
     assert "infinite: " in shown
+    assert "--max-num-batched-tokens 8192 --max-num-seqs 256 --prefix-cache-retention-interval 0" in " ".join(
+        shown.split()
+    )
     assert "gap" in shown
 
 

@@ -17,6 +17,7 @@ from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
+from hkv.replay.schedule import Schedule
 from hkv.request_length import parse_length
 
 
@@ -55,10 +56,12 @@ class RtpReplayCommand(ReplayCommand):
             independent_eviction=options["independent_eviction"],
             caching=options["caching"],
         )
+        schedule = schedule_for_groups(options)
         return StudiedCache(
             RtpReplayedCache(config, caching=options["caching"]),
-            schedule_for_groups(options),
+            schedule,
             f"{options['dialect']}, {groups_text(options)}",
+            resolved=_resolved(config, schedule, options),
         )
 
     def of_model(self, options: dict[str, Any]) -> StudiedCache:
@@ -97,12 +100,32 @@ class RtpReplayCommand(ReplayCommand):
             raise ConfigError(
                 "max_model_len", "auto", "a number of tokens; auto is for dialects that find the longest request"
             )
+        schedule = schedule_of(options, length or model.max_model_len)
         return StudiedCache(
             RtpReplayedCache(config, caching=options["caching"]),
-            schedule_of(options, length or model.max_model_len),
+            schedule,
             f"{options['dialect']}, {model_name(options['model'], model)} in {options['memory']}",
             _remark(model_name(options["model"], model), config, parse_bytes(options["memory"])),
+            _resolved(config, schedule, options),
         )
+
+
+def _resolved(config: RtpConfig, schedule: Schedule, options: dict[str, Any]) -> str:
+    """All that the options came to be, but for the size of the pools."""
+    eviction = "by chains of the prefix tree" if config.prefix_tree else "of keys in order of use"
+    if config.independent_eviction:
+        eviction += ", windows alone"
+    said = (
+        f"blocks of {config.block_size} tokens",
+        f"states kept every {config.linear_step}",
+        f"{_ratio(options)} % of the blocks in reserve",
+        f"eviction {eviction}",
+        f"reuse {'on' if options['caching'] else 'off'}",
+        f"{schedule.step_tokens:,} tokens a step",
+        f"{schedule.max_running:,} requests",
+        f"up to {schedule.max_model_len:,} tokens each",
+    )
+    return f"RTP-LLM ({options['dialect']}): {', '.join(said)}"
 
 
 def _check_windows(specs: Any, size: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from hkv.byte_size import parse_bytes, show_bytes
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.schedule import planned
 from hkv.dialects.vllm.schedule.devices import DEVICES
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
@@ -104,7 +105,8 @@ class VllmReplayCommand(ReplayCommand):
             eagle=options["eagle"],
             retention_interval=options["retention"],
         )
-        return StudiedCache(VllmReplayedCache(config), schedule, groups_text(options))
+        resolved = _served(config, schedule, options)
+        return StudiedCache(VllmReplayedCache(config), schedule, groups_text(options), resolved=resolved)
 
     def of_model(self, options: dict[str, Any]) -> StudiedCache:
         reading = {"tensor_parallel": options["tp"] or 1, "kv_dtype": options["kv_dtype"] or "auto"}
@@ -134,4 +136,24 @@ class VllmReplayCommand(ReplayCommand):
             f"hits at multiples of {config.scheduler_block_size:,} tokens, requests of up to {config.max_model_len:,}"
         )
         name = f"{called} in {options['memory']}"
-        return StudiedCache(VllmReplayedCache(config), schedule_of(options, config.max_model_len), name, remark)
+        schedule = schedule_of(options, config.max_model_len)
+        resolved = _served(config, schedule, options)
+        return StudiedCache(VllmReplayedCache(config), schedule, name, remark, resolved)
+
+
+def _served(config: VllmConfig, schedule: Schedule, options: dict[str, Any]) -> str:
+    """The options of `vllm serve` 0.33 that a replay stands for, but for the size of the pool."""
+    retention = "None" if config.retention_interval is None else str(config.retention_interval)
+    given = {
+        "max-model-len": schedule.max_model_len,
+        "max-num-batched-tokens": schedule.step_tokens,
+        "max-num-seqs": schedule.max_running,
+        "tensor-parallel-size": options["tp"],
+        "kv-cache-dtype": options["kv_dtype"],
+        "block-size": options["block_size"],
+        "prefix-cache-retention-interval": retention,
+    }
+    words = ["vllm serve", *([] if options["model"] is None else [options["model"]])]
+    words += [f"--{name} {value}" for name, value in given.items() if value is not None]
+    words.append("--enable-prefix-caching" if config.caching else "--no-enable-prefix-caching")
+    return " ".join(words)
