@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.quoted import counts
+from benchmarks.quoted.documents import sweep
 from benchmarks.quoted.source import Cost, Source
 
 NUMBER = r"([\d,.]+)"
@@ -185,4 +186,13 @@ TIMED = tuple(
     )
 )
 
-SOURCES = {source.name: source for source in (*COUNTED, *COMMANDS, *REPLAYS, *TIMED)}
+SWEPT_SIZES = "--memory 40GiB..640GiB:3 --max-model-len 131072 --bounds --json -"
+SWEEPS = tuple(
+    Source(name, f"hkv sweep TRACE --model {model} {SWEPT_SIZES} {rules}", {}, Cost.MINUTES)
+    for name, model, rules in (
+        *((f"sweep {model}", model, "--retention 0,dense --device h100") for model in sweep.MODELS),
+        *((f"sweep {m} rtp", m, "--dialect rtp-llm/hybrid-pool --max-running 1024") for m in sweep.RTP_MODELS),
+    )
+)
+
+SOURCES = {source.name: source for source in (*COUNTED, *COMMANDS, *REPLAYS, *SWEEPS, *TIMED)}

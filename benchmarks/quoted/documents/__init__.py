@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.quoted.documents import dialects, hits, others, readme, speed
+from benchmarks.quoted.documents import dialects, hits, others, readme, speed, sweep
 
-CLAIMS = (*readme.CLAIMS, *hits.CLAIMS, *dialects.CLAIMS, *speed.CLAIMS, *others.CLAIMS)
+CLAIMS = (*readme.CLAIMS, *hits.CLAIMS, *dialects.CLAIMS, *speed.CLAIMS, *others.CLAIMS, *sweep.CLAIMS)
 
 __all__ = ["CLAIMS"]
