@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from fractions import Fraction
 
@@ -192,6 +193,21 @@ class Layout:
     def states_per_block(self) -> int:
         """States in one manager block."""
         return self.shape[N] * self.split
+
+    @property
+    def tokens_flatten(self) -> bool:
+        """True if a layer's states, block after block, are one axis without a copy, as `[blocks * states, heads, ...]`.
+
+        What kernels ask that take a flat cache of slots. Padding between blocks, heads outside of states, and pages of
+        other layers between blocks forbid it; one block, or blocks of one state, never do.
+        """
+        axes = [
+            (self.num_blocks, self.kernel_step * self.strides[B]),
+            (self.split, self.strides[B]),
+            (self.shape[N], self.strides[N]),
+        ]
+        told = [(extent, stride) for extent, stride in axes if extent > 1]
+        return all(outer == stride * extent for (_, outer), (extent, stride) in itertools.pairwise(told))
 
     @property
     def end(self) -> int:

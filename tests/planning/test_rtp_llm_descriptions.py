@@ -161,6 +161,9 @@ def test_descriptions_that_do_not_fit_together() -> None:
         with pytest.raises(PlanError, match=says):
             plan_described(DescribedModel(layers), RtpOptions(block_size=8), num_blocks=7)
     plan_described(DescribedModel((layer("a", latent),), (16, 4)), RtpOptions(block_size=8), num_blocks=7)
+    with pytest.raises(PlanError, match="block_size of a = 8: expected 16, the server's"):
+        plan_described(DescribedModel((layer("a", full),)), RtpOptions(block_size=16), num_blocks=7)
+    plan_described(DescribedModel((layer("a", full),)), RtpOptions(pools="independent"), num_blocks=7)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "deepseek_v32", "qwen3_next", "gemma3_text", "deepseek_v4"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hkv.dialects.rtp_llm.planning.blocks import block_of
 from hkv.dialects.rtp_llm.planning.budget import blocks_for_budget
-from hkv.dialects.rtp_llm.planning.descriptions import DescribedModel, describe_model
+from hkv.dialects.rtp_llm.planning.descriptions import ORDINARY_BLOCK, DescribedModel, describe_model
 from hkv.dialects.rtp_llm.planning.drafts import draft_module
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import (
@@ -131,12 +131,20 @@ def _caches(layers: Sequence[LayerDescription], options: RtpOptions) -> dict[str
             tags = [cache.tag for cache in layer.caches]
             raise PlanError(f"layers.{index}", tags, "one cache a layer in a shared pool")
         for cache in layer.caches:
+            _check_block_size(cache, options)
             first = found.setdefault(cache.tag, cache)
             if (cache.spec, cache.policy) != (first.spec, first.policy):
                 what = "size" if cache.spec != first.spec else "policy"
                 expected = f"a tag for each {what}, as the layers of group {cache.tag} differ in it"
                 raise PlanError("pools", options.pools, expected)
     return found
+
+
+def _check_block_size(cache: CacheDescription, options: RtpOptions) -> None:
+    """Makes sure that a description is for the server's blocks; of independent pools, 64 stands for not being set."""
+    unset = options.pools == "independent" and options.block_size == ORDINARY_BLOCK
+    if cache.spec.block_size != options.block_size and not unset:
+        raise PlanError(f"block_size of {cache.tag}", cache.spec.block_size, f"{options.block_size}, the server's")
 
 
 def _policy(cache: CacheDescription, options: RtpOptions) -> GroupPolicy:
