@@ -1,16 +1,18 @@
-"""Whole decode steps: `hkv.cache.step` beside vLLM's block manager, for the same work.
+"""Whole steps: `hkv.cache.step` beside vLLM's block manager, for the same work.
 
 python benchmarks/step.py                                        # hkv alone
 python benchmarks/step.py --vllm-python ~/vllm/bin/python        # and vLLM 0.33, in a process of its own
 
-Every row computes one token a step: what its query cannot read is given back, blocks are allocated in every group, the
-new token is hashed, filled blocks are registered. `hkv.cache.step` also answers slots; vLLM computes those on its
-workers, which is not timed. At the end both must hold and have null the same entries. Both run on one thread
-(`hkv.cache.single_thread`).
+Three batches: every row decodes one token a step; all but one do, and that one computes a chunk of its prompt; some
+rows compute a chunk each. Chunks begin inside a block. Of every row, what its query cannot read is given back, blocks
+are allocated in every group, the new tokens are hashed, filled blocks are registered. `hkv.cache.step` also answers
+slots; vLLM computes those on its workers, which is not timed. At the end both must hold and have null the same entries.
+Both run on one thread (`hkv.cache.single_thread`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -19,7 +21,8 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -30,42 +33,94 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.model.topology import Topology
 from hkv.spec import spec_from_text
 
-CHUNK = 64
-"""Steps timed together; figures are the median of chunks, and the best."""
+SPAN = 64
+"""Steps timed together where all rows decode; figures are the median of spans, and the best."""
+
+CHUNKED_SPAN = 14
+"""Steps timed together where some rows compute chunks; those rows then begin anew, which is not timed."""
+
+CHUNK, INSIDE = 512, 5
+"""Tokens of a chunk, and of those rows before their first one."""
+
+SCANNED, STEPPED = "hkv.cache.step, many steps a dispatch", "hkv.cache.step, one dispatch a step"
+WHOLE = "vLLM 0.33, hashing and manager"
 
 GROUPS = "full:16,swa:16:512,swa:16:128"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+class Mix(NamedTuple):
+    """A batch: rows that decode a token, and rows after them that compute a chunk."""
+
+    name: str
+    decoding: int
+    chunks: int
+
+    @property
+    def span(self) -> int:
+        """Steps timed together."""
+        return CHUNKED_SPAN if self.chunks else SPAN
+
+    @property
+    def rows(self) -> int:
+        """Rows of both sorts."""
+        return self.decoding + self.chunks
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Tokens of each row in a step, int32[rows]."""
+        return np.array([1] * self.decoding + [CHUNK] * self.chunks, np.int32)
+
+
+def mixes(rows: int) -> list[Mix]:
+    """The batches of a cache of so many rows."""
+    chunked = f"chunk of {CHUNK}"
+    return [
+        Mix(f"{rows} decodes", rows, 0),
+        Mix(f"{rows - 1} decodes, one {chunked}", rows - 1, 1),
+        Mix(f"8 chunks of {CHUNK}", 0, 8),
+    ]
+
+
 @click.command()
-@click.option("--rows", default=256, show_default=True, help="Requests that decode.")
-@click.option("--prompt", default=256, show_default=True, help="Tokens of each row before, a multiple of 64.")
-@click.option("--steps", default=512, show_default=True, help=f"Steps to time, a multiple of {CHUNK}.")
+@click.option("--rows", default=256, show_default=True, help="Rows of the cache.")
+@click.option(
+    "--prompt", default=256, show_default=True, help="Tokens of each row that decodes before, a multiple of 64."
+)
+@click.option("--spans", default=8, show_default=True, help="Spans of steps to time, at least 2.")
 @click.option("--blocks", default=65536, show_default=True, help="Blocks in the pool.")
 @click.option("--groups", default=GROUPS, show_default=True, help="KIND:BLOCK[:PARAMETER],...")
 @click.option("--vllm-python", help="An interpreter with vLLM 0.33.")
 @click.option("--json", "json_path", help="Write the figures there.")
 @click.option("--vllm-side", is_flag=True, hidden=True)
 def main(vllm_side: bool, vllm_python: str | None, json_path: str | None, **sizes: Any) -> None:
-    """Times decode steps."""
-    for name in ("prompt", "steps"):
-        if sizes[name] % CHUNK or sizes[name] < 2 * CHUNK:
-            raise click.UsageError(f"--{name} {sizes[name]}: a multiple of {CHUNK}, at least {2 * CHUNK}, was expected")
+    """Times steps of three batches."""
+    if sizes["prompt"] % SPAN:
+        raise click.UsageError(f"--prompt {sizes['prompt']}: a multiple of {SPAN} was expected")
+    for name, least in (("rows", 2), ("spans", 2)):
+        if sizes[name] < least:
+            raise click.UsageError(f"--{name} {sizes[name]}: at least {least} was expected")
     if vllm_side:
-        print(json.dumps(run_vllm(**sizes)))
+        print(json.dumps(run_all(run_vllm, **sizes)))
         return
-    found = run_hkv(**sizes)
+    found = run_all(run_hkv, **sizes)
     if vllm_python:
         theirs = ask_vllm(vllm_python, sizes)
-        if theirs.pop("held") != found["held"]:
-            raise click.ClickException("vLLM and hkv hold different entries: the figures do not compare")
-        found["seconds"].update(theirs["seconds"])
-    del found["held"]
-    report(found["seconds"])
+        for name, mine in found.items():
+            if theirs[name]["held"] != mine["held"]:
+                raise click.ClickException(f"{name}: vLLM and hkv hold different entries; the figures do not compare")
+            mine["seconds"].update(theirs[name]["seconds"])
+    seconds = {name: each["seconds"] for name, each in found.items()}
+    report(seconds)
     if json_path:
         from hkv.oracle.atomic import write_atomically
 
-        write_atomically(json_path, json.dumps({**sizes, **found}, indent=2).encode())
+        write_atomically(json_path, json.dumps({**sizes, "seconds": seconds}, indent=2).encode())
+
+
+def run_all(run: Callable[..., dict[str, Any]], rows: int, **sizes: Any) -> dict[str, Any]:
+    """The figures of every batch by name."""
+    return {mix.name: run(mix, **sizes) for mix in mixes(rows)}
 
 
 def config_of(groups: str, blocks: int) -> VllmConfig:
@@ -76,16 +131,16 @@ def config_of(groups: str, blocks: int) -> VllmConfig:
         num_blocks=blocks,
         hash_block_size=min(sizes),
         scheduler_block_size=int(np.lcm.reduce(list(sizes))),
-        max_model_len=8192,
+        max_model_len=1 << 15,
     )
 
 
-def token_table(rows: int, length: int) -> np.ndarray:
-    """int32[length, rows]: what every row reads, the same for both sides and different for each row."""
-    return np.random.default_rng(0).integers(0, 50_000, (length, rows)).astype(np.int32)
+def token_table(mix: Mix, steps: int) -> np.ndarray:
+    """int32[steps, tokens]: the tokens of every step, row after row; the same for both sides."""
+    return np.random.default_rng(0).integers(0, 50_000, (steps, int(mix.counts.sum()))).astype(np.int32)
 
 
-def run_hkv(rows: int, prompt: int, steps: int, blocks: int, groups: str) -> dict[str, Any]:
+def run_hkv(mix: Mix, prompt: int, spans: int, blocks: int, groups: str) -> dict[str, Any]:
     import jax
 
     from hkv.cache import single_thread
@@ -95,49 +150,66 @@ def run_hkv(rows: int, prompt: int, steps: int, blocks: int, groups: str) -> dic
 
     single_thread.enable()
     config = config_of(groups, blocks)
-    tokens = token_table(rows, prompt + 2 * steps)
-    room = serving.room_for(config, rows=rows, tokens=1)
-    width = -(-tokens.shape[0] // min(config.block_sizes)) + 1
-    parameters, empty = serving.init(config, rows=rows, row=width)
+    steps = spans * mix.span
+    tokens, before = token_table(mix, steps), np.zeros((prompt, mix.decoding), np.int32)
+    width = -(-(max(prompt + 2 * steps, INSIDE + CHUNK * mix.span)) // min(config.block_sizes)) + 1
+    parameters, empty = serving.init(config, rows=mix.rows, row=width)
     parameters = jax.device_put(parameters)
-    ones, zeros = jax.device_put((np.ones(rows, np.int32), np.zeros(rows, np.int32)))
+    up, zeros = np.arange(mix.rows, dtype=np.int32), np.zeros(mix.rows, np.int32)
 
-    def one(state: Any, new: Any) -> tuple[Any, Any]:
-        state, result = serving.step(parameters, state, StepBatch(new[:, None], ones, zeros, zeros), room=room)
-        return state, result.status.max()
+    def batch(counts: np.ndarray, new: Any) -> StepBatch:
+        ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return StepBatch(new, *jax.device_put((ends, up, zeros, zeros)))
 
-    many = jax.jit(functools.partial(jax.lax.scan, one), donate_argnums=0)
-    state, _ = serving.start(empty, np.arange(rows, dtype=np.int32), np.tile(np.array(FIRST_KEY, np.uint32), (rows, 1)))
-    for first in range(0, prompt, CHUNK):
-        state, status = many(state, tokens[first : first + CHUNK])
+    def one(counts: np.ndarray) -> Any:
+        room = serving.room_for(config, queries=mix.rows, tokens=int(counts.sum()))
+
+        def stepped(state: Any, new: Any) -> tuple[Any, Any]:
+            state, result = serving.step(parameters, state, batch(counts, new), room=room)
+            return state, result.status.max()
+
+        return jax.jit(functools.partial(jax.lax.scan, stepped), donate_argnums=0), serving.jitted(room)
+
+    def checked(answer: tuple[Any, Any]) -> Any:
+        state, status = answer
         assert not np.asarray(status).any(), "a row was refused"
-    single = serving.jitted(room)
+        return state
 
-    def by_step(state: Any, first: int) -> Any:
-        for new in tokens[first : first + CHUNK]:
-            state, result = single(parameters, state, StepBatch(new[:, None], ones, zeros, zeros))
+    many, single = one(mix.counts)
+    first = np.array([1] * mix.decoding + [0] * mix.chunks, np.int32)
+    begun = np.array([0] * mix.decoding + [INSIDE] * mix.chunks, np.int32)
+    chunked = np.where(up >= mix.decoding, up, -1).astype(np.int32)
+    roots = np.tile(np.array(FIRST_KEY, np.uint32), (mix.rows, 1))
+
+    def anew(state: Any) -> Any:
+        """The rows of chunks begin anew, with a few tokens."""
+        if not mix.chunks:
+            return state
+        state, _ = serving.finish(state, chunked)
+        state = checked(serving.start(state, chunked, roots))
+        return checked(one(begun)[0](state, np.ones((1, INSIDE * mix.chunks), np.int32)))
+
+    def by_step(state: Any, table: np.ndarray) -> Any:
+        ends = batch(mix.counts, None)
+        for new in table:
+            state, result = single(parameters, state, dataclasses.replace(ends, tokens=new))
             assert not np.asarray(result.status).any(), "a row was refused"
         return state
 
-    def by_scan(state: Any, first: int) -> Any:
-        state, status = many(state, tokens[first : first + CHUNK])
-        assert not np.asarray(status).any(), "a row was refused"
-        return state
-
+    state, _ = serving.start(empty, up, roots)
+    if mix.decoding and prompt:
+        state = checked(one(first)[0](state, before))
     seconds: dict[str, list[float]] = {}
-    at, held = prompt, None
-    for name, run in (
-        ("hkv.cache.step, many steps a dispatch", by_scan),
-        ("hkv.cache.step, one dispatch a step", by_step),
-    ):
+    held = None
+    ways = {SCANNED: lambda state, table: checked(many(state, table)), STEPPED: by_step}
+    for name, run in ways.items():
         times = []
-        for _ in range(steps // CHUNK):
+        for at in range(0, steps, mix.span):
+            state = jax.block_until_ready(anew(state))
             start = time.perf_counter()
-            state = run(state, at)
-            times.append((time.perf_counter() - start) / CHUNK)
-            at += CHUNK
-        # The first chunk of single steps compiles.
-        seconds[name] = times[1:] if run is by_step else times
+            state = run(state, tokens[at : at + mix.span])
+            times.append((time.perf_counter() - start) / mix.span)
+        seconds[name] = times[1:]  # the first one compiles
         if held is None:
             lengths = np.asarray(state.requests)[:, len(StepRequest) + StepRow.LENGTH * len(config.block_sizes) :]
             used = np.count_nonzero(np.asarray(state.rows), axis=(0, 2))
@@ -145,47 +217,65 @@ def run_hkv(rows: int, prompt: int, steps: int, blocks: int, groups: str) -> dic
     return {"seconds": seconds, "held": held}
 
 
-def run_vllm(rows: int, prompt: int, steps: int, blocks: int, groups: str) -> dict[str, Any]:
+def run_vllm(mix: Mix, prompt: int, spans: int, blocks: int, groups: str) -> dict[str, Any]:
     import gc
 
     from hkv.dialects.vllm.engines import vllm_objects
 
     config = config_of(groups, blocks)
-    tokens = token_table(rows, prompt + 2 * steps)
+    tokens = token_table(mix, spans * mix.span)
     function, hasher = vllm_objects.hasher(config)
     vllm_objects.use_none_hash(function)
     manager = vllm_objects.manager(config)
     manager.block_pool.enable_kv_cache_events = False
-    requests = []
-    for row in range(rows):
-        request = vllm_objects.request(f"r{row}", tokens[:prompt, row].tolist(), None, hasher)
-        assert manager.allocate_slots(request, prompt) is not None
-        request.num_computed_tokens = prompt
+
+    def compute(request: Any, count: int) -> None:
+        assert manager.allocate_slots(request, count) is not None, "a request was refused"
+        request.num_computed_tokens += count
+
+    requests = [vllm_objects.request(f"r{row}", [0] * prompt, None, hasher) for row in range(mix.decoding)]
+    for request in requests:
+        compute(request, prompt)
         vllm_objects.set_running(request)
-        requests.append(request)
+    chunked: list[Any] = []
     gc.collect()
     gc.freeze()
     whole, alone = [], []
-    for first in range(prompt, prompt + steps, CHUNK):
+    for span, at in enumerate(range(0, len(tokens), mix.span)):
+        for request in chunked:
+            manager.free(request)
+        prompts = tokens[at : at + mix.span, mix.decoding :].reshape(mix.span, mix.chunks, CHUNK).swapaxes(0, 1)
+        texts = [[1] * INSIDE + prompt.reshape(-1).tolist() for prompt in prompts]
         inside = 0.0
         start = time.perf_counter()
-        for new in tokens[first : first + CHUNK].tolist():
+        # A request hashes its whole prompt when it is made.
+        chunked = [vllm_objects.request(f"c{span}.{i}", text, None, hasher) for i, text in enumerate(texts)]
+        hashing = time.perf_counter() - start
+        for request in chunked:
+            compute(request, INSIDE)
+            vllm_objects.set_running(request)
+        start = time.perf_counter()
+        for new in tokens[at : at + mix.span, : mix.decoding].tolist():
             manager.new_step_starts()
             for request, token in zip(requests, new, strict=True):
                 request.append_output_token_ids(token)
             begun = time.perf_counter()
             for request in requests:
                 assert manager.allocate_slots(request, 1) is not None
+            for request in chunked:
+                assert manager.allocate_slots(request, CHUNK) is not None
             inside += time.perf_counter() - begun
             for request in requests:
                 request.num_computed_tokens += 1
-        whole.append((time.perf_counter() - start) / CHUNK)
-        alone.append(inside / CHUNK)
+            for request in chunked:
+                request.num_computed_tokens += CHUNK
+        whole.append((time.perf_counter() - start + hashing) / mix.span)
+        alone.append(inside / mix.span)
     held = []
     for group in range(len(config.block_sizes)):
-        rows_of = [manager.get_block_ids(request.request_id)[group] for request in requests]
+        rows_of = [manager.get_block_ids(request.request_id)[group] for request in (*requests, *chunked)]
         held.append([sum(map(len, rows_of)), sum(block != 0 for row in rows_of for block in row)])
-    return {"seconds": {"vLLM 0.33, hashing and manager": whole, "vLLM 0.33, manager alone": alone}, "held": held}
+    return {"seconds": {WHOLE: whole[1:], "vLLM 0.33, manager alone": alone[1:]}, "held": held}
 
 
 def ask_vllm(python: str, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -199,14 +289,15 @@ def ask_vllm(python: str, sizes: dict[str, Any]) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def report(seconds: dict[str, list[float]]) -> None:
-    theirs = seconds.get("vLLM 0.33, hashing and manager")
-    table = Table("", "median ms a step", "best", "steps a second", "of vLLM's")
-    for name, times in seconds.items():
-        median = statistics.median(times)
-        ratio = f"{statistics.median(theirs) / median:.1f} x" if theirs else "-"
-        table.add_row(name, f"{median * 1e3:.3f}", f"{min(times) * 1e3:.3f}", f"{1 / median:,.0f}", ratio)
-    Console(file=sys.stdout).print(table)
+def report(found: dict[str, dict[str, list[float]]]) -> None:
+    for batch, seconds in found.items():
+        theirs = seconds.get(WHOLE)
+        table = Table("", "median ms a step", "best", "steps a second", "of vLLM's", title=batch)
+        for name, times in seconds.items():
+            median = statistics.median(times)
+            ratio = f"{statistics.median(theirs) / median:.1f} x" if theirs else "-"
+            table.add_row(name, f"{median * 1e3:.3f}", f"{min(times) * 1e3:.3f}", f"{1 / median:,.0f}", ratio)
+        Console(file=sys.stdout).print(table)
 
 
 if __name__ == "__main__":

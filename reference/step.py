@@ -114,11 +114,20 @@ class Rows:
         lookahead: Sequence[int],
         in_flight: Sequence[int],
         *,
+        order: Sequence[int] | None = None,
         interleaved: bool = False,
     ) -> list[int]:
-        """A step: each row computes its `tokens`; rows without any are left out. Returns their statuses."""
+        """A step: each row computes its `tokens`; rows without any are left out. Returns their statuses.
+
+        Args:
+          tokens: each row's settled tokens.
+          lookahead: drafts of each row that need slots.
+          in_flight: tokens of each row whose steps have not come back.
+          order: the rows, in the order in which they are served; None for their own.
+          interleaved: whether a row allocates before the next one gives back.
+        """
         status = [self._check(row, len(new), lookahead[row]) for row, new in enumerate(tokens)]
-        taking = [row for row, new in enumerate(tokens) if new and status[row] == OK]
+        taking = [row for row in order or range(len(tokens)) if tokens[row] and status[row] == OK]
         for row in [] if interleaved else taking:
             self._retire(row, in_flight[row])
         for row in taking:

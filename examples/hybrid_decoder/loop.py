@@ -17,8 +17,9 @@ from jax import lax
 from examples.hybrid_decoder import audit
 from examples.hybrid_decoder.drafts import propose
 from examples.hybrid_decoder.model import DELTA, Model, Weights
-from examples.hybrid_decoder.paged import Addresses, Layouts, block_at, forward, write_states
+from examples.hybrid_decoder.paged import Addresses, Layouts, forward, write_states
 from hkv.cache import step as serving
+from hkv.cache.ragged import packed, padded
 from hkv.cache.state import StepBatch, StepRequest, StepResult, StepState
 from hkv.dialects.vllm.rules.parameters import Parameters
 from hkv.layout.block_layout import Layout
@@ -141,11 +142,14 @@ def turn(plan: Plan, decoding: bool, parameters: Parameters, weights: list[Weigh
     width = plan.drafts + 1 if decoding else plan.chunk
     carry, asked = _ask(plan, carry, width, plan.drafts if decoding else 0)
     history, computed = carry.rows.history, carry.cache.requests[:, StepRequest.COMPUTED]
-    batch = StepBatch(_from(history, computed, width), asked.counts, asked.drafts, jnp.zeros_like(computed))
+    slots = width + (plan.drafts if decoding else 0)
+    flat, ends = packed(_from(history, computed, slots), asked.counts + asked.drafts)
+    batch = StepBatch(flat, ends, jnp.arange(len(computed)), asked.drafts, jnp.zeros_like(computed))
     before = carry.cache
-    cache, result = serving.step(parameters, before, batch, room=plan.room, drafts=plan.drafts if decoding else 0)
+    cache, result = serving.step(parameters, before, batch, room=plan.room)
     served = (asked.counts > 0) & (result.status == int(Status.OK))
-    where = _addresses(model, cache, result, computed, asked, served, width)
+    blocks, offsets = (padded(values, ends, slots) for values in (result.blocks, result.offsets))
+    where = _addresses(model, cache, result, (blocks, offsets), computed, asked, served, width)
     pool, tags, wrong = carry.pool, carry.tags, jnp.int32(0)
     if tags.shape[0]:
         names = audit.prefix_tags(history)
@@ -222,22 +226,25 @@ def _from(table: jax.Array, start: jax.Array, width: int) -> jax.Array:
 
 
 def _addresses(
-    model: Model, cache: StepState, result: StepResult, computed: jax.Array, asked: Turn, served: jax.Array, width: int
+    model: Model,
+    cache: StepState,
+    result: StepResult,
+    slots: tuple[jax.Array, jax.Array],
+    computed: jax.Array,
+    asked: Turn,
+    served: jax.Array,
+    width: int,
 ) -> Addresses:
     """Of the tokens from `asked.start` on: of those the cache is told of, accepted drafts have their values already."""
     ahead = asked.start - computed
     counts = jnp.where(served, asked.counts + asked.drafts - ahead, 0)
     token = jnp.arange(width)
     live = (token < counts[:, None])[:, None]
-    at = jnp.minimum(ahead[:, None] + token, result.blocks.shape[2] - 1)[:, None]
-    blocks, offsets = (
-        jnp.where(live, jnp.take_along_axis(array, at, axis=2), -1) for array in (result.blocks, result.offsets)
-    )
+    at = jnp.minimum(ahead[:, None] + token, slots[0].shape[2] - 1)[:, None]
+    blocks, offsets = (jnp.where(live, jnp.take_along_axis(array, at, axis=2), -1) for array in slots)
     states = jnp.full_like(computed, -1)
     if DELTA in model.kinds:
-        last = (computed + asked.counts - 1) // model.block_of(DELTA)
-        found = block_at(cache.rows[:, model.group(DELTA)], last)
-        states = jnp.where(served & (found > 0), found, -1)
+        states = result.writes[:, model.group(DELTA)]
     return Addresses(cache.rows, blocks, offsets, asked.start, counts, states)
 
 

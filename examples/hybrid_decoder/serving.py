@@ -97,7 +97,7 @@ class Decoder:
             layouts=tuple(layouts.values()),
             chunk=chunk,
             drafts=drafts,
-            room=2 * serving.room_for(self.config, rows=rows, tokens=tokens, lookahead=drafts),
+            room=2 * serving.room_for(self.config, queries=rows, tokens=rows * tokens),
             kernels=jax.default_backend() == "gpu" and not audited and not model.exact,
         )
         self.weights = weights_of(model, seed)

@@ -2,7 +2,7 @@
 
 `arrive` serves K requests at once. It may stand in the same compiled loop as `hkv.cache.step.step`. Unlike a step it
 takes time of the pool's size: every block looks itself up among the prompts' keys, and the free queue is closed up if
-hits took free blocks out of its middle. There is no loop over requests, and one over the prompts' tokens, to hash them.
+hits took free blocks out of its middle. There is no loop over requests; prompts are hashed block by block.
 
 The hit is the longest length at which every group can resume, by its definition (`docs/hits.md`). Without EAGLE, and
 with chunks that are multiples of the block, that is what vLLM 0.33 finds; where it finds another length, it is for one
@@ -18,8 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.state import PAD, StepCounter, StepRequest, StepState, known_rows, replace
+from hkv.cache.queries import field, known_rows
+from hkv.cache.spans import count_up, running_sum
+from hkv.cache.state import PAD, StepCounter, StepRequest, StepState, replace
 from hkv.cache.token_hashing import hash_tokens
+from hkv.cache.varying import unified
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
 from hkv.state.status import Status
@@ -82,11 +85,11 @@ def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
         arrive together find nothing of each other.
 
     Returns:
-      The state, and the answers. Statuses: NO_SUCH_SLOT for a row that does not exist, NOT_WAITING for one that is not
-      empty, OUT_OF_RANGE for a count outside the prompt, ROW_FULL for more tokens than a row, its chain or the model
-      has room for.
+      The state, and the answers. Statuses: NO_SUCH_SLOT for a row that does not exist or was named before, NOT_WAITING
+      for one that is not empty, OUT_OF_RANGE for a count outside the prompt, ROW_FULL for more tokens than a row, its
+      chain or the model has room for.
     """
-    parameters, state, arrivals = jax.tree.map(jnp.asarray, (parameters, state, arrivals))
+    parameters, state, arrivals = unified(parameters, state, arrivals)
     status, taken = _check(parameters, state, arrivals)
     counts = jnp.where(taken, arrivals.counts, 0)
     roots = arrivals.roots.astype(jnp.uint32)
@@ -121,7 +124,7 @@ def _check(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
     used = known & (state.requests[at, StepRequest.LIVE] != 0)
     groups = parameters.groups[: state.rows.shape[1]]
     cached = groups[:, GroupField.CACHEABLE] != 0
-    columns = jnp.where(cached, counts[:, None] // _blocks(groups), 0)
+    columns = jnp.where(cached[None], counts[:, None] // _blocks(groups)[None], 0)
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
     full = jnp.any(columns > state.rows.shape[2], axis=1) | (counts // size > state.chains.shape[1])
     full |= counts > parameters.cache[CacheField.MAX_MODEL_LEN]
@@ -137,8 +140,8 @@ def _check(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
 def _lines(parameters: Parameters, state: StepState, found: Lookup) -> jax.Array:
     """The new `requests` rows, int32[K, 2 + 3 * G]: what was adopted is computed, and registered already."""
     groups = parameters.groups[: state.rows.shape[1]]
-    length = jnp.where(groups[:, GroupField.CACHEABLE] != 0, found.hits[:, None] // _blocks(groups), 0)
-    column = jnp.arange(1, found.blocks.shape[2] + 1)
+    length = jnp.where(field(groups, GroupField.CACHEABLE) != 0, found.hits[:, None] // _blocks(groups)[None], 0)
+    column = count_up(found.blocks.shape[2])[None, None] + 1
     null = (found.blocks == 0) & (column <= length[:, :, None])
     first = jnp.max(jnp.where(null, column, 0), axis=2)
     live = jnp.ones_like(found.hits)
@@ -167,10 +170,13 @@ def look_up(
     Returns:
       The key of each whole hash block, uint32[K, C, 4], and what is found.
     """
-    chains = jnp.zeros((counts.shape[0], *state.chains.shape[1:]), jnp.uint32)
+    chains = jnp.zeros_like(roots, shape=(counts.shape[0], *state.chains.shape[1:]))
     hashing = jnp.pad(roots, ((0, 0), (0, state.hashing.shape[1] - 4)))
-    size = parameters.cache[CacheField.HASH_BLOCK]
-    chains, _ = hash_tokens(size, chains, hashing, jnp.zeros_like(counts), tokens, counts)
+    size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
+    starts = count_up(counts.shape[0]) * tokens.shape[1]
+    hashed = hash_tokens(size, hashing, jnp.zeros_like(counts), starts, counts, tokens.reshape(-1))
+    place = jnp.where(hashed.filled, hashed.request, counts.shape[0])
+    chains = chains.at[place, hashed.column].set(hashed.keys, mode="drop")
     return chains, _look_up(parameters, state, chains, counts)
 
 
@@ -179,15 +185,15 @@ def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts
     groups = parameters.groups[: state.rows.shape[1]]
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
     hashed = jnp.where(parameters.cache[CacheField.CACHING] != 0, counts // size, 0)
-    column = jnp.arange(state.rows.shape[2])
-    key = (column + 1) * jnp.maximum(groups[:, GroupField.SCALE], 1)[:, None] - 1
-    asked = (key < hashed[:, None, None]) & (groups[:, GroupField.CACHEABLE] != 0)[:, None]
+    column = count_up(state.rows.shape[2])
+    key = (column[None] + 1) * jnp.maximum(groups[:, GroupField.SCALE], 1)[:, None] - 1
+    asked = (key[None] < hashed[:, None, None]) & (groups[:, GroupField.CACHEABLE] != 0)[None, :, None]
     first = _first_blocks(state, chains)
     at = jnp.minimum(key, chains.shape[1] - 1)
     held = jnp.take_along_axis(first, jnp.broadcast_to(at, (counts.shape[0], *at.shape)), axis=2)
     held = jnp.where(asked, held, 0)
 
-    lengths = jnp.arange(chains.shape[1] + 1) * size
+    lengths = count_up(chains.shape[1] + 1) * size
     begin, end, proof = _spans(groups, lengths)
     missing = jnp.cumsum(jnp.pad(held == 0, ((0, 0), (0, 0), (1, 0))), axis=2, dtype=jnp.int32)
     width = held.shape[2]
@@ -195,17 +201,18 @@ def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts
     def missed(column: jax.Array) -> jax.Array:
         """Entries before some columns int32[G, C + 1] that no block was found for, those past the row's end too."""
         inside = jnp.broadcast_to(jnp.minimum(column, width), (counts.shape[0], *column.shape))
-        return jnp.take_along_axis(missing, inside, axis=2) + jnp.maximum(column - width, 0)
+        return jnp.take_along_axis(missing, inside, axis=2) + jnp.maximum(column - width, 0)[None]
 
     sinks = groups[:, GroupField.SINKS, None]
     readable = (missed(end + proof) == missed(begin)) & (missed(jnp.minimum(end, sinks)) == 0)
-    readable |= (groups[:, GroupField.CACHEABLE] == 0)[:, None] | (lengths == 0)
+    readable |= ((groups[:, GroupField.CACHEABLE] == 0)[:, None] | (lengths == 0)[None])[None]
     aligned = lengths % jnp.maximum(parameters.cache[CacheField.ALIGNMENT], 1) == 0
-    below = (lengths < counts[:, None]) & (lengths <= hashed[:, None] * size) & aligned
-    alone = jnp.max(jnp.where(readable & below[:, None], lengths, 0), axis=2)
-    hits = jnp.max(jnp.where(jnp.all(readable, axis=1) & below, lengths, 0), axis=1)
+    below = (lengths[None] < counts[:, None]) & (lengths[None] <= hashed[:, None] * size) & aligned[None]
+    alone = jnp.max(jnp.where(readable & below[:, None], lengths[None, None], 0), axis=2)
+    hits = jnp.max(jnp.where(jnp.all(readable, axis=1) & below, lengths[None], 0), axis=1)
     begin, end, _ = _spans(groups, hits)
-    inside = ((column >= begin.T[:, :, None]) | (column < sinks)) & (column < end.T[:, :, None])
+    place = column[None, None]
+    inside = ((place >= begin.T[:, :, None]) | (place < sinks[None])) & (place < end.T[:, :, None])
     return Lookup(hits, alone, jnp.where(inside, held, 0))
 
 
@@ -219,7 +226,7 @@ def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array,
     shape = (groups.shape[0], lengths.shape[0])
     unit = jnp.broadcast_to(groups[:, GroupField.UNIT, None], shape)
     reach = jnp.broadcast_to(groups[:, GroupField.REACH, None], shape)
-    tokens = jnp.broadcast_to(lengths, shape)
+    tokens = jnp.broadcast_to(lengths[None], shape)
     end = tokens // _blocks(groups)[:, None]
     begin = reads.skipped_tokens(tokens, unit, reach) // _blocks(groups)[:, None]
     run = jnp.maximum(groups[:, GroupField.NEED, None], 0)
@@ -241,10 +248,10 @@ def _first_blocks(state: StepState, chains: jax.Array) -> jax.Array:
     group = jnp.minimum(state.keys[:, 4].astype(jnp.int32), groups - 1)
     age = state.counters[StepCounter.REGISTERED].astype(jnp.uint32) - state.keys[:, 5]
     size = asked.words.shape[0]
-    oldest = jnp.zeros((size, groups), jnp.uint32).at[place, group].max(age, mode="drop")
+    oldest = jnp.zeros_like(age, shape=(size, groups)).at[place, group].max(age, mode="drop")
     counts = age == oldest.at[place, group].get(mode="fill", fill_value=0)
-    blocks = jnp.arange(state.refs.shape[0], dtype=jnp.int32)
-    first = jnp.zeros(oldest.shape, jnp.int32)
+    blocks = count_up(state.refs.shape[0])
+    first = jnp.zeros_like(state.refs, shape=oldest.shape)
     first = first.at[jnp.where(counts, place, size), group].max(blocks, mode="drop")
     return jnp.swapaxes(first[asked.place].reshape(*chains.shape[:2], groups), 1, 2)
 
@@ -265,19 +272,19 @@ class _Index(NamedTuple):
 def _index(keys: jax.Array) -> _Index:
     """Keys uint32[n, 4], some of them equal, in order, and at least sixteen buckets for each."""
     size = keys.shape[0]
-    *words, order = lax.sort((*keys.T, jnp.arange(size, dtype=jnp.int32)), num_keys=4)
+    *words, order = lax.sort((*keys.T, jnp.zeros_like(keys[:, 0], dtype=jnp.int32) + count_up(size)), num_keys=4)
     ordered = jnp.stack(words, axis=1)
     new = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1).at[0].set(True)
-    rank = jnp.cumsum(new, dtype=jnp.int32) - 1
-    place = jnp.zeros(size, jnp.int32).at[order].set(rank)
-    sizes = jnp.zeros(1 << (16 * size - 1).bit_length(), jnp.int32)
+    rank = running_sum(new) - 1
+    place = jnp.zeros_like(order).at[order].set(rank)
+    sizes = jnp.zeros_like(order, shape=1 << (16 * size - 1).bit_length())
     sizes = sizes.at[_bucket(sizes, words[0])].add(new.astype(jnp.int32))
-    return _Index(jnp.zeros_like(keys).at[rank].set(ordered), place, jnp.cumsum(sizes, dtype=jnp.int32) - sizes, sizes)
+    return _Index(jnp.zeros_like(keys).at[rank].set(ordered), place, running_sum(sizes) - sizes, sizes)
 
 
 def _bucket(buckets: jax.Array, first: jax.Array) -> jax.Array:
     """The bucket of keys with the first words uint32[n], of as many as `buckets` [T] has; T is a power of two."""
-    return (first >> (33 - buckets.shape[0].bit_length())).astype(jnp.int32)
+    return (first >> jnp.uint32(33 - buckets.shape[0].bit_length())).astype(jnp.int32)
 
 
 def _find(index: _Index, keys: jax.Array, live: jax.Array) -> jax.Array:
@@ -296,8 +303,8 @@ def _find(index: _Index, keys: jax.Array, live: jax.Array) -> jax.Array:
         return turn + 1, jnp.where(same, at, found)
 
     most = jnp.max(count)
-    found = jnp.full(keys.shape[0], missing, jnp.int32)
-    return lax.while_loop(lambda carry: carry[0] < most, compare, (jnp.int32(0), found))[1]
+    found = jnp.full_like(count, missing)
+    return lax.while_loop(lambda carry: carry[0] < most, compare, (jnp.zeros_like(most), found))[1]
 
 
 # Adopting.
@@ -312,10 +319,10 @@ def _hold(state: StepState, blocks: jax.Array) -> StepState:
     head, tail = state.counters[StepCounter.HEAD], state.counters[StepCounter.TAIL]
 
     def close_up(queue: jax.Array) -> tuple[jax.Array, jax.Array]:
-        turn = jnp.arange(size)
+        turn = count_up(size)
         block = queue[(head + turn) & (size - 1)]
         kept = (turn < tail - head) & (refs[block] < 2)
-        place = head + jnp.cumsum(kept, dtype=jnp.int32) - 1
+        place = head + running_sum(kept) - 1
         closed = queue.at[jnp.where(kept, place & (size - 1), size)].set(block, mode="drop")
         return closed, kept.sum(dtype=jnp.int32)
 

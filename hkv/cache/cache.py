@@ -3,8 +3,6 @@
 One value, a `Cache`, holds everything; each function gives a new one and is jitted, the old one donated: do not use it
 again. All may be called inside a `jit`, `scan` or `while_loop` of the caller's. The rules are vLLM 0.33's, as
 `hkv.cache.step` and `hkv.cache.arrivals` state them (`docs/step.md`).
-
-Provisional: whole steps will become ragged.
 """
 
 # jax.numpy types some of its own arguments as unknown.
@@ -25,9 +23,13 @@ from hkv.array_arguments import require_array
 from hkv.cache import arrivals, state
 from hkv.cache import step as whole
 from hkv.cache.arrivals import ArrivalResult, Arrivals
-from hkv.cache.state import PAD, StepBatch, StepCounter, StepRequest, StepResult, StepRow, StepState
+from hkv.cache.queries import before_states
+from hkv.cache.spans import count_up
+from hkv.cache.state import StepBatch, StepCounter, StepRequest, StepResult, StepRow, StepState
+from hkv.cache.varying import unified
 from hkv.dialects.vllm.config import VllmConfig, default_block_sizes
 from hkv.dialects.vllm.rules.parameters import Parameters
+from hkv.errors import OperationError
 from hkv.keys.fingerprint import ROOT
 from hkv.model.topology import Topology
 from hkv.state.status import Status
@@ -42,14 +44,14 @@ class Cache:
     Attributes:
       parameters: the configuration, as data.
       state: blocks, rows and keys.
-      room: static; most blocks that a step gives back, hands out and registers, each.
-      drafts: static; slots that a step answers beyond its tokens.
+      block_sizes: static; tokens in a block of each group.
+      unit: static; tokens of which what steps register is a multiple.
     """
 
     parameters: Parameters
     state: StepState
-    room: int = dataclasses.field(metadata={"static": True})
-    drafts: int = dataclasses.field(metadata={"static": True})
+    block_sizes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    unit: int = dataclasses.field(metadata={"static": True})
 
     @property
     def tables(self) -> jax.Array:
@@ -80,7 +82,7 @@ class Cache:
         A row inside a block of a recurrent group may compute up to its end: `step` refuses more with CROSSES_STATE.
         """
         groups = self.parameters.groups[: self.tables.shape[1]]
-        return whole.before_states(groups, self.computed)
+        return before_states(groups, self.computed)
 
     @property
     def free_blocks(self) -> jax.Array:
@@ -116,8 +118,10 @@ class RowAllocation:
       status: int32[], `hkv.state.status.Status`; all but OK took nothing.
       hit: int32[], tokens found in the cache, of a request that begins; else 0.
       allowed: int32[], tokens after the hit that may be computed at once; fewer than asked only with CROSSES_STATE.
-      blocks: int32[G, T + drafts], the block in which each token after the hit is written, -1 for none.
-      offsets: int32[G, T + drafts], its offset in that block, in tokens, -1 for none.
+      blocks: int32[G, T], the block in which each token after the hit is written, -1 for none.
+      offsets: int32[G, T], its offset in that block, in tokens, -1 for none.
+      reads: int32[G], the block of the state after the tokens before, for recurrent and opaque groups; 0 for none.
+      writes: int32[G], the block for the state after the new tokens; -1 for none.
     """
 
     status: jax.Array
@@ -125,6 +129,8 @@ class RowAllocation:
     allowed: jax.Array
     blocks: jax.Array
     offsets: jax.Array
+    reads: jax.Array
+    writes: jax.Array
 
 
 def cache_config(
@@ -162,25 +168,20 @@ def cache_config(
     )
 
 
-def init(
-    config: VllmConfig, *, rows: int, row_blocks: int, step_tokens: int = 1, drafts: int = 0, room: int | None = None
-) -> Cache:
+def init(config: VllmConfig, *, rows: int, row_blocks: int) -> Cache:
     """An empty cache.
 
     Args:
       config: the configuration, from `cache_config` or a plan.
       rows: requests at the same time, R.
       row_blocks: most blocks of a request in one group, W.
-      step_tokens: most new tokens of every row in one step.
-      drafts: most draft tokens after them that need slots.
-      room: most blocks that a step gives back, hands out and registers, each; None for as many as such steps can need.
 
     Raises:
       ConfigError: the configuration has what whole steps cannot express, or does not fit.
     """
     parameters, empty = state.init(config, rows=rows, row=row_blocks)
-    room = state.room_for(config, rows=rows, tokens=step_tokens, lookahead=drafts) if room is None else room
-    return jax.tree.map(jnp.asarray, Cache(parameters, empty, room, drafts))
+    sizes, unit = tuple(config.block_sizes), state.registration_unit(config)
+    return jax.tree.map(jnp.asarray, Cache(parameters, empty, sizes, unit))
 
 
 @typed_jit(donate_argnames="cache")
@@ -215,34 +216,45 @@ def arrive(
 def step(
     cache: Cache,
     tokens: jax.Array,
-    counts: jax.Array,
-    lookahead: jax.Array | None = None,
+    cu_q_lens: jax.Array,
+    rows: jax.Array | None = None,
+    drafts: jax.Array | None = None,
     in_flight: jax.Array | None = None,
 ) -> tuple[Cache, StepResult]:
-    """One serving step: every row gives back what it cannot read any more, and gets slots for its new tokens.
+    """One serving step: rows give back what they cannot read any more, and get slots for their new tokens.
+
+    Q queries, N tokens, one query's after the other's, as kernels for ragged attention take them.
 
     Args:
       cache: donated.
-      tokens: int[R, T], the new tokens of each row, padded.
-      counts: int[R], how many; 0 leaves the row out.
-      lookahead: int[R], draft tokens after them that need slots, at most the cache's `drafts`; None for none.
-      in_flight: int[R], of the tokens computed before, those whose steps have not come back; None for none.
+      tokens: int[N], the new tokens of every query, its drafts last; behind the last query, anything.
+      cu_q_lens: int[Q + 1], where each query begins; the last entry is where the last one ends. A query without tokens
+        leaves its row out.
+      rows: int[Q], the row of each query, all different, -1 for none; None where query i is row i's.
+      drafts: int[Q], how many of its last tokens are drafts, which need slots and are not registered; None for none.
+      in_flight: int[Q], of the tokens computed before, those whose steps have not come back; None for none.
 
     Returns:
-      The cache; the slots and a status for each row.
+      The cache; the slots of every token, and a status for each query.
 
     Raises:
-      OperationError: an array of another shape or dtype.
+      OperationError: an array of another shape or dtype; more queries than rows.
     """
-    rows = cache.tables.shape[0]
-    none = jnp.zeros(rows, jnp.int32)
+    tokens, cu_q_lens = require_array("tokens", tokens, (None,)), require_array("cu_q_lens", cu_q_lens, (None,))
+    queries, size = cu_q_lens.shape[0] - 1, tokens.shape[0]
+    if not 1 <= queries <= cache.tables.shape[0] or not size:
+        expected = f"1 to {cache.tables.shape[0]} queries, and at least one token"
+        raise OperationError("cu_q_lens", f"{queries} queries of {size} tokens", expected)
+    none = jnp.zeros_like(cu_q_lens, shape=queries)
     batch = StepBatch(
-        require_array("tokens", tokens, (rows, None)),
-        require_array("counts", counts, (rows,)),
-        none if lookahead is None else require_array("lookahead", lookahead, (rows,)),
-        none if in_flight is None else require_array("in_flight", in_flight, (rows,)),
+        tokens,
+        cu_q_lens,
+        count_up(queries) if rows is None else require_array("rows", rows, (queries,)),
+        none if drafts is None else require_array("drafts", drafts, (queries,)),
+        none if in_flight is None else require_array("in_flight", in_flight, (queries,)),
     )
-    after, result = whole.step(cache.parameters, cache.state, batch, room=cache.room, drafts=cache.drafts)
+    room = state.room_of(cache.block_sizes, cache.unit, queries, size)
+    after, result = whole.step(cache.parameters, cache.state, batch, room=room)
     return _with(cache, after), result
 
 
@@ -289,7 +301,7 @@ def allocate(
     row: jax.Array | int,
     tokens: jax.Array,
     count: jax.Array | int | None = None,
-    lookahead: jax.Array | int = 0,
+    drafts: jax.Array | int = 0,
 ) -> tuple[Cache, RowAllocation]:
     """Blocks for the next tokens of one row: of an empty row, for a whole prompt, after its longest hit.
 
@@ -300,9 +312,9 @@ def allocate(
     Args:
       cache: donated.
       row: int[], the row.
-      tokens: int[T], its next tokens, settled ones.
+      tokens: int[T], its next tokens.
       count: int[], how many of them; None for all.
-      lookahead: int[], draft tokens after them that need slots, at most the cache's `drafts`.
+      drafts: int[], how many of those, the last ones, are drafts: they need slots, and are not registered.
 
     Returns:
       The cache, and the slots.
@@ -310,43 +322,40 @@ def allocate(
     Raises:
       OperationError: an array of another shape or dtype.
     """
-    row = require_array("row", row, ())
-    tokens = require_array("tokens", tokens, (None,))
-    count = _count(tokens, count)
-    lookahead = require_array("lookahead", lookahead, ())
+    given = require_array("row", row, ()), require_array("tokens", tokens, (None,)), require_array("drafts", drafts, ())
+    cache, at, text, drafted, total, roots = unified(cache, *given, _count(given[1], count), _roots(1))
     parameters, before = cache.parameters, cache.state
     rows, groups, width = before.rows.shape
-    at, known = state.known_rows(before, row)
-    runs = known & (before.requests[at, StepRequest.LIVE] != 0)
-    prompt = Arrivals(row[None], _roots(1), tokens[None], count[None])
+    known = (at >= 0) & (at < rows)
+    runs = known & (before.requests[jnp.where(known, at, 0), StepRequest.LIVE] != 0)
+    prompt = Arrivals(at[None], roots, text[None], (total - drafted)[None])
 
     def go_on(now: StepState) -> tuple[StepState, jax.Array, jax.Array]:
-        return now, jnp.int32(Status.OK), jnp.int32(0)
+        return now, jnp.zeros_like(at), jnp.zeros_like(at)
 
     def begin(now: StepState) -> tuple[StepState, jax.Array, jax.Array]:
         after, found = arrivals.arrive(parameters, now, prompt)
-        status = jnp.where(known, found.status[0], int(Status.NO_SUCH_SLOT))
-        return after, status, found.hits[0]
+        return after, found.status[0], found.hits[0]
 
     after, status, hit = lax.cond(runs, go_on, begin, before)
-    place = jnp.where(status == int(Status.OK), row, rows)
-    asked = jnp.zeros(rows, jnp.int32).at[place]
-    batch = StepBatch(
-        jnp.zeros((rows, tokens.shape[0]), jnp.int32).at[place].set(jnp.roll(tokens, -hit), mode="drop"),
-        asked.set(count - hit, mode="drop"),
-        asked.set(lookahead, mode="drop"),
-        jnp.zeros(rows, jnp.int32),
-    )
+    good = (status == int(Status.OK)) & known
+    ends = jnp.stack([jnp.zeros_like(total), jnp.where(good, total - hit, 0)])
+    batch = StepBatch(jnp.roll(text, -hit), ends, at[None], drafted[None], jnp.zeros_like(at[None]))
     # One row cannot give back, be given or register more blocks than its tables have entries.
-    after, result = whole.step(parameters, after, batch, room=groups * width, drafts=cache.drafts)
-    status = jnp.where(status == int(Status.OK), result.status[at], status)
+    after, result = whole.step(parameters, after, batch, room=groups * width)
+    status = jnp.where(known, jnp.where(good, result.status[0], status), int(Status.NO_SUCH_SLOT)).astype(jnp.int32)
     refused = ~runs & (status != int(Status.OK))
     after = jax.tree.map(lambda new, old: jnp.where(refused, old, new), after, before)
-    shown = (status == int(Status.OK)) & known
-    blocks, offsets = (jnp.where(shown, slots[at], PAD) for slots in (result.blocks, result.offsets))
-    return _with(cache, after), RowAllocation(
-        status, jnp.where(refused, 0, hit), jnp.where(known, result.allowed[at], 0), blocks, offsets
+    answer = RowAllocation(
+        status=status,
+        hit=jnp.where(refused, 0, hit),
+        allowed=jnp.where(good, result.allowed[0], 0),
+        blocks=result.blocks,
+        offsets=result.offsets,
+        reads=result.reads[0],
+        writes=result.writes[0],
     )
+    return _with(cache, after), answer
 
 
 @typed_jit(donate_argnames="cache")

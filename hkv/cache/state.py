@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
@@ -102,37 +102,40 @@ class StepState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepBatch:
-    """Input of one step: the tokens of each row. T is the most tokens of one row.
+    """Input of one step: the new tokens of Q queries, one query after the other in one array of N places.
 
     Attributes:
-      tokens: int32[R, T], the new tokens of each row, those that are settled: no drafts.
-      counts: int32[R], how many; 0 leaves the row out of the step.
-      lookahead: int32[R], draft tokens after them that need slots, and are not registered.
-      in_flight: int32[R], of the tokens computed before, those whose steps have not come back: they still read.
+      tokens: int32[N], the new tokens of every query, its drafts last; behind the last query, anything.
+      cu_q_lens: int32[Q + 1], where each query begins, ascending; the last entry is where the last one ends.
+      rows: int32[Q], the row of each query, all different; -1 for none. They are served in this order.
+      drafts: int32[Q], how many of a query's last tokens are drafts: they need slots, and are not registered. A query
+        of drafts alone is left out.
+      in_flight: int32[Q], of the tokens computed before, those whose steps have not come back: they still read.
     """
 
     tokens: jax.Array
-    counts: jax.Array
-    lookahead: jax.Array
+    cu_q_lens: jax.Array
+    rows: jax.Array
+    drafts: jax.Array
     in_flight: jax.Array
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """Result of one step.
+    """Result of one step of Q queries over N places.
 
     Attributes:
-      status: int32[R], `hkv.state.status.Status`. All but OK took nothing; NO_ROOM and STEP_FULL have nevertheless
+      status: int32[Q], `hkv.state.status.Status`. All but OK took nothing; NO_ROOM and STEP_FULL have nevertheless
         given back what the row cannot read any more, as vLLM 0.33 does.
-      allowed: int32[R], tokens, of those asked for, that the row may compute in one step: fewer only where it is
-        refused with CROSSES_STATE, as a chunk that begins inside a block of a recurrent group has to end with it.
-      blocks: int32[R, G, T + drafts], the block in which each token is written, -1 for none.
-      offsets: int32[R, G, T + drafts], its offset in that block, in tokens, -1 for none. Under context parallelism a
+      allowed: int32[Q], settled tokens, of those asked for, that the row may compute in one step: fewer only where it
+        is refused with CROSSES_STATE, as a chunk that begins inside a block of a recurrent group has to end with it.
+      blocks: int32[G, N], the block in which each token is written, -1 for none.
+      offsets: int32[G, N], its offset in that block, in tokens, -1 for none. Under context parallelism a
         block counts the tokens of all ranks that share it; `hkv.cache.step_slots.on_rank` says which are whose.
-      reads: int32[R, G], the block with the state after the tokens computed before, for recurrent and opaque groups; 0
+      reads: int32[Q, G], the block with the state after the tokens computed before, for recurrent and opaque groups; 0
         where there is none: the row begins with zeros.
-      writes: int32[R, G], the block for the state after the row's new tokens, without drafts; -1 for none.
+      writes: int32[Q, G], the block for the state after the query's new tokens, without drafts; -1 for none.
       deferred: int32[2], blocks that could not be given back, and blocks that could not be looked at for registration,
         because the step's room was too small; later steps will.
     """
@@ -212,21 +215,27 @@ def require_expressible(config: VllmConfig) -> None:
                 raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), "0: a step has one state a row")
 
 
-def room_for(config: VllmConfig, *, rows: int, tokens: int, lookahead: int = 0) -> int:
-    """Room that a step never exceeds if every row has at most `tokens` new tokens and `lookahead` drafts.
+def room_for(config: VllmConfig, *, queries: int, tokens: int) -> int:
+    """Room that a step of so many queries and tokens, drafts included, never exceeds.
 
     Steps after a larger one may have more to give back than that: what does not fit waits.
     """
-    unit = config.scheduler_block_size if len(config.block_sizes) > 1 else 1
-    return rows * sum(-(-(tokens + max(lookahead, unit - 1)) // size) for size in config.block_sizes)
+    return room_of(config.block_sizes, registration_unit(config), queries, tokens)
+
+
+def registration_unit(config: VllmConfig) -> int:
+    """Tokens of which what is registered is a multiple, where there are several groups; else 1."""
+    return config.scheduler_block_size if len(config.block_sizes) > 1 else 1
+
+
+def room_of(block_sizes: Sequence[int], unit: int, queries: int, tokens: int) -> int:
+    """`room_for` of groups with these blocks, whose registration goes by `unit` tokens.
+
+    A query begins anywhere in a block, and may have up to `unit - 1` earlier tokens to register.
+    """
+    return sum((tokens + queries * (max(unit, size) - 1)) // size for size in block_sizes)
 
 
 def replace(state: StepState, **changes: jax.Array) -> StepState:
     """The state with some of its arrays replaced."""
     return StepState(**{**vars(state), **changes})
-
-
-def known_rows(state: StepState, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows int32[K] that exist, 0 in place of others, and which do, bool[K]."""
-    known = (rows >= 0) & (rows < state.requests.shape[0])
-    return jnp.where(known, rows, 0), known

@@ -6,59 +6,73 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hkv.cache.queries import block_sizes, field, spread
+from hkv.cache.spans import count_up, running_sum
 from hkv.cache.state import PAD
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField
 
 
 def slots_of(
-    groups: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array, width: int
+    groups: jax.Array,
+    rows: jax.Array,
+    lines: jax.Array,
+    computed: jax.Array,
+    starts: jax.Array,
+    lengths: jax.Array,
+    size: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Block and offset of `count` tokens of each row from position `start` on, int32[R, G, width] each.
+    """Block and offset of every token of a ragged batch, int32[G, size] each; -1 where there is none.
 
     Args:
       groups: int32[G, 32], as in `hkv.dialects.vllm.rules.parameters.Parameters`.
       rows: int32[R, G, W], block ids.
-      start: int32[R].
-      count: int32[R].
-      width: static; slots that are answered, -1 beyond `count` and where there is none.
+      lines: int32[Q], the row of each query.
+      computed: int32[Q], the position of its first token.
+      starts: int32[Q], the place of its first token, ascending.
+      lengths: int32[Q], its tokens; 0 for queries that are answered none.
+      size: static; places.
     """
-    token = jnp.arange(width)
-    size = jnp.maximum(groups[:, GroupField.BLOCK], 1)[:, None]
-    position = (start[:, None] + token)[:, None, :]
+    token = count_up(size)
+    marks = jnp.zeros_like(starts, shape=size).at[starts].add(1, mode="drop")
+    query = jnp.maximum(running_sum(marks) - 1, 0)
+    within = token - starts[query]
+    live = (within >= 0) & (within < lengths[query])
+    block_size = block_sizes(groups).T
     mapped = (groups[:, GroupField.ONE_BLOCK] == 0) & (groups[:, GroupField.BLOCK] > 0)
-    column = position // size
-    inside = (token < count[:, None])[:, None, :] & mapped[:, None] & (column < rows.shape[2])
-    block = jnp.take_along_axis(rows, jnp.where(inside, column, 0), axis=2)
+    position = jnp.broadcast_to((computed[query] + within)[None], (groups.shape[0], size))
+    column = position // block_size
+    inside = live[None] & mapped[:, None] & (column < rows.shape[2])
+    block = rows[lines[query][None], count_up(groups.shape[0])[:, None], jnp.where(inside, column, 0)]
     good = inside & (block != 0)
-    return jnp.where(good, block, PAD), jnp.where(good, position % size, PAD)
+    return jnp.where(good, block, PAD), jnp.where(good, position % block_size, PAD)
 
 
 def state_blocks(
-    groups: jax.Array, rows: jax.Array, lengths: jax.Array, computed: jax.Array, counts: jax.Array
+    groups: jax.Array, rows: jax.Array, lines: jax.Array, lengths: jax.Array, computed: jax.Array, counts: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Blocks of the states that rows read before `counts` tokens, and write after them.
+    """Blocks of the states that queries read before `counts` tokens, and write after them.
 
     Args:
       groups: int32[G, 32], as in `hkv.dialects.vllm.rules.parameters.Parameters`.
       rows: int32[R, G, W], block ids after the step.
-      lengths: int32[R, G], entries of the rows before the step: a block that came with it holds no state yet.
-      computed: int32[R], tokens before the step.
-      counts: int32[R], of the step; 0 for rows that compute nothing.
+      lines: int32[Q], the row of each query.
+      lengths: int32[Q, G], entries of the rows before the step: a block that came with it holds no state yet.
+      computed: int32[Q], tokens before the step.
+      counts: int32[Q], of the step; 0 for queries that compute nothing.
 
     Returns:
-      int32[R, G] twice. Read: the state after `computed` tokens; 0 where there is none, which begins with zeros. Write:
-      the state after `computed + counts` tokens; -1 for rows and groups that write none.
+      int32[Q, G] twice. Read: the state after `computed` tokens; 0 where there is none, which begins with zeros. Write:
+      the state after `computed + counts` tokens; -1 for queries and groups that write none.
     """
-    holds = (groups[:, GroupField.STATES] != 0) & (counts > 0)[:, None]
-    size = jnp.maximum(groups[:, GroupField.BLOCK], 1)
-    single = groups[:, GroupField.ONE_BLOCK] != 0
+    holds = (field(groups, GroupField.STATES) != 0) & (counts > 0)[:, None]
+    single = field(groups, GroupField.ONE_BLOCK) != 0
+    size, group = block_sizes(groups), count_up(groups.shape[0])[None]
 
     def block(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Columns of states after `tokens` int32[R] tokens, and their blocks, int32[R, G] each."""
-        column = jnp.where(single, 0, (tokens[:, None] - 1) // size)
-        inside = jnp.clip(column, 0, rows.shape[2] - 1)
-        return column, jnp.take_along_axis(rows, inside[:, :, None], axis=2)[:, :, 0]
+        """Columns of states after `tokens` int32[Q] tokens, and their blocks, int32[Q, G] each."""
+        column = jnp.where(single, 0, (spread(groups, tokens) - 1) // size)
+        return column, rows[lines[:, None], group, jnp.clip(column, 0, rows.shape[2] - 1)]
 
     column, read = block(computed)
     there = holds & (computed > 0)[:, None] & (column < lengths)
@@ -80,8 +94,8 @@ def on_rank(
     A block of a shared group holds the tokens of all ranks; they are dealt out, `interleave` at a time.
 
     Args:
-      blocks: int32[R, G, T], of a `StepResult`.
-      offsets: int32[R, G, T].
+      blocks: int32[G, N], of a `StepResult`.
+      offsets: int32[G, N].
       ranks: int32[G], from `ranks_of`.
       rank: int32[].
       interleave: int32[], consecutive tokens that stay together; a divisor of every shared group's block on one rank.

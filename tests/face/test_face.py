@@ -95,7 +95,7 @@ def test_every_name_works_with_every_submodule_imported(trace: pathlib.Path) -> 
     cache = hkv.init(config, rows=2, row_blocks=16)
     assert isinstance(cache, hkv.Cache)
     cache, found = hkv.arrive(cache, jnp.array([0]), jnp.ones((1, 8), jnp.int32), jnp.array([8]))
-    cache, _ = hkv.step(cache, jnp.ones((2, 8), jnp.int32), jnp.array([8, 0]))
+    cache, _ = hkv.step(cache, jnp.ones(8, jnp.int32), jnp.array([0, 8, 8]))
     assert cache.computed.tolist() == [8, 0]
     assert found.hits.tolist() == [0]
     assert hkv.longest_hit(cache, jnp.ones(9, jnp.int32)).length == 8
@@ -147,21 +147,25 @@ def _pages(spec) -> None:
 def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
     config = hkv.cache_config(hkv.Topology.of_specs([hkv.FullAttention(block_size=4)]), 8, max_model_len=32)
     cache = hkv.init(config, rows=2, row_blocks=4)
-    ones, counts = jnp.ones((2, 1), jnp.int32), jnp.ones(2, jnp.int32)
+    ones, ends = jnp.ones((2, 1), jnp.int32), jnp.arange(3)
+    counts = ones[:, 0]
     for arguments, name in (
-        ((ones[:1], counts), "tokens"),
-        ((ones.astype(jnp.float32), counts), "tokens"),
-        ((ones, counts[:1]), "counts"),
-        ((ones, counts, ones), "lookahead"),
+        ((ones, ends), "tokens"),
+        ((counts.astype(jnp.float32), ends), "tokens"),
+        ((counts, ends[:1]), "cu_q_lens"),
+        ((counts, jnp.arange(4)), "cu_q_lens"),
+        ((counts[:0], ends), "cu_q_lens"),
+        ((counts, ends, counts[:1]), "rows"),
+        ((counts, ends, None, ones), "drafts"),
     ):
         with pytest.raises(OperationError) as raised:
             hkv.step(cache, *arguments)
         assert raised.value.argument == name
     with pytest.raises(OperationError, match=r"row = .*float32"):
-        hkv.allocate(cache, jnp.float32(1), ones[0])
+        hkv.allocate(cache, jnp.float32(1), counts)
     with pytest.raises(OperationError, match="roots"):
         hkv.arrive(cache, counts, ones, counts, ones)
-    hkv.step(cache, ones, counts)  # nothing was donated by the refusals
+    hkv.step(cache, counts, ends)  # nothing was donated by the refusals
 
 
 def test_a_refused_request_takes_nothing() -> None:

@@ -23,7 +23,10 @@ TARGETS = {
 }
 """Code that may be edited, and its names in tables."""
 
-STEPS = tuple(f"hkv.cache.{name}" for name in ("step", "arrivals", "conversion", "token_hashing"))
+STEPS = tuple(
+    f"hkv.cache.{name}"
+    for name in ("step", "queries", "blocks", "registration", "arrivals", "conversion", "token_hashing")
+)
 
 _PACKAGES = (
     ("reference", "reference"),

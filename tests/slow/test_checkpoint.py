@@ -41,14 +41,15 @@ class Serving:
         self.pool = jnp.zeros(BLOCKS * LAYOUT.page_size // 4, jnp.uint32)
 
     def step(self, number: int) -> None:
-        tokens = np.random.default_rng(number).integers(0, 9, (ROWS, 1)).astype(np.int32)
-        counts = np.ones(ROWS, np.int32)
-        counts[number % ROWS] = 0
-        batch = StepBatch(tokens, counts, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.int32))
+        tokens = np.random.default_rng(number).integers(0, 9, ROWS).astype(np.int32)
+        rows = np.arange(ROWS, dtype=np.int32)
+        rows[number % ROWS] = -1
+        none = np.zeros(ROWS, np.int32)
+        batch = StepBatch(tokens, np.arange(ROWS + 1, dtype=np.int32), rows, none, none)
         self.state, result = serving.jitted(16)(self.parameters, self.state, batch)
         assert not result.status.any()
         value = jnp.asarray(np.random.default_rng(number).normal(size=(ROWS, 2, 4)), jnp.float32)
-        blocks, offsets = result.blocks[:, 0, 0], result.offsets[:, 0, 0]
+        blocks, offsets = result.blocks[0], result.offsets[0]
         parts = {"key": value, "value": -value}
         self.pool, dropped = write(self.pool, LAYOUT, jnp.int32(0), blocks, offsets, parts)
         assert int(dropped) == 0

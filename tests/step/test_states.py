@@ -39,7 +39,7 @@ class Served:
     def __init__(self, config) -> None:
         self.specs = config.topology.specs
         self.sizes = config.block_sizes
-        self.cache: Cache = hkv.init(config, rows=R, row_blocks=W, room=64)
+        self.cache: Cache = hkv.init(config, rows=R, row_blocks=W)
         self.tokens: list[list[int]] = [[] for _ in range(R)]
         self.hits = [0] * R
         self.states: dict[tuple[int, int], int] = {}
@@ -56,17 +56,16 @@ class Served:
 
     def step(self, new: list[list[int]]) -> list[int]:
         """Computes with the model what the cache grants; every value that it reads must be the row's own."""
-        table = np.zeros((R, T), np.int32)
-        for row, chunk in enumerate(new):
-            table[row, : len(chunk)] = chunk
-        self.cache, result = hkv.step(self.cache, table, jnp.array([len(chunk) for chunk in new]))
+        flat = np.array([token for chunk in new for token in chunk], np.int32)
+        ends = np.cumsum([0, *(len(chunk) for chunk in new)])
+        self.cache, result = hkv.step(self.cache, np.pad(flat, (0, R * T - len(flat))), ends)
         result, tables = jax.device_get((result, self.cache.tables))
         for row, chunk in enumerate(new):
             if chunk and result.status[row] == Status.OK:
-                self.compute(row, chunk, result, tables[row])
+                self.compute(row, chunk, result, int(ends[row]), tables[row])
         return result.status.tolist()
 
-    def compute(self, row: int, chunk: list[int], result, tables) -> None:
+    def compute(self, row: int, chunk: list[int], result, start: int, tables) -> None:
         before, after = len(self.tokens[row]), [*self.tokens[row], *chunk]
         for group, spec in enumerate(self.specs):
             if spec.snapshot or spec.one_block:
@@ -79,7 +78,8 @@ class Served:
                 self.states[group, write] = state
                 continue
             for place in range(len(chunk)):
-                slot = (group, int(result.blocks[row, group, place]), int(result.offsets[row, group, place]))
+                block, offset = result.blocks[group, start + place], result.offsets[group, start + place]
+                slot = (group, int(block), int(offset))
                 self.slots[slot] = prefix_hash(after[: before + place + 1])
             size = self.sizes[group]
             for span in spec.reads(before):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -25,23 +26,22 @@ from tests.reference.build import config as build
 from tests.step.sample import assert_same, configs, state_of
 
 R, W, T, N, L = 5, 20, 6, 64, 3
+PLACES = R * (T + L)
 ROOM = 3 * R * (T + L + 24)
-hash_rows = jax.jit(hash_tokens)
+hashed = jax.jit(hash_tokens)
 
 
-def batch(tokens, lookahead=None, in_flight=None) -> StepBatch:
-    table = np.zeros((R, T), np.int32)
-    for row, new in enumerate(tokens):
-        table[row, : len(new)] = new
-    counts = np.array([len(new) for new in tokens], np.int32)
-    zeros = np.zeros(R, np.int32)
+def batch(tokens, lookahead=None, in_flight=None, order=range(R)) -> StepBatch:
+    """The new tokens of every row, with `lookahead` drafts behind them, as a ragged batch of rows in some order."""
     as_array = functools.partial(np.asarray, dtype=np.int32)
-    return StepBatch(
-        table,
-        counts,
-        zeros if lookahead is None else as_array(lookahead),
-        zeros if in_flight is None else as_array(in_flight),
-    )
+    drafts = as_array([0] * R if lookahead is None else lookahead)
+    flat, ends = [], [0]
+    for row in order:
+        flat += [*tokens[row], *[9] * drafts[row]] if tokens[row] else []
+        ends.append(len(flat))
+    drafts = as_array([drafts[row] if tokens[row] else 0 for row in order])
+    in_flight = as_array([0] * R if in_flight is None else in_flight)[as_array(order)]
+    return StepBatch(as_array([*flat, *[8] * (PLACES - len(flat))]), as_array(ends), as_array(order), drafts, in_flight)
 
 
 class Pair:
@@ -64,34 +64,39 @@ class Pair:
         self.state, status = serving.finish(self.state, np.array([*rows, *[-1] * (R - len(rows))], np.int32))
         assert not status.any()
 
-    def step(self, tokens, lookahead=None, in_flight=None):
-        before = [request.num_computed if (request := self.rows.request(row)) else 0 for row in range(R)]
-        new = batch(tokens, lookahead, in_flight)
-        reads = [self.rows.states(row, before[row]) if self.rows.request(row) else [] for row in range(R)]
-        allowed = [min(len(new), self.rows.allowed(row)) for row, new in enumerate(tokens)]
-        self.state, result = serving.jitted(self.room, L)(self.parameters, self.state, new)
-        status = self.rows.step(tokens, new.lookahead.tolist(), new.in_flight.tolist())
-        assert result.status.tolist() == status
-        for row, new_tokens in enumerate(tokens):
-            if status[row] == OK and new_tokens:
-                groups = len(reads[row])
-                writes = self.rows.states(row, before[row] + len(new_tokens))
-                assert result.reads[row, :groups].tolist() == reads[row]
-                assert result.writes[row, :groups].tolist() == [block or -1 for block in writes]
-            elif self.rows.request(row):
-                assert not result.reads[row].any()
-                assert (result.writes[row] == -1).all()
-            if self.rows.request(row):
-                assert int(result.allowed[row]) == allowed[row]
+    def step(self, tokens, lookahead=None, in_flight=None, order=range(R)):
+        """One step of both, compared. Returns the statuses by row."""
+        known = [self.rows.request(row) for row in range(R)]
+        before = [request.num_computed if request else 0 for request in known]
+        reads = [self.rows.states(row, before[row]) if known[row] else [] for row in range(R)]
+        allowed = [min(len(new), self.rows.allowed(row)) if known[row] else 0 for row, new in enumerate(tokens)]
+        new = batch(tokens, lookahead, in_flight, order)
+        self.state, result = serving.jitted(self.room)(self.parameters, self.state, new)
+        result = jax.device_get(result)
+        status = self.rows.step(tokens, lookahead or [0] * R, in_flight or [0] * R, order=order)
+        assert result.status.tolist() == [status[row] for row in order]
+        assert result.allowed.tolist() == [allowed[row] for row in order]
         assert not result.deferred.any()
-        for row, new_tokens in enumerate(tokens):
-            width = len(new_tokens) + int(new.lookahead[row]) if status[row] == OK and new_tokens else 0
+        rest = np.ones(PLACES, bool)
+        for query, row in enumerate(order):
+            served = status[row] == OK and tokens[row]
+            start, end = new.cu_q_lens[query : query + 2]
             for group in range(len(self.rows.config.topology.specs)):
-                positions = range(before[row], before[row] + width)
-                want = self.rows.slots(row, group, positions) if width else []
-                want += [(-1, -1)] * (T + L - width)
-                got = zip(result.blocks[row, group].tolist(), result.offsets[row, group].tolist(), strict=True)
+                positions = range(before[row], before[row] + end - start)
+                want = self.rows.slots(row, group, positions) if served else [(-1, -1)] * (end - start)
+                got = zip(
+                    result.blocks[group, start:end].tolist(), result.offsets[group, start:end].tolist(), strict=True
+                )
                 assert list(got) == want
+            rest[start:end] = False
+            groups = len(reads[row])
+            writes = self.rows.states(row, before[row] + len(tokens[row])) if served else []
+            assert result.reads[query, : len(writes)].tolist() == reads[row][: len(writes)]
+            assert result.writes[query, : len(writes)].tolist() == [block or -1 for block in writes]
+            if not served:
+                assert not result.reads[query, :groups].any()
+                assert (result.writes[query, :groups] == -1).all()
+        assert (result.blocks[:, rest] == -1).all()
         assert_same(self.rows, self.state)
         return status
 
@@ -135,7 +140,7 @@ def test_steps_are_the_sequential_operations_in_order(config, data):
         lookahead = [data.draw(st.sampled_from((0, 0, L))) for _ in range(R)]
         computed = [request.num_computed if (request := pair.rows.request(row)) else 0 for row in range(R)]
         in_flight = [min(data.draw(st.sampled_from((0, 0, 1, 4))), computed[row]) for row in range(R)]
-        pair.step(tokens, lookahead, in_flight)
+        pair.step(tokens, lookahead, in_flight, data.draw(st.permutations(range(R))))
 
 
 @settings(max_examples=40)
@@ -236,18 +241,19 @@ def test_ranks_share_the_tokens_of_a_group_as_slot_mappings_say(interleave):
     assert pair.step([[1] * 5, [], [], [1] * 2, []]) == [OK] * 5
     assert pair.step([[1] * 6, [], [], [1] * 5, []], [1, 0, 0, 3, 0]) == [OK] * 5
     new = batch([[1] * 3, [], [], [1] * 6, []])
-    pair.state, result = serving.jitted(ROOM, L)(pair.parameters, pair.state, new)
+    pair.state, result = serving.jitted(ROOM)(pair.parameters, pair.state, new)
     pair.rows.step([[1] * 3, [], [], [1] * 6, []], [0] * R, [0] * R)
     tables = pair.rows.manager.rows(pair.rows.names[0]), pair.rows.manager.rows(pair.rows.names[3])
     for rank in range(2):
-        blocks, offsets = on_rank(result.blocks[:, :2], result.offsets[:, :2], ranks_of(config), rank, interleave)
+        blocks, offsets = on_rank(result.blocks[:2], result.offsets[:2], ranks_of(config), rank, interleave)
         for group, (size, ranks) in enumerate(((2, 2), (4, 1))):
             geometry = Geometry(size, ranks, rank % ranks, interleave if ranks > 1 else 1)
-            for (row, first, count), table in zip(((0, 11, 3), (3, 7, 6)), tables, strict=True):
+            for (place, first, count), table in zip(((0, 11, 3), (3, 7, 6)), tables, strict=True):
                 columns = [table[group]]
                 positions = list(range(first, first + count))
                 wanted, _ = slot_mapping(geometry, columns, [len(columns[0])], 60, [0] * count, positions)
-                got = zip(blocks[row, group, :count].tolist(), offsets[row, group, :count].tolist(), strict=True)
+                places = slice(place, place + count)
+                got = zip(blocks[group, places].tolist(), offsets[group, places].tolist(), strict=True)
                 assert list(got) == wanted
 
 
@@ -265,11 +271,22 @@ def test_misuse_takes_nothing_and_says_why():
     pair = Pair(build("full:2,swa:4:4", num_blocks=60, max_model_len=16))
     pair.start(0)
     before = jax.tree.map(np.array, pair.state)
-    new = batch([[], [1], [], [], []])
-    new.counts[0], new.counts[2], new.lookahead[3] = T + 1, -1, -1
-    pair.state, result = serving.jitted(ROOM, L)(pair.parameters, pair.state, new)
-    wrong = [Status.OUT_OF_RANGE, Status.NOT_RUNNING, Status.OUT_OF_RANGE, Status.OUT_OF_RANGE, Status.OK]
-    assert result.status.tolist() == wrong
+    new = batch([[], [1], [1], [1], [1]], order=[0, 1, 0, 99 % R, 2])
+    new.rows[:] = 0, 1, 0, 99, -1
+    pair.state, result = serving.jitted(ROOM)(pair.parameters, pair.state, new)
+    assert result.status.tolist() == [OK, Status.NOT_RUNNING, OK, Status.NO_SUCH_SLOT, OK]
+    for name, values, wrong in (
+        ("cu_q_lens", [0, PLACES + 1, PLACES + 1, PLACES + 1, PLACES + 1, PLACES + 1], [0, 1, 2, 3, 4]),
+        ("cu_q_lens", [-1, 1, 1, 1, 1, 1], [0]),
+        ("cu_q_lens", [2, 2, 1, 2, 2, 2], [1, 2]),
+        ("drafts", [0, 0, -1, 2, 0], [2, 3]),
+        ("in_flight", [0, -1, 0, 0, 0], [1]),
+    ):
+        new = batch([[], [], [], [], []])
+        pair.state, result = serving.jitted(ROOM)(
+            pair.parameters, pair.state, dataclasses.replace(new, **{name: np.int32(values)})
+        )
+        assert np.flatnonzero(result.status == Status.OUT_OF_RANGE).tolist() == wrong
     jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.array, pair.state))
     for _ in range(2):
         assert pair.step([[1] * T, [], [], [], []])[0] == OK
@@ -280,6 +297,28 @@ def test_misuse_takes_nothing_and_says_why():
     assert status.tolist() == [Status.NO_SUCH_SLOT, Status.NO_SUCH_SLOT, Status.OK]
 
 
+def test_a_row_named_twice_is_taken_once():
+    """Given back twice, its blocks would be free while others hold them."""
+    pair = Pair(build("full:2", num_blocks=60))
+    rows, roots = np.int32([0, 0, 1]), np.tile(np.uint32(ROOT), (3, 1))
+    pair.state, status = serving.start(pair.state, rows, roots)
+    assert status.tolist() == [OK, Status.NO_SUCH_SLOT, OK]
+    pair.rows.start(0)
+    pair.rows.start(1)
+    new = batch([[1] * 4, [2] * 4, [], [], []], order=[0, 1, 2, 3, 4])
+    new.rows[:] = 0, 0, 1, 1, -1
+    new.cu_q_lens[:] = 0, 2, 4, 6, 8, 8
+    pair.state, result = serving.jitted(ROOM)(pair.parameters, pair.state, new)
+    assert result.status.tolist() == [OK, Status.NO_SUCH_SLOT, OK, Status.NO_SUCH_SLOT, OK]
+    assert pair.rows.step([[1] * 2, [2] * 2, [], [], []], [0] * R, [0] * R)[:2] == [OK, OK]
+    assert_same(pair.rows, pair.state)
+    pair.state, status = serving.finish(pair.state, np.int32([0, 0, 1, -1, -1]))
+    assert status.tolist() == [OK, Status.NO_SUCH_SLOT, OK, OK, OK]
+    pair.rows.finish(0)
+    pair.rows.finish(1)
+    assert_same(pair.rows, pair.state)
+
+
 def test_what_a_small_room_leaves_is_done_by_later_steps():
     config = build("full:2,swa:2:3", num_blocks=60, scheduler_block_size=2)
     wide, narrow = Pair(config), Pair(config, room=4)
@@ -288,10 +327,10 @@ def test_what_a_small_room_leaves_is_done_by_later_steps():
         pair.start(1)
     wide.step([[1] * 4, [2] * 4, [], [], []])
     wide.step([[1], [2], [], [], []])
-    narrow.state, first = serving.jitted(4, L)(narrow.parameters, narrow.state, batch([[1] * 4, [2] * 4, [], [], []]))
+    narrow.state, first = serving.jitted(4)(narrow.parameters, narrow.state, batch([[1] * 4, [2] * 4, [], [], []]))
     assert first.status.tolist()[:2] == [Status.OK, Status.STEP_FULL]
-    narrow.state, second = serving.jitted(4, L)(narrow.parameters, narrow.state, batch([[], [2] * 4, [], [], []]))
-    narrow.state, third = serving.jitted(4, L)(narrow.parameters, narrow.state, batch([[1], [2], [], [], []]))
+    narrow.state, second = serving.jitted(4)(narrow.parameters, narrow.state, batch([[], [2] * 4, [], [], []]))
+    narrow.state, third = serving.jitted(4)(narrow.parameters, narrow.state, batch([[1], [2], [], [], []]))
     assert not second.status.any()
     assert not third.status.any()
     for name in ("requests", "chains", "hashing"):
@@ -306,9 +345,9 @@ def test_giving_back_waits_for_room():
     pair = Pair(config)
     pair.start(0)
     pair.step([[1] * T, [], [], [], []])
-    state, result = serving.jitted(1, L)(pair.parameters, pair.state, batch([[1], [], [], [], []]))
+    state, result = serving.jitted(1)(pair.parameters, pair.state, batch([[1], [], [], [], []]))
     assert result.deferred.tolist() == [1, 0]
-    _, result = serving.jitted(1, L)(pair.parameters, state, batch([[1], [], [], [], []]))
+    _, result = serving.jitted(1)(pair.parameters, state, batch([[1], [], [], [], []]))
     assert result.deferred.tolist() == [0, 0]
 
 
@@ -362,13 +401,21 @@ def test_drafts_beyond_the_longest_request_need_no_blocks(groups):
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 def test_rows_hash_their_tokens_a_few_at_a_time_as_whole_prompts_are_hashed(size):
     tokens = np.arange(1, 37, dtype=np.int32) * 7919
-    chains, hashing = np.zeros((1, 36, 4), np.uint32), np.zeros((1, HASH_WORDS), np.uint32)
-    hashing[0, :4] = ROOT
-    for start in range(0, 36, T):
-        row = tokens[None, start : start + T]
-        chains, hashing = hash_rows(np.int32(size), chains, hashing, np.int32([start]), row, np.int32([T]))
-    whole = tokens[: 36 // size * size].reshape(-1, size)
-    assert np.asarray(chains)[0, : len(whole)].tolist() == fingerprint.keys(whole, ROOT).tolist()
+    whole = fingerprint.keys(tokens[: 36 // size * size].reshape(-1, size), ROOT).tolist()
+    tails, found = np.zeros((2, HASH_WORDS), np.uint32), {}
+    tails[:, :4] = ROOT
+    for start, count in ((0, 1), (1, 4), (5, 2), (7, 1), (8, 13), (21, 15)):
+        places = np.zeros(40, np.int32)
+        places[3 : 3 + count] = tokens[start : start + count]
+        where = np.int32([start, 0]), np.int32([3, 20]), np.int32([count, 0])
+        result = hashed(np.int32(size), tails, *where, places)
+        assert (result.tails[1] == tails[1]).all()
+        tails = np.asarray(result.tails)
+        for piece in np.flatnonzero(result.filled):
+            assert result.request[piece] == 0
+            found[int(result.column[piece])] = result.keys[piece].tolist()
+    assert [found[column] for column in range(len(whole))] == whole
+    assert len(found) == len(whole)
 
 
 def test_other_roots_share_nothing():
@@ -396,7 +443,7 @@ def test_what_steps_cannot_express_is_refused(groups, fields, name):
 
 def test_room_for_bounds_steady_decoding():
     config = build("full:2,swa:4:5", num_blocks=60)
-    room = serving.room_for(config, rows=R, tokens=1)
+    room = serving.room_for(config, queries=R, tokens=R)
     pair = Pair(config, room)
     for row in range(R):
         pair.start(row)

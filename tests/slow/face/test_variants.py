@@ -22,7 +22,7 @@ ROWS, WIDTH = 2, 8
 def made() -> hkv.Cache:
     specs = [hkv.FullAttention(block_size=4), hkv.SlidingWindow(block_size=4, window=6)]
     config = hkv.cache_config(hkv.Topology.of_specs(specs), 24, max_model_len=32)
-    return hkv.init(config, rows=ROWS, row_blocks=WIDTH, step_tokens=8)
+    return hkv.init(config, rows=ROWS, row_blocks=WIDTH)
 
 
 class Variants(chex.TestCase):
@@ -37,38 +37,33 @@ class Variants(chex.TestCase):
 
     @chex.variants(with_jit=True, without_jit=True, with_device=True, without_device=True)
     def test_hashing_by_tokens_is_hashing_by_blocks(self) -> None:
-        tokens = np.arange(10, dtype=np.int32)[None]
-        chains, hashing = np.zeros((1, 4, 4), np.uint32), np.zeros((1, 12), np.uint32)
-        hashing[0, :4] = fingerprint.ROOT
-        counts = np.array([10], np.int32)
+        tokens = np.arange(10, dtype=np.int32)
+        tails, none = np.zeros((1, 12), np.uint32), np.zeros(1, np.int32)
+        tails[0, :4] = fingerprint.ROOT
 
         def hashed(*arguments):
             return hash_tokens(*map(jnp.asarray, arguments))
 
-        chains, _ = self.variant(hashed)(np.int32(4), chains, hashing, np.zeros(1, np.int32), tokens, counts)
-        want = plain.keys(tokens[0, :8].reshape(2, 4))
-        chex.assert_trees_all_equal(chains[0, :2], want)
+        found = self.variant(hashed)(np.int32(4), tails, none, none, np.array([10], np.int32), tokens)
+        chex.assert_trees_all_equal(np.asarray(found.keys)[:2], plain.keys(tokens[:8].reshape(2, 4)))
+        assert np.asarray(found.filled).tolist() == [True, True] + [False] * 8
 
     @chex.variants(with_jit=True, without_jit=True, with_device=True, without_device=True)
     def test_a_step_keeps_the_states_tree(self) -> None:
         cache = made()
         cache, _ = hkv.arrive(cache, jnp.array([0]), jnp.arange(8)[None], jnp.array([8]))
-        tokens, counts, none = (
-            np.arange(16, dtype=np.int32).reshape(2, 8),
-            np.array([8, 0], np.int32),
-            np.zeros(2, np.int32),
-        )
-        batch = StepBatch(tokens, counts, none, none)
+        ends, rows, none = np.array([0, 8, 8], np.int32), np.arange(2, dtype=np.int32), np.zeros(2, np.int32)
+        batch = StepBatch(np.arange(8, dtype=np.int32), ends, rows, none, none)
 
         def step(parameters, state, batch):
-            return whole.step(parameters, state, batch, room=cache.room)
+            return whole.step(parameters, state, batch, room=16)
 
         after, result = self.variant(step)(cache.parameters, cache.state, batch)
         chex.assert_trees_all_equal_structs(after, cache.state)
         chex.assert_trees_all_equal_shapes_and_dtypes(after, cache.state)
-        chex.assert_shape([result.blocks, result.offsets], (ROWS, 2, 8))
+        chex.assert_shape([result.blocks, result.offsets], (2, 8))
         chex.assert_trees_all_equal(result.status, np.zeros(2, np.int32))
-        want = whole.step(cache.parameters, cache.state, batch, room=cache.room)
+        want = whole.step(cache.parameters, cache.state, batch, room=16)
         chex.assert_trees_all_equal((after, result), want)
 
     @chex.variants(with_jit=True, without_jit=True, with_device=True, without_device=True)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hkv.cache import step as serving
 from hkv.cache.conversion import to_operations, to_steps
+from hkv.cache.ragged import packed
 from hkv.cache.state import StepBatch, StepRequest
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.rules.operations import Batch, Code, Column
@@ -105,8 +106,9 @@ def test_steps_after_arrivals_and_operations_after_steps(config, data):
         new = [[data.draw(st.integers(0, 1))] if running[slot] else [] for slot in range(R)]
         counts = np.array([len(tokens) for tokens in new], np.int32)
         tokens = np.array([[*tokens, 0][:1] for tokens in new], np.int32)
-        zeros = np.zeros(R, np.int32)
-        state, result = serving.jitted(4 * W)(parameters, state, StepBatch(tokens, counts, zeros, zeros))
+        zeros, rows = np.zeros(R, np.int32), np.arange(R, dtype=np.int32)
+        batch = StepBatch(*packed(tokens, counts), rows, zeros, zeros)
+        state, result = serving.jitted(4 * W)(parameters, state, batch)
         if result.status.any() or not counts.any():
             return
         assert not any(served.step(new))

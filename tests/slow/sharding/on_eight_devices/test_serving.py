@@ -38,11 +38,11 @@ def serve(parameters, state, pool, where, counts):
 
     def one(carry, count):
         state, pool, position = carry
-        tokens = position[:, None] % 7
-        zeros = jnp.zeros(ROWS, jnp.int32)
-        state, result = serving.step(parameters, state, StepBatch(tokens, count, zeros, zeros), room=ROWS)
+        zeros, rows = jnp.zeros(ROWS, jnp.int32), jnp.arange(ROWS)
+        batch = StepBatch(position % 7, jnp.arange(ROWS + 1), jnp.where(count > 0, rows, -1), zeros, zeros)
+        state, result = serving.step(parameters, state, batch, room=ROWS)
         key = content(jnp.arange(ROWS), position)[None]
-        slots = result.blocks[:, 0, 0][None], result.offsets[:, 0, 0][None]
+        slots = result.blocks, result.offsets
         pool, dropped = sharding.write(pool, where, jnp.int32(0), *slots, {"key": key, "value": -key})
         return (state, pool, position + count), (result.status, dropped)
 

@@ -1,0 +1,48 @@
+"""Padded and ragged batches: the tokens of R rows as `[R, T]`, or one row's after the other's, as steps take them."""
+
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hkv.cache.spans import count_up, running_sum
+from hkv.cache.state import PAD
+
+
+def packed(tokens: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first `counts` tokens of every row, one row's after the other's.
+
+    Args:
+      tokens: int32[R, T].
+      counts: int32[R], 0 to T.
+
+    Returns:
+      int32[R * T], of which what lies behind the last row's tokens is 0, and int32[R + 1], where each row's begin
+      (`cu_q_lens`).
+    """
+    rows, width = tokens.shape
+    ends = running_sum(counts)
+    cu_q_lens = jnp.concatenate([jnp.zeros_like(ends, shape=1), ends])
+    within = count_up(width)[None]
+    place = jnp.where(within < counts[:, None], (ends - counts)[:, None] + within, rows * width)
+    return jnp.zeros_like(tokens, shape=rows * width).at[place].set(tokens, mode="drop"), cu_q_lens
+
+
+def padded(values: jax.Array, cu_q_lens: jax.Array, width: int) -> jax.Array:
+    """Slots of each row's tokens, padded with -1 to `width` (static).
+
+    Args:
+      values: int32[G, N], slots of a `StepResult`.
+      cu_q_lens: int32[R + 1].
+      width: most tokens of a row.
+
+    Returns:
+      int32[R, G, width].
+    """
+    within = count_up(width)[None]
+    start, end = cu_q_lens[:-1, None], cu_q_lens[1:, None]
+    found = values[:, jnp.minimum(start + within, values.shape[1] - 1)]
+    return jnp.swapaxes(jnp.where((start + within < end)[None], found, PAD), 0, 1)

@@ -1,0 +1,52 @@
+"""Spans of entries, one for each line and group, cut into lanes: the work of a step is its spans, not its rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Spans(NamedTuple):
+    """Spans, one a line and group in that order, cut into one lane an entry.
+
+    `starts` and `ends` int32[lines * groups]: lanes of each span. The others, one a lane: whether it is in use, its
+    line, its group, and which entry of its span it is.
+    """
+
+    starts: jax.Array
+    ends: jax.Array
+    live: jax.Array
+    line: jax.Array
+    group: jax.Array
+    within: jax.Array
+
+
+def cut(counts: jax.Array, room: int) -> Spans:
+    """Cuts spans of `counts` entries, int32[lines, groups], all within `room` lanes, into lanes."""
+    flat = counts.reshape(-1)
+    ends = running_sum(flat)
+    starts = ends - flat
+    marks = jnp.zeros_like(flat, shape=room).at[starts].add(1, mode="drop")
+    span = running_sum(marks) - 1
+    lane = count_up(room)
+    groups = counts.shape[1]
+    return Spans(starts, ends, lane < ends[-1], span // groups, span % groups, lane - starts[span])
+
+
+def clip(counts: jax.Array, room: int) -> jax.Array:
+    """Part of the spans, in order, for which there is room."""
+    flat = counts.reshape(-1)
+    before = running_sum(flat) - flat
+    return jnp.clip(room - before, 0, flat).reshape(counts.shape)
+
+
+def running_sum(values: jax.Array) -> jax.Array:
+    """Sums of the values up to each, itself included, int32 whatever JAX's default integer is."""
+    return jnp.cumsum(values, dtype=jnp.int32)
+
+
+def count_up(size: int) -> jax.Array:
+    """int32[size], 0, 1, 2, ..., whatever JAX's default integer is."""
+    return jnp.arange(size, dtype=jnp.int32)
