@@ -46,3 +46,19 @@ def padded(values: jax.Array, cu_q_lens: jax.Array, width: int) -> jax.Array:
     start, end = cu_q_lens[:-1, None], cu_q_lens[1:, None]
     found = values[:, jnp.minimum(start + within, values.shape[1] - 1)]
     return jnp.swapaxes(jnp.where((start + within < end)[None], found, PAD), 0, 1)
+
+
+def token_queries(cu_q_lens: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """The query that the token at each place belongs to, and which of its tokens it is.
+
+    Args:
+      cu_q_lens: int32[Q + 1], where each query begins, ascending.
+      size: static; places.
+
+    Returns:
+      int32[size] twice; places outside all queries are given to one that does not have so many tokens, or begins later.
+    """
+    starts = cu_q_lens[:-1]
+    marks = jnp.zeros_like(starts, shape=size).at[starts].add(1, mode="drop")
+    query = jnp.maximum(running_sum(marks) - 1, 0)
+    return query, count_up(size) - starts[query]

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.cache.queries import block_sizes, field, spread
-from hkv.cache.spans import count_up, running_sum
+from hkv.cache.ragged import token_queries
+from hkv.cache.spans import count_up
 from hkv.cache.state import PAD
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField
@@ -33,10 +34,7 @@ def slots_of(
       lengths: int32[Q], its tokens; 0 for queries that are answered none.
       size: static; places.
     """
-    token = count_up(size)
-    marks = jnp.zeros_like(starts, shape=size).at[starts].add(1, mode="drop")
-    query = jnp.maximum(running_sum(marks) - 1, 0)
-    within = token - starts[query]
+    query, within = token_queries(jnp.append(starts, size), size)
     live = (within >= 0) & (within < lengths[query])
     block_size = block_sizes(groups).T
     mapped = (groups[:, GroupField.ONE_BLOCK] == 0) & (groups[:, GroupField.BLOCK] > 0)

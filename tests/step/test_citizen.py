@@ -85,7 +85,7 @@ def test_a_program_inside_shard_map_says_what_varies(name, axes):
 
 
 def test_no_array_of_floats_is_made():
-    """What holds no floats has no NaN for `debug_nans` to find."""
+    """Arrays without floats have no NaN for `debug_nans` to find."""
     for name in FUNCTIONS:
         assert "f32[" not in str(traced(name).jaxpr)
         assert "f64[" not in str(traced(name).jaxpr)

@@ -1,0 +1,107 @@
+"""Places of the layers' pages in one pool, and the tokens that each layer reads: static, known before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.rules.parameters import GroupField, of_config
+from hkv.errors import ConfigError
+from hkv.layout.block_layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerPages:
+    """One layer of a served model.
+
+    Attributes:
+      name: the layer's.
+      group: its group.
+      layout: layout of the layers that it lies among.
+      index: its index among them.
+      unit: tokens; a query at n reads from `reach` before the last multiple of `unit` on.
+      reach: tokens; see `unit`.
+      sink_tokens: first tokens of a request that every query reads besides.
+    """
+
+    name: str
+    group: int
+    layout: Layout
+    index: int
+    unit: int
+    reach: int
+    sink_tokens: int
+
+
+def placed(
+    config: VllmConfig, layouts: Mapping[str, tuple[Layout, int]], groups: Mapping[str, int]
+) -> tuple[LayerPages, ...]:
+    """The layers of a configuration.
+
+    Args:
+      config: the configuration.
+      layouts: layout of each layer, and its index there.
+      groups: group of each layer.
+    """
+    fields = np.asarray(of_config(config, len(config.topology.specs) + 1).groups)
+    return tuple(
+        LayerPages(
+            name=name,
+            group=groups[name],
+            layout=layout,
+            index=index,
+            unit=max(1, int(fields[groups[name], GroupField.UNIT])),
+            reach=int(fields[groups[name], GroupField.REACH]),
+            sink_tokens=config.topology.specs[groups[name]].sinks,
+        )
+        for name, (layout, index) in layouts.items()
+    )
+
+
+def overlaid(config: VllmConfig, order: str) -> tuple[dict[str, tuple[Layout, int]], dict[str, int], int]:
+    """Layouts for every group's layers over one pool, as vLLM overlays them: a block belongs to one group at a time.
+
+    Args:
+      config: the configuration; its groups name their layers.
+      order: physical order of the axes, one that keeps a page together.
+
+    Returns:
+      Layout and index of each layer, its group, and the bytes of the pool.
+
+    Raises:
+      ConfigError: a group that names no layers.
+      LayoutError: pages that cannot lie so.
+    """
+    layouts: dict[str, tuple[Layout, int]] = {}
+    numbers: dict[str, int] = {}
+    alone = [Layout.of_spec(spec, order, num_blocks=1) for spec in config.topology.specs]
+    page = -(-max(layout.page_size for layout in alone) // 16) * 16
+    for number, group in enumerate(config.topology.groups):
+        if not group.layers:
+            raise ConfigError(f"groups[{number}].layers", [], "the names of its layers")
+        layout = Layout.of_spec(
+            group.spec,
+            order,
+            num_blocks=config.num_blocks,
+            num_layers=len(group.layers),
+            layer_stride=config.num_blocks * page,
+            block_stride=page,
+        )
+        for index, name in enumerate(group.layers):
+            layouts[name], numbers[name] = (layout, index), number
+    most = max(len(group.layers) for group in config.topology.groups)
+    return layouts, numbers, most * config.num_blocks * page
+
+
+def state_unit(config: VllmConfig) -> int:
+    """Tokens at whose multiples every recurrent group can keep a state for others; 1 where none does."""
+    kept = [
+        config.block_size(group)
+        for group, spec in enumerate(config.topology.specs)
+        if config.caching and spec.keeps_states and spec.prefix_cacheable
+    ]
+    return math.lcm(*kept)

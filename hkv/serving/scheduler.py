@@ -1,0 +1,93 @@
+"""A small scheduler as functions of arrays: first come, first served, in chunks, preempting the last to come."""
+
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from hkv.cache.ragged import token_queries
+from hkv.cache.spans import count_up, running_sum
+from hkv.cache.state import PAD
+from hkv.serving.serving import Serving, Turn
+from hkv.state.status import Status
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Tokens that a step computes: R queries, decodes first, over N places.
+
+    Attributes:
+      rows: int32[R], the row of each query; -1 for none.
+      counts: int32[R], its tokens.
+      cu_q_lens: int32[R + 1], where each begins.
+      tokens: int32[N], the tokens, one query's after the other's; 0 behind the last.
+    """
+
+    rows: jax.Array
+    counts: jax.Array
+    cu_q_lens: jax.Array
+    tokens: jax.Array
+
+
+def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: jax.Array, *, budget: int) -> Plan:
+    """The next step of all rows that have tokens to compute, at most `budget` of them.
+
+    Rows with one token left (decodes) come before the others, and each sort in order of arrival. Chunks end where
+    recurrent groups keep states: at a block's end if they begin inside it, else at the last one that they reach, the
+    last before the final token included (vLLM 0.33 `Scheduler._mamba_block_aligned_split`).
+
+    Args:
+      serving: the cache.
+      history: int32[R, L], the tokens of every row, prompt and generated.
+      known: int32[R], how many there are.
+      arrived: int32[R], when each row's request came; lower numbers first.
+      budget: static; N.
+    """
+    computed, unit = serving.cache.computed, serving.state_unit
+    left = jnp.where(serving.cache.running, jnp.maximum(known.astype(jnp.int32) - computed, 0), 0)
+    waits = (left == 0).astype(jnp.int32)
+    *_, order = lax.sort(
+        (waits, (left > 1).astype(jnp.int32), arrived.astype(jnp.int32), count_up(left.shape[0])), num_keys=3
+    )
+
+    def give(spent: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        count = _chunk(computed[row], jnp.minimum(left[row], budget - spent), left[row], unit)
+        count = jnp.minimum(count, serving.cache.allowed[row])
+        return spent + count, count
+
+    _, counts = lax.scan(give, jnp.zeros_like(left[0]), order)
+    ends = running_sum(counts)
+    cu_q_lens = jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
+    query, within = token_queries(cu_q_lens, budget)
+    row = order[query]
+    live = (within >= 0) & (within < counts[query])
+    tokens = history[row, jnp.where(live, computed[row] + within, 0)]
+    return Plan(jnp.where(counts > 0, order, PAD), counts, cu_q_lens, jnp.where(live, tokens, 0).astype(jnp.int32))
+
+
+def victim(serving: Serving, plan: Plan, turn: Turn, arrived: jax.Array) -> jax.Array:
+    """The row to preempt when some query found too few blocks: the last to come of all that run; -1 for none, int32[].
+
+    `finish` it, and let it arrive again when blocks are free: it finds what it had registered.
+    """
+    refused = jnp.any((plan.counts > 0) & (turn.result.status == int(Status.NO_ROOM)))
+    running = serving.cache.running & (jnp.count_nonzero(serving.cache.tables, axis=(1, 2)) > 0)
+    last = jnp.argmax(jnp.where(running, arrived.astype(jnp.int32), -1)).astype(jnp.int32)
+    return jnp.where(refused & jnp.any(running), last, PAD)
+
+
+def _chunk(start: jax.Array, count: jax.Array, left: jax.Array, unit: int) -> jax.Array:
+    """Tokens of a chunk from `start` on, at most `count` of the `left` ones, that ends where states are kept."""
+    if unit == 1:
+        return count
+    end = start + count
+    # The final token is computed again by whoever finds the rest: a state before it is kept, none behind it.
+    last = jnp.where(count == left, (end - 1) // unit * unit, end // unit * unit)
+    return jnp.where(last > start, last - start, count)

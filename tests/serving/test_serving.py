@@ -1,0 +1,208 @@
+"""A small model served through `hkv.serving` in one compiled loop says what it says without a cache."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import hkv
+from hkv import serving
+from hkv.errors import ConfigError, OperationError
+from hkv.model.topology import Group
+from tests.cache.hlo import large_copies
+
+R, LONGEST, BUDGET, WIDTH, VOCABULARY, BLOCKS = 3, 40, 12, 8, 16, 22
+WINDOW = 6
+
+
+def config(num_blocks: int = BLOCKS):
+    """Full attention, a window and a recurrent state, one layer each, and a second window."""
+    full = hkv.FullAttention(block_size=4, num_kv_heads=1, head_size=WIDTH, dtype="float32")
+    window = hkv.SlidingWindow(block_size=4, num_kv_heads=1, head_size=WIDTH, dtype="float32", window=WINDOW)
+    state = hkv.Mamba(block_size=4, shapes=((WIDTH,),), dtypes=("float32",))
+    named = ((full, ("full",)), (window, ("near", "nearer")), (state, ("state",)))
+    groups = tuple(Group(tag=layers[0], spec=spec, layers=layers) for spec, layers in named)
+    return hkv.cache_config(hkv.Topology(groups=groups), num_blocks, max_model_len=LONGEST)
+
+
+def weights() -> dict[str, jax.Array]:
+    draw = np.random.default_rng(0)
+    names = [f"{layer}.{part}" for layer in ("full", "near", "nearer") for part in "qkv"] + ["state"]
+    made = {name: draw.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5 for name in names}
+    return {name: jnp.asarray(array, jnp.float32) for name, array in made.items()} | {
+        "embed": jnp.asarray(draw.normal(size=(VOCABULARY, WIDTH)), jnp.float32)
+    }
+
+
+WEIGHTS = weights()
+
+
+def alone(tokens: list[int]) -> np.ndarray:
+    """The logits of the last token by NumPy, every token computed from the first on."""
+    named = {name: np.asarray(array, np.float64) for name, array in WEIGHTS.items()}
+    x = named["embed"][tokens]
+    for layer, reach in (("full", len(tokens)), ("near", WINDOW), ("nearer", WINDOW)):
+        q, k, v = (x @ named[f"{layer}.{part}"] for part in "qkv")
+        found = []
+        for n in range(len(x)):
+            first = max(0, n - reach + 1)
+            scores = k[first : n + 1] @ q[n] / WIDTH**0.5
+            weight = np.exp(scores - scores.max())
+            found.append(weight @ v[first : n + 1] / weight.sum())
+        x = x + np.array(found)
+    state = np.zeros(WIDTH)
+    for n in range(len(x)):
+        state = 0.5 * state + np.tanh(x[n] @ named["state"])
+    return (x[-1] + state) @ named["embed"].T
+
+
+def forward(served: serving.Serving, turn: serving.Turn, plan: serving.Plan) -> tuple[serving.Serving, jax.Array]:
+    """Logits of each query's last token, [R, VOCABULARY]."""
+    x = WEIGHTS["embed"][plan.tokens]
+    for layer in ("full", "near", "nearer"):
+        q, k, v = (x @ WEIGHTS[f"{layer}.{part}"] for part in "qkv")
+        served = serving.write(served, layer, turn, {"key": k[:, None], "value": v[:, None]})
+        x = x + serving.attend(served, layer, turn, q[:, None])[:, 0]
+    before = serving.read_state(served, "state", turn)["state0"]
+    new = jnp.tanh(x @ WEIGHTS["state"])
+    query = jnp.searchsorted(turn.cu_q_lens, jnp.arange(BUDGET), side="right") - 1
+
+    def token(states: jax.Array, n: jax.Array) -> tuple[jax.Array, None]:
+        at = jnp.where(turn.positions[n] >= 0, query[n], R)
+        return states.at[at].set(0.5 * states[jnp.minimum(at, R - 1)] + new[n], mode="drop"), None
+
+    states, _ = lax.scan(token, before, jnp.arange(BUDGET))
+    served = serving.write_state(served, "state", turn, {"state0": states})
+    last = jnp.maximum(turn.cu_q_lens[1:] - 1, 0)
+    return served, (x[last] + states) @ WEIGHTS["embed"].T
+
+
+def turn_of(served, history, known, arrived, targets):
+    """One turn of the rows that are not done: what is computed, and the token that each says when all is."""
+    plan = serving.schedule(served, history, jnp.where(known < targets, known, 0), arrived, budget=BUDGET)
+    served, turn = serving.step(served, plan.tokens, plan.cu_q_lens, plan.rows)
+    served, logits = forward(served, turn, plan)
+    row = jnp.where(turn.served, plan.rows, 0)
+    place = jnp.where(turn.served & (served.cache.computed[row] == known[row]), row, R)
+    said = jnp.argmax(logits, axis=1).astype(jnp.int32)
+    history = history.at[place, known[row]].set(said, mode="drop")
+    return served, history, known.at[place].add(1, mode="drop"), serving.victim(served, plan, turn, arrived)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def serve(served, history, known, arrived, targets):
+    """Turns until every row has its tokens, or one has to be preempted."""
+
+    def more(carry):
+        return jnp.any(carry[2] < targets) & (carry[3] < 0)
+
+    def body(carry):
+        return turn_of(*carry[:3], arrived, targets)
+
+    return lax.while_loop(more, body, (served, history, known, jnp.int32(-1)))
+
+
+class Host:
+    """Requests in rows; those that are preempted return."""
+
+    def __init__(self) -> None:
+        self.served = serving.from_config(config(), rows=R)
+        self.history = np.zeros((R, LONGEST), np.int32)
+        self.known, self.arrived, self.targets = (np.zeros(R, np.int32) for _ in range(3))
+        self.preempted = 0
+
+    def arrive(self, row: int, tokens: list[int], target: int) -> int:
+        padded = np.zeros(LONGEST, np.int32)
+        padded[: len(tokens)] = tokens
+        asked = np.array([row]), padded[None], np.array([len(tokens)])
+        self.served, found = serving.arrive(self.served, *asked)
+        assert found.status[0] == 0
+        self.history[row], self.known[row], self.targets[row] = padded, len(tokens), target
+        self.arrived[row] = self.arrived.max() + 1
+        return int(found.hits[0])
+
+    def run(self) -> None:
+        while True:
+            found = serve(self.served, self.history, self.known, self.arrived, self.targets)
+            self.served = found[0]
+            self.history, self.known, victim = (np.array(array) for array in found[1:])
+            if victim < 0:
+                return
+            self.preempted += 1
+            row, target = int(victim), int(self.targets[victim])
+            tokens = self.tokens(row)
+            self.leave(row)
+            self.run()
+            self.arrive(row, tokens, target)
+
+    def tokens(self, row: int) -> list[int]:
+        return self.history[row, : self.known[row]].tolist()
+
+    def leave(self, row: int) -> None:
+        self.served, _ = serving.finish(self.served, np.array([row]))
+        self.known[row] = self.targets[row] = 0
+
+
+def check(tokens: list[int], prompt: int) -> None:
+    """Every generated token is the most likely one, up to what float32 can tell apart."""
+    for end in range(prompt, len(tokens)):
+        logits = alone(tokens[:end])
+        assert logits.max() - logits[tokens[end]] < 1e-4
+
+
+PROMPTS = [np.random.default_rng(n).integers(0, VOCABULARY, size).tolist() for n, size in ((1, 13), (2, 21), (3, 9))]
+
+
+def test_tokens_are_those_without_a_cache_through_hits_and_preemption():
+    host = Host()
+    alone = []
+    for row, prompt in enumerate(PROMPTS):
+        host.arrive(row, prompt, len(prompt) + 8)
+        host.run()
+        alone.append(host.tokens(row))
+        check(alone[row], len(prompt))
+        host.leave(row)
+    assert host.arrive(0, alone[2], len(alone[2]) + 3) == 16
+    host.run()
+    check(host.tokens(0), len(alone[2]))
+    host.leave(0)
+    assert host.preempted == 0
+    for row, prompt in enumerate(PROMPTS):
+        host.arrive(row, prompt, len(prompt) + 8)
+    host.run()
+    assert host.preempted
+    waiting = [row for row in range(R) if host.tokens(row) != alone[row]]
+    assert not waiting
+
+
+def test_the_pool_is_changed_in_place():
+    """No array of the pool's size is copied in the loop, and none but constants is made beside it."""
+    host = Host()
+    lowered = serve.lower(host.served, host.history, host.known, host.arrived, host.targets)
+    copied = large_copies(lowered.compile().as_text(), host.served.pool.size)
+    assert [line for line in copied if " scatter(" not in line] == []
+
+
+def test_a_file_gives_back_the_cache_and_its_pages(tmp_path):
+    host = Host()
+    host.arrive(0, PROMPTS[0], 16)
+    host.run()
+    serving.save(tmp_path / "served", config(), host.served)
+    back = serving.restore(tmp_path / "served", config(), serving.from_config(config(), rows=R))
+    jax.tree.map(np.testing.assert_array_equal, back, host.served)
+    with pytest.raises(ConfigError, match="num_blocks"):
+        serving.restore(tmp_path / "served", config(23), back)
+
+
+def test_what_is_not_there_is_named():
+    served = serving.from_config(config(), rows=R)
+    with pytest.raises(OperationError, match="layer = 'head': expected one of full, near, nearer, state"):
+        served.layer("head")
+    unnamed = hkv.cache_config(hkv.Topology.of_specs([hkv.FullAttention(block_size=4)]), 20, max_model_len=32)
+    with pytest.raises(ConfigError, match=r"groups\[0\]\.layers"):
+        serving.from_config(unnamed, rows=R)
