@@ -247,5 +247,5 @@ def write_state(serving: Serving, layer: str, turn: Turn, values: Values) -> Ser
 
 
 def _read_once(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Parts that were gathered, gathered once: else XLA may read again behind a later write, and keeps a copy of the pool for that."""
+    """Parts that were gathered, gathered once: else XLA may read again behind a later write, and copies the pool."""
     return lax.optimization_barrier(found)
