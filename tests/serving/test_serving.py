@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from tests.cache.hlo import large_copies
 
 R, LONGEST, BUDGET, WIDTH, VOCABULARY, BLOCKS = 3, 40, 12, 8, 16, 22
 WINDOW = 6
+DATA = pathlib.Path(__file__).parents[1] / "data"
 
 
 def config(num_blocks: int = BLOCKS):
@@ -206,3 +208,36 @@ def test_what_is_not_there_is_named():
     unnamed = hkv.cache_config(hkv.Topology.of_specs([hkv.FullAttention(block_size=4)]), 20, max_model_len=32)
     with pytest.raises(ConfigError, match=r"groups\[0\]\.layers"):
         serving.from_config(unnamed, rows=R)
+
+
+def test_a_plan_is_served_and_no_layer_lies_on_another():
+    """Gemma 3's layers of all groups, in the pool that the plan describes, each with keys of its own."""
+    model = hkv.read_model(DATA / "models" / "gemma3_text.json")
+    served = serving.from_plan(hkv.plan(model, "32MiB", max_model_len=128), rows=2)
+    assert len(served.layers) == 26
+    assert len({layer.group for layer in served.layers}) == 7
+    served, _ = serving.arrive(served, jnp.array([0]), jnp.arange(20)[None], jnp.array([20]))
+    served, turn = serving.step(served, jnp.arange(20), jnp.array([0, 20]))
+    assert turn.kv_lens.tolist() == [20]
+    assert turn.positions.tolist() == list(range(20))
+    shape = (20, served.layers[0].layout.shape[2], *served.layers[0].layout.part("key").shape)
+    for number, layer in enumerate(served.layers):
+        key = jnp.full(shape, number + 1, jnp.bfloat16)
+        served = serving.write(served, layer.name, turn, {"key": key, "value": -key})
+    for number, layer in enumerate(served.layers):
+        found = serving.gather(served, layer.name, 0)
+        assert (found["key"][:20] == number + 1).all()
+        assert (found["value"][:20] == -number - 1).all()
+        assert not found["key"][20:].any()
+
+
+def test_a_layer_sees_what_its_kind_does():
+    """The mean of values under equal scores: of all tokens, or of those in the window."""
+    served = serving.from_config(config(), rows=R)
+    served, _ = serving.arrive(served, jnp.array([0]), jnp.zeros((1, LONGEST), jnp.int32), jnp.array([9]))
+    served, turn = serving.step(served, jnp.zeros(9, jnp.int32), jnp.array([0, 9]))
+    value = jnp.repeat(jnp.arange(9.0)[:, None, None], WIDTH, axis=2)
+    for layer, first in (("full", 0), ("near", 9 - WINDOW)):
+        served = serving.write(served, layer, turn, {"key": jnp.zeros_like(value), "value": value})
+        found = serving.attend(served, layer, turn, value)
+        np.testing.assert_allclose(found[8, 0], np.mean(np.arange(first, 9)), rtol=1e-6)
