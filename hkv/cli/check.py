@@ -14,9 +14,15 @@ from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import OutputPath, write_output
 from hkv.cli.progress import progress_bar
+from hkv.errors import ConfigError
+from hkv.oracle.junit import junit_xml
 from hkv.oracle.log_file import find_logs
-from hkv.oracle.verbs import Check, CheckResult
+from hkv.oracle.verbs import VERDICTS, Check, CheckResult
+
+FAILING = ("differs", "unusable", "empty")
+"""Verdicts that make the command fail, unless told otherwise."""
 
 
 @click.command("check")
@@ -24,6 +30,14 @@ from hkv.oracle.verbs import Check, CheckResult
 @click.option("--engine", default="numpy", show_default=True, help=f"Which engine to hold against, one of: {FORMS}.")
 @bugs_option
 @click.option("--coverage", is_flag=True, help="Print which rules the logs exercised, and how often.")
+@click.option(
+    "--fail-on",
+    default=",".join(FAILING),
+    show_default=True,
+    metavar="VERDICTS",
+    help=f"Verdicts that make the exit status 1, by commas, of: {', '.join(VERDICTS[1:])}.",
+)
+@click.option("--junit", type=OutputPath(), metavar="FILE", help="Write a verdict per log as JUnit XML.")
 @timeout_option
 @json_option
 @click.pass_context
@@ -33,20 +47,25 @@ def command(
     engine: str,
     bugs: str,
     coverage: bool,
+    fail_on: str,
+    junit: str | None,
     timeout: float,
     json_path: str | None,
 ) -> None:
     """Check that an engine answers every operation of recorded LOGs as the recorded engine did.
 
-    A LOG is a file in the format of docs/oplog.md, or a folder of *.jsonl files. For each log that differs, the first
-    differing line is printed: file, line, operation, field, wanted, got, and the last operations on the request. Logs
-    whose configuration the engine says it does not implement are counted and left out.
+    A LOG is a file in the format of docs/oplog.md, - for standard input, or a folder of *.jsonl files; gzip and
+    Zstandard are read (*.jsonl.gz, *.jsonl.zst). For each log that differs, the first differing line is printed: file,
+    line, operation, field, wanted, got, and the last operations on the request. Logs whose configuration the engine
+    says it does not implement are counted and left out. Of several logs, one that cannot be read does not hide the
+    others; one without operations agrees with nothing.
 
-    Exit status: 0 all agree, 1 some differ, 2 unusable input.
+    Exit status: 0 all agree, 1 some have a verdict of --fail-on, 2 unusable input.
 
     Example: hkv check tests/data/oplogs --engine numpy --coverage
     """
     names = bugs_of(bugs, "manager")
+    failing = _failing(fail_on)
     check_timeout(engine)
     checking = Check(engine, names, coverage, timeout)
     paths = find_logs(logs)
@@ -60,12 +79,26 @@ def command(
     with interruption().saying(tell), progress_bar("checking", len(paths)) as advance:
         for path in paths:
             try:
-                checking.log(path)
+                checking.log(path) if len(paths) == 1 else checking.log_or_note(path)
             finally:
                 advance()
     result = checking.finished()
+    if junit is not None:
+        write_output(junit, junit_xml(result.engine, result.verdicts, failing))
     tell()
-    context.exit(0 if result.agrees else 1)
+    context.exit(1 if any(verdict in failing for verdict, _ in result.verdicts.values()) else 0)
+
+
+def _failing(text: str) -> frozenset[str]:
+    """The verdicts that a text names.
+
+    Raises:
+      ConfigError: there is none of that name.
+    """
+    named = frozenset(name.strip() for name in text.split(",") if name.strip())
+    if unknown := sorted(named - set(VERDICTS[1:])):
+        raise ConfigError("fail-on", unknown[0], f"some of {', '.join(VERDICTS[1:])}")
+    return named
 
 
 def _print(result: CheckResult) -> None:
@@ -73,8 +106,16 @@ def _print(result: CheckResult) -> None:
         click.echo(difference.describe() + "\n")
     if result.rules:
         Console().print(_coverage_table(result))
+    empty = [path for path, (verdict, _) in result.verdicts.items() if verdict == "empty"]
     logs, operations = len(result.checked), result.operations
-    agreed = logs - len(result.differences)
+    agreed = logs - len(result.differences) - len(empty)
+    for path, problem in result.unusable.items():
+        click.echo(f"unusable: {problem if path in problem else f'{path}: {problem}'}")
+    for path in empty:
+        click.echo(f"empty: {path}")
+    for log in result.checked:
+        if log.ended:
+            click.echo(f"ends early: {log.path}: {log.ended}")
     click.echo(f"{agreed} of {logs} logs agree with engine {result.engine} ({operations:,} operations)")
     if result.not_implemented:
         reason = next(iter(result.not_implemented.values()))
@@ -100,9 +141,10 @@ def _document(result: CheckResult, coverage: bool) -> dict[str, Any]:
         "agrees": result.agrees,
         "operations": result.operations,
         "logs": [
-            {"path": log.path, "agrees": difference is None, "difference": difference}
+            {"path": log.path, "agrees": difference is None, "difference": difference, "verdict": log.verdict[0]}
             for log, difference in zip(result.checked, differences, strict=True)
         ],
+        "unusable": dict(result.unusable),
     }
     if coverage:
         document["coverage"] = {

@@ -263,6 +263,11 @@ class Dialect(abc.ABC):
 
     # Live engines
 
+    def ended(self, log: Log) -> str:
+        """Reason why a log ends before the cache did, as its last operation says it; "" where it does not."""
+        del log
+        return ""
+
     attached_package: str = ""
     """The package whose live caches can be observed; empty where none can."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from hkv.dialects import registry
 from hkv.dialects.dialect import Dialect
 from hkv.errors import FileError, HKVError
 from hkv.oracle.atomic import write_atomically
+from hkv.oracle.compression import SUFFIXES, decompressed
 from hkv.oracle.log_format import parse_object
 
 
@@ -37,16 +40,25 @@ class Log:
         return registry.dialect_of(self.header.dialect)
 
 
+STANDARD_INPUT = "-"
+"""Path that stands for standard input."""
+
+
 def find_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The files that `paths` name: each file itself, and every `*.jsonl` in a folder, sorted.
+    """The files that `paths` name: each file itself, and every log in a folder, sorted; `-` is standard input.
+
+    Logs end in `.jsonl`, `.jsonl.gz` or `.jsonl.zst`; later parts of a log are not logs of their own.
 
     Raises:
       FileError: a path does not exist, or a folder has no log.
     """
     found: list[str] = []
     for path in map(pathlib.Path, paths):
-        if path.is_dir():
-            inside = sorted(str(file) for file in path.rglob("*.jsonl"))
+        if str(path) == STANDARD_INPUT:
+            found.append(STANDARD_INPUT)
+        elif path.is_dir():
+            files = (file for suffix in SUFFIXES for file in path.rglob(f"*{suffix}"))
+            inside = sorted(str(file) for file in files if not re.search(r"\.part\d+\.jsonl", file.name))
             if not inside:
                 raise FileError(str(path), None, "", "a folder without logs", "at least one *.jsonl in it")
             found += inside
@@ -63,17 +75,30 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     Raises:
       FileError: the file cannot be read, or is no log; names file, line, field, value and what was expected.
     """
-    return parse_log(read_bytes(path), str(path))
+    data = decompressed(read_bytes(path), str(path))
+    parts = 0
+    while (part := part_path(pathlib.Path(path), parts + 1)).exists():
+        data += decompressed(read_bytes(part), str(part))
+        parts += 1
+    return parse_log(data, str(path))
+
+
+def part_path(path: pathlib.Path, part: int) -> pathlib.Path:
+    """File of a log's part: the log's own for part 0, then `NAME.part1.jsonl` and so on, compressed as it is."""
+    if part == 0:
+        return path
+    stem, _, rest = path.name.partition(".jsonl")
+    return path.with_name(f"{stem}.part{part}.jsonl{rest}")
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file.
+    """The content of a file, or of standard input.
 
     Raises:
       FileError: it cannot be read.
     """
     try:
-        return pathlib.Path(path).read_bytes()
+        return sys.stdin.buffer.read() if str(path) == STANDARD_INPUT else pathlib.Path(path).read_bytes()
     except OSError as error:
         raise FileError(str(path), None, "", error.strerror or str(error), "a file that can be read") from error
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from hkv.bugs import bugs_of_part, refuse_bugs
 from hkv.columns import Columns, columns
 from hkv.dialects import registry
-from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.errors import ConfigError, FileError, UnsupportedConfigError
 from hkv.oracle.atomic import write_atomically
 from hkv.oracle.check import Difference, check_log
 from hkv.oracle.engine import EngineFactory
@@ -50,12 +50,27 @@ class CheckedLog:
       operations: number of its operations.
       difference: the first one, or None where they agree.
       exercised: number of times that it exercised each rule; empty unless coverage was asked for.
+      ended: reason why it ends before the recorded cache did; "" where it does not.
     """
 
     path: str
     operations: int
     difference: Difference | None
     exercised: Mapping[str, int]
+    ended: str = ""
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """One of `VERDICTS`, and what there is to say of it."""
+        if self.difference is not None:
+            return "differs", self.difference.describe()
+        if not self.operations:
+            return "empty", "a log without operations"
+        return ("ends early", self.ended) if self.ended else ("agrees", "")
+
+
+VERDICTS = ("agrees", "differs", "ends early", "empty", "not implemented", "unusable")
+"""Verdicts on logs. One that ends early agrees up to there; an empty one says nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +82,21 @@ class CheckResult:
       checked: the logs that it implements, in order.
       not_implemented: reasons why it does not implement the others, by path.
       rules: rules that logs may exercise, with their meanings; empty unless coverage was asked for.
+      unusable: errors of the files that are no logs, by path, where these do not end the check.
     """
 
     engine: str
     checked: tuple[CheckedLog, ...]
     not_implemented: Mapping[str, str]
     rules: Mapping[str, str]
+    unusable: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def verdicts(self) -> dict[str, tuple[str, str]]:
+        """By path, one of `VERDICTS`, and what there is to say of it."""
+        found = {log.path: log.verdict for log in self.checked}
+        found |= {path: ("not implemented", reason) for path, reason in self.not_implemented.items()}
+        return found | {path: ("unusable", reason) for path, reason in self.unusable.items()}
 
     @property
     def agrees(self) -> bool:
@@ -132,6 +156,7 @@ class Check:
         self._bugs, self._coverage = bugs_of_part(bugs, "manager"), coverage
         self._checked: list[CheckedLog] = []
         self._unsupported: dict[str, str] = {}
+        self._unusable: dict[str, str] = {}
         self._rules: dict[str, str] = {}
 
     def log(self, path: str) -> None:
@@ -151,11 +176,24 @@ class Check:
         exercised = log.dialect.exercised(log) if self._coverage else {}
         if self._coverage:
             self._rules |= log.dialect.coverage
-        self._checked.append(CheckedLog(path, len(log.operations), difference, exercised))
+        ended = log.dialect.ended(log)
+        self._checked.append(CheckedLog(path, len(log.operations), difference, exercised, ended))
+
+    def log_or_note(self, path: str) -> None:
+        """Checks one log; what is wrong with the file is noted.
+
+        Raises:
+          EngineProcessError: the engine cannot start.
+        """
+        try:
+            self.log(path)
+        except FileError as error:
+            self._unusable[path] = str(error)
 
     def result(self) -> CheckResult:
         """Result so far."""
-        return CheckResult(self._name, tuple(self._checked), dict(self._unsupported), dict(self._rules))
+        checked, rules = tuple(self._checked), dict(self._rules)
+        return CheckResult(self._name, checked, dict(self._unsupported), rules, dict(self._unusable))
 
     def finished(self) -> CheckResult:
         """Result of all checks.
@@ -163,7 +201,7 @@ class Check:
         Raises:
           ConfigError: the engine implements none of the logs.
         """
-        if self._unsupported and not self._checked:
+        if self._unsupported and not self._checked and not self._unusable:
             reason = next(iter(self._unsupported.values()))
             raise ConfigError("engine", self._name, f"one that implements one of these logs ({reason})")
         return self.result()

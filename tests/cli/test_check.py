@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pathlib
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -70,7 +72,9 @@ def test_json_file(good: pathlib.Path, tmp_path: pathlib.Path) -> None:
     target = tmp_path / "out" / "result.json"
     result = CliRunner().invoke(command, [str(good), "--json", str(target)])
     assert result.exit_code == 0
-    assert json.loads(target.read_text())["logs"] == [{"path": str(good), "agrees": True, "difference": None}]
+    assert json.loads(target.read_text())["logs"] == [
+        {"path": str(good), "agrees": True, "difference": None, "verdict": "agrees"}
+    ]
 
 
 def test_bugs(good: pathlib.Path) -> None:
@@ -94,3 +98,70 @@ def test_exit_status_of_the_program(good: pathlib.Path, bad: pathlib.Path, tmp_p
         assert len(done.stderr.splitlines()) == 1
         assert message in done.stderr
         assert done.stdout == ""
+
+
+def test_one_that_cannot_be_read_does_not_hide_the_rest(good: pathlib.Path, bad: pathlib.Path) -> None:
+    folder = good.parent
+    (folder / "empty.jsonl").write_bytes(encode([HEADER]))
+    (folder / "ugly.jsonl").write_bytes(b"no log\n")
+    result = CliRunner().invoke(command, [str(folder), "--json", str(folder / "found.json")])
+    assert result.exit_code == 1
+    assert "1 of 3 logs agree" in result.output
+    assert f"unusable: {folder / 'ugly.jsonl'}:1" in result.output
+    assert f"empty: {folder / 'empty.jsonl'}" in result.output
+    found = json.loads((folder / "found.json").read_text())
+    assert {log["path"]: log["verdict"] for log in found["logs"]} == {
+        str(good): "agrees",
+        str(bad): "differs",
+        str(folder / "empty.jsonl"): "empty",
+    }
+    assert list(found["unusable"]) == [str(folder / "ugly.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "status"), [("differs", 1), ("unusable", 1), ("empty", 0), ("ends early", 0), ("", 0), ("nonsense", 2)]
+)
+def test_fail_on(good: pathlib.Path, bad: pathlib.Path, fail_on: str, status: int) -> None:
+    (good.parent / "ugly.jsonl").write_bytes(b"no log\n")
+    assert run(str(good.parent), "--fail-on", fail_on).returncode == status
+
+
+def test_compressed_logs_and_parts(good: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    folder = tmp_path / "compressed"
+    folder.mkdir()
+    lines = sample().splitlines(keepends=True)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(sample()))
+    (folder / "b.jsonl.zst").write_bytes(zstandard.compress(sample()))
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[:4])))
+    (folder / "c.part1.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[4:])))
+    (folder / "d.jsonl.gz").write_bytes(gzip.compress(sample())[:-9])
+    result = CliRunner().invoke(command, [str(folder)])
+    assert "3 of 3 logs agree with engine numpy (45 operations)" in result.output
+    assert "unusable:" in result.output
+    assert "d.jsonl.gz" in result.output
+
+
+def test_standard_input(good: pathlib.Path) -> None:
+    command_line = [sys.executable, "-m", "hkv", "check", "-"]
+    done = subprocess.run(command_line, cwd=ROOT, input=good.read_bytes(), capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"1 of 1 logs agree with engine numpy (15 operations)\n")
+
+
+def test_junit(good: pathlib.Path, bad: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (good.parent / "empty.jsonl").write_bytes(encode([HEADER]))
+    report = tmp_path / "report.xml"
+    CliRunner().invoke(command, [str(good.parent), "--junit", str(report), "--fail-on", "differs"])
+    suite = ElementTree.parse(report).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
+    (failure,) = suite.iter("failure")
+    assert "wanted [1, 3]" in str(failure.text)
+
+
+def test_a_log_that_ends_early_agrees_up_to_there(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "live.jsonl"
+    path.write_bytes(encode([{**HEADER, "oplog": 3}, {"op": "step"}, {"op": "end", "reason": "poked"}]))
+    result = CliRunner().invoke(command, [str(path)])
+    assert result.exit_code == 0
+    assert f"ends early: {path}: poked" in result.output
+    assert CliRunner().invoke(command, [str(path), "--fail-on", "ends early"]).exit_code == 1

@@ -154,6 +154,12 @@ class VllmDialect(Dialect):
 
     attached_package = "vllm"
 
+    def ended(self, log: Log) -> str:
+        from hkv.dialects.vllm.log.structs import EndOp
+
+        last = log.operations[-1] if log.operations else None
+        return last.reason if isinstance(last, EndOp) else ""
+
     def attach(self, target: Any, session: Session) -> Observed:
         from hkv.dialects.vllm.attach.attach import attach
 

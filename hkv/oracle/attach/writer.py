@@ -11,16 +11,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from hkv.dialects.dialect import Dialect
-from hkv.oracle.attach.compression import open_output
-from hkv.oracle.log_file import encode
-
-
-def part_path(path: pathlib.Path, part: int) -> pathlib.Path:
-    """File of a log's part: the log's own for part 0, then `NAME.part1.jsonl` and so on, compressed as it is."""
-    if part == 0:
-        return path
-    stem, _, rest = path.name.partition(".jsonl")
-    return path.with_name(f"{stem}.part{part}.jsonl{rest}")
+from hkv.oracle.compression import open_output
+from hkv.oracle.log_file import encode, part_path
 
 
 class LogWriter:

@@ -1,0 +1,144 @@
+"""The frame of observation, without an engine to observe: settings, files, the engine beside it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from hkv.dialects import registry
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.errors import ConfigError, HKVError
+from hkv.oracle.attach.attach import attach_all
+from hkv.oracle.attach.session import Session
+from hkv.oracle.attach.settings import VARIABLE, AttachSettings, settings_from, settings_of
+from hkv.oracle.attach.sink import ShadowError, ShadowSink
+from hkv.oracle.check import check_log
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import read_log
+from hkv.oracle.record import Recording, record
+
+VLLM = registry.dialect_of("vllm-0.33")
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return record(engine_factory("numpy"), "core", 3, 3, 12)
+
+
+def say(sink: Any, recording: Recording) -> None:
+    sink.begin(recording.header)
+    for operation, answer in zip(recording.operations, recording.answers, strict=True):
+        sink.operation(operation, lambda answer=answer: answer)
+    sink.close()
+
+
+@pytest.mark.parametrize("compression", ["", "gz", "zst"])
+@pytest.mark.parametrize("part_bytes", [None, 3000])
+def test_what_is_said_is_read_again(
+    tmp_path: pathlib.Path, recording: Recording, compression: str, part_bytes: int | None
+) -> None:
+    if compression == "zst":
+        pytest.importorskip("zstandard")
+    session = Session(AttachSettings(folder=str(tmp_path), compression=compression, part_bytes=part_bytes))
+    session.label = "a-test"
+    say(session.sink(VLLM), recording)
+    session.close()
+    suffix = f".{compression}" if compression else ""
+    assert (len(list(tmp_path.iterdir())) > 1) == (part_bytes is not None)
+    log = read_log(tmp_path / f"a-test-1.jsonl{suffix}")
+    assert list(log.operations) != []
+    assert len(log.operations) == len(recording.operations)
+    assert check_log(log, engine_factory("numpy")) is None
+
+
+def test_a_part_is_compressed_by_itself(tmp_path: pathlib.Path, recording: Recording) -> None:
+    session = Session(AttachSettings(folder=str(tmp_path), compression="gz", part_bytes=3000))
+    session.label = "a"
+    say(session.sink(VLLM), recording)
+    session.close()
+    assert gzip.decompress((tmp_path / "a-1.part1.jsonl.gz").read_bytes())
+
+
+def test_a_cache_that_is_left_out_stands_in_a_table(tmp_path: pathlib.Path) -> None:
+    session = Session(AttachSettings(folder=str(tmp_path)))
+    session.label = "t"
+    session.refuse("HiSparseHotSpec", "a role\nthat is not told")
+    session.close()
+    assert (tmp_path / "refused.txt").read_text() == "t\tHiSparseHotSpec\ta role that is not told\n"
+
+
+def test_the_engine_beside_it_agrees(tmp_path: pathlib.Path, recording: Recording) -> None:
+    sink = ShadowSink(tmp_path / "a.jsonl", AttachSettings(folder=str(tmp_path), mode="shadow"))
+    sink.begin(recording.header)
+    for operation, answer in zip(recording.operations, recording.answers, strict=True):
+        sink.operation(operation, answer)
+    assert (sink.difference, sink.operations) == (None, len(recording.operations))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("reaction", ["report", "raise"])
+def test_the_first_difference_is_reported_with_its_case(
+    tmp_path: pathlib.Path, recording: Recording, reaction: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = next(
+        index
+        for index, answer in enumerate(recording.answers)
+        if isinstance(answer, oplog.Allocation) and answer.blocks and answer.blocks[0]
+    )
+    wrong = oplog.Allocation([[99], *recording.answers[place].blocks[1:]])
+    settings = AttachSettings(folder=str(tmp_path), mode="shadow", on_difference=reaction)
+    sink = ShadowSink(tmp_path / "a.jsonl", settings)
+    sink.begin(recording.header)
+    for operation, answer in zip(recording.operations[:place], recording.answers[:place], strict=True):
+        sink.operation(operation, answer)
+    if reaction == "raise":
+        with pytest.raises(ShadowError, match="allocate"):
+            sink.operation(recording.operations[place], wrong)
+    else:
+        sink.operation(recording.operations[place], wrong)
+        assert "the live cache differs" in capsys.readouterr().err
+    assert sink.difference is not None
+    assert (sink.difference.line, sink.difference.operation) == (place + 2, "allocate")
+    assert len(read_log(tmp_path / "a.jsonl").operations) == place + 1
+    sink.operation(recording.operations[place], recording.answers[place])
+    assert sink.operations == place + 1
+
+
+def test_settings_and_their_text(tmp_path: pathlib.Path) -> None:
+    settings = AttachSettings(folder=str(tmp_path), mode="shadow", states="step", compression="gz", part_bytes=9)
+    assert settings_of(settings.variable()) == settings
+    assert settings_from({VARIABLE: "logs"}) == AttachSettings(folder="logs")
+    assert settings_from({}) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "argument"),
+    [
+        ({"folder": ""}, "folder"),
+        ({"folder": "a", "mode": "watch"}, "mode"),
+        ({"folder": "a", "states": "some"}, "states"),
+        ({"folder": "a", "compression": "xz"}, "compression"),
+        ({"folder": "a", "part_bytes": 0}, "part_bytes"),
+        ({"folder": "a", "nonsense": 0}, VARIABLE),
+        ({}, VARIABLE),
+    ],
+)
+def test_bad_settings(fields: dict[str, Any], argument: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings_of(json.dumps(fields))
+    assert caught.value.argument == argument
+
+
+def test_no_engine_to_observe(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(HKVError, match="none of vllm is installed"):
+        attach_all(str(tmp_path))
+
+
+def test_a_dialect_without_live_caches_says_so(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(HKVError, match="live caches"):
+        registry.dialect_of("rtp-llm/single").attach(object(), Session(AttachSettings(folder=str(tmp_path))))

@@ -1,0 +1,197 @@
+"""vLLM's own managers and schedulers under observation. Skipped where it is absent."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import Header
+from hkv.errors import ConfigError
+from hkv.oracle.attach.session import Session
+from hkv.oracle.attach.settings import AttachSettings
+from hkv.oracle.check import check_log
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import Log, find_logs, read_log
+from hkv.oracle.record import Only, draw
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+RUNS = 12
+"""Runs of schedulers; `benchmarks/attach_schedulers.py --runs 500` is the whole."""
+
+
+def manager_of(header: Header) -> Any:
+    from hkv.dialects.vllm.engines import vllm_objects
+    from hkv.dialects.vllm.log.configuration import to_config
+
+    return vllm_objects.manager(to_config(header))
+
+
+def request_of(id: str, tokens: list[int]) -> Any:
+    from vllm.utils.hashing import sha256_cbor
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+    from hkv.dialects.vllm.engines import vllm_objects
+
+    init_none_hash(sha256_cbor)
+    return vllm_objects.request(id, tokens, None, get_request_block_hasher(2, sha256_cbor))
+
+
+@pytest.fixture
+def header() -> Header:
+    return Header(
+        oplog=3,
+        dialect="vllm-0.33",
+        feature="core",
+        num_blocks=12,
+        groups=[{"kind": "full_attention", "block_size": 2, "cp_sharded": False}],
+        hash="sha256_cbor",
+        hash_block_size=2,
+        scheduler_block_size=2,
+        hash_lookahead=0,
+        caching=True,
+        eagle=False,
+        eagle_groups=[],
+        prefill_lookahead=0,
+        retention_interval=None,
+        partial_hits=False,
+        max_model_len=64,
+        max_in_flight_tokens=None,
+        context_parallel=1,
+    )
+
+
+class Observation:
+    """One manager under observation."""
+
+    def __init__(self, header: Header, folder: pathlib.Path) -> None:
+        from hkv.dialects.vllm.attach.attach import attach
+
+        self.manager = manager_of(header)
+        self.session = Session(AttachSettings(folder=str(folder), states="all"))
+        self.observed = attach(self.manager, self.session)
+        self.folder = folder
+
+    def log(self) -> Log:
+        self.session.close()
+        (path,) = find_logs([str(self.folder)])
+        log = read_log(path)
+        assert check_log(log, engine_factory("numpy")) is None
+        return log
+
+
+@pytest.fixture
+def observation(header: Header, tmp_path: pathlib.Path) -> Observation:
+    return Observation(header, tmp_path)
+
+
+def test_headers_come_from_the_objects() -> None:
+    from hkv.dialects.vllm.attach.header import header_from
+
+    for seed in range(40):
+        wanted, _ = draw("core", seed, 3, Only())
+        manager = manager_of(wanted)
+        found = header_from(manager, wanted.max_in_flight_tokens)
+        for name in ("num_blocks", "groups", "scheduler_block_size", "hash_block_size", "caching", "partial_hits"):
+            assert getattr(found, name) == getattr(wanted, name), name
+        assert int(found.watermark * found.num_blocks) == int(wanted.watermark * wanted.num_blocks)
+        derived = header_from(manager)
+        caps = [group.max_admission_blocks_per_request for group in manager.coordinator.single_type_managers]
+        again = manager_of(derived)
+        assert [group.max_admission_blocks_per_request for group in again.coordinator.single_type_managers] == caps
+
+
+def test_calls_and_answers_are_said(observation: Observation) -> None:
+    manager = observation.manager
+    request = request_of("a", [1, 2, 3, 4, 5])
+    manager.new_step_starts()
+    blocks, hit, _ = manager.get_computed_blocks(request)
+    manager.allocate_slots(request, 5, hit, blocks)
+    request.num_computed_tokens = 5
+    request.append_output_token_ids([6])
+    manager.allocate_slots(request, 1)
+    manager.free(request)
+    again = request_of("a", [1, 2, 3, 4, 5])
+    blocks, hit, _ = manager.get_computed_blocks(again)
+    assert hit == 4
+    manager.allocate_slots(again, 1, hit, blocks)
+    taken = manager.pop_blocks_for_free(again)
+    manager.block_pool.free_blocks(reversed(taken))
+    operations = observation.log().operations
+    names = [type(operation).__name__ for operation in operations if not isinstance(operation, oplog.StateOp)]
+    assert names.count("AllocateOp") == 3
+    assert {"StepOp", "ComputedOp", "AppendOp", "FreeOp", "DropOp", "PopOp", "ReleaseOp"} <= set(names)
+    assert [operation.id for operation in operations if isinstance(operation, oplog.RequestOp)] == ["a", "a#2"]
+
+
+def test_a_cut_hit_is_given(observation: Observation) -> None:
+    manager = observation.manager
+    first = request_of("a", [1, 2, 3, 4, 5])
+    manager.allocate_slots(first, 5)
+    manager.free(first)
+    request = request_of("b", [1, 2, 3, 4, 5])
+    blocks, _, _ = manager.get_computed_blocks(request, 4)
+    manager.allocate_slots(request, 3, 2, manager.truncate_computed_blocks(blocks, 2))
+    allocations = [each for each in observation.log().operations if isinstance(each, oplog.AllocateOp)]
+    assert (allocations[-1].hit, allocations[-1].rows) == (2, [[1]])
+
+
+@pytest.mark.parametrize(
+    ("poke", "said"),
+    [
+        (lambda manager: manager.block_pool.blocks[1].reset_hash(), "keys"),
+        (lambda manager: manager.coordinator.free("a"), "coordinator.free was called"),
+        (lambda manager: manager.block_pool.get_new_blocks(1), "get_new_blocks was called"),
+        (lambda manager: setattr(manager, "watermark_blocks", 3), "watermark_blocks: 0 became 3"),
+    ],
+)
+def test_a_cache_that_is_changed_from_outside_ends_its_log(observation: Observation, poke: Any, said: str) -> None:
+    manager = observation.manager
+    request = request_of("a", [1, 2, 3, 4, 5])
+    manager.allocate_slots(request, 5)
+    poke(manager)
+    manager.new_step_starts()
+    last = observation.log().operations[-1]
+    assert isinstance(last, oplog.EndOp)
+    assert said in last.reason
+
+
+def test_a_manager_in_use_is_refused(header: Header, tmp_path: pathlib.Path) -> None:
+    from hkv.dialects.vllm.attach.attach import attach
+
+    manager = manager_of(header)
+    manager.allocate_slots(request_of("a", [1, 2, 3]), 3)
+    session = Session(AttachSettings(folder=str(tmp_path)))
+    with pytest.raises(ConfigError, match="handed out and cached nothing"):
+        attach(manager, session)
+
+
+def test_an_engine_beside_it_sees_a_planted_defect(header: Header, tmp_path: pathlib.Path) -> None:
+    from hkv.dialects.vllm.attach.attach import attach
+
+    manager = manager_of(header)
+    session = Session(AttachSettings(folder=str(tmp_path), mode="shadow"))
+    attach(manager, session)
+    manager.coordinator.single_type_managers[0].cache_blocks = lambda *arguments, **named: None
+    first, request = request_of("a", [1, 2, 3, 4, 5]), request_of("b", [1, 2, 3, 4, 5])
+    manager.allocate_slots(first, 5)
+    manager.get_computed_blocks(request)
+    (shadow,) = session.shadows
+    assert shadow.difference is not None
+    assert (shadow.difference.operation, shadow.difference.want, shadow.difference.got) == ("lookup", 4, 0)
+
+
+def test_schedulers_are_told_whole_and_agree(tmp_path: pathlib.Path) -> None:
+    from benchmarks.attach_schedulers import record_runs
+
+    assert record_runs(tmp_path, range(RUNS), 40) == []
+    logs = [read_log(path) for path in find_logs([str(tmp_path)])]
+    assert len(logs) == RUNS
+    for log in logs:
+        assert log.dialect.ended(log) == "", log.path
+        difference = check_log(log, engine_factory("numpy"))
+        assert difference is None, difference.describe()
+    assert any(isinstance(each, oplog.ComputedOp) for log in logs for each in log.operations)
