@@ -215,7 +215,8 @@ ROWS = [
         "--endpoint tcp://127.0.0.1:2;--replay-endpoint tcp://127.0.0.1:3;--topic kv;--seconds 3",
     ),
     *_rows(IMPORT.format(source="rtp.jsonl", format="operation-log"), "--step-ms 7"),
-    *_rows(f"check {LOG}", f"--engine {NUMPY};--coverage;--json -", "--bugs no-such-bug;--timeout 5"),
+    *_rows(f"check {LOG}", f"--engine {NUMPY};--coverage;--json -;--junit -", "--bugs no-such-bug;--timeout 5"),
+    *_rows(f"check {LOG}", "", "--fail-on no-such-verdict"),
     *_rows(
         "check {in}/rtp.jsonl",
         "--engine hkv.dialects.rtp_llm.engines.numpy:RtpNumpyEngine;--coverage;--json -",
