@@ -89,7 +89,7 @@ class CheckResult:
     checked: tuple[CheckedLog, ...]
     not_implemented: Mapping[str, str]
     rules: Mapping[str, str]
-    unusable: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unusable: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     @property
     def verdicts(self) -> dict[str, tuple[str, str]]:
