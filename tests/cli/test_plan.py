@@ -100,7 +100,7 @@ def test_rtp_llm_says_what_its_own_groups_cost() -> None:
     report = plan("llama", "--dialect", "rtp-llm", "--kv-dtype", "fp8")
     assert (report["model"]["token_bytes"], report["model"]["token_bytes_if_all_full"]) == (270336, 270336)
     pools = plan("deepseek_v4", "--dialect", "rtp-llm", "--pools", "independent", "--dcp", "4")
-    assert pools["model"]["token_bytes"] == 3740.25 / 4
+    assert (pools["model"]["token_bytes"], pools["model"]["token_bytes_if_all_full"]) == (3740.25 / 4, 43 * 584 / 4)
     assert min(group["padding_bytes"] for group in pools["groups"]) >= 0
     assert {group["tag"]: group["padding_bytes"] for group in pools["groups"]}["swa_kv"] == 128
     hybrid = plan("qwen3_next", "--dialect", "rtp-llm", "--block-size", "1024")

@@ -51,3 +51,10 @@ def test_what_the_text_says_of_the_logs() -> None:
     assert (vllm["blocks"], rtp["verdict"]) == (None, "permanent")
     vllm, rtp = last("How a second sequence of one prompt comes about")
     assert (vllm["blocks"], rtp["copies"]) == ([[4]], [["default", 3, 4]])
+
+
+def test_the_description_on_the_page_about_memory_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "rtp-llm.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
+    assert f"# {capsys.readouterr().out.strip()}" in code

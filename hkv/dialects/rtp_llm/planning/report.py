@@ -17,7 +17,7 @@ def pool_report(model: Model, plan: PoolPlan, options: RtpOptions) -> dict[str, 
     return {
         "model": {
             **model_record(model),
-            "token_bytes_if_all_full": _whole_token_bytes(model, plan),
+            "token_bytes_if_all_full": _whole_token_bytes(model, plan) / plan.ranks,
             "token_bytes": float(plan.token_bytes),
             "sequence_bytes": plan.sequence_bytes,
             "tensor_parallel": options.tensor_parallel,
@@ -37,7 +37,10 @@ def pool_report(model: Model, plan: PoolPlan, options: RtpOptions) -> dict[str, 
 
 
 def _whole_token_bytes(model: Model, plan: PoolPlan) -> int:
-    """Bytes of a token if every layer were full attention: a state counts as a layer of the first full group."""
+    """Bytes of a token if every layer were full attention, all ranks together.
+
+    A state counts as a layer of the first full group.
+    """
     if any(group.block.entries for group in plan.groups):
         return model.full_token_bytes  # an opaque region's vectors have no scales beside them
     full = next((group for group in plan.groups if group.policy.group_type is GroupType.FULL), None)
