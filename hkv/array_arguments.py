@@ -48,6 +48,25 @@ def require_array(
     return jnp.asarray(value, jnp.int32) if kind is int else jnp.asarray(value)
 
 
+def require_whole(name: str, value: jax.Array, error: type[HKVError] = OperationError) -> jax.Array:
+    """The value, if no mesh axis of explicit type splits it: bits of one pool are not split by a value's axes.
+
+    Args:
+      name: as the caller knows it.
+      value: any array.
+      error: class of the error that is raised.
+
+    Raises:
+      HKVError: a value that is split, with how to make it whole or its pool as split as it is.
+    """
+    sharding: Any = getattr(jax.typeof(value), "sharding", None)
+    spec = tuple(getattr(sharding, "spec", ()) or ())
+    if any(axes is not None for axes in spec):
+        expected = "a value that no axis splits: jax.reshard(value, jax.P()), or a pool a device (hkv.mesh.sharding)"
+        raise error(name, f"{_described(value)} split as {sharding.spec}", expected)
+    return value
+
+
 def _described(value: Any) -> str:
     if not hasattr(value, "dtype"):
         return type(value).__name__

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.array_arguments import require_array
+from hkv.array_arguments import require_array, require_whole
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import Part
@@ -320,7 +320,11 @@ def _of_blocks(layout: Layout, name: str, words: jax.Array, count: int) -> jax.A
 
 
 def _constants(values: Values) -> Values:
-    return {name: without_derivative(f"values[{name!r}]", content) for name, content in values.items()}
+    found = {}
+    for name, content in values.items():
+        argument = f"values[{name!r}]"
+        found[name] = require_whole(argument, without_derivative(argument, content), LayoutError)
+    return found
 
 
 def _ids(name: str, ids: jax.Array, count: int | None = None) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.array_arguments import require_array
+from hkv.array_arguments import require_array, require_whole
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.views.derivatives import without_derivative
@@ -111,7 +111,8 @@ def _places(num_pools: int, num_groups: int, pool_of: tuple[int, ...] | None) ->
 
 
 def _ready(layout: Layout, part: str, content: jax.Array, scales: Values) -> jax.Array:
-    content = without_derivative(f"values[{part!r}]", content)
+    argument = f"values[{part!r}]"
+    content = require_whole(argument, without_derivative(argument, content), LayoutError)
     if part not in scales:
         return content
     scale = jnp.asarray(scales[part], jnp.float32)
