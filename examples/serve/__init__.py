@@ -1,0 +1,1 @@
+"""Serves Hugging Face checkpoints with HKV: `engine` the loop, `families` the models, `record` what to expect."""
