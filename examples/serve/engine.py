@@ -99,7 +99,9 @@ class Engine:
         """A request takes an empty row, with the longest prefix that the cache has."""
         text = np.zeros((1, self.history.shape[1]), np.int32)
         text[0, : len(request.tokens)] = request.tokens
-        self.served, found = serving.arrive(self.served, np.array([row]), text, np.array([len(request.tokens)]))
+        self.served, found = serving.arrive(
+            self.served, jnp.array([row]), jnp.asarray(text), jnp.array([len(request.tokens)])
+        )
         request.hits.append(int(found.hits[0]))
         self.history = self.history.at[row].set(text[0])
         self._clock += 1
@@ -127,7 +129,7 @@ class Engine:
 
     def _leave(self, row: int) -> Request:
         """A request is done, or has to wait again: it gives back its blocks, whose prefixes can still be found."""
-        self.served, _ = serving.finish(self.served, np.array([row]))
+        self.served, _ = serving.finish(self.served, jnp.array([row]))
         self.known[row] = 0
         return self.running.pop(row)
 

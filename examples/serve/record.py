@@ -3,6 +3,9 @@
 Example, in an environment with transformers and PyTorch: python -m examples.serve.record tests/data/serve
 """
 
+# PyTorch and transformers are in the environment that records, not in that of a type check.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import argparse

@@ -8,7 +8,9 @@ import pathlib
 import numpy as np
 import pytest
 
+from examples.serve.checkpoint import read_weights
 from examples.serve.engine import Engine, Request
+from examples.serve.record import CONFIGS, record
 
 CHECKPOINTS = pathlib.Path(__file__).resolve().parents[2] / "data" / "serve"
 FAMILIES = sorted(path.name for path in CHECKPOINTS.iterdir())
@@ -74,3 +76,18 @@ def test_the_same_is_said_where_blocks_run_out(family):
     assert small.preempted > 0
     assert int(small.served.cache.evictions) > 0
     assert any(len(request.hits) > 1 for request in requests)
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_recorded_is_what_transformers_computes(family, tmp_path):
+    """The recording made anew, in an environment that has `transformers`: the same weights, text and logits."""
+    pytest.importorskip("transformers")
+    record(tmp_path / family, CONFIGS[family])
+    for name, kept in read_weights(CHECKPOINTS / family).items():
+        np.testing.assert_array_equal(read_weights(tmp_path / family)[name], kept)
+    with np.load(tmp_path / family / "expected.npz") as new, np.load(CHECKPOINTS / family / "expected.npz") as kept:
+        for name in ("prompts", "tokens"):
+            np.testing.assert_array_equal(new[name], kept[name])
+        np.testing.assert_allclose(new["logits"], kept["logits"], rtol=1e-4, atol=1e-4)
