@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ from hkv.bugs import bugs_of_part, refuse_bugs
 from hkv.columns import Columns, columns
 from hkv.dialects import registry
 from hkv.errors import ConfigError, UnsupportedConfigError
-from hkv.oracle.broken_invariant import Broken, first_broken
+from hkv.oracle.broken_invariant import Broken, broken_later, first_broken
 from hkv.oracle.check import describe
 from hkv.oracle.implemented import flags_for
 from hkv.oracle.log_file import write_log
-from hkv.oracle.record import Disagreement, Only, differ, draw
+from hkv.oracle.record import Disagreement, Only, Recording, differ, draw
 from hkv.oracle.reduction import Case
 from hkv.oracle.shrink import Shrinker
 from hkv.oracle.verbs import EngineLike, Path, named_engine
@@ -123,6 +124,10 @@ class DiffResult:
         )
 
 
+FURTHER_SEEDS = 8
+"""Seeds whose traffic an engine in doubt is given, from the one on which it differs, until it breaks an invariant."""
+
+
 def _shrink(shrinker: Shrinker, case: Case) -> Case:
     return shrinker.shrink(case)
 
@@ -225,7 +230,7 @@ class Comparison:
                     case = shrinking(shrinker, case)
                 except KeyboardInterrupt as pressed:
                     case, interrupt = shrinker.best or case, pressed
-            whole, broken = len(recording.operations), self._broken(case, parted)
+            whole, broken = len(recording.operations), self._broken(case, parted, feature, seed)
             yield FoundDifference(feature, seed, self._version(seed), case, whole, broken, shrinker.problem)
         if interrupt is not None:
             raise interrupt
@@ -253,15 +258,34 @@ class Comparison:
     def _version(self, seed: int) -> int:
         return self._versions[seed % len(self._versions)]
 
-    def _broken(self, case: Case, parted: Disagreement) -> Broken | str:
+    def _broken(self, case: Case, parted: Disagreement, feature: str, seed: int) -> Broken | str:
         if not case.operations:
             return "the engines disagree about the configuration itself"
         recording = parted.recording
         broken = first_broken(self._tested, case.header, case.operations)
-        if isinstance(broken, Broken) or len(case.operations) == len(recording.operations):
+        if isinstance(broken, Broken):
             return broken
         whole = first_broken(self._tested, recording.header, recording.operations)
-        return broken if isinstance(whole, str) else f"none on the small case; on the whole one: {whole.name}"
+        if isinstance(whole, Broken):
+            return f"none on the small case; on the whole one: {whole.name}"
+        return self._broken_later(recording, feature, seed, broken)
+
+    def _broken_later(self, recording: Recording, feature: str, seed: int, said: str) -> Broken | str:
+        """The first invariant that the engine in doubt breaks beyond the difference, on this seed or a later one."""
+        dialect, version = registry.dialect_of(self._only.dialect), recording.header.oplog
+        if not dialect.invariants:
+            return said
+        for further in range(FURTHER_SEEDS):
+            header, choices = draw(feature, seed + further, version, self._only)
+            if header.bugs or self._bugs:  # defects that are asked for break some
+                continue
+            drive = functools.partial(dialect.drive, header, choices, steps=2 * self._steps)
+            later = broken_later(self._tested, header, drive, len(recording.operations) if not further else 0)
+            if isinstance(later, Broken):
+                where = f"in the traffic of seed {seed + further}, " if further else ""
+                return dataclasses.replace(later, problem=where + later.problem)
+            said = said if further else later
+        return said
 
 
 def diff(

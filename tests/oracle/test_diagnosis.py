@@ -1,0 +1,106 @@
+"""The first line of `hkv diff` about engines that are wrong in ways whose consequences come later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, ExtraKeys, Header
+from hkv.oracle.broken_invariant import Broken, broken_later
+from hkv.oracle.comparison import diff
+from hkv.oracle.record import draw
+
+
+class FreesUnderAStep(NumpyEngine):
+    """Gives back blocks that a step in flight still reads."""
+
+    def allocate(self, operation: AllocateOp) -> Allocation:
+        return super().allocate(msgspec.structs.replace(operation, in_flight=0))
+
+
+class SharesAdapters(NumpyEngine):
+    """Two adapters have the same keys."""
+
+    def request(
+        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+    ) -> None:
+        plain = extra if extra is None else msgspec.structs.replace(extra, lora=None)
+        super().request(id, tokens, plain, keys)
+
+
+class DropsNothing(NumpyEngine):
+    """Knows no EAGLE drop."""
+
+    def __init__(self, header: Header) -> None:
+        super().__init__(msgspec.structs.replace(header, eagle=False, prefill_lookahead=0))
+
+
+class NamesWrongly(NumpyEngine):
+    """The key of a block is of other tokens than it holds."""
+
+    def request(
+        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+    ) -> None:
+        super().request(id, [0, *tokens[1:]], extra, keys)
+
+
+class ReusesUncomputedStates(NumpyEngine):
+    """Resumes from a state of the very step."""
+
+    def step(self) -> None:
+        super().step()
+        for kind in self.manager.cache.kinds:
+            kind.waits = lambda hit, demand: False  # type: ignore[method-assign]
+
+    def __init__(self, header: Header) -> None:
+        super().__init__(header)
+        for kind in self.manager.cache.kinds:
+            kind.waits = lambda hit, demand: False  # type: ignore[method-assign]
+
+
+class KeepsAfterPreemption(NumpyEngine):
+    """A request that is preempted gives its blocks back, and still writes to them."""
+
+    def free(self, id: str) -> None:
+        rows = [list(row.blocks) for kind in self.manager.cache.kinds if (row := kind.rows.get(id))]
+        super().free(id)
+        if rows and any(rows):
+            for kind, row in zip(self.manager.cache.kinds, rows, strict=False):
+                kind.row(id).blocks = row
+
+
+DEFECTS: list[tuple[type[NumpyEngine], str, set[str]]] = [
+    (FreesUnderAStep, "core", {"retirement", "shadow tags", "admission", "hit admission"}),
+    (SharesAdapters, "core", {"identity", "soundness", "shadow tags"}),
+    (DropsNothing, "eagle", {"draft margin", "registration", "consistency"}),
+    (NamesWrongly, "core", {"identity", "soundness", "event index", "shadow tags"}),
+    (ReusesUncomputedStates, "speculative_state", {"shadow tags", "hit admission"}),
+    (KeepsAfterPreemption, "core", {"release", "references", "ownership", "form"}),
+]
+"""Engines that are wrong, the traffic that shows it, and the invariants of which one is to be named."""
+
+
+@pytest.mark.parametrize(("engine", "feature", "names"), DEFECTS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_defect_is_diagnosed(engine: Any, feature: str, names: set[str]) -> None:
+    result = diff(engine, "numpy", features=[feature], seeds=60, first_seed=0, version=2)
+    assert result.found, "no difference"
+    (found,) = result.found
+    assert found.invariant in names, found.broken
+    assert len(found.case.operations) <= 12
+
+
+def test_nothing_is_called_consistent() -> None:
+    header, choices = draw("core", 0, 2)
+
+    def drive(perform: Any) -> None:
+        from hkv.dialects.registry import dialect_of
+
+        dialect_of(header.dialect).drive(header, choices, perform, 6)
+
+    said = broken_later(NumpyEngine, header, drive, 3)
+    assert not isinstance(said, Broken)
+    assert said.startswith("no invariant is broken up to operation ")
