@@ -181,5 +181,6 @@ class Startups:
         shares = []
         for stage in range(stages):
             first, last = self.distribution.get_pp_indices(count, stage, stages)
-            shares.append({name: spec for name, spec in specs.items() if first <= split_name(name)[1] < last})
+            # Second caches of layers may be counted on, from the number of layers.
+            shares.append({name: spec for name, spec in specs.items() if first <= split_name(name)[1] % count < last})
         return shares

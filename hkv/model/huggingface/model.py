@@ -65,6 +65,7 @@ class Model:
       tensor_parallel: ranks that split the heads.
       latent_sizes: elements of a latent and of its rotary key where there are any, or None.
       indexer_size: elements of a sparse indexer's key, scales not counted, or None.
+      least_step_tokens: tokens of the largest image or video that has to be computed in one step, or 0.
       notes: a line for each value that the file lacks and the library fills in.
     """
 
@@ -76,6 +77,7 @@ class Model:
     tensor_parallel: int = 1
     latent_sizes: tuple[int, int] | None = None
     indexer_size: int | None = None
+    least_step_tokens: int = 0
     notes: tuple[str, ...] = ()
 
     @property

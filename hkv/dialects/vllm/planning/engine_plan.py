@@ -15,6 +15,7 @@ from hkv.dialects.vllm.planning.engine_settings import resolve
 from hkv.dialects.vllm.planning.kernels import check_cache_dtype, gdn_prefill, kda_prefill, preferred_block_size
 from hkv.dialects.vllm.planning.model_checks import check_float_cache, check_length, check_parallel, shares_positions
 from hkv.dialects.vllm.planning.mtp import mtp_config
+from hkv.dialects.vllm.planning.multimodal import check_one_byte_cache, least_step_tokens
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 
@@ -116,6 +117,7 @@ def read_models(
     of_model["kda_prefill"] = kda_prefill(device, options.kda_prefill_backend)
     model = read_model(content, ReadOptions(block_size=options.block_size, **of_model))
     check_cache_dtype(model, device, options.kv_cache_dtype)
+    check_one_byte_cache(content, model, device, options.kv_cache_dtype)
     check_float_cache(content, options)
     check_length(content, model, options)
     check_parallel(content, model, options)
@@ -127,6 +129,7 @@ def read_models(
         size = common_block_size(read_model(content, ReadOptions(**own)), options.block_size)
         packed = read_model(content, ReadOptions(block_size=size, **of_model))
         model = with_kept_layers(packed, read_model(content, ReadOptions(block_size=size, **own)))
+    model = dataclasses.replace(model, least_step_tokens=least_step_tokens(content))
     source = draft if draft is not None or speculation is None else speculation.model
     if source is None and speculation is not None and speculation.method == "mtp":
         source = mtp_config(content)

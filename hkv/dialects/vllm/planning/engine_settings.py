@@ -186,6 +186,8 @@ def _batch(model: Model, options: EngineOptions, chunked: bool) -> tuple[int, in
     if options.max_num_batched_tokens is None:
         if not chunked and length > tokens:
             tokens, where = length, "the longest request, as prompts are not computed in chunks"
+        if tokens < model.least_step_tokens:
+            tokens, where = model.least_step_tokens, "a video, which is computed in one step"
         if requests * length < tokens:
             tokens, where = requests * length, f"{requests} requests of {length} tokens"
         token_setting = Setting(f"--max-num-batched-tokens {tokens}", where)

@@ -10,6 +10,7 @@ from hkv.dialects.vllm.planning.speculation import Speculation
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
 from hkv.model.huggingface.family import words
+from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.served_dtype import served_dtype
 
@@ -53,6 +54,8 @@ def check_length(config: Mapping[str, Any], model: Model, options: EngineOptions
     if asked is None or asked <= model.max_model_len:
         return
     fields = decoder_fields(config)
+    if all(fields.values.get(name) is None and fields.family.fields.get(name) is None for name in LENGTHS):
+        return  # nothing bounds a request
     lengths = [model.max_model_len, fields.values.get("model_max_length")]
     if "longrope" in str(fields.values.get("rope_scaling") or fields.values.get("rope_parameters")):
         lengths.append(fields.values.get("max_position_embeddings"))
