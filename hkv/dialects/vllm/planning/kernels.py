@@ -87,7 +87,8 @@ def check_cache_dtype(model: Model, device: Device, kv_cache_dtype: str) -> None
     """
     if kv_cache_dtype.startswith("nvfp4") and not kv_cache_dtype.endswith("_ds_mla") and device.capability[0] != 10:
         raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}: it needs a B200 or its like")
-    if kv_cache_dtype == "fp8_per_token_head" and device.capability < (8, 9):
+    attends = any(spec.attends for spec in model.specs.values())
+    if kv_cache_dtype == "fp8_per_token_head" and attends and device.capability < (8, 9):
         raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}, which has no 8-bit floats")
     if model.latent_sizes is not None and kv_cache_dtype in ONE_BYTE and device.capability < (8, 9):
         raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}, for latent attention")
