@@ -92,8 +92,8 @@ def own_requirements(extras: Iterable[str]) -> tuple[str, ...]:
 _ALL = (
     Peer(
         "torch",
-        markers=("torch", "triton", "jax_triton", "cuda_plugin"),
-        extras=("gpu",),
+        markers=("torch", "triton", "jax_triton", "cuda_plugin", "ray"),
+        extras=("gpu", "ray"),
         requirements=listed("torch"),
         # No GPU is looked for, and the plugin does not ask for cuDNN and others, which only programs that run need.
         variables={"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},

@@ -71,6 +71,7 @@ NEEDS: dict[str, Need] = {
     "triton": peer("triton", "Triton", "torch"),
     "jax_triton": peer("jax_triton", "jax-triton", "torch"),
     "vllm": peer("vllm", "vLLM 0.33", "vllm"),
+    "ray": peer("ray", "Ray", "torch"),
     "lmcache": peer("lmcache", "LMCache 0.5.6", "lmcache"),
     "cuda_plugin": Need(
         "compiles for an NVIDIA GPU, present or not",

@@ -127,7 +127,7 @@ def test_markers_of_peers_are_needs() -> None:
 
 def test_no_test_asks_for_a_peer_without_its_marker() -> None:
     """No test says again what a marker says, or skips it silently."""
-    asked = re.compile(r"(importorskip|find_spec)\(\s*[\"'](torch|triton|jax_triton|vllm|lmcache)\b")
+    asked = re.compile(r"(importorskip|find_spec)\(\s*[\"'](torch|triton|jax_triton|vllm|lmcache|ray)\b")
     skips = re.compile(r"pytest\.skip\(str\(error\)\)")
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")

@@ -29,6 +29,9 @@ from hkv.replay.traces.reader import read_trace
 @click.argument("replayed", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TRACE [OPTIONS OF REPLAY]")
 @click.option("--jobs", type=click.IntRange(1, MAX_WORKERS), help="Processes that replay.  [default: one a processor]")
 @click.option(
+    "--ray", metavar="ADDRESS", help="Have a Ray cluster replay: auto, local, HOST:PORT.  [default: processes here]"
+)
+@click.option(
     "--target", type=Number(0, 100), multiple=True, help="Say from which size on this percentage of the prompts is hit."
 )
 @click.option(
@@ -50,6 +53,7 @@ from hkv.replay.traces.reader import read_trace
 def command(
     replayed: tuple[str, ...],
     jobs: int | None,
+    ray: str | None,
     target: tuple[float, ...],
     results: str | None,
     bounds: bool,
@@ -72,6 +76,8 @@ def command(
     """
     if plot_path:
         check_plot_path(plot_path)
+    if jobs is not None and ray is not None:
+        raise click.UsageError("--jobs counts processes here; with --ray the cluster says how many there are")
     words = varied_options.parsed(replayed)
     if len(words.files) != 1:
         raise click.UsageError(f"one TRACE is wanted, not {len(words.files)}")
@@ -82,7 +88,9 @@ def command(
     trace = InternedTrace(read_trace(path, known["tokens_per_id"], known["limit"]))
     with progress_bar("sweep", len(points)) as advance:
         processes = jobs or os.cpu_count() or 1
-        rows, infinite = swept(points, trace, jobs=processes, with_bounds=bounds, results=results, progress=advance)
+        rows, infinite = swept(
+            points, trace, jobs=processes, ray=ray, with_bounds=bounds, results=results, progress=advance
+        )
     said = resolved(points)
     found = [{**each, "resolved": said[each["line"]]} for each in answers(rows, infinite, target)]
     if csv_path:

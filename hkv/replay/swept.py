@@ -8,6 +8,7 @@ from typing import Any
 
 from hkv.replay import bounds, sweep
 from hkv.replay import points as point_work
+from hkv.replay.cluster import in_cluster
 from hkv.replay.points import Point
 from hkv.replay.results_file import ResultsFile
 from hkv.replay.sweep import Row
@@ -33,6 +34,7 @@ def swept(
     trace: InternedTrace,
     *,
     jobs: int,
+    ray: str | None = None,
     with_bounds: bool = False,
     results: str | None = None,
     progress: Callable[[], None] = lambda: None,
@@ -43,6 +45,7 @@ def swept(
       points: the points.
       trace: the trace.
       jobs: processes.
+      ray: address of a Ray cluster that replays instead of them; None for none.
       with_bounds: whether to find `sweep.OPTIMAL` of each row, and what each line finds in a pool that evicts nothing.
       results: path of a file of rows, which are not measured again; None for none.
       progress: called for each point.
@@ -55,23 +58,33 @@ def swept(
     """
     file = ResultsFile(results, trace)
     points = with_room(points, trace)
-    rows = _rows(points, trace, jobs, file, progress)
+    rows = _rows(points, trace, jobs, ray, file, progress)
     if not with_bounds:
         return rows, {}
     infinite: dict[str, Row] = bounds.without_evictions(points, rows)
     left = {line: point for line, point in bounds.infinite_points(points, rows).items() if line not in infinite}
-    infinite |= dict(zip(left, _rows(list(left.values()), trace, jobs, file, lambda: None), strict=True))
+    infinite |= dict(zip(left, _rows(list(left.values()), trace, jobs, ray, file, lambda: None), strict=True))
     return bounds.with_optimal(points, rows, trace), infinite
 
 
 def _rows(
-    points: Sequence[Point], trace: InternedTrace, jobs: int, file: ResultsFile, progress: Callable[[], None]
+    points: Sequence[Point],
+    trace: InternedTrace,
+    jobs: int,
+    ray: str | None,
+    file: ResultsFile,
+    progress: Callable[[], None],
 ) -> list[Row]:
     rows = {place: row for place, point in enumerate(points) if (row := file.row(point)) is not None}
     for _ in rows:
         progress()
     left = [place for place in range(len(points)) if place not in rows]
-    for number, row in point_work.in_processes(point_work.measured, [points[place] for place in left], trace, jobs):
+    asked = [points[place] for place in left]
+    if ray is None or not asked:
+        found = point_work.in_processes(point_work.measured, asked, trace, jobs)
+    else:
+        found = in_cluster(point_work.measured, asked, trace, ray)
+    for number, row in found:
         rows[left[number]] = row
         file.add(points[left[number]], row)
         progress()

@@ -172,14 +172,14 @@ ROWS = [
     *_rows(TRACE.format(workload="agentic"), f"{WORKLOAD}--turns 2;--pause 1;--branch-percent 90"),
     *_rows(TRACE.format(workload="shared-prefix"), WORKLOAD, "--turns 2;--pause 1;--branch-percent 90"),
     *_rows(
-        "compare {in}/trace.jsonl --engine numpy --jobs 1 --groups full:16,swa:16:64 --num-blocks 60;80",
-        "--requests 1;--limit 3;--plot {out}/out.svg;--json -",
-        "--jobs 0;--check",
+        "compare {in}/trace.jsonl --engine numpy --jobs 1 --groups full:16,swa:16:64 --num-blocks 40;2000",
+        "--requests 0;--plot {out}/out.svg;--json -",
+        "--jobs 0",
     ),
     *_rows(
         "sweep {in}/trace.jsonl --engine numpy --jobs 1 --groups full:16,swa:16:64 --num-blocks 40..80:2",
         "--target 5;--bounds;--results {out}/results.jsonl;--csv {out}/points.csv;--plot {out}/out.svg;--json -",
-        "--jobs 0",
+        "--jobs 0;--ray local",
     ),
     *_rows(
         IMPORT.format(source="mooncake.jsonl", format="mooncake"),
