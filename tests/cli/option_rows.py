@@ -172,7 +172,7 @@ ROWS = [
     *_rows(TRACE.format(workload="agentic"), f"{WORKLOAD}--turns 2;--pause 1;--branch-percent 90"),
     *_rows(TRACE.format(workload="shared-prefix"), WORKLOAD, "--turns 2;--pause 1;--branch-percent 90"),
     *_rows(
-        "compare {in}/trace.jsonl --engine numpy --jobs 1 --groups full:16,swa:16:64 --num-blocks 40;2000",
+        "compare {in}/trace.jsonl --engine numpy --jobs 1 --groups full:16;full:96 --num-blocks 2000",
         "--requests 0;--plot {out}/out.svg;--json -",
         "--jobs 0",
     ),
