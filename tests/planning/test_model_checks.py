@@ -57,6 +57,13 @@ def test_one_byte_caches_need_kernels_and_a_checkpoint_that_take_them(
             plan_config(name, options)
 
 
+@pytest.mark.parametrize("device", ["a100", "l40s"])
+def test_sparse_latents_need_hopper(device: str) -> None:
+    with pytest.raises(ConfigError, match="device = "):
+        plan_config("deepseek-v3.2", dataclasses.replace(OPTIONS, device=device))
+    assert plan_config("deepseek-v3", dataclasses.replace(OPTIONS, device=device)).concurrency > 1
+
+
 def test_a_step_takes_a_whole_video_where_its_tokens_read_each_other() -> None:
     for name, tokens in (("gemma-4-26b-a4b", 2496), ("gemma-4-e2b", 2048), ("gemma-3-27b", 2048)):
         options = dataclasses.replace(OPTIONS, usage_context="OPENAI_BATCH_RUNNER")
@@ -67,5 +74,7 @@ def test_a_step_takes_a_whole_video_where_its_tokens_read_each_other() -> None:
 
 def test_nothing_bounds_a_request_where_no_field_does() -> None:
     assert plan_config("falcon-mamba-7b", dataclasses.replace(OPTIONS, max_model_len=8192)).max_model_len == 8192
+    with pytest.raises(ConfigError, match="max_model_len = 'auto'"):
+        plan_config("falcon-mamba-7b", dataclasses.replace(OPTIONS, max_model_len=-1))
     with pytest.raises(ConfigError, match="max_model_len = 200000"):
         plan_config("llama-3.1-8b", dataclasses.replace(OPTIONS, max_model_len=200_000))

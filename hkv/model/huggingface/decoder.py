@@ -145,7 +145,7 @@ class Decoder:
         }
         if quantization in TURBOQUANT_BITS and kind != "full_attention":
             raise ConfigError("kv_dtype", quantization, f"another packing: {quantization} has no kernels for {kind}")
-        if kind == CROSS and quantization not in ("none", "fp8_per_tensor"):
+        if kind == CROSS and quantization == "nvfp4":
             raise ConfigError(
                 "kv_dtype", self.options.kv_dtype, "another packing: that of cross attention is not known"
             )

@@ -165,7 +165,7 @@ def _chunked_prefill(model: Model, options: EngineOptions) -> tuple[bool, str]:
     if (
         not chunked
         and any(spec.snapshot for spec in model.specs.values())
-        and options.enable_prefix_caching is not False
+        and _prefix_caching(model, options).option == "--enable-prefix-caching"
     ):
         expected = "true: states at block boundaries need it (--no-enable-prefix-caching keeps none)"
         raise ConfigError("enable_chunked_prefill", chunked, expected)

@@ -17,6 +17,9 @@ LATENT_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla", 
 FLASHINFER_KEYS = 128
 """Elements of a key that FlashInfer's kernels for gated delta nets take on Blackwell."""
 
+SPARSE_FROM = 9
+"""Major compute capability of the first GPUs with kernels for latent attention with an indexer (vLLM 0.33)."""
+
 ONE_BYTE = ("fp8", "fp8_e4m3")
 
 
@@ -87,6 +90,8 @@ def check_cache_dtype(model: Model, device: Device, kv_cache_dtype: str) -> None
     """
     if kv_cache_dtype.startswith("nvfp4") and not kv_cache_dtype.endswith("_ds_mla") and device.capability[0] != 10:
         raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}: it needs a B200 or its like")
+    if model.latent_sizes is not None and model.indexer_size is not None and device.capability[0] < SPARSE_FROM:
+        raise ConfigError("device", device.name, "Hopper or Blackwell, with kernels for sparse latent attention")
     attends = any(spec.attends for spec in model.specs.values())
     if kv_cache_dtype == "fp8_per_token_head" and attends and device.capability < (8, 9):
         raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}, which has no 8-bit floats")

@@ -51,11 +51,15 @@ def check_length(config: Mapping[str, Any], model: Model, options: EngineOptions
       ConfigError: it does not.
     """
     asked = options.max_model_len
-    if asked is None or asked <= model.max_model_len:
+    if asked is None or 0 <= asked <= model.max_model_len:
         return
     fields = decoder_fields(config)
     if all(fields.values.get(name) is None and fields.family.fields.get(name) is None for name in LENGTHS):
-        return  # nothing bounds a request
+        if asked == -1:
+            raise ConfigError("max_model_len", "auto", "a number of tokens: the config does not bound a request")
+        return
+    if asked == -1:
+        return
     lengths = [model.max_model_len, fields.values.get("model_max_length")]
     if "longrope" in str(fields.values.get("rope_scaling") or fields.values.get("rope_parameters")):
         lengths.append(fields.values.get("max_position_embeddings"))
