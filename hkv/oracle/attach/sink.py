@@ -16,6 +16,9 @@ from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import write_log
 from hkv.oracle.log_format import LARGEST
 
+TOGETHER = 512
+"""Operations that the writing thread is given at a time."""
+
 
 class ShadowError(AssertionError):
     """A live cache answered otherwise than HKV's engine beside it.
@@ -55,15 +58,29 @@ class RecordSink:
 
     def __init__(self, file: LogFile, writer: LogWriter) -> None:
         self._file, self._writer = file, writer
+        self._pending: list[tuple[Any, Any]] = []
 
     def begin(self, header: Any) -> None:
         self._writer.put(lambda: self._file.begin(header))
 
     def operation(self, operation: Any, answer: Any) -> None:
-        self._writer.put(lambda: self._file.operation(operation, answer))
+        # The thread is woken seldom: it takes the interpreter from the observed engine whenever it runs.
+        self._pending.append((operation, answer))
+        if len(self._pending) >= TOGETHER:
+            self._hand_over()
 
     def close(self) -> None:
+        self._hand_over()
         self._writer.put(self._file.close)
+
+    def _hand_over(self) -> None:
+        pending, self._pending = self._pending, []
+
+        def write() -> None:
+            for operation, answer in pending:
+                self._file.operation(operation, answer)
+
+        self._writer.put(write)
 
 
 class ShadowSink:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -127,16 +126,21 @@ class Hooks:
             self._tell("get_computed_blocks", lambda: self._observer.looked_up(name, max_cache_hit_length, answer))
         return answer
 
-    def _allocate_slots(self, method: Body, *arguments: Any, **named: Any) -> Any:
-        given = _ALLOCATE.of(method, arguments, named)
-        told = self._tell("allocate_slots", lambda: self._observer.allocates(given.request, given.num_encoder_tokens))
-        nothing = not (given.num_new_tokens or given.num_new_computed_tokens or given.num_external_computed_tokens)
-        if nothing:  # it raises before it does anything
-            return method(*arguments, **named)
-        answer = self._called("allocate_slots", method, *arguments, **named)
-        if told is not None:
-            tracked, found = told
-            self._tell("allocate_slots", lambda: self._observer.allocated(tracked, found, given, answer))
+    def _allocate_slots(self, method: Body, request: Any, num_new_tokens: int, *rest: Any, **named: Any) -> Any:
+        observer = self._observer
+        given = _Given(num_new_tokens, *rest, **named)
+        try:
+            tracked, found = observer.allocates(request, given.num_encoder_tokens)
+        except UntellableError as reason:
+            observer.end(f"allocate_slots: {reason}")
+            return method(request, num_new_tokens, *rest, **named)
+        if not (num_new_tokens or given.num_new_computed_tokens or given.num_external_computed_tokens):
+            return method(request, num_new_tokens, *rest, **named)  # it raises before it does anything
+        answer = self._called("allocate_slots", method, request, num_new_tokens, *rest, **named)
+        try:
+            observer.allocated(tracked, found, given, answer)
+        except UntellableError as reason:
+            observer.end(f"allocate_slots: {reason}")
         return answer
 
     def _cache_blocks(self, method: Body, request: Any, num_computed_tokens: int) -> None:
@@ -198,31 +202,44 @@ class Hooks:
         return body
 
 
-class _Arguments:
-    """Arguments of `allocate_slots` by name, those left out with their defaults."""
-
-    def __init__(self) -> None:
-        self._signature: inspect.Signature | None = None
-
-    def of(self, method: Body, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """The arguments as attributes."""
-        if self._signature is None:
-            self._signature = inspect.signature(method)
-            self._names = tuple(self._signature.parameters)
-            self._defaults = {
-                name: parameter.default
-                for name, parameter in self._signature.parameters.items()
-                if parameter.default is not inspect.Parameter.empty
-            }
-        given = _Given()
-        vars(given).update(self._defaults)
-        vars(given).update(zip(self._names, arguments, strict=False))
-        vars(given).update(named)
-        return given
-
-
 class _Given:
-    """Arguments by name."""
+    """Arguments of `allocate_slots` beside the request, with vLLM 0.33's defaults."""
 
+    __slots__ = (
+        "delay_cache_blocks",
+        "full_sequence_must_fit",
+        "has_scheduled_reqs",
+        "new_computed_blocks",
+        "num_encoder_tokens",
+        "num_external_computed_tokens",
+        "num_lookahead_tokens",
+        "num_new_computed_tokens",
+        "num_new_tokens",
+        "reserved_blocks",
+    )
 
-_ALLOCATE = _Arguments()
+    def __init__(
+        self,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Any = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: tuple[int, ...] = (),
+    ) -> None:
+        del skip_zeroing_group_ids
+        self.num_new_tokens = num_new_tokens
+        self.num_new_computed_tokens = num_new_computed_tokens
+        self.new_computed_blocks = new_computed_blocks
+        self.num_lookahead_tokens = num_lookahead_tokens
+        self.num_external_computed_tokens = num_external_computed_tokens
+        self.delay_cache_blocks = delay_cache_blocks
+        self.num_encoder_tokens = num_encoder_tokens
+        self.full_sequence_must_fit = full_sequence_must_fit
+        self.reserved_blocks = reserved_blocks
+        self.has_scheduled_reqs = has_scheduled_reqs

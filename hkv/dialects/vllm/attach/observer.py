@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from hkv.dialects import registry
@@ -20,6 +20,22 @@ DIGEST_EVERY = 64
 
 WAITING = ("WAITING", "PREEMPTED")
 """Statuses of requests that the watermark is for."""
+
+
+MARKS = (
+    "free blocks",
+    "cached keys",
+    "first free block",
+    "last free block",
+    "retention_interval",
+    "watermark_blocks",
+    "max_model_len",
+    "references",
+    "rows",
+    "keys",
+    "queue",
+)
+"""Names of what is compared between two calls."""
 
 
 class Observer:
@@ -96,11 +112,11 @@ class Observer:
         """Ends the log where the state is not what the last call left."""
         if not self._told:
             self._read_header_anew(before)
-        if (now := self._fingerprint()) != self._mark:
+        if not _same(now := self._fingerprint(), self._mark):
             changes = [
-                f"{name}: {str(old)[:60]} became {str(new)[:60]}"
-                for (name, old), (_, new) in zip(self._mark, now, strict=True)
-                if old != new
+                f"{name}: {str(_plain(old))[:60]} became {str(_plain(new))[:60]}"
+                for name, old, new in zip(MARKS, self._mark, now, strict=False)
+                if _plain(old) != _plain(new)
             ]
             self.end(f"poked before {before}: {'; '.join(changes)}")
 
@@ -129,22 +145,22 @@ class Observer:
 
     _digested = 0
 
-    def _fingerprint(self) -> tuple[tuple[str, Any], ...]:
-        pool, queue = self._pool, self._pool.free_block_queue
-        first, last = queue.fake_free_list_head.next_free_block, queue.fake_free_list_tail.prev_free_block
+    def _fingerprint(self) -> tuple[Any, ...]:
+        pool, manager = self._pool, self._manager
+        queue = pool.free_block_queue
         cheap = (
-            ("free blocks", queue.num_free_blocks),
-            ("cached keys", len(pool.cached_block_hash_to_block)),
-            ("first free block", first and first.block_id),
-            ("last free block", last and last.block_id),
-            ("retention_interval", self._manager.coordinator.retention_interval),
-            ("watermark_blocks", self._manager.watermark_blocks),
-            ("max_model_len", self._manager.max_model_len),
+            queue.num_free_blocks,
+            len(pool.cached_block_hash_to_block),
+            queue.fake_free_list_head.next_free_block,
+            queue.fake_free_list_tail.prev_free_block,
+            manager.coordinator.retention_interval,
+            manager.watermark_blocks,
+            manager.max_model_len,
         )
         if self._states != "all":
             return cheap
         state = self._state()
-        return (*cheap, ("references", state.refs), ("rows", state.rows), ("keys", state.cached), ("queue", state.free))
+        return (*cheap, state.refs, state.rows, state.cached, state.free)
 
     def _state(self) -> CacheState:
         manager = self._manager
@@ -295,8 +311,14 @@ class Observer:
             self._tell(oplog.EventsOp(), [event for event in taken if event is not None])
 
 
+def _same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    # Blocks are compared as objects: dataclasses would compare the whole queue that hangs on them.
+    return now[2] is before[2] and now[3] is before[3] and now[:2] == before[:2] and now[4:] == before[4:]
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "block_id", value)
+
+
 def _ids(groups: Iterable[Iterable[Any]]) -> list[list[int]]:
     return [[block.block_id for block in group] for group in groups]
-
-
-Call = Callable[..., Any]
