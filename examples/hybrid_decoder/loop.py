@@ -169,7 +169,8 @@ def turn(plan: Plan, decoding: bool, parameters: Parameters, weights: list[Weigh
     whole = jnp.sum(-(-jnp.where(rows.target > 0, end, 0) // model.block), dtype=jnp.int32)
     most = jnp.stack([held.sum(), whole])
     grown = held.sum() >= carry.most[0]
-    refused = (asked.counts > 0) & (result.status == int(Status.NO_ROOM))
+    waits = (result.status == int(Status.OK)) | (result.status == int(Status.STEP_FULL))
+    refused = (asked.counts > 0) & ~waits
     new = (jnp.int32(1), jnp.sum(rows.length - carry.rows.length), jnp.sum(jnp.where(served, asked.drafts, 0)))
     new += (jnp.sum(accepted), jnp.sum(refused), jnp.sum(result.deferred), wrong)
     return Carry(
@@ -189,7 +190,7 @@ def _ask(plan: Plan, carry: Carry, width: int, drafts: int) -> tuple[Carry, Turn
     """Chooses how far every row goes. Drafts are put behind the rows' tokens."""
     rows, computed = carry.rows, carry.cache.requests[:, StepRequest.COMPUTED]
     active = rows.length < rows.target
-    end = _chunk_end(plan.model, rows, jnp.minimum(computed + width, rows.length))
+    end = _chunk_end(plan.model, rows, computed, jnp.minimum(computed + width, rows.length))
     counts = jnp.where(active, end - computed, 0)
     if not drafts:
         return carry, Turn(counts, jnp.zeros_like(counts), rows.ready)
@@ -203,11 +204,12 @@ def _ask(plan: Plan, carry: Carry, width: int, drafts: int) -> tuple[Carry, Turn
     return carry._replace(rows=rows), Turn(counts, many, rows.ready)
 
 
-def _chunk_end(model: Model, rows: Rows, end: jax.Array) -> jax.Array:
+def _chunk_end(model: Model, rows: Rows, computed: jax.Array, end: jax.Array) -> jax.Array:
     """End of a chunk up to `end` int32[R] for which recurrent states fall on blocks, where others find them.
 
     A chunk that starts inside a block does not go beyond it; one that does not finish the row's tokens ends with a
-    block if it can; and the last whole block ends a chunk (vLLM 0.33 `_mamba_block_aligned_split`).
+    block if it can; and the last whole block ends a chunk (vLLM 0.33 `_mamba_block_aligned_split`). Where accepted
+    drafts fill the block that the cache knows of, it is told of those alone: it refuses a chunk that goes on behind.
     """
     if DELTA not in model.kinds:
         return end
@@ -216,7 +218,9 @@ def _chunk_end(model: Model, rows: Rows, end: jax.Array) -> jax.Array:
     inside = (start % size != 0) & (end > boundary)
     last = end // size * size
     aligned = jnp.where((last > start) & (end != last), last, end)
-    return jnp.where(inside, boundary, aligned)
+    end = jnp.where(inside, boundary, aligned)
+    rest = -computed % size
+    return jnp.where(rest > 0, jnp.minimum(end, computed + rest), end)
 
 
 def _from(table: jax.Array, start: jax.Array, width: int) -> jax.Array:
