@@ -46,8 +46,8 @@ def _reads_ahead(config: Mapping[str, Any]) -> bool:
 def check_one_byte_cache(config: Mapping[str, Any], model: Model, device: Device, kv_cache_dtype: str) -> None:
     """Makes sure that kernels and checkpoint go with a cache of eight-bit floats.
 
-    GPUs without such floats (before Ada and Hopper) have FlashInfer's kernels for them only, and Triton's for five
-    exponent bits. A checkpoint with scales has them for four.
+    GPUs without such floats (before Ada and Hopper) have FlashInfer's kernels for them only, and those of others for
+    five exponent bits, but none of them for sinks. A checkpoint with scales has them for four.
 
     Args:
       config: the model's `config.json`.
@@ -64,7 +64,9 @@ def check_one_byte_cache(config: Mapping[str, Any], model: Model, device: Device
         scheme = method == "compressed-tensors" and quantization.get("kv_cache_scheme") is not None
         if scheme or method in WITH_SCALES:
             raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another with a checkpoint in {method}")
-    if kv_cache_dtype not in ("fp8", "fp8_e4m3") or device.capability >= (8, 9):
+    if device.capability >= (8, 9) or kv_cache_dtype not in ("fp8", "fp8_e4m3", "fp8_e5m2"):
+        return
+    if kv_cache_dtype == "fp8_e5m2" and model.model_type not in WITH_SINKS:
         return
     heads = {spec.head_size for spec in model.specs.values() if isinstance(spec, AttentionSpec)}
     several = model.model_type.startswith("gemma4") and len(heads) > 1  # vLLM 0.33 `Gemma4Config` leaves it to Triton
