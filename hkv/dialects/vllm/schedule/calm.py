@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hkv.dialects.vllm.rules import calm
 from hkv.dialects.vllm.rules.parameters import View
-from hkv.dialects.vllm.schedule.compiled_state import ScheduleWorkspace
 from hkv.replay.schedule_state import Number, Seat, Trace
 from hkv.state.loops import Scalar, peek
 from hkv.state.state import Request
 
 
-def note(work: ScheduleWorkspace, view: View, trace: Trace, slot: Scalar, enabled: Scalar) -> ScheduleWorkspace:
+def note(work: Any, view: View, trace: Trace, slot: Scalar, enabled: Scalar) -> Any:
     """Notes up to how many tokens an allocation for a request would take, register and give back nothing.
 
     What is noted may be too little, never too much: an allocation that changes nothing is no mistake.
 
     Args:
-      work: needs `requests` and `seats` to write.
+      work: a `ScheduleWorkspace`; needs `requests` and `seats` to write.
       view: the configuration.
       trace: the schedule's numbers.
       slot: a request that was just granted blocks.

@@ -107,7 +107,7 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
     return calm.note(w, view, trace, op.slot, grown | admitted), m
 
 
-def _made_copies(w: ScheduleWorkspace, view: View, enabled: Scalar) -> ScheduleWorkspace:
+def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
     """The step's copies are made, group by group: both blocks of each give back what they held for that.
 
     The twin of `Replay._planned`, and of the rules' `made_copies` without an operation.
@@ -117,7 +117,7 @@ def _made_copies(w: ScheduleWorkspace, view: View, enabled: Scalar) -> ScheduleW
     row = w.row(w.spare_slot, jnp.int32(0))
     count = jnp.where(enabled, 2 * w.num_copies, 0)
 
-    def give(v: ScheduleWorkspace, local: tuple[Scalar, Scalar]) -> tuple[ScheduleWorkspace, tuple[Scalar, Scalar]]:
+    def give(v: Any, local: tuple[Scalar, Scalar]) -> tuple[Any, tuple[Scalar, Scalar]]:
         group, number = local
         v = free_queue.make_room(v)
         place = v.output("copies", divide(number, jnp.int32(2)))
