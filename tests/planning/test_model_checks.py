@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import pytest
 
@@ -27,6 +28,7 @@ def test_types_with_experts_are_those_whose_default_config_has_some() -> None:
     assert all(len(some) == 1 for some in found.values())
 
 
+DATA = pathlib.Path(__file__).parent.parent / "data" / "models"
 OPTIONS = EngineOptions(kv_cache_memory_bytes=80 << 30, max_model_len=1024)
 
 
@@ -80,3 +82,21 @@ def test_nothing_bounds_a_request_where_no_field_does() -> None:
         plan_config("falcon-mamba-7b", dataclasses.replace(OPTIONS, max_model_len=-1))
     with pytest.raises(ConfigError, match="max_model_len = 200000"):
         plan_config("llama-3.1-8b", dataclasses.replace(OPTIONS, max_model_len=200_000))
+
+
+@pytest.mark.parametrize(
+    ("device", "kv_cache_dtype", "block_size", "num_blocks"),
+    [
+        ("l40s", "fp8_e4m3", 128, 1842),  # vLLM 0.33 answered these three
+        ("l40s", "fp8_e4m3", 256, 1842),
+        ("l40s", "fp8_e4m3", 64, 1842),
+        ("h100", "fp8_e4m3", 128, 921),
+    ],
+)
+def test_windows_alone_take_the_largest_block_of_their_kernels(
+    device: str, kv_cache_dtype: str, block_size: int, num_blocks: int
+) -> None:
+    options = EngineOptions(
+        device=device, kv_cache_dtype=kv_cache_dtype, block_size=block_size, kv_cache_memory_bytes=7728685217
+    )
+    assert plan_config(DATA / "mistral.json", options).num_blocks == num_blocks

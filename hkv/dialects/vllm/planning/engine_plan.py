@@ -12,7 +12,13 @@ from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
-from hkv.dialects.vllm.planning.kernels import check_cache_dtype, gdn_prefill, kda_prefill, preferred_block_size
+from hkv.dialects.vllm.planning.kernels import (
+    check_cache_dtype,
+    gdn_prefill,
+    kda_prefill,
+    preferred_block_size,
+    window_block_size,
+)
 from hkv.dialects.vllm.planning.model_checks import check_float_cache, check_length, check_parallel, shares_positions
 from hkv.dialects.vllm.planning.mtp import mtp_config
 from hkv.dialects.vllm.planning.multimodal import check_one_byte_cache, least_step_tokens
@@ -123,7 +129,10 @@ def read_models(
     check_parallel(content, model, options)
     if options.block_size is None:
         size = preferred_block_size(model, device, options.kv_cache_dtype)
-        model = model if size is None else read_model(content, ReadOptions(block_size=size, **of_model))
+    else:
+        size = window_block_size(model, device, options.kv_cache_dtype, options.block_size)
+    if size not in (None, options.block_size):
+        model = read_model(content, ReadOptions(block_size=size, **of_model))
     if keeps_layers(model, options.kv_cache_dtype):
         own = {**of_model, "kv_dtype": "auto"}
         size = common_block_size(read_model(content, ReadOptions(**own)), options.block_size)

@@ -14,6 +14,9 @@ from hkv.spec import AttentionSpec
 LATENT_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla", "nvfp4_ds_mla")
 """Values of `--kv-cache-dtype` that a backend for latent attention takes."""
 
+FLASHINFER_BLOCKS = (16, 32, 64)
+"""Tokens of the blocks that FlashInfer's kernels take."""
+
 FLASHINFER_KEYS = 128
 """Elements of a key that FlashInfer's kernels for gated delta nets take on Blackwell."""
 
@@ -47,6 +50,24 @@ def preferred_block_size(model: Model, device: Device, kv_cache_dtype: str) -> i
     if major == 9 and kv_cache_dtype in ONE_BYTE and heads == 512 and model.latent_sizes is None:
         return 64
     return None
+
+
+def window_block_size(model: Model, device: Device, kv_cache_dtype: str, block_size: int) -> int:
+    """Tokens per block of a model of windows alone, whose layers choose their own (vLLM 0.33 `get_kv_cache_spec`).
+
+    They take the largest block of their kernels that the asked one holds: before Hopper, FlashInfer serves one-byte
+    caches, in blocks of 16, 32 or 64. Beside full attention such blocks are joined to the asked size again.
+
+    Args:
+      model: the model, as read with the asked size.
+      device: the GPU.
+      kv_cache_dtype: the cache's element type or packing.
+      block_size: tokens asked for.
+    """
+    windows = all(spec.attends and spec.seeks_run for spec in model.specs.values())
+    if not windows or kv_cache_dtype not in ("fp8", "fp8_e4m3") or device.capability >= (9, 0):
+        return block_size
+    return max((size for size in FLASHINFER_BLOCKS if size <= block_size), default=FLASHINFER_BLOCKS[0])
 
 
 def gdn_prefill(config: Mapping[str, Any], device: Device, backend: str | None) -> str:
