@@ -72,7 +72,7 @@ def command(
 
     def tell() -> None:
         result = checking.result()
-        if json_path != "-":
+        if "-" not in (json_path, junit):
             _print(result)
         write_json(json_path, _document(result, coverage))
 
