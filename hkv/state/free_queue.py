@@ -99,6 +99,25 @@ def adopt(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
     return work.write("blocks", references, work.block(block))
 
 
+def hold(work: Workspace, entry: Scalar) -> Workspace:
+    """Adds a reference to the block of one entry of a row, which may be held already: `adopt` of one entry.
+
+    Args:
+      work: needs `rows` to read and `ADOPT_WRITES` to write.
+      entry: index into `State.rows`; a null entry is skipped.
+    """
+
+    def look(w: Workspace) -> tuple[Scalar, Scalar]:
+        block = w.read("rows", entry)
+        return block, w.read("blocks", w.block(block))
+
+    work, (block, place) = peek(entry >= 0, look, work, reads=("rows", "blocks"), default=(0, 0))
+    queued = place > 0
+    work = work.write("queue", 0, jnp.where(queued, work.place(place - 1), work.queue.shape[0] - 1))
+    references = jnp.where(queued, -1, jnp.where(block != 0, place - 1, 0))
+    return work.write("blocks", references, work.block(block)).replace(free=work.free - queued)
+
+
 def add_reference(work: Workspace, present: Scalar, block: Scalar) -> Workspace:
     """Adds a reference to a block that has one, if `present`.
 

@@ -9,12 +9,20 @@ from hkv.dialects.vllm.rules.operations import Argument, Code, Flag
 from hkv.dialects.vllm.rules.transitions import Answer, Op
 from hkv.machine.operation_loop import Payload
 from hkv.state import free_queue
-from hkv.state.loops import Scalar, loop, read
+from hkv.state.loops import Scalar, loop, peek, read
 from hkv.state.status import Status
 from hkv.state.workspace import Workspace
 
 WRITES = tuple(dict.fromkeys((*retire.WRITES, "rows")))
 """Arrays that the operation writes."""
+
+
+READS = ("rows", "keys", "blocks")
+
+
+def describe(work: Workspace, block: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+    """A block, whether it has a key, and whether anything holds it."""
+    return block, work.read("keys", work.key(block)) != 0, work.read("blocks", work.block(block)) < 0
 
 
 def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:
@@ -40,18 +48,19 @@ def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tu
         turn, missing = local
         known_turn = turn < count
         place = row + jnp.where(known_turn, turn, 2 * count - 1 - turn)
-        block = w.read("rows", place)
-        mine = (w.read("keys", w.key(block)) != 0) == known_turn
-        held = w.read("blocks", w.block(block)) < 0
+        w, (block, known, held) = peek(
+            turn >= 0, lambda v: describe(v, v.read("rows", place)), w, READS, (0, False, False)
+        )
+        mine = (known == known_turn) & (block != 0)
         w = free_queue.release(w, place, (mine & held).astype(jnp.int32))
-        return w, (turn + 1, missing | (mine & ~held & (block != 0)))
+        return w, (turn + 1, missing | (mine & ~held))
 
     def hold(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return free_queue.adopt(w, row + local[0], jnp.int32(1)), (local[0] + 1,)
+        return free_queue.hold(w, row + local[0]), (local[0] + 1,)
 
     work, _ = loop(lambda c: c[0] < count, put, work, (0,), writes=("rows",))
     holding = op.flag(Flag.HOLD)
     held, given = jnp.where(holding, count, 0), jnp.where(holding, 0, 2 * count)
-    work, _ = loop(lambda c: c[0] < held, hold, work, (0,), writes=WRITES)
+    work, _ = loop(lambda c: c[0] < held, hold, work, (0,), writes=("rows", *free_queue.ADOPT_WRITES))
     work, (_, missing) = loop(lambda c: c[0] < given, give, work, (jnp.int32(0), jnp.bool_(False)), writes=WRITES)
     return work, answer.refuse(missing, Status.OUT_OF_RANGE)

@@ -26,7 +26,7 @@ from hkv.replay import schedule_loop
 from hkv.replay.schedule_loop import Seated
 from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Arriving, Machine, Mode, Number, Seat, Trace
 from hkv.state import free_queue
-from hkv.state.loops import Scalar, divide, loop, peek
+from hkv.state.loops import Scalar, divide, loop, peek, remainder
 from hkv.state.state import Request, State
 from hkv.state.status import Status
 from hkv.state.workspace import ARRAYS, COPY_WORDS, COUNTERS, EVENT_WORDS, Sizes
@@ -110,32 +110,33 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
 def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
     """The step's copies are made, group by group: both blocks of each give back what they held for that.
 
+    As in `copies.made_copies`, what goes to the queue's head goes there from the last on.
+
     The twin of `Replay._planned`, and of the rules' `made_copies` without an operation.
     """
     if not w.sizes.copies:
         return w
     row = w.row(w.spare_slot, jnp.int32(0))
     count = jnp.where(enabled, 2 * w.num_copies, 0)
+    every = view.num_groups * count
 
-    def give(v: Any, local: tuple[Scalar, Scalar]) -> tuple[Any, tuple[Scalar, Scalar]]:
-        group, number = local
-        v = free_queue.make_room(v)
+    def give(v: Any, local: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
+        (turn,) = local
+        known_turn = turn < every
+        index = jnp.where(known_turn, turn, 2 * every - 1 - turn)
+        group, number = divide(index, jnp.maximum(count, 1)), remainder(index, jnp.maximum(count, 1))
         place = v.output("copies", divide(number, jnp.int32(2)))
-        v, (mine, block) = peek(
-            number >= 0,
-            lambda u: (u.read("copies", place), u.read("copies", place + 1 + (number & 1))),
-            v,
-            reads=("copies",),
-            default=(0, 0),
-        )
-        v = v.write("rows", block, row)
-        v = free_queue.release(v, row, (mine == group).astype(jnp.int32))
-        last = number + 1 == count
-        return v, (group + last, jnp.where(last, 0, number + 1))
 
-    groups = jnp.where(count > 0, view.num_groups, 0)
-    writes = ("copies", *copies.WRITES)
-    w, _ = loop(lambda c: c[0] < groups, give, w, (0, 0), writes=writes)
+        def look(u: Any) -> tuple[Scalar, ...]:
+            return u.read("copies", place), *copies.describe(u, u.read("copies", place + 1 + (number & 1)))
+
+        v = free_queue.make_room(v)
+        v, (mine, block, known, _) = peek(turn >= 0, look, v, ("copies", "keys", "blocks"), (0, 0, False, False))
+        v = v.write("rows", block, row)
+        given = (mine == group) & (known == known_turn) & (block != 0)
+        return free_queue.release(v, row, given.astype(jnp.int32)), (turn + 1,)
+
+    w, _ = loop(lambda c: c[0] < 2 * every, give, w, (0,), writes=("copies", *copies.WRITES))
     return w.replace(num_copies=jnp.where(enabled, 0, w.num_copies))
 
 
@@ -160,7 +161,7 @@ def _operation(w: Any, view: View, trace: Trace, m: Machine) -> tuple[Any, Seate
     arguments = {
         Argument.CODE: code,
         Argument.SLOT: slot,
-        Argument.TOKENS: trace.request(request, Arriving.PROMPT),
+        Argument.TOKENS: jnp.where(m.at(Mode.SEAT), trace.request(request, Arriving.PROMPT), 0),
         Argument.KEYS: _num_keys(view, trace, request),
         Argument.KEY_START: trace.request(request, Arriving.KEY_START),
         Argument.NEW: m.new,
