@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
@@ -26,13 +27,18 @@ class NumpyEngine:
 
     def __init__(self, header: Header) -> None:
         check_reference()
-        from reference.dialects.vllm import live
         from reference.dialects.vllm.manager import Manager
 
-        self._operations = live
         self.manager = Manager(to_config(header))
         self._version = header.oplog
         self._live = header.oplog >= 3
+
+    @property
+    def _operations(self) -> Any:
+        """`reference.dialects.vllm.live`; not an attribute, as engines are copied and modules cannot be."""
+        from reference.dialects.vllm import live
+
+        return live
 
     def step(self) -> None:
         """A new scheduling step begins."""
