@@ -170,7 +170,9 @@ def documents(installed: Installed) -> None:
     page = (ROOT / "docs" / "new-engine-version.md").read_text()
     (folder / "vllm_next.py").write_text(re.findall(r"```python\n# vllm_next.py\n(.*?)```", page, re.DOTALL)[0])
     subprocess.run(["cc", "-std=c11", "-O2", "-o", "my-engine", *C_ENGINE], cwd=folder, check=True)
-    (folder / "LOG").write_bytes((ROOT / "tests" / "data" / "oplogs" / "core-0.jsonl").read_bytes())
+    (folder / "logs").mkdir()
+    for path in ("LOG", "logs/core-0.jsonl"):
+        (folder / path).write_bytes((ROOT / "tests" / "data" / "oplogs" / "core-0.jsonl").read_bytes())
     for name in ("TRACE", "conversation_trace.jsonl", "chat.jsonl"):
         installed.run(f"trace chat -o {name} --requests 20 --seed 1")
     lines = found_in([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
