@@ -77,9 +77,12 @@ FRAGMENTS = {
     "hkv --compilation-cache DIR",
     "hkv explore --form lanes",
     "hkv explore --form batched",
+    "hkv layout --plan FILE --layer 3 --tag csa_kv",
     "hkv plan --bugs NAME",
     "hkv plan --dialect rtp-llm",
     "hkv plan --json",
+    "hkv plan --layers FILE",
+    "hkv replay --json",
     "hkv trace import",
     "hkv shrink differences/fork-3-v2.jsonl --engine my_engine.py:Engine",
 }
@@ -161,7 +164,8 @@ def documents(installed: Installed) -> None:
     """Every command line of README and docs."""
     folder = installed.folder
     for path, source in {
-        "config.json": "gemma3_text", "gemma-3-1b/config.json": "gemma3_text", "qwen3-next/config.json": "qwen3_next",
+        "config.json": "gemma3_text", "gemma-3-1b/config.json": "gemma3_text", "deepseek_v3/config.json": "deepseek_v3",
+        "qwen3-next/config.json": "qwen3_next",
     }.items():  # fmt: skip
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_bytes((ROOT / "tests" / "data" / "models" / f"{source}.json").read_bytes())
