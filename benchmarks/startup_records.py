@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import json
+import pathlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -23,6 +26,15 @@ SETTINGS = (
     "memory",
 )
 """Settings of vLLM's that HKV has under the same names."""
+
+
+def records_by_model(path: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
+    """Starts by model, from a file that `benchmarks/compare_startup.py --record` wrote, compressed."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in gzip.decompress(path.read_bytes()).splitlines():
+        record = json.loads(line)
+        found.setdefault(record["model"], []).append(record)
+    return found
 
 
 class Asked(Protocol):

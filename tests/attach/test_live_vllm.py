@@ -16,6 +16,7 @@ from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import Log, find_logs, read_log
 from hkv.oracle.record import Only, draw
+from tests.oracle import sample
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -42,26 +43,7 @@ def request_of(id: str, tokens: list[int]) -> Any:
 
 @pytest.fixture
 def header() -> Header:
-    return Header(
-        oplog=3,
-        dialect="vllm-0.33",
-        feature="core",
-        num_blocks=12,
-        groups=[{"kind": "full_attention", "block_size": 2, "cp_sharded": False}],
-        hash="sha256_cbor",
-        hash_block_size=2,
-        scheduler_block_size=2,
-        hash_lookahead=0,
-        caching=True,
-        eagle=False,
-        eagle_groups=[],
-        prefill_lookahead=0,
-        retention_interval=None,
-        partial_hits=False,
-        max_model_len=64,
-        max_in_flight_tokens=None,
-        context_parallel=1,
-    )
+    return sample.header(oplog=3, num_blocks=12)
 
 
 class Observation:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hkv.dialects.vllm.log.structs import Header
+
 HEADER: dict[str, Any] = {
     "oplog": 1,
     "dialect": "vllm-0.33",
@@ -25,6 +27,12 @@ HEADER: dict[str, Any] = {
     "max_in_flight_tokens": None,
     "context_parallel": 1,
 }
+
+
+def header(**changes: Any) -> Header:
+    """The header of the small log with other fields."""
+    return Header(**(HEADER | changes))
+
 
 ALLOCATE: dict[str, Any] = {
     "op": "allocate",

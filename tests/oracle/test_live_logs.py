@@ -19,33 +19,14 @@ from hkv.oracle.engine import attempt
 from hkv.oracle.log_file import Log, log_bytes, parse_log
 from hkv.oracle.record import Only, differ, draw, record
 from hkv.testing.planting import Patch, applied
+from tests.oracle import sample
 
 VLLM = dialect_of("vllm-0.33")
 FEATURES = VLLM.features("vllm-0.33")
 
 
 def header(**changes: Any) -> Header:
-    fields: dict[str, Any] = {
-        "oplog": 3,
-        "dialect": "vllm-0.33",
-        "feature": "core",
-        "num_blocks": 10,
-        "groups": [{"kind": "full_attention", "block_size": 2, "cp_sharded": False}],
-        "hash": "sha256_cbor",
-        "hash_block_size": 2,
-        "scheduler_block_size": 2,
-        "hash_lookahead": 0,
-        "caching": True,
-        "eagle": False,
-        "eagle_groups": [],
-        "prefill_lookahead": 0,
-        "retention_interval": None,
-        "partial_hits": False,
-        "max_model_len": 64,
-        "max_in_flight_tokens": None,
-        "context_parallel": 1,
-    }
-    return Header(**(fields | changes))
+    return sample.header(**({"oplog": 3, "num_blocks": 10} | changes))
 
 
 def allocate(id: str, new: int, hit: int = 0, **fields: Any) -> oplog.AllocateOp:

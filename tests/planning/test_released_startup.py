@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import pathlib
-from typing import Any
 
 import pytest
 
-from benchmarks.startup_records import difference
+from benchmarks.startup_records import difference, records_by_model
 from hkv.model.huggingface import load_config
 
 PATH = pathlib.Path(__file__).resolve().parent.parent / "data" / "planning" / "released_startup.jsonl.gz"
 
-
-def records() -> dict[str, list[dict[str, Any]]]:
-    """Starts of vLLM 0.33.0 by model, of those that `benchmarks/compare_startup.py --released --record` wrote."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for line in gzip.decompress(PATH.read_bytes()).splitlines():
-        record = json.loads(line)
-        found.setdefault(record["model"], []).append(record)
-    return found
-
-
-RECORDS = records()
+RECORDS = records_by_model(PATH)
+"""Starts of vLLM 0.33.0 that `benchmarks/compare_startup.py --released --record` wrote."""
 
 
 @pytest.mark.parametrize("model", RECORDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import pathlib
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 import hkv
-from benchmarks.startup_records import difference
+from benchmarks.startup_records import difference, records_by_model
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.serve_options import size_of_weights
@@ -28,16 +27,8 @@ def config(name: str) -> dict[str, Any]:
     return json.loads((DATA / "models" / f"{name}.json").read_text())
 
 
-def records() -> dict[str, list[dict[str, Any]]]:
-    """Starts of vLLM 0.33.0 by model: every fifth of 2,000 that `benchmarks/compare_startup.py --record` wrote."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for line in gzip.decompress((DATA / "planning" / "startup.jsonl.gz").read_bytes()).splitlines():
-        record = json.loads(line)
-        found.setdefault(record["model"], []).append(record)
-    return found
-
-
-RECORDS = records()
+RECORDS = records_by_model(DATA / "planning" / "startup.jsonl.gz")
+"""Starts of vLLM 0.33.0: every fifth of 2,000 that `benchmarks/compare_startup.py --record` wrote."""
 
 
 @pytest.mark.parametrize("model", RECORDS)

@@ -10,6 +10,7 @@ from hkv.dialects.vllm.log.structs import AllocateOp, ExtraKeys, Header
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.check import check_log
 from hkv.oracle.log_file import read_log
+from tests.oracle import sample
 
 FEATURES = (
     "core",
@@ -24,26 +25,8 @@ FEATURES = (
 
 
 def header(version: int = 2) -> Header:
-    return Header(
-        oplog=version,
-        dialect="vllm-0.33",
-        feature="core",
-        num_blocks=6,
-        groups=[{"kind": "full_attention", "block_size": 4}],
-        hash="sha256_cbor",
-        hash_block_size=4,
-        scheduler_block_size=4,
-        hash_lookahead=0,
-        caching=True,
-        eagle=False,
-        eagle_groups=[],
-        prefill_lookahead=0,
-        retention_interval=None,
-        partial_hits=False,
-        max_model_len=64,
-        max_in_flight_tokens=None,
-        context_parallel=1,
-    )
+    groups = [{"kind": "full_attention", "block_size": 4}]
+    return sample.header(oplog=version, num_blocks=6, groups=groups, hash_block_size=4, scheduler_block_size=4)
 
 
 def allocate(id: str, new: int, hit: int = 0) -> AllocateOp:

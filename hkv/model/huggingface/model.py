@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from hkv.errors import PlanError
 from hkv.limits import MAX_TOKENS
-from hkv.spec import LayerSpec
+from hkv.spec import AttentionSpec, LayerSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +84,11 @@ class Model:
     def specs(self) -> dict[str, LayerSpec]:
         """Cache descriptions by the layers' names."""
         return {layer.name: layer.spec for layer in self.layers if layer.spec is not None}
+
+    @property
+    def attention_specs(self) -> list[AttentionSpec]:
+        """Descriptions of the layers that keep keys, in the layers' order."""
+        return [spec for spec in self.specs.values() if isinstance(spec, AttentionSpec)]
 
     @property
     def encoder_tokens(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from hkv.model.huggingface import Model
-from hkv.spec import AttentionSpec
 
 KEPT = 2
 """Layers kept at either end of a model without recurrent states (vLLM 0.33 `get_boundary_skip_layers`)."""
@@ -30,7 +29,7 @@ def common_block_size(model: Model, block_size: int | None) -> int:
       block_size: tokens that were asked for, or None.
     """
     unit = max(KERNEL_BLOCK, block_size or KERNEL_BLOCK)
-    first = next(spec for spec in model.specs.values() if isinstance(spec, AttentionSpec))
+    first = model.attention_specs[0]
     elements = first.num_kv_heads * (first.head_size + first.value_size)
     kept = KERNEL_BLOCK * first.num_heads * first.content_bytes
     return max(unit, unit * -(-kept // (unit * elements)))

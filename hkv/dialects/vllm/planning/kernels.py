@@ -9,7 +9,6 @@ from hkv.dialects.vllm.planning.devices import Device
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
 from hkv.model.huggingface.reading import decoder_fields
-from hkv.spec import AttentionSpec
 
 LATENT_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla", "nvfp4_ds_mla")
 """Values of `--kv-cache-dtype` that a backend for latent attention takes."""
@@ -38,7 +37,7 @@ def preferred_block_size(model: Model, device: Device, kv_cache_dtype: str) -> i
       device: the GPU.
       kv_cache_dtype: the cache's element type or packing.
     """
-    specs = [spec for spec in model.specs.values() if isinstance(spec, AttentionSpec)]
+    specs = model.attention_specs
     major = device.capability[0]
     if model.latent_sizes is not None and model.indexer_size is None:
         if any(not spec.latent for spec in specs):

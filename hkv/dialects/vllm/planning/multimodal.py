@@ -9,7 +9,6 @@ from hkv.dialects.vllm.planning.devices import Device
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
 from hkv.model.huggingface.reading import decoder_fields
-from hkv.spec import AttentionSpec
 
 READS_AHEAD = ("bagel", "gemma3", "molmo2", "moondream3", "paligemma")
 """Types in which tokens of an image read each other (vLLM 0.33 `MM_PREFIX_LM_MODELS`); some of Gemma 4 say so."""
@@ -68,7 +67,7 @@ def check_one_byte_cache(config: Mapping[str, Any], model: Model, device: Device
         return
     if kv_cache_dtype == "fp8_e5m2" and model.model_type not in WITH_SINKS:
         return
-    heads = {spec.head_size for spec in model.specs.values() if isinstance(spec, AttentionSpec)}
+    heads = {spec.head_size for spec in model.attention_specs}
     several = model.model_type.startswith("gemma4") and len(heads) > 1  # vLLM 0.33 `Gemma4Config` leaves it to Triton
     if several or _reads_ahead(config) or model.model_type in WITH_SINKS or not heads <= set(FLASHINFER_HEADS):
         expected = f"another on {device.name}: only Triton's kernels take this model, and these floats need more"
