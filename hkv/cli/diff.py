@@ -28,6 +28,7 @@ from hkv.cli.shrink import shrink_with_bar
 from hkv.dialects import registry
 from hkv.errors import ConfigError
 from hkv.limits import MAX_COUNT, MAX_SEED
+from hkv.oracle.campaign import compare_in_cluster
 from hkv.oracle.comparison import Comparison, DiffResult, FoundDifference
 from hkv.oracle.engines import built_in
 from hkv.oracle.engines.process import PREFIX
@@ -61,9 +62,19 @@ from hkv.oracle.engines.process import PREFIX
 @click.option("--shrink/--no-shrink", default=True, show_default=True, help="Make the failing case small.")
 @click.option("--save", metavar="DIR", type=OutputFolder(), help="Folder for the log of a difference.")
 @timeout_option
+@click.option(
+    "--ray", metavar="ADDRESS", help="Have a Ray cluster compare: auto, local, HOST:PORT.  [default: this process]"
+)
 @json_option
 @click.pass_context
-def command(context: click.Context, engines: str | None, timeout: float, json_path: str | None, **options: Any) -> None:
+def command(
+    context: click.Context,
+    engines: str | None,
+    timeout: float,
+    ray: str | None,
+    json_path: str | None,
+    **options: Any,
+) -> None:
     """Drive two engines through the same random traffic and compare every answer, the whole state after each step.
 
     Stops at the first difference of each feature, makes the case small, names the first invariant that the engine in
@@ -83,8 +94,10 @@ def command(context: click.Context, engines: str | None, timeout: float, json_pa
     only = only_of(options["kinds"], options["max_groups"], options["dialect"])
     bugs = bugs_of(options["bugs"], "manager")
     version, steps, ids = options["version"], options["steps"], options["ids"]
-    comparison = Comparison((tested, right), only, version, steps, ids, bugs, timeout)
+    arguments = ((tested, right), only, version, steps, ids, bugs, timeout)
+    comparison = Comparison(*arguments)
     chosen, seeds = options["features"] or comparison.features, options["seeds"]
+    each = range(options["first_seed"], options["first_seed"] + seeds)
     comparison.require(chosen)
     report = _Report(comparison, options["save"], json_path != "-")
 
@@ -95,8 +108,10 @@ def command(context: click.Context, engines: str | None, timeout: float, json_pa
     with interruption().saying(stopped):
         try:
             with progress_bar("comparing", len(chosen) * seeds) as advance:
-                for feature in chosen:
-                    for seed in range(options["first_seed"], options["first_seed"] + seeds):
+                if ray is not None:
+                    compare_in_cluster(comparison, arguments, chosen, each, ray, advance)
+                for feature in chosen if ray is None else ():
+                    for seed in each:
                         parted = comparison.seed(feature, seed)
                         advance()
                         if parted:

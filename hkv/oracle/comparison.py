@@ -10,7 +10,7 @@ from typing import Any
 from hkv.bugs import bugs_of_part, refuse_bugs
 from hkv.columns import Columns, columns
 from hkv.dialects import registry
-from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.errors import ConfigError, EngineFailure, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken, broken_later, first_broken
 from hkv.oracle.check import describe
 from hkv.oracle.implemented import flags_for
@@ -124,6 +124,21 @@ class DiffResult:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """Counts over seeds of one feature before the first on which two engines differ; fields as in `DiffResult`.
+
+    Attributes:
+      parted: the seed on which they differ, or None.
+    """
+
+    seeds: int
+    not_implemented: int
+    reason: str
+    operations: int
+    parted: int | None
+
+
 FURTHER_SEEDS = 8
 """Seeds whose traffic an engine in doubt is given, from the one on which it differs, until it breaks an invariant."""
 
@@ -207,6 +222,33 @@ class Comparison:
         if parted is not None:
             self._parted[feature] = seed, parted
         return parted is not None
+
+    def stretch(self, feature: str, seeds: Iterable[int]) -> Tally:
+        """Compares the engines, of which nothing was compared yet, on seeds one after the other, until they differ."""
+        for seed in seeds:
+            before = self._tally()
+            if self.seed(feature, seed):
+                return dataclasses.replace(before, parted=seed)
+        return self._tally()
+
+    def _tally(self) -> Tally:
+        return Tally(self._compared, self._unsupported, self._reason, self._operations, None)
+
+    def add(self, feature: str, tally: Tally) -> bool:
+        """Counts what was compared elsewhere as if it had been here; whether the engines differ.
+
+        Raises:
+          EngineFailure: they differ there, but not here.
+        """
+        self._compared += tally.seeds
+        self._unsupported += tally.not_implemented
+        self._reason = self._reason or tally.reason
+        self._operations += tally.operations
+        if tally.parted is None:
+            return False
+        if not self.seed(feature, tally.parted):
+            raise EngineFailure("seed", tally.parted, f"the same difference here as elsewhere, in feature {feature}")
+        return True
 
     def differences(
         self, shrink: bool, shrinking: Callable[[Shrinker, Case], Case] = _shrink

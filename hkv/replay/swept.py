@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hkv.cluster import in_cluster
 from hkv.replay import bounds, sweep
 from hkv.replay import points as point_work
-from hkv.replay.cluster import in_cluster
 from hkv.replay.points import Point
 from hkv.replay.results_file import ResultsFile
 from hkv.replay.sweep import Row

@@ -216,7 +216,7 @@ def test_every_option_is_tried() -> None:
     files = {("check-events", "--replay-endpoint"), ("check-events", "--topic"), ("shrink", "--against")}
     files |= set(CONFIG_OPTIONS)
     files |= {("trace import", option) for option in ("--tokenizer", "--answers", "--endpoint", "--topic")}
-    files |= {("trace import", "--replay-endpoint"), ("sweep", "--results"), ("sweep", "--ray")}
+    files |= {("trace import", "--replay-endpoint"), ("sweep", "--results"), ("sweep", "--ray"), ("diff", "--ray")}
     files |= {("replay", "--memory"), ("replay", "--kv-dtype"), ("diff", "--bugs")}
     for command in hkv.cli.COMMANDS:
         for parameter in definition(command).params:

@@ -1,4 +1,4 @@
-"""Work on points of a sweep by the machines of a Ray cluster."""
+"""Work by the machines of a Ray cluster: points of a sweep, stretches of a comparison's seeds."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import Any, TypeVar
 
 from hkv.errors import ConfigError, HKVError, MissingExtraError
 from hkv.machine import native_loops
-from hkv.replay.points import Point
-from hkv.replay.traces.interned import InternedTrace
 
 CONNECTING = 10.0
 """Seconds within which a cluster has to answer."""
 
+Item = TypeVar("Item")
+Shared = TypeVar("Shared")
 Found = TypeVar("Found")
 
 
 def in_cluster(
-    work: Callable[[Point, InternedTrace], Found], points: Sequence[Point], trace: InternedTrace, address: str
+    work: Callable[[Item, Shared], Found], items: Sequence[Item], shared: Shared, address: str
 ) -> Iterator[tuple[int, Found]]:
-    """Has work done on points by a Ray cluster, one processor each. Yields a point's place and what was found.
+    """Has work done on items by a Ray cluster, one processor each. Yields an item's place and what was found.
 
-    The machines need HKV as it is here; a model is read where it is replayed, so that a path is a path there.
+    The machines need HKV as it is here; a file is read where the work is done, so that a path is a path there.
 
     Args:
       work: a function of a module.
-      points: the points.
-      trace: the trace, which the cluster keeps once a machine.
+      items: arguments of the work.
+      shared: another one, the same for all, which the cluster keeps once a machine.
       address: the cluster's, as `ray.init` takes it: `auto`, `local`, `HOST:PORT`, `ray://HOST:PORT`.
 
     Raises:
       MissingExtraError: Ray is not installed.
       ConfigError: there is no cluster at that address.
-      HKVError: a point cannot be replayed.
+      HKVError: the work raised it.
     """
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError:
-        raise MissingExtraError("ray", "ray", "sweeps on several machines") from None
+        raise MissingExtraError("ray", "ray", "work on several machines") from None
     _check(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError) as error:
         raise ConfigError("ray", address, f"the address of a Ray cluster ({str(error).splitlines()[0]})") from None
     try:
-        remote, kept = ray.remote(num_cpus=1, max_retries=2)(_done), ray.put(trace)
-        waiting = {remote.remote(work, point, kept): place for place, point in enumerate(points)}
+        remote, kept = ray.remote(num_cpus=1, max_retries=2)(_done), ray.put(shared)
+        waiting = {remote.remote(work, item, kept): place for place, item in enumerate(items)}
         while waiting:
             (ready,), _ = ray.wait(list(waiting), num_returns=1)
             place = waiting.pop(ready)
@@ -72,6 +72,6 @@ def _check(address: str) -> None:
         raise ConfigError("ray", address, f"the address of a Ray cluster ({error})") from None
 
 
-def _done(work: Callable[[Point, InternedTrace], Found], point: Point, trace: InternedTrace) -> Found:
+def _done(work: Callable[[Item, Shared], Found], item: Item, shared: Shared) -> Found:
     native_loops.enable()
-    return work(point, trace)
+    return work(item, shared)
