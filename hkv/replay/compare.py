@@ -14,20 +14,9 @@ from hkv.columns import Columns
 from hkv.errors import ConfigError, FileError
 from hkv.replay.attribution import CAUSES
 from hkv.replay.result import ReplayResult
+from hkv.replay.sweep import COLUMNS
 
-TOTALS = (
-    "hit_rate",
-    "hit_tokens",
-    "prompt_tokens",
-    "blocks",
-    "evictions",
-    "preemptions",
-    "put_off",
-    "never_fit",
-    "too_long",
-    "steps_with_work",
-    "wait_steps_median",
-)
+TOTALS = (*COLUMNS, "steps_with_work", "wait_steps_median")
 """Totals that are set side by side."""
 
 
