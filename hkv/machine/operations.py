@@ -15,6 +15,9 @@ from hkv.errors import OperationError
 WIDTH = 16
 """Columns of `Operations.table`."""
 
+LARGE = 1 << 19
+"""Size from which on buckets grow by two, not by four."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +90,17 @@ class OperationBatch:
 
 
 def bucket(size: int, least: int) -> int:
-    """The smallest `least * 4**k` that is at least `size`."""
-    while least < size:
-        least *= 4
-    return least
+    """The smallest `least * 4**k` that is at least `size`; from `LARGE` on half of it, where that is enough.
+
+    Few sizes mean few executables, but large arrays take their time to be filled.
+    """
+    found = least
+    while found < size:
+        found *= 4
+    half = found // 2
+    return half if max(size, least, LARGE) <= half else found
+
+
+def nearest(size: int, least: int) -> int:
+    """The smallest multiple of `least` that is at least `size`: for arrays that another rounding makes too large."""
+    return -(-size // least) * least

@@ -113,6 +113,10 @@ NOT_RETAINED = -3
 Values below it say `EVICTED` and more: in which step, and for which group (`hkv.state.key_table.evicted_for`)."""
 
 
+ENTRIES = 1 << 29
+"""Entries that a table has fewer of: four times one, and 3 more, is a positive int32 in `State.keys`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Buckets:
     """The sizes that are static. Everything else is data: configurations that share buckets share executables.
@@ -147,8 +151,8 @@ class Buckets:
             raise ConfigError("parts", self.parts, "a non-negative integer")
         if self.groups & (self.groups - 1):
             raise ConfigError("groups", self.groups, "a power of two")
-        if (self.keys + 1) * self.groups >= 1 << 28:
-            raise ConfigError("keys", self.keys, f"fewer than {(1 << 28) // self.groups} keys for {self.groups} groups")
+        if (self.keys + 1) * self.groups >= ENTRIES:
+            raise ConfigError("keys", self.keys, f"fewer than {ENTRIES // self.groups} keys for {self.groups} groups")
         if 2 * self.blocks + 4 * self.groups * self.row >= 1 << 28:
             raise ConfigError(
                 "blocks", self.blocks, "fewer than 2**27 blocks, less twice the entries of a request's rows"

@@ -19,7 +19,7 @@ from hkv.dialects.vllm.rules import execute
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import Parameters, of_config
 from hkv.errors import OperationError
-from hkv.machine.operations import WIDTH, Operations, bucket
+from hkv.machine.operations import WIDTH, Operations, bucket, nearest
 from hkv.machine.programs import Programs
 from hkv.state.state import Buckets, State, empty
 from hkv.state.status import Status
@@ -58,19 +58,25 @@ def buckets_for(config: VllmConfig, *, requests: int = 32, keys: int = 4096, tok
     scratch = max((spec.scratch_blocks for spec in config.topology.specs), default=0)
     row = max(-(-tokens // size) for size in sizes) + 2 + scratch
     parts = max((size // config.hash_block_size for size in sizes), default=1) - 1 if config.caching else 0
+    groups, chain = max(8 if small else 4, 1 << len(sizes).bit_length()), -(-tokens // config.hash_block_size) + 2
+    large = bucket(requests, 8) * groups * bucket(row, 512) > MOST_ENTRIES
+    size = nearest if large else bucket
     return Buckets(
         blocks=bucket(config.num_blocks, 256),
-        requests=bucket(requests, 8),
-        groups=max(8 if small else 4, 1 << len(sizes).bit_length()),
-        row=bucket(row, 512),
-        chain=bucket(-(-tokens // config.hash_block_size) + 2, 512),
+        requests=size(requests, 8),
+        groups=groups,
+        row=size(row, 512),
+        chain=size(chain, 512),
         keys=bucket(keys, 1024),
-        parts=bucket(parts + 1, 8) - 1 if parts or small else 0,
+        parts=size(parts + 1, 8) - 1 if parts or small else 0,
     )
 
 
 SMALL = 1024
 """Blocks of a pool that counts as small."""
+
+MOST_ENTRIES = 1 << 27
+"""Entries of all rows from which on requests and rows are rounded up by little: half a gibibyte."""
 
 
 def run(
