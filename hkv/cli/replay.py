@@ -250,6 +250,7 @@ def _replay(
     progress: Callable[[], None],
 ) -> Outcome:
     how: dict[str, Any] = {name: options[name] for name in ("engine", "check")}
+    how["sampled"] = bool(options["plot_path"] or options["json_path"])
     return replay(trace, studied.cache, studied.schedule, timing, progress=progress, **how)
 
 

@@ -74,21 +74,17 @@ def incoming(arrivals: Sequence[Arrival], max_model_len: int) -> Incoming:
     Raises:
       ConfigError: a request arrives too late to be counted.
     """
+    late = next((each.step for each in arrivals if each.step >= LATEST), None)
+    if late is not None:
+        raise ConfigError("step", late, f"arrivals before step {LATEST}: a longer --step-ms")
+    parts = [np.asarray(each.keys() if each.prompt + each.output <= max_model_len else ()) for each in arrivals]
+    ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    keys = np.concatenate([np.zeros(0, np.int32), *(part for part in parts if len(part))]).astype(np.int32)
     requests = np.zeros((len(arrivals) + 1, ARRIVING), np.int32)
-    parts, num_keys = [np.zeros(0, np.int64)], 0
-    ends = np.zeros(len(arrivals) + 1, np.int64)
-    for index, arrival in enumerate(arrivals):
-        if arrival.step >= LATEST:
-            raise ConfigError("step", arrival.step, f"arrivals before step {LATEST}: a longer --step-ms")
-        fits = arrival.prompt + arrival.output <= max_model_len
-        keys = np.asarray(arrival.keys() if fits else (), np.int64)
-        start = int(ends[index])
-        requests[index] = arrival.step, arrival.prompt, arrival.output, start
-        ends[index + 1] = start + len(keys)
-        parts.append(keys)
-        num_keys = max(num_keys, int(keys.max(initial=-1)) + 1)
+    for index, each in enumerate(arrivals):
+        requests[index] = each.step, each.prompt, each.output, ends[index]
     seen = np.array([arrival.seen for arrival in arrivals], np.int64)
-    return Incoming(requests, np.concatenate(parts).astype(np.int32), ends, num_keys, seen)
+    return Incoming(requests, keys, ends, int(keys.max(initial=-1)) + 1, seen)
 
 
 def trace_arrays(

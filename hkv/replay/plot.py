@@ -14,6 +14,7 @@ from hkv.plot_path import check_plot_path
 from hkv.replay import summary
 from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, LAST_TOKEN, TRACE, UNIT
 from hkv.replay.missed import missed
+from hkv.replay.occupancy import Kind, Occupancy
 from hkv.replay.reasons import EVICTED, NOT_RETAINED, RETIRED
 from hkv.replay.run import Outcome
 
@@ -128,13 +129,36 @@ def _draw_causes(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: floa
 def _draw_blocks(panel: Any, outcome: Outcome, edges: np.ndarray, times: np.ndarray) -> None:
     steps, capacity = outcome.recorder.steps, outcome.cache.blocks
     peak = _largest(steps.step, steps.in_use, edges)
-    panel.fill_between(times, peak, step="mid", color=BLOCKS, alpha=0.45, linewidth=0)
-    panel.plot(times, peak, drawstyle="steps-mid", color=BLOCKS, linewidth=1.2, label="held by requests")
+    if outcome.occupancy is None:
+        panel.fill_between(times, peak, step="mid", color=BLOCKS, alpha=0.45, linewidth=0)
+    else:
+        _stack(panel, outcome, outcome.occupancy, (times[-1] + times[0]) / outcome.steps)
+    panel.plot(times, peak, drawstyle="steps-mid", color=CUMULATIVE, linewidth=1.0, label="held at once (peak)")
     panel.axhline(capacity, color=WAITING, linestyle="--", linewidth=1.2, label=f"pool: {capacity:,} blocks")
-    panel.set_ylabel("blocks in use (peak)")
-    panel.set_ylim(0, capacity * 1.18)
+    panel.set_ylabel("blocks")
+    panel.set_ylim(0, capacity * 1.3)
     panel.yaxis.set_major_formatter("{x:,.0f}")
-    panel.legend(loc="upper left", frameon=False, ncols=2)
+    panel.legend(loc="upper left", frameon=False, ncols=4)
+
+
+def _stack(panel: Any, outcome: Outcome, occupancy: Occupancy, per_step: float) -> None:
+    """Blocks on top of each other, group by group: held and not cached, held and cached, cached and not held."""
+    import matplotlib
+
+    held, cached, evictable = (occupancy.blocks[kind] for kind in Kind)
+    both = cached - evictable
+    tones = {"held, not cached": (held - both, 1.0), "held and cached": (both, 0.6), "evictable": (evictable, 0.25)}
+    colours = [matplotlib.colormaps["tab10"](place) for place in range(10)]
+    times, bottom = (occupancy.steps + 1) * per_step, np.zeros(len(occupancy.steps))
+    for blocks, alpha in tones.values():
+        for group, line in enumerate(blocks):
+            colour = colours[group % len(colours)]
+            panel.fill_between(times, bottom, bottom + line, color=colour, alpha=alpha, linewidth=0)
+            bottom = bottom + line
+    for group, each in enumerate(outcome.cache.groups):
+        panel.fill_between([], [], color=colours[group % len(colours)], label=each.spec.to_text())
+    for tone, (_, alpha) in tones.items():
+        panel.fill_between([], [], color="#444444", alpha=alpha, linewidth=0, label=tone)
 
 
 def _draw_requests(panel: Any, outcome: Outcome, edges: np.ndarray, times: np.ndarray) -> None:

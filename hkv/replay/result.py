@@ -32,6 +32,9 @@ class ReplayResult:
         `ended_by` (the group that ended the hit), `evicted_steps_before` and `evicted_for` (who got the block
         that was lacking): -1 for none.
       steps: one entry a step with work: the fields of `hkv.replay.record.StepRecords`.
+      occupancy: one entry a sample, at the ends of at most 256 steps: `step`, and of group 0 `held_0`, `cached_0` and
+        `evictable_0`, its blocks that requests hold, that are cached, and that are cached and not held; and so on.
+        Nothing where the dialect does not tell.
     """
 
     engine: str
@@ -39,6 +42,7 @@ class ReplayResult:
     groups: Columns
     requests: Columns
     steps: Columns
+    occupancy: Columns
 
 
 def result_of(outcome: Outcome, engine: str) -> ReplayResult:
@@ -65,6 +69,7 @@ def result_of(outcome: Outcome, engine: str) -> ReplayResult:
             },
         },
         {name: np.array(values, np.int64) for name, values in dataclasses.asdict(outcome.recorder.steps).items()},
+        {} if outcome.occupancy is None else outcome.occupancy.columns(),
     )
 
 
@@ -83,4 +88,5 @@ def document(
         "advice": [] if outcome.trace is None else advice(outcome, ceilings),
         "requests": {name: column.tolist() for name, column in result.requests.items()},
         "steps": {name: column.tolist() for name, column in result.steps.items()},
+        "occupancy": {name: column.tolist() for name, column in result.occupancy.items()},
     }

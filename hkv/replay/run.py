@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from hkv.errors import ConfigError, HKVError
 from hkv.model.topology import Group
 from hkv.replay.hit_units import HitUnits
+from hkv.replay.occupancy import MOST, Occupancy
 from hkv.replay.optimal import Pool
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Arrival, Schedule
@@ -52,7 +52,9 @@ class Timing:
 
     def step_of(self, timestamp: float) -> int:
         """The first step that begins at or after a time stamp in milliseconds, exactly."""
-        return math.ceil(Fraction(timestamp) / (self.step_ms * self.speed))
+        above, below = timestamp.as_integer_ratio()
+        per_step = self.step_ms * self.speed
+        return -(-above * per_step.denominator // (below * per_step.numerator))
 
 
 class ReplayedCache(abc.ABC):
@@ -62,11 +64,13 @@ class ReplayedCache(abc.ABC):
       config: the dialect's configuration.
       reasons: names of the reasons why hits end, in the order in which tables list them; none where nothing tells.
       room: blocks that compiled programs have room for at least, so that caches of several sizes share one.
+      sampling: steps between two samples of its occupancy at first; 0: none are taken.
       diagnoses: whether compiled programs find out why hits ended, which takes most of their time where requests wait.
     """
 
     config: Any
     room: int = 0
+    sampling: int = 0
     diagnoses: bool = True
     reasons: tuple[str, ...] = ()
 
@@ -172,6 +176,7 @@ class Outcome:
       max_model_len: most tokens that a request may have.
       extra: totals that only the dialect has, by name.
       trace: facts of the trace; None where the replay was not of one.
+      occupancy: blocks of each group over time; None where nobody asked, or the dialect does not tell.
     """
 
     cache: ReplayedCache
@@ -182,6 +187,7 @@ class Outcome:
     max_model_len: int
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trace: TraceFacts | None = None
+    occupancy: Occupancy | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +282,7 @@ def replay(
     check: bool = False,
     tokens_per_id: int | None = None,
     limit: int | None = None,
+    sampled: bool = False,
     progress: Progress = lambda: None,
 ) -> Outcome:
     """Replays a trace.
@@ -290,6 +297,7 @@ def replay(
         compared.
       tokens_per_id: tokens that one of the trace's `hash_ids` stands for; None for what the trace says.
       limit: most requests to replay, or None for all; of a trace given as requests, all are replayed.
+      sampled: whether to count each group's blocks now and then.
       progress: called each time a request has finished or is refused for good.
 
     Raises:
@@ -300,6 +308,8 @@ def replay(
         raise ConfigError("check", engine, f"an engine other than {REFERENCE}, which it is held against")
     if not isinstance(trace, InternedTrace):
         trace = InternedTrace(read_trace(trace, tokens_per_id, limit) if isinstance(trace, str) else trace)
+    last = max((timing.step_of(each.timestamp) for each in trace.requests[-1:]), default=0)
+    cache.sampling = max(1, last // MOST) if sampled else 0
     coming = interned_arrivals(trace, cache.key_tokens, schedule.max_model_len, timing, lists=engine != COMPILED)
     outcome = _replayed(coming, cache, schedule, engine, check, progress)
     facts = TraceFacts(

@@ -201,6 +201,10 @@ class StepLoop(abc.ABC):
         """A step begins."""
         return
 
+    def _ended(self, step: int) -> None:
+        """A step has ended."""
+        return
+
     def _planned(self) -> None:
         """Every request that computes in this step has its blocks."""
         return
@@ -221,6 +225,7 @@ class StepLoop(abc.ABC):
         for live, tokens in scheduled:
             self._advance(live, tokens)
             self._compute(step, live, tokens)
+        self._ended(step)
 
     def _arrive(self, step: int) -> None:
         while (arrival := self._next) is not None and self._is_due(arrival, step):

@@ -28,6 +28,7 @@ Number = enum.IntEnum(
         "DIAGNOSE",
         "CACHING",
         "KEPT_HASH",
+        "STEPS",
     ),
     start=0,
 )
@@ -35,7 +36,8 @@ Number = enum.IntEnum(
 
 The first six are as in `Schedule`. REQUESTS: requests of the trace. KEPT_BLOCK and KEPT_EAGLE:
 `Chunking.block_size` and `Chunking.eagle`. DIAGNOSE: whether to find out why hits ended. CACHING: whether requests
-reuse and are reused, where the cache itself does not say. KEPT_HASH: `Chunking.hash_block_size`.
+reuse and are reused, where the cache itself does not say. KEPT_HASH: `Chunking.hash_block_size`. STEPS: most steps of
+a dispatch, where that is less than its room; 0 for none.
 """
 
 
@@ -60,7 +62,7 @@ class Trace:
     Attributes:
       requests: int32[requests + 1, 4], a row a request, columns `Arriving`; the last row is spare.
       keys: int32[keys], every request's prefix keys, one request after the other, output included.
-      numbers: int32[12], `Number`.
+      numbers: int32[13], `Number`.
     """
 
     requests: jax.Array

@@ -106,6 +106,7 @@ def replay_trace(
         check=check,
         tokens_per_id=tokens_per_id,
         limit=limit,
+        sampled=True,
     )
     return result_of(outcome, name)
 

@@ -226,7 +226,7 @@ def test_commands_and_calls_give_the_same_numbers(trace: pathlib.Path, tmp_path:
     said = command("replay", trace, *groups)
     specs = [hkv.FullAttention(block_size=16), hkv.SlidingWindow(block_size=16, window=64)]
     replayed = hkv.replay_trace(trace, specs, 300, engine="numpy")
-    for table in ("requests", "steps"):
+    for table in ("requests", "steps", "occupancy"):
         assert said[table] == {name: column.tolist() for name, column in getattr(replayed, table).items()}
     del said["totals"]["seconds"]
     assert said["totals"] == {name: value for name, value in replayed.totals.items() if name != "seconds"}

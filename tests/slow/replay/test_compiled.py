@@ -18,6 +18,7 @@ from hkv.errors import ConfigError, EngineFailure
 from hkv.replay import dispatches, schedule_loop
 from hkv.replay.attribution import attribute
 from hkv.replay.difference import Difference, compare_records
+from hkv.replay.occupancy import Kind, Sampling
 from hkv.replay.run import Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.schedule_state import Number, Trace
@@ -113,11 +114,16 @@ def sizes_for(config):
 
 
 def both(config, schedule, arrivals):
-    """Replays on both, compares everything but reasons as it goes, and returns both outcomes."""
+    """Replays on both, compares everything as it goes, every group's blocks among it, and returns the compiled one."""
     prepared = dispatches.incoming(arrivals, schedule.max_model_len)
-    mine = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS)
-    steps, studied = mine.run(), run.VllmReplayedCache(config)
+    sampling, studied = Sampling(1), run.VllmReplayedCache(config)
+    studied.sampling = sampling.every
+    mine = compiled.CompiledReplay(
+        config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS, sampling=sampling
+    )
+    steps = mine.run()
     outcome = Outcome(studied, mine.recorder(), steps, mine.evictions, 0.0, schedule.max_model_len)
+    outcome = dataclasses.replace(outcome, occupancy=sampling.taken())
     reference = run.keyed_engine("numpy", config)
     compared = agreement.ComparedEngine(reference, np.concatenate(mine.ids), NAMES)
     other = studied.plain(schedule, arrivals, compared, reference, lambda: None)
@@ -168,7 +174,7 @@ def test_decides_as_the_plain_schedule_does(compiled_before, example):
 
 
 def test_the_traffic_meets_every_outcome():
-    """Preemptions, postponements, both refusals, evictions, hits, and seven of the reasons."""
+    """Preemptions, postponements, both refusals, evictions, hits, seven of the reasons, blocks of every kind."""
     seen, reasons = {"preemptions": 0, "put_off": 0, "evictions": 0, "hits": 0}, set()
     outcomes = set()
     for seed in range(2 * len(GROUPS)):
@@ -186,6 +192,8 @@ def test_the_traffic_meets_every_outcome():
         seen["hits"] += sum(record.hit for record in records)
         seen["put_off"] += sum(outcome.recorder.steps.put_off)
         seen["evictions"] += outcome.evictions
+        for kind in Kind:
+            seen[kind] = seen.get(kind, 0) + int(outcome.occupancy.blocks[kind].sum())
         reasons |= {reason for counter in outcome.recorder.reasons for reason in counter}
     assert all(seen.values()), seen
     assert outcomes == {"finished", "never fits", "too long"}

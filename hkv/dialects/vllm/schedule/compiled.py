@@ -10,15 +10,16 @@ import numpy as np
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, of_config
-from hkv.dialects.vllm.schedule import compiled_state, program
+from hkv.dialects.vllm.schedule import compiled_state, occupancy, program
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.compiled_state import DiagnosedTrace, Resident
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, hit_units, proof
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
+from hkv.replay.occupancy import Sampling
 from hkv.replay.reasons import GroupSearch
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Schedule
-from hkv.replay.schedule_state import FATE, SEARCH, Arriving, Fate
+from hkv.replay.schedule_state import FATE, SEARCH, Arriving, Fate, Machine, Number
 from hkv.state.key_table import eviction_of
 from hkv.state.state import Buckets, Counter, State
 from hkv.state.workspace import COPY_WORDS
@@ -75,6 +76,7 @@ class CompiledReplay(Dispatches):
       diagnose: whether to find out why hits ended.
       ids: room for the block ids that are reported; 0: none are.
       steps: most steps of a dispatch.
+      sampling: takes samples of the cache; None for none.
 
     Attributes:
       ids: ids that were reported, in order.
@@ -93,9 +95,11 @@ class CompiledReplay(Dispatches):
         diagnose: bool = True,
         ids: int = 0,
         steps: int = STEPS,
+        sampling: Sampling | None = None,
     ) -> None:
         require_expressible(config)
         self.config = config
+        self._diagnose, self._sampling, self._done = diagnose, sampling, 0
         sizes = sizes or Sizes.of(config, schedule, trace)
         parameters, state = cache.init(config, sizes.buckets)
         self._parameters = jax.device_put(parameters)
@@ -105,6 +109,22 @@ class CompiledReplay(Dispatches):
 
     def _step(self, resident: Resident) -> tuple[Resident, jax.Array, jax.Array]:
         return program.compiled(self._room)(self._parameters, self._inputs, resident)
+
+    def dispatch(self) -> Machine:
+        sampling = self._sampling
+        if sampling is None:
+            return super().dispatch()
+        numbers = np.array(self._inputs.numbers)
+        numbers[Number.STEPS] = sampling.every - self._done % sampling.every
+        self._inputs = dataclasses.replace(self._inputs, numbers=jax.device_put(numbers))
+        machine = super().dispatch()
+        self._done += int(machine.samples)
+        if machine.samples and sampling.due(self._done):
+            step = int(self._samples[-1][-1, 0])
+            cache = jax.tree.map(np.asarray, self._resident.cache)
+            table = np.asarray(self._parameters.groups)
+            sampling.add(step, occupancy.of_arrays(cache, table, len(self.config.topology.groups)))
+        return machine
 
     @property
     def evictions(self) -> int:
@@ -116,10 +136,13 @@ class CompiledReplay(Dispatches):
         return free_queue(jax.device_get(self._resident.cache))
 
     def recorder(self) -> Recorder:
-        """Everything that happened, as the plain schedule's observer would have recorded it."""
+        """Everything that happened, as the plain schedule's observer would have recorded it; reasons if asked for."""
         recorder = Recorder(self.config.num_blocks, len(self.config.topology.groups), None, lambda: None)
         self._record(recorder, REASONS)
-        self._record_searches(recorder)
+        if self._diagnose:
+            self._record_searches(recorder)
+        else:
+            recorder.forget_reasons()
         return recorder
 
     def _record_searches(self, recorder: Recorder) -> None:

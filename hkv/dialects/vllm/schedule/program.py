@@ -38,7 +38,8 @@ Pair = tuple[ScheduleWorkspace, Machine]
 def compiled(ids: int = 0) -> KeptProgram:
     """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
 
-    A dispatch ends when the trace does, when `Resident.samples` is full, or when half the ids' room is used.
+    A dispatch ends when the trace does, after `Number.STEPS` steps or when `Resident.samples` is full, or when half the
+    ids' room is used.
 
     Args:
       ids: room for block ids; 0: none are reported, and nothing is compiled for them. What lookups found and what
@@ -70,7 +71,8 @@ def _dispatch(
     work = ScheduleWorkspace(sizes, **arrays, **own, **outputs, **counters, **numbers)
     view = View(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
     machine = Machine(*resident.machine)._replace(samples=zero)
-    steps = resident.samples.shape[0] - 1
+    steps, fewer = resident.samples.shape[0] - 1, trace.number(Number.STEPS)
+    steps = jnp.where(fewer > 0, jnp.minimum(fewer, steps), steps)
 
     def going(local: tuple[Scalar, ...]) -> Scalar:
         *scalars, num_ids = local
@@ -101,9 +103,9 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
     w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
     w, m = schedule_loop.compute(w, trace, m)
     w, seat, op = _operation(w, view, trace, m)
-    w, answer = _perform(w, view, op, Payload(trace.keys, jnp.int32(0), trace.keys.shape[0]))
+    w, answer = _perform(w, view, trace, m, seat, op)
     w, m, grown = _after_running(w, m, seat, answer)
-    w, m, admitted = _after_waiting(w, view, trace, m, seat, answer)
+    w, m, admitted = _after_waiting(w, trace, m, seat, answer)
     return calm.note(w, view, trace, op.slot, grown | admitted), m
 
 
@@ -181,14 +183,20 @@ def _num_keys(view: View, trace: Trace, request: Scalar) -> Scalar:
     return divide(tokens, view.whole(CacheField.HASH_BLOCK))
 
 
-def _perform(w: Any, view: View, op: Op, payload: Payload) -> tuple[Any, Answer]:
-    """The operation, as `hkv.dialects.vllm.rules.execute` performs it."""
+def _perform(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, op: Op) -> tuple[Any, Answer]:
+    """The operation, as `hkv.dialects.vllm.rules.execute` performs it; an admission's reasons just before its blocks.
+
+    A request that is put off is looked up in every step until it gets its blocks. Only the last of these lookups is
+    kept, and finding the reasons of all of them would take most of the time in tight pools.
+    """
+    payload = Payload(trace.keys, jnp.int32(0), trace.keys.shape[0])
     w = free_queue.make_room(w)
     nothing = dict.fromkeys(Answer._fields, jnp.int32(0))
     answer = Answer(**{**nothing, "status": jnp.int32(int(Status.OK)), "reported": jnp.bool_(False)})
     w, answer = transitions.arrive(w, view, op, answer, payload)
     w, answer = transitions.lookup(w, view, op, answer)
     w, answer, plan = transitions.admit_or_give_back(w, view, op, answer)
+    w = _diagnosed(w, view, trace, m, seat, answer.ok & m.at(Mode.TAKE))
     w, answer, certain = transitions.allocate(w, view, op, answer, plan)
     w, answer = transitions.register(w, view, op, answer, certain)
     w, answer = transitions.leave(w, op, answer)
@@ -196,6 +204,16 @@ def _perform(w: Any, view: View, op: Op, payload: Payload) -> tuple[Any, Answer]
     if w.sizes.ids:
         w = transitions.report(w, view, op, answer, jnp.int32(0))
     return w, answer
+
+
+def _diagnosed(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, admitted: Scalar) -> Any:
+    """Reasons why the hit of the candidate ended, where it is admitted for the first time; nothing was taken yet."""
+    asked = admitted & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
+    looking = View(view.cache, trace.diagnosed.reshape(-1), None, view.width)
+    reach = trace.reach[m.head.astype(jnp.uint32)]
+    keys = _num_keys(view, trace, m.head)
+    lookup = compiled_reasons.Lookup(m.candidate, m.head, seat.tokens, m.hit, reach, keys)
+    return compiled_reasons.diagnose(w, looking, lookup, asked)
 
 
 def _refused(answer: Answer) -> Scalar:
@@ -216,7 +234,7 @@ def _after_running(w: ScheduleWorkspace, m: Machine, seat: Seated, answer: Answe
 
 
 def _after_waiting(
-    w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer
+    w: ScheduleWorkspace, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer
 ) -> tuple[Any, Machine, Scalar]:
     """Transition of the head of the waiting queue: also True if it was admitted."""
     seating, finding, taking = m.at(Mode.SEAT), m.at(Mode.FIND), m.at(Mode.TAKE)
@@ -224,7 +242,7 @@ def _after_waiting(
     m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
     w, m, seated = schedule_loop.after_seating(w, m, seat, answer.ok)
     w = w.set(seated, Request.TOKENS, seat.waiting_tokens)
-    w, m = _after_lookup(w, view, trace, m, seat, answer)
+    w, m = _after_lookup(w, trace, m, seat, answer)
     granted, denied = taking & answer.ok, taking & ~answer.ok & ~failed
     never = denied & (m.active == 0)
     w = w.set(jnp.where(never, m.candidate, w.spare_slot), Request.LIVE, EMPTY)
@@ -232,16 +250,9 @@ def _after_waiting(
     return w, m, granted
 
 
-def _after_lookup(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer) -> Pair:
+def _after_lookup(w: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer) -> Pair:
     found = m.at(Mode.FIND) & answer.ok
     new = schedule_loop.chunk(trace, m.head, seat.tokens, answer.shared_prefix, answer.value, m.budget)
     w = w.write_if(found, "seats", answer.shared_prefix, w.seat(m.candidate, Seat.JUNCTION))
-    asked = (new > 0) & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
-    looking = View(view.cache, trace.diagnosed.reshape(-1), None, view.width)
-    reach = trace.reach[m.head.astype(jnp.uint32)]
-    lookup = compiled_reasons.Lookup(
-        m.candidate, m.head, seat.tokens, answer.value, reach, _num_keys(view, trace, m.head)
-    )
-    w = compiled_reasons.diagnose(w, looking, lookup, found & asked)
     mode = jnp.where(new > 0, int(Mode.TAKE), int(Mode.RECORD))
     return w, m.when(found, mode=mode, new=new, hit=answer.value)

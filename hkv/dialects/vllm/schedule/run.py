@@ -25,6 +25,7 @@ from hkv.model.topology import Group, Topology
 from hkv.oracle.engines import engine_factory
 from hkv.replay.difference import compare, compare_records
 from hkv.replay.hit_units import HitUnits
+from hkv.replay.occupancy import Sampling
 from hkv.replay.record import Recorder
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule
@@ -160,9 +161,14 @@ class VllmReplayedCache(ReplayedCache):
         diagnosis = Diagnosis(config, oracle) if isinstance(oracle, MissDiagnosis) else None
         recorder = Recorder(config.num_blocks, len(config.topology.groups), diagnosis, progress)
         started = time.perf_counter()
-        steps = Replay(driven, schedule, Chunking.of(config, schedule.step_tokens), coming, recorder).run()
-        seconds = time.perf_counter() - started
-        return Outcome(self, recorder, steps, getattr(driven, "evictions", None), seconds, config.max_model_len)
+        chunking, groups, sampling = Chunking.of(config, schedule.step_tokens), len(self.groups), self._samples()
+        steps = Replay(driven, schedule, chunking, coming, recorder, sampling, groups).run()
+        seconds, evictions = time.perf_counter() - started, getattr(driven, "evictions", None)
+        outcome = Outcome(self, recorder, steps, evictions, seconds, config.max_model_len)
+        return dataclasses.replace(outcome, occupancy=sampling and sampling.taken())
+
+    def _samples(self) -> Sampling | None:
+        return Sampling(self.sampling) if self.sampling else None
 
     def require_compiled(self) -> None:
         from hkv.dialects.vllm.schedule import compiled
@@ -178,16 +184,15 @@ class VllmReplayedCache(ReplayedCache):
         largest = dataclasses.replace(config, num_blocks=max(config.num_blocks, self.room))
         sizes = compiled.Sizes.of(largest, schedule, prepared)
         room = sizes.ids_of_a_step(config, schedule) * 2 if check else 0
+        sampling, diagnose = self._samples(), self.diagnoses or check
         running = compiled.CompiledReplay(
-            config, schedule, prepared, sizes=sizes, ids=room, diagnose=self.diagnoses or check
+            config, schedule, prepared, sizes=sizes, ids=room, diagnose=diagnose, sampling=sampling
         )
         started = time.perf_counter()
         steps = running.run((lambda: None) if check else progress)
         seconds = time.perf_counter() - started
-        recorder = running.recorder()
-        if not self.diagnoses and not check:
-            recorder.forget_reasons()
-        outcome = Outcome(self, recorder, steps, running.evictions, seconds, config.max_model_len)
+        outcome = Outcome(self, running.recorder(), steps, running.evictions, seconds, config.max_model_len)
+        outcome = dataclasses.replace(outcome, occupancy=sampling and sampling.taken())
         if check:
             names = (COMPILED, REFERENCE)
             reference = self.engine(REFERENCE)
@@ -226,3 +231,7 @@ def compare_outcomes(mine: Outcome, other: Outcome, names: tuple[str, str]) -> N
     compare_records(mine.recorder, other.recorder, names)
     compare("number of steps", mine.steps, other.steps, names)
     compare("evictions", mine.evictions, other.evictions, names)
+    if mine.occupancy is not None and other.occupancy is not None:
+        theirs = other.occupancy.columns()
+        for name, column in mine.occupancy.columns().items():
+            compare(f"{name} over time", column.tolist(), theirs[name].tolist(), names)

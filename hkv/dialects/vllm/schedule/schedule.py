@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, Hit
+from hkv.dialects.vllm.schedule import occupancy
 from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.replay.occupancy import Sampling
 from hkv.replay.schedule import Arrival, LiveRequest, Observer, Refusal, Schedule, StepLoop
 
 
@@ -19,6 +21,8 @@ class Replay(StepLoop):
       chunking: rule by which prefill chunks end.
       arrivals: the trace, `step` never falling.
       observer: is told what happens.
+      sampling: takes samples of the engine's state; None for none.
+      groups: groups of the cache.
     """
 
     def __init__(
@@ -28,8 +32,11 @@ class Replay(StepLoop):
         chunking: Chunking,
         arrivals: Iterable[Arrival],
         observer: Observer,
+        sampling: Sampling | None = None,
+        groups: int = 0,
     ) -> None:
         super().__init__(schedule, arrivals, observer)
+        self._sampling, self._groups, self._done = sampling, groups, 0
         self._engine = engine
         self._chunking = chunking
 
@@ -38,6 +45,11 @@ class Replay(StepLoop):
 
     def _begin(self, step: int) -> None:
         self._engine.step()
+
+    def _ended(self, step: int) -> None:
+        self._done += 1
+        if self._sampling is not None and self._sampling.due(self._done):
+            self._sampling.add(step, occupancy.of_answer(self._engine.state(), self._groups))
 
     def _planned(self) -> None:
         if self._chunking.hash_block_size:
