@@ -30,9 +30,11 @@ def recording() -> Recording:
 
 
 def say(sink: Any, recording: Recording) -> None:
-    sink.begin(recording.header)
+    note = sink.calls_to(lambda call: call[0](*call[1:]))
+    note((sink.begin, recording.header))
     for operation, answer in zip(recording.operations, recording.answers, strict=True):
-        sink.operation(operation, lambda answer=answer: answer)
+        note((sink.operation, operation, answer))
+        sink.step_ends()
     sink.close()
 
 

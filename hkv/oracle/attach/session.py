@@ -70,6 +70,10 @@ class Session:
 
         self._writer.put(note)
 
+    def flush(self) -> None:
+        """Waits until everything noted so far is written, but for the last calls of each cache."""
+        self._writer.flush()
+
     def close_all(self) -> None:
         """Ends the observation of every cache so far, and waits until their logs are written."""
         for observed in list(self._observed):

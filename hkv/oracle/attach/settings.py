@@ -31,7 +31,7 @@ class AttachSettings:
         and writes a log up to the first difference, if there is one.
       engine: name of the engine beside it, in mode `shadow`.
       on_difference: `report` it, on standard error, or `raise` in the observed engine's own call.
-      states: the states that are written: `none`, `end` when it ends, `digest` every 64 operations as well, at every
+      states: the states that are written: `none`, `end` when it ends, `digest` every 64 calls as well, at every
         `step`, or after `all` operations, which also says what changed between two.
       compression: `gz`, `zst`, or none.
       part_bytes: bytes of a log, before compression, after which its next part begins; None for one part.

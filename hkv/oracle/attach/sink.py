@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from hkv.dialects import registry
@@ -16,8 +18,11 @@ from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import write_log
 from hkv.oracle.log_format import LARGEST
 
-TOGETHER = 512
-"""Operations that the writing thread is given at a time."""
+TOGETHER = 256
+"""Calls for which the writing thread is woken."""
+
+AT_ONCE = 32
+"""Calls that it performs before it lets the observed engine's thread run, which would else wait for milliseconds."""
 
 
 class ShadowError(AssertionError):
@@ -33,7 +38,22 @@ class ShadowError(AssertionError):
 
 
 class Sink(Protocol):
-    """Takes what a live cache was asked and answered. An answer may be a function that says it."""
+    """Takes what a live cache was asked and answered."""
+
+    def calls_to(self, perform: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Has calls of the cache performed.
+
+        Args:
+          perform: says the operations of one call to this sink.
+
+        Returns:
+          A function that takes a call, in the cache's own thread. Calls are performed in order, now or later.
+        """
+        ...
+
+    def step_ends(self) -> None:
+        """The cache is done with a step; the model runs now."""
+        ...
 
     def begin(self, header: Any) -> None:
         """The configuration; comes first, and once."""
@@ -44,43 +64,43 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing follows."""
+        """No call follows."""
         ...
 
 
 class RecordSink:
-    """Writes a log.
+    """Writes a log, in the writing thread.
 
     Args:
       file: the log.
-      writer: the thread that writes it.
+      writer: the thread that performs calls and writes.
     """
 
     def __init__(self, file: LogFile, writer: LogWriter) -> None:
         self._file, self._writer = file, writer
-        self._pending: list[tuple[Any, Any]] = []
+        self._calls: collections.deque[Any] = collections.deque()
+        self._perform: Callable[[Any], None] | None = None
+        self.begin, self.operation = file.begin, file.operation
 
-    def begin(self, header: Any) -> None:
-        self._writer.put(lambda: self._file.begin(header))
+    def calls_to(self, perform: Callable[[Any], None]) -> Callable[[Any], None]:
+        self._perform = perform
+        return self._calls.append
 
-    def operation(self, operation: Any, answer: Any) -> None:
+    def step_ends(self) -> None:
         # The thread is woken seldom: it takes the interpreter from the observed engine whenever it runs.
-        self._pending.append((operation, answer))
-        if len(self._pending) >= TOGETHER:
-            self._hand_over()
+        if len(self._calls) >= TOGETHER:
+            self._writer.put(self._perform_all)
 
     def close(self) -> None:
-        self._hand_over()
+        self._writer.put(self._perform_all)
         self._writer.put(self._file.close)
 
-    def _hand_over(self) -> None:
-        pending, self._pending = self._pending, []
-
-        def write() -> None:
-            for operation, answer in pending:
-                self._file.operation(operation, answer)
-
-        self._writer.put(write)
+    def _perform_all(self) -> None:
+        calls, perform = self._calls, self._perform
+        while calls and perform is not None:
+            for _ in range(min(len(calls), AT_ONCE)):
+                perform(calls.popleft())
+            self._writer.pause()
 
 
 class ShadowSink:
@@ -112,6 +132,12 @@ class ShadowSink:
         """Operations compared."""
         return len(self._performed)
 
+    def calls_to(self, perform: Callable[[Any], None]) -> Callable[[Any], None]:
+        return perform
+
+    def step_ends(self) -> None:
+        pass
+
     def begin(self, header: Any) -> None:
         self._header, self._dialect = header, registry.dialect_of(header.dialect)
         self._engine = self._factory(header)
@@ -120,10 +146,9 @@ class ShadowSink:
         if self.difference is not None or self._dialect is None:
             return
         want = attempt(self._dialect, self._engine, operation)
-        got = answer() if callable(answer) else answer
         self._performed.append(operation)
         self._answers.append(want)
-        if mismatch := self._dialect.compare(want, got, self._header.oplog):
+        if mismatch := self._dialect.compare(want, answer, self._header.oplog):
             self._differ(mismatch.field, mismatch.want, mismatch.got)
 
     def close(self) -> None:

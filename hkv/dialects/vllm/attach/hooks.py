@@ -1,52 +1,56 @@
-"""Hooks around the methods of a `KVCacheManager` and of its pool, set on the objects; nothing in vLLM is edited."""
+"""Hooks around the methods of a `KVCacheManager` and of its pool, set on the objects; nothing in vLLM is edited.
+
+A hook notes the call, its answer, and marks of the state before and after it; the observer makes operations of that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.vllm.attach.requests import UntellableError
+from hkv.dialects.vllm.attach.sight import Sight, ids_of, see
 
 if TYPE_CHECKING:
     from hkv.dialects.vllm.attach.observer import Observer
 
-Body = Callable[..., Any]
+Facts = tuple[Callable[..., None], tuple[Any, ...]]
+"""Method of the observer that makes operations of a call, and its arguments."""
 
 MUTATING = (
     ("coordinator", "allocate_new_computed_blocks"),
-    ("coordinator", "allocate_new_blocks"),
-    ("coordinator", "cache_blocks"),
     ("coordinator", "free"),
     ("coordinator", "pop_blocks_for_free"),
-    ("coordinator", "remove_skipped_blocks"),
     ("block_pool", "get_new_blocks"),
     ("block_pool", "cache_full_blocks"),
     ("block_pool", "cache_partial_block"),
     ("block_pool", "move_block_hashes"),
     ("block_pool", "unpin_blocks"),
-    ("block_pool", "evict_blocks"),
     ("block_pool", "reset_prefix_cache"),
 )
-"""Methods that change a cache, and that nobody but the manager calls in vLLM 0.33's own scheduler."""
+"""Methods that change a cache, and that nobody but the manager calls in vLLM 0.33's own scheduler.
+
+The coordinator's others, called for each request of a step, change blocks through the pool's.
+"""
 
 
 class Hooks:
-    """Sets the hooks; calls of one hooked method by another are not told.
+    """Sets the hooks; calls of one hooked method by another are not noted.
 
     Args:
       manager: the manager.
       observer: who is told.
+      sight: looks at the manager.
     """
 
-    def __init__(self, manager: Any, observer: Observer) -> None:
-        self._observer = observer
-        self._depth = 0
+    def __init__(self, manager: Any, observer: Observer, sight: Sight) -> None:
+        self._manager, self._observer, self._sight = manager, observer, sight
+        self._inside = [False]  # a list, whose item costs the hooks less than an attribute
         self._set: list[tuple[Any, str]] = []
         pool = manager.block_pool
         for name in (
             "new_step_starts",
             "get_computed_blocks",
-            "allocate_slots",
             "cache_blocks",
             "free",
             "pop_blocks_for_free",
@@ -57,11 +61,13 @@ class Hooks:
             "take_kv_cache_block_copies",
         ):
             self._hook(manager, name, getattr(self, f"_{name}"))
+        self._put(manager, "allocate_slots", self._allocate_slots)
         self._hook(pool, "free_blocks", self._free_blocks)
         self._hook(pool, "touch", self._touch)
         self._hook(pool, "take_events", self._take_events)
+        self._hook(pool, "evict_blocks", self._evict_blocks)
         for owner, name in MUTATING:
-            self._hook(getattr(manager, owner), name, self._told_by_nobody(f"{owner}.{name}"))
+            self._hook(getattr(manager, owner), name, self._by_nobody(f"{owner}.{name}"))
 
     def remove(self) -> None:
         """Takes the hooks away."""
@@ -69,177 +75,228 @@ class Hooks:
             vars(owner).pop(name, None)
         self._set.clear()
 
-    def _hook(self, owner: Any, name: str, body: Body) -> None:
-        """Puts a function of the same signature in a method's place on one object."""
+    def _put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         method = getattr(owner, name)
         if name in vars(owner):
             raise UntellableError(f"{name} is replaced already")
-
-        def hooked(*arguments: Any, **named: Any) -> Any:
-            if self._depth:
-                return method(*arguments, **named)
-            observer = self._observer
-            observer.look_for_changes(name)
-            if observer.ended:
-                return method(*arguments, **named)
-            self._depth += 1
-            try:
-                return body(method, *arguments, **named)
-            except UntellableError as reason:
-                raise AssertionError(f"{name}: {reason}") from reason
-            finally:
-                self._depth -= 1
-                observer.settle()
-
-        hooked.__wrapped__ = method  # type: ignore[attr-defined]
+        hooked = make(method)
+        hooked.__wrapped__ = method
         setattr(owner, name, hooked)
         self._set.append((owner, name))
 
-    def _called(self, name: str, method: Body, *arguments: Any, **named: Any) -> Any:
-        """Calls the method; an error ends the log, unless it comes before anything has changed."""
-        try:
-            return method(*arguments, **named)
-        except Exception as error:
-            self._observer.end(f"{name} raised {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-            raise
+    def _hook(self, owner: Any, name: str, look: Callable[..., Callable[[Any], Facts | None] | None]) -> None:
+        """Hooks a method that is called seldom.
 
-    def _tell(self, name: str, telling: Callable[[], Any]) -> Any:
-        """Result of `telling`; None, and the log ends, where it cannot tell."""
-        if self._observer.ended:
-            return None
-        try:
-            return telling()
-        except UntellableError as reason:
-            self._observer.end(f"{name}: {reason}")
-            return None
+        Args:
+          owner: the object.
+          name: the method.
+          look: takes the call's arguments before it; returns a function that takes its answer, and returns the facts
+            or None for a call that is nobody's business.
+        """
+
+        def make(method: Any) -> Any:
+            inside, observer, mark = self._inside, self._observer, self._sight.mark
+
+            def hooked(*arguments: Any, **named: Any) -> Any:
+                if inside[0] or not observer.watching(name):
+                    return method(*arguments, **named)
+                arguments = tuple(list(each) if isinstance(each, Iterator) else each for each in arguments)
+                before, after_call = mark(), look(*arguments, **named)
+                inside[0] = True
+                try:
+                    answer = method(*arguments, **named)
+                except Exception as error:
+                    if after_call is not None:
+                        observer.stop(f"{name} raised {type(error).__name__}: {_brief(error)}")
+                    raise
+                finally:
+                    inside[0] = False
+                facts = after_call(answer) if after_call is not None else None
+                if facts is not None:
+                    observer.note((name, before, mark(), *facts))
+                    observer.begun = True
+                return answer
+
+            return hooked
+
+        self._put(owner, name, make)
+
+    def _allocate_slots(self, method: Any) -> Any:
+        """The hook of the one method that is called for each running request of a step.
+
+        It takes what it needs by itself, into one tuple: a call of a function, and each further
+        object that the garbage collector has to visit, cost as much as all the rest.
+        """
+        inside, observer, note = self._inside, self._observer, self._observer.note
+        pool, queue = self._manager.block_pool, self._manager.block_pool.free_block_queue
+        whole_mark = self._sight.mark if self._sight.whole else None
+
+        def allocate_slots(
+            request: Any,
+            num_new_tokens: int,
+            num_new_computed_tokens: int = 0,
+            new_computed_blocks: Any = None,
+            num_lookahead_tokens: int = 0,
+            num_external_computed_tokens: int = 0,
+            delay_cache_blocks: bool = False,
+            num_encoder_tokens: int = 0,
+            full_sequence_must_fit: bool = False,
+            reserved_blocks: int = 0,
+            has_scheduled_reqs: bool = True,
+            skip_zeroing_group_ids: tuple[int, ...] = (),
+        ) -> Any:
+            if inside[0] or not (observer.begun or observer.watching("allocate_slots")):
+                return method(
+                    request,
+                    num_new_tokens,
+                    num_new_computed_tokens,
+                    new_computed_blocks,
+                    num_lookahead_tokens,
+                    num_external_computed_tokens,
+                    delay_cache_blocks,
+                    num_encoder_tokens,
+                    full_sequence_must_fit,
+                    reserved_blocks,
+                    has_scheduled_reqs,
+                    skip_zeroing_group_ids,
+                )
+            before = whole_mark and whole_mark()
+            free, cached = queue.num_free_blocks, len(pool.cached_block_hash_to_block._cache)
+            tokens, hashes = request._all_token_ids, request.block_hashes
+            if request.resumable:
+                tokens, hashes = tokens.copy(), hashes.copy()
+            computed, length, count = request.num_computed_tokens, len(tokens), len(hashes)
+            in_flight, boundary, status = (
+                request.num_in_flight_tokens,
+                request.shared_prefix_boundary,
+                request.status,
+            )
+            adopted = None if new_computed_blocks is None else ids_of(new_computed_blocks.blocks)
+            inside[0] = True
+            try:
+                answer = method(
+                    request,
+                    num_new_tokens,
+                    num_new_computed_tokens,
+                    new_computed_blocks,
+                    num_lookahead_tokens,
+                    num_external_computed_tokens,
+                    delay_cache_blocks,
+                    num_encoder_tokens,
+                    full_sequence_must_fit,
+                    reserved_blocks,
+                    has_scheduled_reqs,
+                    skip_zeroing_group_ids,
+                )
+            except Exception as error:
+                # Without anything to allocate, it raises before it changes anything.
+                if num_new_tokens or num_new_computed_tokens or num_external_computed_tokens:
+                    observer.stop(f"allocate_slots raised {type(error).__name__}: {_brief(error)}")
+                raise
+            finally:
+                inside[0] = False
+            note(
+                (
+                    "allocate_slots",
+                    before,
+                    whole_mark and whole_mark(),
+                    free,
+                    cached,
+                    queue.num_free_blocks,
+                    len(pool.cached_block_hash_to_block._cache),
+                    request,
+                    computed,
+                    length,
+                    count,
+                    tokens,
+                    hashes,
+                    in_flight,
+                    boundary,
+                    status,
+                    num_new_tokens,
+                    num_new_computed_tokens,
+                    new_computed_blocks,
+                    num_lookahead_tokens,
+                    num_external_computed_tokens,
+                    delay_cache_blocks,
+                    num_encoder_tokens,
+                    full_sequence_must_fit,
+                    reserved_blocks,
+                    has_scheduled_reqs,
+                    adopted,
+                    answer,
+                )
+            )
+            observer.begun = True
+            return answer
+
+        return allocate_slots
 
     # The manager's methods.
 
-    def _new_step_starts(self, method: Body) -> None:
-        method()
-        self._observer.new_step()
+    def _new_step_starts(self) -> Any:
+        return lambda _: (self._observer.new_step, (self._observer.state_of_step(),))
 
-    def _get_computed_blocks(self, method: Body, request: Any, max_cache_hit_length: int | None = None) -> Any:
-        name = self._tell("get_computed_blocks", lambda: self._observer.looks_up(request))
-        answer = self._called("get_computed_blocks", method, request, max_cache_hit_length)
-        if name:
-            self._tell("get_computed_blocks", lambda: self._observer.looked_up(name, max_cache_hit_length, answer))
-        return answer
+    def _get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> Any:
+        if not self._manager.prefix_cache_lookup_enabled(request):
+            return None
+        mode = getattr(request, "kv_cache_report_mode", "") if self._manager.enable_kv_cache_events else ""
+        seen = see(request)
+        return lambda answer: (self._observer.looked_up, (seen, mode, max_cache_hit_length, answer))
 
-    def _allocate_slots(self, method: Body, request: Any, num_new_tokens: int, *rest: Any, **named: Any) -> Any:
-        observer = self._observer
-        given = _Given(num_new_tokens, *rest, **named)
-        try:
-            tracked, found = observer.allocates(request, given.num_encoder_tokens)
-        except UntellableError as reason:
-            observer.end(f"allocate_slots: {reason}")
-            return method(request, num_new_tokens, *rest, **named)
-        if not (num_new_tokens or given.num_new_computed_tokens or given.num_external_computed_tokens):
-            return method(request, num_new_tokens, *rest, **named)  # it raises before it does anything
-        answer = self._called("allocate_slots", method, request, num_new_tokens, *rest, **named)
-        try:
-            observer.allocated(tracked, found, given, answer)
-        except UntellableError as reason:
-            observer.end(f"allocate_slots: {reason}")
-        return answer
+    def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
+        seen = see(request)
+        return lambda _: (self._observer.cached, (seen, num_computed_tokens))
 
-    def _cache_blocks(self, method: Body, request: Any, num_computed_tokens: int) -> None:
-        tracked = self._tell("cache_blocks", lambda: self._observer.up_to_date(request))
-        self._called("cache_blocks", method, request, num_computed_tokens)
-        if tracked is not None:
-            self._tell("cache_blocks", lambda: self._observer.cached(tracked, num_computed_tokens))
+    def _free(self, request: Any) -> Any:
+        return lambda _: self._freed(request, False)
 
-    def _free(self, method: Body, request: Any) -> None:
-        self._called("free", method, request)
-        self._tell("free", lambda: self._observer.freed(request, popped=False))
+    def _pop_blocks_for_free(self, request: Any) -> Any:
+        return lambda _: self._freed(request, True)
 
-    def _pop_blocks_for_free(self, method: Body, request: Any) -> Any:
-        answer = self._called("pop_blocks_for_free", method, request)
-        self._tell("pop_blocks_for_free", lambda: self._observer.freed(request, popped=True))
-        return answer
+    def _freed(self, request: Any, popped: bool) -> Facts:
+        return self._observer.freed, (request.request_id, request.is_finished(), popped)
 
     def _remove_skipped_blocks(
-        self, method: Body, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
-    ) -> None:
-        self._called("remove_skipped_blocks", method, request_id, processed_computed_tokens, num_prompt_tokens)
-        self._observer.retired(request_id, processed_computed_tokens)
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> Any:
+        return lambda _: (self._observer.retired, (request_id, processed_computed_tokens))
 
-    def _evict_blocks(self, method: Body, block_ids: set[int]) -> None:
-        self._called("evict_blocks", method, block_ids)
-        self._observer.evicted(block_ids)
+    def _evict_blocks(self, block_ids: set[int]) -> Any:
+        ids = sorted(block_ids)
+        return lambda _: (self._observer.evicted, (ids,))
 
-    def _reset_prefix_cache(self, method: Body) -> bool:
-        done = self._called("reset_prefix_cache", method)
-        self._observer.reset(done)
-        return done
+    def _reset_prefix_cache(self) -> Any:
+        return lambda done: (self._observer.reset, (done,))
 
-    def _take_events(self, method: Body) -> Any:
-        events = self._called("take_events", method)
-        self._observer.drained(events)
-        return events
+    def _take_events(self) -> Any:
+        if not self._manager.block_pool.enable_kv_cache_events:
+            return None
+        return lambda events: (self._observer.drained, (events,))
 
-    def _take_kv_cache_block_copies(self, method: Body) -> Any:
-        copies, retained = self._called("take_kv_cache_block_copies", method)
-        self._observer.copied(copies)
-        return copies, retained
+    def _take_kv_cache_block_copies(self) -> Any:
+        def look(answer: Any) -> Facts:
+            self._observer.step_ends()
+            return self._observer.copied, (answer[0],)
+
+        return look
 
     # The pool's, called by others than the manager.
 
-    def _free_blocks(self, method: Body, ordered_blocks: Any) -> None:
+    def _free_blocks(self, ordered_blocks: Sequence[Any]) -> Any:
         blocks = list(ordered_blocks)
-        self._called("free_blocks", method, blocks)
-        self._observer.released(blocks)
+        return lambda _: (self._observer.released, (blocks,))
 
-    def _touch(self, method: Body, blocks: Sequence[Any]) -> None:
-        self._called("touch", method, blocks)
-        self._observer.held(blocks)
+    def _touch(self, blocks: Sequence[Any]) -> Any:
+        blocks = list(blocks)
+        return lambda _: (self._observer.held, (blocks,))
 
-    def _told_by_nobody(self, name: str) -> Body:
-        def body(method: Body, *arguments: Any, **named: Any) -> Any:
-            self._observer.end(f"{name} was called, not by the manager")
-            return method(*arguments, **named)
+    def _by_nobody(self, name: str) -> Any:
+        def look(*_: Any, **__: Any) -> None:
+            self._observer.stop(f"{name} was called, not by the manager")
 
-        return body
+        return look
 
 
-class _Given:
-    """Arguments of `allocate_slots` beside the request, with vLLM 0.33's defaults."""
-
-    __slots__ = (
-        "delay_cache_blocks",
-        "full_sequence_must_fit",
-        "has_scheduled_reqs",
-        "new_computed_blocks",
-        "num_encoder_tokens",
-        "num_external_computed_tokens",
-        "num_lookahead_tokens",
-        "num_new_computed_tokens",
-        "num_new_tokens",
-        "reserved_blocks",
-    )
-
-    def __init__(
-        self,
-        num_new_tokens: int,
-        num_new_computed_tokens: int = 0,
-        new_computed_blocks: Any = None,
-        num_lookahead_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
-        delay_cache_blocks: bool = False,
-        num_encoder_tokens: int = 0,
-        full_sequence_must_fit: bool = False,
-        reserved_blocks: int = 0,
-        has_scheduled_reqs: bool = True,
-        skip_zeroing_group_ids: tuple[int, ...] = (),
-    ) -> None:
-        del skip_zeroing_group_ids
-        self.num_new_tokens = num_new_tokens
-        self.num_new_computed_tokens = num_new_computed_tokens
-        self.new_computed_blocks = new_computed_blocks
-        self.num_lookahead_tokens = num_lookahead_tokens
-        self.num_external_computed_tokens = num_external_computed_tokens
-        self.delay_cache_blocks = delay_cache_blocks
-        self.num_encoder_tokens = num_encoder_tokens
-        self.full_sequence_must_fit = full_sequence_must_fit
-        self.reserved_blocks = reserved_blocks
-        self.has_scheduled_reqs = has_scheduled_reqs
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

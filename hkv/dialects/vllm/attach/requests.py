@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from hkv.dialects.vllm.attach.sight import Seen
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
@@ -27,7 +28,9 @@ class Tracked:
     Attributes:
       name: its name in the log.
       request: vLLM's object.
-      tokens: number of tokens told.
+      tokens: its tokens when they were last looked at: when it came, until the hash is known, of a streaming session.
+      hashes: its block hashes at that time.
+      told: number of tokens told.
       computed: `computed` as told.
       keys: number of keys told; None where the log's reader computes them.
       shared_prefix: boundary as told.
@@ -36,7 +39,9 @@ class Tracked:
 
     name: str
     request: Any
-    tokens: int = 0
+    tokens: list[int]
+    hashes: list[bytes]
+    told: int = 0
     computed: int = 0
     keys: int | None = None
     shared_prefix: int = 0
@@ -67,12 +72,13 @@ class Requests:
         """Every request that the log knows, by vLLM's id."""
         return self._by_id
 
-    def up_to_date(self, request: Any) -> Tracked:
-        """The request, everything that changed since told.
+    def up_to_date(self, seen: Seen) -> Tracked:
+        """The request, everything told that has changed since.
 
         Raises:
           UntellableError: a log has no words for it.
         """
+        request, computed, length, count, tokens, hashes = seen
         tracked = self._by_id.get(request.request_id)
         if tracked is not None and tracked.request is not request:
             if tracked.running:
@@ -80,14 +86,14 @@ class Requests:
             self.drop(tracked)
             tracked = None
         if tracked is None:
-            tracked = self._arrive(request)
-        computed = request.num_computed_tokens
+            tracked = self._arrive(request, tokens[:length], hashes[:count])
         if computed != tracked.computed:
             if not 0 <= computed <= self._header.max_model_len:
                 raise UntellableError(f"{computed} computed tokens")
             tracked.computed = computed
             self._tell(oplog.ComputedOp(id=tracked.name, tokens=computed))
-        self._append(tracked)
+        if length != tracked.told or request.resumable:
+            self._append(tracked, seen)
         return tracked
 
     def drop(self, tracked: Tracked) -> None:
@@ -95,65 +101,71 @@ class Requests:
         del self._by_id[tracked.request.request_id]
         self._tell(oplog.DropOp(id=tracked.name))
 
-    def probe(self, request: Any) -> str:
+    def probe(self, seen: Seen) -> str:
         """Another request of the same tokens, under its own name, which may be looked up in its place."""
+        request = seen[0]
         name = self._name(f"{request.request_id}?")
-        operation, _ = self._arrival(name, request, list(request.all_token_ids))
-        self._tell(operation)
+        _, _, length, count, tokens, hashes = seen
+        again = Tracked(name, request, tokens[:length], hashes[:count])
+        self._tell(self._arrival(again, again.tokens))
         return name
 
-    def _arrive(self, request: Any) -> Tracked:
-        prompt = list(request.all_token_ids)[: request.num_prompt_tokens]
+    def _arrive(self, request: Any, tokens: list[int], hashes: list[bytes]) -> Tracked:
+        prompt = tokens[: request.num_prompt_tokens]
         if not prompt:
             raise UntellableError(f"request {request.request_id} without tokens")
-        operation, keys = self._arrival(self._name(request.request_id), request, prompt)
-        tracked = Tracked(operation.id, request, len(prompt), keys=keys)
+        tracked = Tracked(self._name(request.request_id), request, tokens, hashes, told=len(prompt))
+        operation = self._arrival(tracked, prompt)
         self._by_id[request.request_id] = tracked
         self._tell(operation)
         if not self.hash_known:
             self._undecided.append((tracked, operation))
-            self._decide(request)
+            self._decide(tracked)
         return tracked
 
-    def _arrival(self, name: str, request: Any, prompt: list[int]) -> tuple[oplog.RequestOp, int | None]:
-        self._check(len(request.all_token_ids), prompt)
-        extra = _extra(request)
-        given = self._is_given(request, extra)
-        operation = oplog.RequestOp(id=name, tokens=prompt, extra=extra if extra != ExtraKeys() else None)
-        if not given:
-            return operation, None
-        operation.keys = [bytes(key).hex() for key in request.block_hashes]
-        return operation, len(request.block_hashes)
+    def _arrival(self, tracked: Tracked, prompt: list[int]) -> oplog.RequestOp:
+        self._check(len(tracked.tokens), prompt)
+        extra = _extra(tracked.request)
+        operation = oplog.RequestOp(id=tracked.name, tokens=prompt, extra=extra if extra != ExtraKeys() else None)
+        if self._is_given(tracked, extra):
+            operation.keys = [bytes(key).hex() for key in tracked.hashes]
+            tracked.keys = len(tracked.hashes)
+        return operation
 
-    def _is_given(self, request: Any, extra: ExtraKeys | None) -> bool:
+    def _is_given(self, tracked: Tracked, extra: ExtraKeys | None) -> bool:
         """True if the reader of the log cannot compute the request's keys."""
         if not self._header.caching:
             return False
-        unknown = request._block_hasher is None or extra is None or (self.hash_known and self._header.hash == GIVEN)
-        return unknown or len(request.block_hashes) != self._expected(request.num_tokens)
+        known_given = self.hash_known and self._header.hash == GIVEN
+        unknown = tracked.request._block_hasher is None or extra is None or known_given
+        return unknown or len(tracked.hashes) != self._expected(len(tracked.tokens))
 
     def _expected(self, tokens: int) -> int:
         return max(0, tokens - self._header.hash_lookahead) // self._header.hash_block_size
 
-    def _append(self, tracked: Tracked) -> None:
-        request = tracked.request
-        length = len(request.all_token_ids)
-        if length < tracked.tokens:
-            raise UntellableError(f"request {tracked.name} has {tracked.tokens - length} tokens fewer than before")
-        if length == tracked.tokens:
+    def _append(self, tracked: Tracked, seen: Seen) -> None:
+        request, _, length, count, tokens, hashes = seen
+        told = tracked.told
+        if length < told:
+            raise UntellableError(f"request {tracked.name} has {told - length} tokens fewer than before")
+        if request.resumable and tokens[:told] != tracked.tokens[:told]:
+            raise UntellableError(f"request {tracked.name} has other tokens than before")
+        if length == told:
             return
-        tokens = list(request.all_token_ids[tracked.tokens :])
-        self._check(length, tokens)
-        operation = oplog.AppendOp(id=tracked.name, tokens=tokens)
+        more = tokens[told:length]
+        self._check(length, more)
+        operation = oplog.AppendOp(id=tracked.name, tokens=more)
         if tracked.keys is not None:
-            operation.keys = [bytes(key).hex() for key in request.block_hashes[tracked.keys :]]
-            tracked.keys = len(request.block_hashes)
-        elif self._header.caching and len(request.block_hashes) != self._expected(length):
-            raise UntellableError(f"request {tracked.name} with {len(request.block_hashes)} keys of {length} tokens")
-        tracked.tokens = length
+            operation.keys = [bytes(key).hex() for key in hashes[tracked.keys : count]]
+            tracked.keys = count
+        elif self._header.caching and count != self._expected(length):
+            raise UntellableError(f"request {tracked.name} with {count} keys of {length} tokens")
+        tracked.told = length
+        if request.resumable or not self.hash_known:
+            tracked.tokens, tracked.hashes = tokens[:length], hashes[:count]
         self._tell(operation)
         if not self.hash_known:
-            self._decide(request)
+            self._decide(tracked)
 
     def _check(self, length: int, tokens: list[int]) -> None:
         if length > self._header.max_model_len:
@@ -167,25 +179,25 @@ class Requests:
 
     # The chain hash: the manager does not know it, the first key of a request shows it.
 
-    def _decide(self, request: Any) -> None:
-        if not request.block_hashes or request._block_hasher is None:
+    def _decide(self, tracked: Tracked) -> None:
+        if not tracked.hashes or tracked.request._block_hasher is None:
             return
-        self._header.hash, self._header.hash_seed = _hash_of(request, self._header)
+        self._header.hash, self._header.hash_seed = _hash_of(tracked, self._header)
         self.hash_known = True
         if self._header.hash == GIVEN:
-            for tracked, operation in self._undecided:
+            for each, operation in self._undecided:
                 if operation.keys is None:
-                    operation.keys = [bytes(key).hex() for key in tracked.request.block_hashes]
-                    tracked.keys = len(operation.keys)
+                    operation.keys = [bytes(key).hex() for key in each.hashes]
+                    each.keys = len(operation.keys)
         self._undecided.clear()
 
 
-def _hash_of(request: Any, header: Header) -> tuple[str, str]:
+def _hash_of(tracked: Tracked, header: Header) -> tuple[str, str]:
     """Name and seed of the chain hash that made a request's first key; `given` where HKV has none."""
     from vllm.v1.core import kv_cache_utils
 
     seed = kv_cache_utils.get_none_hash_seed()
-    extra = _extra(request)
+    extra = _extra(tracked.request)
     if extra is None:
         return GIVEN, header.hash_seed
     reach = header.hash_block_size + header.hash_lookahead
@@ -193,10 +205,10 @@ def _hash_of(request: Any, header: Header) -> tuple[str, str]:
         try:
             identity = PLAIN if extra == ExtraKeys() else identity_of(extra)
             chain = KeyChain(digest, header.hash_block_size, header.hash_lookahead, identity, seed)
-            chain.extend(list(request.all_token_ids)[:reach])
+            chain.extend(tracked.tokens[:reach])
         except HKVError:
             continue
-        if chain.keys and chain.keys[0] == request.block_hashes[0]:
+        if chain.keys and chain.keys[0] == tracked.hashes[0]:
             return name, seed
     return GIVEN, header.hash_seed
 
