@@ -39,6 +39,7 @@ SMALLEST = (
     "plan gpt-oss-20b llama-3.1-8b --memory 80GiB --tp 1,2 --csv capacity.csv",
     "layout --spec full:16",
     "vectors vectors",
+    "watch numpy --seeds 1 --steps 2 --feature core",
     "check-events events.jsonl",
 )
 
@@ -93,6 +94,7 @@ PLACEHOLDERS = (
     (r"--from FORMAT\b", "--from mooncake"),
     (r"--line N\b", "--line 12"),
     (r"--engines numpy,NAME\b", "--engines numpy,jax"),
+    (r"^watch ENGINE$", "watch numpy --feature core --seeds 1"),
     (r"--engine NAME LOGS", "--engine numpy LOG"),
     (r"\bNAME\b", "window-one-never-hits"),
     (r"\bCONFIG --memory SIZE", "config.json --memory 80GiB"),

@@ -34,6 +34,7 @@ COMMANDS = {
     "sweep": "Replay a trace with every combination of some options.",
     "trace": "Generate a request trace.",
     "trace import": "Make a request trace of one in another format.",
+    "watch": "Judge an engine under random traffic by the invariants of such caches alone.",
     "vectors": "Write conformance vectors as JSON, for tests in any language.",
 }
 """Subcommands and their one-line descriptions. `a-name` and `a name` live in the module `hkv.cli.a_name`."""

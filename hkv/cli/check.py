@@ -12,6 +12,7 @@ from rich.table import Table
 
 from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
+from hkv.cli.given_options import refuse_given
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, write_output
@@ -28,6 +29,9 @@ FAILING = ("differs", "unusable", "empty")
 @click.command("check")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path())
 @click.option("--engine", default="numpy", show_default=True, help=f"Which engine to hold against, one of: {FORMS}.")
+@click.option(
+    "--invariants", is_flag=True, help="Judge each LOG by the invariants of such caches alone, with no engine beside."
+)
 @bugs_option
 @click.option("--coverage", is_flag=True, help="Print which rules the logs exercised, and how often.")
 @click.option(
@@ -45,6 +49,7 @@ def command(
     context: click.Context,
     logs: Sequence[str],
     engine: str,
+    invariants: bool,
     bugs: str,
     coverage: bool,
     fail_on: str,
@@ -60,6 +65,8 @@ def command(
     says it does not implement are counted and left out. Of several logs, one that cannot be read does not hide the
     others; one without operations agrees with nothing.
 
+    With --invariants no engine is asked: a log is judged by what always holds in such a cache (docs/invariants.md).
+
     Exit status: 0 all agree, 1 some have a verdict of --fail-on, 2 unusable input.
 
     Example: hkv check tests/data/oplogs --engine numpy --coverage
@@ -67,7 +74,9 @@ def command(
     names = bugs_of(bugs, "manager")
     failing = _failing(fail_on)
     check_timeout(engine)
-    checking = Check(engine, names, coverage, timeout)
+    if invariants:
+        refuse_given(["engine", "bugs"], "a check against an engine, without --invariants")
+    checking = Check(None if invariants else engine, names, coverage, timeout)
     paths = find_logs(logs)
 
     def tell() -> None:
@@ -84,7 +93,7 @@ def command(
                 advance()
     result = checking.finished()
     if junit is not None:
-        write_output(junit, junit_xml(result.engine, result.verdicts, failing))
+        write_output(junit, junit_xml(result.engine or "invariants", result.verdicts, failing))
     tell()
     context.exit(1 if any(verdict in failing for verdict, _ in result.verdicts.values()) else 0)
 
@@ -116,7 +125,16 @@ def _print(result: CheckResult) -> None:
     for log in result.checked:
         if log.ended:
             click.echo(f"ends early: {log.path}: {log.ended}")
-    click.echo(f"{agreed} of {logs} logs agree with engine {result.engine} ({operations:,} operations)")
+    if result.engine:
+        click.echo(f"{agreed} of {logs} logs agree with engine {result.engine} ({operations:,} operations)")
+    else:
+        asked = frozenset[str]().union(*(log.asked for log in result.checked))
+        click.echo(
+            f"{agreed} of {logs} logs break no invariant of the {len(asked)} that could be asked"
+            f" ({operations:,} operations)"
+        )
+    for name, meaning in result.not_compared.items():
+        click.echo(f"not compared, as the engine lacks it: {name} ({meaning})")
     if result.not_implemented:
         reason = next(iter(result.not_implemented.values()))
         click.echo(f"{len(result.not_implemented)} more logs left out, which the engine does not implement ({reason})")
@@ -145,7 +163,10 @@ def _document(result: CheckResult, coverage: bool) -> dict[str, Any]:
             for log, difference in zip(result.checked, differences, strict=True)
         ],
         "unusable": dict(result.unusable),
+        "not_compared": dict(result.not_compared),
     }
+    if not result.engine:
+        document["asked"] = {log.path: sorted(log.asked) for log in result.checked}
     if coverage:
         document["coverage"] = {
             rule: {log.path: log.exercised[rule] for log in result.checked if rule in log.exercised}

@@ -133,6 +133,8 @@ def _say(result: DiffResult, extent: str, differences: dict[str, Any], json_path
             f"{' and '.join(result.engines)}: {found or 'no'} difference{'s' * (found > 1)} "
             f"{extent}{left_out if result.not_implemented else ''}, {result.operations:,} operations"
         )
+        for name, meaning in result.not_compared.items():
+            click.echo(f"not compared, as an engine lacks it: {name} ({meaning})")
         if result.hint:
             click.echo(f"most are not implemented; {result.hint}")
     document = {
@@ -140,6 +142,7 @@ def _say(result: DiffResult, extent: str, differences: dict[str, Any], json_path
         "operations": result.operations,
         "not_implemented": result.not_implemented,
         "differences": differences,
+        "not_compared": dict(result.not_compared),
     }
     write_json(json_path, document)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -26,23 +28,28 @@ def print_case(case: Case, whole: int, broken: Broken | str, problem: str | None
     """
     mismatch = case.mismatch
     click.echo(f"  {mismatch.field}\n    wanted {mismatch.want}\n    got    {mismatch.got}")
+    print_broken(case.header, case.operations, broken, whole)
+    if problem is not None:
+        click.echo(f"  shrinking ended early, this is the smallest case up to there: {_one_line(problem)}")
+
+
+def print_broken(header: Any, operations: Sequence[Any], broken: Broken | str, whole: int = 0) -> None:
+    """Prints an invariant that is broken, and the operations that lead there; arguments as of `print_case`."""
     if isinstance(broken, Broken):
         click.echo(f"  broken invariant: {broken.name}")
         click.echo(f"    line {broken.line}, {broken.problem}")
         click.echo(f"    promised: {broken.promise}")
     else:
         click.echo(f"  broken invariant: {broken}")
-    if case.operations:
-        cache = registry.dialect_of(case.header.dialect).summary(case.header)
-        shrunk = f", shrunk from {whole}" if whole > len(case.operations) else ""
-        click.echo(f"  {len(case.operations)} operations{shrunk}, on {cache}:")
-        first = max(0, len(case.operations) - MOST)
+    if operations:
+        cache = registry.dialect_of(header.dialect).summary(header)
+        shrunk = f", shrunk from {whole}" if whole > len(operations) else ""
+        click.echo(f"  {len(operations)} operations{shrunk}, on {cache}:")
+        first = max(0, len(operations) - MOST)
         if first:
             click.echo(f"    ... {first} more before these")
-        for index in range(first, len(case.operations)):
-            click.echo(f"    {index + 2:>4}: {_plain(describe(case.operations[index]))}")
-    if problem is not None:
-        click.echo(f"  shrinking ended early, this is the smallest case up to there: {_one_line(problem)}")
+        for index in range(first, len(operations)):
+            click.echo(f"    {index + 2:>4}: {_plain(describe(operations[index]))}")
 
 
 def print_log(path: pathlib.Path | str) -> None:

@@ -62,6 +62,12 @@ class Watch(Protocol):
         ...
 
 
+class LogWatch(Watch, Protocol):
+    """A log under watch; `asked` counts how often each invariant could be asked."""
+
+    asked: Mapping[str, int]
+
+
 class Dialect(abc.ABC):
     """The rules of one engine, as far as HKV asks for them. Objects have no state.
 
@@ -211,17 +217,35 @@ class Dialect(abc.ABC):
     # Judging
 
     @property
+    def capabilities(self) -> Mapping[str, str]:
+        """Parts of answers that an engine may lack (`hkv.oracle.capabilities`), with their meanings."""
+        return MappingProxyType({})
+
+    def without(self, answer: Any, lacks: frozenset[str]) -> Any:
+        """An answer but for what belongs to these capabilities, in a form that `compare` takes."""
+        del lacks
+        return answer
+
+    @property
     def invariants(self) -> Mapping[str, Invariant]:
         """Invariants of the dialect's caches, by name."""
         return MappingProxyType({})
 
     def watch(self, engine: Any, header: Any) -> Watch:
-        """The engine, every invariant asked after each operation.
+        """The engine, every invariant that it has the capabilities for asked after each operation.
 
         Raises:
-          UnsupportedConfigError: the dialect has no invariants.
+          UnsupportedConfigError: the dialect has no invariants, or the engine too little for any.
         """
         raise self.lacks("invariants")
+
+    def watch_log(self, log: Log) -> LogWatch:
+        """The cache that a log tells of: invariants are asked wherever the log says what they ask about.
+
+        Raises:
+          UnsupportedConfigError: the dialect has no invariants that logs are judged by.
+        """
+        raise self.lacks("invariants of logs")
 
     def explain(self, log: Log, line: int, request: str | None) -> Explanation:
         """Account of a request up to a line of a log, and the reason why its hit is not longer.

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from hkv.errors import EngineProcessError, FileError, HKVError, UnsupportedConfigError
+from hkv.oracle.capabilities import compare, lacking
 from hkv.oracle.engine import EngineFactory, answers, failure_of
+from hkv.oracle.invariant import InvariantError
 from hkv.oracle.log_file import Log
 
 AnyHeader = TypeVar("AnyHeader", bound=msgspec.Struct)
@@ -71,13 +73,34 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
     except Exception as error:
         raise FileError(log.path, 1, "engine", failure_of(error).message, "an engine that takes this header") from error
     dialect = log.dialect
+    lacks = lacking(dialect, engine)
     given = answers(dialect, engine, log.operations, lambda: factory(with_bugs(log.header, bugs)))
     for index, got in enumerate(given):
         operation = log.operations[index]
         want = getattr(operation, "want", None)
-        if mismatch := dialect.compare(want, got, log.header.oplog):
+        if mismatch := compare(dialect, want, got, log.header.oplog, lacks):
             return _difference(log, index, mismatch.field, mismatch.want, mismatch.got)
     return None
+
+
+def judge_log(log: Log) -> tuple[Difference | None, frozenset[str]]:
+    """Judges a log by the invariants of its dialect alone, without another engine.
+
+    Returns:
+      The first invariant that is broken, as a difference between its promise and the problem, or None; and the names of
+      the invariants that were asked.
+
+    Raises:
+      UnsupportedConfigError: the dialect has no invariants that logs are judged by.
+    """
+    watch = log.dialect.watch_log(log)
+    for index, operation in enumerate(log.operations):
+        try:
+            watch.perform(operation)
+        except InvariantError as error:
+            promise = log.dialect.invariants[error.name].promise
+            return _difference(log, index, f"invariant {error.name}", promise, error.problem), frozenset(watch.asked)
+    return None, frozenset(watch.asked)
 
 
 def with_bugs(header: AnyHeader, bugs: Sequence[str]) -> AnyHeader:

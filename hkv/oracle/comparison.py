@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hkv.bugs import bugs_of_part, refuse_bugs
@@ -12,6 +12,7 @@ from hkv.columns import Columns, columns
 from hkv.dialects import registry
 from hkv.errors import ConfigError, EngineFailure, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken, broken_later, first_broken
+from hkv.oracle.capabilities import lacking
 from hkv.oracle.check import describe
 from hkv.oracle.implemented import flags_for
 from hkv.oracle.log_file import write_log
@@ -91,6 +92,7 @@ class DiffResult:
       not_implemented: seeds that one of them says it does not implement.
       reason: reason given, the first time; "" where they all are.
       operations: operations performed.
+      not_compared: what one of the engines says it lacks, with its meaning.
       hint: options under which both engines implement what is drawn, in words, where they implement little; else "".
     """
 
@@ -101,6 +103,7 @@ class DiffResult:
     reason: str
     operations: int
     hint: str = ""
+    not_compared: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     @property
     def agrees(self) -> bool:
@@ -186,6 +189,7 @@ class Comparison:
         refuse_bugs(self._bugs, rules.title, rules.has_bugs)
         self._operations = self._unsupported = self._compared = 0
         self._reason = ""
+        self._not_compared: dict[str, str] = {}
         self._parted: dict[str, tuple[int, Disagreement]] = {}
 
     def require(self, features: Sequence[str]) -> None:
@@ -196,9 +200,11 @@ class Comparison:
         """
         for feature in features:
             draw(feature, 0, self._versions[0], self._only)
+        rules = registry.dialect_of(self._only.dialect)
         for factory in (self._tested, self._right):
             try:
-                factory(draw(features[0], 0, self._versions[0], self._only)[0])
+                lacks = lacking(rules, factory(draw(features[0], 0, self._versions[0], self._only)[0]))
+                self._not_compared |= {name: each for name, each in rules.capabilities.items() if name in lacks}
             except UnsupportedConfigError:  # it may implement the next one
                 continue
 
@@ -291,7 +297,8 @@ class Comparison:
 
     def so_far(self, found: Sequence[FoundDifference]) -> DiffResult:
         """Result so far, however little was compared."""
-        return DiffResult(self.engines, tuple(found), self._compared, self._unsupported, self._reason, self._operations)
+        counts = (self._compared, self._unsupported, self._reason, self._operations)
+        return DiffResult(self.engines, tuple(found), *counts, not_compared=dict(self._not_compared))
 
     def _hint(self) -> str:
         flags = flags_for(lambda header: (self._tested(header), self._right(header)), self._only.dialect)

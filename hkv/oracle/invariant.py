@@ -16,6 +16,22 @@ EVERY: tuple[type, ...] = ()
 """Value of `after` for invariants that hold after every operation."""
 
 
+class UnknownError(Exception):
+    """An invariant asked about something that a log does not say."""
+
+
+class Unknown:
+    """Something that a log does not say, such as the state after an operation."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnknownError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise UnknownError("compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class InvariantError(AssertionError):
     """An invariant does not hold.
 
@@ -41,6 +57,7 @@ class Invariant:
       after: operations after which it holds; `EVERY` for all.
       check: finds what is wrong. Its docstring says what is promised, and the exceptions by example.
       start: makes the check of one run, for invariants that remember what happened; None for those that do not.
+      needs: capabilities (`Dialect.capabilities`) without which it cannot be asked.
     """
 
     name: str
@@ -49,6 +66,7 @@ class Invariant:
     after: tuple[type, ...]
     check: Check
     start: Callable[[Any], Check] | None = None
+    needs: tuple[str, ...] = ()
 
     def begin(self, config: Any) -> Invariant:
         """The invariant for one run, from an empty cache of a configuration on."""
@@ -101,17 +119,19 @@ class Register(dict[str, Invariant]):
         super().__init__()
         self._dialect = dialect
 
-    def invariant(self, name: str, *promises: str, after: tuple[type, ...] = EVERY) -> Callable[[AnyCheck], AnyCheck]:
+    def invariant(
+        self, name: str, *promises: str, after: tuple[type, ...] = EVERY, needs: tuple[str, ...] = ()
+    ) -> Callable[[AnyCheck], AnyCheck]:
         """Enters a check."""
 
         def enter(check: AnyCheck) -> AnyCheck:
-            self[name] = Invariant(name, promises, self._dialect, after, check)
+            self[name] = Invariant(name, promises, self._dialect, after, check, needs=needs)
             return check
 
         return enter
 
     def remembering(
-        self, name: str, *promises: str, after: tuple[type, ...] = EVERY
+        self, name: str, *promises: str, after: tuple[type, ...] = EVERY, needs: tuple[str, ...] = ()
     ) -> Callable[[type[Remembering]], type[Remembering]]:
         """Enters a class, one object of which judges one run."""
 
@@ -119,7 +139,7 @@ class Register(dict[str, Invariant]):
             def start(config: Any) -> Check:
                 return memory(config).check
 
-            self[name] = Invariant(name, promises, self._dialect, after, memory.check, start)  # type: ignore[arg-type]
+            self[name] = Invariant(name, promises, self._dialect, after, memory.check, start, needs)  # type: ignore[arg-type]
             return memory
 
         return enter

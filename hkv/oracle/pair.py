@@ -7,6 +7,7 @@ from typing import Any
 from hkv.dialects import registry
 from hkv.dialects.dialect import Dialect
 from hkv.errors import EngineProcessError, MissingExtraError, UnsupportedConfigError
+from hkv.oracle.capabilities import compare, lacking
 from hkv.oracle.compare import Mismatch
 from hkv.oracle.engine import EngineFactory, Failure, attempt, failure_of
 from hkv.oracle.renaming import SameNames
@@ -31,13 +32,14 @@ class Pair:
         self.right = right
         self.timed_out = False
         self._dialect, self._version, self._names = dialect, version, names
+        self._lacks = lacking(dialect, tested) | lacking(dialect, right)
 
     def perform(self, operation: Any) -> tuple[Any, Mismatch | None]:
         """The right engine's answer, or the Failure in its place, and where the tested one's differs from it."""
         got = attempt(self._dialect, self.tested, self._names.operation(operation, self._both))
         self.timed_out |= isinstance(got, Failure) and got.timed_out
         want = attempt(self._dialect, self.right, operation)
-        mismatch = self._dialect.compare(want, self._names.answer(want, got), self._version)
+        mismatch = compare(self._dialect, want, self._names.answer(want, got), self._version, self._lacks)
         self._names.learn(operation, self._both)
         return want, mismatch
 

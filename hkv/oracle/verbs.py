@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hkv.bugs import bugs_of_part, refuse_bugs
 from hkv.columns import Columns, columns
 from hkv.dialects import registry
 from hkv.errors import ConfigError, FileError, UnsupportedConfigError
 from hkv.oracle.atomic import write_atomically
-from hkv.oracle.check import Difference, check_log
+from hkv.oracle.capabilities import lacking
+from hkv.oracle.check import Difference, check_log, judge_log
 from hkv.oracle.engine import EngineFactory
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.explain import Explanation
@@ -51,6 +52,7 @@ class CheckedLog:
       difference: the first one, or None where they agree.
       exercised: number of times that it exercised each rule; empty unless coverage was asked for.
       ended: reason why it ends before the recorded cache did; "" where it does not.
+      asked: names of the invariants that it was judged by; empty where an engine was.
     """
 
     path: str
@@ -58,6 +60,7 @@ class CheckedLog:
     difference: Difference | None
     exercised: Mapping[str, int]
     ended: str = ""
+    asked: frozenset[str] = frozenset()
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -83,6 +86,7 @@ class CheckResult:
       not_implemented: reasons why it does not implement the others, by path.
       rules: rules that logs may exercise, with their meanings; empty unless coverage was asked for.
       unusable: errors of the files that are no logs, by path, where these do not end the check.
+      not_compared: what the engine says it lacks, with its meaning.
     """
 
     engine: str
@@ -90,6 +94,7 @@ class CheckResult:
     not_implemented: Mapping[str, str]
     rules: Mapping[str, str]
     unusable: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    not_compared: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     @property
     def verdicts(self) -> dict[str, tuple[str, str]]:
@@ -145,14 +150,15 @@ class Check:
     """Holds an engine against one log after the other; `result` may be asked at any time.
 
     Args:
-      engine: the engine.
+      engine: the engine; None to judge logs by invariants alone.
       bugs: names of upstream defects to reproduce, beside those that headers name.
       coverage: whether to count the rules that logs exercise.
       timeout: as in `named_engine`.
     """
 
-    def __init__(self, engine: EngineLike, bugs: Sequence[str], coverage: bool, timeout: float | None) -> None:
-        self._name, self._factory = named_engine(engine, timeout)
+    def __init__(self, engine: EngineLike | None, bugs: Sequence[str], coverage: bool, timeout: float | None) -> None:
+        self._name, self._factory = ("", None) if engine is None else named_engine(engine, timeout)
+        self._not_compared: dict[str, str] = {}
         self._bugs, self._coverage = bugs_of_part(bugs, "manager"), coverage
         self._checked: list[CheckedLog] = []
         self._unsupported: dict[str, str] = {}
@@ -168,8 +174,12 @@ class Check:
         """
         log = read_log(path)
         refuse_bugs(self._bugs, log.dialect.title, log.dialect.has_bugs)
+        asked = frozenset[str]()
         try:
-            difference = check_log(log, self._factory, self._bugs)
+            if self._factory is None:
+                difference, asked = judge_log(log)
+            else:
+                difference = check_log(log, self._made(log), self._bugs)
         except UnsupportedConfigError as error:
             self._unsupported[path] = str(error.value)
             return
@@ -177,7 +187,19 @@ class Check:
         if self._coverage:
             self._rules |= log.dialect.coverage
         ended = log.dialect.ended(log)
-        self._checked.append(CheckedLog(path, len(log.operations), difference, exercised, ended))
+        self._checked.append(CheckedLog(path, len(log.operations), difference, exercised, ended, asked))
+
+    def _made(self, log: Log) -> EngineFactory:
+        """The factory, of whose engines it is noted what they lack."""
+
+        def make(header: Any) -> Any:
+            assert self._factory is not None
+            engine = self._factory(header)
+            lacks = lacking(log.dialect, engine)
+            self._not_compared |= {name: each for name, each in log.dialect.capabilities.items() if name in lacks}
+            return engine
+
+        return make
 
     def log_or_note(self, path: str) -> None:
         """Checks one log; what is wrong with the file is noted.
@@ -193,7 +215,8 @@ class Check:
     def result(self) -> CheckResult:
         """Result so far."""
         checked, rules = tuple(self._checked), dict(self._rules)
-        return CheckResult(self._name, checked, dict(self._unsupported), rules, dict(self._unusable))
+        unsupported, unusable = dict(self._unsupported), dict(self._unusable)
+        return CheckResult(self._name, checked, unsupported, rules, unusable, dict(self._not_compared))
 
     def finished(self) -> CheckResult:
         """Result of all checks.

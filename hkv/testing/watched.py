@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hkv.dialects import registry
-from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.engine import EngineFactory
-from hkv.oracle.record import Only, draw
+from hkv.oracle.record import Only
+from hkv.oracle.watched import Watching
 
 
 class Watch:
@@ -69,22 +69,11 @@ def run_watched(
       ConfigError: the engine implements none of the configurations.
     """
     rules, only = registry.dialect_of(dialect), Only(frozenset(kinds), max_groups, dialect)
-    performed, reason = 0, ""
+    watching = Watching(factory, only, rules.drawn_versions[-1] if version is None else version, steps)
     for feature in tuple(features) or rules.features(dialect):
         for seed in range(first_seed, first_seed + seeds):
-            header, choices = draw(feature, seed, rules.drawn_versions[-1] if version is None else version, only)
-            try:
-                watch = Watch(factory(header), header)
-            except UnsupportedConfigError as error:
-                reason = str(error)
-                continue
-
-            def perform(operation: Any, watch: Watch = watch) -> Any:
-                nonlocal performed
-                performed += 1
-                return watch.perform(operation)
-
-            rules.drive(header, choices, perform, steps)
-    if reason and not performed:
-        raise ConfigError("factory", reason, "an engine that implements one of these configurations")
-    return performed
+            found = watching.seed(feature, seed)
+            if found is not None:
+                raise found.error
+    watching.require_some()
+    return watching.performed

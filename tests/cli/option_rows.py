@@ -216,7 +216,15 @@ ROWS = [
     ),
     *_rows(IMPORT.format(source="rtp.jsonl", format="operation-log"), "--step-ms 7"),
     *_rows(f"check {LOG}", f"--engine {NUMPY};--coverage;--json -;--junit -", "--bugs no-such-bug;--timeout 5"),
-    *_rows(f"check {LOG}", "", "--fail-on no-such-verdict"),
+    *_rows(f"check {LOG}", "--invariants", "--fail-on no-such-verdict"),
+    *_rows(f"check {LOG} --invariants", "", "--engine numpy;--bugs window-one-never-hits"),
+    *_rows(
+        "watch numpy --seeds 1 --steps 2 --feature core",
+        "--seeds 2;--first-seed 3;--feature eagle;--kinds mamba;--max-groups 1;--version 2;--steps 3;--json -;"
+        "--dialect rtp-llm/hybrid",
+        "--timeout 5",
+    ),
+    *_rows("watch cmd:sleep-60 --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
     *_rows(
         "check {in}/rtp.jsonl",
         "--engine hkv.dialects.rtp_llm.engines.numpy:RtpNumpyEngine;--coverage;--json -",

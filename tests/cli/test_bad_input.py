@@ -203,6 +203,7 @@ TEXTS = [
     *((command, "--kinds", value) for command in ("diff", "record") for value in ("x", "full_attention,x")),
     *(("diff", "--engines", value) for value in ("", "numpy", "numpy,x", "cmd:/nowhere/e,numpy")),
     *(("check", "--bugs", value) for value in ("x", "x,y")),
+    *(("watch", "--kinds", value) for value in ("x", "full_attention,x")),
     *(("check", "--fail-on", value) for value in ("x", "x,y")),
     *(("explain", "--request", value) for value in ("", "no such request")),
     *(("check-events", "--endpoint", value) for value in ("", "x", "tcp://127.0.0.1:99999999")),

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli.vectors import command
+from hkv.keys.chained import KeyChain, event_hash, sha256_cbor
 from hkv.layout.block_layout import Layout
 from hkv.oracle.vectors import FAMILIES, VERSION, schema
 from hkv.spec.records import spec_of
@@ -151,3 +152,15 @@ def test_chunk_objects_are_full(folder: pathlib.Path) -> None:
 def test_the_document_names_every_file() -> None:
     text = (ROOT / "docs" / "vectors.md").read_text()
     assert set(re.findall(r"^\| `(\w+)\.json`", text, re.MULTILINE)) == set(FAMILIES)
+
+
+def test_the_recipe_of_the_key_bytes_gives_what_its_page_says() -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "vectors.md").read_text()
+    root = hashlib.sha256(bytes.fromhex("6e766c6c6d2d6e6f6e652d68617368")).digest()
+    first = hashlib.sha256(cbor2.dumps([root, [1, 2], None], canonical=True)).digest()
+    chain = KeyChain(sha256_cbor, 2)
+    chain.extend([1, 2, 3, 4])
+    assert chain.keys[0] == first
+    for value in (root, cbor2.dumps([root, [1, 2], None], canonical=True), *chain.keys):
+        assert f"`{value.hex()}`" in page
+    assert f"| {event_hash(chain.keys[1])} |" in page

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hkv.dialects.dialect import Dialect
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import NAME
+from hkv.errors import UnsupportedConfigError
 from hkv.model.topology import Topology
 from hkv.spec import spec_from_log
 
@@ -131,10 +132,29 @@ class VllmDialect(Dialect):
 
         return INVARIANTS
 
+    @property
+    def capabilities(self) -> Mapping[str, str]:
+        from hkv.dialects.vllm.engines.capabilities import CAPABILITIES
+
+        return CAPABILITIES
+
+    def without(self, answer: Any, lacks: frozenset[str]) -> Any:
+        from hkv.dialects.vllm.engines.capabilities import without
+
+        return without(answer, lacks)
+
     def watch(self, engine: Any, header: Header) -> Any:
         from hkv.dialects.vllm.invariants import Watch
+        from hkv.oracle.capabilities import judged, lacking
 
-        return Watch(engine, header)
+        if "state" in (lacks := lacking(self, engine)):
+            raise UnsupportedConfigError("engine", "one without a state", "one with a state, which invariants look at")
+        return Watch(engine, header, judged(self.invariants.values(), lacks))
+
+    def watch_log(self, log: Log) -> Any:
+        from hkv.dialects.vllm.invariants.log_watch import LogWatch
+
+        return LogWatch(log)
 
     def explain(self, log: Log, line: int, request: str | None) -> Explanation:
         from hkv.dialects.vllm.explain.explain import explain

@@ -37,8 +37,11 @@ class EngineProcess:
         if isinstance(answer, dict) and set(answer) == {"error"}:
             self._process.close()
             raise ConfigError("header", answer["error"], "a configuration that the engine accepts")
-        if answer is not None:
-            self._babble(answer, 'null, {"unsupported": "why"} or {"error": "why"} to the header')
+        self.lacks: tuple[str, ...] = ()
+        if isinstance(answer, dict) and set(answer) == {"lacks"} and isinstance(answer["lacks"], list):
+            self.lacks = tuple(map(str, answer["lacks"]))
+        elif answer is not None:
+            self._babble(answer, 'null, {"lacks": [...]}, {"unsupported": "why"} or {"error": "why"} to the header')
 
     def close(self) -> None:
         """Ends the process; it ends with this object in any case."""

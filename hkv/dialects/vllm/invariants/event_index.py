@@ -12,7 +12,7 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheEvent
 
 
-@remembering("event index", "B-I34", after=(oplog.EventsOp,))
+@remembering("event index", "B-I34", after=(oplog.EventsOp,), needs=("events",))
 class EventIndex:
     """Index of cached keys that a router rebuilds from the event stream. One for each run.
 

@@ -10,7 +10,7 @@ from hkv.dialects.vllm.invariants.moment import Moment, Snapshot
 from hkv.dialects.vllm.log import structs as oplog
 
 
-@remembering("hit admission", "B-I24")
+@remembering("hit admission", "B-I24", needs=("references",))
 class HitAdmission:
     """Remembers the last hit, the keys of this step and how far requests had come before it, and counts. One a run.
 

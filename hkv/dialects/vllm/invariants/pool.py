@@ -15,7 +15,7 @@ FAR = 1 << 20
 """More tokens than any request has."""
 
 
-@invariant("conservation", "B-I1")
+@invariant("conservation", "B-I1", needs=("references",))
 def conservation(moment: Moment) -> Iterator[str]:
     """Free and referenced blocks are all blocks but the null block, each in one of the two states, queued once.
 
@@ -36,7 +36,7 @@ def conservation(moment: Moment) -> Iterator[str]:
         yield f"blocks {sorted(missing)} are neither free nor referenced"
 
 
-@invariant("references", "B-I2", "B-I38")
+@invariant("references", "B-I2", "B-I38", needs=("references",))
 def references(moment: Moment) -> Iterator[str]:
     """A block has one reference for each place in a row, and one for each end of a pending copy.
 

@@ -15,7 +15,7 @@ RESTING = KEEPING + OTHERS + LIVE
 """Operations that hand out and take back no block."""
 
 
-@invariant("eviction order", "B-I33")
+@invariant("eviction order", "B-I33", needs=("order", "references"))
 def eviction_order(moment: Moment) -> Iterator[str]:
     """Blocks are handed out from the front; blocks without a key come back to the front, cached ones to the back.
 
@@ -95,7 +95,7 @@ def _released(before: Snapshot, queue: Iterable[int], id: str, rows: Iterable[It
     return order
 
 
-@invariant("release", "B-I32", after=(oplog.FreeOp, oplog.DropOp, oplog.ResetOp))
+@invariant("release", "B-I32", after=(oplog.FreeOp, oplog.DropOp, oplog.ResetOp), needs=("references",))
 def release(moment: Moment) -> Iterator[str]:
     """A request that leaves keeps no row and no reference, and changes no other: only its cached blocks remain.
 

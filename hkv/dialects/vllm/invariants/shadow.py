@@ -124,7 +124,7 @@ class Shadow:
             self._progress[id] = end
 
     def _is_due(self, operation: oplog.Operation) -> bool:
-        if not self._pending or isinstance(operation, oplog.AppendOp):
+        if not self._pending or isinstance(operation, oplog.AppendOp | oplog.StateOp | oplog.DigestOp):
             return False
         if self._copying:
             return isinstance(operation, oplog.CopiesOp | oplog.StepOp | oplog.ResetOp)

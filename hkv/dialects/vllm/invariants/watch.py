@@ -39,9 +39,9 @@ class Watch:
         self._invariants = tuple(invariant.begin(self._config) for invariant in ordered)
         self._probes = any(invariant.name == "monotonicity" for invariant in self._invariants)
         self._book = KeyBook()
-        self._state = Snapshot(engine.state())
         self._limit: int | None = None
         self._held: collections.Counter[int] = collections.Counter()
+        self._state = self._read()
         self.ledger = Ledger(self._config)
 
     @property
@@ -58,18 +58,27 @@ class Watch:
         """
         self.ledger.before(operation)
         hits = self._probe(operation)
-        answer = apply(self._engine, operation)
+        answer = self._apply(operation)
         again = self._again(operation)
         self._limit = operation.limit if isinstance(operation, oplog.LookupOp) else self._limit
         self._hold(operation, answer)
-        before, self._state = self._state, Snapshot(self._engine.state(), self._held)
+        before, self._state = self._state, self._read()
         self.ledger.after(operation, answer)
         self._learn(before)
         found = {id: (hit, self._engine.lookup(id).hit) for id, hit in hits.items() if self._waits(id)}
         moment = Moment(self._config, self.ledger, self._book, operation, answer, before, self._state, again, found)
         for invariant in self._invariants:
-            invariant(moment)
+            self._ask(invariant, moment)
         return answer
+
+    def _apply(self, operation: Operation) -> Answer:
+        return apply(self._engine, operation)
+
+    def _read(self) -> Snapshot:
+        return Snapshot(self._engine.state(), self._held)
+
+    def _ask(self, invariant: Invariant, moment: Moment) -> None:
+        invariant(moment)
 
     def _again(self, operation: Operation) -> Hit | None:
         """The answer to a lookup that is asked once more."""

@@ -1,0 +1,126 @@
+"""`hkv watch`: an engine by itself, under random traffic and every invariant."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from hkv.cli.engine_options import (
+    FEATURE_NAMES,
+    check_timeout,
+    dialect_option,
+    only_of,
+    only_options,
+    timeout_option,
+)
+from hkv.cli.failing_case import print_broken
+from hkv.cli.interruption import interruption
+from hkv.cli.json_output import json_option, write_json
+from hkv.cli.progress import progress_bar
+from hkv.dialects import registry
+from hkv.limits import MAX_COUNT, MAX_SEED
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.watched import Found, Watching
+
+
+@click.command("watch")
+@click.argument("engine", metavar="ENGINE")
+@dialect_option
+@click.option(
+    "--seeds", default=20, show_default=True, type=click.IntRange(1, MAX_COUNT), help="How many seeds a feature."
+)
+@click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0, MAX_SEED), help="The first of them.")
+@click.option(
+    "--feature", "features", multiple=True, type=click.Choice(FEATURE_NAMES), help="Only this feature; repeatable."
+)
+@only_options
+@click.option(
+    "--version",
+    type=click.IntRange(1, 3),
+    help="Version of the log format; 3 is for live engines. [default: 1 and 2 in turn]",
+)
+@click.option(
+    "--steps", default=16, show_default=True, type=click.IntRange(1, MAX_COUNT), help="Scheduling steps a seed."
+)
+@timeout_option
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    engine: str,
+    dialect: str,
+    seeds: int,
+    first_seed: int,
+    features: tuple[str, ...],
+    kinds: str | None,
+    max_groups: int | None,
+    version: int | None,
+    steps: int,
+    timeout: float,
+    json_path: str | None,
+) -> None:
+    """Drive ENGINE through random traffic and judge it by the invariants of such caches, with no other engine.
+
+    For engines whose rules are their own: other hits, another order of blocks, other keys. What ENGINE says that it
+    lacks (docs/checking-your-engine.md) is not judged, and the last lines say so. Stops at the first broken invariant
+    of each feature.
+
+    Exit status: 0 no invariant is broken, 1 some, 2 unusable input.
+
+    Example: hkv watch examples/wrong_engine.py:WrongEngine --kinds full_attention --max-groups 1 --version 1
+    """
+    rules = registry.dialect_of(dialect)
+    check_timeout(engine)
+    watching = Watching(engine_factory(engine, timeout), only_of(kinds, max_groups, dialect), version, steps)
+    chosen = features or rules.features(dialect)
+    found: list[Found] = []
+
+    def tell() -> None:
+        if json_path != "-":
+            _print(engine, chosen, seeds, watching, found)
+        write_json(json_path, _document(engine, watching, found))
+
+    with interruption().saying(tell), progress_bar("watching", len(chosen) * seeds) as advance:
+        for feature in chosen:
+            for seed in range(first_seed, first_seed + seeds):
+                broken = watching.seed(feature, seed)
+                advance()
+                if broken is not None:
+                    found.append(broken)
+                    break
+    watching.require_some()
+    tell()
+    context.exit(1 if found else 0)
+
+
+def _print(engine: str, features: tuple[str, ...], seeds: int, watching: Watching, found: list[Found]) -> None:
+    for each in found:
+        broken = each.broken
+        click.echo(f"{each.feature} seed {each.seed} version {each.version}: line {broken.line}: {broken.operation}")
+        print_broken(each.header, each.operations, broken)
+    said = f"{len(found)} broken" if found else "no invariant is broken"
+    left_out = f", {watching.not_implemented} of them not implemented ({watching.reason})" if watching.reason else ""
+    extent = f"{len(features)} features, {seeds} seeds each{left_out}, {watching.performed:,} operations"
+    click.echo(f"{engine}: {said} in {extent}")
+    for name, meaning in watching.lacks.items():
+        click.echo(f"not judged, as the engine lacks it: {name} ({meaning})")
+    if watching.not_asked:
+        click.echo(f"invariants not asked for that: {', '.join(watching.not_asked)}")
+
+
+def _document(engine: str, watching: Watching, found: list[Found]) -> dict[str, Any]:
+    return {
+        "engine": engine,
+        "holds": not found,
+        "seeds": watching.seeds,
+        "not_implemented": watching.not_implemented,
+        "operations": watching.performed,
+        "lacks": watching.lacks,
+        "not_asked": watching.not_asked,
+        "broken": [
+            {"feature": each.feature, "seed": each.seed, "version": each.version, **dataclasses.asdict(each.broken)}
+            for each in found
+        ],
+    }
