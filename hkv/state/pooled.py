@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from hkv.errors import ConfigError
+from hkv.state import nodes
 
 
 class Role(enum.IntEnum):
@@ -127,6 +128,7 @@ class PooledBuckets:
       row: most slots of a sequence in one group.
       chain: most keys of a sequence.
       keys: most distinct keys.
+      names: nodes that each key has in the tree, one a namespace; 0 for no tree.
     """
 
     blocks: int
@@ -137,11 +139,12 @@ class PooledBuckets:
     row: int
     chain: int
     keys: int
+    names: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
+            if type(value) is not int or value < (field.name != "names"):
                 raise ConfigError(field.name, value, "a positive integer")
         if self.pools > self.groups or self.groups > 32:
             raise ConfigError("groups", self.groups, "from the number of pools to 32")
@@ -150,6 +153,7 @@ class PooledBuckets:
         for name, size in (
             ("blocks", self.pools * self.blocks * ROLE_WORDS),
             ("keys", (self.keys + 2) * (ITEM_WORDS + self.groups)),
+            ("names", (self.nodes + 1) * nodes.NODE_WORDS),
             ("row", (self.requests + 3) * self.sequences * self.groups * self.row),
             ("chain", (self.requests + 3) * self.sequences * self.chain),
         ):
@@ -159,15 +163,27 @@ class PooledBuckets:
     @property
     def levels(self) -> tuple[int, ...]:
         """Words in each level of a pool's bitmap, the ids' own first; each bit of the next says where any are set."""
-        sizes = [-(-self.blocks // 32)]
-        while sizes[-1] > 1:
-            sizes.append(-(-sizes[-1] // 32))
-        return tuple(sizes)
+        return nodes.bitmap_levels(self.blocks)
 
     @property
     def bitmap(self) -> int:
         """Words of a pool's bitmap, a spare one included."""
         return sum(self.levels) + 1
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the tree."""
+        return self.keys * self.names
+
+    @property
+    def places(self) -> int:
+        """Places in the order in which they were used."""
+        return nodes.places_of(self.nodes)
+
+    @property
+    def order_levels(self) -> tuple[int, ...]:
+        """Words in each level of the bitmap of leaves' places."""
+        return nodes.bitmap_levels(self.places)
 
 
 @jax.tree_util.register_dataclass
@@ -188,6 +204,9 @@ class PooledState:
       requests: int32[requests + 3, 16 + sequences * (groups + 4)], what each request knows of itself (`Request`), then
         of each sequence: its slots in each group, and `Mark`.
       counters: int32[17 + 4 * pools], `Counter`, then `PoolCounter` of each pool.
+      nodes: int32[keys * names + 1, 8], the tree (`hkv.state.nodes.Node`); a key's nodes are `key * names` and after.
+      uses: int32[words], the nodes in order of use: `CLOCK` and `PASS`, the bitmap of leaves' places, level by level,
+        and 1 plus the node at each place, 0 for none.
     """
 
     bitmap: jax.Array
@@ -197,6 +216,8 @@ class PooledState:
     chains: jax.Array
     requests: jax.Array
     counters: jax.Array
+    nodes: jax.Array
+    uses: jax.Array
 
     @property
     def buckets(self) -> PooledBuckets:
@@ -212,6 +233,7 @@ class PooledState:
             row=row,
             chain=self.chains.shape[2],
             keys=self.items.shape[0] - 2,
+            names=(self.nodes.shape[0] - 1) // (self.items.shape[0] - 2),
         )
 
     def replace(self, **changes: jax.Array) -> Self:
@@ -243,6 +265,7 @@ def empty_pooled(buckets: PooledBuckets, num_blocks: tuple[int, ...]) -> PooledS
         bitmap[pool, :-1] = bitmap_of(range(1, count), buckets.levels)
     items = np.zeros((buckets.keys + 2, ITEM_WORDS + buckets.groups), np.int32)
     items[buckets.keys, [Item.NEXT, Item.PREVIOUS]] = buckets.keys
+    tree, uses = nodes.empty_nodes(buckets.nodes)
     return PooledState(
         bitmap=bitmap,  # type: ignore[arg-type]
         references=np.zeros((buckets.pools, buckets.blocks, ROLE_WORDS), np.int32),  # type: ignore[arg-type]
@@ -253,6 +276,8 @@ def empty_pooled(buckets: PooledBuckets, num_blocks: tuple[int, ...]) -> PooledS
             (slots, REQUEST_WORDS + sequences * (buckets.groups + MARK_WORDS)), np.int32
         ),
         counters=counters,  # type: ignore[arg-type]
+        nodes=tree,  # type: ignore[arg-type]
+        uses=uses,  # type: ignore[arg-type]
     )
 
 
@@ -279,13 +304,13 @@ def resized(state: PooledState, buckets: PooledBuckets) -> PooledState:
 
     Args:
       state: a state of NumPy arrays.
-      buckets: sizes none of which is smaller; as many blocks, groups and pools.
+      buckets: sizes none of which is smaller; as many blocks, groups, pools and names.
 
     Raises:
       ConfigError: a size that is smaller, or that cannot change.
     """
     old = state.buckets
-    for name in ("blocks", "groups", "pools"):
+    for name in ("blocks", "groups", "pools", "names"):
         if getattr(buckets, name) != getattr(old, name):
             raise ConfigError(name, getattr(buckets, name), f"{getattr(old, name)}, as before")
     new = empty_pooled(buckets, (1,) * buckets.pools)
@@ -306,6 +331,7 @@ def resized(state: PooledState, buckets: PooledBuckets) -> PooledState:
     links = items[:, [Item.NEXT, Item.PREVIOUS]]
     present = (items[:, Item.FLAGS] != 0) | (np.arange(len(items)) == buckets.keys)
     items[:, [Item.NEXT, Item.PREVIOUS]] = np.where(present[:, None] & (links == old.keys), buckets.keys, links)
+    tree, uses = nodes.moved_nodes(np.asarray(state.nodes), np.asarray(state.uses), buckets.nodes)
     return new.replace(
         bitmap=np.array(state.bitmap),  # type: ignore[arg-type]
         references=np.array(state.references),  # type: ignore[arg-type]
@@ -314,4 +340,6 @@ def resized(state: PooledState, buckets: PooledBuckets) -> PooledState:
         chains=chains,  # type: ignore[arg-type]
         requests=records,  # type: ignore[arg-type]
         counters=np.array(state.counters),  # type: ignore[arg-type]
+        nodes=tree,  # type: ignore[arg-type]
+        uses=uses,  # type: ignore[arg-type]
     )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from hkv.state.flat_arrays import FlatArrays
 from hkv.state.loops import Scalar
+from hkv.state.nodes import NODE_WORDS, ORDER_WORDS, Node, order_words
 from hkv.state.pooled import (
     COUNTER_WORDS,
     ITEM_WORDS,
@@ -54,6 +55,13 @@ class PooledSizes:
     width: int
     ids: int
 
+    @property
+    def nodes(self) -> int:
+        """Nodes of the tree: arrays that say nothing are left out."""
+        return self.buckets.nodes
+
+    uses = nodes
+
 
 @dataclasses.dataclass(frozen=True)
 class PooledWorkspace(FlatArrays):
@@ -61,7 +69,7 @@ class PooledWorkspace(FlatArrays):
 
     Attributes:
       sizes: static sizes.
-      bitmap, references, items, rows, chains, requests, counters: as in `PooledState`.
+      bitmap, references, items, rows, chains, requests, counters, nodes, uses: as in `PooledState`.
       ids: int32[lanes * (ids + 1)], ids that operations report, one after the other.
       results: int32[lanes * (operations + 1) * width], one row an operation.
       lane: the lane that is worked on.
@@ -69,7 +77,7 @@ class PooledWorkspace(FlatArrays):
     """
 
     CARRIED = (*ARRAYS, *OUTPUTS)
-    ROOMS = ("ids",)
+    ROOMS = ("ids", "nodes", "uses")
 
     sizes: PooledSizes
     bitmap: jax.Array
@@ -79,6 +87,8 @@ class PooledWorkspace(FlatArrays):
     chains: jax.Array
     requests: jax.Array
     counters: jax.Array
+    nodes: jax.Array
+    uses: jax.Array
     ids: jax.Array
     results: jax.Array
     num_ids: Scalar
@@ -116,6 +126,22 @@ class PooledWorkspace(FlatArrays):
     def ring(self) -> int:
         """The row of `items` at which the order of use begins and ends."""
         return self.sizes.buckets.keys
+
+    def node(self, node: Any, field: Node) -> Scalar:
+        """Index into `nodes` of a word of a node."""
+        return self._base((self.sizes.nodes + 1) * NODE_WORDS) + node * NODE_WORDS + int(field)
+
+    def order_word(self, word: int) -> Scalar:
+        """Index into `uses` of `CLOCK` or `PASS`."""
+        return self._base(order_words(self.sizes.nodes) + 1) + word
+
+    def leaf_word(self, level: int, word: Scalar) -> Scalar:
+        """Index into `uses` of a word of the bitmap of leaves."""
+        return self.order_word(ORDER_WORDS + sum(self.sizes.buckets.order_levels[:level])) + word
+
+    def place(self, place: Scalar) -> Scalar:
+        """Index into `uses` of the node at a place."""
+        return self.order_word(ORDER_WORDS + sum(self.sizes.buckets.order_levels)) + place
 
     def row(self, slot: Any, sequence: Any, group: Any) -> Scalar:
         """Index into `rows` of a list's first slot."""

@@ -1,7 +1,7 @@
 """RTP-LLM's conformance vectors for groups, allocators and ranks, against the compiled cache.
 
 Named as in the tests of the reference. What they ask of single functions of the reference alone (matching, address
-lists, the prefix tree) has no compiled form.
+lists) has no compiled form; the prefix tree has tests of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hkv.dialects.rtp_llm.rules.admit import Ask
 from hkv.dialects.rtp_llm.rules.operations import RtpCode, RtpColumn
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View
 from hkv.dialects.rtp_llm.rules.shape import shape_of
-from hkv.state.pooled import Role
+from hkv.state.pooled import PooledBuckets, Role
 from hkv.state.pooled_workspace import ARRAYS, PooledSizes, PooledWorkspace
 from hkv.state.status import Status
 from tests.rtp_llm.build import FLASH, shape
@@ -31,7 +31,8 @@ N = -1
 @jax.jit
 def _need(parameters: RtpParameters, common: Any, seq: Any, reserve: Any, reused: Any, reuse: Any) -> Any:
     nothing: dict[str, Any] = dict.fromkeys((*ARRAYS, "ids", "results", "lane", "num_ids"))
-    work = PooledWorkspace(PooledSizes(None, 1, 1, 1, 0), **nothing)  # type: ignore[arg-type]
+    buckets = PooledBuckets(blocks=1, groups=1, pools=1, requests=1, sequences=1, row=1, chain=1, keys=1)
+    work = PooledWorkspace(PooledSizes(buckets, 1, 1, 1, 0), **nothing)
     view = View(parameters.cache, parameters.groups.reshape(-1), None, parameters.groups.shape[0])
     ask = Ask(jnp.int32(0), jnp.int32(1), seq, seq, common, reserve, reuse)
     return admit.need(view, work, shape_of(view, jnp.int32(0)), ask, reused)

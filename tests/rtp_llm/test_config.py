@@ -23,6 +23,12 @@ def test_the_topology_decides_the_allocator() -> None:
         SingleAllocator(tiny_hybrid().config)
 
 
+def test_linear_groups_alone_have_no_allocator() -> None:
+    linear = Topology((group("linear", LINEAR, 4),))
+    with pytest.raises(ConfigError, match="a full-attention group, or independent pools"):
+        RtpConfig(topology=linear, num_blocks=(9,))
+
+
 def test_blocks_of_keys() -> None:
     assert tiny_hybrid().config.block_size == 4
     full = group("full", FULL, 4)

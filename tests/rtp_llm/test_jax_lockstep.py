@@ -3,7 +3,6 @@ operation."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import random
 import sys
@@ -36,7 +35,7 @@ class DifferenceError(AssertionError):
 
 def lockstep(rng: random.Random, steps: int = STEPS) -> Counter[str]:
     """Random operations on both; what became of them, by name."""
-    config = dataclasses.replace(draw_config(rng), prefix_tree=False)
+    config = draw_config(rng)
     header = to_rtp_header(config, "random")
     reference, compiled = RtpNumpyEngine(header), RtpJaxEngine(header)
     seen: Counter[str] = Counter()
@@ -88,7 +87,6 @@ def test_shrinking_operations(rng: random.Random) -> None:
 def keyed_lockstep(rng: random.Random) -> Counter[str]:
     """Random requests that come with keys on both; every answer, count and key's past."""
     config = next(config for config in iter(lambda: draw_config(rng), None) if config.cp_size == 1)
-    config = dataclasses.replace(config, prefix_tree=False)
     header = to_rtp_header(config, "keyed")
     engines = RtpNumpyEngine(header), RtpJaxEngine(header)
     live: dict[str, bool] = {}
@@ -167,7 +165,7 @@ def test_a_window_without_its_last_blocks() -> None:
 def test_a_recorded_log_agrees_where_the_reference_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that the reference gave are checked against the compiled cache alone."""
     rng = random.Random(5)
-    header = to_rtp_header(dataclasses.replace(draw_config(rng), prefix_tree=False), "recorded")
+    header = to_rtp_header(draw_config(rng), "recorded")
     reference = RtpNumpyEngine(header)
     operations: list[structs.RtpOp] = []
     for number in range(60):

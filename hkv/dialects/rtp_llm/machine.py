@@ -14,7 +14,7 @@ from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.rules import execute
 from hkv.dialects.rtp_llm.rules.operations import ALL, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, of_config
-from hkv.errors import OperationError
+from hkv.errors import ConfigError, OperationError
 from hkv.machine.operations import Operations, bucket
 from hkv.machine.programs import Programs
 from hkv.state.pooled import PooledBuckets, PooledState, empty_pooled
@@ -29,9 +29,11 @@ def init(config: RtpConfig, buckets: PooledBuckets) -> tuple[RtpParameters, Pool
       buckets: the static sizes; see `buckets_for`.
 
     Raises:
-      UnsupportedConfigError: the configuration needs what only the reference has.
-      ConfigError: it does not fit the buckets.
+      ConfigError: it does not fit the buckets, or they have a tree and it has none.
     """
+    names = names_of(config)
+    if buckets.names < names or (not names and buckets.names):
+        raise ConfigError("names", buckets.names, f"{names}: a node for each namespace of the prefix tree")
     return of_config(config, buckets.groups), empty_pooled(buckets, config.num_blocks)
 
 
@@ -58,7 +60,13 @@ def buckets_for(
         row=bucket(-(-tokens // smallest) + 2, 128),
         chain=bucket(-(-tokens // config.block_size) + 2, 128),
         keys=bucket(keys, 1024),
+        names=2 * config.prefix_tree,
     )
+
+
+def names_of(config: RtpConfig) -> int:
+    """Nodes that each key has in the prefix tree, 0 for no tree; under context parallelism keys have two names."""
+    return (1 + (config.cp_size > 1)) * config.prefix_tree
 
 
 def run(

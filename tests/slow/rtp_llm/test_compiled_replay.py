@@ -16,7 +16,7 @@ from hkv.dialects.rtp_llm.schedule import program as rtp_program
 from hkv.dialects.rtp_llm.schedule import run as rtp_run
 from hkv.dialects.rtp_llm.schedule.compiled import NAMES, RtpCompiledReplay, RtpSizes
 from hkv.dialects.rtp_llm.schedule.record import REASONS
-from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.errors import ConfigError
 from hkv.replay import dispatches
 from hkv.replay.difference import Difference
 from hkv.replay.run import default_engine
@@ -27,10 +27,10 @@ from tests.cli.test_replay import run
 from tests.rtp_llm.test_replay import draw
 from tests.slow.replay.test_compiled import large_copies
 
-SIZES = RtpSizes(
-    PooledBuckets(blocks=64, groups=2, pools=2, requests=9, sequences=1, row=64, chain=64, keys=2048), 64, 4096
-)
-"""All examples share one executable."""
+BUCKETS = PooledBuckets(blocks=64, groups=2, pools=2, requests=9, sequences=1, row=64, chain=64, keys=2048)
+SIZES = RtpSizes(BUCKETS, 64, 4096)
+TREE_SIZES = RtpSizes(dataclasses.replace(BUCKETS, names=1), 64, 4096)
+"""All examples share one executable, those with a prefix tree another."""
 
 ROOM = 2 * SIZES.ids_of_a_step()
 
@@ -38,28 +38,29 @@ LONG = 39
 """A seed whose replay reports more than half the room."""
 
 
-def example_of(seed):
+def example_of(seed, tree=False):
     config, schedule, arrivals = draw(random.Random(seed))
-    return dataclasses.replace(config, prefix_tree=False), schedule, arrivals
+    return dataclasses.replace(config, prefix_tree=tree), schedule, arrivals
 
 
 def compiled(config, schedule, arrivals, *, caching=True):
     """A compiled replay that has run, and what it left."""
     prepared = dispatches.incoming(arrivals, schedule.max_model_len)
-    running = RtpCompiledReplay(config, schedule, prepared, caching=caching, sizes=SIZES, ids=ROOM)
+    sizes = TREE_SIZES if config.prefix_tree else SIZES
+    running = RtpCompiledReplay(config, schedule, prepared, caching=caching, sizes=sizes, ids=ROOM)
     return running, rtp_run.outcome_of(
         running, rtp_run.RtpReplayedCache(config, caching=caching), schedule, running.run(), 0.0
     )
 
 
-@given(seed=st.integers(0, 1 << 30), caching=st.sampled_from((True, True, True, False)))
-@example(seed=3, caching=False)
-@settings(max_examples=40)
-def test_decides_as_the_plain_schedule_does(seed, caching):
-    config, schedule, arrivals = example_of(seed)
+@given(seed=st.integers(0, 1 << 30), caching=st.sampled_from((True, True, True, False)), tree=st.booleans())
+@example(seed=3, caching=False, tree=False)
+@settings(max_examples=60)
+def test_decides_as_the_plain_schedule_does(seed, caching, tree):
+    config, schedule, arrivals = example_of(seed, tree)
     running, outcome = compiled(config, schedule, arrivals, caching=caching)
     rtp_run.verify(running, outcome, schedule, arrivals)
-    assert rtp_program.compiled(ROOM).compilations() == 1, "an example was compiled for itself"
+    assert rtp_program.compiled(ROOM).compilations() <= 2, "an example was compiled for itself"
 
 
 def test_the_traffic_meets_every_outcome():
@@ -142,22 +143,20 @@ def test_progress_is_told_between_dispatches():
     assert len(running.ids) > 1, "one dispatch only"
 
 
-def test_nothing_of_a_pools_size_is_copied_in_a_step():
-    config, schedule, arrivals = example_of(0)
+@pytest.mark.parametrize("sizes", [SIZES, TREE_SIZES], ids=["order of use", "tree"])
+def test_nothing_of_a_pools_size_is_copied_in_a_step(sizes):
+    config, schedule, arrivals = example_of(0, tree=sizes is TREE_SIZES)
     prepared = dispatches.incoming(arrivals, schedule.max_model_len)
-    running = RtpCompiledReplay(config, schedule, prepared, sizes=SIZES, ids=ROOM)
+    running = RtpCompiledReplay(config, schedule, prepared, sizes=sizes, ids=ROOM)
     lowered = rtp_program.compiled(ROOM).lower(running._parameters, running._inputs, running.resident)
     smallest = min(SIZES.buckets.pools * SIZES.buckets.blocks * 4, SIZES.buckets.keys)
     assert large_copies(lowered.compile().as_text(), smallest) == []
 
 
 def test_what_the_compiled_schedule_has_not_is_refused():
-    config, schedule, _ = example_of(0)
+    config, _, _ = example_of(0)
     tree = dataclasses.replace(config, prefix_tree=True)
-    with pytest.raises(UnsupportedConfigError, match="prefix_tree"):
-        RtpCompiledReplay(tree, schedule, dispatches.incoming([], 60))
-    engine, reason = default_engine(rtp_run.RtpReplayedCache(tree))
-    assert (engine, "prefix_tree" in reason) == ("numpy", True)
+    assert default_engine(rtp_run.RtpReplayedCache(tree)) == ("jax", "")
     assert default_engine(rtp_run.RtpReplayedCache(config)) == ("jax", "")
     dealt = dataclasses.replace(rtp_run.rtp_cache("rtp-llm/single", [spec_from_text("full:4")], [20]), cp_size=2)
     with pytest.raises(ConfigError, match="cp_size"):
@@ -173,9 +172,8 @@ def test_the_command_compiles_by_default_and_checks(monkeypatch, capsys, trace):
     found = json.loads(out)
     assert (found["options"]["engine"], found["requests"]["hit"]) == ("jax", [0, 0, 6])
     assert (found["totals"]["blocks_cached_peak"], found["totals"]["blocks_not_cached_twice"]) == (5, 5)
-    code, out, err = run(
-        monkeypatch, capsys, "replay", path, "--tokens-per-id", "4", *groups, "--prefix-tree", "--json", "-"
-    )
-    assert code == 0
-    assert json.loads(out)["options"]["engine"] == "numpy"
-    assert "engine numpy: prefix_tree" in err
+    monkeypatch.setattr(RtpSizes, "of", classmethod(lambda cls, *_: TREE_SIZES))
+    more = ("--prefix-tree", "--check", "--json", "-")
+    code, out, err = run(monkeypatch, capsys, "replay", path, "--tokens-per-id", "4", *groups, *more)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["options"]["engine"] == "jax"

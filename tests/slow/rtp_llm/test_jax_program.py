@@ -21,7 +21,7 @@ from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, of_config
-from hkv.errors import ConfigError, OperationError, UnsupportedConfigError
+from hkv.errors import ConfigError, OperationError
 from hkv.machine.operations import Operations
 from hkv.model.topology import Topology
 from hkv.state.pooled import Counter, PooledState, Request, Role, resized
@@ -40,12 +40,16 @@ def config(num_blocks: int = 40, **fields: Any) -> RtpConfig:
 BUCKETS = rtp_cache.buckets_for(config(), tokens=rtp_jax.BLOCKS * 4)
 """Sizes that every engine of these tests has."""
 
+TREE = config(prefix_tree=True, independent_eviction=True)
+
 LARGE = 200
 """Elements from which on an array counts as one of a state's."""
 
 
-def start(num_blocks: int = 40) -> tuple[RtpParameters, PooledState]:
+def start(num_blocks: int = 40, *, tree: bool = False) -> tuple[RtpParameters, PooledState]:
     """An empty cache."""
+    if tree:
+        return rtp_cache.init(TREE, rtp_cache.buckets_for(TREE, tokens=rtp_jax.BLOCKS * 4))
     return rtp_cache.init(config(num_blocks), BUCKETS)
 
 
@@ -55,9 +59,9 @@ def operations(batch: RtpBatch) -> Operations:
 
 
 @functools.cache
-def program(lanes: int = 0) -> Any:
+def program(lanes: int = 0, tree: bool = False) -> Any:
     """The program that all tests share, compiled once; for stacked states if there are lanes."""
-    arguments = (*start(), operations(RtpBatch().add(RtpCode.EVICT)))
+    arguments = (*start(tree=tree), operations(RtpBatch().add(RtpCode.EVICT)))
     function = rtp_cache.pure(ids=rtp_jax.IDS)
     if lanes:
         arguments = jax.tree.map(lambda x: np.stack([x] * lanes), arguments)
@@ -80,9 +84,10 @@ def prompt(batch: RtpBatch, slot: int, keys: range, **arguments: int) -> RtpBatc
     return batch.add(RtpCode.REQUEST, slot, keys, **fields).add(RtpCode.MALLOC, slot, reuse=1, device_cache=1)
 
 
+@pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("lanes", [0, 2])
-def test_no_array_is_copied(lanes: int) -> None:
-    assert large_copies(program(lanes).as_text(), LARGE) == []
+def test_no_array_is_copied(lanes: int, tree: bool) -> None:
+    assert large_copies(program(lanes, tree).as_text(), LARGE) == []
 
 
 def test_lanes_do_what_single_states_do() -> None:
@@ -96,7 +101,7 @@ def test_lanes_do_what_single_states_do() -> None:
         alone = jax.device_get(program()(*each))
         for got, want in zip(jax.tree.leaves(together[1]), jax.tree.leaves(alone[1]), strict=True):
             np.testing.assert_array_equal(got[lane], want)
-        for name in ("bitmap", "references", "items", "rows", "chains", "requests", "counters"):
+        for name in ("bitmap", "references", "items", "rows", "chains", "requests", "counters", "nodes", "uses"):
             got, want = getattr(together[0], name)[lane], getattr(alone[0], name)
             np.testing.assert_array_equal(got.reshape(-1)[:-1], want.reshape(-1)[:-1], name)  # the last is spare
 
@@ -165,9 +170,9 @@ def test_unknown_operations_answer_so() -> None:
     assert statuses(results, batch) == [Status.UNKNOWN_OPERATION]
 
 
-def test_the_prefix_tree_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedConfigError, match="prefix_tree"):
-        of_config(config(prefix_tree=True), 4)
+def test_sizes_that_do_not_fit_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="names"):
+        rtp_cache.init(TREE, BUCKETS)
     with pytest.raises(ConfigError, match="groups"):
         of_config(config(), 2)
 
@@ -179,20 +184,20 @@ def test_states_are_small_pytrees() -> None:
 def test_random_configurations_share_a_handful_of_sizes() -> None:
     found = set()
     for seed in range(300):
-        drawn = dataclasses.replace(draw_config(random.Random(seed)), prefix_tree=False)
+        drawn = draw_config(random.Random(seed))
         found.add(rtp_cache.buckets_for(drawn, tokens=rtp_jax.BLOCKS * drawn.block_size))
-    assert len(found) == 1
+    assert sorted(each.names for each in found) == [0, 2]
 
 
 def test_engines_share_a_program() -> None:
     rtp_cache.run(*start(), operations(RtpBatch().add(RtpCode.EVICT)), ids=rtp_jax.IDS)
     before = rtp_cache.count_programs()
     for seed in range(10):
-        drawn = dataclasses.replace(draw_config(random.Random(seed)), prefix_tree=False)
+        drawn = draw_config(random.Random(seed))
         engine = RtpJaxEngine(to_rtp_header(drawn, "x"))
         engine.request_keyed("a", 9, range(9))
         assert engine.num_cached() == 0
-    assert rtp_cache.count_programs() <= before + 1
+    assert rtp_cache.count_programs() <= before + 2
 
 
 def test_a_state_moves_into_larger_sizes() -> None:

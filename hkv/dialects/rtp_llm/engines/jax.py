@@ -70,7 +70,6 @@ class RtpJaxEngine:
       header: the configuration, as a log's first line.
 
     Raises:
-      UnsupportedConfigError: the prefix tree, which only the reference has.
       HKVError: a configuration the dialect forbids.
     """
 
@@ -289,7 +288,9 @@ class RtpJaxEngine:
     def _export(self, operation: structs.ExportOp) -> structs.Selected:
         check_unused(self._exported, operation.name)
         groups = len(self.config.policies)
-        room = operation.least * (1 + groups)
+        # Whole chains leave: up to a longest sequence's keys more than were asked for.
+        chain = self._buckets.chain if self.config.prefix_tree else 0
+        room = (operation.least + chain) * (1 + groups)
         row, ids = self._do(RtpCode.EXPORT, None, room=room, least=operation.least)
         keys = int(row[RtpColumn.COUNT])
         if keys == 0:

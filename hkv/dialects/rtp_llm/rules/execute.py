@@ -65,7 +65,7 @@ def execute(
     else:
         carry = jax.lax.while_loop(lambda c: c[0] < lanes, one_lane, carry)
     _, values, counts = carry
-    out = {**outputs, **dict(zip(names, values, strict=True))}
+    out = {**fields, **outputs, **dict(zip(names, values, strict=True))}
     new = PooledState(**{name: out[name].reshape(getattr(state, name).shape) for name in ARRAYS})
     results = RtpResults(
         table=out["results"].reshape(lanes, places + 1, COLUMNS)[:, :-1],

@@ -6,18 +6,17 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from hkv.dialects.rtp_llm.rules import prefix_tree
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.rtp_llm.rules.prefix_tree import DEFAULT, GPU_CP_CANONICAL, GPU_LOGICAL
 from hkv.dialects.rtp_llm.rules.slot_mapper import canonical_place
 from hkv.state import item_table, recency
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
 from hkv.state.pooled import Counter, Item
 from hkv.state.pooled_workspace import PooledWorkspace
 
-WRITES = ("rows", "requests", "chains", *item_table.WRITES)
+WRITES = ("rows", "requests", "chains", *item_table.WRITES, *prefix_tree.WRITES)
 """Arrays that registering writes; `rows`, `requests` and `chains` only in their spare elements."""
-
-DEFAULT, GPU_LOGICAL, GPU_CP_CANONICAL = range(3)
-"""Namespaces of what a key builds on (RTP-LLM's numbers): of its own; the sequence's keys; keys of virtual blocks."""
 
 
 class Entry(NamedTuple):
@@ -157,6 +156,7 @@ def put(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledWorkspac
     work = work.write_if(there, "items", word, work.item(entry.key, Item.FLAGS))
     work = work.write_if(there & ~kept, "items", entry.ordinal, work.item(entry.key, Item.ORDINAL))
     work = work.write_if(there & ~kept, "items", entry.parent, work.item(entry.key, Item.PARENT))
+    work = prefix_tree.enter(work, there, entry.key, entry.namespace, entry.parent, word)
     return work, there & (changed | resident)
 
 

@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from hkv.dialects.rtp_llm.rules import prefix_tree
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.rtp_llm.rules.slot_mapper import canonical_place
-from hkv.state import item_table, role_counts
+from hkv.state import role_counts
 from hkv.state.loops import Scalar, divide, loop, peek
 from hkv.state.pooled import Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
-WRITES = ("rows", "requests", "chains", "items", *role_counts.WRITES)
+WRITES = ("rows", "requests", "chains", "items", *role_counts.WRITES, *prefix_tree.WRITES)
 """Arrays that the rule writes; `chains` only in its spare element."""
 
 
@@ -58,6 +59,7 @@ def _key(work: PooledWorkspace, asked: Keys, place: Scalar) -> Scalar:
 
 def _full_groups(work: PooledWorkspace, view: View, asked: Keys) -> tuple[PooledWorkspace, Scalar]:
     """The shortest run of keys, from the first on, that a full group has; its blocks are written to the lists."""
+    writes = ("rows", "chains", "items", *prefix_tree.WRITES)
 
     def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         group, shortest = local
@@ -66,17 +68,17 @@ def _full_groups(work: PooledWorkspace, view: View, asked: Keys) -> tuple[Pooled
         def step(v: PooledWorkspace, at: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
             place, _ = at
             v, (key,) = peek(place >= 0, lambda u: (_key(u, asked, place),), v, ("chains",), (0,))
-            v, block = item_table.find(v, place >= 0, key, group)
+            v, block = prefix_tree.find(v, place >= 0, key, group)
             v = v.write("rows", block, row + place)
             return v, (place + (block != 0), block != 0)
 
         full = view.flag(group, GroupField.FULL)
         end = jnp.where(full, asked.count, 0)
-        w, (run, _) = loop(lambda c: (c[0] < end) & c[1], step, w, (0, True), writes=("rows", "chains", "items"))
+        w, (run, _) = loop(lambda c: (c[0] < end) & c[1], step, w, (0, True), writes=writes)
         return w, (group + 1, jnp.where(full, jnp.minimum(shortest, run), shortest))
 
     groups = jnp.where(asked.count > 0, view.num_groups, 0)
-    work, (_, shortest) = loop(lambda c: c[0] < groups, one, work, (0, asked.count), writes=("rows", "chains", "items"))
+    work, (_, shortest) = loop(lambda c: c[0] < groups, one, work, (0, asked.count), writes=writes)
     return work, shortest
 
 
@@ -91,13 +93,14 @@ def _scan_back(work: PooledWorkspace, view: View, asked: Keys, longest: Scalar) 
         def vote(v: PooledWorkspace, at: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
             group, agreed = at
             votes = view.flag(group, GroupField.VOTES)
-            v, block = item_table.find(v, votes, key, group)
+            v, block = prefix_tree.find(v, votes, key, group)
             return v, (group + 1, agreed & (~votes | (block != 0)))
 
-        w, (_, agreed) = loop(lambda c: c[0] < groups, vote, w, (0, True), writes=("items",))
+        w, (_, agreed) = loop(lambda c: c[0] < groups, vote, w, (0, True), writes=("items", *prefix_tree.WRITES))
         return w, (jnp.where(agreed, run, run - 1), agreed)
 
-    work, (run, _) = loop(lambda c: (c[0] > 0) & ~c[1], one, work, (longest, False), writes=("chains", "items"))
+    writes = ("chains", "items", *prefix_tree.WRITES)
+    work, (run, _) = loop(lambda c: (c[0] > 0) & ~c[1], one, work, (longest, False), writes=writes)
     return work, run
 
 

@@ -11,14 +11,14 @@ import jax
 import numpy as np
 
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, SINGLE, RtpConfig
-from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.errors import ConfigError
 from hkv.model.group_policy import CpMapping, GroupType
 from hkv.state.loops import Scalar
 from hkv.state.parameter_view import ParameterView
 
 CacheField = enum.IntEnum(
     "CacheField",
-    ("GROUPS", "POOLS", "BLOCK", "STEP", "RESERVE", "RANKS", "SINGLE", "APART", "REUSED", "TOTAL", "SHARING"),
+    ("GROUPS", "POOLS", "BLOCK", "STEP", "RESERVE", "RANKS", "SINGLE", "APART", "REUSED", "TOTAL", "SHARING", "ALONE"),
     start=0,
 )
 """Columns of `RtpParameters.cache`: what belongs to no group.
@@ -26,7 +26,8 @@ CacheField = enum.IntEnum(
 BLOCK: tokens between two keys. STEP: blocks between two states kept for reuse. RESERVE: blocks that a first allocation
 leaves free. RANKS: ranks that share the sequence, as far as the allocator minds them. SINGLE: one full group. APART: a
 pool for each group. REUSED: tokens that a reused key stands for. TOTAL: blocks of all pools that can be handed out.
-SHARING: those of pools that have a part of the reserve.
+SHARING: those of pools that have a part of the reserve. ALONE: a bit for each
+group that may lose blocks alone, under the prefix tree.
 """
 
 GroupField = enum.IntEnum(
@@ -110,11 +111,8 @@ def of_config(config: RtpConfig, groups: int) -> RtpParameters:
       groups: bucket for the number of groups.
 
     Raises:
-      UnsupportedConfigError: eviction along the prefix tree, which only the reference has.
       ConfigError: more groups than the bucket.
     """
-    if config.prefix_tree:
-        raise UnsupportedConfigError("prefix_tree", True, "False: the compiled cache evicts in order of use alone")
     if len(config.policies) > groups:
         raise ConfigError("groups", len(config.policies), f"at most the bucket's {groups}")
     table = np.zeros((groups, FIELDS), np.int32)
@@ -138,6 +136,7 @@ def of_config(config: RtpConfig, groups: int) -> RtpParameters:
         "REUSED": table[full[0], GroupField.LOGICAL] if full else config.block_size,
         "TOTAL": sum(totals),
         "SHARING": sum(sharing),
+        "ALONE": np.uint32(sum(1 << group for group in config.independent_groups)).view(np.int32),
     }.items():
         cache[CacheField[name]] = value
     return RtpParameters(cache=cache, groups=table)  # type: ignore[arg-type]

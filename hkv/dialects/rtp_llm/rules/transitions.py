@@ -355,11 +355,11 @@ def count_dropped(work: PooledWorkspace, number: Scalar) -> PooledWorkspace:
 
 
 def export(work: PooledWorkspace, view: View, op: Op, answer: Answer) -> tuple[PooledWorkspace, Answer]:
-    """EXPORT and EVICT: whole keys leave, the least recently used first."""
+    """EXPORT and EVICT: whole keys leave, the least recently used first, or chains of the prefix tree."""
     keeps = op.code == int(RtpCode.EXPORT)
     mine = answer.ok & (keeps | (op.code == int(RtpCode.EVICT)))
     least = jnp.where(mine, op.argument(RtpArgument.LEAST), 0)
-    work, blocks, keys = evict.select(work, view, jnp.int32(evict.ANY_GROUP), least, keeps)
+    work, blocks, keys = evict.select(work, view, evict.Wanted(jnp.int32(evict.ANY_GROUP), least, keeps))
     return work, answer._replace(value=jnp.where(mine, blocks, answer.value), count=jnp.where(mine, keys, answer.count))
 
 

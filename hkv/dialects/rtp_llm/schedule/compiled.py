@@ -12,7 +12,6 @@ from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.jax_reading import Reader
 from hkv.dialects.rtp_llm.log.structs import RtpState
-from hkv.dialects.rtp_llm.rules.parameters import of_config
 from hkv.dialects.rtp_llm.schedule import compiled_state as rtp_compiled_state
 from hkv.dialects.rtp_llm.schedule import program as rtp_program
 from hkv.dialects.rtp_llm.schedule.compiled_state import VERDICTS, RtpResident, Tally
@@ -59,6 +58,7 @@ class RtpSizes:
             row=row,
             chain=row,
             keys=rounded(max(1, trace.num_keys), 1024),
+            names=rtp_cache.names_of(config),
         )
         return cls(buckets, rounded(trace.count, 64), rounded(len(trace.keys), 4096))
 
@@ -72,12 +72,10 @@ def require_expressible(config: RtpConfig) -> None:
     """Raises for configurations whose rules the compiled schedule does not have.
 
     Raises:
-      UnsupportedConfigError: the prefix tree, which only the reference has.
       ConfigError: context parallelism, of which a replay knows nothing.
     """
     if config.cp_size > 1:
         raise ConfigError("cp_size", config.cp_size, "1: the compiled schedule is one rank's")
-    of_config(config, len(config.policies))
 
 
 class RtpCompiledReplay(Dispatches):

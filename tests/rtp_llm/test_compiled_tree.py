@@ -1,0 +1,82 @@
+"""The compiled cache with its prefix tree beside the reference's, key by key."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference.dialects.rtp_llm.eviction import evict_and_free_for_group, select
+from reference.dialects.rtp_llm.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL, Name
+from reference.dialects.rtp_llm.resource import Dependency
+from tests.rtp_llm.compiled_cache import KEYS, CompiledCache
+from tests.rtp_llm.test_prefix_caches import Cache
+
+
+def names_of(cache: Cache) -> list[Name]:
+    assert cache.shared.tree is not None
+    return cache.shared.tree.leaves()
+
+
+def both(rng: random.Random, steps: int) -> Counter[str]:
+    """Random keys, each with a parent of its own in each namespace, put, looked for and evicted in both forms."""
+    groups = rng.randint(1, 4)
+    independent = frozenset(group for group in range(groups) if rng.random() < 0.4)
+    plain, compiled = Cache(groups, independent=independent), CompiledCache(groups, independent)
+    parents = {
+        (namespace, key): rng.randrange(key) if key and rng.random() < 0.85 else None
+        for namespace in (GPU_LOGICAL, GPU_CP_CANONICAL)
+        for key in range(KEYS)
+    }
+    seen: Counter[str] = Counter()
+    residents = rng.random() < 0.5
+    for _ in range(steps):
+        choice, key, group = rng.random(), rng.randrange(KEYS), rng.randrange(groups)
+        if choice < 0.55:
+            name = rng.choice([GPU_LOGICAL, GPU_LOGICAL, GPU_CP_CANONICAL]), key
+            resident = residents and rng.random() < 0.1
+            chosen = tuple(each for each in range(groups) if each == group or rng.random() < 0.5)
+            parent = parents[name]
+            dependency = Dependency(0 if parent is None else 1, parent)
+            for cache in (plain, compiled):
+                cache.put(key, None, chosen, namespace=name[0], resident=resident, dependency=dependency)
+            seen["put"] += 1
+        elif choice < 0.75:
+            want = plain.shared.match_group(key, group)
+            assert compiled.find(key, group) == max(want, 0)
+            seen["found" if want > 0 else "missed"] += 1
+        elif choice < 0.85:
+            least = rng.randint(1, 4)
+            evicted = select(plain.shared, least)
+            assert compiled.evict(least) == [each.key for each in evicted]
+            for each in evicted:
+                plain.shared.release(each.blocks)
+            seen["a longer chain" if len(evicted) > 1 else "evicted"] += 1
+        else:
+            least, before = rng.randint(1, 3), len(plain.shared.items)
+            want = evict_and_free_for_group(plain.shared, group, least)
+            assert compiled.evict_group(group, least) == want
+            left = before - len(plain.shared.items)
+            seen["alone" if want > left else "for a group" if want else "none"] += 1
+        cached = [(key, item) for key in plain.shared.items if (item := plain.shared.items.peek(key))]
+        assert compiled.items() == [(key, item.blocks, item.resident) for key, item in cached]
+        assert all(compiled.namespace(key) == item.namespace for key, item in cached)
+        assert compiled.leaves() == names_of(plain)
+        assert compiled.free() == [pool.free for pool in plain.pools]
+    return seen
+
+
+@settings(max_examples=15)
+@given(rng=st.randoms(use_true_random=False))
+def test_keys_leave_as_in_the_reference(rng: random.Random) -> None:
+    both(rng, 60)
+
+
+def test_the_traffic_meets_every_way_to_evict() -> None:
+    """Long runs, in which the places in order of use are used up."""
+    seen: Counter[str] = Counter()
+    for seed in range(8):
+        seen += both(random.Random(seed), 150)
+    assert set(seen) >= {"found", "missed", "evicted", "a longer chain", "for a group", "alone", "none"}, seen
