@@ -83,6 +83,7 @@ def document(
         "options": dict(options),
         "totals": result.totals,
         "groups": summary.groups(outcome),
+        "monitored": outcome.monitored(),
         "missed": None if outcome.trace is None else as_plain(missed(outcome)),
         "ceilings": [dataclasses.asdict(each) for each in ceilings],
         "advice": [] if outcome.trace is None else advice(outcome, ceilings),

@@ -80,6 +80,11 @@ class ReplayedCache(abc.ABC):
         """Groups of the cache."""
 
     @property
+    def group_names(self) -> Sequence[str]:
+        """Names of its groups: what the command line calls such layers."""
+        return [group.spec.to_text() for group in self.groups]
+
+    @property
     @abc.abstractmethod
     def blocks(self) -> int:
         """Blocks that can be handed out, over all pools."""
@@ -158,6 +163,15 @@ class ReplayedCache(abc.ABC):
         self.require_compiled()
         raise NotImplementedError
 
+    def monitored(self, state: Any, requests: Iterable[tuple[float, Sequence[int]]]) -> Mapping[str, Any]:
+        """Figures that the engine's operators would see after a replay, as plain values; none where HKV has none.
+
+        Args:
+          state: the cache's state, as the dialect's logs have it.
+          requests: time of arrival in milliseconds and keys of the whole blocks of its prompt, of each request.
+        """
+        return {}
+
     def rows(self, totals: Mapping[str, Any]) -> Sequence[tuple[str, Any, str]]:
         """Rows of the table of totals that only this dialect has: what, value (None where unknown), remark."""
         return ()
@@ -177,6 +191,8 @@ class Outcome:
       extra: totals that only the dialect has, by name.
       trace: facts of the trace; None where the replay was not of one.
       occupancy: blocks of each group over time; None where nobody asked, or the dialect does not tell.
+      state: the cache's state at the end, as the dialect's logs have it, when called; None where nobody knows.
+      monitored: what the engine's operators would see then, when called.
     """
 
     cache: ReplayedCache
@@ -188,6 +204,8 @@ class Outcome:
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trace: TraceFacts | None = None
     occupancy: Occupancy | None = None
+    state: Callable[[], Any] | None = None
+    monitored: Callable[[], Mapping[str, Any]] = dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,7 +336,16 @@ def replay(
         tuple(sorted({request.synthetic for request in trace.requests} - {""})),
         trace.shared(schedule.max_model_len)[1].tolist(),
     )
-    return dataclasses.replace(outcome, trace=facts)
+    keys = trace.keys(cache.key_tokens, schedule.max_model_len)
+
+    def monitored() -> Mapping[str, Any]:
+        if outcome.state is None:
+            return {}
+        whole = ((each.timestamp, each.input_length // cache.key_tokens) for each in trace.requests)
+        prompts = ((now, keys.of(index)[:count].tolist()) for index, (now, count) in enumerate(whole))
+        return cache.monitored(outcome.state(), prompts)
+
+    return dataclasses.replace(outcome, trace=facts, monitored=monitored)
 
 
 def _replayed(

@@ -64,7 +64,7 @@ def groups(outcome: Outcome) -> list[dict[str, Any]]:
     counters, known = outcome.recorder.reasons, outcome.cache.reasons
     return [
         {
-            "group": group.spec.to_text(),
+            "group": outcome.cache.group_names[index],
             "layers": list(group.layers),
             "eagle": index in outcome.cache.eagle_groups,
             "reasons": None if counters is None else {reason: counters[index][reason] for reason in known},

@@ -89,7 +89,7 @@ def _reasons(outcome: Outcome, engine: str) -> RenderableType:
 def _missed(outcome: Outcome) -> Table:
     """Every prompt token: a hit, or the cause for which it was none."""
     totals, found = summary.totals(outcome), missed(outcome)
-    names = [group.spec.to_text() for group in outcome.cache.groups]
+    names = outcome.cache.group_names
     table = Table(title="Prompt tokens, and why they were no hits", title_justify="left")
     table.add_column("cause", no_wrap=True)
     table.add_column("tokens", justify="right")

@@ -10,7 +10,7 @@ from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
-from hkv.dialects.rtp_llm.monitoring import RecentKeys, cache_info, pool_snapshots, record_keys
+from hkv.dialects.rtp_llm.monitoring import RecentKeys, cache_info, pool_snapshots, recent_hits, record_keys
 from hkv.dialects.rtp_llm.traffic.headers import draw_rtp_header, rtp_features
 from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
 from hkv.errors import ConfigError
@@ -64,6 +64,19 @@ def test_recent_keys_are_those_of_a_plain_window(requests: list[tuple[int, list[
         past.append((now, keys))
         known += keys
         assert (found.retained, found.retained_unique) == (len(known), len(set(known)))
+
+
+@given(REQUESTS, st.integers(1, 60))
+def test_hits_among_recent_keys_add_up(requests: list[tuple[int, list[int]]], window: int) -> None:
+    recent, found = RecentKeys(window), []
+    timed = [(sum(wait for wait, _ in requests[: index + 1]), keys) for index, (_, keys) in enumerate(requests)]
+    for now, keys in timed:
+        recent, hits = record_keys(recent, now, keys)
+        found.append(hits)
+    total = recent_hits(timed, window)
+    assert (total.keys, total.hits) == (sum(each.keys for each in found), sum(each.hits for each in found))
+    if found:
+        assert (total.retained, total.retained_unique) == (found[-1].retained, found[-1].retained_unique)
 
 
 def test_rtp_llms_own_example() -> None:

@@ -215,6 +215,35 @@ def test_models_that_hits_would_leave_without_a_window_are_refused(monkeypatch, 
     assert "a block and one: hits bring one block; --block-size 4095, or --no-caching" in err
 
 
+def test_models_that_hits_would_leave_without_a_chunk_are_refused(monkeypatch, capsys, trace) -> None:
+    """Before the first request; blocks of a chunk each are replayed, and a chunk is kept whole without hits."""
+    path = trace((0, [0], 8192, 1), (1, [0, 1], 8193, 1))
+    line = ("replay", path, "--dialect", POOLS, "--model", "llama-4-scout", "--memory", "80GiB", "--engine", "numpy")
+    code, _, err = run(monkeypatch, capsys, *line)
+    assert code == 2
+    assert "model = 'chunk 8192'" in err
+    assert "--block-size 8192, or --no-caching" in err
+    more = ("--tokens-per-id", "8192", "--json", "-", "--max-model-len", "20000")
+    for changed, hit in (("--block-size", "8192"), [0, 8192]), (("--no-caching",), [0, 0]):
+        code, out, err = run(monkeypatch, capsys, *line, *more, *changed)
+        assert code == 0, err
+        assert json.loads(out)["requests"]["hit"] == hit
+
+
+def test_what_operators_see_is_in_the_json(monkeypatch, capsys, trace) -> None:
+    path = trace((0, [0, 1], 8, 1), (1000, [0, 1, 2], 9, 1))
+    more = ("--groups", "full:4,swa:4:4", "--num-blocks", "9,5", "--reserve-ratio", "10")
+    found = replayed(monkeypatch, capsys, path, "--dialect", POOLS, *more)["monitored"]
+    assert [(each["tags"], each["total"], each["cached"]) for each in found["pools"]] == [
+        (["full0"], 8, 2),
+        (["swa1"], 4, 2),
+    ]
+    assert [(each["free"], each["available"], each["reserved"]) for each in found["pools"]] == [(6, 8, 0), (2, 4, 0)]
+    assert found["cache"]["cached_keys"] == 2
+    assert (found["cache"]["total_tokens"], found["cache"]["available_tokens"]) == (16, 16)
+    assert found["recent_keys"] == {"keys": 4, "hits": 2, "retained": 4, "retained_unique": 2, "hit_ratio": 0.5}
+
+
 def test_windows_of_several_blocks_are_replayed_without_hits(monkeypatch, capsys, trace) -> None:
     """Without hits a window keeps all the blocks that its next query reads: the nearest that RTP-LLM can do."""
     path, model = trace((0, list(range(400)), 1600, 9)), str(MODELS / "gemma3_text.json")

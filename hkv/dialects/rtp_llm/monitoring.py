@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hkv.dialects.rtp_llm.capacities import tokens_of
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig
@@ -124,6 +125,24 @@ def cache_info(config: RtpConfig, state: RtpState, memory_keys: Iterable[int] = 
     return CacheInfo(tuple(sorted(keys)), state.version, config.block_size, *tokens)
 
 
+def monitored(config: RtpConfig, state: RtpState, requests: Iterable[tuple[float, Sequence[int]]]) -> dict[str, Any]:
+    """Pools, cached keys and recent keys of a server after some requests, as plain values.
+
+    Args:
+      config: the cache.
+      state: its whole state then.
+      requests: time of arrival in milliseconds and keys of whole blocks of each, in order.
+    """
+    info, recent = cache_info(config, state), recent_hits(requests)
+    return {
+        "pools": [
+            dataclasses.asdict(pool) | {"used_percent": pool.used_percent} for pool in pool_snapshots(config, state)
+        ],
+        "cache": dataclasses.asdict(info) | {"cached_keys": len(info.cached_keys)},
+        "recent_keys": dataclasses.asdict(recent) | {"hit_ratio": recent.hit_ratio},
+    }
+
+
 def _tokens(config: RtpConfig, blocks: Sequence[int]) -> int:
     if config.name != HYBRID_POOL:
         return tokens_of(dataclasses.replace(config, cp_size=1, cp_rank=0), blocks)
@@ -204,3 +223,26 @@ def record_keys(recent: RecentKeys, now_ms: int, keys: Sequence[int]) -> tuple[R
         recent = dataclasses.replace(recent, entries=(*recent.entries, entry))
     total = recent.counts
     return recent, RecentHits(len(keys), hits, total.total(), len(total))
+
+
+def recent_hits(requests: Iterable[tuple[float, Sequence[int]]], window_ms: int = WINDOW_MS) -> RecentHits:
+    """`record_keys` of one request after another, added up; what is retained is that after the last one.
+
+    Args:
+      requests: time of arrival in milliseconds and keys of each, in order.
+      window_ms: milliseconds for which a request's keys are kept.
+    """
+    entries: deque[tuple[float, Sequence[int]]] = deque()
+    counts: Counter[int] = Counter()
+    total = hits = 0
+    for now, keys in requests:
+        while entries and entries[0][0] <= now - window_ms:
+            counts.subtract(old := entries.popleft()[1])
+            for key in old:
+                if not counts[key]:
+                    del counts[key]
+        total, hits = total + len(keys), hits + sum(key in counts for key in keys)
+        if len(keys):
+            entries.append((now, keys))
+            counts.update(keys)
+    return RecentHits(total, hits, counts.total(), len(counts))

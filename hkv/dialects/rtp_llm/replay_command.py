@@ -130,10 +130,10 @@ def _resolved(config: RtpConfig, schedule: Schedule, options: dict[str, Any]) ->
 
 def _check_windows(specs: Any, size: int) -> None:
     for spec in specs:
-        if spec.slides and spec.most_read > size + 1:
+        if spec.most_read > size + 1:
             expected = f"a model whose windows are at most {size + 1} tokens, a block and one: hits bring one block"
-            expected += f"; --block-size {spec.most_read - 1}, or --no-caching"
-            raise ConfigError("model", f"window {spec.most_read}", expected)
+            expected += f"; --block-size {spec.most_read - spec.slides}, or --no-caching"
+            raise ConfigError("model", f"{'window' if spec.slides else 'chunk'} {spec.most_read}", expected)
 
 
 def _remark(name: str, config: RtpConfig, memory: int) -> str:

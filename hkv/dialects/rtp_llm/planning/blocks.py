@@ -40,7 +40,9 @@ def block_of(
         return _linear(spec, options)
     if not isinstance(spec, AttentionSpec):
         raise PlanError("spec", spec, "attention, a recurrent state or an opaque region under RTP-LLM")
-    if spec.slides and options.slicing_ranks > 1:
+    if spec.sinks:
+        raise PlanError("sinks", spec.sinks, "0: a SWA group keeps a sequence's end under RTP-LLM, not its beginning")
+    if spec.most_read and options.slicing_ranks > 1:
         expected = "1 with windows that no description sizes for all ranks: their blocks hold one rank's tokens"
         raise PlanError("context-parallel ranks", options.slicing_ranks, expected)
     if spec.single_vector:

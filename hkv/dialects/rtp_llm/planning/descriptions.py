@@ -69,8 +69,13 @@ def describe_model(model: Model, options: RtpOptions, *, draft: bool = False) ->
 
 
 def _cache(tag: str, spec: LayerSpec) -> CacheDescription:
-    """One layer's cache; a window keeps as many blocks at the end as its next query reads."""
-    return CacheDescription(tag=tag, spec=spec, active_tail_blocks=tail_blocks(spec) if spec.slides else None)
+    """One layer's cache; a window or chunk keeps as many blocks at the end as its next query reads.
+
+    It is a state cache, as the windows of RTP-LLM's own descriptions are: a hit brings the block before the next token.
+    """
+    if not spec.most_read:
+        return CacheDescription(tag=tag, spec=spec)
+    return CacheDescription(tag=tag, spec=spec, state_cache=True, active_tail_blocks=tail_blocks(spec))
 
 
 def _tags(described: DescribedModel, specs: Sequence[LayerSpec], options: RtpOptions, draft: bool) -> Sequence[str]:
@@ -81,7 +86,7 @@ def _tags(described: DescribedModel, specs: Sequence[LayerSpec], options: RtpOpt
     blocks = [block_of(spec, options, *sizes) for spec in specs]
     if draft and set(kinds) == {GroupType.FULL} and len(set(blocks)) == 1:
         return (DEFAULT_TAG,) * len(kinds)
-    kept = [(block, tail_blocks(spec) if spec.slides else 0) for block, spec in zip(blocks, specs, strict=True)]
+    kept = [(block, tail_blocks(spec) if spec.most_read else 0) for block, spec in zip(blocks, specs, strict=True)]
     differing: dict[GroupType, list[object]] = {}
     for kind, each in zip(kinds, kept, strict=True):
         if each not in differing.setdefault(kind, []):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from hkv.dialects.rtp_llm import monitoring
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
@@ -97,18 +98,18 @@ def check_replayable(config: RtpConfig, dialect: str, caching: bool) -> None:
       caching: whether there are hits.
 
     Raises:
-      ConfigError: another dialect's, or hits, and a window that reads more than a block before its own token. RTP-LLM
-        looks a SWA group up under the last key alone (`SWAKVCacheGroup::matchSingleKey`), whatever the window.
+      ConfigError: another dialect's, or hits, and a window or chunk that reads more than a block before its own token.
+        RTP-LLM looks a SWA group up under the last key alone (`SWAKVCacheGroup::matchSingleKey`), whatever it reads.
     """
     if config.name != dialect:
         groups = len(config.topology.groups)
         raise ConfigError("dialect", dialect, f"{config.name}, for {groups} group{'s' * (groups > 1)} over these pools")
     for group in config.topology.groups:
-        if caching and group.spec.slides and group.spec.most_read > group.spec.block_size + 1:
+        if caching and group.spec.most_read > group.spec.block_size + 1:
             expected = (
                 f"at most {group.spec.block_size + 1}: RTP-LLM's hits bring one block of a window, that of the last "
             )
-            expected += f"key; larger blocks, of {group.spec.most_read - 1} tokens, or --no-caching"
+            expected += f"key; larger blocks, of {group.spec.most_read - group.spec.slides} tokens, or --no-caching"
             raise ConfigError(f"window of group {group.tag}", group.spec.most_read, expected)
 
 
@@ -152,6 +153,12 @@ class RtpReplayedCache(ReplayedCache):
     @property
     def groups(self) -> Sequence[Group]:
         return self.config.topology.groups
+
+    @property
+    def group_names(self) -> Sequence[str]:
+        """What the command line calls such layers; those of a plan, whose kinds are RTP-LLM's, by their tags."""
+        named = ((group.tag if group.layers else "", group.spec) for group in self.groups)
+        return [f"{tag}:{spec.block_size}" if tag else spec.to_text() for tag, spec in named]
 
     @property
     def blocks(self) -> int:
@@ -199,7 +206,7 @@ class RtpReplayedCache(ReplayedCache):
         steps = RtpReplay(driven, config.block_size, caching, schedule, coming, recorder).run()
         seconds = time.perf_counter() - started
         counts = getattr(oracle, "evictions", None), getattr(oracle, "duplicates", None)
-        return _outcome(self, schedule, recorder, steps, seconds, counts)
+        return _outcome(self, schedule, recorder, steps, seconds, counts, lambda: driven.perform(StateOp()))
 
     def require_compiled(self) -> None:
         from hkv.dialects.rtp_llm.schedule import compiled
@@ -234,6 +241,9 @@ class RtpReplayedCache(ReplayedCache):
             dataclasses.replace(self.config, num_blocks=(max(*counts, self.room),)) if len(counts) == 1 else self.config
         )
 
+    def monitored(self, state: RtpState, requests: Iterable[tuple[float, Sequence[int]]]) -> Mapping[str, Any]:
+        return monitoring.monitored(self.config, state, requests)
+
     def rows(self, totals: Mapping[str, Any]) -> Sequence[tuple[str, Any, str]]:
         verdicts = totals["verdicts"]
         told = {
@@ -253,7 +263,7 @@ def outcome_of(
 ) -> Outcome:
     """Outcome of a compiled replay that took so many steps and seconds."""
     counts = running.evictions, running.duplicates
-    return _outcome(cache, schedule, running.recorder(), steps, seconds, counts)
+    return _outcome(cache, schedule, running.recorder(), steps, seconds, counts, running.state)
 
 
 def verify(
@@ -298,6 +308,7 @@ def _outcome(
     steps: int,
     seconds: float,
     counts: tuple[int | None, int | None],
+    state: Callable[[], Any],
 ) -> Outcome:
     evictions, duplicates = counts
     extra = {
@@ -305,4 +316,4 @@ def _outcome(
         "blocks_cached_peak": recorder.cached_peak,
         "blocks_not_cached_twice": duplicates,
     }
-    return Outcome(cache, recorder, steps, evictions, seconds, schedule.max_model_len, extra)
+    return Outcome(cache, recorder, steps, evictions, seconds, schedule.max_model_len, extra, state=state)
