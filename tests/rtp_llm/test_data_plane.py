@@ -22,6 +22,7 @@ from hkv.model.layer_description import LayerDescription
 from hkv.spec import LayerSpec, MLAAttention
 from reference.dialects.rtp_llm import data_plane as reference
 from reference.dialects.rtp_llm.pool_walk import walk_pools
+from reference.paged.ragged_attention import attention as definition
 from tests.rtp_llm.described import attention, one, recurrent, region, window
 
 BLOCKS = 5
@@ -207,3 +208,38 @@ def test_what_does_not_exist_is_refused() -> None:
         data_plane.zero(pools, cache, "full", jnp.int32([1]))
     with pytest.raises(LayoutError, match="the index of a layer"):
         data_plane.gather(pools, cache, 7, None, jnp.int32([1]))
+
+
+@pytest.mark.parametrize(
+    ("tag", "name", "kernel"), [("default", "keys and values", 8), ("full", "states beside attention", 4)]
+)
+def test_attention_reads_a_layers_pages(tag: str, name: str, kernel: int) -> None:
+    """Two rows of queries over blocks out of order against the definition; kernel blocks read the same."""
+    cache, rng = CACHES[name], np.random.default_rng(3)
+    pages, index = cache.pages_of(0, tag)
+    (layout,) = pages.layouts
+    heads, size = layout.content[0].heads, layout.content[0].shape[0]
+    dtypes = {part.name: numpy_dtype(part.dtype) for part in layout.content}
+    pools, table = data_plane.on_device(cache), np.array([[3, 1], [4, 0]], np.int32)
+    for block in (1, 3, 4):
+        values = {part: jnp.asarray(rng.standard_normal((8, heads, size)), dtype) for part, dtype in dtypes.items()}
+        where = np.full(8, block, np.int32), np.arange(8, dtype=np.int32)
+        pools, dropped = data_plane.write(pools, cache, 0, tag, *where, values)
+        assert dropped == 0
+    query = rng.standard_normal((5, 2 * heads, size)).astype(np.float32)
+    starts, lengths = np.array([0, 2, 5], np.int32), np.array([13, 6], np.int32)
+    want = definition(np.asarray(pools[pages.pool]), layout, index, query, table, starts, lengths, dtypes, window=7)
+    found = data_plane.attention(pools, cache, 0, tag, query, table, starts, lengths, window=7)
+    np.testing.assert_allclose(found, want, atol=1e-5)
+    ratio = 8 // kernel
+    small = np.where(table[:, :, None] > 0, table[:, :, None] * ratio + np.arange(ratio), -1).reshape(2, -1)
+    again = data_plane.attention(
+        pools, cache, 0, tag, query, small.astype(np.int32), starts, lengths, in_kernel_blocks=True, window=7
+    )
+    np.testing.assert_allclose(again, want, atol=1e-5)
+
+
+def test_attention_over_scaled_pages_is_refused() -> None:
+    cache = CACHES["float8, scales, kernel blocks, drafts"]
+    with pytest.raises(LayoutError, match="key_scale"):
+        data_plane.attention(data_plane.on_device(cache), cache, 0, None, *(jnp.zeros((1, 1, 4)),) * 4)

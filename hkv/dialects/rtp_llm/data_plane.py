@@ -1,4 +1,4 @@
-"""Write, gather, scatter, copy and zero in the pools of a planned cache, by layer and tag. Jitted; pools are donated.
+"""Moves, zeros and attention in the pools of a planned cache, by layer and tag. Jitted; pools are donated.
 
 Pools are flat arrays of unsigned words, one or one a group. Blocks and their scales move together; a group's copies and
 zeros go through the layers of draft modules too. Block 0, which is never handed out, and -1 stand for no block.
@@ -7,6 +7,7 @@ zeros go through the layers of draft modules too. Block 0, which is never handed
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +108,50 @@ def gather(
             some, dropped = paged.gather(pools[pages.pool], used, index, table, mine, null, implementation)
             found |= some
     return {name: found[name] for name in names}, dropped
+
+
+def attention(
+    pools: Pools,
+    cache: PlannedCache,
+    layer: int,
+    tag: str | None,
+    query: jax.Array,
+    table: jax.Array,
+    cu_q_lens: jax.Array,
+    kv_lens: jax.Array,
+    *,
+    in_kernel_blocks: bool = False,
+    **options: Any,
+) -> jax.Array:
+    """Causal attention of ragged queries over a layer's pages, as `hkv.paged.attention` has it.
+
+    Args:
+      pools: the cache's pools.
+      cache: the planned cache.
+      layer: index of the layer.
+      tag: its group; None for a layer of one group.
+      query: float `[tokens, query heads, elements]`.
+      table: int32 `[rows, columns]`; -1 and 0 read as zeros.
+      cu_q_lens: int32 `[rows + 1]`, where each row's queries begin, and where the last ones end.
+      kv_lens: int32 `[rows]`, tokens of each row in the pools.
+      in_kernel_blocks: as in `gather`.
+      **options: further ones of `hkv.paged.attention`, such as `window` and `scale`.
+
+    Returns:
+      `[tokens, query heads, value elements]` of the query's dtype.
+
+    Raises:
+      LayoutError: no such layer or tag, or pages without keys and values, or with scales beside them.
+    """
+    pages, index = cache.pages_of(layer, tag)
+    scales = [part.name for each in pages.layouts for part in each.content if part.name.endswith("_scale")]
+    if scales:
+        raise LayoutError("layer", layer, f"one whose keys and values have no scales; it has {', '.join(scales)}")
+    layout, null = pages.layouts[0], 0
+    if in_kernel_blocks:
+        layout, null = kernel_blocks(layout), -1
+    how = {"null_block": null, **options}
+    return paged.attention(pools[pages.pool], layout, index, query, table, cu_q_lens, kv_lens, **how)
 
 
 def scatter(
