@@ -13,6 +13,7 @@ from hkv.chunks.detection import VLLM_HINTS, Hints, discover_per_layer_formats
 from hkv.chunks.kernel_groups import EngineGroupInfo, expand_block_ids, group_layers, slice_block_ids
 from hkv.chunks.lookup import Row, longest_prefix
 from hkv.chunks.objects import object_groups, object_layout
+from hkv.chunks.status import hidden_dim_sizes, status_report
 from hkv.chunks.tensor_view import TensorView, contiguous_strides
 from hkv.errors import ConfigError, HKVError
 from hkv.keys.blake3 import chunk_keys, kv_rank, none_hash
@@ -185,6 +186,25 @@ def their_objects(views, infos, chunk, separate):
 def test_object_groups_and_their_slots(layers, chunk, separate):
     views, infos = layers
     assert outcome(our_objects, views, infos, chunk, separate) == outcome(their_objects, views, infos, chunk, separate)
+
+
+def our_status(views, infos, chunk, separate):
+    groups = ours(views, Hints("NHD"), infos, [info.layer_indices for info in infos])[1]
+    objects = our_objects(views, infos, chunk, separate)[0]
+    return hidden_dim_sizes(groups), status_report(groups, objects, len(views))
+
+
+def their_status(views, infos, chunk, separate):
+    members = [info.layer_indices for info in infos]
+    return lmcache.LayerGroups(views, Hints("NHD"), infos, members, chunk, separate).status()
+
+
+@pytest.mark.lmcache
+@given(grouped_layers(), st.sampled_from([32, 64, 128, 100]), st.booleans())
+@settings(max_examples=100)
+def test_status_reports(layers, chunk, separate):
+    views, infos = layers
+    assert outcome(our_status, views, infos, chunk, separate) == outcome(their_status, views, infos, chunk, separate)
 
 
 def test_what_cannot_be_grouped_is_refused_by_name():

@@ -168,6 +168,17 @@ class LayerGroups:
         members = [tuple(group.kernel_group_indices) for group in self._manager.object_groups]
         return tuple(map(ObjectGroup, members, described.num_chunks_in_sw, described.group_kinds))
 
+    def status(self) -> tuple[list[int], dict[str, Any]]:
+        """Its `hidden_dim_sizes`, and its status report without the texts that describe formats."""
+        context = _module("v1.platform.devices.cpu.cache_context").CPUCacheContext
+        probe = object.__new__(type("Probe", (context,), {"__abstractmethods__": frozenset()}))
+        probe.kv_layer_groups_manager_, probe.num_layers_ = self._manager, len(self.formats)
+        found = probe.report_status()
+        for group in found["kernel_groups"]:
+            for text in ("engine_kv_concrete_shape", "engine_kv_shape", "attention_backend"):
+                del group[text]
+        return probe.hidden_dim_sizes, found
+
     def slots_per_object(self) -> list[int]:
         """Rows that each kernel group has in one object."""
         return [self._manager.get_slots_per_chunk_in_sw(index) for index in range(self._manager.num_kernel_groups)]
