@@ -156,7 +156,7 @@ class RtpReplayedCache(ReplayedCache):
 
     @property
     def group_names(self) -> Sequence[str]:
-        """What the command line calls such layers; those of a plan, whose kinds are RTP-LLM's, by their tags."""
+        """Layers as the command line calls them; those of a plan, whose kinds are RTP-LLM's, by their tags."""
         named = ((group.tag if group.layers else "", group.spec) for group in self.groups)
         return [f"{tag}:{spec.block_size}" if tag else spec.to_text() for tag, spec in named]
 
