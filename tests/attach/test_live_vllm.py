@@ -109,6 +109,19 @@ def test_calls_and_answers_are_said(observation: Observation) -> None:
     assert [operation.id for operation in operations if isinstance(operation, oplog.RequestOp)] == ["a", "a#2"]
 
 
+def test_calls_past_the_manager_are_said_too(observation: Observation) -> None:
+    manager = observation.manager
+    request = request_of("a", [1, 2, 3, 4, 5])
+    manager.cache_blocks(request, 1)
+    manager.allocate_slots(request, 5)
+    manager.block_pool.evict_blocks({1})
+    manager.block_pool.touch([manager.block_pool.blocks[2]])
+    manager.block_pool.free_blocks(iter([manager.block_pool.blocks[2]]))
+    said = [each for each in observation.log().operations if not isinstance(each, oplog.StateOp)]
+    assert [type(each).__name__ for each in said[-3:]] == ["EvictOp", "HoldOp", "ReleaseOp"]
+    assert not any(isinstance(each, oplog.CommitOp) for each in said)
+
+
 def test_a_cut_hit_is_given(observation: Observation) -> None:
     manager = observation.manager
     first = request_of("a", [1, 2, 3, 4, 5])
@@ -128,6 +141,7 @@ def test_a_cut_hit_is_given(observation: Observation) -> None:
         (lambda manager: manager.coordinator.free("a"), "coordinator.free was called"),
         (lambda manager: manager.block_pool.get_new_blocks(1), "get_new_blocks was called"),
         (lambda manager: setattr(manager, "watermark_blocks", 3), "watermark_blocks: 0 became 3"),
+        (lambda manager: manager.block_pool.kv_event_queue.append(None), "events: 1 became 2"),
     ],
 )
 def test_a_cache_that_is_changed_from_outside_ends_its_log(observation: Observation, poke: Any, said: str) -> None:

@@ -272,11 +272,10 @@ class Observer:
         return rows
 
     def cached(self, seen: Seen, tokens: int) -> None:
-        """`cache_blocks` returned."""
+        """`cache_blocks` returned; of a request that holds no blocks, it did nothing."""
         tracked = self._requests.up_to_date(seen)
-        if not tracked.running:
-            raise UntellableError("cache_blocks of a request that holds no blocks")
-        self._tell(oplog.CommitOp(id=tracked.name, tokens=tokens))
+        if tracked.running:
+            self._tell(oplog.CommitOp(id=tracked.name, tokens=tokens))
 
     def retired(self, request_id: str, processed: int) -> None:
         """`remove_skipped_blocks` returned."""
