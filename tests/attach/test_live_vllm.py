@@ -155,6 +155,13 @@ def test_a_cache_that_is_changed_from_outside_ends_its_log(observation: Observat
     assert said in last.reason
 
 
+def test_a_cache_that_is_changed_before_the_first_call_ends_its_log(observation: Observation) -> None:
+    observation.manager.block_pool.kv_event_queue.append(None)
+    observation.manager.new_step_starts()
+    (last,) = observation.log().operations
+    assert last.reason == "poked before new_step_starts: events: 0 became 1"
+
+
 def test_a_manager_in_use_is_refused(header: Header, tmp_path: pathlib.Path) -> None:
     from hkv.dialects.vllm.attach.attach import attach
 

@@ -50,6 +50,7 @@ class Observer:
         self._requests = Requests(header, self._tell)
         self._found: tuple[str, Any, int] | None = None
         self._mark: Mark | None = None
+        self._first = self._sight.mark()[:5]  # all that is not configuration
         self._closed = self.begun = False
         self._noted = 0
         self._empty, self._nothing = manager.empty_kv_cache_blocks, Allocation([[] for _ in header.groups])
@@ -71,6 +72,9 @@ class Observer:
                 return False
             for name in now.__struct_fields__:
                 setattr(self._header, name, getattr(now, name))
+            mark = self._sight.mark()[: len(self._first)]
+            if not _same(mark, self._first):
+                self.stop(f"poked before {before}: {_changes(self._first, mark)}")
         return not self._closed
 
     def state_of_step(self) -> CacheState | None:
