@@ -32,7 +32,7 @@ def test_every_command_prints_what_it_says(tmp_path: pathlib.Path, monkeypatch: 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     commands = shown_in(TEXT)
-    assert len(commands) == 7
+    assert len(commands) == 9
     for shown in commands:
         command, words = shown.command, shlex.split(shown.command)
         if shutil.which("gcc") is None and (words[0] == "gcc" or "cmd:./my-engine,numpy" in words):

@@ -139,7 +139,7 @@ Answer: TypeAlias = Hit | Allocation | Reset | CacheState | Digest | list[CacheE
 """An engine's answer to one operation; None for operations that answer nothing."""
 
 
-class _Op(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="op"):
+class _Op(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="op", gc=False):
     pass
 
 
