@@ -25,12 +25,21 @@ def describe(work: Workspace, block: Scalar) -> tuple[Scalar, Scalar, Scalar]:
     return block, work.read("keys", work.key(block)) != 0, work.read("blocks", work.block(block)) < 0
 
 
+def in_turn(turn: Scalar, count: Scalar) -> tuple[Scalar, Scalar]:
+    """Number of the block that may give a reference back in one of `2 * count` turns, and whether it must have a key.
+
+    Those with keys come first, in order. The others go to the queue's head together, the first one foremost, so that
+    they are given back from the last on.
+    """
+    keyed = turn < count
+    return jnp.where(keyed, turn, 2 * count - 1 - turn), keyed
+
+
 def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:
     """COPIES: blocks give back the references that their copies held, one by one, through a row that no request has.
 
-    One block may have been copied for several requests: it goes back to the queue with the last of its copies. All that
-    go to the queue's head go there together, the first one foremost, so that those are given back from the last on.
-    With `Flag.HOLD` blocks gain references instead.
+    One block may have been copied for several requests: it goes back to the queue with the last of its copies. With
+    `Flag.HOLD` blocks gain references instead.
     """
     mine = answer.ok & (op.code == int(Code.COPIES))
     start, count = op.argument(Argument.KEY_START), op.argument(Argument.KEYS)
@@ -46,12 +55,12 @@ def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tu
 
     def give(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         turn, missing = local
-        known_turn = turn < count
-        place = row + jnp.where(known_turn, turn, 2 * count - 1 - turn)
+        number, keyed = in_turn(turn, count)
+        place = row + number
         w, (block, known, held) = peek(
             turn >= 0, lambda v: describe(v, v.read("rows", place)), w, READS, (0, False, False)
         )
-        mine = (known == known_turn) & (block != 0)
+        mine = (known == keyed) & (block != 0)
         w = free_queue.release(w, place, (mine & held).astype(jnp.int32))
         return w, (turn + 1, missing | (mine & ~held))
 

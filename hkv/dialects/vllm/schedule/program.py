@@ -112,8 +112,6 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
 def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
     """The step's copies are made, group by group: both blocks of each give back what they held for that.
 
-    As in `copies.made_copies`, what goes to the queue's head goes there from the last on.
-
     The twin of `Replay._planned`, and of the rules' `made_copies` without an operation.
     """
     if not w.sizes.copies:
@@ -124,8 +122,7 @@ def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
 
     def give(v: Any, local: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
         (turn,) = local
-        known_turn = turn < every
-        index = jnp.where(known_turn, turn, 2 * every - 1 - turn)
+        index, keyed = copies.in_turn(turn, every)
         group, number = divide(index, jnp.maximum(count, 1)), remainder(index, jnp.maximum(count, 1))
         place = v.output("copies", divide(number, jnp.int32(2)))
 
@@ -135,7 +132,7 @@ def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
         v = free_queue.make_room(v)
         v, (mine, block, known, _) = peek(turn >= 0, look, v, ("copies", "keys", "blocks"), (0, 0, False, False))
         v = v.write("rows", block, row)
-        given = (mine == group) & (known == known_turn) & (block != 0)
+        given = (mine == group) & (known == keyed) & (block != 0)
         return free_queue.release(v, row, given.astype(jnp.int32)), (turn + 1,)
 
     w, _ = loop(lambda c: c[0] < 2 * every, give, w, (0,), writes=("copies", *copies.WRITES))
