@@ -137,8 +137,11 @@ class VllmReplayedCache(ReplayedCache):
         if not config.caching:
             return {}
         sizes = [config.block_size(group) for group in range(len(config.topology.groups))]
-        most = 2 + sum(tokens // size + requests for size in sizes)
-        found = {EVICTS_NOTHING: dataclasses.replace(config, num_blocks=min(most, MAX_BLOCKS))}
+        needed, most = (
+            2 + sum(tokens // size + requests for size in sizes),
+            max(_most_blocks(config), config.num_blocks),
+        )
+        found = {EVICTS_NOTHING: dataclasses.replace(config, num_blocks=min(needed, most))}
         if config.retention_interval is not None:
             found["Dense retention"] = dataclasses.replace(config, retention_interval=None)
         factor = config.hash_block_size
@@ -203,6 +206,13 @@ class VllmReplayedCache(ReplayedCache):
             compare_outcomes(outcome, other, names)
             compare_queues(running.free_queue(), reference.state().free, names)
         return outcome
+
+
+def _most_blocks(config: VllmConfig) -> int:
+    """Blocks of a pool that is to be as large as possible: what describes them takes at most 4 GiB, about."""
+    parts = max(config.block_sizes) // config.hash_block_size
+    words = 4 + 3 * parts  # a place, references and links; a key and two links for each part
+    return min(MAX_BLOCKS, 1 << ((1 << 30) // words).bit_length() - 1)
 
 
 def _finer(config: VllmConfig, factor: int, num_blocks: int) -> VllmConfig:
