@@ -2,7 +2,9 @@
 
 import pytest
 
-from hkv.machine.operations import bucket
+from hkv.errors import ConfigError
+from hkv.machine.operations import bucket, nearest
+from hkv.state.state import ENTRIES, Buckets
 
 
 @pytest.mark.parametrize(
@@ -16,3 +18,17 @@ from hkv.machine.operations import bucket
 )
 def test_bucket(size, least, found):
     assert bucket(size, least) == found
+
+
+@pytest.mark.parametrize(("size", "least", "found"), [(1, 8, 8), (1025, 8, 1032), (32_770, 512, 33_280)])
+def test_nearest(size, least, found):
+    assert nearest(size, least) == found
+
+
+def test_every_entry_fits_its_word():
+    """Four times an entry plus one, and two bits, is a positive int32."""
+    sizes = {"blocks": 256, "requests": 8, "groups": 8, "row": 64, "chain": 64}
+    most = Buckets(**sizes, keys=ENTRIES // 8 - 2)
+    assert (most.keys + 1) * most.groups * 4 + 3 < 1 << 31
+    with pytest.raises(ConfigError, match="keys"):
+        Buckets(**sizes, keys=ENTRIES // 8 - 1)
