@@ -28,7 +28,7 @@ from hkv.errors import ConfigError, MissingExtraError
 from hkv.paged import xla_moves
 from hkv.paged.target import Target, traced_for
 from pallas_kernels.move import runs
-from pallas_kernels.move.batching import batched
+from pallas_kernels.move.batching import MOST_UNITS, batched
 from pallas_kernels.move.moves import Move
 from pallas_kernels.tma_tiles import LINE_MULTIPLE_BYTES, TILE_MULTIPLE_BYTES, WORTHWHILE_BYTES, common_tiles
 from pallas_kernels.triton_tiles import addressable
@@ -133,18 +133,20 @@ def implementation_of_moves(
     arrays: Sequence[jax.Array | jax.ShapeDtypeStruct],
     units: Sequence[int],
     lengths: Sequence[int],
+    paged: bool = False,
 ) -> str:
     """Name of the implementation that moves runs between arrays, on the device that the program is traced for.
 
     `auto` is `mosaic` on Hopper and later for runs that bulk copies can move in tiles of `WORTHWHILE_BYTES` and more,
-    `pallas_triton` for other runs and GPUs, and `xla` where there is no GPU, or where an array is one that
-    `pallas_triton` cannot address. Every other name is itself: a kernel that was asked for by name is never replaced.
+    `pallas_triton` for other runs and GPUs, and `xla` where there is no GPU, where runs are found by page, or where an
+    array is one that `pallas_triton` cannot address. Every other name is itself: a kernel that was asked for by name is never replaced.
 
     Args:
       name: as in `choose`.
       arrays: words, or their shapes and dtype; one dtype.
       units: words that starts count, for each kind of runs.
       lengths: words of a run, for each kind.
+      paged: runs are found by page, as those of pools of more than 2**31 - 1 rows.
 
     Raises:
       ConfigError: there is no such implementation, or it cannot run on the device or move the runs.
@@ -156,12 +158,14 @@ def implementation_of_moves(
     tiles = common_tiles(units, lengths, word) if lengths else None
     bulk = tiles is not None or not lengths
     if name == AUTO:
-        if target.platform != "gpu":
+        if target.platform != "gpu" or paged:
             return "xla"
         large = not lengths or (tiles is not None and tiles[0].words * tiles[0].lines * word >= WORTHWHILE_BYTES)
         if _has_bulk_copies(target) and large:
             return "mosaic"
         return "pallas_triton" if all(map(addressable, arrays)) else "xla"
+    if paged and name != "xla":
+        raise ConfigError("implementation", name, f"xla for a pool of more than {MOST_UNITS} rows; 'auto' takes it")
     if name in ("mosaic", "pallas_triton", "triton") and target.platform != "gpu":
         raise ConfigError("implementation", name, f"{_needs(name)}, not {target}; {_ELSEWHERE}")
     if name == "mosaic" and not _has_bulk_copies(target):
@@ -207,7 +211,8 @@ def _move_runs(
 
     def chosen(some: Sequence[Move]) -> str:
         moved = [move for move in some if move.runs and move.length]
-        return implementation_of_moves(name, arrays, [move.unit for move in moved], [move.length for move in moved])
+        units, lengths = [move.unit for move in moved], [move.length for move in moved]
+        return implementation_of_moves(name, arrays, units, lengths, any(move.page for move in moved))
 
     each = [chosen([move]) for move in moves] if name == AUTO else []
     if len(set(each)) < 2:

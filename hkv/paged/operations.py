@@ -32,7 +32,6 @@ from hkv.paged import plan
 from hkv.paged.implementations import choose, implementation_of_moves
 from hkv.paged.words import as_words, like, runs_of_pool
 from hkv.typed_jit import typed_jit
-from pallas_kernels.move.moves import Move
 
 Values = Mapping[str, jax.Array]
 """Parts of a layout's content by name (`key`, `value`, `key_scale`, ...)."""
@@ -88,7 +87,7 @@ def write(
     moves, sources = [], []
     for content, runs in zip(contents, runs_by_part.values(), strict=True):
         starts, _ = runs.start_rows(layer, blocks, pieces, within)
-        moves.append(Move(len(sources), 0, None, starts.reshape(-1), starts.size, runs.row, runs.length))
+        moves.append(plan.move_of(runs, len(sources), 0, written=starts))
         sources.append(to_words(content, runs, dtype).reshape(-1))
     (words,) = choose(implementation).move_runs(sources, [as_words(buffer, dtype)], moves)
     exists = _inside(layer, layout.shape[0]) & _inside(blocks, layout.num_blocks)
@@ -127,9 +126,8 @@ def gather(
     moves, targets = [], []
     for runs in found:
         starts, _ = runs.start_rows(layer, shown)
-        read = starts.reshape(-1)
-        moves.append(Move(0, len(targets), read, None, starts.size, runs.row, runs.length, zeros=True))
-        targets.append(jax.ShapeDtypeStruct((starts.size * runs.length,), dtype))
+        moves.append(plan.move_of(runs, 0, len(targets), read=starts, zeros=True))
+        targets.append(jax.ShapeDtypeStruct((moves[-1].runs * runs.length,), dtype))
     words = choose(implementation).move_runs([as_words(buffer, dtype)], targets, moves)
     exists = _inside(layer, layout.shape[0]) & _inside(table, layout.num_blocks)
     contents = [_of_blocks(layout, name, array, table.shape[0]) for name, array in zip(names, words, strict=True)]
@@ -172,7 +170,7 @@ def scatter(
         shape = (layout.states_per_block, _heads(layout, part), *part.shape)
         _check_values(name, content, (table.shape[0] * shape[0], *shape[1:]), part.dtype)
         starts, _ = runs.start_rows(layer, shown)
-        moves.append(Move(len(sources), 0, None, starts.reshape(-1), starts.size, runs.row, runs.length))
+        moves.append(plan.move_of(runs, len(sources), 0, written=starts))
         sources.append(to_words(content.reshape(table.shape[0], *shape), runs, dtype).reshape(-1))
     (words,) = choose(implementation).move_runs(sources, [as_words(buffer, dtype)], moves)
     exists = _inside(layer, layout.shape[0]) & _inside(table, layout.num_blocks)
@@ -207,18 +205,16 @@ def copy_blocks(
     exist = _inside(sources, layout.num_blocks) & _inside(targets, layout.num_blocks)
     dtype, (runs,) = runs_of_pool(buffer, [(plan.whole_blocks(layout), 1)])
     words, code = as_words(buffer, dtype), choose(implementation)
-    read, written = (runs.start_rows(jnp.where(exist, ids, -1))[0].reshape(-1) for ids in (sources, targets))
+    read, written = (runs.start_rows(jnp.where(exist, ids, -1))[0] for ids in (sources, targets))
     if disjoint:
-        (words,) = code.move_runs(
-            [], [words], [Move(None, 0, read, written, read.size, runs.row, runs.length, own=True)]
-        )
+        (words,) = code.move_runs([], [words], [plan.move_of(runs, None, 0, read, written, own=True)])
         return like(words, buffer), _count(~padding & ~exist)
-    made = jax.ShapeDtypeStruct((read.size * runs.length,), dtype)
-    (held,) = code.move_runs([words], [made], [Move(0, 0, read, None, read.size, runs.row, runs.length, zeros=True)])
+    reading = plan.move_of(runs, 0, 0, read=read, zeros=True)
+    (held,) = code.move_runs([words], [jax.ShapeDtypeStruct((reading.runs * runs.length,), dtype)], [reading])
     # Fused into the scatter, the gather would read the pool while it is written, and XLA would copy all of it first.
     # As rows, which the scatter takes: XLA's CPU compiler copies a flat pool between the two.
-    held, rows = jax.lax.optimization_barrier((held, words.reshape(-1, runs.row)))
-    (words,) = code.move_runs([held], [rows.reshape(-1)], [Move(0, 0, None, written, read.size, runs.row, runs.length)])
+    held, rows = jax.lax.optimization_barrier((held, runs.rows(words)))
+    (words,) = code.move_runs([held], [rows.reshape(-1)], [plan.move_of(runs, 0, 0, written=written)])
     return like(words, buffer), _count(~padding & ~exist)
 
 
@@ -242,8 +238,8 @@ def zero_blocks(
     # Implementations take no run twice: of equal ids, which lie side by side once sorted, the first alone is moved.
     ordered = jnp.sort(blocks)
     again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])[: ordered.shape[0]]
-    starts = runs.start_rows(jnp.where(again, -1, ordered))[0].reshape(-1)
-    zeros = Move(None, 0, None, starts, starts.size, runs.row, runs.length)
+    starts, _ = runs.start_rows(jnp.where(again, -1, ordered))
+    zeros = plan.move_of(runs, None, 0, written=starts)
     (words,) = choose(implementation).move_runs([], [as_words(buffer, dtype)], [zeros])
     return like(words, buffer), _count((blocks != -1) & ~_inside(blocks, layout.num_blocks))
 
@@ -284,7 +280,7 @@ def _chosen(buffer: jax.Array | jax.ShapeDtypeStruct, views: Views, implementati
     dtype, found = runs_of_pool(buffer, list(views.values()))
     pool = jax.ShapeDtypeStruct((math.prod(buffer.shape) * np.dtype(buffer.dtype).itemsize // dtype.itemsize,), dtype)
     return {
-        name: implementation_of_moves(implementation, [pool], [runs.row], [runs.length])
+        name: implementation_of_moves(implementation, [pool], [runs.row], [runs.length], bool(runs.page))
         for name, runs in zip(views, found, strict=True)
     }
 

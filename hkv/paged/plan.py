@@ -11,9 +11,26 @@ import numpy as np
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import Part
 from hkv.layout.strided import StridedView
+from hkv.layout.views.runs import Runs
+from pallas_kernels.move.moves import Move
 
 TOKEN, BLOCK = 4, 2
 """Leading axes that name a token's slot `(layer, block, piece, state)`, or a block `(layer, block)`."""
+
+
+def move_of(
+    runs: Runs,
+    source: int | None,
+    target: int,
+    read: jax.Array | None = None,
+    written: jax.Array | None = None,
+    zeros: bool = False,
+    own: bool = False,
+) -> Move:
+    """Runs of units of a pool as a `Move`; the tables are as `Runs.start_rows` gives them."""
+    named = [None if starts is None else starts.reshape(-1, *((2,) if runs.page else ())) for starts in (read, written)]
+    count = next(starts.shape[0] for starts in named if starts is not None)
+    return Move(source, target, *named, count, runs.row, runs.length, zeros, own, runs.page)
 
 
 def reordered(view: StridedView, axes: Sequence[int]) -> StridedView:

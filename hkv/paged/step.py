@@ -25,7 +25,6 @@ from hkv.paged.implementations import choose
 from hkv.paged.quantization import quantize_per_tensor
 from hkv.paged.words import WIDEST, as_words, like, runs_of_pools
 from hkv.typed_jit import typed_jit
-from pallas_kernels.move.moves import Move
 
 Values = Mapping[str, jax.Array]
 
@@ -90,8 +89,8 @@ def write_step(
         coordinates = layers, slots[None], within[None] // layout.shape[3], within[None] % layout.shape[3]
         for (part, content), runs in zip(some.items(), found[group], strict=True):
             _check(part, content, layout, slots.shape[0])
-            starts = runs.start_rows(*coordinates)[0].reshape(-1)
-            moves.append(Move(len(sources), places[group], None, starts, starts.size, runs.row, runs.length))
+            starts, _ = runs.start_rows(*coordinates)
+            moves.append(plan.move_of(runs, len(sources), places[group], written=starts))
             flat = content.reshape(-1, *content.shape[2:])
             sources.append(to_words(flat, runs, dtypes[places[group]]).reshape(-1))
         inside = (slots >= 0) & (slots < layout.num_blocks) & (within >= 0) & (within < layout.states_per_block)

@@ -26,11 +26,11 @@ def move_runs(
             found[move.target] = _read(source, move).reshape(target.shape)
             continue
         words, starts = _read(source, move), _written(source, target.size, move)
-        rows = target.reshape(-1, move.unit)
+        rows = _rows(target, move, starts)
         if move.own:
             words, rows = jax.lax.optimization_barrier((words, rows))
         values = words.reshape(1, move.runs, 1, move.length // move.unit, move.unit)
-        rows = xla.scatter_runs([rows], starts.reshape(1, -1, 1), values)[0]
+        rows = xla.scatter_runs([rows], _of_runs(starts), values)[0]
         found[move.target] = rows.reshape(target.shape)
     return tuple(jnp.zeros(t.shape, t.dtype) if isinstance(t, jax.ShapeDtypeStruct) else t for t in found)
 
@@ -41,15 +41,30 @@ def _read(source: jax.Array, move: Move) -> jax.Array:
         return jnp.zeros((move.runs, move.length), source.dtype)
     if move.read is None:
         return source.reshape(-1)[: move.runs * move.length].reshape(move.runs, move.length)
-    rows, starts = source.reshape(-1, move.unit), move.read.reshape(1, -1, 1)
+    rows, starts = _rows(source, move, move.read), _of_runs(move.read)
     return xla.gather_runs([rows], starts, move.length // move.unit).reshape(move.runs, move.length)
 
 
+def _rows(array: jax.Array, move: Move, starts: jax.Array) -> jax.Array:
+    """`[units, unit]`, or `[pages, units of a page, unit]` where starts have two numbers."""
+    return array.reshape(*((-1, move.page) if starts.ndim == 2 else (-1,)), move.unit)
+
+
+def _of_runs(starts: jax.Array) -> jax.Array:
+    """Starts of runs as those of units of one run each, of one array."""
+    return starts[None, :, None]
+
+
 def _written(source: jax.Array, size: int, move: Move) -> jax.Array:
-    """Int32 `[runs]`, where each run goes; outside for those of which nothing is to be moved."""
+    """Int32 `[runs]` or `[runs, 2]`, where each run goes; outside for those of which nothing is to be moved."""
     step = move.length // move.unit
     starts = jnp.arange(move.runs, dtype=jnp.int32) * step if move.written is None else move.written
     if not move.reads or move.read is None or move.zeros:
         return starts
-    last = last_start(source.size, move)
-    return jnp.where((move.read >= 0) & (move.read <= last), starts, size // move.unit)
+    if move.read.ndim == 2:
+        here = (move.read[:, 0] >= 0) & (move.read[:, 0] < source.size // (move.page * move.unit))
+    else:
+        here = (move.read >= 0) & (move.read <= last_start(source.size, move))
+    paged = starts.ndim == 2
+    outside = size // move.unit // (move.page if paged else 1)
+    return jnp.where(here[:, None] if paged else here, starts, outside)

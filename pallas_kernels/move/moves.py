@@ -26,6 +26,8 @@ class Move:
       length: words of a run, whole units.
       zeros: reads from outside the source give zeros, which are written.
       own: the target itself is read, no array among the sources.
+      page: units of a page, where starts are int32 `[runs, 2]`, a page and a unit in it, since units are too many for 32
+        bits; no run crosses a page. Kernels do not take such moves.
     """
 
     source: int | None
@@ -37,6 +39,7 @@ class Move:
     length: int
     zeros: bool = False
     own: bool = False
+    page: int = 0
 
     @property
     def reads(self) -> bool:

@@ -37,7 +37,7 @@ def read_blocks(buffer: jax.Array, strided: StridedView, blocks: jax.Array) -> j
     """
     runs, physical = _runs(buffer, strided)
     starts, _ = runs.start_rows(blocks)
-    words = gather_runs([buffer.reshape(-1, runs.row)], starts[None], runs.rows_per_run)[0]
+    words = gather_runs([runs.rows(buffer)], starts[None], runs.rows_per_run)[0]
     elements = from_words(words, tuple(strided.shape[axis] for axis in physical), _unsigned(strided))
     logical = elements.transpose(0, *(1 + physical.index(axis) for axis in range(1, len(strided.shape))))
     return lax.bitcast_convert_type(logical, numpy_dtype(strided.dtype))
@@ -65,7 +65,7 @@ def write_blocks(buffer: jax.Array, strided: StridedView, blocks: jax.Array, val
     elements = lax.bitcast_convert_type(without_derivative("values", values), _unsigned(strided))
     words = to_words(elements.transpose(0, *physical), runs, buffer.dtype)
     starts, _ = runs.start_rows(blocks)
-    return scatter_runs([buffer.reshape(-1, runs.row)], starts[None], words[None])[0].reshape(buffer.shape)
+    return scatter_runs([runs.rows(buffer)], starts[None], words[None])[0].reshape(buffer.shape)
 
 
 def read(buffer: jax.Array, strided: StridedView) -> jax.Array:

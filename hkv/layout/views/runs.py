@@ -18,7 +18,8 @@ from hkv.errors import LayoutError
 from hkv.layout.strided import StridedView
 
 ROW_LIMIT = 2**31 - 1
-"""Rows that a 32-bit index can name. A row is as wide as the layout allows, so pools far beyond 2 GiB fit."""
+"""Rows that a 32-bit index can name. A row is as wide as the layout allows, so pools far beyond 2 GiB fit; pools of more
+rows are moved by the numbers of a page and of a row in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Runs:
       steps: rows from one unit to the next, along each coordinate.
       extents: number of units along each coordinate.
       starts: row of each run within a unit, in the order of the unit's own axes.
+      page: rows of a page, which no run crosses, in buffers of more than `ROW_LIMIT` rows; 0 in others.
     """
 
     row: int
@@ -42,6 +44,7 @@ class Runs:
     steps: tuple[int, ...]
     extents: tuple[int, ...]
     starts: tuple[int, ...]
+    page: int = 0
 
     @property
     def rows_per_run(self) -> int:
@@ -53,6 +56,10 @@ class Runs:
         """Words of one unit."""
         return self.length * len(self.starts)
 
+    def rows(self, buffer: jax.Array) -> jax.Array:
+        """The buffer as `[rows, row]`, or `[pages, page, row]` where runs are found by page."""
+        return buffer.reshape(-1, self.page, self.row) if self.page else buffer.reshape(-1, self.row)
+
     def start_rows(self, *coordinates: jax.Array | int) -> tuple[jax.Array, jax.Array]:
         """Row of every run of some units.
 
@@ -60,16 +67,24 @@ class Runs:
           *coordinates: int32, of shapes that broadcast to `[n]`, one for each of `steps`.
 
         Returns:
-          int32 `[n, runs]`, past the buffer's end for units that do not exist, and bool `[n]`, whether they do.
+          int32 `[n, runs]`, past the buffer's end for units that do not exist, or `[n, runs, 2]`, page and row in it,
+          where there are pages; and bool `[n]`, whether they do.
         """
+        whole = self.page or 2 * self.num_rows  # without pages all of it is the row in the first
         inside = jnp.asarray(True)
-        row = jnp.asarray(self.first, jnp.int32)
+        page, row = (jnp.asarray(number, jnp.int32) for number in divmod(self.first, whole))
         for coordinate, step, extent in zip(coordinates, self.steps, self.extents, strict=True):
             here = (coordinate >= 0) & (coordinate < extent)
-            row = row + jnp.where(here, coordinate, 0) * np.int32(step)
+            if step % whole or not step:
+                row = row + jnp.where(here, coordinate, 0) * np.int32(step)
+            else:
+                page = page + jnp.where(here, coordinate, 0) * np.int32(step // whole)
             inside = inside & here
-        rows = row[..., None] + np.asarray(self.starts, np.int32)
-        return jnp.where(inside[..., None], rows, np.int32(self.num_rows)), inside
+        found = row[..., None] + np.asarray(self.starts, np.int32)
+        if not self.page:
+            return jnp.where(inside[..., None], found, np.int32(self.num_rows)), inside
+        pages = jnp.where(inside, page, np.int32(self.num_rows // self.page))
+        return jnp.stack(jnp.broadcast_arrays(pages[..., None], found), axis=-1), inside
 
 
 def runs_of(buffer: jax.Array | jax.ShapeDtypeStruct, view: StridedView, num_coordinates: int) -> Runs:
@@ -94,12 +109,12 @@ def runs_of(buffer: jax.Array | jax.ShapeDtypeStruct, view: StridedView, num_coo
     steps = view.strides[:num_coordinates]
     used = [step for step, extent in zip(steps, view.shape, strict=False) if extent > 1]
     row = math.gcd(size, view.offset, length, *used, *(inner.strides[axis] for axis in outer))
-    if row % word or size // max(row, 1) > ROW_LIMIT:
-        expected = f"a size of whole rows: words that divide rows of {row} bytes, and at most {ROW_LIMIT} rows"
+    if row % word:
+        expected = f"a size of whole rows: words that divide rows of {row} bytes"
         raise LayoutError("buffer", f"{buffer.dtype}{list(buffer.shape)}", expected)
     indices = itertools.product(*(range(inner.shape[axis]) for axis in outer))
     starts = [sum(i * inner.strides[axis] for i, axis in zip(index, outer, strict=True)) for index in indices]
-    return Runs(
+    runs = Runs(
         row=row // word,
         length=length // word,
         num_rows=size // row,
@@ -108,6 +123,24 @@ def runs_of(buffer: jax.Array | jax.ShapeDtypeStruct, view: StridedView, num_coo
         extents=view.shape[:num_coordinates],
         starts=tuple(start // row for start in starts),
     )
+    return runs if runs.num_rows <= ROW_LIMIT else dataclasses.replace(runs, page=_page(buffer, runs))
+
+
+def _page(buffer: jax.Array | jax.ShapeDtypeStruct, runs: Runs) -> int:
+    """Rows of the smallest page that runs can be found by: a step that divides the larger ones and the buffer.
+
+    Raises:
+      LayoutError: there is none of at most `ROW_LIMIT` rows, and as many pages.
+    """
+    steps = [(step, extent) for step, extent in zip(runs.steps, runs.extents, strict=True) if step]
+    for page in sorted({step for step, _ in steps}):
+        within = [(step, extent) for step, extent in steps if step % page]
+        end = runs.first % page + sum(step * (extent - 1) for step, extent in within)
+        end += max(runs.starts) + runs.rows_per_run
+        if runs.num_rows % page == 0 and end <= page <= ROW_LIMIT and runs.num_rows // page < ROW_LIMIT:
+            return page
+    expected = f"at most {ROW_LIMIT} rows of {runs.row} words, or a size of whole blocks of at most as many"
+    raise LayoutError("buffer", f"{buffer.dtype}{list(buffer.shape)}", expected)
 
 
 def _trailing_run(view: StridedView) -> tuple[set[int], int]:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from hkv.errors import ConfigError, LayoutError
 from hkv.layout.strided import StridedView
-from hkv.layout.views.runs import Runs, runs_of
+from hkv.layout.views.runs import ROW_LIMIT, Runs, runs_of
 from hkv.mesh.parallel_shape import part_by_head
 from hkv.mesh.resharding.packets import COORDINATES, Grain, Packets, make_packets
 from hkv.mesh.resharding.plan import Move, Plan, Side
@@ -204,7 +204,10 @@ def _runs(pool: jax.Array, sharded: ShardedLayout, grain: Grain) -> list[Runs]:
         order = (0, 1, 2, 4, 3, 5)
         shape, strides = (tuple(values[axis] for axis in order) for values in (cells.shape, cells.strides))
         views = [StridedView(shape, strides, cells.offset, cells.dtype)]
-    return [runs_of(pool, _grouped(view, grain), COORDINATES) for view in views]
+    found = [runs_of(pool, _grouped(view, grain), COORDINATES) for view in views]
+    if any(runs.page for runs in found):
+        raise LayoutError("pool", f"{pool.dtype}{list(pool.shape)}", f"at most {ROW_LIMIT} rows of a unit's runs")
+    return found
 
 
 def _grouped(view: StridedView, grain: Grain) -> StridedView:
