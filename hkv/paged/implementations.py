@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hkv.errors import ConfigError, MissingExtraError
@@ -139,11 +140,12 @@ def implementation_of_moves(
 
     `auto` is `mosaic` on Hopper and later for runs that bulk copies can move in tiles of `WORTHWHILE_BYTES` and more,
     `pallas_triton` for other runs and GPUs, and `xla` where there is no GPU, where runs are found by page, or where an
-    array is one that `pallas_triton` cannot address. Every other name is itself: a kernel that was asked for by name is never replaced.
+    array is one that `pallas_triton` cannot address. Every other name is itself: a kernel that was asked for by name is
+    never replaced.
 
     Args:
       name: as in `choose`.
-      arrays: words, or their shapes and dtype; one dtype.
+      arrays: words, or their shapes and dtype; one dtype, but for numbers that are quantised, which come last.
       units: words that starts count, for each kind of runs.
       lengths: words of a run, for each kind.
       paged: runs are found by page, as those of pools of more than 2**31 - 1 rows.
@@ -203,26 +205,58 @@ def _load(name: str) -> Implementation:
     return IMPLEMENTATIONS[name]()
 
 
+def _moved(
+    name: str, sources: Sequence[jax.Array], targets: Sequence[Any], moves: Sequence[Move]
+) -> tuple[jax.Array, ...]:
+    """All moves by the implementation of that name, what it cannot quantise being quantised before."""
+    if any(move.dtype for move in moves) and not _quantises(name):
+        sources, moves = _quantised_before(sources, moves)
+    return _load(name).move_runs(sources, targets, moves)
+
+
+def _quantises(name: str) -> bool:
+    """True if the implementation makes numbers of a byte as it moves them, on the device that is traced for."""
+    target = traced_for()
+    # Triton has no eight-bit floats of three mantissa bits for older GPUs.
+    fits = target.platform != "gpu" or target.capability is None or target.capability >= (8, 9)
+    return name == "xla" or (name.startswith("pallas_triton") and fits)
+
+
+def _quantised_before(sources: Sequence[jax.Array], moves: Sequence[Move]) -> tuple[list[jax.Array], list[Move]]:
+    """Sources quantised in a pass of their own, and moves of what that makes."""
+    found, plain = list(sources), []
+    for move in moves:
+        if move.reciprocal is not None and move.source is not None:
+            numbers = found[move.source].reshape(move.runs, move.length)
+            words = move.quantised(numbers, move.reciprocal[:, None], jnp.round)
+            found[move.source] = words.reshape(-1)
+        plain.append(dataclasses.replace(move, reciprocal=None, dtype=""))
+    return found, plain
+
+
 def _move_runs(
     name: str | None, sources: Sequence[jax.Array], targets: Sequence[Any], moves: Sequence[Move]
 ) -> tuple[jax.Array, ...]:
     """All moves by one implementation; with `auto`, those of each kind of runs by the one for it, a launch each."""
-    arrays = [*sources, *targets]
+    arrays = [*targets, *sources]
 
     def chosen(some: Sequence[Move]) -> str:
         moved = [move for move in some if move.runs and move.length]
         units, lengths = [move.unit for move in moved], [move.length for move in moved]
-        return implementation_of_moves(name, arrays, units, lengths, any(move.page for move in moved))
+        found = implementation_of_moves(name, arrays, units, lengths, any(move.page for move in moved))
+        if name == AUTO and found == "mosaic" and any(move.dtype for move in moved):
+            return "pallas_triton" if all(map(addressable, arrays)) else "xla"
+        return found
 
     each = [chosen([move]) for move in moves] if name == AUTO else []
     if len(set(each)) < 2:
-        return _load(chosen(moves)).move_runs(sources, targets, moves)
+        return _moved(chosen(moves), sources, targets, moves)
     found = list(targets)
     for implementation in sorted(set(each)):
         some = [move for move, its in zip(moves, each, strict=True) if its == implementation]
         used = sorted({move.target for move in some})
         some = [dataclasses.replace(move, target=used.index(move.target)) for move in some]
-        moved = _load(implementation).move_runs(sources, [found[index] for index in used], some)
+        moved = _moved(implementation, sources, [found[index] for index in used], some)
         for index, array in zip(used, moved, strict=True):
             found[index] = array
     return tuple(found)

@@ -8,10 +8,7 @@ import numpy as np
 
 from hkv.errors import LayoutError
 from hkv.layout.views.derivatives import without_derivative
-from hkv.layout.views.numpy import numpy_dtype
-
-LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-"""Largest magnitude of each element type that values are quantised to."""
+from pallas_kernels.move.moves import LARGEST, saturated
 
 
 def quantize_per_tensor(values: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
@@ -25,7 +22,7 @@ def quantize_per_tensor(values: jax.Array, scale: jax.Array, dtype: str) -> jax.
     Raises:
       LayoutError: values are not quantised to that dtype, or are differentiated and become integers.
     """
-    return _convert(values.astype(jnp.float32) * (np.float32(1) / scale), dtype)
+    return saturated(check_quantised(values, dtype).astype(jnp.float32) * (np.float32(1) / scale), dtype)
 
 
 def quantize_per_token_head(values: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
@@ -42,22 +39,19 @@ def quantize_per_token_head(values: jax.Array, dtype: str) -> tuple[jax.Array, j
     Raises:
       LayoutError: as `quantize_per_tensor`.
     """
-    wide = values.astype(jnp.float32)
+    wide = check_quantised(values, dtype).astype(jnp.float32)
     largest = jnp.max(jnp.abs(wide), axis=-1)
     # Compilers turn a division by a constant into this multiplication; written out, every form does the same.
-    scale = jnp.where(largest > 0, largest * np.float32(1 / _largest(dtype)), 1.0).astype(jnp.float32)
-    return _convert(wide * (np.float32(1) / scale)[..., None], dtype), scale
+    scale = jnp.where(largest > 0, largest * np.float32(1 / LARGEST[dtype]), 1.0).astype(jnp.float32)
+    return saturated(wide * (np.float32(1) / scale)[..., None], dtype), scale
 
 
-def _largest(dtype: str) -> float:
+def check_quantised(values: jax.Array, dtype: str) -> jax.Array:
+    """Values that may become elements of `dtype`.
+
+    Raises:
+      LayoutError: values are not quantised to that dtype, or are differentiated and become integers.
+    """
     if dtype not in LARGEST:
         raise LayoutError("dtype", dtype, f"one of {', '.join(LARGEST)}")
-    return LARGEST[dtype]
-
-
-def _convert(scaled: jax.Array, dtype: str) -> jax.Array:
-    largest = np.float32(_largest(dtype))
-    clipped = jnp.clip(scaled, -largest, largest)
-    if dtype == "int8":
-        clipped = jnp.round(without_derivative("values", clipped))
-    return clipped.astype(numpy_dtype(dtype))
+    return without_derivative("values", values) if dtype == "int8" else values

@@ -8,6 +8,7 @@ It is what vLLM's `reshape_and_cache_flash` and FlashInfer's `append_paged_kv_ca
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import jax
@@ -22,9 +23,10 @@ from hkv.layout.views.numpy import numpy_dtype
 from hkv.layout.views.runs import to_words
 from hkv.paged import plan
 from hkv.paged.implementations import choose
-from hkv.paged.quantization import quantize_per_tensor
+from hkv.paged.quantization import check_quantised, quantize_per_tensor
 from hkv.paged.words import WIDEST, as_words, like, runs_of_pools
 from hkv.typed_jit import typed_jit
+from pallas_kernels.move.moves import Move
 
 Values = Mapping[str, jax.Array]
 
@@ -65,34 +67,28 @@ def write_step(
     for name, given in (("blocks", blocks), ("states", states), ("values", values), ("scales", scales or layouts)):
         if len(given) != len(layouts):
             raise LayoutError(name, f"{len(given)} groups", f"{len(layouts)}, one for each layout")
-    quantised = [
-        {part: _ready(layout, part, content, (scales or [{}] * len(layouts))[group]) for part, content in some.items()}
-        for group, (layout, some) in enumerate(zip(layouts, values, strict=True))
-    ]
     views = [
         [(plan.part_view(layout, part), plan.TOKEN) for part in some]
         for layout, some in zip(layouts, values, strict=True)
     ]
-    # XLA fuses what makes elements into the scatter of words of one element each, not of several.
-    widths = [
-        quantised[group][part].dtype.itemsize
-        for group, some in enumerate(scales or ())
-        for part in some
-        if part in values[group]
-    ]
-    dtypes, found = runs_of_pools(pools, places, views, min(widths, default=WIDEST))
+    each = scales or ({},) * len(layouts)
+    quantised = any(part in some for given, some in zip(values, each, strict=True) for part in given)
+    # Words of an element each, which XLA, and the kernel that can, make as they write them.
+    dtypes, found = runs_of_pools(pools, places, views, 1 if quantised else WIDEST)
     moves, sources, missing = [], [], []
-    for group, (layout, some) in enumerate(zip(layouts, quantised, strict=True)):
+    for group, (layout, some) in enumerate(zip(layouts, values, strict=True)):
         slots = require_array("blocks", blocks[group], (None,), error=LayoutError)
         within = require_array("states", states[group], (slots.shape[0],), error=LayoutError)
         layers = jnp.arange(layout.num_layers, dtype=jnp.int32)[:, None]
         coordinates = layers, slots[None], within[None] // layout.shape[3], within[None] % layout.shape[3]
         for (part, content), runs in zip(some.items(), found[group], strict=True):
-            _check(part, content, layout, slots.shape[0])
             starts, _ = runs.start_rows(*coordinates)
-            moves.append(plan.move_of(runs, len(sources), places[group], written=starts))
-            flat = content.reshape(-1, *content.shape[2:])
-            sources.append(to_words(flat, runs, dtypes[places[group]]).reshape(-1))
+            move = plan.move_of(runs, len(sources), places[group], written=starts)
+            ready, made = _ready(layout, part, content, each[group].get(part), move, dtypes[places[group]])
+            _check(part, ready.shape, made.dtype or ready.dtype.name, layout, slots.shape[0])
+            moves.append(made)
+            flat = ready.reshape(-1, *ready.shape[2:])
+            sources.append(ready.reshape(-1) if made.dtype else to_words(flat, runs, dtypes[places[group]]).reshape(-1))
         inside = (slots >= 0) & (slots < layout.num_blocks) & (within >= 0) & (within < layout.states_per_block)
         missing.append(jnp.sum((slots != -1) & ~inside, dtype=jnp.int32))
     words = [as_words(pool, dtype) for pool, dtype in zip(pools, dtypes, strict=True)]
@@ -109,19 +105,26 @@ def _places(num_pools: int, num_groups: int, pool_of: tuple[int, ...] | None) ->
     return pool_of
 
 
-def _ready(layout: Layout, part: str, content: jax.Array, scales: Values) -> jax.Array:
-    argument = f"values[{part!r}]"
+def _ready(
+    layout: Layout, part: str, content: jax.Array, scale: jax.Array | None, move: Move, word: np.dtype
+) -> tuple[jax.Array, Move]:
+    """What is read and the move, which quantises if there is a scale and the words are elements."""
+    argument, dtype = f"values[{part!r}]", layout.part(part).dtype
     content = require_whole(argument, without_derivative(argument, content), LayoutError)
-    if part not in scales:
-        return content
-    scale = jnp.asarray(scales[part], jnp.float32)
+    if scale is None:
+        return content, move
+    scale = jnp.asarray(scale, jnp.float32)
     scale = scale.reshape(scale.shape + (1,) * (content.ndim - scale.ndim) if scale.ndim else ())
-    return quantize_per_tensor(content, scale, layout.part(part).dtype)
+    if word.itemsize > 1:
+        return quantize_per_tensor(content, scale, dtype), move
+    shape = (layout.num_layers, move.runs // layout.num_layers)
+    reciprocal = jnp.broadcast_to((np.float32(1) / scale).reshape(-1, 1), shape).reshape(-1)
+    return check_quantised(content, dtype), dataclasses.replace(move, reciprocal=reciprocal, dtype=dtype)
 
 
-def _check(name: str, content: jax.Array, layout: Layout, tokens: int) -> None:
+def _check(name: str, given: tuple[int, ...], dtype: str, layout: Layout, tokens: int) -> None:
     part = layout.part(name)
     heads = layout.shape[2] if part.heads is None else part.heads
     shape = (layout.num_layers, tokens, heads, *part.shape)
-    if tuple(content.shape) != shape or content.dtype != np.dtype(numpy_dtype(part.dtype)):
-        raise LayoutError(f"values[{name!r}]", f"{content.dtype}{list(content.shape)}", f"{part.dtype}{list(shape)}")
+    if given != shape or dtype != numpy_dtype(part.dtype).name:
+        raise LayoutError(f"values[{name!r}]", f"{dtype}{list(given)}", f"{part.dtype}{list(shape)}")

@@ -26,6 +26,8 @@ def move_runs(
             found[move.target] = _read(source, move).reshape(target.shape)
             continue
         words, starts = _read(source, move), _written(source, target.size, move)
+        if move.reciprocal is not None:
+            words = move.quantised(words, move.reciprocal[:, None], jnp.round)
         rows = _rows(target, move, starts)
         if move.own:
             words, rows = jax.lax.optimization_barrier((words, rows))

@@ -52,10 +52,11 @@ def batched(move_runs: MoveRuns) -> MoveRuns:
     return call
 
 
+TABLES = ("read", "written", "reciprocal")
+
+
 def _tables(moves: Sequence[Move]) -> list[dict[str, jax.Array]]:
-    return [
-        {name: table for name in ("read", "written") if (table := getattr(move, name)) is not None} for move in moves
-    ]
+    return [{name: table for name in TABLES if (table := getattr(move, name)) is not None} for move in moves]
 
 
 def _with_tables(moves: Sequence[Move], tables: Sequence[dict[str, jax.Array]]) -> list[Move]:
@@ -98,4 +99,8 @@ def _together(
         source = sources[move.source].size // (size if apart else 1)
     read = places("read", source, apart) if move.reads else None
     written = places("written", target, True)
-    return dataclasses.replace(move, read=read, written=written, runs=size * move.runs)
+    reciprocal = tables.get("reciprocal")
+    if reciprocal is not None:
+        rows = reciprocal if mapped["reciprocal"] else jnp.broadcast_to(reciprocal, (size, move.runs))
+        reciprocal = rows.reshape(-1)
+    return dataclasses.replace(move, read=read, written=written, reciprocal=reciprocal, runs=size * move.runs)

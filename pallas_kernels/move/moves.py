@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+LARGEST = MappingProxyType({"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0})
+"""Largest magnitude of each element type that numbers are quantised to."""
+
+
+def saturated(scaled: jax.Array, dtype: str, rounded: Callable[[jax.Array], jax.Array] = jnp.round) -> jax.Array:
+    """Float32 as numbers of `dtype`, the largest of it for those beyond; `rounded` is to nearest even, for integers."""
+    most = np.float32(LARGEST[dtype])
+    clipped = jnp.minimum(jnp.maximum(scaled, -most), most)
+    return (rounded(clipped) if dtype == "int8" else clipped).astype(jnp.dtype(dtype))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,8 +40,11 @@ class Move:
       length: words of a run, whole units.
       zeros: reads from outside the source give zeros, which are written.
       own: the target itself is read, no array among the sources.
-      page: units of a page, where starts are int32 `[runs, 2]`, a page and a unit in it, since units are too many for 32
+      page: units of a page, where starts are int32 `[runs, 2]`, a page and a unit in it, as units are too many for 32
         bits; no run crosses a page. Kernels do not take such moves.
+      reciprocal: float32 `[runs]`, what the numbers of each run are multiplied by, if they are quantised on their way:
+        the source then has numbers, one for each word of the target, which is of bytes.
+      dtype: the element type that they become; only with `reciprocal`.
     """
 
     source: int | None
@@ -40,6 +57,8 @@ class Move:
     zeros: bool = False
     own: bool = False
     page: int = 0
+    reciprocal: jax.Array | None = None
+    dtype: str = ""
 
     @property
     def reads(self) -> bool:
@@ -54,11 +73,36 @@ class Move:
         """Bytes that are written if every run is inside."""
         return self.runs * self.length * targets[self.target].dtype.itemsize
 
+    def quantised(self, numbers: jax.Array, reciprocal: jax.Array, rounded: Callable[[jax.Array], jax.Array]) -> Any:
+        """Numbers times the reciprocal of their scale, rounded to nearest even and saturated, as words of a byte.
 
-def kernel_name(moves: Sequence[Move], targets: Any) -> str:
-    """The name of a launch, which says how many bytes it moves, or zeroes: nothing else in a compiled program does."""
+        Args:
+          numbers: any float dtype.
+          reciprocal: float32, of a shape that broadcasts to that of the numbers.
+          rounded: rounding of float32 to nearest even, for integers.
+        """
+        found = saturated(numbers.astype(jnp.float32) * reciprocal, self.dtype, rounded)
+        return lax.bitcast_convert_type(found, jnp.uint8)
+
+
+def kernel_name(moves: Sequence[Move], targets: Any, sources: Any = ()) -> str:
+    """The name of a launch, which says how many bytes it moves, or zeroes: nothing else in a compiled program does.
+
+    Args:
+      moves: its moves.
+      targets: arrays that are written, by number.
+      sources: arrays that are read, by number; only where something is quantised.
+    """
     total = sum(move.nbytes(targets) for move in moves)
-    return f"{'move' if any(move.reads for move in moves) else 'zero'}_runs_of_{total}_bytes"
+    name = f"{'move' if any(move.reads for move in moves) else 'zero'}_runs_of_{total}_bytes"
+    if not any(move.dtype for move in moves):
+        return name
+    read = [
+        move.nbytes(targets) * (sources[move.source].dtype.itemsize if move.dtype and move.source is not None else 1)
+        for move in moves
+        if move.reads
+    ]
+    return f"{name}_from_{sum(read)}"
 
 
 def last_start(size: int, move: Move) -> int:

@@ -40,18 +40,17 @@ def _kernel(
     targets = refs[len(refs) - num_targets :]  # those before are the same memory, as inputs
     program = pl.program_id(0)
     for move, share, table in zip(moves, shares, tables, strict=True):
-        read, written = (None if index is None else refs[index] for index in table)
+        read, written, scale = (None if index is None else refs[index] for index in table)
         target, source = targets[move.target], move.array(sources, targets)
         body = functools.partial(
-            _move, move, share, program - share.first, read, written, source, target, interpreted=interpreted
+            _move, move, share, program - share.first, (read, written, scale), source, target, interpreted=interpreted
         )
         here = (program >= share.first) & (program < share.first + share.programs)
         pl.when(True if len(moves) == 1 else here)(body)
 
 
-def _move(
-    move: Move, share: Share, program: Any, read: Any, written: Any, source: Any, target: Any, *, interpreted: bool
-) -> None:
+def _move(move: Move, share: Share, program: Any, tables: Any, source: Any, target: Any, *, interpreted: bool) -> None:
+    read, written, scale = tables
     block, tile = lax.div(program, np.int32(share.tiles)), lax.rem(program, np.int32(share.tiles))
     run = block * share.runs + jnp.arange(share.runs, dtype=jnp.int32)
     column = tile * share.width + jnp.arange(share.width, dtype=jnp.int32)
@@ -62,6 +61,8 @@ def _move(
         start, there = _starts(move, run, read, present, source)
         mask = mask if move.zeros else mask & there[:, None]
         words = plt.load(source.at[_place(source, start, column)], mask=mask & there[:, None], other=0)
+        if scale is not None:
+            words = move.quantised(words, plt.load(scale.at[run], mask=present, other=0)[:, None], _rounded)
     else:
         words = jnp.zeros(mask.shape, target.dtype)
     row, word = _place(target, to, column)
@@ -69,6 +70,16 @@ def _move(
         # Where the mask is false the interpreter writes what was there, perhaps after another run was written there.
         row = jnp.where(mask, row, target.shape[0])
     plt.store(target.at[row, word], words, mask=mask)
+
+
+def _rounded(numbers: Any) -> Any:
+    """Rounded to nearest even, of magnitudes that 32-bit integers have: Pallas on Triton has no rounding of its own."""
+    whole = numbers.astype(jnp.int32)
+    rest = numbers - whole.astype(jnp.float32)
+    away = jnp.where(rest > 0, np.int32(1), np.int32(-1))
+    half = np.float32(0.5)
+    further = (jnp.abs(rest) > half) | ((jnp.abs(rest) == half) & (whole & 1 == 1))
+    return jnp.where(further, whole + away, whole)
 
 
 def _starts(move: Move, run: Any, table: Any, present: Any, array: Any) -> tuple[Any, Any]:
@@ -118,9 +129,10 @@ def _launch(sources: Any, targets: Any, moves: Sequence[Move], interpret: bool) 
     check_addressable(*sources, *targets)
     source_rows, target_rows = units_of(moves, len(sources), len(targets))
     shares = shares_of(moves, [targets[move.target].dtype.itemsize for move in moves])
-    given = [table for move in moves for table in (move.read, move.written)]
+    each = [(move.read, move.written, move.reciprocal) for move in moves]
+    given = [table for some in each for table in some]
     position = itertools.count()
-    tables = [tuple(None if t is None else next(position) for t in (move.read, move.written)) for move in moves]
+    tables = [tuple(None if table is None else next(position) for table in some) for some in each]
     kept = [index for index, (_, made) in enumerate(_made(targets)) if not made]
     operands = [table for table in given if table is not None]
     num = (len(operands), len(sources), len(targets))
@@ -135,7 +147,7 @@ def _launch(sources: Any, targets: Any, moves: Sequence[Move], interpret: bool) 
         input_output_aliases=aliases,
         compiler_params=plt.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
         interpret=interpret,
-        name=kernel_name(moves, targets),
+        name=kernel_name(moves, targets, sources),
     )
     return tuple(array.reshape(t.shape) for array, t in zip(call(*operands), targets, strict=True))
 

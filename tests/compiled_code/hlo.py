@@ -27,7 +27,9 @@ PARTIAL = {"gather", "dynamic-slice", "slice"}
 HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)$")
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
-MOVED = re.compile(r"(move|zero)_runs_of_(\d+)_bytes")
+MOVED = re.compile(r"(move|zero)_runs_of_(\d+)_bytes(?:_from_(\d+))?")
+TABLE = re.compile(r"s32\[|f32\[\d*\]$")
+"""Starts of runs, and reciprocals of their scales."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +148,7 @@ def _launch(instruction: Instruction, computations: dict[str, Computation], entr
         tables = sum(
             size
             for name, size in zip(instruction.operands, sizes, strict=True)
-            if "s32[" in entry.instructions[name].shape
+            if TABLE.match(entry.instructions[name].shape)
         )
         return _custom_call(instruction, sizes, tables)
     if instruction.opcode in IN_PLACE:
@@ -162,7 +164,7 @@ def _custom_call(instruction: Instruction, sizes: list[int], tables: int) -> Lau
     target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
     assert target is not None, instruction
     if moved := MOVED.search(instruction.attributes):
-        return Launch(target[1], tables + (int(moved[2]) if moved[1] == "move" else 0), int(moved[2]))
+        return Launch(target[1], tables + (int(moved[3] or moved[2]) if moved[1] == "move" else 0), int(moved[2]))
     aliases = re.search(r"output_to_operand_aliasing=\{((?:[^{}]|\{[^{}]*\})*)\}", instruction.attributes)
     in_place = {int(n) for n in re.findall(r": \((\d+), ", aliases[1])} if aliases else set()
     if in_place:  # a scatter: the values, which are not the pool, are read and written

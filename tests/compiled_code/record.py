@@ -21,7 +21,6 @@ LIMIT = 1.05
 LARGE = 1024
 """Bytes from which a launch moves data; smaller ones compute starts, sort ids or count."""
 
-KERNELS = ("mosaic", "pallas_triton", "triton")
 OVERLAP = "lists may overlap, so all sources are read into an array of their own first"
 WITHIN = "XLA copies nothing within an array: it reads the sources first"
 SEPARATE = "a kernel moves what XLA has quantised before"
@@ -29,7 +28,7 @@ STARTS = "runs of 4 or 128 bytes, and 4 bytes for the start of each"
 EXCEPTIONS = {
     ("copy_blocks", ""): OVERLAP,
     ("copy_blocks, disjoint", "xla"): WITHIN,
-    **{("write_step, quantised", code): SEPARATE for code in KERNELS},
+    **{("write_step, quantised", code): SEPARATE for code in ("mosaic", "triton")},
     **{(operation, "132 bytes"): STARTS for operation in ("write", "write_step")},
     **{(operation, "heads first, blocks padded"): STARTS for operation in ("pack", "unpack")},
 }

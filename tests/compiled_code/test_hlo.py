@@ -78,6 +78,7 @@ def test_a_gather_reads_what_it_takes():
 def test_a_kernel_says_how_much_it_moves():
     assert total(KERNEL.replace("NAME", "move")) == [(2048 + 32, 2048)]
     assert total(KERNEL.replace("NAME", "zero")) == [(32, 2048)]
+    assert total(KERNEL.replace("NAME_runs_of_2048_bytes", "move_runs_of_2048_bytes_from_4096")) == [(4096 + 32, 2048)]
 
 
 def test_control_flow_is_refused():

@@ -96,8 +96,9 @@ def check_in_one_pool():
     check_write_step(TOGETHER, "xla")
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
-def test_values_are_quantised_on_their_way(dtype):
+@pytest.mark.parametrize("implementation", ["xla", "pallas_triton:interpret"])
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
+def test_values_are_quantised_on_their_way(dtype, implementation):
     spec = FullAttention(block_size=4, num_kv_heads=2, head_size=8, dtype=dtype)
     layout = Layout.of_spec(spec, "LBNHC", num_blocks=5, num_layers=3)
     blocks, states = np.int32([1, 4, 2, 0]), np.int32([0, 3, 1, 1])
@@ -117,7 +118,7 @@ def test_values_are_quantised_on_their_way(dtype):
     }
     expected = [cases.random_words((layout.end,), np.uint8, 3)]
     pools = (jnp.asarray(expected[0]),)
-    got, _ = paged.write_step(pools, (layout,), (blocks,), (states,), (wide,), (scales,))
+    got, _ = paged.write_step(pools, (layout,), (blocks,), (states,), (wide,), (scales,), None, implementation)
     reference.write_step(expected, [layout], lists([blocks]), lists([states]), [quantised], [0])
     assert cases.bits(got[0]) == cases.bits(expected[0])
 

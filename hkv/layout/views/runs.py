@@ -18,8 +18,8 @@ from hkv.errors import LayoutError
 from hkv.layout.strided import StridedView
 
 ROW_LIMIT = 2**31 - 1
-"""Rows that a 32-bit index can name. A row is as wide as the layout allows, so pools far beyond 2 GiB fit; pools of more
-rows are moved by the numbers of a page and of a row in it."""
+"""Rows that a 32-bit index can name. A row is as wide as the layout allows, so pools far beyond 2 GiB fit; runs of
+pools of more rows are found by page and row in it."""
 
 
 @dataclasses.dataclass(frozen=True)
