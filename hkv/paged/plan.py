@@ -28,9 +28,10 @@ def move_of(
     own: bool = False,
 ) -> Move:
     """Runs of units of a pool as a `Move`; the tables are as `Runs.start_rows` gives them."""
-    named = [None if starts is None else starts.reshape(-1, *((2,) if runs.page else ())) for starts in (read, written)]
-    count = next(starts.shape[0] for starts in named if starts is not None)
-    return Move(source, target, *named, count, runs.row, runs.length, zeros, own, runs.page)
+    shape = (-1, 2) if runs.page else (-1,)
+    read, written = (None if starts is None else starts.reshape(shape) for starts in (read, written))
+    count = next(starts.shape[0] for starts in (read, written) if starts is not None)
+    return Move(source, target, read, written, count, runs.row, runs.length, zeros, own, runs.page)
 
 
 def reordered(view: StridedView, axes: Sequence[int]) -> StridedView:

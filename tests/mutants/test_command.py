@@ -117,15 +117,15 @@ from hkv.testing.planting import Patch
 from tests.mutants import process_judge, table
 from tests.mutants.row import Planted
 process_judge.prepare()
-convert = "hkv.paged.quantization:_convert"
-clipped = "jnp.clip(scaled, -largest, largest)"
+convert = "pallas_kernels.move.moves:saturated"
+clipped = "jnp.minimum(jnp.maximum(scaled, -most), most)"
 def row(name, text, defect):
     return Planted(name, "x", (Patch(convert, text, defect),), "tests.paged.test_quantization:test_per_tensor")
 rows = [
     row("harmless", clipped, f"1 * {clipped}"),
-    row("no-python-there", "jnp.round(", "jnp.no_such_function("),
-    row("killed", "jnp.round(", "jnp.floor("),
-    row("asleep", "clipped = jnp.round(", "__import__('os')._exit(3); clipped = jnp.round("),
+    row("no-python-there", "(rounded(", "(jnp.no_such_function("),
+    row("killed", "(rounded(", "(jnp.floor("),
+    row("asleep", "clipped = jnp", "__import__('os')._exit(3); clipped = jnp"),
 ]
 verdicts = [process_judge.judge(row) for row in rows]
 print([verdict.outcome for verdict in verdicts])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,21 +34,39 @@ LAYOUTS = {
 BAD = [-1, -2, 100, 2**31 - 1, -(2**31)]
 
 
-@pytest.fixture(params=LAYOUTS.values(), ids=LAYOUTS)
-def layout(request, monkeypatch):
-    shown, buffer = request.param, jax.ShapeDtypeStruct((request.param.end,), np.uint8)
+@contextlib.contextmanager
+def small_numbers(shown):
+    """A limit for which the layout has too many rows."""
+    buffer = jax.ShapeDtypeStruct((shown.end,), np.uint8)
     views = [plan.part_view(shown, part.name) for part in shown.content]
     found = [runs_of(buffer, view, count) for view in views for count in (plan.BLOCK, plan.TOKEN)]
     limit = max(shown.num_layers * shown.num_blocks, *(each.steps[1] for each in found)) + 1
-    monkeypatch.setattr(runs, "ROW_LIMIT", limit)
-    return shown
+    with mock.patch.object(runs, "ROW_LIMIT", limit):
+        yield
+
+
+@pytest.fixture(params=LAYOUTS.values(), ids=LAYOUTS)
+def layout(request):
+    with small_numbers(request.param):
+        yield request.param
 
 
 def pool_of(layout):
     return np.random.default_rng(3).integers(0, 256, layout.end, dtype=np.uint8)
 
 
-def test_every_operation_is_what_the_loops_are(layout):
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_operation_is_what_the_loops_are(name):
+    check_every_operation(name)
+
+
+def check_every_operation(name):
+    """Every operation, one after the other, on one pool."""
+    with small_numbers(LAYOUTS[name]):
+        check_operations(LAYOUTS[name])
+
+
+def check_operations(layout):
     buffer = jax.ShapeDtypeStruct((layout.end,), np.uint8)
     assert all(runs_of(buffer, plan.part_view(layout, part.name), plan.BLOCK).page for part in layout.content)
     expected = pool_of(layout)

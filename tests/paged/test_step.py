@@ -99,11 +99,16 @@ def check_in_one_pool():
 @pytest.mark.parametrize("implementation", ["xla", "pallas_triton:interpret"])
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
 def test_values_are_quantised_on_their_way(dtype, implementation):
+    check_quantised(dtype, implementation)
+
+
+def check_quantised(dtype, implementation):
+    """Quantised values against their twin, halves of an integer among them."""
     spec = FullAttention(block_size=4, num_kv_heads=2, head_size=8, dtype=dtype)
     layout = Layout.of_spec(spec, "LBNHC", num_blocks=5, num_layers=3)
     blocks, states = np.int32([1, 4, 2, 0]), np.int32([0, 3, 1, 1])
     wide = {
-        part: np.random.default_rng(seed).normal(size=(3, TOKENS, 2, 8)).astype(ml_dtypes.bfloat16) * 40
+        part: np.random.default_rng(seed).integers(-40, 40, (3, TOKENS, 2, 8)).astype(ml_dtypes.bfloat16) * 3.25
         for seed, part in enumerate(("key", "value"))
     }
     scales = {"key": np.float32([0.5, 2, 3]), "value": np.float32(0.25)}
@@ -121,6 +126,26 @@ def test_values_are_quantised_on_their_way(dtype, implementation):
     got, _ = paged.write_step(pools, (layout,), (blocks,), (states,), (wide,), (scales,), None, implementation)
     reference.write_step(expected, [layout], lists([blocks]), lists([states]), [quantised], [0])
     assert cases.bits(got[0]) == cases.bits(expected[0])
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas_triton:interpret"])
+def test_a_batch_of_pools_is_quantised_as_each_is(implementation):
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=8, dtype="int8")
+    layout = Layout.of_spec(spec, "LBNHC", num_blocks=5)
+    wide = np.random.default_rng(1).normal(size=(2, 2, 1, TOKENS, 2, 8)).astype(np.float32) * 40
+    pools = np.stack([cases.random_words((layout.end,), np.uint8, seed) for seed in range(2)])
+    blocks, states = np.int32([1, 4, 2, -1]), np.int32([0, 3, 1, 1])
+
+    def write(pool, key, value, scale):
+        given, scales = {"key": key, "value": value}, {"key": scale, "value": np.float32(0.25)}
+        found, _ = paged.write_step((pool,), (layout,), (blocks,), (states,), (given,), (scales,), None, implementation)
+        return found[0]
+
+    each = (pools, wide[0], wide[1], np.float32([0.5, 2]))
+    together = jax.vmap(write)(*each)
+    assert [cases.bits(pool) for pool in together] == [
+        cases.bits(write(*some)) for some in zip(*map(jnp.asarray, each), strict=True)
+    ]
 
 
 def dtype_of(name):
