@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from hkv.layout.views.numpy import numpy_dtype
+from reference.paged.quantization import convert
+
 
 def move_runs(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], moves: Sequence[Any]) -> None:
     """Copies every run of every move, in place.
@@ -28,6 +31,9 @@ def move_runs(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], move
                 read = _start(move, move.read, run)
                 if _inside(read, move.length, source):
                     words = source[read : read + move.length].copy()
+                    if move.dtype:
+                        scaled = words.astype(np.float32) * np.float32(move.reciprocal[run])
+                        words = convert(scaled, numpy_dtype(move.dtype)).view(np.uint8)
                 elif not move.zeros:
                     continue
             target[write : write + move.length] = words
@@ -35,7 +41,12 @@ def move_runs(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], move
 
 def _start(move: Any, table: Any, run: int) -> int:
     """First word of a run; negative where its table says so."""
-    return run * move.length if table is None else int(table[run]) * move.unit
+    if table is None:
+        return run * move.length
+    if not move.page:
+        return int(table[run]) * move.unit
+    page, unit = (int(number) for number in table[run])
+    return (page * move.page + unit) * move.unit if unit >= 0 else -1
 
 
 def _inside(start: int, length: int, array: np.ndarray) -> bool:

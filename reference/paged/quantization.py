@@ -9,7 +9,7 @@ LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 
 def quantize_per_tensor(values: np.ndarray, scale: float, dtype: np.dtype) -> np.ndarray:
     """Twin of `hkv.paged.quantize_per_tensor`; `dtype` is a NumPy or ml_dtypes dtype."""
-    return _convert(values.astype(np.float32) * (np.float32(1) / np.float32(scale)), dtype)
+    return convert(values.astype(np.float32) * (np.float32(1) / np.float32(scale)), dtype)
 
 
 def quantize_per_token_head(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
@@ -21,11 +21,12 @@ def quantize_per_token_head(values: np.ndarray, dtype: np.dtype) -> tuple[np.nda
             row = values[token, head].astype(np.float32)
             if np.max(np.abs(row)) > 0:
                 scales[token, head] = np.max(np.abs(row)) * np.float32(1 / LARGEST[np.dtype(dtype).name])
-            quantised[token, head] = _convert(row * (np.float32(1) / scales[token, head]), dtype)
+            quantised[token, head] = convert(row * (np.float32(1) / scales[token, head]), dtype)
     return quantised, scales
 
 
-def _convert(scaled: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def convert(scaled: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Float32 as numbers of `dtype`, rounded to nearest even and saturated."""
     largest = np.float32(LARGEST[np.dtype(dtype).name])
     clipped = np.clip(scaled, -largest, largest)
     return (np.round(clipped) if np.dtype(dtype).name == "int8" else clipped).astype(dtype)

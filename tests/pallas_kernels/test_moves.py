@@ -114,6 +114,60 @@ def run_plan(implementation, plan, made):
     check()
 
 
+PAGE = 4
+"""Units of a page, of three pages."""
+
+
+def starts_by_page(length):
+    """Page and unit of a run, of one that exists or not."""
+    page = st.one_of(st.integers(0, UNITS // PAGE - 1), st.sampled_from([-1, 3, 2**31 - 1]))
+    return st.tuples(page, st.integers(0, PAGE - length))
+
+
+@given(st.data(), st.sampled_from([1, 2]), st.booleans(), st.booleans())
+@settings(max_examples=40)
+def check_pages(data, length, zeros, own):
+    """Runs of two units at most, found by page, from one array into another or within one."""
+    read = np.int32(data.draw(st.lists(starts_by_page(length), min_size=3, max_size=3)))
+    busy, written = [], []
+    for start in data.draw(st.lists(starts_by_page(length), min_size=3, max_size=3)):
+        near = [other for other in (*busy, *(read.tolist() if own else ())) if other[0] == start[0]]
+        taken = any(abs(other[1] - start[1]) < length for other in near)
+        written.append((-1, 0) if taken else start)
+        busy.append(written[-1])
+    tables = read, np.int32(written)
+    move = Move(None if own else 0, 0, *tables, 3, 8, 8 * length, zeros and not own, own, PAGE)
+    arrays = [cases.random_words((UNITS * 8,), np.uint32, seed) for seed in range(2)]
+    expected = [arrays[1].copy()]
+    reference.move_runs(arrays[:1], expected, [move])
+
+    @jax.jit
+    def moved(source, target, read, written):
+        some = dataclasses.replace(move, read=read, written=written)
+        return choose("xla").move_runs([source], [target], [some])
+
+    (found,) = moved(*arrays, *tables)
+    assert cases.bits(found) == cases.bits(expected[0])
+
+
+def test_runs_by_page():
+    check_pages()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("implementation", ["xla", "pallas_triton:interpret"])
+def test_runs_that_are_quantised(implementation, dtype):
+    numbers = np.random.default_rng(2).integers(-300, 300, 6 * 32).astype(np.float32) / 2
+    scales, written = np.float32([1, 0.5, 2, 1, 0.25, 1]), np.int32([3, -1, 0, 5, 8, 7])
+    move = Move(0, 0, None, written, 6, 32, 32, reciprocal=scales, dtype=dtype)
+    expected = [cases.random_words((8 * 32,), np.uint8, 1)]
+    (found,) = jax.jit(lambda given, pool: choose(implementation).move_runs([given], [pool], [move]))(
+        numbers, expected[0].copy()
+    )
+    reference.move_runs([numbers], expected, [move])
+    assert cases.bits(found) == cases.bits(expected[0])
+
+
 INTERPRETED = ("xla", "pallas_triton:interpret")
 
 
