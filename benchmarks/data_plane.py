@@ -3,8 +3,9 @@
 Runs anywhere: on a GPU over every implementation and a gigabyte, on a CPU over XLA alone and little enough to wait for;
 `--quick` takes a third of the cases and a sixteenth of the bytes, and starts no case after five minutes.
 For every operation, layout, dtype and page size it prints the bytes moved (read and written), GB/s, and the fraction of
-the bandwidth of a plain copy of as many bytes, measured in the same run. `jnp.take`, `.at[].set` and, where PyTorch is
-installed for the device, `index_select` and `index_copy_` move the same pages for comparison.
+the bandwidth of a plain copy of as many bytes, measured in the same run. For comparison, `jnp.take`, `.at[].set` and,
+where PyTorch is installed for the device, `index_select` and `index_copy_` move the same pages, LMCache 0.5.6, where
+installed, packs and unpacks the same objects, and vLLM's `reshape_and_cache_flash` on a GPU writes the same steps.
 
 Pages are in random order and values random. What is written in place is poisoned first, and so is the memory that new
 arrays are put into, as far as the allocator gives it back. Every result is verified before it is timed. *run bytes* is
@@ -28,6 +29,7 @@ from typing import Any
 import data_plane_cases as cases
 import jax
 import numpy as np
+from engine_kernels import imported, torch_for
 
 from hkv.errors import ConfigError
 
@@ -151,9 +153,13 @@ def device() -> dict[str, Any]:
     """Device that was measured, and versions of the packages."""
     found = jax.devices()[0]
     versions = {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__}
-    torch = cases.torch_for(found.platform)
+    torch = torch_for(found.platform)
     if torch is not None:
         versions["torch"] = torch.__version__
+    for engine in ("lmcache", "vllm"):
+        package = imported(engine)
+        if package is not None:
+            versions[engine] = package.__version__
     described = {"platform": found.platform, "kind": found.device_kind, "versions": versions}
     if found.platform == "gpu":
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]

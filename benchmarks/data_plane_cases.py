@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from engine_kernels import POISON, LMCacheTransfer, VllmStep, has_lmcache, has_vllm, torch_for
 
 from hkv import paged
 from hkv.chunks.formats import TRAITS, EngineKVFormat
@@ -25,7 +25,6 @@ from hkv.paged.implementations import choose
 from hkv.paged.words import runs_of_pool
 from hkv.spec import FullAttention, LayerSpec, MLAAttention
 
-POISON = 0xA5
 GPU_IMPLEMENTATIONS = ("xla", "mosaic", "pallas_triton", "triton")
 SAMPLE = 64
 """Pages of a result that are compared with the host's."""
@@ -141,15 +140,6 @@ def implementations() -> tuple[str, ...]:
     if jax.default_backend() != "gpu":
         return ("xla",)
     return GPU_IMPLEMENTATIONS
-
-
-def torch_for(backend: str) -> Any:
-    """PyTorch, if it is installed for the device that JAX uses; else None."""
-    try:
-        torch = importlib.import_module("torch")
-    except ImportError:
-        return None
-    return torch if backend == "cpu" or torch.cuda.is_available() else None
 
 
 def random_words(count: int, seed: int) -> jax.Array:
@@ -288,7 +278,11 @@ def _step_cases(tokens: int) -> Iterator[Case]:
     layers = DECODE_LAYERS if jax.default_backend() == "gpu" else 4
     layout = Layout.of_spec(_attention(16), "LBNHC", num_blocks=tokens + 1, num_layers=layers)
     row = 2 * 8 * 128 * 2
-    makers = {name: (lambda name=name: DecodeStep(layout, tokens, name)) for name in implementations()}
+    makers: dict[str, Callable[[], Measurable]] = {
+        name: (lambda name=name: DecodeStep(layout, tokens, name)) for name in implementations()
+    }
+    if has_vllm():
+        makers["vllm"] = lambda: VllmStep(layout, tokens)
     run = shortest_run("write", layout)
     yield Case(f"step of {tokens} tokens", "LBNHC", "bfloat16", 16 * row, run, 2 * tokens * layers * row, makers)
 
@@ -436,10 +430,12 @@ def _chunk_cases(geometry: PageGeometry, nbytes: int) -> Iterator[Case]:
     size = math.prod(shape) * geometry.item_bytes
     transfer = Transfer(geometry, Region(0, 0, rows, shape, geometry.dtype, size))
     for operation in ("pack", "unpack"):
-        makers = {
+        makers: dict[str, Callable[[], Measurable]] = {
             name: (lambda name=name, operation=operation: ChunkTransfer(operation, transfer, name))
             for name in implementations()
         }
+        if has_lmcache(geometry.format):
+            makers["lmcache"] = lambda operation=operation: LMCacheTransfer(operation, transfer)
         label = f"format {int(geometry.format)}"
         moved = 2 * 4 * per_object * per_block
         assert TRAITS[geometry.format].kernel

@@ -8,7 +8,7 @@ from typing import Any
 OPERATIONS = ("gather", "scatter", "write", "copy", "pack", "unpack")
 """One panel each; decode steps and copies of lists that do not overlap are in the table alone."""
 
-MARKERS = {"xla": "o", "mosaic": "s", "pallas_triton": "^", "triton": "v", "jnp": "x", "torch": "+"}
+MARKERS = {"xla": "o", "mosaic": "s", "pallas_triton": "^", "triton": "v", "jnp": "x", "torch": "+", "lmcache": "D"}
 
 
 def draw(report: dict[str, Any], path: pathlib.Path) -> None:
