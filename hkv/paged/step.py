@@ -108,7 +108,7 @@ def _places(num_pools: int, num_groups: int, pool_of: tuple[int, ...] | None) ->
 def _ready(
     layout: Layout, part: str, content: jax.Array, scale: jax.Array | None, move: Move, word: np.dtype
 ) -> tuple[jax.Array, Move]:
-    """What is read and the move, which quantises if there is a scale and the words are elements."""
+    """The source of a move, and the move, which quantises if there is a scale and the words are elements."""
     argument, dtype = f"values[{part!r}]", layout.part(part).dtype
     content = require_whole(argument, without_derivative(argument, content), LayoutError)
     if scale is None:

@@ -163,7 +163,7 @@ def test_a_pool_of_more_than_two_gigabytes_is_addressed_in_rows():
     assert first * runs.row == layout.address(63, 16383, 0, 0)
     assert max(runs.num_rows, first) < 2**31
     odd = Layout.of_spec(FullAttention(block_size=1, dtype="uint8"), "LBNHC", num_blocks=2**31)
-    with pytest.raises(LayoutError, match="a size of whole rows"):
+    with pytest.raises(LayoutError, match="or a size of whole blocks"):
         jax_views._runs(jax.ShapeDtypeStruct((2**32 + 1,), jnp.uint8), odd.layer_view(0))  # type: ignore[arg-type]
 
 
