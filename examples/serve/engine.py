@@ -1,6 +1,6 @@
 """Serves a checkpoint with HKV's cache: first come, first served, in chunks, preempting the last to come.
 
-Everything between two tokens is one jitted function: scheduling, blocks, the forward pass over the pages, and sampling.
+A turn is one jitted function: scheduling, blocks, and the forward pass over the pages, drafts included.
 """
 
 # jax.numpy types some of its own arguments as unknown.
@@ -12,17 +12,22 @@ import collections
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 import hkv
+from examples.serve.cached import Cached
 from examples.serve.checkpoint import Weights, read_config, read_weights
 from examples.serve.families import FORWARD
 from hkv import serving
+
+HEADS = "heads"
+"""The mesh axis whose devices have a share of the heads in their pools."""
 
 
 @dataclasses.dataclass
@@ -30,16 +35,20 @@ class Request:
     """A prompt and what became of it.
 
     Attributes:
-      tokens: the prompt; with what was generated, once it is done.
+      tokens: the prompt, and what was generated.
       new: tokens to generate.
       hits: tokens found in the cache each time it arrived: once, and once more after every preemption.
-      logits: of every token that was computed for it, by its position.
+      logits: of every token that was computed for it, by its position; not of drafts that did not stay.
+      accepted: drafts that stayed.
+      rejected: drafts that did not.
     """
 
     tokens: list[int]
     new: int
     hits: list[int] = dataclasses.field(default_factory=list)
     logits: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
+    accepted: int = 0
+    rejected: int = 0
 
 
 class Engine:
@@ -47,11 +56,15 @@ class Engine:
 
     Args:
       folder: the checkpoint.
-      memory: bytes of the cache.
+      memory: bytes of the cache on each device.
       rows: requests at the same time.
       budget: tokens of a step.
       longest: tokens of the longest request.
-      block_size: tokens of a block.
+      block_size: tokens of a block; recurrent layers may ask for larger ones.
+      layout: physical order of the pages; None for the first that can express the model.
+      devices: devices that share the heads of the cache.
+      draft: proposes tokens after those of a request, for the model to accept or not; None for no drafts.
+      limit: says before each step how many tokens of a row it may compute at most; None for as many as fit.
     """
 
     def __init__(
@@ -63,16 +76,25 @@ class Engine:
         budget: int = 16,
         longest: int = 128,
         block_size: int = 16,
+        layout: str | None = None,
+        devices: int = 1,
+        draft: Callable[[list[int]], list[int]] | None = None,
+        limit: Callable[[], int] | None = None,
     ) -> None:
         self.config, self.weights = read_config(folder), read_weights(folder)
-        model = hkv.read_model(folder, dtype="float32", block_size=block_size)
-        self.plan = hkv.plan(model, memory, max_model_len=longest, max_in_flight_tokens=budget)
+        model = hkv.read_model(
+            folder, dtype="float32", block_size=block_size, tensor_parallel=devices, gdn_prefill="triton"
+        )
+        self.plan = hkv.plan(model, memory, layout=layout, max_model_len=longest, max_in_flight_tokens=budget)
         self.served = serving.from_plan(self.plan, rows=rows)
-        self.history = jnp.zeros((rows, longest), jnp.int32)
+        self.history = np.zeros((rows, longest), np.int32)
         self.known, self.arrived = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         self.running: dict[int, Request] = {}
-        self.preempted, self._clock = 0, 0
-        self._turn = jax.jit(functools.partial(_turn, self.config, budget), donate_argnums=(1, 2))
+        self.preempted, self._clock, self._draft, self._limit = 0, 0, draft, limit
+        turn = functools.partial(_turn, self.config, budget, HEADS if devices > 1 else None)
+        if devices > 1:
+            turn = self._shared(turn, devices)
+        self._turn = jax.jit(turn, donate_argnums=1)
 
     def serve(self, requests: Sequence[Request]) -> None:
         """Serves all requests to their ends."""
@@ -84,7 +106,7 @@ class Engine:
             for row in free if not (held_back and self.running) else ():
                 if waiting:
                     self._arrive(row, waiting.popleft())
-            refused = self._step()
+            refused = self._step(targets)
             if refused >= 0:
                 if len(self.running) == 1:
                     raise ValueError("the cache has no room for one request alone")
@@ -97,35 +119,50 @@ class Engine:
 
     def _arrive(self, row: int, request: Request) -> None:
         """A request takes an empty row, with the longest prefix that the cache has."""
-        text = np.zeros((1, self.history.shape[1]), np.int32)
-        text[0, : len(request.tokens)] = request.tokens
+        count = len(request.tokens)
+        self.history[row, :count] = request.tokens
         self.served, found = serving.arrive(
-            self.served, jnp.array([row]), jnp.asarray(text), jnp.array([len(request.tokens)])
+            self.served, jnp.array([row]), jnp.asarray(self.history[row : row + 1]), jnp.array([count])
         )
         request.hits.append(int(found.hits[0]))
-        self.history = self.history.at[row].set(text[0])
         self._clock += 1
-        self.known[row], self.arrived[row] = len(request.tokens), self._clock
+        self.known[row], self.arrived[row] = count, self._clock
         self.running[row] = request
 
-    def _step(self) -> int:
+    def _step(self, targets: dict[int, int]) -> int:
         """One step; the row that has to be preempted, -1 for none."""
-        self.served, self.history, found = self._turn(
-            self.weights, self.served, self.history, jnp.asarray(self.known), jnp.asarray(self.arrived)
-        )
-        rows, starts, positions, logits, said = (
-            np.asarray(found[name]) for name in ("rows", "starts", "positions", "logits", "said")
+        ends, draft = self.known.copy(), self._draft
+        for row, request in self.running.items():
+            most = targets[id(request)] - len(request.tokens) - 1
+            drafts = draft(request.tokens)[:most] if draft else []
+            ends[row] += len(drafts)
+            self.history[row, self.known[row] : ends[row]] = drafts
+        if self._limit:
+            ends = np.minimum(ends, np.asarray(self.served.cache.computed) + self._limit())
+        asked = (jnp.asarray(array) for array in (self.history, self.known, ends, self.arrived))
+        self.served, found = self._turn(self.weights, self.served, *asked)
+        rows, starts, positions, logits = (
+            np.asarray(found[name]) for name in ("rows", "starts", "positions", "logits")
         )
         for query, row in enumerate(rows.tolist()):
-            if row < 0:
-                continue
-            request = self.running[row]
-            for place in range(starts[query], starts[query + 1]):
-                request.logits[int(positions[place])] = logits[place]
-            if positions[starts[query + 1] - 1] + 1 == self.known[row]:
-                request.tokens.append(int(said[query]))
-                self.known[row] += 1
+            if row >= 0:
+                places = range(starts[query], starts[query + 1])
+                self._take(row, {int(positions[place]): logits[place] for place in places})
         return int(found["victim"])
+
+    def _take(self, row: int, logits: dict[int, np.ndarray]) -> None:
+        """Takes the logits of a row's tokens, and of drafts as long as the model would have said the same, greedily."""
+        request, known = self.running[row], int(self.known[row])
+        for position, found in logits.items():
+            if position >= known and self.history[row, position] != request.tokens[-1]:
+                request.rejected += len(logits) - list(logits).index(position)
+                break
+            request.accepted += position >= known
+            request.logits[position] = found
+            if position >= known - 1:
+                request.tokens.append(int(np.argmax(found)))
+        self.known[row] = len(request.tokens)
+        self.history[row, known : self.known[row]] = request.tokens[known:]
 
     def _leave(self, row: int) -> Request:
         """A request is done, or has to wait again: it gives back its blocks, whose prefixes can still be found."""
@@ -133,32 +170,36 @@ class Engine:
         self.known[row] = 0
         return self.running.pop(row)
 
+    def _shared(self, turn: Callable[..., Any], devices: int) -> Callable[..., Any]:
+        """The turn on devices that have a pool each, of their heads, and all else alike."""
+        mesh = jax.make_mesh((devices,), (HEADS,))
+        pool = np.zeros(devices * len(self.served.pool), np.uint32)
+        pool = jax.device_put(pool, NamedSharding(mesh, PartitionSpec(HEADS)))
+        self.served = dataclasses.replace(self.served, pool=pool)
+        whole = PartitionSpec()
+        split = dataclasses.replace(jax.tree.map(lambda _: whole, self.served), pool=PartitionSpec(HEADS))
+        return jax.shard_map(turn, mesh=mesh, in_specs=(whole, split, *[whole] * 4), out_specs=(split, whole))
+
 
 def _turn(
     config: dict[str, Any],
     budget: int,
+    axis: str | None,
     arrays: dict[str, jax.Array],
     served: serving.Serving,
     history: jax.Array,
     known: jax.Array,
+    ends: jax.Array,
     arrived: jax.Array,
-) -> tuple[serving.Serving, jax.Array, dict[str, jax.Array]]:
-    """One step of all rows: what they say next, greedily, goes into their history."""
-    plan = serving.schedule(served, history, known, arrived, budget=budget)
-    served, turn = serving.step(served, plan.tokens, plan.cu_q_lens, plan.rows)
-
-    def attend(layer: int, query: jax.Array, key: jax.Array, value: jax.Array, **settings: Any) -> jax.Array:
-        nonlocal served
-        name = f"layers.{layer}"
-        served = serving.write(served, name, turn, {"key": key, "value": value})
-        return serving.attend(served, name, turn, query, **settings)
-
+) -> tuple[serving.Serving, dict[str, jax.Array]]:
+    """One step of all rows up to `ends` at most, where drafts follow what is known: the logits of its tokens."""
+    plan = serving.schedule(served, history, ends, arrived, budget=budget)
+    row = jnp.maximum(plan.rows, 0)
+    drafts = jnp.where(plan.rows >= 0, jnp.maximum(served.cache.computed[row] + plan.counts - known[row], 0), 0)
+    served, turn = serving.step(served, plan.tokens, plan.cu_q_lens, plan.rows, drafts)
+    cached = Cached(served, turn, drafts, axis)
     forward = FORWARD[config["model_type"]]
-    logits = forward(config, Weights(arrays), plan.tokens, jnp.maximum(turn.positions, 0), attend)
-    last = jnp.maximum(plan.cu_q_lens[1:] - 1, 0)
-    said = jnp.argmax(logits[last], axis=1).astype(jnp.int32)
+    logits = forward(config, Weights(arrays), plan.tokens, jnp.maximum(turn.positions, 0), cached)
     rows = jnp.where(turn.served, plan.rows, -1)
-    at = jnp.where(turn.served & (turn.positions[last] + 1 == known[rows]), rows, history.shape[0])
-    history = history.at[at, known[jnp.maximum(rows, 0)]].set(said, mode="drop")
-    found = {"rows": rows, "starts": plan.cu_q_lens, "positions": turn.positions, "logits": logits, "said": said}
-    return served, history, {**found, "victim": serving.victim(served, plan, turn, arrived)}
+    found = {"rows": rows, "starts": plan.cu_q_lens, "positions": turn.positions, "logits": logits}
+    return cached.served, {**found, "victim": serving.victim(served, plan, turn, arrived)}

@@ -1,9 +1,9 @@
-"""Parts that the families share: norms, rotary positions, linear maps. All in float32."""
+"""Parts that the families share: norms, linear maps, rotary positions. All in float32."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,38 +24,56 @@ def linear(x: jax.Array, weights: Mapping[str, jax.Array], name: str) -> jax.Arr
     return found + weights[bias] if bias in weights else found
 
 
+def gated_mlp(
+    weights: Mapping[str, jax.Array], x: jax.Array, gate: Callable[..., jax.Array] = jax.nn.silu
+) -> jax.Array:
+    """`down_proj(gate(gate_proj(x)) * up_proj(x))`."""
+    return linear(gate(linear(x, weights, "gate_proj")) * linear(x, weights, "up_proj"), weights, "down_proj")
+
+
 class Rotary(NamedTuple):
-    """Rotary positions: an angle a token for each pair of elements, and a factor of sine and cosine."""
+    """Rotary positions of a step's tokens: cosine and sine `[tokens, 1, pairs]`, a factor among them."""
 
-    frequencies: jax.Array
-    factor: float
+    cosine: jax.Array
+    sine: jax.Array
 
-    def turn(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-        """Heads `[tokens, heads, elements]`, whose first half turns against the second."""
-        angles = positions[:, None].astype(jnp.float32) * self.frequencies
-        cos, sin = (f(angles)[:, None] * self.factor for f in (jnp.cos, jnp.sin))
-        first, second = jnp.split(x, 2, axis=-1)
-        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Turns heads `[tokens, heads, elements]`: a first half against a second, elements behind them stay."""
+        first, second, rest = jnp.split(x, [self.cosine.shape[-1], 2 * self.cosine.shape[-1]], axis=-1)
+        turned = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine, rest)
+        return jnp.concatenate(turned, axis=-1)
 
 
-def rotary(parameters: Mapping[str, Any], size: int) -> Rotary:
-    """The rotary positions of a config's `rope_parameters`.
+def halves(x: jax.Array) -> jax.Array:
+    """Elements whose neighbours are pairs, as halves that are pairs."""
+    return jnp.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
+
+
+def rotary(parameters: Mapping[str, Any], size: int, positions: jax.Array) -> Rotary:
+    """Rotary positions by a config's `rope_parameters`, of heads of `size` elements.
 
     Raises:
       ValueError: a `rope_type` that is not known here.
     """
     base, kind = float(parameters["rope_theta"]), parameters.get("rope_type", "default")
-    plain = base ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
-    if kind == "default":
-        return Rotary(plain, 1.0)
-    factor = float(parameters["factor"])
+    size = int(size * parameters.get("partial_rotary_factor", 1))
+    frequencies, factor = base ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size), 1.0
     if kind == "linear":
-        return Rotary(plain / factor, 1.0)
-    if kind == "llama3":
-        return Rotary(_llama3(plain, parameters, factor), 1.0)
-    if kind == "yarn":
-        return Rotary(_yarn(plain, parameters, factor, base, size), 0.1 * math.log(factor) + 1)
-    raise ValueError(f"rope_type = {kind!r}: expected default, linear, llama3 or yarn")
+        frequencies = frequencies / float(parameters["factor"])
+    elif kind == "llama3":
+        frequencies = _llama3(frequencies, parameters, float(parameters["factor"]))
+    elif kind == "yarn":
+        frequencies = _yarn(frequencies, parameters, float(parameters["factor"]), base, size)
+        factor = yarn_scale(parameters, "mscale") / yarn_scale(parameters, "mscale_all_dim", 0)
+    elif kind != "default":
+        raise ValueError(f"rope_type = {kind!r}: expected default, linear, llama3 or yarn")
+    angles = positions[:, None, None].astype(jnp.float32) * frequencies
+    return Rotary(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
+
+
+def yarn_scale(parameters: Mapping[str, Any], name: str, default: float = 1) -> float:
+    """Yarn's factor of queries and keys, times the parameter of that name."""
+    return 0.1 * parameters.get(name, default) * math.log(float(parameters["factor"])) + 1
 
 
 def _llama3(plain: jax.Array, parameters: Mapping[str, Any], factor: float) -> jax.Array:

@@ -16,80 +16,7 @@ from typing import Any
 
 import numpy as np
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 97,
-        "hidden_size": 48,
-        "intermediate_size": 56,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "max_position_embeddings": 512,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    },
-    "gemma3": {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "vocab_size": 89,
-        "hidden_size": 40,
-        "intermediate_size": 72,
-        "num_hidden_layers": 7,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "query_pre_attn_scalar": 24,
-        "sliding_window": 12,
-        "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 512,
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
-        },
-    },
-    "gpt_oss": {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "vocab_size": 83,
-        "hidden_size": 32,
-        "intermediate_size": 24,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "num_local_experts": 5,
-        "num_experts_per_tok": 2,
-        "sliding_window": 10,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "swiglu_limit": 7.0,
-        "attention_bias": True,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "max_position_embeddings": 512,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 150000.0,
-            "factor": 4.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 128,
-        },
-    },
-}
+from examples.serve.configs import CONFIGS
 
 PROMPTS, PROMPT, NEW = 4, 37, 20
 """Prompts of each model, tokens of the longest, and tokens that are generated."""
@@ -120,7 +47,9 @@ def record(folder: pathlib.Path, config: dict[str, Any]) -> None:
     read = transformers.AutoConfig.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_config(read, attn_implementation="eager", dtype=torch.float32).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        # A buffer of the checkpoint is DeepSeek's bias of scores.
+        biases = [each for each in model.named_buffers() if each[0].endswith("bias")]
+        for name, parameter in [*model.named_parameters(), *biases]:
             source = np.random.default_rng(zlib.crc32(name.encode()))
             spread = 0.3 if parameter.ndim > 1 else 0.5
             parameter.copy_(torch.from_numpy(source.normal(0, spread, tuple(parameter.shape)).astype(np.float32)))

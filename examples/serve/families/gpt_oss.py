@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from examples.serve.cached import Cached
 from examples.serve.checkpoint import Weights
-from examples.serve.families.llama import Attend, head, heads
+from examples.serve.families.decoder import attention, decoder, embed
+from examples.serve.families.experts import best, shares
 from examples.serve.layers import EXACT, linear, rms_norm, rotary
 
 ALPHA = 1.702
 
 
-def forward(config: dict[str, Any], weights: Weights, tokens: jax.Array, positions: jax.Array, attend: Attend) -> Any:
+def forward(config: dict[str, Any], weights: Weights, tokens: jax.Array, positions: jax.Array, cached: Cached) -> Any:
     """Logits of every token, as `examples.serve.families.llama.forward` gives them."""
-    model, epsilon = weights.below("model."), config["rms_norm_eps"]
-    turn = rotary(config["rope_parameters"], config["head_dim"]).turn
-    x = model["embed_tokens.weight"][tokens]
-    for layer in range(config["num_hidden_layers"]):
-        own = model.below(f"layers.{layer}.")
-        y = rms_norm(x, own["input_layernorm.weight"], epsilon)
-        query, key, value = heads(config, own.below("self_attn."), y)
-        sinks = own["self_attn.sinks"]
-        found = attend(layer, turn(query, positions), turn(key, positions), value, sinks=sinks)
-        x = x + linear(found.reshape(len(tokens), -1), own, "self_attn.o_proj")
-        y = rms_norm(x, own["post_attention_layernorm.weight"], epsilon)
-        x = x + _experts(config, own.below("mlp."), y)
-    return head(config, weights, rms_norm(x, model["norm.weight"], epsilon))
+    turn = rotary(config["rope_parameters"], config["head_dim"], positions)
+
+    def mixer(layer: int, own: Weights, x: jax.Array) -> jax.Array:
+        own = own.below("self_attn.")
+        return attention(config, own, x, cached, layer, turn, sinks=own["sinks"])
+
+    def feed_forward(layer: int, own: Weights, x: jax.Array) -> jax.Array:
+        return _experts(config, own.below("mlp."), x)
+
+    norm = functools.partial(rms_norm, epsilon=config["rms_norm_eps"])
+    return decoder(config, weights, embed(weights, tokens), mixer, feed_forward, norm)
 
 
 def _experts(config: dict[str, Any], weights: Weights, x: jax.Array) -> jax.Array:
-    """The best experts of each token, weighted; every expert computes every token, as this is an example."""
-    scores, chosen = jax.lax.top_k(linear(x, weights, "router"), config["num_experts_per_tok"])
-    shares = jax.nn.softmax(scores, axis=-1)
-    share = jnp.zeros((x.shape[0], config["num_local_experts"])).at[jnp.arange(x.shape[0])[:, None], chosen].set(shares)
+    scores, chosen = best(linear(x, weights, "router"), config["num_experts_per_tok"])
+    share = shares(chosen, jax.nn.softmax(scores, axis=-1), config["num_local_experts"])
     both = jnp.einsum("td,edf->tef", x, weights["experts.gate_up_proj"], precision=EXACT)
     both = both + weights["experts.gate_up_proj_bias"]
     gate, up = both[..., ::2], both[..., 1::2]

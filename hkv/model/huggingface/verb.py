@@ -8,7 +8,7 @@ from typing import Any
 
 from hkv.model.huggingface.fields import load_config
 from hkv.model.huggingface.model import Model
-from hkv.model.huggingface.options import ReadOptions
+from hkv.model.huggingface.options import GDN_PREFILLS, ReadOptions
 from hkv.model.huggingface.reading import read_model as read_config
 
 
@@ -22,6 +22,7 @@ def read_model(
     kv_dtype: str = "auto",
     state_dtype: str | None = None,
     speculative_tokens: int = 0,
+    gdn_prefill: str = GDN_PREFILLS[0],
     draft: bool = False,
 ) -> Model:
     """Reads from a model's config what each of its layers caches on one tensor-parallel rank.
@@ -35,6 +36,7 @@ def read_model(
       kv_dtype: element type or packing of the cache; `auto` stores what the model computes with.
       state_dtype: element type of recurrent states; None for the model's.
       speculative_tokens: draft tokens verified in one step.
+      gdn_prefill: kernel for prompts of gated delta nets, one of `GDN_PREFILLS`; `triton` keeps no state inside chunks.
       draft: whether the layers belong to a draft module.
 
     Raises:
@@ -51,6 +53,7 @@ def read_model(
         kv_dtype=kv_dtype,
         state_dtype=state_dtype,
         speculative_tokens=speculative_tokens,
+        gdn_prefill=gdn_prefill,
         draft=draft,
     )
     return read_config(fields, options)
