@@ -1,4 +1,4 @@
-"""Python environments with the packages that HKV is held against: PyTorch and Triton, vLLM 0.33.0, LMCache 0.5.6.
+"""Python environments with the packages that HKV is held against: PyTorch and Triton, vLLM, LMCache and tokamax.
 
 Each runs on a machine without a GPU. vLLM's KV-cache core (`vllm.v1.core`, `vllm.v1.kv_cache_interface`,
 `vllm.v1.request`) needs none of its kernels, so the published wheel serves, beside an older torch than it asks for.
@@ -43,6 +43,8 @@ class Peer:
       build: environment variables of that installation.
       variables: environment variables of every process that imports the package.
       trial: a program that fails unless the environment works.
+      python: command of the Python that it is made with; empty for this one.
+      torch: whether it has PyTorch.
     """
 
     name: str
@@ -53,16 +55,20 @@ class Peer:
     package: tuple[str, ...] = ()
     build: Mapping[str, str] = dataclasses.field(default_factory=dict)
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    python: str = ""
+    torch: bool = True
 
     def installs(self, torch_options: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
         """Arguments of each `pip install`, in order; the second keeps torch as the first chose it."""
-        around = (*own_requirements(("test", *self.extras)), *self.requirements, TORCH)
+        around = (*own_requirements(("test", *self.extras)), *self.requirements)
+        if not self.torch:
+            return (around,)
         package = [("--no-deps", *self.package)] if self.package else []
-        return ((*torch_options, TORCH), around, *package)
+        return ((*torch_options, TORCH), (*around, TORCH), *package)
 
     def key(self, torch_options: Sequence[str] = ()) -> str:
         """A hash of all that decides what the environment holds."""
-        asked = [sys.version, self.installs(torch_options), sorted(self.build.items())]
+        asked = [self.python or sys.version, self.installs(torch_options), sorted(self.build.items())]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
@@ -125,6 +131,15 @@ _ALL = (
         trial="from hkv.oracle.engines import installed_lmcache as lmcache; "
         "print('LMCache found', lmcache.longest_prefix([({0, 1}, -1)], 3))",
     ),
+    Peer(
+        "tokamax",
+        markers=("tokamax",),
+        requirements=listed("tokamax"),
+        python="python3.12",
+        torch=False,
+        trial="import importlib.metadata as m; from tokamax._src.ops.batched_rpa import api; "
+        "print('tokamax', m.version('tokamax'), 'JAX', m.version('jax'))",
+    ),
 )
 PEERS: dict[str, Peer] = {peer.name: peer for peer in _ALL}
 
@@ -165,7 +180,7 @@ def make(
     if not is_complete(peer, folder, torch_options):
         _clear(folder)
         try:
-            venv.create(folder, with_pip=True)
+            _create(peer, folder)
         except (OSError, subprocess.CalledProcessError) as error:
             raise PeerError(f"folder = {str(folder)!r}: expected a place for an environment ({error})") from error
         for arguments in peer.installs(torch_options):
@@ -179,6 +194,13 @@ def make(
     else:
         _add_checkout(python)  # the one that made it may have been another
     return python
+
+
+def _create(peer: Peer, folder: pathlib.Path) -> None:
+    if peer.python:
+        subprocess.run([peer.python, "-m", "venv", str(folder)], check=True)
+    else:
+        venv.create(folder, with_pip=True)
 
 
 def _clear(folder: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ and `restore` keep it all in a file. All but those two, and the first two, are p
 (`docs/serving.md`).
 """
 
+from hkv.serving.engine_metadata import Ragged, carry_states, kernel_pages, ragged, sglang_jax, tpu_inference
 from hkv.serving.files import restore, save
 from hkv.serving.pages import LayerPages
 from hkv.serving.scheduler import Plan, schedule, victim
@@ -27,19 +28,25 @@ from hkv.serving.serving import (
 __all__ = [
     "LayerPages",
     "Plan",
+    "Ragged",
     "Serving",
     "Turn",
     "arrive",
     "attend",
+    "carry_states",
     "finish",
     "from_config",
     "from_plan",
     "gather",
+    "kernel_pages",
+    "ragged",
     "read_state",
     "restore",
     "save",
     "schedule",
+    "sglang_jax",
     "step",
+    "tpu_inference",
     "victim",
     "write",
     "write_state",
