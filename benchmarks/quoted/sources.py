@@ -21,23 +21,12 @@ EXPLORED = {
     "evict": rf"^{NUMBER}% evict",
     "refuse": rf"{NUMBER}% refuse$",
 }
-SWEPT = {
-    "configurations": rf"^{NUMBER} configurations",
-    "logits": rf"; {NUMBER} logits compared",
-    "failed": rf"logits compared; {NUMBER} failed",
-    "ulps": rf"difference, xla sums: {NUMBER} ulps",
-}
 STEPPED = {
     "many": rf"many steps a dispatch.* {NUMBER} x │",
     "one": rf"one dispatch a step.* {NUMBER} x │",
     "many_ms": rf"many steps a dispatch *│ +{NUMBER} ",
     "one_ms": rf"one dispatch a step *│ +{NUMBER} ",
     "vllm_ms": rf"hashing and manager *│ +{NUMBER} ",
-}
-DECODED = {
-    "ratio": rf"cache in jit.* {NUMBER} x │",
-    "inside_ms": rf"cache in jit *│ +{NUMBER} ",
-    "outside_ms": rf"cache on the host *│ +{NUMBER} ",
 }
 COMPILED = {
     f"{name}_{part}": rf"{row} *│ {'[^│]+│ ' * column}+{NUMBER} "
@@ -47,21 +36,6 @@ COMPILED = {
         ("schedule", "the schedule of hkv replay"),
     )
     for column, part in enumerate(("trace", "compile", "least"))
-}
-KINDS = {
-    "full": "full attention",
-    "window": "sliding window",
-    "chunked": "chunked local",
-    "latent": r"latent \(MLA\)",
-    "delta": "gated delta",
-}
-SERVED = {
-    "hits": rf"^found in the cache: {NUMBER}%",
-    "kib": rf"^memory: {NUMBER} KiB",
-    "all_full": rf"in every layer {NUMBER} KiB",
-    "ulps": rf"without a cache: {NUMBER} units",
-    **{f"{name}_hits": rf"^ +{kind} .* alone +{NUMBER}%" for name, kind in KINDS.items()},
-    **{f"{name}_kib": rf"^ +{kind} .*% +{NUMBER} KiB" for name, kind in KINDS.items()},
 }
 PAIRS = {
     "fewer": "tensor 4 -> tensor 2 ",
@@ -124,8 +98,6 @@ COMMANDS = (
     Source("plant", "hkv explore --plant window-one-short", {"output": r"\A([\s\S]*)\Z"}, status=1, apart=True),
     Source("mutants", "python -m tests.mutants --json -", {}, Cost.MINUTES),
     Source("late copy", "python -m tests.mutants --only hit-inside-a-block-of-this-step --json -"),
-    Source("decoder", "python examples/hybrid_decoder --verify", SERVED),
-    Source("sweep", "python -m examples.hybrid_decoder.sweep", SWEPT, Cost.MINUTES),
     Source("resharding", "python benchmarks/resharding.py --repeats 1", RESHARDED),
     Source("trace jax", f"{REPLAY} {THREE} --num-blocks 200000 --retention dense", {}, Cost.MINUTES),
     Source("trace numpy", f"{REPLAY} {THREE} --num-blocks 200000 --retention dense --engine numpy", {}, Cost.MINUTES),
@@ -173,7 +145,6 @@ TIMED = tuple(
         ("speed dialects whole states", f"{DIALECTS} {WHOLE} --groups full:64,mamba:64", {}),
         ("speed scaling", "python benchmarks/replay.py --json - --mode scaling", {}),
         ("speed steps", "python benchmarks/step.py --vllm-python VLLM/bin/python", STEPPED),
-        ("speed decoder", "python benchmarks/decoder.py", DECODED),
         ("speed compilation", "python benchmarks/compilation.py --repeats 3", COMPILED),
         ("speed resharding", "python benchmarks/resharding.py --repeats 25", MOVED),
         (

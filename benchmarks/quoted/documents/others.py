@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.quoted.claim import AnyClaim, Claim, Output, Spread
+from benchmarks.quoted.claim import AnyClaim, Claim, Output
 
-EXPLORE, DECODER, SHARDING = "docs/explore.md", "docs/decoder.md", "docs/sharding.md"
-
-
-def _served(row: str, name: str) -> Claim:
-    """A row of the decoder's table of memory."""
-    return Claim(
-        DECODER,
-        f"| {row} | {{hits}} % | {{kib}} KiB |",
-        ("decoder",),
-        lambda made: {"hits": made[f"{name}_hits"], "kib": made[f"{name}_kib"]},
-    )
+EXPLORE, SHARDING = "docs/explore.md", "docs/sharding.md"
 
 
 def _resharded(row: str, name: str, forwarded: bool = False) -> Claim:
@@ -93,38 +83,6 @@ CLAIMS: tuple[AnyClaim, ...] = (
         "has the {fields} fields of RTP-LLM's `CacheGroupPolicy`",
         ("declarations",),
         lambda made: {"fields": made["policy_fields"]},
-    ),
-    _served("full attention | 1", "full"),
-    _served("sliding window, 8 tokens | 2", "window"),
-    _served("chunked local, 8 tokens | 2", "chunked"),
-    _served("latent (MLA) | 1", "latent"),
-    _served("gated delta | 2", "delta"),
-    Claim(
-        DECODER,
-        "| together | 8 | {hits} % | {kib} KiB |",
-        ("decoder",),
-        lambda made: {"hits": made["hits"], "kib": made["kib"]},
-    ),
-    Claim(
-        DECODER,
-        "| full attention in every layer | 8 | | {kib} KiB |",
-        ("decoder",),
-        lambda made: {"kib": made["all_full"]},
-    ),
-    Claim(
-        DECODER,
-        "they differ by at most {most} units in the last place of the largest logit",
-        ("decoder",),
-        lambda made: {"ulps": made["ulps"]},
-        {"ulps": Spread("most", "most", 4)},
-    ),
-    Claim(
-        DECODER,
-        "Run whole, {configurations} configurations in 13 minutes on one core: of {logits} logits none failed; "
-        "exact sums differ by nothing, XLA's by at most {most} units in the last place",
-        ("sweep",),
-        lambda made: {"configurations": made["configurations"], "logits": made["logits"], "ulps": made["ulps"]},
-        {"ulps": Spread("most", "most", 4)},
     ),
     _resharded("tensor 4 to tensor 2 | 8", "fewer"),
     _resharded("tensor 2 to tensor 4 | 8", "more"),

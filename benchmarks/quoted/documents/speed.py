@@ -156,8 +156,6 @@ CLAIMS = (
     _times("docs/step.md", "64 steps a dispatch | {ms} |", "speed steps", {"ms": "many_ms"}),
     _times("docs/step.md", "statuses read each time | {ms} |", "speed steps", {"ms": "one_ms"}),
     _times("docs/step.md", "hashing and manager | {ms} |", "speed steps", {"ms": "vllm_ms"}),
-    _times("docs/decoder.md", "| cache in `jit` | {ms} |", "speed decoder", {"ms": "inside_ms"}),
-    _times("docs/decoder.md", "| NumPy manager on the host | {ms} |", "speed decoder", {"ms": "outside_ms"}),
     _compiled("`hkv.dialects.vllm.machine.run`, every operation", "run"),
     _compiled("the same, reporting block ids and events", "reporting"),
     _compiled("the schedule of `hkv replay`", "schedule"),
@@ -171,12 +169,5 @@ CLAIMS = (
         "That took {seconds} s on two cores",
         "speed explore",
         {"seconds": "seconds"},
-    ),
-    Claim(
-        "docs/decoder.md",
-        "(the middle of three runs, which gave {most}, {middle} and {least} times)",
-        ("speed decoder",),
-        lambda made: {"ratio": made["ratio"], "again": made["ratio"]},
-        {"ratio": Spread("least", "most"), "again": Spread("middle", "middle", 2)},
     ),
 )
