@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import hkv
 from examples.serve.cached import Cached
@@ -172,7 +172,7 @@ class Engine:
 
     def _shared(self, turn: Callable[..., Any], devices: int) -> Callable[..., Any]:
         """The turn on devices that have a pool each, of their heads, and all else alike."""
-        mesh = jax.make_mesh((devices,), (HEADS,))
+        mesh = jax.make_mesh((devices,), (HEADS,), axis_types=(AxisType.Auto,))
         pool = np.zeros(devices * len(self.served.pool), np.uint32)
         pool = jax.device_put(pool, NamedSharding(mesh, PartitionSpec(HEADS)))
         self.served = dataclasses.replace(self.served, pool=pool)

@@ -133,6 +133,8 @@ def attention(
     content = (query.astype(jnp.float32) * factor).reshape(tokens, heads, shared, size)
     queries = _placed(content, starts, lengths)
     start = _begin(sinks, tokens, heads, shared, values)
+    read = (buffer, query, table, starts, lengths, key_scale, value_scale, 0 if sinks is None else sinks)
+    start = jax.tree.map(lambda part: part + _zero(*read), start)
     columns = _Columns.of(mask, starts, lengths, layout.states_per_block, table.shape[1])
 
     def one(step: jax.Array, running: _Running) -> _Running:
@@ -189,6 +191,12 @@ def _begin(sinks: jax.Array | None, tokens: int, heads: int, shared: int, values
         largest = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(heads, shared), shape)
         total = jnp.ones(shape, jnp.float32)
     return _Running(largest, total, jnp.zeros((*shape, values), jnp.float32))
+
+
+def _zero(*read: jax.Array | float) -> jax.Array:
+    """0, varying over all mesh axes that any value varies over, as a loop's carry has to inside `jax.shard_map`."""
+    firsts = (jnp.asarray(value).reshape(-1)[:1] for value in read)
+    return sum((jnp.zeros_like(first, jnp.float32).sum() for first in firsts), start=jnp.float32(0))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,6 +118,21 @@ def test_shard_map(code):
     assert cases.bits(found[0]) == cases.bits(one_by_one(written("xla"), pools(), BLOCKS, tokens())[0])
 
 
+@pytest.mark.parametrize("split", ["pool", "query"])
+def test_attention_in_shard_map(split):
+    """Where the pool alone varies over the mesh, or the query and a score of no value alone."""
+    mesh = jax.make_mesh((1,), ("ranks",), axis_types=(AxisType.Auto,))
+    pool, (query, sinks) = jnp.zeros((1, LAYOUT.end // 4), jnp.uint32), (jnp.ones((1, 3, 2, 32)), jnp.zeros((1, 2)))
+    table, starts, lengths = jnp.array([[1, 2]]), jnp.array([0, 3]), jnp.array([4])
+
+    def local(pool, query, sinks):
+        return paged.attention(pool[0], LAYOUT, 1, query[0], table, starts, lengths, sinks=sinks[0])[None]
+
+    specs = (P("ranks"), P(), P()) if split == "pool" else (P(), P("ranks"), P("ranks"))
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P("ranks"))
+    assert not np.asarray(jax.jit(mapped)(pool, query, sinks)).any()
+
+
 @pytest.mark.parametrize(
     "dtype", [np.uint8, np.int8, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float32]
 )

@@ -105,7 +105,7 @@ def test_tokamax_writes_and_attends_as_hkv_does(layer):
     from tokamax._src.ops.batched_rpa import api
 
     made, asked = served(), turn()
-    key, value, wanted = written(made, asked, layer)
+    key, value, wanted = written(served(), asked, layer)  # of its own, whose pool it takes
     query = jnp.asarray(np.random.default_rng(3).uniform(-1, 1, (12, 2 * HEADS, SIZE)).astype(np.float32))
     found = serving.ragged(made, asked, layer)
     theirs, pages = api.batched_ragged_paged_attention(
