@@ -237,7 +237,7 @@ ROWS = [
         f"--engines numpy,{NUMPY};--seeds 2;--first-seed 3;--feature eagle;--kinds mamba;"
         "--max-groups 1;--version 2;--steps 3;"
         "--ids isomorphic;--bugs window-one-never-hits;--json -;--dialect rtp-llm/hybrid",
-        "--timeout 5",
+        "--timeout 5;--ray 127.0.0.1:1",
     ),
     *_rows(
         DIFF_RTP,
