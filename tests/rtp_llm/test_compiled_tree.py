@@ -80,3 +80,15 @@ def test_the_traffic_meets_every_way_to_evict() -> None:
     for seed in range(8):
         seen += both(random.Random(seed), 150)
     assert set(seen) >= {"found", "missed", "evicted", "a longer chain", "for a group", "alone", "none"}, seen
+
+
+def test_leaves_that_come_in_a_pass_wait_for_the_next() -> None:
+    """Key 2 leaves as a virtual block's and takes its other name along: key 1 is a leaf then, and older than key 9."""
+    plain, compiled = Cache(), CompiledCache()
+    for cache in (plain, compiled):
+        cache.put(2, 1, namespace=GPU_LOGICAL)
+        cache.put(2, namespace=GPU_CP_CANONICAL)
+        cache.put(1, namespace=GPU_LOGICAL)
+        cache.put(9, namespace=GPU_LOGICAL)
+    assert evict_and_free_for_group(plain.shared, 0, 2) == compiled.evict_group(0, 2) == 2
+    assert list(plain.shared.items) == [key for key, *_ in compiled.items()] == [1]
