@@ -120,7 +120,7 @@ def test_shard_map(code):
 
 @pytest.mark.parametrize("split", ["pool", "query"])
 def test_attention_in_shard_map(split):
-    """Where the pool alone varies over the mesh, or the query and a score of no value alone."""
+    """The pool alone varies over the mesh, or the query and a score of no value alone."""
     mesh = jax.make_mesh((1,), ("ranks",), axis_types=(AxisType.Auto,))
     pool, (query, sinks) = jnp.zeros((1, LAYOUT.end // 4), jnp.uint32), (jnp.ones((1, 3, 2, 32)), jnp.zeros((1, 2)))
     table, starts, lengths = jnp.array([[1, 2]]), jnp.array([0, 3]), jnp.array([4])
