@@ -9,6 +9,7 @@ import hkv.cli
 from hkv.cli import cli
 from hkv.cli import replay as replay_command
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.errors import ConfigError
 
 GOOD = {"timestamp": 0, "input_length": 600, "output_length": 8, "hash_ids": [0, 1]}
 MODEL = "tests/data/models/llama.json"
@@ -140,16 +141,19 @@ def test_an_engine_that_cannot_tell_why_says_so(monkeypatch, capsys, trace):
     assert out.count("not available from this engine: numpy") == 2
 
 
-def test_a_cache_that_is_not_compiled_yet_is_replayed_by_numpy_and_said_so(monkeypatch, capsys, trace):
-    groups = ["--dialect", "rtp-llm/single", "--groups", "full:16", "--num-blocks", "300", "--prefix-tree"]
-    code, out, err = run(monkeypatch, capsys, "replay", trace, *groups)
+def test_a_cache_that_is_not_compiled_is_replayed_by_numpy_and_said_so(monkeypatch, capsys, trace):
+    def refuse(config):
+        raise ConfigError("num_blocks", config.num_blocks, "a pool that the compiled schedule has rules for")
+
+    monkeypatch.setattr("hkv.dialects.vllm.schedule.compiled.require_expressible", refuse)
+    code, out, err = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--limit", "4")
     assert code == 0
     assert "engine numpy" in out
-    assert err.startswith("hkv: engine numpy: prefix_tree")
+    assert err.startswith("hkv: engine numpy: num_blocks = ")
     assert err.count("\n") == 1
-    code, _, err = run(monkeypatch, capsys, "replay", trace, *groups, "--engine", "jax")
+    code, _, err = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--engine", "jax")
     assert code == 2
-    assert "prefix_tree" in err
+    assert "num_blocks = " in err
 
 
 def test_a_checked_replay(monkeypatch, capsys, trace):
