@@ -117,7 +117,7 @@ def command(
                         if parted:
                             break
         except BaseException:
-            report.tell(shrink=False)  # what was found is said, whatever ends the search
+            report.tell(shrink=False, hurried=True)  # what was found is said, whatever ends the search
             raise
         report.tell(options["shrink"])
     result = comparison.result(report.found)
@@ -155,16 +155,16 @@ class _Report:
         self.found: list[FoundDifference] = []
         self.documents: dict[str, Any] = {}
 
-    def tell(self, shrink: bool) -> None:
+    def tell(self, shrink: bool, hurried: bool = False) -> None:
         """Prints the differences, small if so wanted, and saves them.
 
         Raises:
           KeyboardInterrupt: shrinking was interrupted; every difference was reported, as small as it was by then.
         """
-        for found in self._comparison.differences(shrink, shrink_with_bar):
+        for found in self._comparison.differences(shrink, shrink_with_bar, hurried):
             name = f"{found.feature} seed {found.seed} version {found.version}"
             if self._talk:
-                click.echo(f"{name}: line {found.line}: {found.operation}")
+                click.echo(f"{name}: {found.headline}")
                 print_case(found.case, found.operations_before_shrinking, found.broken, found.shrinking_problem)
             document = found.record()
             if self._folder is not None:

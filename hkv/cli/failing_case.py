@@ -27,14 +27,25 @@ def print_case(case: Case, whole: int, broken: Broken | str, problem: str | None
       problem: the error that ended shrinking too early, or None.
     """
     mismatch = case.mismatch
-    click.echo(f"  {mismatch.field}\n    wanted {mismatch.want}\n    got    {mismatch.got}")
-    print_broken(case.header, case.operations, broken, whole)
+    line, operation = len(case.answers) + 1, describe(case.differing[-1]) if case.operations else "header"
+    click.echo(f"  line {line}: {operation}: {mismatch.field}\n    wanted {mismatch.want}\n    got    {mismatch.got}")
+    print_broken(case.header, case.operations, broken, whole, len(case.answers))
     if problem is not None:
         click.echo(f"  shrinking ended early, this is the smallest case up to there: {_one_line(problem)}")
 
 
-def print_broken(header: Any, operations: Sequence[Any], broken: Broken | str, whole: int = 0) -> None:
-    """Prints an invariant that is broken, and the operations that lead there; arguments as of `print_case`."""
+def print_broken(
+    header: Any, operations: Sequence[Any], broken: Broken | str, whole: int = 0, differing: int | None = None
+) -> None:
+    """Prints an invariant that is broken, and the operations that lead there; arguments as of `print_case`.
+
+    Args:
+      header: the configuration.
+      operations: the operations.
+      broken: what is broken.
+      whole: operations there were before shrinking.
+      differing: number of operations after which the engine in doubt goes on by itself; None for all.
+    """
     if isinstance(broken, Broken):
         click.echo(f"  broken invariant: {broken.name}")
         click.echo(f"    line {broken.line}, {broken.problem}")
@@ -50,6 +61,8 @@ def print_broken(header: Any, operations: Sequence[Any], broken: Broken | str, w
             click.echo(f"    ... {first} more before these")
         for index in range(first, len(operations)):
             click.echo(f"    {index + 2:>4}: {_plain(describe(operations[index]))}")
+            if differing is not None and index + 1 == differing < len(operations):
+                click.echo("          from here on the engine in doubt follows its own answers")
 
 
 def print_log(path: pathlib.Path | str) -> None:

@@ -67,7 +67,7 @@ def command(
         if talks(json_path, output):
             click.echo(f"{log}: {engine} differs from {against}")
             print_case(small, len(read.operations), broken, shrinker.problem)
-        write_output(path, log_bytes(small.header, small.operations, small.answers))
+        write_output(path, log_bytes(small.header, small.differing, small.answers))
         if talks(json_path, output):
             print_log(path)
         result = {
@@ -85,6 +85,7 @@ def command(
         write_json(json_path, result)
 
     with interruption().saying(lambda: finish(shrinker.best or case, "not looked for: interrupted")):
-        small = shrink_with_bar(shrinker, case)
-        broken = first_broken(tested, small.header, small.operations)
+        further, said = shrinker.diagnosed(case, read.operations)
+        small = shrink_with_bar(shrinker, further)
+        broken = first_broken(tested, small.header, small.operations) if shrinker.keeps else said
     finish(small, broken)

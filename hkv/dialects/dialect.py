@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hkv.oracle.invariant import Invariant
     from hkv.oracle.log_file import Log
     from hkv.oracle.log_format import LogFormat
-    from hkv.oracle.reduction import ShrinkRules
+    from hkv.oracle.reduction import Case, ShrinkRules
     from hkv.oracle.renaming import SameNames
     from hkv.replay.command import ReplayCommand
     from hkv.testing.choices import Choices
@@ -184,6 +184,10 @@ class Dialect(abc.ABC):
     def features(self, name: str) -> tuple[str, ...]:
         """Features that random logs of the dialect of that name may have."""
 
+    def short_features(self, name: str) -> tuple[str, ...]:
+        """Those of them whose logs are short, for properties that draw many."""
+        return self.features(name)
+
     @abc.abstractmethod
     def draw_header(
         self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
@@ -256,6 +260,12 @@ class Dialect(abc.ABC):
         from hkv.oracle.explain import account
 
         return account(log, line, request)
+
+    def difference(self, case: Case) -> str:
+        """Sentence about the answer at which two engines differ, saying what is wrong; empty where there is no more to
+        say than the two values."""
+        del case
+        return ""
 
     def resumptions(self, engine: Any, operation: Any, id: str) -> Sequence[Resumption]:
         """Boundaries at which each group alone could resume a request, for dialects without an `explain` of their own.

@@ -42,28 +42,30 @@ def first_broken(factory: EngineFactory, header: Any, operations: Sequence[Any])
     Returns:
       What is broken, or why there is nothing to say.
     """
-    dialect = registry.dialect_of(header.dialect)
-    if not dialect.invariants:
-        return f"{dialect.title} has no invariants"
-    try:
-        engine = factory(header)
-        watch = dialect.watch(engine, header)
-    except Exception as error:
-        return f"the engine cannot be watched: {failure_of(error).message}"
-    for index, operation in enumerate(operations):
-        try:
-            watch.perform(operation)
-        except InvariantError as error:
-            promise = (dialect.invariants[error.name].check.__doc__ or "").strip().splitlines()[0]
-            return Broken(error.name, index + 2, describe(operation), error.problem, promise)
-        except Exception as error:
-            return f"the engine fails at line {index + 2} ({describe(operation, 60)}): {failure_of(error).message}"
-    return _none_up_to(len(operations))
+
+    def drive(perform: Callable[[Any], Any]) -> None:
+        for operation in operations:
+            perform(operation)
+
+    return on_its_own(factory, header, drive)[1]
 
 
-def broken_later(
-    factory: EngineFactory, header: Any, drive: Callable[[Callable[[Any], Any]], None], after: int
-) -> Broken | str:
+def repaired(header: Any, operations: Sequence[Any]) -> Callable[[Callable[[Any], Any]], None]:
+    """Drives operations on, whatever is answered: those that cannot follow are cut to what can, or left out."""
+    repair = registry.dialect_of(header.dialect).shrink_rules.repair(header)
+
+    def drive(perform: Callable[[Any], Any]) -> None:
+        for wanted in operations:
+            operation = repair.fitted(wanted)
+            if operation is not None:
+                repair.answered(operation, perform(operation))
+
+    return drive
+
+
+def on_its_own(
+    factory: EngineFactory, header: Any, drive: Callable[[Callable[[Any], Any]], None]
+) -> tuple[tuple[Any, ...], Broken | str]:
     """Lets an engine run on its own answers, every invariant asked after each operation, and stops at the first broken.
 
     A wrong answer need not break anything by itself; what the engine does next on the strength of it may.
@@ -72,33 +74,31 @@ def broken_later(
       factory: makes the engine.
       header: its configuration.
       drive: drives traffic through the function that it is given, which performs an operation and returns the answer.
-      after: operations before which nothing is broken.
 
     Returns:
-      What is broken, or why there is nothing to say.
+      The operations performed, and what is broken after the last, or why there is nothing to say.
     """
-    dialect = registry.dialect_of(header.dialect)
+    dialect, performed = registry.dialect_of(header.dialect), list[Any]()
+    if not dialect.invariants:
+        return (), f"{dialect.title} has no invariants"
     try:
         watch = dialect.watch(factory(header), header)
     except Exception as error:
-        return f"the engine cannot be watched: {failure_of(error).message}"
-    performed: list[Any] = []
+        return (), f"the engine cannot be watched: {failure_of(error).message}"
 
     def perform(operation: Any) -> Any:
         performed.append(operation)
         return watch.perform(operation)
 
+    said: Broken | str
     try:
         drive(perform)
+        said = f"no invariant is broken up to operation {len(performed)}"
     except InvariantError as error:
-        said = describe(performed[-1])
         promise = (dialect.invariants[error.name].check.__doc__ or "").strip().splitlines()[0]
-        problem = f"running on its own answers, at operation {len(performed)}: {error.problem}"
-        return Broken(error.name, len(performed) + 1, said, problem, promise)
+        said = Broken(error.name, len(performed) + 1, describe(performed[-1]), error.problem, promise)
     except Exception as error:
-        return f"{_none_up_to(max(after, len(performed) - 1))}; then the engine fails: {failure_of(error).message}"
-    return _none_up_to(len(performed))
-
-
-def _none_up_to(operations: int) -> str:
-    return f"no invariant is broken up to operation {operations}"
+        last, before = describe(performed[-1], 60) if performed else "the header", max(0, len(performed) - 1)
+        reason = failure_of(error).message
+        said = f"no invariant is broken up to operation {before}; then the engine fails at {last}: {reason}"
+    return tuple(performed), said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,15 +11,19 @@ from hkv.bugs import bugs_of_part, refuse_bugs
 from hkv.columns import Columns, columns
 from hkv.dialects import registry
 from hkv.errors import ConfigError, EngineFailure, UnsupportedConfigError
-from hkv.oracle.broken_invariant import Broken, broken_later, first_broken
+from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.capabilities import lacking
 from hkv.oracle.check import describe
+from hkv.oracle.diagnosis import FURTHER_SEEDS, Diagnosis, Traffic, diagnosed, smaller
 from hkv.oracle.implemented import flags_for
 from hkv.oracle.log_file import write_log
-from hkv.oracle.record import Disagreement, Only, Recording, differ, draw
+from hkv.oracle.record import Disagreement, Only, differ, draw
 from hkv.oracle.reduction import Case
 from hkv.oracle.shrink import Shrinker
 from hkv.oracle.verbs import EngineLike, Path, named_engine
+
+_LONG = re.compile(r"\[((?:\d+, ){6})(?:\d+, )+(\d+)\]")
+"""A list of more than eight numbers; the first six and the last are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +34,8 @@ class FoundDifference:
       feature: feature of the traffic.
       seed: of the configuration and the traffic.
       version: of the log format.
-      case: the operations up to the one that is answered differently, made small if that was wanted.
+      case: the operations up to the one that is answered differently, or on to the broken invariant, made small if
+        that was wanted.
       operations_before_shrinking: number of operations before.
       broken: the first invariant that the engine in doubt breaks on the case; in words, why there is none.
       shrinking_problem: the error that ended shrinking too early, or None.
@@ -47,12 +52,23 @@ class FoundDifference:
     @property
     def line(self) -> int:
         """Line of the log that `write` writes, 1 for the configuration itself."""
-        return len(self.case.operations) + 1
+        return len(self.case.answers) + 1
 
     @property
     def operation(self) -> str:
         """The operation that is answered differently, on one line."""
-        return describe(self.case.operations[-1]) if self.case.operations else "header"
+        return describe(self.case.differing[-1]) if self.case.operations else "header"
+
+    @property
+    def headline(self) -> str:
+        """First line of a report: the broken invariant and how, or the wrong answer."""
+        if isinstance(self.broken, Broken):
+            problem = " ".join(self.broken.problem.split())
+            return f"{self.broken.name}: " + _LONG.sub(r"[\1..., \2]", problem)
+        said = registry.dialect_of(self.case.header.dialect).difference(self.case) if self.case.operations else ""
+        mismatch = self.case.mismatch
+        wrong = mismatch.got if self.case.fails else f"{mismatch.field} is {mismatch.got}, not {mismatch.want}"
+        return said or f"{self.operation}: {wrong}"
 
     @property
     def invariant(self) -> str | None:
@@ -61,7 +77,7 @@ class FoundDifference:
 
     def write(self, path: Path) -> None:
         """Writes the case as a log, with the answers of the engine that counts, whole or not at all."""
-        write_log(path, self.case.header, self.case.operations, self.case.answers)
+        write_log(path, self.case.header, self.case.differing, self.case.answers)
 
     def record(self) -> dict[str, Any]:
         """Record in plain values, for `hkv diff --json`."""
@@ -69,6 +85,7 @@ class FoundDifference:
             "seed": self.seed,
             "version": self.version,
             "line": self.line,
+            "headline": self.headline,
             "operation": self.operation,
             "field": self.case.mismatch.field,
             "want": self.case.mismatch.want,
@@ -140,10 +157,6 @@ class Tally:
     reason: str
     operations: int
     parted: int | None
-
-
-FURTHER_SEEDS = 8
-"""Seeds whose traffic an engine in doubt is given, from the one on which it differs, until it breaks an invariant."""
 
 
 def _shrink(shrinker: Shrinker, case: Case) -> Case:
@@ -257,29 +270,43 @@ class Comparison:
         return True
 
     def differences(
-        self, shrink: bool, shrinking: Callable[[Shrinker, Case], Case] = _shrink
+        self, shrink: bool, shrinking: Callable[[Shrinker, Case], Case] = _shrink, hurried: bool = False
     ) -> Iterator[FoundDifference]:
         """The differences so far, one a feature.
 
         Args:
           shrink: whether to make them small.
           shrinking: function that shrinks a case; it may report progress.
+          hurried: whether to leave out the traffic of further seeds, in which an invariant may be broken.
 
         Raises:
           KeyboardInterrupt: shrinking was interrupted; every difference was yielded, as small as it was by then.
         """
         interrupt: KeyboardInterrupt | None = None
         for feature, (seed, parted) in self._parted.items():
-            recording = parted.recording
+            recording, shrinker = parted.recording, Shrinker(self._tested, self._right, self._ids)
             case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
-            shrinker = Shrinker(self._tested, self._right, self._ids)
-            if case.operations and shrink and interrupt is None:
-                try:
-                    case = shrinking(shrinker, case)
-                except KeyboardInterrupt as pressed:
-                    case, interrupt = shrinker.best or case, pressed
-            whole, broken = len(recording.operations), self._broken(case, parted, feature, seed)
-            yield FoundDifference(feature, seed, self._version(seed), case, whole, broken, shrinker.problem)
+            found = Diagnosis(case, seed, "the engines disagree about the configuration itself")
+            further = FURTHER_SEEDS if interrupt is None and not hurried else 0
+            traffic = Traffic(feature, self._only, self._version, self._steps, bool(self._bugs), further)
+            whole, small = len(case.operations), False
+            try:
+                if case.operations:
+                    found = diagnosed(shrinker, found, traffic)
+                    whole = len(found.case.operations)
+                if case.operations and shrink and interrupt is None:
+                    found = dataclasses.replace(found, case=shrinking(shrinker, found.case))
+                    small = True
+                    found = smaller(shrinker, found, traffic, shrinking)
+            except KeyboardInterrupt as pressed:
+                interrupt = pressed
+                if not small and shrinker.best is not None:
+                    found = dataclasses.replace(found, case=shrinker.best)
+            if shrinker.keeps is not None:
+                broken = first_broken(self._tested, found.case.header, found.case.operations)
+                found = dataclasses.replace(found, broken=broken)
+            version = found.case.header.oplog
+            yield FoundDifference(feature, found.seed, version, found.case, whole, found.broken, shrinker.problem)
         if interrupt is not None:
             raise interrupt
 
@@ -306,35 +333,6 @@ class Comparison:
 
     def _version(self, seed: int) -> int:
         return self._versions[seed % len(self._versions)]
-
-    def _broken(self, case: Case, parted: Disagreement, feature: str, seed: int) -> Broken | str:
-        if not case.operations:
-            return "the engines disagree about the configuration itself"
-        recording = parted.recording
-        broken = first_broken(self._tested, case.header, case.operations)
-        if isinstance(broken, Broken):
-            return broken
-        whole = first_broken(self._tested, recording.header, recording.operations)
-        if isinstance(whole, Broken):
-            return f"none on the small case; on the whole one: {whole.name}"
-        return self._broken_later(recording, feature, seed, broken)
-
-    def _broken_later(self, recording: Recording, feature: str, seed: int, said: str) -> Broken | str:
-        """The first invariant that the engine in doubt breaks beyond the difference, on this seed or a later one."""
-        dialect, version = registry.dialect_of(self._only.dialect), recording.header.oplog
-        if not dialect.invariants:
-            return said
-        for further in range(FURTHER_SEEDS):
-            header, choices = draw(feature, seed + further, version, self._only)
-            if header.bugs or self._bugs:  # defects that are asked for break some
-                continue
-            drive = functools.partial(dialect.drive, header, choices, steps=2 * self._steps)
-            later = broken_later(self._tested, header, drive, len(recording.operations) if not further else 0)
-            if isinstance(later, Broken):
-                where = f"in the traffic of seed {seed + further}, " if further else ""
-                return dataclasses.replace(later, problem=where + later.problem)
-            said = said if further else later
-        return said
 
 
 def diff(

@@ -23,7 +23,7 @@ def flags_for(factory: EngineFactory, dialect: str) -> str:
       dialect: name of the configurations' dialect.
     """
     rules = registry.dialect_of(dialect)
-    versions, features = rules.drawn_versions, rules.features(dialect)
+    versions, features = rules.drawn_versions, rules.short_features(dialect)
     found = [
         (kind, version, feature)
         for version in versions

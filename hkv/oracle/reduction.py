@@ -16,19 +16,25 @@ from hkv.oracle.compare import Mismatch
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Operations at the last of which two engines disagree.
+    """Operations on which two engines disagree.
 
     Attributes:
       header: the configuration, of either sort of log.
-      operations: legal ones, by `docs/oplog.md`.
-      answers: of the engine that counts, one an operation.
-      mismatch: place and values of the difference between the answers to the last one.
+      operations: legal ones, by `docs/oplog.md`; those after the one that is answered differently, if any, follow the
+        answers of the engine in doubt, until it breaks an invariant.
+      answers: of the engine that counts, up to the operation that is answered differently.
+      mismatch: place and values of the difference between the answers to that one.
     """
 
     header: Any
     operations: tuple[Any, ...]
     answers: tuple[Any, ...]
     mismatch: Mismatch
+
+    @property
+    def differing(self) -> tuple[Any, ...]:
+        """The operations up to the one that is answered differently."""
+        return self.operations[: len(self.answers)]
 
     @property
     def fails(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 
 from hkv.dialects import registry
 from hkv.errors import HKVError
+from hkv.oracle.broken_invariant import Broken, on_its_own, repaired
 from hkv.oracle.compare import Mismatch
 from hkv.oracle.engine import EngineFactory, Failure, failure_of
 from hkv.oracle.pair import Pair, make_pair
@@ -37,7 +39,8 @@ class Shrinker:
 
     Every candidate is first repaired: operations that can no longer follow are left out, numbers that no longer fit are
     cut, so that what is left is legal traffic whichever part was taken away. It counts if the engines still disagree,
-    wherever, and a wrong answer does not turn into a failure; what comes after the first disagreement is dropped.
+    wherever, a wrong answer does not turn into a failure, and the invariant that is to be kept is still the first that
+    the engine in doubt breaks; what comes after both is dropped.
 
     What bounds the search is the number of candidates, never the time, so that a case is as small on a busy machine.
 
@@ -49,7 +52,9 @@ class Shrinker:
       candidates: most candidates that are tried.
 
     Attributes:
+      tested: as given.
       progress: as given; may be set anew.
+      keeps: name of the invariant that is to be broken still; None for any or none.
       attempts: candidates tried so far, none of them twice.
       timeouts: of these, the ones in which an engine was silent until its timeout.
       best: the smallest case so far of the last `shrink`; None before the first.
@@ -64,23 +69,48 @@ class Shrinker:
         progress: Callable[[int], None] = lambda left: None,
         candidates: int = CANDIDATES,
     ) -> None:
-        self._tested, self._right, self._ids, self._candidates = tested, right, ids, candidates
+        self.tested, self._right, self._ids, self._candidates = tested, right, ids, candidates
         self.progress = progress
+        self.keeps: str | None = None
         self.attempts = self.timeouts = 0
         self.best: Case | None = None
         self.problem: str | None = None
 
     def failing(self, header: Any, operations: Sequence[Any]) -> Case | None:
-        """The case up to the first disagreement, after repairs; None if the engines agree, or the right one fails."""
+        """The case up to the first disagreement, after repairs, and on to the broken invariant that is to be kept.
+
+        None if the engines agree, or the right one fails, or another invariant is broken first.
+        """
         try:
-            pair = make_pair(self._tested, self._right, header, self._ids)
+            pair = make_pair(self.tested, self._right, header, self._ids)
         except HKVError:
             return None
         if isinstance(pair, Mismatch):
             return None
         found = _up_to_disagreement(pair, header, operations)
         self.timeouts += pair.timed_out
-        return found
+        if found is None or self.keeps is None:
+            return found
+        performed, broken = on_its_own(self.tested, header, repaired(header, operations))
+        if not isinstance(broken, Broken) or broken.name != self.keeps:
+            return None
+        return dataclasses.replace(found, operations=found.operations + performed[len(found.operations) :])
+
+    def diagnosed(self, case: Case, operations: Sequence[Any], header: Any = None) -> tuple[Case, Broken | str]:
+        """The case on to the first invariant that is broken, which is kept from now on, and what is broken.
+
+        Args:
+          case: operations up to the first disagreement; returned where no other is found.
+          operations: those, or others, that may go on from there on the answers of the engine in doubt.
+          header: configuration of the others; None for the case's own.
+        """
+        header = case.header if header is None else header
+        broken = on_its_own(self.tested, header, repaired(header, operations))[1]
+        self.keeps = broken.name if isinstance(broken, Broken) else None
+        found = self.failing(header, operations) if isinstance(broken, Broken) else None
+        if found is None and isinstance(broken, Broken):
+            self.keeps, broken = None, "the engines agree on what breaks an invariant"
+        return found or case, broken
 
     def shrink(self, case: Case) -> Case:
         """The smallest case found: no single step makes it smaller, unless candidates ran out.

@@ -74,7 +74,7 @@ def headers(draw: Callable[..., Any], features: Sequence[str] = (), version: int
 
     Args:
       draw: given by Hypothesis.
-      features: those to choose from, of the dialect's `features`; none for all of them.
+      features: those to choose from, of the dialect's `features`; none for all whose logs are short.
       version: of the log format.
       only: selection of the configurations, and their dialect, as for `hkv diff`; a restricted one is found by its
         seed, and shrinks to another.
@@ -84,7 +84,7 @@ def headers(draw: Callable[..., Any], features: Sequence[str] = (), version: int
     """
     rules = registry.dialect_of(only.dialect)
     choices = HypothesisChoices(_Composed(draw))
-    feature = choices.pick(features or rules.features(only.dialect))
+    feature = choices.pick(features or rules.short_features(only.dialect))
     if only == Only(dialect=only.dialect):
         header = rules.draw_header(choices, feature, version, only.dialect)
     else:

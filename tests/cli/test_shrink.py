@@ -104,7 +104,7 @@ def test_a_difference_is_reported_though_shrinking_is_interrupted(tmp_path: path
     arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--save", str(tmp_path)]
     done = CliRunner().invoke(diff, arguments, standalone_mode=False)
     assert isinstance(done.exception, click.Abort)
-    assert "core seed 2 version 1: line " in done.output
+    assert "core seed 2 version 1: index: after allocate r3: " in done.output
     assert len(read_log(tmp_path / "core-2-v1.jsonl").operations) < 70
 
 
@@ -125,7 +125,7 @@ def test_a_difference_is_reported_though_the_search_for_others_is_interrupted(mo
     arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--feature", "eagle"]
     done = CliRunner().invoke(diff, arguments, standalone_mode=False)
     assert isinstance(done.exception, click.Abort)
-    assert "core seed 2 version 1: line " in done.output
+    assert "core seed 2 version 1: index: after allocate r3: " in done.output
     assert "  70 operations, on" in done.output
 
 
@@ -134,7 +134,7 @@ def test_a_difference_is_printed_though_its_log_cannot_be_saved(tmp_path: pathli
     with at_most(40):  # as on a full disk: what can be known before is refused before
         done = CliRunner().invoke(diff, arguments)
     assert isinstance(done.exception, HKVError)
-    assert "core seed 2 version 1: line 8: lookup id=r4" in done.output
+    assert "core seed 2 version 1: index: after allocate r3: block 1 holds" in done.output
 
 
 def test_diff_without_shrinking(tmp_path: pathlib.Path) -> None:

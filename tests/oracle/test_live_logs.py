@@ -13,6 +13,7 @@ from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Header
+from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.errors import OperationError
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import attempt
@@ -22,7 +23,6 @@ from hkv.testing.planting import Patch, applied
 from tests.oracle import sample
 
 VLLM = dialect_of("vllm-0.33")
-FEATURES = VLLM.features("vllm-0.33")
 
 
 def header(**changes: Any) -> Header:

@@ -97,6 +97,11 @@ class VllmDialect(Dialect):
         return SHRINK_RULES
 
     def features(self, name: str) -> tuple[str, ...]:
+        from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING
+
+        return REACHING + FEATURES
+
+    def short_features(self, name: str) -> tuple[str, ...]:
         from hkv.dialects.vllm.traffic.headers import FEATURES
 
         return FEATURES
@@ -160,6 +165,11 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.explain.explain import explain
 
         return explain(log, line, request)
+
+    def difference(self, case: Any) -> str:
+        from hkv.dialects.vllm.explain.difference import difference
+
+        return difference(case)
 
     @property
     def coverage(self) -> Mapping[str, str]:

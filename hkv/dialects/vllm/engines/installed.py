@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -222,7 +223,9 @@ class InstalledVllmEngine:
         try:
             return function(*args, **named)
         except (AssertionError, IndexError, KeyError, NotImplementedError, TypeError, ValueError) as error:
-            reason = f"vLLM not to raise {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+            place = traceback.extract_tb(error.__traceback__)[-1].name
+            said = " ".join(str(error).split()) or "no message"
+            reason = f"vLLM not to raise {type(error).__name__} in {place}: {said}"
             raise OperationError(operation, subject, reason) from error
 
     def _count_evictions(self) -> None:

@@ -36,7 +36,7 @@ class Story:
         self.lost: dict[Key, tuple[int, int, str]] = {}
         self.answers: list[Answer | Failure] = []
         self.departed: int | None = None
-        self._state = Snapshot(self.engine.state())
+        self.state = Snapshot(self.engine.state())
 
     def perform(self, index: int) -> Answer | Failure:
         """Performs one operation and takes note of everything."""
@@ -46,11 +46,11 @@ class Story:
         self.answers.append(answer)
         if self.departed is None and compare(getattr(operation, "want", None), answer, self.log.header.oplog):
             self.departed = line
-        before, self._state = self._state, Snapshot(self.engine.state())
+        before, self.state = self.state, Snapshot(self.engine.state())
         if id := getattr(operation, "id", None):
             self.requests[id].append((line, f"{_asked(operation)}{self.words(answer)}"))
         for block in range(1, self.config.num_blocks):
-            for text in _changes(block, operation, before, self._state):
+            for text in _changes(block, operation, before, self.state):
                 self.blocks[block].append((line, text))
         name = str(type(operation).__struct_config__.tag)
         by = f"{name} {id}" if id else name
@@ -83,7 +83,7 @@ class Story:
 
     def blocks_of(self, id: str) -> set[int]:
         """The blocks in a request's rows."""
-        return {block for row in self._state.rows.get(id, []) for block in row if block}
+        return {block for row in self.state.rows.get(id, []) for block in row if block}
 
 
 def _changes(block: int, operation: Operation, before: Snapshot, after: Snapshot) -> Iterable[str]:

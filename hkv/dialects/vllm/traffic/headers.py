@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+
 from hkv.dialects.vllm import config as vllm
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Header
 from hkv.keys.chained import GIVEN
 from hkv.spec import KINDS, LayerSpec, spec_from_log
@@ -23,6 +26,19 @@ FEATURES = (
     "speculative_state",
 )
 """Features of traffic; `docs/oplog.md` says which rules each exercises."""
+
+SHARING, LONG_ROWS = REACHING = ("sharing", "long_rows")
+"""Features of traffic that takes the same rules to states that the others seldom reach: many requests of few prompts,
+whose cached blocks are taken out here and there; and rows of hundreds of blocks."""
+
+SHARED = (*2 * ("partial", "speculative_state", "external"), *4 * ("eagle",), "retention")
+"""Features whose configurations requests share, the more often named the more often."""
+
+DRAWS = 40
+"""Configurations that are looked at for one in which holes show."""
+
+LONG = ("core", "eagle", "retention", "partial", "speculative_state")
+"""Features whose configurations have long rows."""
 
 SIZES = ((2, 4, 8, 16), (2, 4, 8), (1, 2, 4), (3, 6, 12), (4, 8, 16))
 """Families of block sizes with small common multiples."""
@@ -47,10 +63,12 @@ def draw_header(choices: Choices, feature: str, version: int = 1, kinds: frozens
 
     Args:
       choices: source of decisions.
-      feature: one of `FEATURES`.
+      feature: one of `FEATURES` or `REACHING`.
       version: of the log format; 2 adds watermarks, MLA and opaque groups and shared-prefix checkpoints.
       kinds: those that are asked for by name; a kind that vLLM lacks is drawn only then.
     """
+    if feature in REACHING:
+        return _draw_reaching(choices, feature, version, kinds)
     header = _draw(choices, feature, version, kinds)
     while header.partial_hits != (feature == "partial") and feature != "speculative_state":
         header = _draw(choices, feature, version, kinds)
@@ -73,6 +91,51 @@ def copies_states(config: VllmConfig) -> bool:
 def effective_size(spec: LayerSpec, context_parallel: int) -> int:
     """Tokens in one manager block."""
     return spec.block_size * (context_parallel if spec.shared_by_ranks else 1)
+
+
+def loads(header: Header) -> bool:
+    """True if traffic may load tokens from elsewhere."""
+    recurrent = any(KINDS[group["kind"]].snapshot for group in header.groups)
+    known = not recurrent or "external-state-not-counted" in header.bugs
+    return header.feature == "external" or (header.feature == SHARING and not header.partial_hits and known)
+
+
+def _draw_reaching(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -> Header:
+    """A configuration of another feature: for requests that share, of three groups and more where drafts drop blocks;
+    for long rows, with room for some of several hundred blocks."""
+    base = choices.pick(SHARED if feature == SHARING else LONG)
+    header = draw_header(choices, base, version, kinds)
+    if feature == SHARING:
+        if choices.chance(75):
+            for _ in range(DRAWS):
+                if _is_telling(header, base):
+                    break
+                header = draw_header(choices, base, version, kinds)
+        if base == "external":  # few blocks, so that those of a hit are the next to be handed out
+            sizes = [effective_size(spec_from_log(group), header.context_parallel) for group in header.groups]
+            few = sum(-(-choices.integer(30, 70) // size) for size in sizes) + choices.integer(2, 6)
+            header = msgspec.structs.replace(header, num_blocks=max(few, 3 * len(sizes)))
+        return msgspec.structs.replace(header, feature=feature)
+    sizes = [effective_size(spec_from_log(group), header.context_parallel) for group in header.groups]
+    longest = choices.pick(sizes) * choices.integer(140, 240)
+    longest = max(min(longest, 1500), 2 * header.scheduler_block_size)
+    blocks = sum(-(-longest // size) for size in sizes)
+    return msgspec.structs.replace(
+        header, feature=feature, max_model_len=longest + 80, num_blocks=min(blocks * choices.integer(1, 3), 1200)
+    )
+
+
+def _is_telling(header: Header, base: str) -> bool:
+    """True if holes in what is cached can show: of drafts, in a window of theirs beside two groups of other specs; of
+    recurrent states, where chunks export them at lengths inside blocks; of loads, where there are several groups."""
+    if base == "eagle":
+        config = to_config(header)
+        drafts = [config.topology.specs[group] for group in config.eagle_group_ids]
+        return len(set(config.topology.specs)) > 2 and any(spec.seeks_run for spec in drafts)
+    if base == "speculative_state":
+        exports = any(group.get("num_prefill_checkpoint_blocks") for group in header.groups)
+        return exports and header.partial_hits and header.retention_interval is None
+    return base != "external" or len(header.groups) > 1
 
 
 def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -> Header:

@@ -86,9 +86,7 @@ class LiveTraffic(Traffic):
 
     def _look_up(self, request: Request) -> Hit:
         limit = self._choices.integer(0, len(request.tokens) - 1) if self._choices.chance(15) else None
-        found = self._perform(oplog.LookupOp(id=request.id, limit=limit))
-        assert isinstance(found, Hit)
-        return found
+        return self._keep_found(self._perform(oplog.LookupOp(id=request.id, limit=limit)))
 
     def _allocate(self, request: Request, new: int, **fields: Any) -> oplog.Allocation:
         if self._choices.chance(40):
@@ -114,10 +112,10 @@ class LiveTraffic(Traffic):
 
     def _draw_external(self, request: Request, hit: int) -> int:
         # Of a whole prompt the last token is computed again, and a window, taken after it, lacks what that reads.
-        if self._header.feature not in ("external", "partial") or not self._choices.chance(45):
+        if not (self._loads or self._header.feature == "partial") or not self._choices.chance(45):
             return 0
         whole = all(spec.reads_all for spec in self._config.topology.specs)
-        if whole and self._header.feature == "external" and self._choices.chance(25):
+        if whole and self._loads and self._choices.chance(25):
             return len(request.tokens) - hit
         unit = self._header.scheduler_block_size
         most = (len(request.tokens) - 1) // unit

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import msgspec
 
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
-from hkv.dialects.vllm.traffic.headers import effective_size
+from hkv.dialects.vllm.traffic.headers import LONG_ROWS, REACHING, effective_size
 from hkv.spec import spec_from_log
 from hkv.testing.choices import Choices
 
 VOCABULARY = 5
 """Token ids in use; few, so that equal blocks occur by themselves."""
+
+FEW = 3
+"""Number of prompts where many requests share few."""
 
 MEMORY = 12
 """Number of earlier texts that a new prompt may continue."""
@@ -44,6 +48,10 @@ class Prompts:
         self._moduli = sorted({header.hash_block_size, header.scheduler_block_size, *sizes, *spans})
         room = header.num_blocks * max(sizes) // max(1, len(sizes))
         self._longest = max(2, min(header.max_model_len - 2, 80, max(24, room)))
+        self._shared: list[Text] | None = None
+        if header.feature in REACHING:
+            self._longest = header.max_model_len - 2 if header.feature == LONG_ROWS else self._longest
+            self._shared = []
 
     def length(self) -> int:
         """A length of one to a few dozen tokens, often one next to a multiple of a modulus."""
@@ -59,6 +67,8 @@ class Prompts:
 
     def draw(self) -> Text:
         """A new prompt, usually beginning as an earlier one did."""
+        if self._shared is not None and not self._choices.chance(15):
+            return self._draw_shared(self._shared)
         length = self.length()
         parent = self._choices.pick(self._texts) if self._texts and self._choices.chance(75) else Text((), None)
         whole = self._choices.chance(50)
@@ -68,6 +78,39 @@ class Prompts:
         text = Text(tokens, self._draw_extra(parent, len(start), length) if self._named else None)
         self.remember(text)
         return text
+
+    def _draw_shared(self, shared: list[Text]) -> Text:
+        """One of few prompts: as it was, with some tokens more, cut where a modulus ends, or under another identity."""
+        choices = self._choices
+        if len(shared) < FEW and choices.chance(40 if shared else 100):
+            length = choices.integer(self._longest // 2, self._longest)
+            tokens = tuple(self.tokens(length))
+            shared.append(Text(tokens, self._draw_extra(Text((), None), 0, length) if self._named else None))
+        text = choices.pick(shared)
+        if choices.chance(35):
+            return text
+        if self._named and choices.chance(25):
+            return Text(text.tokens, self._other_identity(text.extra))
+        room = self._longest - len(text.tokens)
+        most = min(2 * self._moduli[0], self._longest)
+        if room > 0 and choices.chance(50):
+            return self._changed(text, len(text.tokens), choices.integer(1, min(room, most)))
+        modulus = choices.pick(self._moduli)
+        end = modulus * choices.integer(1, max(1, len(text.tokens) // modulus)) + choices.integer(-1, 1)
+        more = choices.integer(1, most)
+        return self._changed(text, max(0, min(end, len(text.tokens), self._longest - more)), more)
+
+    def _changed(self, text: Text, kept: int, more: int) -> Text:
+        """The first tokens of a text, and others after them."""
+        tokens = text.tokens[:kept] + tuple(self.tokens(more))
+        extra = None if text.extra is None else self._continue_extra(text.extra, kept, len(tokens))
+        return Text(tokens, extra)
+
+    def _other_identity(self, extra: ExtraKeys | None) -> ExtraKeys:
+        """Identity of a prefix with another adapter, another path of it, or another salt."""
+        extra = ExtraKeys() if extra is None else extra
+        change: tuple[dict[str, Any], ...] = ({"lora": ["a", "/a"]}, {"lora": ["a", "/b"]}, {"lora": None})
+        return msgspec.structs.replace(extra, **self._choices.pick((*change, {"salt": "s"}, {"salt": None})))
 
     def remember(self, text: Text) -> None:
         """Later prompts may begin as this text does."""

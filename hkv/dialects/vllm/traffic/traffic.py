@@ -9,7 +9,15 @@ from typing import Any
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Answer, ExtraKeys, Header, Hit, Operation
-from hkv.dialects.vllm.traffic.headers import FEATURES, copies_states, draw_header
+from hkv.dialects.vllm.traffic.headers import (
+    FEATURES,
+    LONG_ROWS,
+    REACHING,
+    SHARING,
+    copies_states,
+    draw_header,
+    loads,
+)
 from hkv.dialects.vllm.traffic.prompts import Prompts, Text
 from hkv.spec import KINDS
 from hkv.testing.choices import Choices, RandomChoices
@@ -89,11 +97,16 @@ class Traffic:
         self._running: list[Request] = []
         self._waiting: list[Request] = []
         self._arrived = 0
+        self._sharing, self._long = header.feature == SHARING, header.feature == LONG_ROWS
         self._lookahead = choices.pick((0, 0, 2, 3)) if header.feature in _DRAFTING else 0
         self._drafts = choices.pick((0, 1, 2, 3))
         self._recurrent = [group for group in header.groups if KINDS[group["kind"]].snapshot]
-        self._load = choices.integer(20, 80)
+        self._load = choices.integer(20, 80) if not self._sharing else choices.integer(60, 90)
+        self._loads = loads(header)
+        self._found: list[int] = []
+        self._filled: list[int] = []
         self._config = to_config(header)
+        self._sparse = [not spec.reads_all for spec in self._config.topology.specs]
         self._copying = copies_states(self._config)
 
     def step(self) -> None:
@@ -108,6 +121,8 @@ class Traffic:
         for request in list(self._waiting)[:4]:
             if not self._admit(request) and choices.chance(60):
                 break
+        if self._sharing:
+            self._take_out()
         if choices.chance(6):
             self._evict()
         if self._copying:
@@ -116,6 +131,16 @@ class Traffic:
             self._perform(oplog.ResetOp())
         self._perform(oplog.EventsOp())
         self._perform(self._observe())
+
+    def _take_out(self) -> None:
+        """Some blocks of a hit, or of a group that can do without, lose their keys, so that what is cached has holes;
+        then waiting requests look again."""
+        found = self._found if self._choices.chance(30) else self._filled
+        if found and self._choices.chance(75):
+            blocks = {self._choices.pick(found) for _ in range(self._choices.integer(1, 3))}
+            self._perform(oplog.EvictOp(blocks=sorted(blocks)))
+        for request in self._waiting[:2]:
+            self._look_up(request)
 
     def _copy(self) -> None:
         self._perform(oplog.CopiesOp())
@@ -231,8 +256,11 @@ class Traffic:
         return True
 
     def _look_up(self, request: Request) -> Hit:
-        found = self._perform(oplog.LookupOp(id=request.id))
+        return self._keep_found(self._perform(oplog.LookupOp(id=request.id)))
+
+    def _keep_found(self, found: Answer) -> Hit:
         assert isinstance(found, Hit)
+        self._found = [block for row in found.blocks for block in row if block] or self._found
         return found
 
     def _adopted(self, found: Hit, external: int) -> tuple[int, int, list[list[int]] | None]:
@@ -240,7 +268,7 @@ class Traffic:
         return found.hit, external, None
 
     def _draw_external(self, request: Request, hit: int) -> int:
-        if self._header.feature != "external" or not self._choices.chance(45):
+        if not self._loads or not self._choices.chance(70 if self._sharing else 45):
             return 0
         unit = self._header.scheduler_block_size
         most = (len(request.tokens) - 1) // unit
@@ -255,9 +283,15 @@ class Traffic:
     def _next_tokens(self, request: Request, start: int, drafts: bool = True) -> int:
         choices = self._choices
         left = len(request.tokens) - start
-        if left > 1 and choices.chance(45):
+        boundary = (request.prompt - 1) // self._header.hash_block_size * self._header.hash_block_size
+        if self._sharing and start < boundary and choices.chance(35):
+            return boundary - start  # where the same prompt resumes
+        if left > 1 and choices.chance(15 if self._long else 45):
             unit = self._header.scheduler_block_size if choices.chance(50) else self._header.hash_block_size
-            end = (start // unit + choices.integer(1, 3)) * unit + (choices.integer(-1, 1) if choices.chance(35) else 0)
+            most = 3 if not self._long else max(3, left // unit)
+            end = (start // unit + choices.integer(1, most)) * unit + (
+                choices.integer(-1, 1) if choices.chance(35) else 0
+            )
             if 0 < end - start < left:
                 return end - start
         room = self._header.max_model_len - 1 - len(request.tokens)
@@ -286,6 +320,8 @@ class Traffic:
         }
         answer = self._perform(oplog.AllocateOp(id=request.id, new=new, **operation))
         assert isinstance(answer, Allocation)
+        rows = zip(self._sparse, answer.blocks or (), strict=False)
+        self._filled = [*self._filled, *(block for sparse, row in rows if sparse for block in row if block)][-KNOWN:]
         return answer
 
     def _in_flight(self, request: Request) -> int:
@@ -328,5 +364,8 @@ class Traffic:
         self._perform(oplog.EvictOp(blocks=sorted(blocks)))
 
 
-_DRAFTING = ("core", "eagle", "lookahead_hash", "speculative_state")
+KNOWN = 30
+"""Blocks handed out last, of groups that can do without some, that may be taken out of what is cached."""
+
+_DRAFTING = ("core", "eagle", "lookahead_hash", "speculative_state", *REACHING)
 """Features whose traffic may reserve look-ahead slots."""

@@ -1,0 +1,185 @@
+"""A wrong answer under vLLM's rules in one sentence: for differences that break no invariant by themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from hkv.dialects.vllm.engines.numpy import identity_of
+from hkv.dialects.vllm.explain.story import Story
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.keys.chained import GIVEN, PLAIN, PrefixIdentity, block_key, digest_by_name, extra_keys
+from hkv.oracle.log_file import Log
+from hkv.oracle.reduction import Case
+from reference.hits import hit_alignment
+
+SHOWN = 16
+"""Hex digits of a key that logs show."""
+
+
+def difference(case: Case) -> str:
+    """Sentence about the answer at which two engines differ, saying what is wrong; empty where nothing can be said.
+
+    Args:
+      case: the operations up to there, and the difference.
+    """
+    operation, mismatch = case.differing[-1], case.mismatch
+    want, got, field = mismatch.want, mismatch.got, mismatch.field
+    match operation:
+        case oplog.LookupOp() if field == "hit":
+            only = "only " if want < got else ""
+            drafts = " once drafts give up the unit after a hit" if case.header.eagle else ""
+            return f"{operation.id} finds {got} tokens, where {only}{want} can be resumed from{drafts}"
+        case oplog.LookupOp() if field == "shared_prefix":
+            unit = hit_alignment(to_config(case.header))
+            off = f"no multiple of {unit} and " if got % unit else ""
+            return f"one group of {operation.id} finds {got} tokens, {off}not {want or 'what all groups find'}"
+        case oplog.AllocateOp() if not case.fails and (want is None or got is None):
+            return _granted(case) if want is None else f"{operation.id} is refused, though what it needs is free"
+        case oplog.StateOp() if field == "free" and set(got) != set(want):
+            return _freed(case, set(want), set(got))
+        case oplog.EventsOp() | oplog.StateOp() if ".keys" in field or field.startswith("cached."):
+            return next(_wrong_key(case), "")
+        case oplog.EventsOp() if field == "number of stored events" or field.endswith(".num_blocks"):
+            return _stored(case)
+        case _:
+            return ""
+
+
+def _granted(case: Case) -> str:
+    """A grant that had to be a refusal, and the reason for that."""
+    story = _story(case)
+    return f"{case.differing[-1].id} is granted blocks and must be refused{story.words(story.answers[-1])[9:]}"
+
+
+def _stored(case: Case) -> str:
+    """Blocks that are registered, or are not, against what was to come."""
+    mismatch, answer = case.mismatch, _story(case).answers[-1]
+    assert isinstance(answer, list)
+    stored = [event for event in answer if isinstance(event, oplog.CacheEvent) and event.type == "stored"]
+    if mismatch.field == "number of stored events":
+        if mismatch.got > mismatch.want:
+            return f"{mismatch.got} runs of blocks are registered where {mismatch.want} were to be"
+        event, wanted, got = stored[mismatch.got], stored[mismatch.got].num_blocks, 0
+    else:
+        event = stored[int(mismatch.field.partition("[")[2].partition("]")[0])]
+        wanted, got = mismatch.want, mismatch.got
+    ids = [id for id, tokens, _ in _texts(case) if event.tokens and _holds(tokens, event.tokens)]
+    whose = f" of {ids[0]}{_preempted(case, ids[0])}" if ids else ""
+    return (
+        f"{got} blocks of group {event.group} are registered, not {wanted}, for {len(event.tokens or ())} tokens{whose}"
+    )
+
+
+def _holds(tokens: list[int], part: list[int]) -> bool:
+    return any(tokens[start : start + len(part)] == part for start in range(len(tokens) - len(part) + 1))
+
+
+def _preempted(case: Case, id: str) -> str:
+    """That a request gave its blocks back before, as a phrase; empty if it did not."""
+    freed = [
+        index
+        for index, other in enumerate(case.differing, 1)
+        if isinstance(other, oplog.FreeOp | oplog.PopOp) and other.id == id
+    ]
+    came = (
+        any(isinstance(other, oplog.AllocateOp) and other.id == id for other in case.differing[freed[-1] :])
+        if freed
+        else False
+    )
+    return f", which was preempted at operation {freed[-1]} and has come back," if came else ""
+
+
+def _story(case: Case) -> Story:
+    story = Story(Log("", case.header, case.differing))
+    for index in range(len(case.differing)):
+        story.perform(index)
+    return story
+
+
+def _freed(case: Case, want: set[int], got: set[int]) -> str:
+    """Blocks that are in the queue and are not to be, or the other way round, and who holds them."""
+    story = _story(case)
+    for block in sorted(got - want):
+        holders = story.state.owners.get(block, ())
+        held = "".join(
+            f", where {id}{_preempted(case, id)} holds it at column {column} of group {group}{_in_flight(case, id)}"
+            for id, group, column in holders
+        )
+        return f"block {block} is free{held or ', where a copy from it or into it is still to be made'}"
+    block = min(want - got)
+    line, text = story.blocks[block][-1] if story.blocks[block] else (0, "never handed out")
+    return f"block {block} is not free; it was {text}" + (f" at operation {line - 1}" if line else "")
+
+
+def _in_flight(case: Case, id: str) -> str:
+    """That a step of a request in flight may read its blocks, as a phrase; empty if none is."""
+    last = [other for other in case.differing if isinstance(other, oplog.AllocateOp) and other.id == id][-1:]
+    return " and a step in flight still reads it" if last and last[0].in_flight else ""
+
+
+def _texts(case: Case) -> list[tuple[str, list[int], PrefixIdentity]]:
+    """Requests, their tokens, and what else identifies them."""
+    texts: dict[str, tuple[str, list[int], PrefixIdentity]] = {}
+    for operation in case.differing:
+        if isinstance(operation, oplog.RequestOp):
+            identity = PLAIN if operation.extra is None else identity_of(operation.extra)
+            texts[operation.id] = operation.id, list(operation.tokens), identity
+        elif isinstance(operation, oplog.AppendOp) and operation.id in texts:
+            texts[operation.id][1].extend(operation.tokens)
+    return list(texts.values())
+
+
+def _wrong_key(case: Case) -> Iterator[str]:
+    """Sentence about a key that leaves something out, if it is the key of a request's tokens without that."""
+    header = case.header
+    if header.hash == GIVEN:
+        return
+    pairs = [
+        pair for pair in zip(_keys(case.mismatch.want), _keys(case.mismatch.got), strict=False) if len(set(pair)) > 1
+    ]
+    for id, tokens, identity in _texts(case):
+        right = _chain(header, identity, tokens)
+        for want, got in pairs:
+            if want in right and got in right:
+                ends = [(right.index(key) + 1) * header.hash_block_size for key in (want, got)]
+                yield f"the key of the first {ends[0]} tokens of {id} is that of its first {ends[1]}"
+            for name, less, places in _less(identity) if want in right else ():
+                if got in _chain(header, less, tokens, places):
+                    yield f"the keys of {id} leave out {name}, so that they are those of other prefixes too"
+
+
+def _keys(value: Any) -> list[str]:
+    """The keys in an answer's field: a list of them, or the entry of a block."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list | tuple) else []
+
+
+def _chain(header: oplog.Header, identity: PrefixIdentity, tokens: list[int], places: bool = True) -> list[str]:
+    """The keys of tokens as logs show them; without the places of multimodal items, if so wanted."""
+    digest, size, ahead = digest_by_name(header.hash), header.hash_block_size, header.hash_lookahead
+    keys: list[bytes] = []
+    for start in range(0, len(tokens) - ahead - size + 1, size):
+        end = start + size
+        extra = extra_keys(identity, start, end + ahead)
+        if not places and extra is not None:
+            extra = tuple((*part[:2], 0) if part[0] == "mm" else part for part in extra)
+        extra = (extra, *tokens[end : end + ahead]) if ahead else extra
+        keys.append(block_key(digest, keys[-1] if keys else None, tokens[start:end], extra))
+    return [key.hex()[:SHOWN] for key in keys]
+
+
+def _less(identity: PrefixIdentity) -> Iterator[tuple[str, PrefixIdentity, bool]]:
+    """Identities with one part left out each, by its name, and whether keys tell the places of multimodal items."""
+    change = dataclasses.replace
+    if identity.lora is not None:
+        yield "its adapter's path", change(identity, lora=(identity.lora[0], "")), True
+        yield "its adapter", change(identity, lora=None), True
+    if identity.salt:
+        yield "its cache salt", change(identity, salt=None), True
+    if identity.multimodal:
+        yield "where in a block its multimodal items begin", identity, False
+        yield "its multimodal items", change(identity, multimodal=()), True
+    if identity.embeds is not None:
+        yield "its prompt embeddings", change(identity, embeds=None), True
