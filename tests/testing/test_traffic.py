@@ -158,7 +158,7 @@ def test_drive_asks_only_its_callback() -> None:
 
 
 def test_unknown_feature_and_version() -> None:
-    with pytest.raises(ConfigError, match="one of .*core"):
+    with pytest.raises(ConfigError, match=r"one of .*core"):
         record(NumpyEngine, "none", 1, 1, 1)
     with pytest.raises(ConfigError, match="version"):
         record(NumpyEngine, "core", 1, 4, 1)
