@@ -12,6 +12,7 @@ from hkv.cache.spans import count_up
 from hkv.cache.state import PAD
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField
+from hkv.state.loops import divide, remainder
 
 
 def slots_of(
@@ -39,11 +40,11 @@ def slots_of(
     block_size = block_sizes(groups).T
     mapped = (groups[:, GroupField.ONE_BLOCK] == 0) & (groups[:, GroupField.BLOCK] > 0)
     position = jnp.broadcast_to((computed[query] + within)[None], (groups.shape[0], size))
-    column = position // block_size
+    column = divide(position, block_size)
     inside = live[None] & mapped[:, None] & (column < rows.shape[2])
     block = rows[lines[query][None], count_up(groups.shape[0])[:, None], jnp.where(inside, column, 0)]
     good = inside & (block != 0)
-    return jnp.where(good, block, PAD), jnp.where(good, position % block_size, PAD)
+    return jnp.where(good, block, PAD), jnp.where(good, remainder(position, block_size), PAD)
 
 
 def state_blocks(
@@ -69,7 +70,7 @@ def state_blocks(
 
     def block(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Columns of states after `tokens` int32[Q] tokens, and their blocks, int32[Q, G] each."""
-        column = jnp.where(single, 0, (spread(groups, tokens) - 1) // size)
+        column = jnp.where(single, 0, divide(spread(groups, tokens) - 1, size))
         return column, rows[lines[:, None], group, jnp.clip(column, 0, rows.shape[2] - 1)]
 
     column, read = block(computed)

@@ -14,6 +14,7 @@ from jax import lax
 
 from hkv.cache.spans import Spans, count_up, cut, running_sum
 from hkv.keys import fingerprint
+from hkv.state.loops import ceil_divide, divide, remainder
 
 LANES = 8
 """Chains that are continued beside one another. More lanes make each link dearer, fewer make more rounds."""
@@ -62,7 +63,7 @@ def hash_tokens(
     """
     pieces = _cut(size, computed, counts, tokens.shape[0])
     digests, words = _digest(size, tails, computed, starts, tokens, pieces)
-    filled = (computed % size + counts) // size
+    filled = divide(remainder(computed, size) + counts, size)
     keys, last = _chain(tails[:, :4], fingerprint.finish(digests), pieces.first, filled)
     ended = jnp.clip(pieces.first + pieces.number - 1, 0, tokens.shape[0] - 1)
     after = jnp.concatenate([last, digests[ended], words[ended]], axis=1)
@@ -71,14 +72,14 @@ def hash_tokens(
         tails=jnp.where((counts > 0)[:, None], after, tails),
         filled=pieces.spans.live & (pieces.end == size),
         request=line,
-        column=computed[line] // size + within,
+        column=divide(computed[line], size) + within,
         keys=keys,
     )
 
 
 def _cut(size: jax.Array, computed: jax.Array, counts: jax.Array, lanes: int) -> _Pieces:
-    place = computed % size
-    count = jnp.where(counts > 0, (place + counts + size - 1) // size, 0)
+    place = remainder(computed, size)
+    count = jnp.where(counts > 0, ceil_divide(place + counts, size), 0)
     spans = cut(count[:, None], lanes)
     line, within = spans.line, spans.within
     begin = jnp.where(within == 0, place[line], 0)
@@ -94,13 +95,13 @@ def _digest(
     before = tails[line, 8:]
     begin, end = pieces.begin[:, None], pieces.end[:, None]
     # The place in `tokens` of the block's first token: the part that was hashed before would lie there.
-    base = ((starts - computed % size)[line] + within * size)[:, None]
+    base = ((starts - remainder(computed, size))[line] + within * size)[:, None]
     whole = tokens.astype(jnp.uint32)
-    rounds = jnp.max(jnp.where(pieces.spans.live, (pieces.end + 3) // 4 - pieces.begin // 4, 0))
+    rounds = jnp.max(jnp.where(pieces.spans.live, ceil_divide(pieces.end, 4) - divide(pieces.begin, 4), 0))
 
     def absorb(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         turn, digest, words = carry
-        at = 4 * (begin // 4 + turn) + count_up(4)[None]
+        at = 4 * (divide(begin, 4) + turn) + count_up(4)[None]
         new = whole.at[base + at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
         four = jnp.where(at < begin, before, jnp.where(at < end, new, 0))
         first = at[:, :1]

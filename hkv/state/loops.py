@@ -138,12 +138,12 @@ def scalars(values: Sequence[Any]) -> tuple[Scalar, ...]:
 
 
 def divide(a: Scalar, b: Scalar) -> Scalar:
-    """`a // b` of a non-negative `a` and a positive `b`."""
+    """`a // b` of a non-negative `a` and a positive `b`, broadcast; `//` itself costs corrections for signs."""
     return lax.div(*_int32(a, b))
 
 
 def remainder(a: Scalar, b: Scalar) -> Scalar:
-    """`a % b` of a non-negative `a` and a positive `b`."""
+    """`a % b` of a non-negative `a` and a positive `b`, broadcast."""
     return lax.rem(*_int32(a, b))
 
 
@@ -154,4 +154,4 @@ def ceil_divide(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _int32(*values: Any) -> tuple[Scalar, ...]:
-    return tuple(jnp.asarray(value, jnp.int32) for value in values)
+    return tuple(jnp.broadcast_arrays(*(jnp.asarray(value, jnp.int32) for value in values)))
