@@ -23,8 +23,8 @@ OK, NO_ROOM, ROW_FULL, NOT_RUNNING, OUT_OF_RANGE, CROSSES_STATE = 0, 2, 3, 6, 10
 class FingerprintRequest(Request):
     """A request whose prefixes are called by their fingerprints, tuples of four ints."""
 
-    def __init__(self, id: str, root: Sequence[int], hash_block_size: int) -> None:
-        super().__init__(id, 0, 0, [])
+    def __init__(self, id: str, root: Sequence[int], hash_block_size: int, prompt: int) -> None:
+        super().__init__(id, prompt, 0, [])
         self._root = tuple(int(word) for word in root)
         self._size = hash_block_size
 
@@ -38,7 +38,7 @@ class FingerprintRequest(Request):
 
     def _set(self, tokens: list[int]) -> None:
         self.tokens = tokens
-        self.num_tokens = self.num_prompt = len(tokens)
+        self.num_tokens = len(tokens)
         whole = np.array(tokens[: len(tokens) // self._size * self._size], np.int64).reshape(-1, self._size)
         self.keys[:] = [tuple(int(word) for word in key) for key in fingerprint.keys(whole, self._root)]
 
@@ -64,23 +64,25 @@ class Rows:
         self.names: list[str | None] = [None] * num_rows
         self._started = 0
 
-    def start(self, row: int, root: Sequence[int] = fingerprint.ROOT) -> None:
-        """A request begins in an empty row."""
+    def start(self, row: int, root: Sequence[int] = fingerprint.ROOT, prompt: int = 0) -> None:
+        """A request begins in an empty row, with a prompt of so many tokens."""
         assert self.names[row] is None, "a row holds one request"
         name = f"r{self._started}"
         self._started += 1
         self.names[row] = name
-        self.manager.requests[name] = FingerprintRequest(name, root, self.config.hash_block_size)
+        self.manager.requests[name] = FingerprintRequest(name, root, self.config.hash_block_size, prompt)
 
-    def arrive(self, row: int, tokens: Sequence[int], root: Sequence[int] = fingerprint.ROOT) -> int:
+    def arrive(
+        self, row: int, tokens: Sequence[int], root: Sequence[int] = fingerprint.ROOT, prompt: int | None = None
+    ) -> int:
         """A request with `tokens` begins in an empty row, and adopts what the cache has of them. Returns its hit."""
-        self.start(row, root)
+        self.start(row, root, len(tokens) if prompt is None else prompt)
         request = self.request(row)
         assert request is not None
         self.manager.step()
         request.append(tokens)
         found = self.manager.lookup(request.id)
-        hit = found.hit
+        hit, request.shared_prefix = found.hit, found.shared_prefix
         if hit:
             # By itself a hit takes no block; `Manager.allocate` would also give opaque groups theirs.
             for kind, blocks in zip(self.manager.cache.kinds, found.blocks, strict=True):
@@ -143,8 +145,8 @@ class Rows:
         main = request.num_computed + count
         slots = min(main + lookahead, self.config.max_model_len)
         for size, spec in zip(self.config.block_sizes, self.config.topology.specs, strict=True):
-            aligned = spec.keeps_states
-            columns = 1 if spec.one_block else -(-(main if aligned else slots) // size)
+            aligned, scratch = spec.keeps_states, getattr(spec, "num_speculative_blocks", 0)
+            columns = 1 if spec.one_block else -(-(main if aligned else slots) // size) + scratch
             if columns > self.width:
                 return ROW_FULL
         if main > self.config.max_model_len:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.queries import field, known_rows
+from hkv.cache.queries import Rows, field, known_rows, lines
 from hkv.cache.spans import count_up, running_sum
 from hkv.cache.state import PAD, StepCounter, StepRequest, StepState, replace
 from hkv.cache.token_hashing import hash_tokens
@@ -38,12 +38,15 @@ class Arrivals:
       roots: uint32[K, 4], as in `hkv.cache.step.start`.
       tokens: int32[K, P], their tokens.
       counts: int32[K], how many; 0 for a request that begins with nothing.
+      prompts: int32[K], how many of them, or more, are the prompt, before whose end sparse retention keeps blocks: a
+        request that was preempted comes with what it generated. None where all are.
     """
 
     rows: jax.Array
     roots: jax.Array
     tokens: jax.Array
     counts: jax.Array
+    prompts: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -64,9 +67,14 @@ class ArrivalResult:
 
 
 class Lookup(NamedTuple):
-    """Cached prefixes of K prompts: `hits` int32[K], `alone` int32[K, G], and `blocks` int32[K, G, W], 0 for none."""
+    """Cached prefixes of K prompts.
+
+    `hits` int32[K], `alone` int32[K, G], and `blocks` int32[K, G, W], 0 for none. `shared_prefix` int32[K]: the longest
+    hit of the groups that are looked up first, if that is longer, else 0 (vLLM 0.33 `find_longest_cache_hit`).
+    """
 
     hits: jax.Array
+    shared_prefix: jax.Array
     alone: jax.Array
     blocks: jax.Array
 
@@ -104,7 +112,7 @@ def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
     state = replace(
         state,
         rows=state.rows.at[place].set(found.blocks, mode="drop"),
-        requests=state.requests.at[place].set(_lines(parameters, state, found), mode="drop"),
+        requests=state.requests.at[place].set(_lines(parameters, state, arrivals, found), mode="drop"),
         chains=state.chains.at[place].set(chains, mode="drop"),
         hashing=state.hashing.at[place].set(hashing, mode="drop"),
     )
@@ -137,15 +145,18 @@ def _check(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
     return jnp.where(rows == PAD, int(Status.OK), status).astype(jnp.int32), taken
 
 
-def _lines(parameters: Parameters, state: StepState, found: Lookup) -> jax.Array:
-    """The new `requests` rows, int32[K, 2 + 3 * G]: what was adopted is computed, and registered already."""
+def _lines(parameters: Parameters, state: StepState, arrivals: Arrivals, found: Lookup) -> jax.Array:
+    """The new lines of `requests`: what was adopted is computed, and registered already."""
     groups = parameters.groups[: state.rows.shape[1]]
     length = jnp.where(field(groups, GroupField.CACHEABLE) != 0, found.hits[:, None] // _blocks(groups)[None], 0)
     column = count_up(found.blocks.shape[2])[None, None] + 1
     null = (found.blocks == 0) & (column <= length[:, :, None])
     first = jnp.max(jnp.where(null, column, 0), axis=2)
+    prompts = arrivals.counts if arrivals.prompts is None else jnp.maximum(arrivals.prompts, 0).astype(jnp.int32)
     live = jnp.ones_like(found.hits)
-    return jnp.concatenate([live[:, None], found.hits[:, None], length, first, length], axis=1)
+    front = len(StepRequest) + 3 * groups.shape[0]
+    grown = jnp.zeros_like(length) if state.requests.shape[1] > front else None
+    return lines(Rows(live, found.hits, prompts, found.shared_prefix, length, first, length, grown))
 
 
 def _blocks(groups: jax.Array) -> jax.Array:
@@ -210,10 +221,12 @@ def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts
     below = (lengths[None] < counts[:, None]) & (lengths[None] <= hashed[:, None] * size) & aligned[None]
     alone = jnp.max(jnp.where(readable & below[:, None], lengths[None, None], 0), axis=2)
     hits = jnp.max(jnp.where(jnp.all(readable, axis=1) & below, lengths[None], 0), axis=1)
+    together = (groups[:, GroupField.COLUMN] < groups[0, GroupField.FINDER_COUNT])[None, :, None]
+    longest = jnp.max(jnp.where(jnp.all(readable | ~together, axis=1) & below, lengths[None], 0), axis=1)
     begin, end, _ = _spans(groups, hits)
     place = column[None, None]
     inside = ((place >= begin.T[:, :, None]) | (place < sinks[None])) & (place < end.T[:, :, None])
-    return Lookup(hits, alone, jnp.where(inside, held, 0))
+    return Lookup(hits, jnp.where(longest > hits, longest, 0), alone, jnp.where(inside, held, 0))
 
 
 def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

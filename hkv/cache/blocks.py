@@ -84,8 +84,10 @@ def give_back(
     return state, first + counts, jnp.sum(due - counts, dtype=jnp.int32)
 
 
-def serve(taking: jax.Array, need: jax.Array, running: jax.Array, busy: jax.Array, queue: Queue) -> jax.Array:
-    """Mask bool[Q] of the queries that are served, in order.
+def serve(
+    taking: jax.Array, need: jax.Array, running: jax.Array, busy: jax.Array, queue: Queue
+) -> tuple[jax.Array, jax.Array]:
+    """Masks bool[Q] of the queries that are served, in order, and of those that too few blocks are free for.
 
     All are served unless blocks run short. Then the first one without room is refused, and all later ones that need
     more than is left; there are at most as many rounds as different needs. A row that runs already may take the
@@ -93,21 +95,26 @@ def serve(taking: jax.Array, need: jax.Array, running: jax.Array, busy: jax.Arra
     """
     index = count_up(taking.shape[0])
 
-    def refused(served: jax.Array) -> jax.Array:
-        return served & short(served, need, running, busy, queue)[1]
-
-    def refuse(served: jax.Array) -> jax.Array:
-        place = jnp.argmax(refused(served)).astype(jnp.int32)
+    def refuse(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        served, refused, _, _ = carry
+        place = jnp.argmax(refused).astype(jnp.int32)
         earlier = served & (index < place)
         before = jnp.sum(jnp.where(earlier, need, 0), dtype=jnp.int32)
         others = busy | jnp.any(earlier)
         _, beyond = _exceeds(need, before, others & ~running, queue)
-        return served & ~((index >= place) & beyond)
+        served = served & ~((index >= place) & beyond)
+        lacks, beyond = _short(served, need, running, busy, queue)
+        return served, served & beyond, lacks, jnp.any(served & beyond)
 
-    return lax.while_loop(lambda served: jnp.any(refused(served)), refuse, taking)
+    # Where there are blocks for all, which is cheap to see, the loop makes no trip. Its first one may refuse nobody.
+    total = jnp.sum(jnp.where(taking, need, 0), dtype=jnp.int32)
+    scarce = total + queue.watermark > jnp.minimum(queue.free, queue.limit)
+    nobody = jnp.zeros_like(taking)
+    served, _, lacks, _ = lax.while_loop(lambda carry: carry[3], refuse, (taking, nobody, nobody, scarce))
+    return served, lacks
 
 
-def short(
+def _short(
     served: jax.Array, need: jax.Array, running: jax.Array, busy: jax.Array, queue: Queue
 ) -> tuple[jax.Array, jax.Array]:
     """Masks bool[Q] of queries that find too few free blocks at their turn, and of those that find these or room short.
@@ -126,7 +133,7 @@ def short(
 
 
 def _exceeds(need: jax.Array, before: jax.Array, kept: jax.Array, queue: Queue) -> tuple[jax.Array, jax.Array]:
-    """Masks of `short` when `before` blocks are taken already and rows in `kept` must leave the watermark free."""
+    """Masks of `_short` when `before` blocks are taken already and rows in `kept` must leave the watermark free."""
     lacks = need + before + jnp.where(kept, queue.watermark, 0) > queue.free
     return lacks, lacks | (need + before > queue.limit)
 
@@ -157,3 +164,26 @@ def take(state: StepState, lines: jax.Array, length: jax.Array, need: jax.Array,
         rows=state.rows.at[lines[line], group, column].set(block, mode="drop"),
         counters=counters,
     )
+
+
+def move(
+    state: StepState, lines: jax.Array, source: jax.Array, target: jax.Array, counts: jax.Array, room: int
+) -> StepState:
+    """Moves `counts` entries of rows from `source` to `target`, past their old places, which become null.
+
+    Args:
+      state: the cache.
+      lines: int32[K], the row of each line.
+      source: int32[K, G], the first of the entries.
+      target: int32[K, G], its new place, behind the last of them.
+      counts: int32[K, G].
+      room: lanes, which suffice.
+    """
+    spans = cut(counts, room)
+    line, group = spans.line, spans.group
+    row, size = lines[line], state.rows.shape[2]
+    old = jnp.where(spans.live, source[line, group] + spans.within, size)
+    new = jnp.where(spans.live, target[line, group] + spans.within, size)
+    block = read_once(spans.ends[-1] > 0, lambda: state.rows[row, group, jnp.minimum(old, size - 1)])
+    rows = state.rows.at[row, group, old].set(0, mode="drop")
+    return replace(state, rows=rows.at[row, group, new].set(block, mode="drop"))

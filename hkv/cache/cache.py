@@ -46,12 +46,14 @@ class Cache:
       state: blocks, rows and keys.
       block_sizes: static; tokens in a block of each group.
       unit: static; tokens of which what steps register is a multiple.
+      drafts: static; states for drafts of a request in all groups together.
     """
 
     parameters: Parameters
     state: StepState
     block_sizes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     unit: int = dataclasses.field(metadata={"static": True})
+    drafts: int = dataclasses.field(metadata={"static": True})
 
     @property
     def tables(self) -> jax.Array:
@@ -141,6 +143,7 @@ def cache_config(
     max_model_len: int = 1 << 20,
     max_in_flight_tokens: int | None = None,
     watermark: float = 0.0,
+    retention_interval: int | None = None,
 ) -> VllmConfig:
     """The configuration of a cache of these groups, its block sizes as vLLM 0.33 resolves them.
 
@@ -151,6 +154,8 @@ def cache_config(
       max_model_len: tokens of the longest request.
       max_in_flight_tokens: tokens that may be computed but not yet processed; None for `max_model_len`.
       watermark: share of the pool that admission leaves free while something is running.
+      retention_interval: tokens between lengths before which windows and recurrent groups keep blocks, beside the
+        prompts' ends; 0 for those alone, as vLLM 0.33 does unless told otherwise; None for every length.
 
     Raises:
       ConfigError: the rules forbid such a cache.
@@ -165,6 +170,7 @@ def cache_config(
         max_model_len=max_model_len,
         max_in_flight_tokens=max_in_flight_tokens,
         watermark=watermark,
+        retention_interval=retention_interval,
     )
 
 
@@ -181,12 +187,17 @@ def init(config: VllmConfig, *, rows: int, row_blocks: int) -> Cache:
     """
     parameters, empty = state.init(config, rows=rows, row=row_blocks)
     sizes, unit = tuple(config.block_sizes), state.registration_unit(config)
-    return jax.tree.map(jnp.asarray, Cache(parameters, empty, sizes, unit))
+    return jax.tree.map(jnp.asarray, Cache(parameters, empty, sizes, unit, state.draft_states(config)))
 
 
 @typed_jit(donate_argnames="cache")
 def arrive(
-    cache: Cache, rows: jax.Array, tokens: jax.Array, counts: jax.Array, roots: jax.Array | None = None
+    cache: Cache,
+    rows: jax.Array,
+    tokens: jax.Array,
+    counts: jax.Array,
+    roots: jax.Array | None = None,
+    prompts: jax.Array | None = None,
 ) -> tuple[Cache, ArrivalResult]:
     """Requests begin in empty rows with the longest prefix that the cache has; `step` computes the rest.
 
@@ -196,6 +207,8 @@ def arrive(
       tokens: int[K, P], their prompts, padded.
       counts: int[K], tokens of each prompt.
       roots: uint32[K, 4], the same words for requests that may share blocks; None where all may.
+      prompts: int[K], tokens that are the prompt, of requests that come again with what they generated; None where all
+        are. Sparse retention keeps what a repetition of the prompt needs.
 
     Returns:
       The cache, and the hits.
@@ -208,7 +221,8 @@ def arrive(
     tokens = require_array("tokens", tokens, (size, None))
     counts = require_array("counts", counts, (size,))
     roots = _roots(size) if roots is None else require_array("roots", roots, (size, 4), np.uint32)
-    after, found = arrivals.arrive(cache.parameters, cache.state, Arrivals(rows, roots, tokens, counts))
+    prompts = counts if prompts is None else require_array("prompts", prompts, (size,))
+    after, found = arrivals.arrive(cache.parameters, cache.state, Arrivals(rows, roots, tokens, counts, prompts))
     return _with(cache, after), found
 
 
@@ -253,7 +267,7 @@ def step(
         none if drafts is None else require_array("drafts", drafts, (queries,)),
         none if in_flight is None else require_array("in_flight", in_flight, (queries,)),
     )
-    room = state.room_of(cache.block_sizes, cache.unit, queries, size)
+    room = state.room_of(cache.block_sizes, cache.unit, cache.drafts, queries, size)
     after, result = whole.step(cache.parameters, cache.state, batch, room=room)
     return _with(cache, after), result
 

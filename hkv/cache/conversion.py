@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hkv.cache.state import StepCounter, StepRequest, StepRow, StepState, init
+from hkv.cache.state import StepCounter, StepRequest, StepRow, StepState, draft_states, init
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField, of_config
 from hkv.errors import OperationError
@@ -25,6 +25,13 @@ WAITING, RUNNING = 1, 2
 
 PAIRS = ((Row.LENGTH, StepRow.LENGTH), (Row.FIRST, StepRow.FIRST), (Row.CACHED, StepRow.CACHED))
 """Fields of a row that both caches have: (in `Row`, in `StepRow`)."""
+
+DRAFT_PAIRS = (*PAIRS, (Row.GROWN, StepRow.GROWN))
+"""The same where groups have states for drafts."""
+
+
+REQUEST_PAIRS = ((Request.PROMPT, StepRequest.PROMPT), (Request.SHARED_PREFIX, StepRequest.SHARED_PREFIX))
+"""Fields of a request that both caches have."""
 
 
 def to_steps(
@@ -184,9 +191,11 @@ def _request_to_row(
         raise OperationError(f"tails[{slot}]", len(tail), f"{computed % size} tokens, of {computed} computed ones")
     target["requests"][slot, StepRequest.LIVE] = 1
     target["requests"][slot, StepRequest.COMPUTED] = computed
+    for old, new in REQUEST_PAIRS:
+        target["requests"][slot, new] = request[old]
     for group in range(groups if request[Request.LIVE] == RUNNING else 0):
         at = REQUEST_WORDS + GROUP_WORDS * group
-        for old, new in PAIRS:
+        for old, new in DRAFT_PAIRS if draft_states(config) else PAIRS:
             target["requests"][slot, len(StepRequest) + int(new) * groups + group] = request[at + old]
         first, length = int(request[at + Row.FIRST]), int(request[at + Row.LENGTH])
         first = 0 if config.topology.specs[group].sinks else first
@@ -225,14 +234,13 @@ def _row_to_request(
     known = 0
     for group in range(groups):
         at = REQUEST_WORDS + GROUP_WORDS * group
-        for old, new in PAIRS:
+        for old, new in DRAFT_PAIRS if draft_states(config) else PAIRS:
             request[at + old] = source["requests"][row, len(StepRequest) + int(new) * groups + group]
         known |= int(request[at + Row.CACHED] > 0)
     values = {
         Request.LIVE: RUNNING if running else WAITING,
         Request.COMPUTED: computed,
         Request.TOKENS: computed,
-        Request.PROMPT: computed,
         Request.KEYS: hashed,
         Request.HIT: -1,
         Request.KNOWN: known,
@@ -240,6 +248,8 @@ def _row_to_request(
     }
     for field, value in values.items():
         request[field] = value
+    for old, new in REQUEST_PAIRS:
+        request[old] = source["requests"][row, new]
     target["rows"][row, :groups] = source["rows"][row]
     target["chains"][row, :hashed] = [numbered(words) for words in source["chains"][row, :hashed]]
     return running

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from hkv.cache.spans import count_up
-from hkv.cache.state import PAD, StepBatch, StepRequest, StepRow, StepState
+from hkv.cache.state import PAD, StepBatch, StepRequest, StepState
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.state.loops import ceil_divide, divide, remainder
 from hkv.state.status import Status
 
 
 class Rows(NamedTuple):
-    """Fields of `StepState.requests` of Q rows: int32[Q] and int32[Q, G]."""
+    """Fields of `StepState.requests` of Q rows: int32[Q] each, and from `length` on int32[Q, G].
+
+    `grown` is left out where the state has it not.
+    """
 
     live: jax.Array
     computed: jax.Array
+    prompt: jax.Array
+    shared_prefix: jax.Array
     length: jax.Array
     first: jax.Array
     cached: jax.Array
+    grown: jax.Array | None = None
+
+
+class EveryGroup(NamedTuple):
+    """Parameters as the rules of `hkv.dialects.vllm.rules` read them, but of Q queries and all groups: int32[Q, G]."""
+
+    cache: jax.Array
+    groups: jax.Array
+    queries: int
+
+    def whole(self, field: CacheField) -> jax.Array:
+        """A field of the whole cache."""
+        return jnp.broadcast_to(self.cache[field], (self.queries, self.groups.shape[0]))
+
+    def group(self, group: Any, field: GroupField) -> jax.Array:
+        """A field of every group, whichever is asked for."""
+        del group
+        return jnp.broadcast_to(self.groups[None, :, field], (self.queries, self.groups.shape[0]))
 
 
 class Queries(NamedTuple):
@@ -77,13 +101,15 @@ def fields(state: StepState, rows: jax.Array) -> Rows:
     # Read once: repeated after the lines are written, the gather would need the old ones, and a copy of them.
     lines = lax.optimization_barrier(state.requests[rows])
     front, groups = len(StepRequest), state.rows.shape[1]
-    parts = [lines[:, front + int(f) * groups : front + (int(f) + 1) * groups] for f in StepRow]
-    return Rows(lines[:, StepRequest.LIVE], lines[:, StepRequest.COMPUTED], *parts)
+    parts = [lines[:, start : start + groups] for start in range(front, lines.shape[1], groups)]
+    return Rows(*(lines[:, int(f)] for f in StepRequest), *parts)
 
 
 def lines(rows: Rows) -> jax.Array:
-    """The lines of `StepState.requests` that have these fields, int32[Q, 2 + 3 * G]."""
-    return jnp.concatenate([rows.live[:, None], rows.computed[:, None], rows.length, rows.first, rows.cached], axis=1)
+    """The lines of `StepState.requests` that have these fields."""
+    front = jnp.stack([rows.live, rows.computed, rows.prompt, rows.shared_prefix], axis=1)
+    grown = () if rows.grown is None else (rows.grown,)
+    return jnp.concatenate([front, rows.length, rows.first, rows.cached, *grown], axis=1)
 
 
 def queries(
@@ -124,7 +150,7 @@ def before_states(groups: jax.Array, computed: jax.Array) -> jax.Array:
       int32[R]; `reads.UNLIMITED` for rows that are inside none.
     """
     size = block_sizes(groups)
-    inside = spread(groups, computed) % size
+    inside = remainder(spread(groups, computed), size)
     kept = (field(groups, GroupField.RECURRENT) != 0) & (field(groups, GroupField.CACHEABLE) != 0)
     rest = jnp.where(kept & (inside > 0), size - inside, reads.UNLIMITED)
     return jnp.min(rest, axis=1, initial=reads.UNLIMITED)
@@ -138,10 +164,11 @@ def _wanted(
     slots = spread(groups, jnp.minimum(end, longest))
     tokens = jnp.where(field(groups, GroupField.RECURRENT) != 0, spread(groups, main), slots)
     size = block_sizes(groups)
-    wanted = jnp.where(field(groups, GroupField.ONE_BLOCK) != 0, 1, (tokens + size - 1) // size)
+    wanted = ceil_divide(tokens, size) + field(groups, GroupField.SCRATCH)
+    wanted = jnp.where(field(groups, GroupField.ONE_BLOCK) != 0, 1, wanted)
     exists = count_up(groups.shape[0])[None] < parameters.cache[CacheField.GROUPS]
     wanted = jnp.where(exists, wanted, 0)
-    hashes = main // jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
+    hashes = divide(main, jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1))
     full = (main > longest) | (hashes > state.chains.shape[1])
     return wanted, full | jnp.any(wanted > state.rows.shape[2], axis=1)
 

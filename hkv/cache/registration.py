@@ -6,23 +6,28 @@ import jax
 import jax.numpy as jnp
 
 from hkv.cache.blocks import read_once
-from hkv.cache.queries import Rows, block_sizes, field, spread
+from hkv.cache.queries import EveryGroup, Rows, block_sizes, field, spread
 from hkv.cache.spans import clip, cut, running_sum
 from hkv.cache.state import StepCounter, StepState, replace
+from hkv.dialects.vllm.rules import retention
+from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.dialects.vllm.rules.register import cacheable_tokens, reusable
+from hkv.state.loops import divide, remainder
 
 
-def cacheable(parameters: Parameters, groups: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Tokens of each group that may be registered, int32[Q, G]: `hkv.dialects.vllm.rules.register.cacheable_tokens`."""
-    cache = parameters.cache
-    tokens = spread(groups, tokens)
-    certain = jnp.maximum(tokens - cache[CacheField.REPREFILLABLE], 0)
-    alignment = jnp.maximum(cache[CacheField.ALIGNMENT], 1)
-    aligned = tokens - tokens % alignment
-    more = jnp.minimum(certain, certain - certain % alignment + block_sizes(groups))
-    hybrid = jnp.where((field(groups, GroupField.EAGLE) != 0) & (aligned > 0), more, aligned)
-    found = jnp.where(cache[CacheField.UNITARY] != 0, certain, hybrid)
-    return jnp.where((field(groups, GroupField.CACHEABLE) != 0) & (cache[CacheField.CACHING] != 0), found, 0)
+def _retained(view: EveryGroup, rows: Rows, cacheable: jax.Array) -> jax.Array:
+    """Ends of the entries that sparse retention keeps for lengths that are expected, int32[Q, G, 5]; 0 for none.
+
+    The last one is a recurrent state's, kept if just as many tokens are computed as a repeated prompt could resume
+    from (vLLM 0.33 `MambaManager._cache_partial_tail_block`).
+    """
+    prompt, shared = (spread(view.groups, tokens) for tokens in (rows.prompt, rows.shared_prefix))
+    resumed = cacheable == resumable(view, prompt, view.whole(CacheField.HASH_BLOCK))
+    whole = divide(cacheable, block_sizes(view.groups))
+    tail = jnp.where(resumed & (view.group(None, GroupField.TAIL) == 2), whole, 0)
+    ends = jnp.stack([*retention.expected_ends(view, None, prompt, shared), tail], axis=2)
+    return jnp.where(view.cache[CacheField.RETAINED] != 0, ends, 0)
 
 
 def register(
@@ -49,22 +54,33 @@ def register(
       The state; entries looked at, int32[Q, G]; and how many wait, int32[].
     """
     groups = parameters.groups[: state.rows.shape[1]]
-    full = cacheable(parameters, groups, tokens) // block_sizes(groups)
+    view = EveryGroup(parameters.cache, groups, tokens.shape[0])
+    cached = (field(groups, GroupField.CACHEABLE) != 0) & (parameters.cache[CacheField.CACHING] != 0)
+    cacheable = jnp.where(cached, cacheable_tokens(view, None, spread(groups, tokens)), 0)
+    full = divide(cacheable, block_sizes(groups))
     due = jnp.where(served[:, None], jnp.maximum(full - rows.cached, 0), 0)
-    counts = clip(due, room)
+    units = _tail(view, rows, tokens, cacheable, full)
+    tail = jnp.where(served[:, None] & (units > 0), 1, 0)
+    counts = clip(due + tail, room)
     spans = cut(counts, room)
     line, group = spans.line, spans.group
     row = lines[line]
-    column = rows.cached[line, group] + spans.within
-    block = state.rows[row, group, column]
     scale = jnp.maximum(groups[group, GroupField.SCALE], 1)
-    key = state.chains[row, (column + 1) * scale - 1]
+    inside = spans.within >= due[line, group]
+    column = rows.cached[line, group] + spans.within
+    unit = jnp.where(inside, units[line, group], (column + 1) * scale)
+    column = jnp.where(inside, divide(unit, scale), column)
+    block = state.rows[row, group, column]
+    key = state.chains[row, unit - 1]
     period, shift = groups[group, GroupField.PERIOD], groups[group, GroupField.SHIFT]
-    phase = jnp.maximum(column - shift, 0) % jnp.maximum(period, 1)
-    kept = (period == 0) | ((column >= shift) & (phase >= period - groups[group, GroupField.KEEP]))
+    phase = remainder(jnp.maximum(column - shift, 0), jnp.maximum(period, 1))
+    keep, end = groups[group, GroupField.KEEP], _retained(view, rows, cacheable)[line, group]
+    kept = (period == 0) | ((column >= shift) & (phase >= period - keep))
+    kept |= jnp.any((column[:, None] >= end - keep[:, None]) & (column[:, None] < end), axis=1)
     kept &= spans.live & (block != 0)
     refs = read_once(spans.ends[-1] > 0, lambda: state.refs[block])
-    kept &= (refs & 1) == 0
+    # A block that was registered with the prompt's tail is registered anew when it is full.
+    kept &= ((refs & 1) == 0) | ((groups[group, GroupField.TAIL] == 1) & ~inside)
     order = running_sum(kept)
     stamp = (state.counters[StepCounter.REGISTERED] + order - 1).astype(jnp.uint32)
     words = jnp.concatenate([key, group.astype(jnp.uint32)[:, None], stamp[:, None]], axis=1)
@@ -72,4 +88,20 @@ def register(
     keys = state.keys.at[place].set(words, mode="drop")
     counters = state.counters.at[StepCounter.REGISTERED].add(order[-1])
     state = replace(state, refs=state.refs.at[place].set(refs | 1, mode="drop"), keys=keys, counters=counters)
-    return state, rows.cached + counts, jnp.sum(due - counts, dtype=jnp.int32)
+    return state, rows.cached + jnp.minimum(counts, due), jnp.sum(due + tail - counts, dtype=jnp.int32)
+
+
+def _tail(view: EveryGroup, rows: Rows, tokens: jax.Array, cacheable: jax.Array, full: jax.Array) -> jax.Array:
+    """Hash blocks up to the prompt's tail, where that is due in a block which is not full, int32[Q, G]; else 0.
+
+    `hkv.dialects.vllm.rules.register`, where blocks of full attention hold several hash blocks. There a block that is
+    full has the tail's key besides: nobody looks for that one, since hits end with blocks.
+    """
+    prompt, tokens = (spread(view.groups, counts) for counts in (rows.prompt, tokens))
+    hash_block = jnp.maximum(view.whole(CacheField.HASH_BLOCK), 1)
+    units = reusable(view, None, prompt, divide(tokens, hash_block))
+    scale = jnp.maximum(view.group(None, GroupField.SCALE), 1)
+    column = divide(units, scale)
+    inside = (remainder(units, scale) != 0) & (column >= full) & (column < rows.length)
+    due = (view.group(None, GroupField.TAIL) == 1) & inside & (units * hash_block <= cacheable)
+    return jnp.where(due, units, 0)

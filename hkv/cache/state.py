@@ -44,6 +44,10 @@ class StepRequest(enum.IntEnum):
     """1 if the row has a request."""
     COMPUTED = 1
     """Tokens computed, or being computed by the last step."""
+    PROMPT = 2
+    """Tokens of its prompt; 0 where that is not known."""
+    SHARED_PREFIX = 3
+    """Tokens up to which others were seen to share its prefix, if that is more than it adopted; else 0."""
 
 
 class StepRow(enum.IntEnum):
@@ -55,6 +59,8 @@ class StepRow(enum.IntEnum):
     """Entries before this one were given back, and are null; where there are sinks, those after them."""
     CACHED = 2
     """Entries already looked at for registration."""
+    GROWN = 3
+    """1 if the row ends in a running state and states for drafts; only where groups have such states."""
 
 
 PAD = -1
@@ -81,8 +87,8 @@ class StepState:
       keys: uint32[N, 6], what each block is registered under (`KEY_WORDS`); means nothing for blocks that are not. Of
         several blocks with the same key, the one registered first counts.
       rows: int32[R, G, W], block ids; 0 where there is none.
-      requests: int32[R, 2 + 3 * G], what each row knows of its request (`StepRequest`), then LENGTH of each group,
-        FIRST of each, CACHED of each (`StepRow`).
+      requests: int32[R, 4 + 3 * G], what each row knows of its request (`StepRequest`), then LENGTH of each group,
+        FIRST of each, CACHED of each (`StepRow`); int32[R, 4 + 4 * G] with GROWN, where groups have states for drafts.
       chains: uint32[R, C, 4], the key of each whole hash block of the row's tokens.
       hashing: uint32[R, 12], where hashing of the row's tokens stands (`HASH_WORDS`).
       counters: int32[4], the queue's ends and what was counted (`StepCounter`).
@@ -176,6 +182,7 @@ def init(
         raise ConfigError("chain", chain, "a positive integer")
     queue = np.zeros(1 << (blocks - 1).bit_length(), np.int32)
     queue[: config.num_blocks - 1] = np.arange(1, config.num_blocks)
+    fields = len(StepRow) - (draft_states(config) == 0)
     counters = np.zeros(len(StepCounter), np.int32)
     counters[StepCounter.TAIL] = config.num_blocks - 1
     return parameters, StepState(
@@ -184,7 +191,7 @@ def init(
         marks=np.zeros(blocks, np.int32),  # type: ignore[arg-type]
         keys=np.zeros((blocks, KEY_WORDS), np.uint32),  # type: ignore[arg-type]
         rows=np.zeros((rows, groups, row), np.int32),  # type: ignore[arg-type]
-        requests=np.zeros((rows, len(StepRequest) + len(StepRow) * groups), np.int32),  # type: ignore[arg-type]
+        requests=np.zeros((rows, len(StepRequest) + fields * groups), np.int32),  # type: ignore[arg-type]
         chains=np.zeros((rows, finest, 4), np.uint32),  # type: ignore[arg-type]
         hashing=np.zeros((rows, HASH_WORDS), np.uint32),  # type: ignore[arg-type]
         counters=counters,  # type: ignore[arg-type]
@@ -195,24 +202,16 @@ def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules a whole step does not have.
 
     Raises:
-      ConfigError: sub-block hits, sparse retention (a step does not know where prompts end), hashes that look ahead,
-        recurrent groups with speculative or checkpoint states, or a full-attention group whose blocks hold several hash
-        blocks (vLLM 0.33 gives those blocks a second key, at the prompt's end).
+      ConfigError: sub-block hits, hashes that look ahead, or recurrent groups with states for checkpoints.
     """
     if config.partial_hits:
-        raise ConfigError("partial_hits", True, "False: a block has one key in whole steps")
-    if config.retention_interval is not None:
-        raise ConfigError("retention_interval", config.retention_interval, "None: a step does not know prompts' ends")
+        raise ConfigError("partial_hits", True, "False: hits in whole steps end with blocks")
     if config.hash_lookahead:
         raise ConfigError("hash_lookahead", config.hash_lookahead, "0: a step hashes the tokens of whole blocks alone")
     for group, spec in enumerate(config.topology.specs):
-        coarse = config.block_size(group) != config.hash_block_size
-        if config.caching and coarse and spec.reads_all:
-            expected = f"hash_block_size {config.hash_block_size}: a block has one key in whole steps"
-            raise ConfigError(f"groups[{group}].block_size", config.block_size(group), expected)
-        for name in ("num_speculative_blocks", "num_prefill_checkpoint_blocks"):
-            if getattr(spec, name, 0):
-                raise ConfigError(f"groups[{group}].{name}", getattr(spec, name), "0: a step has one state a row")
+        if blocks := getattr(spec, "num_prefill_checkpoint_blocks", 0):
+            expected = "0: a step leaves states behind only where it ends"
+            raise ConfigError(f"groups[{group}].num_prefill_checkpoint_blocks", blocks, expected)
 
 
 def room_for(config: VllmConfig, *, queries: int, tokens: int) -> int:
@@ -220,20 +219,30 @@ def room_for(config: VllmConfig, *, queries: int, tokens: int) -> int:
 
     Steps after a larger one may have more to give back than that: what does not fit waits.
     """
-    return room_of(config.block_sizes, registration_unit(config), queries, tokens)
+    return room_of(config.block_sizes, registration_unit(config), draft_states(config), queries, tokens)
 
 
 def registration_unit(config: VllmConfig) -> int:
-    """Tokens of which what is registered is a multiple, where there are several groups; else 1."""
-    return config.scheduler_block_size if len(config.block_sizes) > 1 else 1
+    """Tokens of which what is registered is a multiple, where there are several groups; else 1.
+
+    A block more under EAGLE, where the prompt's tail is registered in a block that is not full yet.
+    """
+    if len(config.block_sizes) == 1:
+        return 1
+    return config.scheduler_block_size + (max(config.block_sizes) if config.uses_eagle else 0)
 
 
-def room_of(block_sizes: Sequence[int], unit: int, queries: int, tokens: int) -> int:
-    """`room_for` of groups with these blocks, whose registration goes by `unit` tokens.
+def draft_states(config: VllmConfig) -> int:
+    """States for drafts of a request in all groups together."""
+    return sum(getattr(spec, "num_speculative_blocks", 0) for spec in config.topology.specs)
+
+
+def room_of(block_sizes: Sequence[int], unit: int, drafts: int, queries: int, tokens: int) -> int:
+    """`room_for` of groups with these blocks, `drafts` states for drafts, and registration by `unit` tokens.
 
     A query begins anywhere in a block, and may have up to `unit - 1` earlier tokens to register.
     """
-    return sum((tokens + queries * (max(unit, size) - 1)) // size for size in block_sizes)
+    return sum((tokens + queries * (max(unit, size) - 1)) // size for size in block_sizes) + queries * drafts
 
 
 def replace(state: StepState, **changes: jax.Array) -> StepState:

@@ -15,7 +15,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from hkv.cache.blocks import Queue, give_back, serve, short, take
+from hkv.cache.blocks import Queue, give_back, move, serve, take
 from hkv.cache.queries import block_sizes, field, fields, known_rows, lines, queries, spread
 from hkv.cache.registration import register
 from hkv.cache.state import (
@@ -33,7 +33,9 @@ from hkv.cache.step_slots import slots_of, state_blocks
 from hkv.cache.token_hashing import hash_tokens
 from hkv.cache.varying import unified
 from hkv.dialects.vllm.rules import reads
+from hkv.dialects.vllm.rules.admit import Spread, spread_row
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.state.loops import divide
 from hkv.state.status import Status
 
 
@@ -68,16 +70,21 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
 
     had, grown = rows.length, jnp.maximum(wanted, rows.length)
     new = grown - had
-    need = jnp.where(field(groups, GroupField.RECURRENT) != 0, jnp.minimum(new, 1), new)
+    recurrent = field(groups, GroupField.RECURRENT) != 0
+    spread = _spread(groups, had, grown, rows.grown)
+    need = jnp.where(recurrent, jnp.maximum(grown - spread.end, 0), new)
     need = jnp.where(taking[:, None], need, 0)
     free = state.counters[StepCounter.TAIL] - state.counters[StepCounter.HEAD]
     queue = Queue(free, jnp.minimum(free, room), parameters.cache[CacheField.WATERMARK])
     total = need.sum(axis=1, dtype=jnp.int32)
     live = (state.requests[:, StepRequest.LIVE] != 0) & (state.requests[:, StepRequest.COMPUTED] > 0)
-    served = serve(taking, total, live[at] & asked.known, jnp.any(live), queue)
-    refusal, _ = short(served, total, live[at] & asked.known, jnp.any(live), queue)
-    refusal = jnp.where(refusal, int(Status.NO_ROOM), int(Status.STEP_FULL)).astype(jnp.int32)
+    served, lacks = serve(taking, total, live[at] & asked.known, jnp.any(live), queue)
+    refusal = jnp.where(lacks, int(Status.NO_ROOM), int(Status.STEP_FULL)).astype(jnp.int32)
     status = jnp.where(taking & ~served, refusal, status)
+    if rows.grown is not None:
+        moved = jnp.where(recurrent & served[:, None], spread.moved, 0)
+        state = move(state, at, spread.scratch, spread.gap_end, moved, room)
+        rows = rows._replace(grown=jnp.where(served[:, None], 1, rows.grown))
     state = take(state, at, grown, jnp.where(served[:, None], need, 0), room)
 
     counts, lengths = (jnp.where(served, tokens, 0) for tokens in (asked.counts, asked.lengths))
@@ -100,7 +107,9 @@ def jitted(room: int):
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def start(state: StepState, rows: jax.Array, roots: jax.Array) -> tuple[StepState, jax.Array]:
+def start(
+    state: StepState, rows: jax.Array, roots: jax.Array, prompts: jax.Array | None = None
+) -> tuple[StepState, jax.Array]:
     """Requests begin in empty rows, with no token computed.
 
     Args:
@@ -108,17 +117,21 @@ def start(state: StepState, rows: jax.Array, roots: jax.Array) -> tuple[StepStat
       rows: int32[K], distinct rows; -1 for none.
       roots: uint32[K, 4], what stands for the key before a request's first: `hkv.keys.fingerprint.ROOT`, or other
         words, the same for requests that may share blocks (of one tenant, one LoRA).
+      prompts: int32[K], tokens of their prompts, before whose ends sparse retention keeps blocks; None where it need
+        not, or the ends are not known.
 
     Returns:
       The state, and a status int32[K]: NO_SUCH_SLOT for a row that does not exist or was named before, NOT_WAITING for
       one that is not empty.
     """
-    state, rows, roots = unified(state, rows, roots)
+    given = jnp.zeros_like(rows) if prompts is None else prompts
+    state, rows, roots, lengths = unified(state, rows, roots, given)
     at, known = known_rows(state, rows)
     used = known & (state.requests[at, StepRequest.LIVE] != 0)
     done = known & ~used
     place = jnp.where(done, rows, state.requests.shape[0])
     line = jnp.zeros_like(rows, shape=(rows.shape[0], state.requests.shape[1])).at[:, StepRequest.LIVE].set(1)
+    line = line.at[:, StepRequest.PROMPT].set(jnp.maximum(lengths, 0).astype(jnp.int32))
     hashing = jnp.pad(roots.astype(jnp.uint32), ((0, 0), (0, state.hashing.shape[1] - 4)))
     requests = state.requests.at[place].set(line, mode="drop")
     hashing = state.hashing.at[place].set(hashing, mode="drop")
@@ -177,7 +190,14 @@ def _skipped(groups: jax.Array, tokens: jax.Array) -> jax.Array:
     n = spread(groups, tokens)
     reach = jnp.broadcast_to(field(groups, GroupField.REACH), n.shape)
     unit = jnp.broadcast_to(field(groups, GroupField.UNIT), n.shape)
-    return reads.skipped_tokens(n, unit, reach) // block_sizes(groups)
+    return divide(reads.skipped_tokens(n, unit, reach), block_sizes(groups))
+
+
+def _spread(groups: jax.Array, length: jax.Array, columns: jax.Array, grown: jax.Array | None) -> Spread:
+    """Shape of recurrent groups' rows of `length` entries that will have `columns`, int32[Q, G] each."""
+    scratch = jnp.broadcast_to(field(groups, GroupField.SCRATCH), length.shape)
+    before = jnp.zeros_like(length) if grown is None else grown
+    return spread_row(length, columns, scratch, jnp.zeros_like(length), before)
 
 
 def _hash(

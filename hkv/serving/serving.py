@@ -82,7 +82,14 @@ class Turn:
     tables: jax.Array
 
 
-def from_plan(plan: CachePlan, *, rows: int, row_blocks: int | None = None, worker: int = 0) -> Serving:
+def from_plan(
+    plan: CachePlan,
+    *,
+    rows: int,
+    row_blocks: int | None = None,
+    worker: int = 0,
+    retention_interval: int | None = None,
+) -> Serving:
     """The cache and the empty pool that a plan describes, of one worker.
 
     Args:
@@ -90,11 +97,12 @@ def from_plan(plan: CachePlan, *, rows: int, row_blocks: int | None = None, work
       rows: requests at the same time, R.
       row_blocks: most blocks of a request in one group; None for as many as the plan's longest request needs.
       worker: index of the worker.
+      retention_interval: as in `hkv.cache_config`; vLLM 0.33's default is 0.
 
     Raises:
       ConfigError: the plan has what whole steps cannot express, named.
     """
-    config = plan.config()
+    config = dataclasses.replace(plan.config(), retention_interval=retention_interval)
     groups = {name: index for index, group in enumerate(plan.served.plan.groups) for name in group.names}
     layouts = plan.layouts(worker)
     size = max(tensor.size for tensor in plan.served.plan.workers[worker].tensors)
@@ -128,10 +136,15 @@ def _made(
 
 
 def arrive(
-    serving: Serving, rows: jax.Array, tokens: jax.Array, counts: jax.Array, roots: jax.Array | None = None
+    serving: Serving,
+    rows: jax.Array,
+    tokens: jax.Array,
+    counts: jax.Array,
+    roots: jax.Array | None = None,
+    prompts: jax.Array | None = None,
 ) -> tuple[Serving, ArrivalResult]:
     """Requests begin in empty rows with the longest prefix that the cache has: `hkv.arrive`."""
-    cache, found = caches.arrive(serving.cache, rows, tokens, counts, roots)
+    cache, found = caches.arrive(serving.cache, rows, tokens, counts, roots, prompts)
     return dataclasses.replace(serving, cache=cache), found
 
 

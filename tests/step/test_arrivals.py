@@ -24,24 +24,25 @@ P = 40
 first_blocks = jax.jit(_first_blocks)
 
 
-def arrivals(rows: dict[int, list[int]], root=ROOT) -> Arrivals:
-    """Prompts by row, in order."""
+def arrivals(rows: dict[int, list[int]], root=ROOT, output=0) -> Arrivals:
+    """Prompts by row, in order, of which up to `output` tokens were generated."""
     places, tokens, counts = np.full(R, -1, np.int32), np.zeros((R, P), np.int32), np.zeros(R, np.int32)
     for index, (row, prompt) in enumerate(rows.items()):
         places[index], counts[index] = row, len(prompt)
         tokens[index, : len(prompt)] = prompt
-    return Arrivals(places, np.tile(np.uint32(root), (R, 1)), tokens, counts)
+    return Arrivals(places, np.tile(np.uint32(root), (R, 1)), tokens, counts, np.maximum(counts - output, 0))
 
 
-def arrive(pair: Pair, rows: dict[int, list[int]], root=ROOT) -> list[int]:
+def arrive(pair: Pair, rows: dict[int, list[int]], root=ROOT, output=0) -> list[int]:
     """Both caches take the requests; returns their hits, which are compared."""
     config = pair.rows.config
     found = {row: has_entry(pair, prompt, root) for row, prompt in rows.items()}
     defined = [longest_hit_by_definition(config, found[row], len(prompt)) for row, prompt in rows.items()]
-    pair.state, result = jitted(pair.parameters, pair.state, arrivals(rows, root))
+    pair.state, result = jitted(pair.parameters, pair.state, arrivals(rows, root, output))
     assert result.status.tolist() == [OK] * R
     assert result.hits.tolist()[: len(rows)] == defined
-    assert [pair.rows.arrive(row, prompt, root) for row, prompt in rows.items()] == defined
+    lengths = {row: max(len(prompt) - output, 0) for row, prompt in rows.items()}
+    assert [pair.rows.arrive(row, prompt, root, lengths[row]) for row, prompt in rows.items()] == defined
     return defined
 
 
@@ -78,7 +79,7 @@ def test_arrivals_are_lookups_and_adoptions_in_order(config, data):
             elif data.draw(st.integers(0, 2)) > 0:
                 base = data.draw(st.sampled_from(bases))
                 new[row] = base[: data.draw(st.integers(1, longest))]
-        arrive(pair, new)
+        arrive(pair, new, output=data.draw(st.sampled_from((0, 0, 3, P))))
         assert_same(pair.rows, pair.state)
         for _ in range(data.draw(st.integers(1, 4))):
             tokens = drawn_tokens(data, pair)

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hkv.cache import step as serving
-from hkv.cache.state import HASH_WORDS, StepBatch, StepCounter
+from hkv.cache.state import HASH_WORDS, StepBatch, StepCounter, StepRequest, StepRow
 from hkv.cache.step_slots import on_rank, ranks_of
 from hkv.cache.token_hashing import hash_tokens
 from hkv.errors import ConfigError
@@ -53,9 +53,10 @@ class Pair:
         # Three groups whatever the configuration, so that all share one executable.
         self.parameters, self.state = padded(config)
 
-    def start(self, row, root=ROOT) -> None:
-        self.rows.start(row, root)
-        self.state, status = serving.start(self.state, np.array([row, -1], np.int32), np.array([root, root], np.uint32))
+    def start(self, row, root=ROOT, prompt=0) -> None:
+        self.rows.start(row, root, prompt)
+        roots, prompts = np.array([root, root], np.uint32), np.array([prompt, 0], np.int32)
+        self.state, status = serving.start(self.state, np.array([row, -1], np.int32), roots, prompts)
         assert status.tolist() == [OK, OK]
 
     def finish(self, *rows) -> None:
@@ -106,7 +107,7 @@ def padded(config):
     groups = np.zeros((4, parameters.groups.shape[1]), np.int32)
     groups[: len(parameters.groups)] = parameters.groups
     wide = np.zeros((R, 3, W), np.int32)
-    requests = np.zeros((R, 2 + 9), np.int32)
+    requests = np.zeros((R, len(StepRequest) + 3 * len(StepRow)), np.int32)
     chains = np.zeros((R, 8 * W, 4), np.uint32)
     make = functools.partial(type(state), **{**vars(state), "rows": wide, "requests": requests, "chains": chains})
     return type(parameters)(parameters.cache, groups), make()
@@ -133,7 +134,7 @@ def test_steps_are_the_sequential_operations_in_order(config, data):
         for row in range(R):
             if pair.rows.names[row] is None:
                 if data.draw(st.integers(0, 2)) > 0:
-                    pair.start(row)
+                    pair.start(row, prompt=data.draw(st.integers(0, 30)))
             elif data.draw(st.integers(0, 9)) == 0:
                 pair.finish(row)
         tokens = drawn_tokens(data, pair)
@@ -151,7 +152,7 @@ def test_blocks_that_rows_share_are_given_back_by_the_last(config, data):
     longest = min(30, W * min(config.block_sizes) - T)
     prompt = [data.draw(st.integers(0, 1)) for _ in range(data.draw(st.integers(4, longest)))]
     for row in range(R):
-        pair.rows.start(row)
+        pair.rows.start(row, prompt=len(prompt))
         request = pair.rows.request(row)
         request.append(prompt)
         hit = pair.rows.manager.lookup(request.id).hit
@@ -430,8 +431,6 @@ def test_other_roots_share_nothing():
 @pytest.mark.parametrize(
     ("groups", "fields", "name"),
     [
-        ("full:4,swa:2:4", {}, "groups[0].block_size"),
-        ("full:2", {"retention_interval": 0}, "retention_interval"),
         ("full:2", {"hash_lookahead": 1}, "hash_lookahead"),
         ("full:2,mamba:4", {"hash_block_size": 2, "partial_hits": True}, "partial_hits"),
     ],

@@ -5,7 +5,7 @@ vLLM 0.33 `HybridKVCacheCoordinator.find_longest_cache_hit`, and `UnitaryKVCache
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -48,14 +48,14 @@ def hashed_keys(view: View, tokens: Scalar, keys: Scalar) -> Scalar:
     return jnp.minimum(keys, divide(hashed, view.whole(CacheField.HASH_BLOCK)))
 
 
-def resumable(view: View, tokens: Scalar, unit: Scalar) -> Scalar:
+def resumable(view: Any, tokens: Scalar, unit: Scalar) -> Scalar:
     """The last multiple of `unit` tokens from whose state a repetition of `tokens` tokens could resume.
 
-    vLLM 0.33 `get_mamba_prefill_checkpoint_position`.
+    vLLM 0.33 `get_mamba_prefill_checkpoint_position`. Elementwise.
     """
     drops = view.whole(CacheField.DROPS) != 0
     last = jnp.where(drops, tokens, jnp.maximum(tokens - jnp.maximum(view.whole(CacheField.LOOKAHEAD), 1), 0))
-    return jnp.maximum(divide(last, unit) - drops, 0) * unit
+    return jnp.maximum(divide(last, unit) - drops.astype(jnp.int32), 0) * unit
 
 
 def longest_hit(

@@ -6,6 +6,8 @@ vLLM 0.33 `KVCacheCoordinator.cache_blocks`, `SingleTypeKVCacheManager.cache_blo
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import export, retention, rows, unwritten
@@ -22,11 +24,11 @@ WRITES = ("rows", "chains", "requests", *key_table.WRITES)
 """Arrays that the rule writes; `rows` and `chains` only in their spare elements."""
 
 
-def cacheable_tokens(view: View, group: Scalar, tokens: Scalar) -> Scalar:
+def cacheable_tokens(view: Any, group: Scalar, tokens: Scalar) -> Scalar:
     """Tokens of a group that may be registered when `tokens` are computed.
 
     vLLM 0.33 `get_num_cacheable_tokens`: of a hybrid only whole scheduler blocks, unless sub-block hits are on, and a
-    block more where a hit drops a block; of a single group all but what may be prefilled again.
+    block more where a hit drops a block; of a single group all but what may be prefilled again. Elementwise.
     """
     certain = jnp.maximum(tokens - view.whole(CacheField.REPREFILLABLE), 0)
     alignment = view.whole(CacheField.GRAIN)
@@ -211,7 +213,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     groups = work.sizes.buckets.groups
     snapshot = view.group(group, GroupField.TAIL) == 2
     last = resumable(view, tail.prompt, hash_block)
-    units = jnp.where(snapshot, divide(tail.cacheable, hash_block), _reusable(view, group, tail.prompt, tail.keys))
+    units = jnp.where(snapshot, divide(tail.cacheable, hash_block), reusable(view, group, tail.prompt, tail.keys))
     part = remainder(units, scale)
     index = divide(units, scale) - (snapshot & (part == 0))
     end = units * hash_block
@@ -241,7 +243,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     return work.set(place, Request.CALM, 0), Due(drops, fresh, block, part, entry, end)
 
 
-def _reusable(view: View, group: Scalar, prompt: Scalar, keys: Scalar) -> Scalar:
-    """Hash blocks of a prompt that a repetition of it may hit."""
+def reusable(view: Any, group: Scalar, prompt: Scalar, keys: Scalar) -> Scalar:
+    """Hash blocks of a prompt that a repetition of it may hit. Elementwise."""
     last = jnp.where(view.group(group, GroupField.EAGLE) != 0, prompt, jnp.maximum(prompt - 1, 0))
     return jnp.minimum(divide(last, view.whole(CacheField.HASH_BLOCK)), keys)

@@ -7,7 +7,7 @@ which a request is expected to resume: the prompt's end, and where other request
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -71,7 +71,7 @@ def kept(work: Workspace, view: View, slot: Scalar, group: Scalar) -> tuple[Work
     sparse = ~every & (view.whole(CacheField.RETAINED) != 0)
     work, ends = peek(
         sparse,
-        lambda w: _ends(view, group, *w.get(slot, Request.PROMPT, Request.SHARED_PREFIX)),
+        lambda w: expected_ends(view, group, *w.get(slot, Request.PROMPT, Request.SHARED_PREFIX)),
         work,
         reads=("requests",),
         default=(0, 0, 0, 0),
@@ -86,12 +86,12 @@ def kept(work: Workspace, view: View, slot: Scalar, group: Scalar) -> tuple[Work
     )
 
 
-def _ends(view: View, group: Scalar, prompt: Scalar, junction: Scalar) -> tuple[Scalar, ...]:
+def expected_ends(view: Any, group: Scalar, prompt: Scalar, junction: Scalar) -> tuple[Scalar, ...]:
     """Ends of the retained blocks, for each length from which somebody is expected to resume.
 
     A repeated prompt computes its last token again (vLLM 0.33 `_get_replay_boundaries`). Under the EAGLE drop its hit
     loses a scheduler block more, counted from the prompt without and with its last token; and a hit at a junction
-    loses a block in the groups under the drop.
+    loses a block in the groups under the drop. Elementwise.
     """
     unit = view.whole(CacheField.SCHEDULER_BLOCK)
     drops = view.whole(CacheField.DROPS) != 0
