@@ -2,6 +2,7 @@
 
 python benchmarks/step.py                                        # hkv alone
 python benchmarks/step.py --vllm-python ~/vllm/bin/python        # and vLLM 0.33, in a process of its own
+python benchmarks/step.py --arrivals                             # requests that arrive, in pools of four sizes
 
 Three batches: every row decodes one token a step; all but one do, and that one computes a chunk of its prompt; some
 rows compute a chunk each. Chunks begin inside a block. Of every row, what its query cannot read is given back, blocks
@@ -41,6 +42,9 @@ CHUNKED_SPAN = 14
 
 CHUNK, INSIDE = 512, 5
 """Tokens of a chunk, and of those rows before their first one."""
+
+POOLS = (1024, 65536, 262144, 1048576)
+"""Blocks of the pools in which requests arrive."""
 
 SCANNED, STEPPED = "hkv.cache.step, many steps a dispatch", "hkv.cache.step, one dispatch a step"
 WHOLE = "vLLM 0.33, hashing and manager"
@@ -90,16 +94,20 @@ def mixes(rows: int) -> list[Mix]:
 @click.option("--spans", default=8, show_default=True, help="Spans of steps to time, at least 2.")
 @click.option("--blocks", default=65536, show_default=True, help="Blocks in the pool.")
 @click.option("--groups", default=GROUPS, show_default=True, help="KIND:BLOCK[:PARAMETER],...")
+@click.option("--arrivals", is_flag=True, help="Time 8 prompts of 512 tokens that hit, in pools of four sizes.")
 @click.option("--vllm-python", help="An interpreter with vLLM 0.33.")
 @click.option("--json", "json_path", help="Write the figures there.")
 @click.option("--vllm-side", is_flag=True, hidden=True)
-def main(vllm_side: bool, vllm_python: str | None, json_path: str | None, **sizes: Any) -> None:
+def main(arrivals: bool, vllm_side: bool, vllm_python: str | None, json_path: str | None, **sizes: Any) -> None:
     """Times steps of three batches."""
     if sizes["prompt"] % SPAN:
         raise click.UsageError(f"--prompt {sizes['prompt']}: a multiple of {SPAN} was expected")
     for name, least in (("rows", 2), ("spans", 2)):
         if sizes[name] < least:
             raise click.UsageError(f"--{name} {sizes[name]}: at least {least} was expected")
+    if arrivals:
+        report({"arrivals": {f"{n} blocks": run_arrivals(n, sizes["spans"], sizes["groups"]) for n in POOLS}})
+        return
     if vllm_side:
         print(json.dumps(run_all(run_vllm, **sizes)))
         return
@@ -215,6 +223,38 @@ def run_hkv(mix: Mix, prompt: int, spans: int, blocks: int, groups: str) -> dict
             used = np.count_nonzero(np.asarray(state.rows), axis=(0, 2))
             held = [[int(lengths[:, g].sum()), int(used[g])] for g in range(len(config.block_sizes))]
     return {"seconds": seconds, "held": held}
+
+
+def run_arrivals(blocks: int, spans: int, groups: str) -> list[float]:
+    """Seconds of each of `spans` arrivals of prompts that were computed before, in a pool of so many blocks."""
+    import jax
+
+    from hkv.cache import arrivals, single_thread
+    from hkv.cache import step as serving
+    from hkv.cache.state import StepBatch
+    from hkv.keys.fingerprint import ROOT as FIRST_KEY
+
+    single_thread.enable()
+    config, count = config_of(groups, blocks), 8
+    rows, counts = np.arange(count, dtype=np.int32), np.full(count, CHUNK, np.int32)
+    tokens = np.random.default_rng(0).integers(0, 50_000, (count, CHUNK)).astype(np.int32)
+    roots = np.tile(np.array(FIRST_KEY, np.uint32), (count, 1))
+    parameters, state = serving.init(config, rows=count, row=CHUNK // min(config.block_sizes) + 1)
+    state, _ = serving.start(state, rows, roots)
+    ends = np.arange(0, count * CHUNK + 1, CHUNK, dtype=np.int32)
+    room = serving.room_for(config, queries=count, tokens=count * CHUNK)
+    batch = StepBatch(*jax.device_put((tokens.reshape(-1), ends, rows, 0 * rows, 0 * rows)))
+    coming = arrivals.Arrivals(*jax.device_put((rows, roots, tokens, counts)))
+    state, result = serving.jitted(room)(parameters, state, batch)
+    assert not np.asarray(result.status).any(), "a row was refused"
+    times = []
+    for _ in range(spans + 1):
+        state = jax.block_until_ready(serving.finish(state, rows)[0])
+        start = time.perf_counter()
+        state, found = arrivals.jitted(parameters, state, coming)
+        assert np.asarray(found.hits).all(), "a prompt was not found"
+        times.append(time.perf_counter() - start)
+    return times[1:]  # the first one compiles
 
 
 def run_vllm(mix: Mix, prompt: int, spans: int, blocks: int, groups: str) -> dict[str, Any]:

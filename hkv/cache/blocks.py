@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.spans import clip, count_up, cut, running_sum
+from hkv.cache.spans import count_up, cut, running_sum
 from hkv.cache.state import StepCounter, StepState, replace
 from hkv.cache.varying import marked, varying_axes
 
@@ -52,9 +52,8 @@ def give_back(
       The state; first entries not given back, int32[K, G]; and how many blocks wait, int32[].
     """
     due = end - first
-    counts = clip(due, room)
-    spans = cut(counts, room)
-    line, group = spans.line, spans.group
+    spans = cut(due, room)
+    counts, line, group = spans.counts, spans.line, spans.group
     row = lines[line]
     column = first[line, group] + counts[line, group] - 1 - spans.within
     some = spans.ends[-1] > 0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from hkv.cache.blocks import read_once
 from hkv.cache.queries import EveryGroup, Rows, block_sizes, field, spread
-from hkv.cache.spans import clip, cut, running_sum
+from hkv.cache.spans import cut, running_sum
 from hkv.cache.state import StepCounter, StepState, replace
 from hkv.dialects.vllm.rules import retention
 from hkv.dialects.vllm.rules.hit import resumable
@@ -61,9 +61,8 @@ def register(
     due = jnp.where(served[:, None], jnp.maximum(full - rows.cached, 0), 0)
     units = _tail(view, rows, tokens, cacheable, full)
     tail = jnp.where(served[:, None] & (units > 0), 1, 0)
-    counts = clip(due + tail, room)
-    spans = cut(counts, room)
-    line, group = spans.line, spans.group
+    spans = cut(due + tail, room)
+    counts, line, group = spans.counts, spans.line, spans.group
     row = lines[line]
     scale = jnp.maximum(groups[group, GroupField.SCALE], 1)
     inside = spans.within >= due[line, group]

@@ -17,10 +17,11 @@ LINE = 8
 class Spans(NamedTuple):
     """Spans, one a line and group in that order, cut into one lane an entry.
 
-    `starts` and `ends` int32[lines * groups]: lanes of each span. The others, one a lane: whether it is in use, its
-    line, its group, and which entry of its span it is.
+    `counts` int32[lines, groups]: lanes of each span; `starts` and `ends` int32[lines * groups]: which. The others, one
+    a lane: whether it is in use, its line, its group, and which entry of its span it is.
     """
 
+    counts: jax.Array
     starts: jax.Array
     ends: jax.Array
     live: jax.Array
@@ -30,22 +31,18 @@ class Spans(NamedTuple):
 
 
 def cut(counts: jax.Array, room: int) -> Spans:
-    """Cuts spans of `counts` entries, int32[lines, groups], all within `room` lanes, into lanes."""
+    """Cuts spans of `counts` entries, int32[lines, groups], into `room` lanes, as far as there is room."""
     flat = counts.reshape(-1)
-    ends = running_sum(flat)
-    starts = ends - flat
+    sums = running_sum(flat)
+    starts, ends = jnp.minimum(sums - flat, room), jnp.minimum(sums, room)
     marks = jnp.zeros_like(flat, shape=room).at[starts].add(1, mode="drop")
     span = running_sum(marks) - 1
     lane = count_up(room)
     groups = counts.shape[1]
-    return Spans(starts, ends, lane < ends[-1], divide(span, groups), remainder(span, groups), lane - starts[span])
-
-
-def clip(counts: jax.Array, room: int) -> jax.Array:
-    """Part of the spans, in order, for which there is room."""
-    flat = counts.reshape(-1)
-    before = running_sum(flat) - flat
-    return jnp.clip(room - before, 0, flat).reshape(counts.shape)
+    kept = (ends - starts).reshape(counts.shape)
+    return Spans(
+        kept, starts, ends, lane < ends[-1], divide(span, groups), remainder(span, groups), lane - starts[span]
+    )
 
 
 def running_sum(values: jax.Array) -> jax.Array:
