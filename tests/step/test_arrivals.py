@@ -122,6 +122,20 @@ def test_a_hit_inside_a_window_and_the_hits_of_each_group():
     assert_same(pair.rows, pair.state)
 
 
+def test_windows_keep_what_prompts_end_with_and_what_others_share():
+    """Interval 0: the second request finds no window where it leaves the first, and keeps one for the third."""
+    pair = Pair(build("full:2,swa:2:4", num_blocks=60, retention_interval=0))
+    pair.start(0, prompt=12)
+    for tokens in ([1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]):
+        pair.step([tokens, [], [], [], []])
+    assert arrive(pair, {1: [*range(1, 9), 90, 91, 92]}) == [0]
+    assert_same(pair.rows, pair.state)
+    for tokens in ([1, 2, 3, 4, 5, 6], [7, 8, 90, 91, 92]):
+        pair.step([[], tokens, [], [], []])
+    assert arrive(pair, {2: [*range(1, 9), 70, 71, 72], 3: [*range(1, 12)]}, output=2) == [8, 10]
+    assert_same(pair.rows, pair.state)
+
+
 def test_other_roots_find_nothing():
     pair = Pair(build("full:2", num_blocks=60))
     pair.start(0)

@@ -17,7 +17,7 @@ from hkv.cache.step_slots import on_rank, ranks_of
 from hkv.cache.token_hashing import hash_tokens
 from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
-from hkv.spec import FullAttention, SlidingWindow
+from hkv.spec import FullAttention, Mamba, SlidingWindow
 from hkv.state.status import Status
 from reference.keys import fingerprint
 from reference.slots import Geometry, slot_mapping
@@ -256,6 +256,27 @@ def test_ranks_share_the_tokens_of_a_group_as_slot_mappings_say(interleave):
                 places = slice(place, place + count)
                 got = zip(blocks[group, places].tolist(), offsets[group, places].tolist(), strict=True)
                 assert list(got) == wanted
+
+
+def test_the_tail_of_a_prompt_is_registered_until_its_block_is_full():
+    """A block of two hash blocks with the prompt's tail alone waits behind blocks without keys."""
+    pair = Pair(build("full:4,swa:2:4", num_blocks=60, eagle=(0, 1)))
+    pair.start(0, prompt=7)
+    pair.start(1, prompt=7)
+    assert pair.step([[1, 2, 3, 4, 5, 6], [7, 6, 5, 4, 3, 2], [], [], []]) == [OK] * R
+    tails = [pair.rows.manager.rows(pair.rows.names[row])[0][1] for row in range(2)]
+    assert np.asarray(pair.state.refs)[tails].tolist() == [3, 3]
+    pair.finish(1)
+    assert_same(pair.rows, pair.state)
+    assert pair.step([[7, 8, 9, 1, 2, 3], [], [], [], []]) == [OK] * R
+
+
+def test_states_for_drafts_move_along_with_their_row():
+    specs = [Mamba(block_size=2, num_speculative_blocks=2), FullAttention(block_size=2)]
+    pair = Pair(build(specs, num_blocks=60))
+    pair.start(0)
+    for count in (2, 6, 1, 1):
+        assert pair.step([[1] * count, [], [], [], []], [L, 0, 0, 0, 0])[0] == OK
 
 
 def test_a_refused_row_has_retired_all_the_same():

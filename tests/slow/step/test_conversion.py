@@ -88,8 +88,14 @@ def test_empty_caches_are_each_others_images():
     jax.tree.map(np.testing.assert_array_equal, back, served.state)
 
 
+def one_key(config) -> bool:
+    """True if no block of single operations has a key that ends inside it, which conversion refuses."""
+    specs = config.topology.specs
+    return not any(spec.reads_all and config.block_size(g) != config.hash_block_size for g, spec in enumerate(specs))
+
+
 @settings(max_examples=15)
-@given(config=configs(least_blocks=24), data=st.data())
+@given(config=configs(least_blocks=24).filter(one_key), data=st.data())
 def test_steps_after_arrivals_and_operations_after_steps(config, data):
     served = Served(config)
     parameters = serving.init(config, rows=R, row=W, blocks=64)[0]
