@@ -11,11 +11,11 @@ import msgspec
 
 from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.atomic import write_atomically
-from tests.mutants import process_judge, suite_judge
-from tests.mutants.catalogue import choose
+from tests.mutants import diff_judge, process_judge, suite_judge
+from tests.mutants.catalogue import INSTALLED, choose
 from tests.mutants.provenance import target_of
-from tests.mutants.row import Planted
-from tests.mutants.table import markdown_table, record, show, summary
+from tests.mutants.row import DIFF, Planted
+from tests.mutants.table import markdown_table, package_table, record, show, summary
 from tests.mutants.verdict import Verdict
 
 INTERRUPTED = 130
@@ -25,11 +25,15 @@ INTERRUPTED = 130
 @click.command(epilog="Example: python -m tests.mutants --only eviction --markdown kills.md")
 @click.option("--only", metavar="NAME", multiple=True, help="A section, a target or a mutant; may be given again.")
 @click.option(
+    "--target",
+    type=click.Choice(INSTALLED),
+    help="Plant in that installed package, and have `hkv diff` judge it, with its default settings.",
+)
+@click.option(
     "--seeds",
     type=click.IntRange(1, MAX_COUNT),
-    default=suite_judge.SEEDS,
-    show_default=True,
-    help="Examples of a suite before it survives.",
+    help=f"Examples of a suite before a defect survives.  [default: {suite_judge.SEEDS}; {diff_judge.SEEDS} a feature "
+    "of `hkv diff`]",
 )
 @click.option(
     "--first-seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Number of the first example."
@@ -42,7 +46,8 @@ INTERRUPTED = 130
 @click.option("--json", "json_path", metavar="F", type=click.Path(), help="Write JSON to F; - for standard output.")
 def command(
     only: tuple[str, ...],
-    seeds: int,
+    target: str | None,
+    seeds: int | None,
     first_seed: int,
     sample: int | None,
     seed: int,
@@ -56,16 +61,18 @@ def command(
     A defect that a suite judges counts as caught when an invariant breaks with it alone; nothing is compared with the
     code without it. Where a test is its judge, the test has to fail. Exit status 1 if any survives.
     """
-    chosen = _chosen(only, sample, seed)
+    chosen = _chosen(only, sample, seed, target)
     if listing:
         for row in chosen:
-            click.echo(f"{target_of(row):10} {row.section:16} {row.name:55} {row.judge_name}")
+            click.echo(f"{target or target_of(row):10} {row.section:16} {row.name:55} {row.judge_name}")
         return
     verdicts: list[Verdict] = []
     status = 0
     try:
         for verdict in judged(chosen, seeds, first_seed):
             verdicts.append(verdict)
+            if target is not None:
+                click.echo(f"{verdict.outcome:9} {verdict.mutant.name}: {verdict.problem}", err=True)
     except KeyboardInterrupt:
         status = INTERRUPTED
     verdicts.sort(key=lambda verdict: chosen.index(verdict.mutant))
@@ -78,13 +85,14 @@ def command(
     if json_path not in (None, "-"):
         write_atomically(json_path, written)
     if markdown is not None:
-        write_atomically(markdown, markdown_table(verdicts).encode())
+        page = markdown_table(verdicts) if target is None else package_table(verdicts, target)
+        write_atomically(markdown, page.encode())
     sys.exit(status or (0 if all(verdict.killed for verdict in verdicts) else 1))
 
 
-def _chosen(only: Sequence[str], sample: int | None, seed: int) -> list[Planted]:
+def _chosen(only: Sequence[str], sample: int | None, seed: int, target: str | None = None) -> list[Planted]:
     try:
-        chosen = choose(only)
+        chosen = choose(only, target)
     except KeyError as error:
         raise click.UsageError(f"--only {error.args[0]!r} is no mutant, section or target; --list has them") from None
     if sample is not None and sample < len(chosen):
@@ -93,9 +101,9 @@ def _chosen(only: Sequence[str], sample: int | None, seed: int) -> list[Planted]
     return chosen
 
 
-def judged(chosen: Sequence[Planted], seeds: int = suite_judge.SEEDS, first_seed: int = 0) -> Iterator[Verdict]:
+def judged(chosen: Sequence[Planted], seeds: int | None = None, first_seed: int = 0) -> Iterator[Verdict]:
     """The verdicts, of tests first: their processes are forked, which has to be before this one uses JAX."""
-    by_test = [row for row in chosen if not row.judged_by_suite]
+    by_test = [row for row in chosen if row.judged_by_test]
     if by_test:
         process_judge.prepare()
     for row in by_test:
@@ -105,8 +113,10 @@ def judged(chosen: Sequence[Planted], seeds: int = suite_judge.SEEDS, first_seed
         click.echo(f"{verdict.outcome:9} {verdict.seconds:6.1f} s  {row.section:9} {row.name}", err=True)
         yield verdict
     for row in chosen:
-        if row.judged_by_suite:
-            yield suite_judge.judge(row, seeds, first_seed)
+        if row.judge == DIFF:
+            yield diff_judge.judge(row, seeds or diff_judge.SEEDS, first_seed)
+        elif not row.judged_by_test:
+            yield suite_judge.judge(row, seeds or suite_judge.SEEDS, first_seed)
 
 
 if __name__ == "__main__":

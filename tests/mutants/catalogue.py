@@ -10,7 +10,7 @@ import msgspec
 
 from hkv.testing.planting import Patch
 from tests.mutants.provenance import TARGETS, target_of
-from tests.mutants.row import Planted
+from tests.mutants.row import DIFF, Planted
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "rows"
 
@@ -24,11 +24,15 @@ OWN = ("properties", "compiled", "state", "step", "paged", "kernels", "rtp-memor
 """Sections of one-line edits of our own; tests judge them."""
 
 
+INSTALLED = ("vllm",)
+"""Sections of defects in installed packages, each called as its package is; `hkv diff` judges them."""
+
+
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
     """A row as its file has it; several ids are separated by blanks, several invariants by `|`."""
 
     edits: list[tuple[str, str, str]]
-    judge: str
+    judge: str = DIFF
     arguments: list[str | int] = []
     expected: str = ""
     upstream: str = ""
@@ -47,16 +51,28 @@ def _read(section: str) -> Iterator[Planted]:
 SECTIONS = {section: tuple(_read(section)) for section in (*PUBLISHED, *OWN)}
 """The rows of each section."""
 
+IN_PACKAGES = {section: tuple(_read(section)) for section in INSTALLED}
+"""The rows of `INSTALLED`, which are planted only where they are asked for: the package has to be there."""
+
 MUTANTS = {row.name: row for rows in SECTIONS.values() for row in rows}
 """Every row, by name."""
 
 
-def choose(only: Sequence[str]) -> list[Planted]:
+def choose(only: Sequence[str], package: str | None = None) -> list[Planted]:
     """The rows of those sections, targets and names; all without any.
+
+    Args:
+      only: sections, targets and names.
+      package: name of an installed package, whose rows are meant; None for those of this code.
 
     Raises:
       KeyError: a name that is none of these.
     """
+    if package is not None:
+        rows = IN_PACKAGES[package]
+        for name in sorted(set(only) - {row.name for row in rows}):
+            raise KeyError(name)
+        return [row for row in rows if not only or row.name in only]
     for name in only:
         if name not in SECTIONS and name not in MUTANTS and name not in TARGETS:
             raise KeyError(name)

@@ -10,6 +10,9 @@ from typing import Any
 
 from hkv.testing.planting import Patch
 
+DIFF = "diff"
+"""Judge of defects that are planted in an installed package: `hkv diff`, with its default settings."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
@@ -19,9 +22,11 @@ class Planted:
       name: in a few words joined by hyphens; unique.
       section: the file of `tests/mutants/rows` that it is in.
       edits: the edits.
-      judge: name of a suite of `tests.suites`, or `module:function` of a test, or of a property that tests use.
+      judge: name of a suite of `tests.suites`, `module:function` of a test or of a property that tests
+        use, or `DIFF`.
       arguments: what the judge is called with; of a suite, the topics of its cases, all of them if empty.
-      expected: names of the invariants that may notice it first.
+      expected: names of the invariants that may notice it first; under `DIFF`, words of the report's first line, one of
+        which names the cause.
       upstream: where the bug was published: `vllm#33775`, or a commit, `rtp-llm@04e47d7b1`.
       wrong: what goes wrong, in one line.
     """
@@ -38,7 +43,12 @@ class Planted:
     @property
     def judged_by_suite(self) -> bool:
         """True if a suite judges it, and no test."""
-        return ":" not in self.judge
+        return not self.judged_by_test and self.judge != DIFF
+
+    @property
+    def judged_by_test(self) -> bool:
+        """True if a test judges it, or a property that tests use."""
+        return ":" in self.judge
 
     @property
     def judge_name(self) -> str:

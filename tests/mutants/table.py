@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import statistics
 import sys
 from collections.abc import Sequence
@@ -112,6 +113,33 @@ def markdown_table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
+def package_table(verdicts: Sequence[Verdict], package: str) -> str:
+    """The table of defects planted in an installed package, as a Markdown document."""
+    version = importlib.metadata.version(package)
+    killed = [verdict for verdict in verdicts if verdict.killed]
+    sizes, seconds = [verdict.size for verdict in killed] or [0], [verdict.seconds for verdict in killed] or [0.0]
+    said = (
+        f"{len(killed)} of {len(verdicts)} found in {statistics.median(seconds):.1f} s (median), made small to"
+        f" {statistics.median(sizes):g} operations (median), {max(sizes)} at most, and named by the first line."
+    )
+    lines = [PACKAGE_HEAD.format(package=package, version=version), "", said, "", *PACKAGE_TITLES]
+    for verdict in verdicts:
+        mutant = verdict.mutant
+        upstream = f" ({', '.join(mutant.upstream)})" if mutant.upstream else ""
+        report = (
+            _shortened(verdict.problem) if verdict.killed else f"**{verdict.outcome}** {_shortened(verdict.problem)}"
+        )
+        numbers = f"{verdict.examples} | {verdict.seconds:.1f} | {verdict.size or '-'}"
+        lines.append(f"| `{mutant.name}` | {mutant.wrong}{upstream} | {numbers} | {report} |")
+    return "\n".join([*lines, ""])
+
+
+def _shortened(text: str) -> str:
+    """A report's line, cut where it is longer than a table's cell should be."""
+    plain = text.replace("|", "\\|")
+    return plain if len(plain) <= MOST else plain[: MOST - 4] + " ..."
+
+
 def _published_row(verdict: Verdict) -> str:
     mutant = verdict.mutant
     upstream = ", ".join(mutant.upstream)
@@ -132,13 +160,34 @@ PUBLISHED_TITLES = (
     "|---|---|---|---|---|--:|--:|--:|",
 )
 
+MOST = 220
+"""Characters of a report's first line that the table shows."""
+
+PACKAGE_TITLES = (
+    "| mutant | what goes wrong | seeds | seconds | size | first line of the report |",
+    "|---|---|--:|--:|--:|---|",
+)
+
+PACKAGE_HEAD = """# Defects planted in {package}
+
+Each row is a defect planted by itself, in memory, in the installed {package} {version}, and what
+`hkv diff --engines {package},numpy` says of it with its default settings. This page is written by
+`python -m tests.mutants --target {package} --markdown docs/mutants-in-{package}.md`; the edits are in
+`tests/mutants/rows/{package}.toml`.
+
+*Seeds* and *seconds* say how long it takes until the two differ, feature after feature in the command's order;
+*size* is how many operations the case has, those included in which the engine goes on by itself until an invariant
+breaks. The first line of the report stands here without the name of its seed. A defect counts only if that line names
+the cause, by words that its row holds it to, and the case has at most 12 operations; other rows say **misread**, or
+**lives** where the engines never differed. Rows of the file that are missing here were not measured in this run."""
+
 OWN_TITLES = ("| mutant | function | edit | caught by |", "|---|---|---|---|")
 
 HEAD = """# Mutants
 
 Each row is a defect planted in this code by itself, and what notices it. This page is written by
 `python -m tests.mutants --markdown docs/mutants.md`; `--only NAME --cases` prints a case, `--help` says more. The
-rows are data: `tests/mutants/rows`.
+rows are data: `tests/mutants/rows`. [mutants-in-vllm.md](mutants-in-vllm.md) has those that are planted in vLLM itself.
 
 Rows with *upstream* are bugs that shipped in an engine, or were proposed and caught in review, planted as an edit of
 a function or two. The ids name the reports whose rule is broken: `#` a report or a change, `@` and digits a commit; `@`

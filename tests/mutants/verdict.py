@@ -7,8 +7,9 @@ from typing import Literal
 
 from tests.mutants.row import Planted
 
-Outcome = Literal["killed", "lives", "broken", "no answer"]
-"""`broken`: a test failed over something else than what it checks, which shows nothing; `no answer`: it was ended."""
+Outcome = Literal["killed", "lives", "broken", "no answer", "misread"]
+"""`broken`: a test failed over something else than what it checks, which shows nothing; `no answer`: it was ended;
+`misread`: the engines differ, and the report is long or does not name the cause."""
 
 
 @dataclasses.dataclass(frozen=True)

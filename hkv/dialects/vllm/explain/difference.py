@@ -42,6 +42,10 @@ def difference(case: Case) -> str:
             return _freed(case, set(want), set(got))
         case oplog.EventsOp() | oplog.StateOp() if ".keys" in field or field.startswith("cached."):
             return next(_wrong_key(case), "")
+        case oplog.EventsOp() if field == "removed":
+            keys, due = want or got, "were to leave it" if want else "were to stay"
+            verb = "stay in" if want else "leave"
+            return f"keys of group {keys[0][0]} {verb} the index that {due}"
         case oplog.EventsOp() if field == "number of stored events" or field.endswith(".num_blocks"):
             return _stored(case)
         case _:
