@@ -148,6 +148,10 @@ class PeerError(Exception):
     """An environment that cannot be made or used; its message is one line."""
 
 
+class NoPythonError(PeerError):
+    """The Python that an environment is made with is not on this machine."""
+
+
 def interpreter(folder: pathlib.Path) -> pathlib.Path:
     """The Python of an environment."""
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -174,10 +178,12 @@ def make(
       timeout: seconds that each step may take at most, or None.
 
     Raises:
+      NoPythonError: there is none to make it with.
       PeerError: the folder holds something else, or a step failed or took too long.
     """
     python = interpreter(folder)
     if not is_complete(peer, folder, torch_options):
+        _check_python(peer)
         _clear(folder)
         try:
             _create(peer, folder)
@@ -194,6 +200,15 @@ def make(
     else:
         _add_checkout(python)  # the one that made it may have been another
     return python
+
+
+def _check_python(peer: Peer) -> None:
+    if not peer.python:
+        return
+    try:  # found is not enough: what is on the path may be a stand-in for versions that are not chosen
+        subprocess.run([peer.python, "--version"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NoPythonError(f"not made: no {peer.python} on the path that runs") from error
 
 
 def _create(peer: Peer, folder: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from benchmarks import peer_environments
-from benchmarks.peer_environments import PEERS, STAMP, PeerError, is_complete, make
+from benchmarks.peer_environments import PEERS, STAMP, NoPythonError, PeerError, is_complete, make
 
 VLLM = PEERS["vllm"]
 
@@ -97,3 +97,17 @@ def test_the_vllm_environment_alone_wants_a_new_folder(tmp_path: pathlib.Path) -
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
     assert done.returncode == 2
     assert "expected one that does not exist" in done.stderr
+
+
+@pytest.mark.parametrize("stand_in", [None, "exit 127"])
+def test_a_python_that_does_not_run_is_said_before_anything_is_removed(stand_in, tmp_path, monkeypatch) -> None:
+    if stand_in:
+        (tmp_path / "python3.12").write_text(f"#!/bin/sh\n{stand_in}\n")
+        (tmp_path / "python3.12").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    (folder / "pyvenv.cfg").write_text("")
+    with pytest.raises(NoPythonError, match=r"not made: no python3\.12 on the path that runs"):
+        make(PEERS["tokamax"], folder)
+    assert (folder / "pyvenv.cfg").exists()
