@@ -95,10 +95,12 @@ class Run:
 @click.option("--cost", default="hours", type=click.Choice([cost.name.lower() for cost in Cost]), show_default=True)
 @click.option("--vllm-python", metavar="PATH", type=click.Path(exists=True, dir_okay=False), help="With vLLM 0.33.0.")
 @click.option("--trace", metavar="PATH", type=click.Path(exists=True, dir_okay=False), help="Mooncake's conversations.")
+@click.option("--vllm-tests", metavar="PATH", type=click.Path(exists=True, file_okay=False), help="vLLM's own tests.")
 @click.option("--timings", is_flag=True, help="Make what is timed as well.")
 @click.pass_context
 def main(context: click.Context, only: tuple[str, ...], write: bool, listed: bool, cost: str, **options: Any) -> None:
-    setting = Setting(options["vllm_python"], options["trace"], options["timings"], Cost[cost.upper()])
+    given = (options["vllm_python"], options["trace"], options["timings"], Cost[cost.upper()], options["vllm_tests"])
+    setting = Setting(*given)
     claims = chosen(only)
     if listed:
         for claim in claims:

@@ -35,12 +35,14 @@ class Setting:
       trace: Mooncake's conversation trace, in place of `TRACE`.
       timings: True if timed sources are run: they want cores that nothing else uses.
       cost: the most that one source may cost.
+      tests: the folder of vLLM's own tests, in place of `TESTS`.
     """
 
     vllm: str | None = None
     trace: str | None = None
     timings: bool = False
     cost: Cost = Cost.HOURS
+    tests: str | None = None
 
 
 class SourceError(Exception):
@@ -83,6 +85,8 @@ class Source:
             needs.append("--vllm-python")
         if "TRACE" in self.command and setting.trace is None:
             needs.append("--trace")
+        if "TESTS" in self.command and setting.tests is None:
+            needs.append("--vllm-tests")
         if self.timed and not setting.timings:
             needs.append("--timings, on cores that nothing else uses")
         if self.cost > setting.cost:
@@ -120,6 +124,7 @@ def _words(command: str, setting: Setting, folder: str) -> list[str]:
     """The command line to run."""
     words = [
         word.replace("TRACE", setting.trace or "TRACE")
+        .replace("TESTS", setting.tests or "TESTS")
         .replace("FOLDER", folder)
         .replace("VLLM/bin/python", setting.vllm or "VLLM/bin/python")
         for word in shlex.split(command)

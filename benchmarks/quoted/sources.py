@@ -87,6 +87,12 @@ COMMANDS = (
         {},
         Cost.MINUTES,
     ),
+    Source(
+        "own tests",
+        "VLLM/bin/python benchmarks/attach_own_tests.py TESTS --engines numpy,jax --json",
+        {},
+        Cost.MINUTES,
+    ),
     Source("diff vllm", "VLLM/bin/python -m hkv diff --engines numpy,vllm --seeds 1000", DIFF, Cost.HOURS),
     Source("diff jax", "hkv diff --engines numpy,jax --seeds 1000", DIFF, Cost.HOURS),
     Source("planning", "VLLM/bin/python benchmarks/compare_planning.py --cases 4000", PLANNED, Cost.MINUTES),
