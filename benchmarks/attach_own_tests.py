@@ -74,7 +74,7 @@ def verdicts(logs: pathlib.Path, engines: Sequence[str]) -> dict[str, Any]:
 
 
 def _reason(log: Log) -> str:
-    """What ended a log before its cache did; empty if it is complete."""
+    """The reason for which a log ended before its cache did; empty if it is complete."""
     return next((op.reason for op in reversed(log.operations) if isinstance(op, EndOp)), "")
 
 
