@@ -10,8 +10,9 @@ import numpy as np
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, of_config
-from hkv.dialects.vllm.schedule import compiled_state, occupancy, program
+from hkv.dialects.vllm.schedule import compiled_state, program
 from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.dialects.vllm.schedule.compiled_occupancy import of_arrays
 from hkv.dialects.vllm.schedule.compiled_state import DiagnosedTrace, Resident
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, hit_units, proof
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
@@ -123,7 +124,7 @@ class CompiledReplay(Dispatches):
             step = int(self._samples[-1][-1, 0])
             cache = jax.tree.map(np.asarray, self._resident.cache)
             table = np.asarray(self._parameters.groups)
-            sampling.add(step, occupancy.of_arrays(cache, table, len(self.config.topology.groups)))
+            sampling.add(step, of_arrays(cache, table, len(self.config.topology.groups)))
         return machine
 
     @property
