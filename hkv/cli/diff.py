@@ -9,15 +9,14 @@ import click
 
 from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import (
-    FEATURE_NAMES,
     FORMS,
     check_timeout,
     defaults,
     dialect_option,
     ids_option,
     only_of,
-    only_options,
     timeout_option,
+    traffic_options,
 )
 from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.interruption import interruption
@@ -27,7 +26,6 @@ from hkv.cli.progress import progress_bar
 from hkv.cli.shrink import shrink_with_bar
 from hkv.dialects import registry
 from hkv.errors import ConfigError
-from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.campaign import compare_in_cluster
 from hkv.oracle.comparison import Comparison, DiffResult, FoundDifference
 from hkv.oracle.engines import built_in
@@ -41,22 +39,7 @@ from hkv.oracle.engines.process import PREFIX
     f"[default: {defaults(lambda dialect: ','.join(dialect.default_pair))}]",
 )
 @dialect_option
-@click.option(
-    "--seeds", default=50, show_default=True, type=click.IntRange(1, MAX_COUNT), help="How many seeds a feature."
-)
-@click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0, MAX_SEED), help="The first of them.")
-@click.option(
-    "--feature", "features", multiple=True, type=click.Choice(FEATURE_NAMES), help="Only this feature; repeatable."
-)
-@only_options
-@click.option(
-    "--version",
-    type=click.IntRange(1, 3),
-    help="Version of the log format; 3 is for live engines. [default: 1 and 2 in turn]",
-)
-@click.option(
-    "--steps", default=16, show_default=True, type=click.IntRange(1, MAX_COUNT), help="Scheduling steps a seed."
-)
+@traffic_options(seeds=50)
 @ids_option
 @bugs_option
 @click.option("--shrink/--no-shrink", default=True, show_default=True, help="Make the failing case small.")

@@ -11,7 +11,7 @@ from hkv.cli.given_options import refuse_given
 from hkv.cli.numbers import SECONDS
 from hkv.dialects import registry
 from hkv.dialects.dialect import Dialect
-from hkv.limits import MAX_COUNT
+from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.engines import forms
 from hkv.oracle.engines.engine_process import TIMEOUT
 from hkv.oracle.engines.process import PREFIX
@@ -77,6 +77,33 @@ def only_options(function: Callable[..., Any]) -> Callable[..., Any]:
     kinds = click.option("--kinds", metavar="KINDS", help=f"Only groups of these kinds: {names}.")
     groups = click.option("--max-groups", type=click.IntRange(1, MAX_COUNT), help="At most so many groups.")
     return kinds(groups(function))
+
+
+def traffic_options(seeds: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds the options of random traffic of several seeds: which, of what, how long.
+
+    Args:
+      seeds: default of `--seeds`.
+    """
+    features, versions = click.Choice(FEATURE_NAMES), click.IntRange(1, 3)
+    said = "Version of the log format; 3 is for live engines. [default: 1 and 2 in turn]"
+    count = {"show_default": True, "type": click.IntRange(1, MAX_COUNT)}
+    first = click.IntRange(0, MAX_SEED)
+    options = (
+        click.option("--seeds", default=seeds, help="How many seeds a feature.", **count),
+        click.option("--first-seed", default=0, show_default=True, type=first, help="The first of them."),
+        click.option("--feature", "features", multiple=True, type=features, help="Only this feature; repeatable."),
+        only_options,
+        click.option("--version", type=versions, help=said),
+        click.option("--steps", default=16, help="Scheduling steps a seed.", **count),
+    )
+
+    def added(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return added
 
 
 def only_of(kinds: str | None, max_groups: int | None, dialect: str) -> Only:

@@ -8,19 +8,17 @@ from typing import Any
 import click
 
 from hkv.cli.engine_options import (
-    FEATURE_NAMES,
     check_timeout,
     dialect_option,
     only_of,
-    only_options,
     timeout_option,
+    traffic_options,
 )
 from hkv.cli.failing_case import print_broken
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.dialects import registry
-from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.watched import Found, Watching
 
@@ -28,22 +26,7 @@ from hkv.oracle.watched import Found, Watching
 @click.command("watch")
 @click.argument("engine", metavar="ENGINE")
 @dialect_option
-@click.option(
-    "--seeds", default=20, show_default=True, type=click.IntRange(1, MAX_COUNT), help="How many seeds a feature."
-)
-@click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0, MAX_SEED), help="The first of them.")
-@click.option(
-    "--feature", "features", multiple=True, type=click.Choice(FEATURE_NAMES), help="Only this feature; repeatable."
-)
-@only_options
-@click.option(
-    "--version",
-    type=click.IntRange(1, 3),
-    help="Version of the log format; 3 is for live engines. [default: 1 and 2 in turn]",
-)
-@click.option(
-    "--steps", default=16, show_default=True, type=click.IntRange(1, MAX_COUNT), help="Scheduling steps a seed."
-)
+@traffic_options(seeds=20)
 @timeout_option
 @json_option
 @click.pass_context
