@@ -180,14 +180,6 @@ def their_objects(views, infos, chunk, separate):
     return found.object_groups, found.slots_per_object(), found.blocks(chunk)
 
 
-@pytest.mark.lmcache
-@given(grouped_layers(), st.sampled_from([32, 64, 128, 100]), st.booleans())
-@settings(max_examples=200)
-def test_object_groups_and_their_slots(layers, chunk, separate):
-    views, infos = layers
-    assert outcome(our_objects, views, infos, chunk, separate) == outcome(their_objects, views, infos, chunk, separate)
-
-
 def our_status(views, infos, chunk, separate):
     groups = ours(views, Hints("NHD"), infos, [info.layer_indices for info in infos])[1]
     objects = our_objects(views, infos, chunk, separate)[0]
@@ -200,11 +192,11 @@ def their_status(views, infos, chunk, separate):
 
 
 @pytest.mark.lmcache
+@pytest.mark.parametrize(("mine", "its"), [(our_objects, their_objects), (our_status, their_status)])
 @given(grouped_layers(), st.sampled_from([32, 64, 128, 100]), st.booleans())
-@settings(max_examples=100)
-def test_status_reports(layers, chunk, separate):
-    views, infos = layers
-    assert outcome(our_status, views, infos, chunk, separate) == outcome(their_status, views, infos, chunk, separate)
+@settings(max_examples=200)
+def test_object_groups_their_slots_and_status(mine, its, layers, chunk, separate):
+    assert outcome(mine, *layers, chunk, separate) == outcome(its, *layers, chunk, separate)
 
 
 def test_what_cannot_be_grouped_is_refused_by_name():
