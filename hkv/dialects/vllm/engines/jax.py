@@ -199,11 +199,11 @@ class JaxEngine:
 
     def release(self, blocks: Sequence[int]) -> None:
         """These blocks lose a reference each."""
-        self._add(Code.COPIES, None, payload=self._existing(blocks))
+        self._now(self._add(Code.COPIES, None, payload=self._existing(blocks)))
 
     def hold(self, blocks: Sequence[int]) -> None:
         """These blocks gain a reference each."""
-        self._add(Code.COPIES, None, payload=self._existing(blocks), flags=int(Flag.HOLD))
+        self._now(self._add(Code.COPIES, None, payload=self._existing(blocks), flags=int(Flag.HOLD)))
 
     def _existing(self, blocks: Sequence[int]) -> Sequence[int]:
         for block in blocks:

@@ -36,38 +36,36 @@ def in_turn(turn: Scalar, count: Scalar) -> tuple[Scalar, Scalar]:
 
 
 def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:
-    """COPIES: blocks give back the references that their copies held, one by one, through a row that no request has.
+    """COPIES: blocks give back the references that their copies held, one by one, through an entry that no request has.
 
-    One block may have been copied for several requests: it goes back to the queue with the last of its copies. With
-    `Flag.HOLD` blocks gain references instead.
+    There may be any number of them: a request popped on a long row gives back more than a row has. One block may have
+    been copied for several requests: it goes back to the queue with the last of its copies. With `Flag.HOLD` blocks
+    gain references instead.
     """
     mine = answer.ok & (op.code == int(Code.COPIES))
     start, count = op.argument(Argument.KEY_START), op.argument(Argument.KEYS)
     outside = (count < 0) | (start < 0) | (start + count > payload.size)
     answer = answer.refuse(mine & outside, Status.OUT_OF_RANGE)
-    answer = answer.refuse(mine & (count > work.sizes.buckets.row), Status.ROW_FULL)
     count = jnp.where(mine & answer.ok, count, 0)
-    row = work.row(work.spare_slot, jnp.int32(0))
+    entry = work.row(work.spare_slot, jnp.int32(0))
 
-    def put(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        block = read(payload.numbers, payload.base + start + local[0])
-        return w.write("rows", block, row + local[0]), (local[0] + 1,)
+    def put(w: Workspace, number: Scalar) -> Workspace:
+        return w.write("rows", read(payload.numbers, payload.base + start + number), entry)
 
     def give(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         turn, missing = local
         number, keyed = in_turn(turn, count)
-        place = row + number
+        w = put(w, number)
         w, (block, known, held) = peek(
-            turn >= 0, lambda v: describe(v, v.read("rows", place)), w, READS, (0, False, False)
+            turn >= 0, lambda v: describe(v, v.read("rows", entry)), w, READS, (0, False, False)
         )
         mine = (known == keyed) & (block != 0)
-        w = free_queue.release(w, place, (mine & held).astype(jnp.int32))
+        w = free_queue.release(w, entry, (mine & held).astype(jnp.int32))
         return w, (turn + 1, missing | (mine & ~held))
 
     def hold(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return free_queue.hold(w, row + local[0]), (local[0] + 1,)
+        return free_queue.hold(put(w, local[0]), entry), (local[0] + 1,)
 
-    work, _ = loop(lambda c: c[0] < count, put, work, (0,), writes=("rows",))
     holding = op.flag(Flag.HOLD)
     held, given = jnp.where(holding, count, 0), jnp.where(holding, 0, 2 * count)
     work, _ = loop(lambda c: c[0] < held, hold, work, (0,), writes=("rows", *free_queue.ADOPT_WRITES))
