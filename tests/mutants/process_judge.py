@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from hkv.errors import HKVError
@@ -78,16 +79,16 @@ def _run(planted: Planted, answer: Connection, patience: int) -> None:
 
 
 def _outcome(check: Callable[[], object]) -> tuple[Outcome, str]:
-    """A property fails by an assertion, or because one of two forms refused what the other did."""
+    """A property fails by an assertion, over an error that did not come, or as one of two forms refused."""
     try:
         check()
-    except (AssertionError, HKVError) as error:
+    except (AssertionError, HKVError, pytest.fail.Exception) as error:
         return "killed", _first_line(error)
     except Exception as error:
         return "broken", f"{type(error).__name__}: {_first_line(error)}"
     return "lives", ""
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

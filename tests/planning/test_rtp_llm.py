@@ -238,7 +238,7 @@ def test_tags_of_a_hybrid_model() -> None:
 
 
 def test_kernel_blocks() -> None:
-    assert (kernel_blocks(8, 2), kernel_blocks(1, 0), kernel_blocks(512, 64)) == (4, 1, 8)
+    assert [kernel_blocks(*each) for each in ((8, 2), (1, 0), (8, 0), (512, 64))] == [4, 1, 1, 8]
     with pytest.raises(PlanError, match="kernel_block_size"):
         kernel_blocks(8, 3)
 

@@ -81,8 +81,8 @@ def test_a10_layer_owning_two_groups_has_no_sole_one():
 
 @pytest.mark.parametrize(
     ("block_size", "kernel", "expected"),
-    [(8, 2, 4), (1, 0, 1), (512, 64, 8), (8, 16, 1)],
-    ids=["a16 seq 8 kernel 2", "a16 seq 1 kernel 0", "a17 mla 512 by 64", "smaller than the kernel's"],
+    [(8, 2, 4), (1, 0, 1), (8, 0, 1), (512, 64, 8), (8, 16, 1)],
+    ids=["a16 seq 8 kernel 2", "a16 seq 1 kernel 0", "no size", "a17 mla 512 by 64", "smaller than the kernel's"],
 )
 def test_kernel_blocks_per_block(block_size, kernel, expected):
     spec = MLAAttention(block_size=block_size)
