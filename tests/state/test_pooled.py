@@ -3,11 +3,8 @@ rules."""
 
 from __future__ import annotations
 
-import functools
 import random
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ from hypothesis import strategies as st
 
 from hkv.errors import ConfigError
 from hkv.state import item_table, recency, role_counts
-from hkv.state.loops import loop, peek, read, when
 from hkv.state.pooled import (
     COUNTER_WORDS,
     ITEM_WORDS,
@@ -31,79 +27,56 @@ from hkv.state.pooled import (
     empty_pooled,
     members_of,
 )
-from hkv.state.pooled_workspace import ARRAYS, PooledSizes, PooledWorkspace
+from hkv.state.pooled_workspace import ARRAYS
 from reference.state.id_bitmap import IdBitmap
 from reference.state.lru import Lru
 from reference.state.reference_counts import ReferenceCounts
+from tests.state.pooled_program import STEPS, PooledProgram
 
 BUCKETS = PooledBuckets(blocks=1100, groups=2, pools=2, requests=1, sequences=1, row=4, chain=4, keys=6)
 POOLS = (1089, 40)
-WRITES = (*ARRAYS, "num_ids")
 CLAIM, ADD, DROP, TOUCH, FILL, REMOVE = range(6)
 NAMES = ("request", "connector", "cache")
-STEPS = 64
 
 
-@functools.cache
-def program() -> Any:
-    """Performs rows of `(code, a, b, c)` on a state, in order; returns what each answered, too."""
-
-    def perform(state: PooledState, table: jax.Array) -> tuple[PooledState, jax.Array]:
-        arrays = {name: getattr(state, name).reshape(-1) for name in ARRAYS}
-        zero = jnp.int32(0)
-        fields: dict[str, Any] = {"ids": zero, "lane": zero, "num_ids": zero}
-        answers = jnp.zeros(STEPS + 1, jnp.int32)
-        work = PooledWorkspace(PooledSizes(BUCKETS, 1, STEPS, 1, 0), **arrays, **fields, results=answers)
-
-        def body(w: PooledWorkspace, local):
-            (place,) = local
-            code, a, b, c = (read(table, place * 4 + column) for column in range(4))
-
-            def claim(v):
-                v, block = role_counts.claim(v, code == CLAIM, a)
-                return v.write("results", block, place)
-
-            def touch(v):
-                v, block = item_table.find(v, code == TOUCH, a, b)
-                return v.write("results", block, place)
-
-            def fill(v):
-                new = v.read("items", v.item(a, Item.FLAGS)) == 0
-                v = recency.use(v, new, jnp.bool_(False), a, recency.look(v, a))
-                v = v.write("items", item_table.PRESENT, v.item(a, Item.FLAGS))
-                v, seen = peek(
-                    code == FILL, lambda u: item_table.look(u, a, b, b, c), v, ("items", "references"), (1, 0)
-                )
-                v, filled = item_table.fill(v, code == FILL, a, b, b, c, seen)
-                return v.write("results", filled, place)
-
-            def remove(v):
-                v, count = item_table.remove(v, code == REMOVE, a, jnp.int32(2), lambda group: group, b != 0)
-                return v.write("results", count, place)
-
-            for number, step in (
-                (CLAIM, claim),
-                (ADD, lambda v: role_counts.reference(v, code == ADD, a, b, c)),
-                (DROP, lambda v: role_counts.release(v, code == DROP, a, b, c)),
-                (TOUCH, touch),
-                (FILL, fill),
-                (REMOVE, remove),
-            ):
-                w = when(code == number, step, w, writes=(*WRITES, "results"))
-            return w, (place + 1,)
-
-        work, _ = loop(lambda c: c[0] < table.shape[0] // 4, body, work, (0,), writes=(*WRITES, "results"))
-        new = PooledState(**{name: getattr(work, name).reshape(getattr(state, name).shape) for name in ARRAYS})
-        return new, work.results
-
-    return jax.jit(perform)
+def claim(work, present, place, row):
+    work, block = role_counts.claim(work, present, row[0])
+    return work.write("results", block, place)
 
 
-def run(state: PooledState, steps: list[tuple[int, int, int, int]]) -> tuple[PooledState, list[int]]:
-    table = np.full((STEPS, 4), -1, np.int32)
-    table[: len(steps)] = steps
-    state, answers = jax.device_get(program()(state, table.reshape(-1)))
-    return state, answers[: len(steps)].tolist()
+def touch(work, present, place, row):
+    work, block = item_table.find(work, present, *row[:2])
+    return work.write("results", block, place)
+
+
+def fill(work, present, place, row):
+    a, b, c = row
+    new = work.read("items", work.item(a, Item.FLAGS)) == 0
+    work = recency.use(work, new, jnp.bool_(False), a, recency.look(work, a))
+    work = work.write("items", item_table.PRESENT, work.item(a, Item.FLAGS))
+    seen = item_table.look(work, a, b, b, c)
+    work, filled = item_table.fill(work, present, a, b, b, c, seen)
+    return work.write("results", filled, place)
+
+
+def remove(work, present, place, row):
+    a, b, _ = row
+    work, count = item_table.remove(work, present, a, jnp.int32(2), lambda group: group, b != 0)
+    return work.write("results", count, place)
+
+
+PROGRAM = PooledProgram(
+    BUCKETS,
+    {
+        CLAIM: claim,
+        ADD: lambda work, present, place, row: role_counts.reference(work, present, *row),
+        DROP: lambda work, present, place, row: role_counts.release(work, present, *row),
+        TOUCH: touch,
+        FILL: fill,
+        REMOVE: remove,
+    },
+    (*ARRAYS, "num_ids"),
+)
 
 
 def free_ids(state: PooledState, pool: int) -> list[int]:
@@ -133,7 +106,7 @@ def test_the_smallest_ids_come_first(rng: random.Random) -> None:
             wanted.discard(id)
             steps.append((CLAIM, 0, 0, 0))
             expected.append(id)
-    state, answers = run(state, steps)
+    state, answers = PROGRAM.run(state, steps)
     assert answers == expected
     assert free_ids(state, 0) == list(wanted)
     assert np.asarray(state.bitmap)[0, :-1].tolist() == _all_levels(list(wanted))
@@ -174,7 +147,7 @@ def test_references_are_counted_by_role(rng: random.Random) -> None:
             counts[pool].add("request", id)
             steps.append((CLAIM, pool, 0, 0))
             expected.append(id)
-    state, answers = run(empty_pooled(BUCKETS, POOLS), steps)
+    state, answers = PROGRAM.run(empty_pooled(BUCKETS, POOLS), steps)
     assert answers == expected
     for pool, size in enumerate(POOLS):
         assert free_ids(state, pool) == list(unheld[pool])
@@ -218,7 +191,7 @@ def test_items_are_kept_in_order_of_use(rng: random.Random) -> None:
                     cache[index][block] -= 1
             steps.append((REMOVE, key, int(keep), 0))
             expected.append(sum(block > 0 for block in blocks))
-    state, answers = run(empty_pooled(BUCKETS, POOLS), steps)
+    state, answers = PROGRAM.run(empty_pooled(BUCKETS, POOLS), steps)
     items = np.asarray(state.items)
     assert answers == expected
     assert order(items) == [(key, lru.peek(key)) for key in lru]

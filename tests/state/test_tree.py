@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import random
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.state import leaves, tree
-from hkv.state.loops import loop, read, when
 from hkv.state.nodes import (
     BARRED,
     CLOCK,
@@ -28,65 +24,38 @@ from hkv.state.nodes import (
     places_of,
 )
 from hkv.state.pooled import PooledBuckets, PooledState, empty_pooled
-from hkv.state.pooled_workspace import ARRAYS, PooledSizes, PooledWorkspace
 from reference.dialects.rtp_llm.prefix_tree import PrefixTree
 from reference.dialects.rtp_llm.resource import Dependency
+from tests.state.pooled_program import STEPS, PooledProgram
 
 BUCKETS = PooledBuckets(blocks=4, groups=1, pools=1, requests=1, sequences=1, row=1, chain=1, keys=300, names=2)
 """600 nodes, 1,200 places, three levels."""
 
-STEPS = 64
 ENTER, USE, LEAVE, MARK, FIRST, TOP = range(6)
 
 
-@functools.cache
-def program() -> Any:
-    """Performs rows of `(code, a, b, c)` on a state, in order; returns what each answered, too."""
-
-    def perform(state: PooledState, table: jax.Array) -> tuple[PooledState, jax.Array]:
-        arrays = {name: getattr(state, name).reshape(-1) for name in ARRAYS}
-        zero = jnp.int32(0)
-        fields: dict[str, Any] = {"ids": zero, "lane": zero, "num_ids": zero}
-        work = PooledWorkspace(
-            PooledSizes(BUCKETS, 1, STEPS, 1, 0), **arrays, **fields, results=jnp.zeros(STEPS + 1, jnp.int32)
-        )
-
-        def body(w: PooledWorkspace, local):
-            (place,) = local
-            code, a, b, c = (read(table, place * 4 + column) for column in range(4))
-
-            def first(v):
-                v, (found, node) = leaves.first_from(v, code == FIRST, a)
-                return v.write("results", jnp.where(found == BUCKETS.places, -1, node), place)
-
-            def top(v):
-                v, node = tree.top(v, code == TOP, a)
-                return v.write("results", node, place)
-
-            for number, step in (
-                (ENTER, lambda v: tree.enter(v, code == ENTER, a, b, c)),
-                (USE, lambda v: leaves.use(v, code == USE, a)),
-                (LEAVE, lambda v: tree.leave(v, code == LEAVE, a)),
-                (MARK, lambda v: tree.mark(v, code == MARK, a, b)),
-                (FIRST, first),
-                (TOP, top),
-            ):
-                w = when(code == number, step, w, writes=(*tree.WRITES, "results"))
-            return w, (place + 1,)
-
-        work, _ = loop(lambda c: c[0] < STEPS, body, work, (0,), writes=(*tree.WRITES, "results"))
-        new = {name: getattr(work, name).reshape(getattr(state, name).shape) for name in ARRAYS}
-        return PooledState(**new), work.results
-
-    return jax.jit(perform)
+def first(work, present, place, row):
+    work, (found, node) = leaves.first_from(work, present, row[0])
+    return work.write("results", jnp.where(found == BUCKETS.places, -1, node), place)
 
 
-def run(state: PooledState, steps: list[tuple[int, ...]]) -> tuple[PooledState, list[int]]:
-    table = np.full((STEPS, 4), -1, np.int32)
-    for row, step in zip(table, steps, strict=False):
-        row[: len(step)] = step
-    state, answers = jax.device_get(program()(state, table.reshape(-1)))
-    return state, answers[: len(steps)].tolist()
+def top(work, present, place, row):
+    work, node = tree.top(work, present, row[0])
+    return work.write("results", node, place)
+
+
+PROGRAM = PooledProgram(
+    BUCKETS,
+    {
+        ENTER: lambda work, present, place, row: tree.enter(work, present, *row),
+        USE: lambda work, present, place, row: leaves.use(work, present, row[0]),
+        LEAVE: lambda work, present, place, row: tree.leave(work, present, row[0]),
+        MARK: lambda work, present, place, row: tree.mark(work, present, *row[:2]),
+        FIRST: first,
+        TOP: top,
+    },
+    tree.WRITES,
+)
 
 
 def begun(clock: int) -> PooledState:
@@ -102,7 +71,7 @@ def draw(rng: random.Random, model: PrefixTree, barred: set[int]) -> tuple[tuple
     present = [node for _, node in model.nodes]
     code = rng.choice([ENTER, ENTER, ENTER, USE, LEAVE, MARK, FIRST, TOP])
     node = rng.choice(NODES if code in (ENTER, LEAVE) or not present else present)
-    flags = rng.choice([0, 0, 0, 0, 0, PINNED, BARRED, PINNED | BARRED])
+    flags = rng.choice([*[0] * (1 if code == MARK else 5), PINNED, BARRED, PINNED | BARRED])
     if code == FIRST:
         found = model.leaves()
         return (FIRST, 0), found[0][1] if found else -1
@@ -145,7 +114,7 @@ def test_leaves_come_in_order_of_use(rng: random.Random, clock: int) -> None:
     barred: set[int] = set()
     model = PrefixTree(lambda name: name[1] not in barred)
     drawn = [draw(rng, model, barred) for _ in range(STEPS)]
-    state, answers = run(begun(clock), [step for step, _ in drawn])
+    state, answers = PROGRAM.run(begun(clock), [step for step, _ in drawn])
     assert answers == [answer for _, answer in drawn]
     nodes = np.asarray(state.nodes)
     assert leaves_of(nodes) == [node for _, node in model.leaves()]
@@ -156,7 +125,7 @@ def test_leaves_come_in_order_of_use(rng: random.Random, clock: int) -> None:
         assert children_of(nodes, name[1]) == {node for _, node in model.children(name)}
     found = leaves_of(nodes)[: STEPS // 2]
     places = [int(nodes[node, Node.PLACE]) - 1 for node in found]
-    _, answers = run(state, [(FIRST, place + more) for place in places for more in (0, 1)])
+    _, answers = PROGRAM.run(state, [(FIRST, place + more) for place in places for more in (0, 1)])
     following = [*leaves_of(nodes), -1]
     assert answers == [node for before, after in zip(found, following[1:], strict=False) for node in (before, after)]
 
@@ -181,7 +150,7 @@ def test_a_tree_moves_into_more_room(clock: int) -> None:
     """Everything is where it was, and the bitmap of leaves is that of the places, level by level."""
     rng, barred = random.Random(3), set()
     model = PrefixTree(lambda name: name[1] not in barred)
-    state, _ = run(begun(clock), [draw(rng, model, barred)[0] for _ in range(STEPS)])
+    state, _ = PROGRAM.run(begun(clock), [draw(rng, model, barred)[0] for _ in range(STEPS)])
     nodes, order = moved_nodes(np.asarray(state.nodes), np.asarray(state.uses), 40_000)
     np.testing.assert_array_equal(nodes[:600], state.nodes[:600])
     leaves, start = nodes[nodes[:, Node.FLAGS] & LEAF != 0, Node.PLACE] - 1, ORDER_WORDS
