@@ -37,6 +37,12 @@ def test_blocks_of_keys() -> None:
     window = group("swa", SWA, 4)
     with pytest.raises(ConfigError, match="tokens of all ranks"):
         RtpConfig(topology=Topology((full, window)), num_blocks=(9,), cp_size=2)
+    with pytest.raises(ConfigError, match="tokens of all ranks"):
+        RtpConfig(topology=Topology((full, window)), num_blocks=(9,), prefill_cp_size=2)
+    wide = Topology((full, group("swa", SWA, 8)))
+    assert RtpConfig(topology=wide, num_blocks=(9,), prefill_cp_size=2).block_size == 4
+    with pytest.raises(ConfigError, match="own ranks share a sequence"):
+        RtpConfig(topology=wide, num_blocks=(9,), cp_size=2, prefill_cp_size=2)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,7 @@ def test_blocks_of_keys() -> None:
         ("reserve_blocks", 1.5, "from 0 to"),
         ("cp_size", 0, "from 1 to"),
         ("cp_rank", 1, "a rank"),
+        ("prefill_cp_size", 0, "from 1 to"),
         ("bugs", frozenset({"no-such-bug"}), "names of"),
     ],
 )

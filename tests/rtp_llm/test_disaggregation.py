@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -22,6 +23,7 @@ from hkv.mesh.resharding.plan import Side, plan_resharding
 from hkv.model.group_policy import GroupType
 from hkv.model.layer_description import LayerDescription
 from hkv.spec import MLAAttention
+from reference.dialects.rtp_llm.manager import Manager
 from tests.rtp_llm.described import attention, one, recurrent
 
 SENTINEL = 0xA5
@@ -190,14 +192,22 @@ class Transfer:
     expected: list[Pools]
 
 
-def transfer(kind: Kind, source: Server, target: Server, tokens: int, reused: int = 0, alike: bool = False) -> Transfer:
+def transfer(
+    kind: Kind,
+    source: Server,
+    target: Server,
+    tokens: int,
+    reused: int = 0,
+    alike: bool = False,
+    draw: Callable[[Server, int, int, int], Lists] = lists_of,
+) -> Transfer:
     """Plans a transfer; `expected` is what the target's pools must be once all of it was carried out.
 
     With `alike`, all ranks of a server have one list.
     """
     whole = Whole(kind, tokens, source.options.ranks)
     lists = [
-        [lists_of(server, tokens, 0 if alike else rank, seed) for rank in range(server.ranks)]
+        [draw(server, tokens, 0 if alike else rank, seed) for rank in range(server.ranks)]
         for seed, server in ((1, source), (2, target))
     ]
     sent, expected = fresh(source), fresh(target)
@@ -252,6 +262,42 @@ def test_every_byte_arrives_where_it_belongs_and_no_other(kind: str, shape: str,
         rank, pool, start = move.target
         assert not touched & {(rank, pool, byte) for byte in (start, start + move.size - 1)}
         touched |= {(rank, pool, byte) for byte in (start, start + move.size - 1)}
+
+
+def allocated(server: Server, tokens: int, rank: int, seed: int) -> Lists:
+    """Blocks that a manager of the server's own configuration gives the second of two requests with one prompt."""
+    manager = Manager(server.cache.config(**({"cp_rank": rank} if server.options.ranks > 1 else {})))
+    for name in ("a", "b"):
+        manager.request(name, [seed] * tokens)
+        granted = manager.malloc(name)
+        assert granted.success
+        assert (granted.reused == 0) or server.options.role == "prefill", "a decode server's cache comes from prefill"
+        if name == "a":
+            manager.insert(name)
+            manager.free(name)
+    return dict(zip(manager.config.topology.tags, manager.rows("b")[0], strict=True))
+
+
+@pytest.mark.parametrize("shape", ["2 context ranks to 1", "8 context ranks to 1", "4 context ranks to 2"])
+@pytest.mark.parametrize("blocks", [Fraction(1, 4), Fraction(23, 4), 9])
+def test_managers_behind_sharded_prefill_have_a_slot_for_every_token(shape: str, blocks: Fraction) -> None:
+    """Of every token and group, on the decode server: the slot that holds it, counted token by token; and its bytes."""
+    kind = KINDS["deepseek_v4"]
+    source, target = (kind.server(**options) for options in SHAPES[shape])
+    tokens = int(blocks * source.block_size)
+    found = transfer(kind, source, target, tokens, draw=allocated)
+    for group in target.cache.plan.groups:
+        stands_for = 256 * source.ranks if group.tag.endswith(("state", "swa_kv")) else 256
+        slots, room = 0, 0
+        for _ in range(tokens):
+            slots, room = (slots + 1, stands_for - 1) if room == 0 else (slots, room - 1)
+        for rank in range(target.ranks):
+            listed = found.lists[1][rank][group.tag]
+            assert len(listed) == slots, group.tag
+            tail = slots if group.policy.group_type is GroupType.FULL else max(1, group.policy.active_tail_blocks)
+            assert -1 not in listed[-tail:], group.tag
+    carry(found.moves, found.sent, found.received)
+    assert judged(found)
 
 
 @pytest.mark.parametrize("shape", DIVIDED)

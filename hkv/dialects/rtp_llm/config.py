@@ -34,6 +34,10 @@ class RtpConfig:
       independent_eviction: groups whose policy says INDEPENDENT may lose blocks alone, under the prefix tree.
       cp_size: ranks that share the sequence, 1 for no sharding.
       cp_rank: this rank.
+      prefill_cp_size: of a decode server, ranks of the prefill servers behind it that share a sequence: its compact
+        groups' blocks hold the tokens of all of them. Requests then come with their cache, and a first allocation takes
+        over nothing (RTP-LLM `disable_decode_first_malloc_device_reuse`), so that where such a block is cached under
+        the key of its position, as RTP-LLM caches it, nobody reads it there.
       bugs: names of upstream defects to reproduce (`hkv.bugs`); empty for the contract.
     """
 
@@ -46,6 +50,7 @@ class RtpConfig:
     independent_eviction: bool = False
     cp_size: int = 1
     cp_rank: int = 0
+    prefill_cp_size: int = 1
     bugs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -61,6 +66,9 @@ class RtpConfig:
         check_whole("linear_step", self.linear_step, 0, MAX_TOKENS)
         check_whole("reserve_blocks", self.reserve_blocks, 0, MAX_BLOCKS)
         check_whole("cp_size", self.cp_size, 1, MAX_RANKS)
+        check_whole("prefill_cp_size", self.prefill_cp_size, 1, MAX_RANKS)
+        if self.cp_size > 1 and self.prefill_cp_size > 1:
+            raise ConfigError("prefill_cp_size", self.prefill_cp_size, "1 where own ranks share a sequence")
         CpSlotMapper(self.cp_rank, self.cp_size, self.block_size)
         self._check_groups()
 
@@ -76,9 +84,10 @@ class RtpConfig:
         ]
         if self.topology.pools == "shared" and not attention:
             raise ConfigError("groups", self.topology.tags, "a full-attention group, or independent pools")
+        ranks = max(self.cp_size, self.prefill_cp_size)
         for group in self.topology.groups:
-            compact = self.mapper.mapping(group.policy) is CpMapping.COMPACT_LAST_RANK
-            wanted = self.block_size * (self.cp_size if compact else 1)
+            compact = ranks > 1 and group.policy.cp_mapping is CpMapping.COMPACT_LAST_RANK
+            wanted = self.block_size * (ranks if compact else 1)
             if group.spec.block_size != wanted:
                 expected = (
                     f"{wanted}: a block for each cache key" if not compact else f"{wanted}: the tokens of all ranks"

@@ -34,7 +34,8 @@ def config_of_plan(plan: PoolPlan, **fields: Any) -> RtpConfig:
     )
     topology = Topology(groups, pools="shared" if plan.shared else "independent")
     counts = (plan.num_blocks,) if plan.shared else tuple(group.num_blocks for group in plan.groups)
-    return RtpConfig(topology=topology, num_blocks=counts, **{"cp_size": plan.ranks, **fields})
+    ranks = {"cp_size": plan.ranks, "prefill_cp_size": plan.prefill_ranks}
+    return RtpConfig(topology=topology, num_blocks=counts, **{**ranks, **fields})
 
 
 def _spec(group: PoolGroup) -> LayerSpec:

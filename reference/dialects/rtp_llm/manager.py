@@ -107,7 +107,7 @@ class Manager:
         Args:
           id: the request.
           reuse: its blocks may be reused by others.
-          device_cache: it may take over cached blocks.
+          device_cache: it may take over cached blocks, except behind a sharded prefill (`RtpConfig.prefill_cp_size`).
           length: tokens of each sequence that get slots, instead of all it has (RTP-LLM `incr_seq_len_override`).
         """
         request = self._request(id)
@@ -121,6 +121,7 @@ class Manager:
                 _set_keys(row, next_keys(RollingKeys(tuple(row.keys), row.aligned), tokens, self.config.block_size))
             elif not row.keys:
                 _set_keys(row, first_keys(tokens, self.config.block_size))
+        device_cache = device_cache and self.config.prefill_cp_size == 1
         info = MallocInfo(request.resource, request.lengths, reuse, device_cache, cleanup=not new, seq=length)
         return self.allocator.malloc(info)
 

@@ -35,7 +35,7 @@ def hit(moment: RtpMoment) -> Iterator[str]:
 
 def longest(moment: RtpMoment, operation: structs.MallocOp) -> int:
     """Keys of the longest prefix from which every group can go on, as the cache stood before."""
-    if not operation.device_cache:
+    if not operation.device_cache or moment.config.prefill_cp_size > 1:
         return 0
     cached = moment.slots(moment.before)
     keys = moment.ledger.keys(operation.id, 0, partial=True)[:-1]

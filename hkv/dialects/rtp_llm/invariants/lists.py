@@ -39,11 +39,12 @@ def room(moment: RtpMoment) -> Iterator[str]:
     assert isinstance(operation, structs.MallocOp)
     if not moment.granted or moment.config.cp_size > 1 or operation.length is not None:
         return
-    record, size = moment.ledger.requests[operation.id], moment.config.block_size
+    record, groups = moment.ledger.requests[operation.id], moment.config.topology.groups
     tokens = len(record.tokens[0])
     old = moment.before.lists.get(operation.id, [])
     for sequence, row in enumerate(moment.after.lists[operation.id]):
         for group, blocks in enumerate(row):
+            size = groups[group].spec.block_size
             if moment.config.policies[group].group_type is GroupType.LINEAR:
                 wanted = -(-tokens // size) + max(record.reserve - 1, 0)
             else:

@@ -37,6 +37,7 @@ def to_rtp_config(header: RtpHeader) -> RtpConfig:
         independent_eviction=header.independent_eviction,
         cp_size=header.cp_size,
         cp_rank=header.cp_rank,
+        prefill_cp_size=header.prefill_cp_size,
         bugs=frozenset(header.bugs),
     )
     if config.name != header.dialect:
@@ -59,6 +60,7 @@ def to_rtp_header(config: RtpConfig, feature: str) -> RtpHeader:
         independent_eviction=config.independent_eviction,
         cp_size=config.cp_size,
         cp_rank=config.cp_rank,
+        prefill_cp_size=config.prefill_cp_size,
         bugs=sorted(config.bugs),
     )
 

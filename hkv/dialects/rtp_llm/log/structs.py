@@ -53,6 +53,7 @@ class RtpHeader(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_d
     independent_eviction: bool = False
     cp_size: int = 1
     cp_rank: int = 0
+    prefill_cp_size: int = 1
     bugs: list[str] = []
 
 

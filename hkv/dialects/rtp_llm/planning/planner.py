@@ -84,7 +84,8 @@ def plan_described(
     if drafted:
         layers = len(model.layers)
         modules = tuple(draft_module(groups, drafted, module, layers) for module in range(options.modules))
-    return PoolPlan(tuple(groups), shared, count, paged, swa, reserve, memory, modules, options.ranks)
+    ranks = (options.ranks, options.prefill_ranks)
+    return PoolPlan(tuple(groups), shared, count, paged, swa, reserve, memory, modules, *ranks)
 
 
 def _count(shares: Sequence[int], memory: int | None, num_blocks: int | None, step: int) -> tuple[int, int]:

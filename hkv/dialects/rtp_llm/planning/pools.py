@@ -75,6 +75,7 @@ class PoolPlan:
       modules: the groups of each draft module, tags as in `groups`; their layers lie in regions of their own behind the
         target's, and their bytes are counted above.
       ranks: ranks among which a sequence's blocks are dealt out.
+      prefill_ranks: of a decode server, those of the prefill servers behind it.
     """
 
     groups: tuple[PoolGroup, ...]
@@ -86,6 +87,7 @@ class PoolPlan:
     memory: int
     modules: tuple[tuple[PoolGroup, ...], ...] = ()
     ranks: int = 1
+    prefill_ranks: int = 1
 
     def tokens_per_slot(self, group: PoolGroup) -> int:
         """Tokens of a sequence that one slot of a group stands for: those of all ranks where blocks are dealt out."""

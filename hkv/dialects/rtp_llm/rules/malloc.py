@@ -77,7 +77,8 @@ def malloc(
     """
     single = view.whole(CacheField.SINGLE) != 0
     new = start == int(Stage.CHECK)
-    cached = new & flags.device_cache & (~single | view.flag(0, GroupField.REUSE))
+    adopts = flags.device_cache & (view.whole(CacheField.ADOPTS) != 0)
+    cached = new & adopts & (~single | view.flag(0, GroupField.REUSE))
 
     def step(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
         at = Progress(*local)

@@ -18,7 +18,21 @@ from hkv.state.parameter_view import ParameterView
 
 CacheField = enum.IntEnum(
     "CacheField",
-    ("GROUPS", "POOLS", "BLOCK", "STEP", "RESERVE", "RANKS", "SINGLE", "APART", "REUSED", "TOTAL", "SHARING", "ALONE"),
+    (
+        "GROUPS",
+        "POOLS",
+        "BLOCK",
+        "STEP",
+        "RESERVE",
+        "RANKS",
+        "SINGLE",
+        "APART",
+        "REUSED",
+        "TOTAL",
+        "SHARING",
+        "ALONE",
+        "ADOPTS",
+    ),
     start=0,
 )
 """Columns of `RtpParameters.cache`: what belongs to no group.
@@ -27,7 +41,7 @@ BLOCK: tokens between two keys. STEP: blocks between two states kept for reuse. 
 leaves free. RANKS: ranks that share the sequence, as far as the allocator minds them. SINGLE: one full group. APART: a
 pool for each group. REUSED: tokens that a reused key stands for. TOTAL: blocks of all pools that can be handed out.
 SHARING: those of pools that have a part of the reserve. ALONE: a bit for each
-group that may lose blocks alone, under the prefix tree.
+group that may lose blocks alone, under the prefix tree. ADOPTS: whether a new request may take over cached blocks.
 """
 
 GroupField = enum.IntEnum(
@@ -137,6 +151,7 @@ def of_config(config: RtpConfig, groups: int) -> RtpParameters:
         "TOTAL": sum(totals),
         "SHARING": sum(sharing),
         "ALONE": np.uint32(sum(1 << group for group in config.independent_groups)).view(np.int32),
+        "ADOPTS": config.prefill_cp_size == 1,
     }.items():
         cache[CacheField[name]] = value
     return RtpParameters(cache=cache, groups=table)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from hkv.dialects.rtp_llm.log.structs import RtpGroup, RtpHeader
 from hkv.errors import ConfigError
 from hkv.testing.choices import Choices
 
-RTP_FEATURES = ("core", "tree", "fork", "connector", "context_parallel")
+RTP_FEATURES = ("core", "tree", "fork", "connector", "context_parallel", "decode")
 """Features of traffic under RTP-LLM's rules; `docs/oplog.md` explains each."""
 
 FULL, LINEAR, SWA = ("FULL", "LINEAR", "SWA")
@@ -17,7 +17,7 @@ FULL, LINEAR, SWA = ("FULL", "LINEAR", "SWA")
 
 def rtp_features(dialect: str) -> tuple[str, ...]:
     """Features of traffic under a dialect's rules; one group is not spread over ranks."""
-    return tuple(name for name in RTP_FEATURES if name != "context_parallel" or dialect != SINGLE)
+    return RTP_FEATURES if dialect != SINGLE else RTP_FEATURES[:-2]
 
 
 def draw_rtp_header(choices: Choices, feature: str, dialect: str) -> RtpHeader:
@@ -36,7 +36,8 @@ def draw_rtp_header(choices: Choices, feature: str, dialect: str) -> RtpHeader:
     if feature not in rtp_features(dialect):
         raise ConfigError("feature", feature, f"one of {', '.join(rtp_features(dialect))} for {dialect}")
     size = choices.pick((1, 2, 4))
-    ranks = choices.pick((2, 2, 4)) if feature == "context_parallel" else 1
+    ranks = choices.pick((2, 2, 4)) if feature in ("context_parallel", "decode") else 1
+    own = 1 if feature == "decode" else ranks
     groups = [
         _group(choices, f"g{index}", kind, size, ranks, apart=dialect == HYBRID_POOL, checked=feature != "fork")
         for index, kind in enumerate(_types(choices, dialect))
@@ -58,8 +59,9 @@ def draw_rtp_header(choices: Choices, feature: str, dialect: str) -> RtpHeader:
         reserve_blocks=choices.pick((0, 0, 1, 3)),
         prefix_tree=tree,
         independent_eviction=tree and choices.chance(50),
-        cp_size=ranks,
-        cp_rank=choices.integer(0, ranks - 1),
+        cp_size=own,
+        cp_rank=choices.integer(0, own - 1),
+        prefill_cp_size=ranks if feature == "decode" else 1,
     )
 
 
