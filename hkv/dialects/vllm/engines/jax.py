@@ -14,6 +14,7 @@ from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.engine import apply
+from hkv.dialects.vllm.engines.jax_answers import Answers, check
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
@@ -28,13 +29,12 @@ from hkv.dialects.vllm.log.structs import (
     Hit,
     Operation,
 )
-from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column, Flag, Results
-from hkv.errors import EngineFailure, OperationError
+from hkv.dialects.vllm.rules.operations import Batch, Code, Flag, Results
+from hkv.errors import OperationError
 from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, digest_by_name
 from hkv.keys.interning import Interner
 from hkv.machine.operations import bucket
 from hkv.state.state import Buckets, Counter
-from hkv.state.status import Status
 
 IDS, EVENTS = 4096, 4096
 """Least room for block ids and for events in the results of one dispatch."""
@@ -50,9 +50,6 @@ OPERATIONS = 64
 
 CODES = tuple(code for code in cache.ALL if code != Code.FORK)
 """Operations that logs know."""
-
-REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
-"""Statuses with which an allocation may be refused without anything being wrong."""
 
 
 @dataclasses.dataclass
@@ -108,7 +105,7 @@ class JaxEngine:
         self._waiting: list[Any] = []
         self._room = _Room(0, 0)
         self._events: list[CacheEvent] = []
-        self._copies: list[list[int]] = []
+        self._answers = Answers(self._groups)
 
     # One operation at a time.
 
@@ -233,8 +230,7 @@ class JaxEngine:
     def copies(self, hold: bool = False) -> list[tuple[int, int]]:
         """Drains pending copies, group by group, and gives back the references they held, unless these are to stay."""
         self._flush()
-        pending = sorted(self._copies, key=lambda copy: copy[0])
-        self._copies = []
+        pending = sorted(self._answers.take_copies(), key=lambda copy: copy[0])
         copies = [(source, target) for _, source, target in pending]
         if copies and not hold:
             self._add(Code.COPIES, None, payload=[block for copy in copies for block in copy])
@@ -326,7 +322,7 @@ class JaxEngine:
         request = self._request(id)
         most = 0 if limit is None else limit + 1
         room = _Room(self._blocks(max(request.num_tokens, most)), 0)
-        return self._add(Code.LOOKUP, request, room=room, read=self._read_hit, tokens=most)
+        return self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
 
     def _allocate(self, operation: AllocateOp) -> _Later:
         request = self._request(operation.id)
@@ -344,7 +340,7 @@ class JaxEngine:
             Code.ALLOCATE,
             request,
             room=self._room_of(reach),
-            read=self._read_allocation,
+            read=self._answers.allocation,
             new=operation.new,
             hit=operation.hit,
             lookahead=operation.lookahead,
@@ -358,40 +354,7 @@ class JaxEngine:
         )
 
     def _reset(self) -> _Later:
-        return self._add(Code.RESET, None, room=_Room(0, 1), read=self._read_reset)
-
-    def _read_hit(self, row: np.ndarray, ids: np.ndarray) -> Hit:
-        if row[Column.STATUS] == Status.ENGINE_FAILURE:
-            raise EngineFailure("keys", Status.ENGINE_FAILURE.name, "a key for every block up to the last token")
-        _check(row)
-        blocks = self._rows(row, ids, leading=True)
-        return Hit(int(row[Column.VALUE]), blocks, int(row[Column.SHARED_PREFIX]))
-
-    def _read_allocation(self, row: np.ndarray, ids: np.ndarray) -> Allocation:
-        if row[Column.STATUS] in REFUSALS:
-            return Allocation(None)
-        _check(row)
-        count, place = int(row[Column.COPIES]), int(row[Column.IDS])
-        copies = ids[place : place + 3 * count].reshape(-1, 3).tolist()
-        self._copies += copies
-        blocks = self._rows(row, ids, leading=False)
-        for group, _, target in copies if row[Column.VALUE] else ():
-            blocks[group].insert(0, target)
-        return Allocation(blocks)
-
-    def _read_reset(self, row: np.ndarray, ids: np.ndarray) -> oplog.Reset:
-        del ids
-        if row[Column.STATUS] != Status.IN_USE:
-            _check(row)
-        return oplog.Reset(bool(row[Column.VALUE]))
-
-    def _rows(self, row: np.ndarray, ids: np.ndarray, leading: bool) -> list[list[int]]:
-        place, rows = int(row[Column.IDS]) + 3 * int(row[Column.COPIES]), []
-        for group in range(self._groups):
-            start, end = (int(row[RESULT_FRONT + 2 * group + side]) for side in (0, 1))
-            rows.append([0] * (start if leading else 0) + ids[place : place + end - start].tolist())
-            place += end - start
-        return rows
+        return self._add(Code.RESET, None, room=_Room(0, 1), read=self._answers.reset)
 
     # Batches.
 
@@ -431,7 +394,7 @@ class JaxEngine:
         self._left_slots.clear()
         for later, row in zip(waiting, results.table, strict=False):
             if later.read is None:
-                _check(row)
+                check(row)
             else:
                 later.value = later.read(row, results.ids)
         self._take_events(waiting, results)
@@ -524,11 +487,3 @@ class _Later:
     request: Request | None
     code: Code
     value: Any = None
-
-
-def _check(row: np.ndarray) -> None:
-    status = Status(int(row[Column.STATUS]))
-    if status == Status.ENGINE_FAILURE:
-        raise EngineFailure("blocks", status.name, "as many free blocks as the estimate said")
-    if status != Status.OK:
-        raise OperationError("operation", status.name, "one that applies to the request's state")
