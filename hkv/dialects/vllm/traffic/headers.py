@@ -156,6 +156,8 @@ def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -
     sparse = any(spec.retained_sparsely for spec in specs)
     longest = choices.pick((400, 400, 64, 40))
     bugs = _draw_bugs(choices, groups, feature) if version > 1 else []
+    if version > 2 and partial and "copied-before-written" not in bugs:
+        bugs.append("copied-before-written")  # a load may begin inside a block that another request fills
     return Header(
         oplog=version,
         dialect=vllm.NAME,
