@@ -302,8 +302,10 @@ class Comparison:
                 interrupt = pressed
                 if not small and shrinker.best is not None:
                     found = dataclasses.replace(found, case=shrinker.best)
-            if shrinker.keeps is not None:
-                broken = first_broken(self._tested, found.case.header, found.case.operations)
+            broken = first_broken(self._tested, found.case.header, found.case.operations)
+            if small and not isinstance(broken, Broken) and interrupt is None:
+                found = dataclasses.replace(found, case=shrinker.seen_before(found.case))
+            if shrinker.keeps is not None or isinstance(broken, Broken):
                 found = dataclasses.replace(found, broken=broken)
             version = found.case.header.oplog
             yield FoundDifference(feature, found.seed, version, found.case, whole, found.broken, shrinker.problem)

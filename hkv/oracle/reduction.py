@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -12,6 +13,9 @@ import msgspec
 from hkv.dialects.dialect import Lifecycle
 from hkv.errors import HKVError
 from hkv.oracle.compare import Mismatch
+
+_DETAILS = re.compile(r"'[^']*'|[\d\[\],]+")
+"""Names, numbers and lists in an error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,11 @@ class Case:
     def fails(self) -> bool:
         """True if an engine fails, rather than answers wrongly."""
         return self.mismatch.field == "error"
+
+    @property
+    def failure(self) -> str:
+        """The failure in words, without names and numbers; empty where an engine answers wrongly."""
+        return " ".join(_DETAILS.sub(" ", str(self.mismatch.got)).split()) if self.fails else ""
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -112,6 +121,7 @@ class ShrinkRules:
       operations: operations that are simpler than one, each by itself.
       pairs: a header and an operation that are simpler together.
       rewrites: candidates that change several operations at once.
+      questions: operations that change nothing and may show a difference before an operation does.
     """
 
     repair: Callable[[Any], Repair]
@@ -120,6 +130,7 @@ class ShrinkRules:
     operations: Callable[[Any], Iterator[Any]] = lambda operation: iter(())
     pairs: Callable[[Any, Any], Iterator[tuple[Any, Any]]] = lambda header, operation: iter(())
     rewrites: tuple[Callable[[Best], Candidates], ...] = ()
+    questions: Callable[[Any], Iterator[Any]] = lambda operation: iter(())
 
 
 def without_requests(best: Best) -> Candidates:

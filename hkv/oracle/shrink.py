@@ -39,8 +39,8 @@ class Shrinker:
 
     Every candidate is first repaired: operations that can no longer follow are left out, numbers that no longer fit are
     cut, so that what is left is legal traffic whichever part was taken away. It counts if the engines still disagree,
-    wherever, a wrong answer does not turn into a failure, and the invariant that is to be kept is still the first that
-    the engine in doubt breaks; what comes after both is dropped.
+    wherever, a wrong answer does not turn into a failure, nor a failure into another, and the invariant that is to be
+    kept is still the first that the engine in doubt breaks; what comes after both is dropped.
 
     What bounds the search is the number of candidates, never the time, so that a case is as small on a busy machine.
 
@@ -126,8 +126,17 @@ class Shrinker:
             self.problem = failure_of(error).message
         return best.case
 
+    def seen_before(self, case: Case) -> Case:
+        """The case ended by a question that shows the difference before the operation that does; else as it is."""
+        *before, last = case.differing
+        for question in registry.dialect_of(case.header.dialect).shrink_rules.questions(last):
+            found = self.failing(case.header, [*before, question])
+            if found is not None and not found.fails and len(found.operations) == len(case.operations):
+                return found
+        return case
+
     def _search(self, best: Best) -> None:
-        fails, tried = best.case.fails, set[bytes]()
+        failure, tried = best.case.failure, set[bytes]()
         before = None
         while before != best.case.size:
             before = best.case.size
@@ -140,7 +149,7 @@ class Shrinker:
                 tried.add(name)
                 self.attempts += 1
                 found = self.failing(header, operations)
-                if found is not None and found.size < best.case.size and found.fails == fails:
+                if found is not None and found.size < best.case.size and found.failure == failure:
                     best.case = self.best = found
                 self.progress(len(best.case.operations))
 

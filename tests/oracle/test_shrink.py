@@ -16,15 +16,29 @@ from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.vllm.engines.engine import attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.explain.difference import difference
 from hkv.dialects.vllm.lifecycle import Lifecycle
-from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheState, Header, Hit, LookupOp, ResetOp
+from hkv.dialects.vllm.log.structs import (
+    AllocateOp,
+    Allocation,
+    CacheState,
+    Header,
+    Hit,
+    LookupOp,
+    RequestOp,
+    ResetOp,
+    StateOp,
+)
 from hkv.dialects.vllm.repair import repaired
+from hkv.dialects.vllm.shrink_rules import _without_holders
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import EngineTimeoutError, HKVError
 from hkv.oracle.check import check_log
+from hkv.oracle.compare import Mismatch
 from hkv.oracle.engine import Failure
 from hkv.oracle.log_file import read_log, write_log
 from hkv.oracle.record import Only, differ, record
+from hkv.oracle.reduction import Best
 from hkv.oracle.shrink import TIMEOUTS, Case, Shrinker
 
 
@@ -81,6 +95,81 @@ def test_small_cases_of_known_defects(engine: type, feature: str, most: int, tmp
     assert small
     assert min(small) <= most
     assert max(small) <= 12
+
+
+class Fragile(NumpyEngine):
+    """Fails over long chunks, and otherwise over short ones."""
+
+    def allocate(self, operation: AllocateOp) -> Allocation:
+        if operation.new > 4:
+            raise ValueError(f"{operation.new} tokens of {operation.id}")
+        if operation.new < 3:
+            raise IndexError(operation.id)
+        return super().allocate(operation)
+
+
+class Forgetting(NumpyEngine):
+    """Caches nothing."""
+
+    def __init__(self, header: Header) -> None:
+        super().__init__(msgspec.structs.replace(header, caching=False))
+
+
+HEADER = Header(
+    oplog=2,
+    dialect="vllm-0.33",
+    feature="core",
+    num_blocks=9,
+    groups=[{"kind": "full_attention", "block_size": 2, "cp_sharded": False}],
+    hash="sha256_cbor",
+    hash_block_size=2,
+    scheduler_block_size=2,
+    hash_lookahead=0,
+    caching=True,
+    eagle=False,
+    eagle_groups=[],
+    prefill_lookahead=0,
+    retention_interval=None,
+    partial_hits=False,
+    max_model_len=64,
+    max_in_flight_tokens=None,
+    context_parallel=1,
+)
+TOKENS = [1, 2, 3, 4, 5]
+OPERATIONS = (
+    RequestOp(id="r1", tokens=TOKENS),
+    RequestOp(id="r2", tokens=TOKENS),
+    AllocateOp(id="r1", new=5, hit=0, lookahead=0, external=0, delay=False, must_fit=False, reserved=0, in_flight=0),
+    LookupOp(id="r2"),
+)
+
+
+def test_a_failure_does_not_turn_into_another() -> None:
+    shrinker = Shrinker(Fragile, NumpyEngine)
+    case = shrinker.failing(HEADER, OPERATIONS)
+    assert case is not None
+    assert case.failure.startswith("ValueError: tokens of r at ")
+    small = shrinker.shrink(case)
+    assert small.failure == case.failure
+    assert small.operations[-1].new == 5
+
+
+def test_a_question_shows_a_difference_before_its_consequence() -> None:
+    shrinker = Shrinker(Forgetting, NumpyEngine)
+    case = shrinker.failing(HEADER, OPERATIONS)
+    assert case is not None
+    assert isinstance(case.operations[-1], LookupOp)
+    asked = shrinker.seen_before(case)
+    assert isinstance(asked.operations[-1], StateOp)
+    assert difference(asked) == "block 1 of group 0, with the first 2 tokens of r1, is not cached"
+
+
+def test_who_only_holds_blocks_goes_with_them() -> None:
+    answers = (None, None, Allocation([[1, 2, 3]]), Hit(0, [[]], 0))
+    tried = list(_without_holders(Best(Case(HEADER, OPERATIONS, answers, Mismatch("hit", 0, 1)))))
+    assert tried == [
+        (msgspec.structs.replace(HEADER, num_blocks=9 - count), [*OPERATIONS[1::2]]) for count in (3, 2, 1)
+    ]
 
 
 def failing(engine: type, feature: str, seed: int, steps: int = 12) -> Case:

@@ -133,6 +133,20 @@ def _with_longer_steps(best: Best) -> Candidates:
         yield best.case.header, before + after
 
 
+def _without_holders(best: Best) -> Candidates:
+    """A request less, which only keeps blocks from others, and as many blocks less."""
+    for id in dict.fromkeys(op.id for op in best.case.operations if isinstance(op, oplog.RequestOp)):
+        case = best.case
+        pairs = zip(case.operations, case.answers, strict=False)
+        mine = (answer for operation, answer in pairs if getattr(operation, "id", None) == id)
+        rows = (row for answer in mine if isinstance(answer, oplog.Allocation) for row in answer.blocks or ())
+        held = len({block for row in rows for block in row if block})
+        others = [operation for operation in case.operations if getattr(operation, "id", None) != id]
+        for count in range(held, max(0, held - 8), -1):
+            if count < case.header.num_blocks - 1:
+                yield msgspec.structs.replace(case.header, num_blocks=case.header.num_blocks - count), others
+
+
 def _last(operations: list[Any], kind: type, id: str) -> int | None:
     """Place of the last operation of a kind that names a request."""
     for place in reversed(range(len(operations))):
@@ -170,12 +184,19 @@ def _tokens(operation: Operation) -> list[int]:
     return tokens if isinstance(tokens, list) else []
 
 
+def _questions(operation: Operation) -> Iterator[Operation]:
+    """The state, before a hit or an allocation that follows from it."""
+    if isinstance(operation, oplog.LookupOp | oplog.AllocateOp):
+        yield oplog.StateOp()
+
+
 SHRINK_RULES = ShrinkRules(
     LogRepair,
     headers=_smaller_headers,
     check=to_config,
     operations=_simpler_operations,
     pairs=_smaller_pools,
-    rewrites=(_with_longer_prompts, _with_longer_steps, _with_renumbered_tokens),
+    rewrites=(_without_holders, _with_longer_prompts, _with_longer_steps, _with_renumbered_tokens),
+    questions=_questions,
 )
 """Rules by which cases under vLLM's rules are made smaller."""

@@ -30,7 +30,7 @@ class Answers:
         return copies
 
     def hit(self, row: np.ndarray, ids: np.ndarray) -> Hit:
-        """What a lookup found."""
+        """Answer to a lookup."""
         if row[Column.STATUS] == Status.ENGINE_FAILURE:
             raise EngineFailure("keys", Status.ENGINE_FAILURE.name, "a key for every block up to the last token")
         check(row)
@@ -52,7 +52,7 @@ class Answers:
 
     @staticmethod
     def reset(row: np.ndarray, ids: np.ndarray) -> Reset:
-        """Whether the prefix cache was reset."""
+        """True if the prefix cache was reset."""
         del ids
         if row[Column.STATUS] != Status.IN_USE:
             check(row)

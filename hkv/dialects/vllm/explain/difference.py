@@ -41,7 +41,7 @@ def difference(case: Case) -> str:
         case oplog.StateOp() if field == "free" and set(got) != set(want):
             return _freed(case, set(want), set(got))
         case oplog.EventsOp() | oplog.StateOp() if ".keys" in field or field.startswith("cached."):
-            return next(_wrong_key(case), "")
+            return next(_wrong_key(case), "") or (_cached(case) if field.startswith("cached.") else "")
         case oplog.EventsOp() if field == "removed":
             keys, due = want or got, "were to leave it" if want else "were to stay"
             verb = "stay in" if want else "leave"
@@ -56,6 +56,29 @@ def _granted(case: Case) -> str:
     """A grant that had to be a refusal, and the reason for that."""
     story = _story(case)
     return f"{case.differing[-1].id} is granted blocks and must be refused{story.words(story.answers[-1])[9:]}"
+
+
+def _cached(case: Case) -> str:
+    """A block that has a key and is to have none, or the other way round, and what keeps it; else empty."""
+    header, mismatch = case.header, case.mismatch
+    missing = mismatch.got == "absent"
+    if header.hash == GIVEN or not (missing or mismatch.want == "absent"):
+        return ""
+    entry: Any = mismatch.want if missing else mismatch.got
+    group, tokens, key = entry
+    texts = [text for text in _texts(case) if key in _chain(header, text[2], text[1])]
+    whose = f"the first {tokens} tokens of {texts[0][0]}" if texts else f"{tokens} tokens"
+    known = f"block {mismatch.field.partition('.')[2]} of group {group}, with {whose}"
+    if not missing:
+        return f"{known}, is cached, and is not to be"
+    config = to_config(header)
+    spec, size = config.topology.groups[group].spec, config.block_size(group)
+    kept = ""
+    if texts and spec.retained_sparsely and header.retention_interval is not None:
+        resumed = (len(texts[0][1]) - 1) // hit_alignment(config) * hit_alignment(config)
+        read = any(tokens - size <= position < tokens for positions in spec.reads(resumed) for position in positions)
+        kept = ", which sparse retention keeps for its prompt's end" if read else ""
+    return f"{known}{kept}, is not cached"
 
 
 def _stored(case: Case) -> str:

@@ -80,6 +80,7 @@ def ownership(moment: Moment) -> Iterator[str]:
             yield f"block {block} is at several places: {owners}"
         elif len(names := {moment.ledger.prefix(id, end) for id, _, _ in owners}) != 1 or None in names:
             yield f"block {block} is shared by requests whose first {end} tokens differ: {owners}"
+    yield from _adopted_inside(moment)
 
 
 def _stands_apart(config: VllmConfig, group: int) -> bool:
@@ -87,6 +88,19 @@ def _stands_apart(config: VllmConfig, group: int) -> bool:
     spec = config.topology.groups[group].spec
     inside = config.block_size(group) > config.hash_block_size
     return spec.snapshot and (inside or spec.checkpoint_blocks > 0)
+
+
+def _adopted_inside(moment: Moment) -> Iterator[str]:
+    """Blocks inside which the hit of the request just admitted ends, and in which it goes on itself."""
+    operation = moment.operation
+    if not isinstance(operation, oplog.AllocateOp) or not operation.hit or operation.external:
+        return
+    for group, row in enumerate(moment.after.rows.get(operation.id, [])):
+        column, inside = divmod(operation.hit, moment.config.block_size(group))
+        block = row[column] if inside and column < len(row) else 0
+        entry = moment.before.cached.get(block)
+        if entry is not None and entry[0] == group and moment.after.cached.get(block) == entry:
+            yield f"{operation.id} goes on inside block {block} of group {group}, which its hit shares, without a copy"
 
 
 @invariant("null block", "B-I4")

@@ -127,7 +127,8 @@ def _draw_reaching(choices: Choices, feature: str, version: int, kinds: frozense
 
 def _is_telling(header: Header, base: str) -> bool:
     """True if holes in what is cached can show: of drafts, in a window of theirs beside two groups of other specs; of
-    recurrent states, where chunks export them at lengths inside blocks; of loads, where there are several groups."""
+    recurrent states, where chunks export them at lengths inside blocks; of loads, where a group
+    but the first keeps all that it hit."""
     if base == "eagle":
         config = to_config(header)
         drafts = [config.topology.specs[group] for group in config.eagle_group_ids]
@@ -135,7 +136,7 @@ def _is_telling(header: Header, base: str) -> bool:
     if base == "speculative_state":
         exports = any(group.get("num_prefill_checkpoint_blocks") for group in header.groups)
         return exports and header.partial_hits and header.retention_interval is None
-    return base != "external" or len(header.groups) > 1
+    return base != "external" or any(spec_from_log(group).reads_all for group in header.groups[1:])
 
 
 def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -> Header:

@@ -107,6 +107,7 @@ class Traffic:
         self._filled: list[int] = []
         self._config = to_config(header)
         self._sparse = [not spec.reads_all for spec in self._config.topology.specs]
+        self._crowds = self._loads and not self._recurrent and not all(self._sparse[1:])
         self._copying = copies_states(self._config)
 
     def step(self) -> None:
@@ -123,6 +124,8 @@ class Traffic:
                 break
         if self._sharing:
             self._take_out()
+            if self._crowds and choices.chance(30):
+                self._crowd()
         if choices.chance(6):
             self._evict()
         if self._copying:
@@ -142,6 +145,53 @@ class Traffic:
         for request in self._waiting[:2]:
             self._look_up(request)
 
+    def _crowd(self) -> None:
+        """A load after a hit whose blocks are among the next to be handed out: they were given back before
+        others, and what comes before both in the queue is used up."""
+        for other in list(self._running):
+            self._finish(other)
+        unit, tokens = self._header.scheduler_block_size, self._prompts.tokens
+        length = self._longest((self._header.num_blocks - 1) // 2)
+        if length <= 2 * unit:
+            return
+        kept, other = (self._arrive(Text(tuple(tokens(count)), None)) for count in (2 * unit + 1, length))
+        if not all(self._take(request, len(request.tokens)) for request in (kept, other)):
+            return
+        self._finish(kept)
+        self._finish(other)
+        known = kept.tokens[: 2 * unit]
+        hit = self._look_up(self._arrive(Text((*known, *tokens(1)), None))).blocks
+        ahead = next((place for place, block in enumerate(self._free()) if any(block in row for row in hit)), 0)
+        if full := self._longest(ahead):
+            self._take(self._arrive(Text(tuple(tokens(full)), None)), full)
+        end = self._longest(len(self._free())) // unit * unit
+        if end <= 2 * unit:
+            return
+        loader = self._arrive(Text((*known, *tokens(end + 1 - 2 * unit)), None))
+        found = self._look_up(loader)
+        fields = {"hit": found.hit, "external": end - found.hit, "delay": True}
+        loader.loading = self._take(loader, 0, shared_prefix=found.shared_prefix, **fields)
+
+    def _take(self, request: Request, new: int, **fields: Any) -> bool:
+        """Admits a waiting request; whether there was room."""
+        if self._allocate(request, new, **fields).blocks is None:
+            return False
+        self._waiting.remove(request)
+        self._running.append(request)
+        self._advance(request, fields.get("hit", 0) + fields.get("external", 0) + new)
+        return True
+
+    def _free(self) -> list[int]:
+        state = self._perform(oplog.StateOp())
+        assert isinstance(state, oplog.CacheState)
+        return state.free
+
+    def _longest(self, blocks: int) -> int:
+        """The most tokens, of those that a request may have, that fit into so many blocks; else 0."""
+        sizes = [self._config.block_size(group) for group in range(len(self._header.groups))]
+        lengths = range(self._header.max_model_len - 3, 0, -1)
+        return next((length for length in lengths if sum(-(-length // size) for size in sizes) <= blocks), 0)
+
     def _copy(self) -> None:
         self._perform(oplog.CopiesOp())
 
@@ -157,11 +207,12 @@ class Traffic:
         self._perform(oplog.EventsOp())
         self._perform(oplog.StateOp())
 
-    def _arrive(self) -> None:
-        text = self._prompts.draw()
+    def _arrive(self, text: Text | None = None) -> Request:
+        text = self._prompts.draw() if text is None else text
         request = Request(self._name(), list(text.tokens), text.extra, len(text.tokens))
         self._waiting.append(request)
         self._perform_arrival(oplog.RequestOp(id=request.id, tokens=list(request.tokens), extra=request.extra))
+        return request
 
     def _perform_arrival(self, operation: oplog.RequestOp) -> None:
         self._perform(operation)
@@ -232,7 +283,7 @@ class Traffic:
                 delay, new = True, 0
         if not hit + external + new:
             return False
-        answer = self._allocate(
+        admitted = self._take(
             request,
             new,
             hit=hit,
@@ -243,16 +294,13 @@ class Traffic:
             shared_prefix=self._draw_boundary(request, found.shared_prefix),
             **({} if rows is None else {"rows": rows}),
         )
-        if answer.blocks is None:
+        if not admitted:
             if choices.chance(25):
                 self._waiting.remove(request)
                 self._perform(oplog.DropOp(id=request.id))
                 self._left.append(request.id)
             return False
-        self._waiting.remove(request)
-        self._running.append(request)
         request.loading = delay
-        self._advance(request, hit + external + new)
         return True
 
     def _look_up(self, request: Request) -> Hit:
