@@ -81,13 +81,14 @@ def element_addresses(spec: LayerSpec, cells: dict[Coordinate, int], states_per_
       states_per_page: states in the page a kernel sees.
     """
     found: dict[Element, int] = {}
-    if isinstance(spec, AttentionSpec) and spec.quantization in PLANES:
+    attention = spec.attention
+    if attention is not None and attention.quantization in PLANES:
         pages: dict[tuple[int, int, int], list[int]] = {}
         for (layer, block, _, state, _), address in cells.items():
             pages.setdefault((layer, block, state // states_per_page), []).append(address)
         for (layer, block, piece), addresses in pages.items():
             memory = iter(sorted(addresses))
-            for part, head, state, element, byte in page_order(spec, states_per_page):
+            for part, head, state, element, byte in page_order(attention, states_per_page):
                 key = (part, layer, block, head, piece * states_per_page + state, element, byte)
                 found[key] = next(memory)
         return found
@@ -96,7 +97,7 @@ def element_addresses(spec: LayerSpec, cells: dict[Coordinate, int], states_per_
             for position, (part, element, inside) in enumerate(cell_order(spec)):
                 slot, of_part = head, head
                 name = part
-                if isinstance(spec, AttentionSpec) and spec.quantization == "kv_planes":
+                if attention is not None and attention.quantization == "kv_planes":
                     name, of_part = ("key", "value")[slot], 0
                 found[name, layer, block, of_part, state, element, inside] = address + position
     return found
@@ -119,8 +120,9 @@ def cell_fields(spec: LayerSpec) -> list[tuple[str, str, int]]:
     if spec.state_tensors:
         shapes = spec.state_tensors
         return [(f"state{i}", dtype, math.prod(shape)) for i, (shape, dtype) in enumerate(shapes)]
-    if not isinstance(spec, AttentionSpec):
+    if spec.attention is None:
         return [("entry", "uint8", spec.content_bytes)]
+    spec = spec.attention
     keys, values, name = spec.head_size, spec.value_size, spec.quantization
     if name == "fp8_ds_mla":
         return [("latent", "float8_e4m3fn", 512), ("scale", "float32", 4), ("rope", "bfloat16", 64)]

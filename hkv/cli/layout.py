@@ -23,7 +23,7 @@ from hkv.layout.content import QUANTIZATIONS, quantize
 from hkv.layout.picture import levels
 from hkv.layout.resolution import ENVIRONMENT, resolve
 from hkv.limits import MAX_BYTES, MAX_TOKENS
-from hkv.spec import CLASSES, AttentionSpec, LayerSpec, spec_from_text
+from hkv.spec import CLASSES, LayerSpec, spec_from_text
 from hkv.spec.dtypes import item_bytes
 
 SIZE = click.IntRange(1, MAX_TOKENS)
@@ -175,7 +175,7 @@ def _spec(text: str, **given: Any) -> LayerSpec:
         if names != spec.layout_options:
             refuse_given(names, f"nothing with a layer of kind {spec.short_name}")
     padded = given["page_size"]
-    if not isinstance(spec, AttentionSpec):
+    if (attention := spec.attention) is None:
         states = [_state(state) for state in given["states"]]
         return spec.sized(page_size=padded, entry_bytes=given["entry_bytes"], states=states)
     changes: dict[str, Any] = {
@@ -187,10 +187,10 @@ def _spec(text: str, **given: Any) -> LayerSpec:
     }
     if given["head_size_v"] is not None:
         changes["head_size_v"] = given["head_size_v"]
-    spec = dataclasses.replace(spec, **changes)
+    attention = dataclasses.replace(attention, **changes)
     if given["quantization"] is not None:
-        spec = quantize(spec, given["quantization"])
-    return spec if padded is None else dataclasses.replace(spec, page_size_padded=padded)
+        attention = quantize(attention, given["quantization"])
+    return attention if padded is None else dataclasses.replace(attention, page_size_padded=padded)
 
 
 def _state(text: str) -> tuple[tuple[int, ...], str]:

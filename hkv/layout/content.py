@@ -134,9 +134,9 @@ def content_parts(spec: LayerSpec, states: int) -> tuple[Part, ...]:
       spec: cache description of the layer.
       states: states in the page a kernel sees, which is a piece of the manager's block when that is split.
     """
-    if not isinstance(spec, AttentionSpec):
+    if (attention := spec.attention) is None:
         return _other_parts(spec)
-    parts = _planes(spec, states) or _cell_parts(_fields(spec))
+    parts = _planes(attention, states) or _cell_parts(_fields(attention))
     if any(part.strides is not None for part in parts) or parts[-1].offset + parts[-1].nbytes == spec.content_bytes:
         return parts
     return (Part(name="packed", dtype="uint8", shape=(spec.content_bytes,), offset=0),)

@@ -103,6 +103,11 @@ class AttentionSpec(LayerSpec):
             expected = f"kernel pages that hold a state of {self.tokens_per_state} tokens"
             raise SpecError("block_stride_alignment", alignment, expected)
 
+    @property
+    def attention(self) -> AttentionSpec:
+        """The layer itself."""
+        return self
+
     @classmethod
     def draw_geometry(cls, choices: Draw) -> dict[str, Any]:
         """Random fields of this class for a layer to plan for.

@@ -6,12 +6,14 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
-from hkv.limits import MAX_TOKENS, whole_number
+from hkv.limits import MAX_TOKENS
+from hkv.spec.draw import Draw
 
 if TYPE_CHECKING:
+    from hkv.spec.attention import AttentionSpec
     from hkv.spec.limits import RequestLimits
 
 KINDS: dict[str, type[LayerSpec]] = {}
@@ -41,22 +43,6 @@ def _check(spec: object, least: int, most: int, expected: str, names: tuple[str,
         value = getattr(spec, name)
         if type(value) is not int or not least <= value <= most:
             raise SpecError(f"{type(spec).__name__}.{name}", value, f"{expected}, at most {most}")
-
-
-class Draw(Protocol):
-    """Source of random decisions (`hkv.testing.choices.Choices`)."""
-
-    def integer(self, low: int, high: int) -> int:
-        """A number from `low` to `high`, both included."""
-        ...
-
-    def chance(self, percent: int) -> bool:
-        """True in about `percent` of a hundred cases."""
-        ...
-
-    def pick(self, sequence: Sequence[Any]) -> Any:
-        """One element of a sequence that has some."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,6 +153,11 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         check_positive(self, "block_size")
+
+    @property
+    def attention(self) -> AttentionSpec | None:
+        """The layer with the geometry that all attention has, where it `attends`; else None."""
+        return None
 
     def reads(self, n: int) -> tuple[range, ...]:
         """Token positions that the query at `n` reads, as ranges in order: what `readable` says, and what lies before.
@@ -496,50 +487,3 @@ class LayerSpec:
         """This layer as a log's header writes it."""
         fields = {name: getattr(self, name) for name in self.log_fields}
         return {"kind": self.kind, "block_size": self.block_size, **fields}
-
-
-def spec_from_log(fields: Mapping[str, Any]) -> LayerSpec:
-    """The layer that one entry of a log header's `groups` describes.
-
-    Args:
-      fields: `kind`, `block_size` and exactly the kind's `log_fields`; a field with a default may be absent.
-
-    Raises:
-      SpecError: unknown kind, unknown or missing field, impossible value.
-    """
-    kind = fields.get("kind")
-    cls = KINDS.get(kind) if isinstance(kind, str) else None
-    if cls is None:
-        raise SpecError("kind", kind, f"one of {', '.join(sorted(KINDS))}")
-    rest = {name: value for name, value in fields.items() if name != "kind"}
-    allowed = {"block_size", *cls.log_fields}
-    if unknown := sorted(set(rest) - allowed):
-        raise SpecError(unknown[0], rest[unknown[0]], f"a field of {kind}: {', '.join(sorted(allowed))}")
-    required = {f.name for f in dataclasses.fields(cls) if f.name in allowed and f.default is dataclasses.MISSING}
-    if missing := sorted(required - set(rest)):
-        raise SpecError(missing[0], None, f"to be given for {kind}")
-    return cls(**rest)
-
-
-def text_forms() -> tuple[str, ...]:
-    """Forms of a layer of each kind on the command line, in the order of their names."""
-    return tuple(sorted(cls.text_form() for cls in KINDS.values() if cls.short_name))
-
-
-def spec_from_text(text: str) -> LayerSpec:
-    """The layer that a text describes as the command line writes it (`LayerSpec.text_form`), e.g. `swa:16:1024`.
-
-    Raises:
-      SpecError: unknown kind, a part that is not a positive integer, a missing or superfluous part.
-    """
-    names = {cls.short_name: cls for cls in KINDS.values() if cls.short_name}
-    kind, *numbers = text.split(":")
-    cls = names.get(kind)
-    if cls is None:
-        raise SpecError("group", text, f"one of {', '.join(text_forms())}")
-    wanted = ("block_size", *cls.parameters)
-    found = [whole_number(part) for part in numbers]
-    if len(found) != len(wanted) or not all(found):
-        raise SpecError("group", text, f"{cls.text_form()}, each number a positive integer")
-    values: dict[str, Any] = dict(zip(wanted, found, strict=True))
-    return cls(**values)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hkv.dialects.rtp_llm.planning import opaque
 from hkv.dialects.vllm import kinds
 from hkv.spec import CLASSES, KINDS
 from hkv.spec.attention import AttentionSpec
@@ -57,7 +58,17 @@ def _named(node: ast.AST) -> Iterator[str]:
             yield child.id if isinstance(child, ast.Name) else child.attr
 
 
-def _class_checks(tree: ast.Module) -> Iterator[int]:
+def _described(cls: type[LayerSpec] = LayerSpec) -> Iterator[type[LayerSpec]]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _described(each)
+
+
+HOMES = {cls.__name__: cls.__module__.replace(".", "/") + ".py" for cls in _described() if "hkv" in cls.__module__}
+"""Every class of layer, what kinds share and dialects' own among them, and its file, the one that may check for it."""
+
+
+def _class_checks(tree: ast.Module, path: str = "") -> Iterator[int]:
     for node in ast.walk(tree):
         checked: list[ast.AST] = []
         if (
@@ -70,7 +81,7 @@ def _class_checks(tree: ast.Module) -> Iterator[int]:
             checked = [node.cls]
         elif isinstance(node, ast.Compare):
             checked = [node.left, *node.comparators]
-        if any(name in CLASSES for part in checked for name in _named(part)):
+        if any(HOMES.get(name, path) != path for part in checked for name in _named(part)):
             yield getattr(node, "lineno", 0)
 
 
@@ -89,7 +100,8 @@ def _name_checks(tree: ast.Module) -> Iterator[int]:
 def test_no_class_of_a_kind_is_checked_elsewhere():
     assert not issubclass(AttentionSpec, tuple(KINDS.values())), "geometry that kinds share is no kind"
     assert AttentionSpec.__name__ not in CLASSES
-    found = [f"{name}:{line}" for name, tree in _trees().items() for line in _class_checks(tree)]
+    assert {"AttentionSpec", opaque.OpaqueRegion.__name__, *CLASSES} <= HOMES.keys()
+    found = [f"{name}:{line}" for name, tree in _trees().items() for line in _class_checks(tree, name)]
     assert found == []
 
 
@@ -127,7 +139,11 @@ def test_a_kind_says_everything(kind):
 
 
 @pytest.mark.parametrize(
-    "text", ["isinstance(spec, Mamba)", "isinstance(spec, LayerSpec | hkv.spec.Mamba)", "type(s) is Mamba"]
+    "text",
+    [
+        *("isinstance(spec, Mamba)", "isinstance(spec, LayerSpec | hkv.spec.Mamba)", "type(s) is Mamba"),
+        *("isinstance(spec, AttentionSpec)", "assert isinstance(block.spec, OpaqueRegion)"),
+    ],
 )
 def test_a_check_of_a_class_is_found(text):
     assert list(_class_checks(ast.parse(text))) == [1]

@@ -10,7 +10,6 @@ from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.group_policy import CpMapping, EvictPolicy, GroupPolicy, GroupType
 from hkv.model.topology import Topology
-from hkv.spec import AttentionSpec
 
 SINGLE, HYBRID, HYBRID_POOL = NAMES = ("rtp-llm/single", "rtp-llm/hybrid", "rtp-llm/hybrid-pool")
 """The three allocators: one group; several groups over one pool; several groups with a pool each."""
@@ -78,9 +77,7 @@ class RtpConfig:
 
     def _check_groups(self) -> None:
         attention = [
-            group
-            for group in self.topology.groups
-            if group.policy.group_type is GroupType.FULL and isinstance(group.spec, AttentionSpec)
+            group for group in self.topology.groups if group.policy.group_type is GroupType.FULL and group.spec.attends
         ]
         if self.topology.pools == "shared" and not attention:
             raise ConfigError("groups", self.topology.tags, "a full-attention group, or independent pools")

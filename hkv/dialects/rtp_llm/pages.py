@@ -10,7 +10,6 @@ import dataclasses
 from fractions import Fraction
 
 from hkv.dialects.rtp_llm.planning import PoolGroup
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueRegion
 from hkv.dialects.rtp_llm.planning.sizes import FLOAT8, BlockBytes
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import Part
@@ -110,13 +109,12 @@ def _latent(block: BlockBytes) -> tuple[Part, ...]:
 
 def _entries(block: BlockBytes) -> tuple[Shape, int | Fraction | None, tuple[Part, ...]]:
     """Entries of a region; of one that several ranks hold slices of, bytes."""
-    assert isinstance(block.spec, OpaqueRegion)
     if block.slices > 1:
         return (1, 1, block.bytes), None, (Part(name="slice", dtype="uint8", shape=(block.bytes,), offset=0),)
     size = block.payload // block.entries
     shape = (size // item_bytes(block.dtype),)
-    tokens = block.spec.ratio if block.spec.count == "compressed" else None
-    return (1, block.entries, size), tokens, (Part(name="entry", dtype=block.dtype, shape=shape, offset=0),)
+    entry = Part(name="entry", dtype=block.dtype, shape=shape, offset=0)
+    return (1, block.entries, size), block.tokens_per_entry, (entry,)
 
 
 def _scales(block: BlockBytes, pieces: int) -> tuple[Shape, tuple[Part, ...]]:

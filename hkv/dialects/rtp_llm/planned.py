@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.planning import PoolGroup, PoolPlan
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueRegion
 from hkv.model.topology import Group, Topology
 from hkv.spec import LayerSpec
 
@@ -41,4 +39,4 @@ def config_of_plan(plan: PoolPlan, **fields: Any) -> RtpConfig:
 def _spec(group: PoolGroup) -> LayerSpec:
     """The group's layer, with the bytes of a whole block where its size is that of a kernel block."""
     spec = group.block.spec
-    return dataclasses.replace(spec, page_bytes=group.stride) if isinstance(spec, OpaqueRegion) else spec
+    return spec.sized(page_size=group.stride) if group.block.entries else spec

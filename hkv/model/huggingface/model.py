@@ -88,7 +88,7 @@ class Model:
     @property
     def attention_specs(self) -> list[AttentionSpec]:
         """Descriptions of the layers that keep keys, in the layers' order."""
-        return [spec for spec in self.specs.values() if isinstance(spec, AttentionSpec)]
+        return [spec.attention for spec in self.specs.values() if spec.attention is not None]
 
     @property
     def encoder_tokens(self) -> int:

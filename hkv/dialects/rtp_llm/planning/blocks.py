@@ -6,7 +6,7 @@ import dataclasses
 from fractions import Fraction
 
 from hkv.dialects.rtp_llm.planning.elements import element_of
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque
+from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque, region_of
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes, indexer_scale_bytes, linear, mha, mla
 from hkv.errors import PlanError
@@ -34,12 +34,13 @@ def block_of(
       PlanError: RTP-LLM has no size for such a layer, or not for so many ranks.
       SpecError: an impossible size.
     """
-    if isinstance(spec, OpaqueRegion):
-        return _opaque(spec, options)
+    if (region := region_of(spec)) is not None:
+        return _opaque(region, options)
     if spec.snapshot:
         return _linear(spec, options)
-    if not isinstance(spec, AttentionSpec):
+    if spec.attention is None:
         raise PlanError("spec", spec, "attention, a recurrent state or an opaque region under RTP-LLM")
+    spec = spec.attention
     if spec.sinks:
         raise PlanError("sinks", spec.sinks, "0: a SWA group keeps a sequence's end under RTP-LLM, not its beginning")
     if spec.most_read and options.slicing_ranks > 1:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes
 from hkv.errors import SpecError
@@ -74,15 +73,19 @@ class OpaqueRegion(LayerSpec):
         """A ring's last block of tokens; of compressed keys and values, every token."""
         return range(max(0, n - self.block_size) if self.state else 0, n)
 
+    def sized(self, *, page_size: int | None, **options: Any) -> Self:
+        """Copy of the layer with a page of that size."""
+        return dataclasses.replace(self, page_bytes=page_size or 0)
+
     @property
     def page_size_bytes(self) -> int:
         """`page_bytes`."""
         return self.page_bytes
 
-    @property
-    def tokens_per_entry(self) -> int | Fraction:
-        """Tokens that share an entry."""
-        return self.ratio
+
+def region_of(spec: LayerSpec) -> OpaqueRegion | None:
+    """The layer where it is such a region; None for any other."""
+    return spec if isinstance(spec, OpaqueRegion) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,6 +141,7 @@ def opaque(desc: OpaqueRegion, context: OpaqueContext) -> BlockBytes:
         bytes=stride,
         payload=payload,
         entries=entries,
+        tokens_per_entry=desc.ratio if desc.count == "compressed" else None,
         slices=slices,
     )
 

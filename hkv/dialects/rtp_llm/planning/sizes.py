@@ -34,6 +34,7 @@ class BlockBytes:
       local_heads: key/value heads (for linear layers value heads) on this rank.
       heads: those of all ranks together, 0 where there are none to split.
       entries: entries of an opaque block, else 0.
+      tokens_per_entry: tokens that share one of them, where they are compressed; else None.
       slices: ranks that hold an equal part of the block each; `payload` then counts the data of all of them.
     """
 
@@ -50,6 +51,7 @@ class BlockBytes:
     local_heads: int = 1
     heads: int = 0
     entries: int = 0
+    tokens_per_entry: int | None = None
     slices: int = 1
 
 

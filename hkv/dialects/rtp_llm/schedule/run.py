@@ -27,7 +27,7 @@ from hkv.replay.difference import compare
 from hkv.replay.optimal import Pool
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import LayerSpec
 
 if TYPE_CHECKING:
     from hkv.dialects.rtp_llm.schedule.compiled import RtpCompiledReplay
@@ -119,7 +119,7 @@ def _policy(index: int, spec: LayerSpec, caching: bool) -> GroupPolicy:
     if spec.slides:
         tail = 2 if caching else tail_blocks(spec)
         return GroupPolicy(group_type=GroupType.SWA, evict_policy=EvictPolicy.INDEPENDENT, active_tail_blocks=tail)
-    if isinstance(spec, AttentionSpec) and spec.readable(1 << 40).start == 0:
+    if spec.attends and spec.readable(1 << 40).start == 0:
         return default_policy(GroupType.FULL)
     raise ConfigError(f"groups[{index}]", spec.kind, "full, mla, swa or mamba under RTP-LLM")
 

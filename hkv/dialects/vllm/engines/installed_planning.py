@@ -124,11 +124,11 @@ class InstalledPlanner:
         if cls is None:
             raise PlanError("kind", spec.kind, "a kind that vLLM has")
         own = {theirs: getattr(spec, ours) for theirs, ours in spec.vllm_fields.items()}
-        if isinstance(spec, AttentionSpec):
+        if (attention := spec.attention) is not None:
             if "cache_role" in own:
                 role = self._interface.SparseCacheRole
                 own["cache_role"] = role.INDEXER if own["cache_role"] == "indexer" else role.SPARSE
-            return cls(**self._geometry(spec), **own)
+            return cls(**self._geometry(attention), **own)
         own["is_draft"] = spec.is_draft
         if spec.snapshot:
             dtypes = tuple(getattr(self._torch, dtype) for _, dtype in spec.state_tensors)
