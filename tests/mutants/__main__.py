@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 import click
 import msgspec
@@ -15,7 +16,7 @@ from tests.mutants import diff_judge, process_judge, suite_judge
 from tests.mutants.catalogue import INSTALLED, choose
 from tests.mutants.provenance import target_of
 from tests.mutants.row import DIFF, Planted
-from tests.mutants.table import markdown_table, package_table, record, show, summary
+from tests.mutants.table import markdown_table, package_table, record, recorded, show, summary
 from tests.mutants.verdict import Verdict
 
 INTERRUPTED = 130
@@ -44,6 +45,12 @@ INTERRUPTED = 130
 @click.option("--list", "listing", is_flag=True, help="Only say which there are, and what they are planted in.")
 @click.option("--markdown", metavar="F", type=click.Path(), help="Write the table as Markdown to the file F.")
 @click.option("--json", "json_path", metavar="F", type=click.Path(), help="Write JSON to F; - for standard output.")
+@click.option(
+    "--onto",
+    metavar="F",
+    type=click.File("rb"),
+    help="Take the rows that are not judged now from F, an earlier --json.",
+)
 def command(
     only: tuple[str, ...],
     target: str | None,
@@ -55,6 +62,7 @@ def command(
     listing: bool,
     markdown: str | None,
     json_path: str | None,
+    onto: IO[bytes] | None,
 ) -> None:
     """Plant defects one at a time and see what notices each.
 
@@ -75,6 +83,12 @@ def command(
                 click.echo(f"{verdict.outcome:9} {verdict.mutant.name}: {verdict.problem}", err=True)
     except KeyboardInterrupt:
         status = INTERRUPTED
+    again = [verdict.mutant.name for verdict in verdicts] if onto is not None else []
+    if onto is not None:
+        every = _chosen((), None, 0, target)
+        judged_before = recorded(msgspec.json.decode(onto.read())["mutants"], every)
+        verdicts += [verdict for verdict in judged_before if verdict.mutant not in chosen]
+        chosen = every
     verdicts.sort(key=lambda verdict: chosen.index(verdict.mutant))
     result = {"summary": summary(verdicts), "mutants": [record(verdict) for verdict in verdicts]}
     written = msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
@@ -85,7 +99,7 @@ def command(
     if json_path not in (None, "-"):
         write_atomically(json_path, written)
     if markdown is not None:
-        page = markdown_table(verdicts) if target is None else package_table(verdicts, target)
+        page = markdown_table(verdicts) if target is None else package_table(verdicts, target, again)
         write_atomically(markdown, page.encode())
     sys.exit(status or (0 if all(verdict.killed for verdict in verdicts) else 1))
 

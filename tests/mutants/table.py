@@ -13,6 +13,7 @@ from rich.table import Table
 
 from tests.mutants import provenance
 from tests.mutants.provenance import TARGETS
+from tests.mutants.row import Planted
 from tests.mutants.verdict import Verdict
 
 
@@ -53,6 +54,25 @@ def record(verdict: Verdict) -> dict[str, Any]:
         "size": verdict.size,
         "case": list(verdict.lines),
     }
+
+
+def recorded(records: Sequence[dict[str, Any]], rows: Sequence[Planted]) -> list[Verdict]:
+    """Verdicts on rows out of what `record` made of them; rows that are not there are left out."""
+    known = {each["name"]: each for each in records}
+    found = [(row, known[row.name]) for row in rows if row.name in known]
+    return [
+        Verdict(
+            mutant=row,
+            outcome=each["outcome"],
+            invariant=each["invariant"],
+            problem=each["problem"],
+            seconds=each["seconds"],
+            examples=each["examples"],
+            size=each["size"],
+            lines=tuple(each["case"]),
+        )
+        for row, each in found
+    ]
 
 
 def show(verdicts: Sequence[Verdict], cases: bool) -> None:
@@ -113,8 +133,14 @@ def markdown_table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def package_table(verdicts: Sequence[Verdict], package: str) -> str:
-    """The table of defects planted in an installed package, as a Markdown document."""
+def package_table(verdicts: Sequence[Verdict], package: str, again: Sequence[str] = ()) -> str:
+    """The table of defects planted in an installed package, as a Markdown document.
+
+    Args:
+      verdicts: a row each.
+      package: the package.
+      again: names of those that were judged by themselves, after the others.
+    """
     version = importlib.metadata.version(package)
     killed = [verdict for verdict in verdicts if verdict.killed]
     sizes, seconds = [verdict.size for verdict in killed] or [0], [verdict.seconds for verdict in killed] or [0.0]
@@ -122,6 +148,8 @@ def package_table(verdicts: Sequence[Verdict], package: str) -> str:
         f"{len(killed)} of {len(verdicts)} found in {statistics.median(seconds):.1f} s (median), made small to"
         f" {statistics.median(sizes):g} operations (median), {max(sizes)} at most, and named by the first line."
     )
+    if again:
+        said += f" Judged again by themselves, after the others: {', '.join(f'`{name}`' for name in again)}."
     lines = [PACKAGE_HEAD.format(package=package, version=version), "", said, "", *PACKAGE_TITLES]
     for verdict in verdicts:
         mutant = verdict.mutant

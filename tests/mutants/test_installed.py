@@ -12,7 +12,7 @@ from tests.mutants import __main__ as command_module
 from tests.mutants.catalogue import IN_PACKAGES, MUTANTS
 from tests.mutants.diff_judge import judge
 from tests.mutants.row import DIFF
-from tests.mutants.table import package_table
+from tests.mutants.table import package_table, record, recorded
 from tests.mutants.verdict import Verdict
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "mutants-in-vllm.md"
@@ -54,6 +54,15 @@ def test_a_report_that_does_not_name_the_cause_is_no_kill(monkeypatch: pytest.Mo
     assert "1 of 2 found" in page
     assert "| 3 | 1.0 | 4 | a \\| b |" in page
     assert "**misread** a \\| b |" in page
+
+
+def test_rows_that_were_judged_before_stand_beside_those_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [ROWS["eagle-drop-forgotten"], ROWS["salt-forgotten"]]
+    before = [Verdict(row, "killed", "x", "a | b", 1.0, 3, 4, ("step",)) for row in rows]
+    assert recorded([record(verdict) for verdict in reversed(before)], rows) == before
+    assert recorded([], rows) == []
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.33.0")
+    assert "after the others: `salt-forgotten`." in package_table(before, "vllm", ["salt-forgotten"])
 
 
 def test_only_rows_of_the_target_can_be_chosen() -> None:
