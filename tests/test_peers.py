@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pathlib
 import re
@@ -118,6 +119,20 @@ def test_a_folder_of_something_else_is_kept(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 1
     assert "expected none, an empty one or a Python environment" in done.stdout
     assert kept.read_text() == "years of work"
+
+
+def test_vllms_own_tests_are_taken_from_a_folder_and_no_other(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    own = importlib.import_module("vllm_tests")
+    (tmp_path / "packages").mkdir()
+    monkeypatch.setenv("HKV_VLLM_TESTS", str(tmp_path))
+    with pytest.raises(own.PeerError, match=r"HKV_VLLM_TESTS = .*: expected the folder tests of vLLM"):
+        own.fetch(pathlib.Path(sys.executable), tmp_path)
+    (tmp_path / "v1").mkdir()
+    assert own.fetch(pathlib.Path(sys.executable), tmp_path) == tmp_path.resolve()
+    assert (own.MODELS / "facebook" / "opt-125m" / "config.json").is_file()
 
 
 def test_markers_of_peers_are_needs() -> None:
