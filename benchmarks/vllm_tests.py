@@ -41,7 +41,9 @@ SAMPLE = (
     *(f"{_UNIT}/test_{name}.py" for name in ("kv_load_failure_recovery", "scheduler_kv_connector_override")),
     *(f"{_UNIT}/test_remote_{name}_lifecycle.py" for name in ("decode", "prefill")),
 )
-"""Tests that make cache managers and need neither a GPU, nor weights, nor a network; four minutes of processor time with the checks."""
+"""Tests that make cache managers and need neither a GPU, nor weights, nor a network.
+
+With the checks of their logs they take four minutes of processor time."""
 
 
 def fetch(python: pathlib.Path, folder: pathlib.Path, timeout: float | None = None) -> pathlib.Path:
