@@ -92,6 +92,26 @@ class Rows:
         request.truncate(hit)
         return hit
 
+    def insert(self, entries: Sequence[tuple[int, tuple[int, ...]]]) -> list[int] | None:
+        """Blocks under groups and keys, as if a request had held them and gave them back in this order.
+
+        Returns the new block of each entry, -1 for those that are there already or repeated; None where too few are
+        free, which changes nothing.
+        """
+        pool, known = self.manager.pool, dict[tuple[int, tuple[int, ...]], int | None]()
+        for entry in entries:
+            known[entry] = pool.table.first(entry)
+        held = [block for block in known.values() if block is not None]
+        new = [entry for entry, block in known.items() if block is None]
+        if len(new) > len(pool.free) - sum(pool.refs[block] == 0 for block in held):
+            return None
+        pool.touch(held)
+        taken = dict(zip(new, pool.take(len(new)), strict=True))
+        for entry, block in taken.items():
+            pool.insert(entry, block, 0)
+        pool.release([taken[entry] if block is None else block for entry, block in known.items()])
+        return [taken.pop(entry, -1) for entry in entries]
+
     def finish(self, row: int) -> None:
         """The row's request ends."""
         name = self.names[row]

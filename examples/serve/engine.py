@@ -65,6 +65,7 @@ class Engine:
       devices: devices that share the heads of the cache.
       draft: proposes tokens after those of a request, for the model to accept or not; None for no drafts.
       limit: says before each step how many tokens of a row it may compute at most; None for as many as fit.
+      offload: a tier that keeps what is computed, and gives it to engines that have not; None for none.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Engine:
         devices: int = 1,
         draft: Callable[[list[int]], list[int]] | None = None,
         limit: Callable[[], int] | None = None,
+        offload: serving.Offload | None = None,
     ) -> None:
         self.config, self.weights = read_config(folder), read_weights(folder)
         model = hkv.read_model(
@@ -91,6 +93,7 @@ class Engine:
         self.known, self.arrived = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         self.running: dict[int, Request] = {}
         self.preempted, self._clock, self._draft, self._limit = 0, 0, draft, limit
+        self._offload = offload
         turn = functools.partial(_turn, self.config, budget, HEADS if devices > 1 else None)
         if devices > 1:
             turn = self._shared(turn, devices)
@@ -121,6 +124,8 @@ class Engine:
         """A request takes an empty row, with the longest prefix that the cache has."""
         count = len(request.tokens)
         self.history[row, :count] = request.tokens
+        if self._offload:
+            self.served, _ = serving.load(self.served, self._offload, request.tokens)
         self.served, found = serving.arrive(
             self.served, jnp.array([row]), jnp.asarray(self.history[row : row + 1]), jnp.array([count])
         )
@@ -148,6 +153,8 @@ class Engine:
             if row >= 0:
                 places = range(starts[query], starts[query + 1])
                 self._take(row, {int(positions[place]): logits[place] for place in places})
+                if self._offload:
+                    serving.store(self.served, self._offload, row, self.running[row].tokens)
         return int(found["victim"])
 
     def _take(self, row: int, logits: dict[int, np.ndarray]) -> None:

@@ -1,8 +1,8 @@
 """Requests that arrive between whole steps: their prompts are hashed, looked up and adopted, all inside `jit`.
 
-`arrive` serves K requests at once. It may stand in the same compiled loop as `hkv.cache.step.step`. Unlike a step it
-takes time of the pool's size: every block looks itself up among the prompts' keys, and the free queue is closed up if
-hits took free blocks out of its middle. There is no loop over requests; prompts are hashed block by block.
+`arrive` serves K requests at once. It may stand in the same compiled loop as `hkv.cache.step.step`. It takes time of
+the prompts, of what was registered since requests arrived last (`hkv.cache.key_index`), and, where hits take free
+blocks out of the middle of the queue, of what was given back since those. There is no loop over requests.
 
 The hit is the longest length at which every group can resume, by its definition (`docs/hits.md`). Without EAGLE, and
 with chunks that are multiples of the block, that is what vLLM 0.33 finds; where it finds another length, it is for one
@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hkv.cache.key_index import LANES, bring_up_to_date
+from hkv.cache.key_index import look_up as look_up_keys
 from hkv.cache.queries import Rows, field, known_rows, lines
 from hkv.cache.spans import count_up, running_sum
 from hkv.cache.state import PAD, StepCounter, StepRequest, StepState, replace
@@ -26,6 +28,9 @@ from hkv.cache.varying import unified
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
 from hkv.state.status import Status
+
+COLUMNS = 32
+"""Entries of a row that are looked up beside one another."""
 
 
 @jax.tree_util.register_dataclass
@@ -102,7 +107,7 @@ def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
     counts = jnp.where(taken, arrivals.counts, 0)
     roots = arrivals.roots.astype(jnp.uint32)
     size = parameters.cache[CacheField.HASH_BLOCK]
-    chains, found = look_up(parameters, state, roots, arrivals.tokens, counts)
+    state, chains, found = look_up(parameters, state, roots, arrivals.tokens, counts)
 
     place = jnp.where(taken, arrivals.rows, state.requests.shape[0])
     hashed = found.hits // jnp.maximum(size, 1)
@@ -116,7 +121,7 @@ def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
         chains=state.chains.at[place].set(chains, mode="drop"),
         hashing=state.hashing.at[place].set(hashing, mode="drop"),
     )
-    state = _hold(state, jnp.where(taken[:, None, None], found.blocks, 0))
+    state = hold(state, jnp.where(taken[:, None, None], found.blocks, 0))
     alone = jnp.where(taken[:, None], found.alone, 0)
     return state, ArrivalResult(status, jnp.where(taken, found.hits, 0), alone)
 
@@ -168,8 +173,8 @@ def _blocks(groups: jax.Array) -> jax.Array:
 
 def look_up(
     parameters: Parameters, state: StepState, roots: jax.Array, tokens: jax.Array, counts: jax.Array
-) -> tuple[jax.Array, Lookup]:
-    """The keys of prompts, and their longest hits; nothing changes.
+) -> tuple[StepState, jax.Array, Lookup]:
+    """The keys of prompts, and their longest hits.
 
     Args:
       parameters: the configuration.
@@ -179,16 +184,24 @@ def look_up(
       counts: int32[K].
 
     Returns:
-      The key of each whole hash block, uint32[K, C, 4], and what is found.
+      The state with its index up to date, the key of each whole hash block, uint32[K, C, 4], and what is found.
     """
+    chains = prefix_keys(parameters, state, roots, tokens, counts)
+    state = bring_up_to_date(state)
+    return state, chains, _look_up(parameters, state, chains, counts)
+
+
+def prefix_keys(
+    parameters: Parameters, state: StepState, roots: jax.Array, tokens: jax.Array, counts: jax.Array
+) -> jax.Array:
+    """The key of each whole hash block of prompts, uint32[K, C, 4]; arguments as of `look_up`."""
     chains = jnp.zeros_like(roots, shape=(counts.shape[0], *state.chains.shape[1:]))
     hashing = jnp.pad(roots, ((0, 0), (0, state.hashing.shape[1] - 4)))
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
     starts = count_up(counts.shape[0]) * tokens.shape[1]
     hashed = hash_tokens(size, hashing, jnp.zeros_like(counts), starts, counts, tokens.reshape(-1))
     place = jnp.where(hashed.filled, hashed.request, counts.shape[0])
-    chains = chains.at[place, hashed.column].set(hashed.keys, mode="drop")
-    return chains, _look_up(parameters, state, chains, counts)
+    return chains.at[place, hashed.column].set(hashed.keys, mode="drop")
 
 
 def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts: jax.Array) -> Lookup:
@@ -199,10 +212,7 @@ def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts
     column = count_up(state.rows.shape[2])
     key = (column[None] + 1) * jnp.maximum(groups[:, GroupField.SCALE], 1)[:, None] - 1
     asked = (key[None] < hashed[:, None, None]) & (groups[:, GroupField.CACHEABLE] != 0)[None, :, None]
-    first = _first_blocks(state, chains)
-    at = jnp.minimum(key, chains.shape[1] - 1)
-    held = jnp.take_along_axis(first, jnp.broadcast_to(at, (counts.shape[0], *at.shape)), axis=2)
-    held = jnp.where(asked, held, 0)
+    held = _registered(state, chains, jnp.minimum(key, chains.shape[1] - 1), asked)
 
     lengths = count_up(chains.shape[1] + 1) * size
     begin, end, proof = _spans(groups, lengths)
@@ -229,6 +239,27 @@ def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts
     return Lookup(hits, jnp.where(longest > hits, longest, 0), alone, jnp.where(inside, held, 0))
 
 
+def _registered(state: StepState, chains: jax.Array, key: jax.Array, asked: jax.Array) -> jax.Array:
+    """The blocks under the keys `chains[:, key]`, int32[K, G, W], as far as they are `asked` bool[K, G, W].
+
+    Columns are looked up some at a time, up to the last that is asked for.
+    """
+    (requests, groups, width), size = asked.shape, min(COLUMNS, asked.shape[2])
+    last = jnp.max(jnp.where(asked, count_up(width)[None, None] + 1, 0))
+    group = jnp.broadcast_to(count_up(groups)[None, :, None], (requests, groups, size))
+
+    def some(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        first, found = carry
+        first = jnp.minimum(first, width - size)
+        keys = chains[:, lax.dynamic_slice_in_dim(key, first, size, 1)]
+        wanted = lax.dynamic_slice_in_dim(asked, first, size, 2)
+        blocks = look_up_keys(state, group.reshape(-1), keys.reshape(-1, 4), wanted.reshape(-1))
+        return first + size, lax.dynamic_update_slice_in_dim(found, blocks.reshape(wanted.shape), first, 2)
+
+    carry = jnp.zeros_like(last), jnp.zeros_like(asked, dtype=jnp.int32)
+    return lax.while_loop(lambda carry: carry[0] < last, some, carry)[1]
+
+
 def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The blocks that each group must have to resume at some lengths int32[n], beside those of sinks: first, end, and
     how many after those.
@@ -250,94 +281,47 @@ def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array,
     return jnp.minimum(begin, end), end, proof.astype(jnp.int32)
 
 
-def _first_blocks(state: StepState, chains: jax.Array) -> jax.Array:
-    """The block registered first under each key of `chains` uint32[K, C, 4] in each group, int32[K, G, C]; 0 for none.
-
-    Every block looks for its own key among the different keys asked for, sorted into buckets by their first bits.
-    """
-    groups = state.rows.shape[1]
-    asked = _index(chains.reshape(-1, 4))
-    place = _find(asked, state.keys[:, :4], state.refs % 2 == 1)
-    group = jnp.minimum(state.keys[:, 4].astype(jnp.int32), groups - 1)
-    age = state.counters[StepCounter.REGISTERED].astype(jnp.uint32) - state.keys[:, 5]
-    size = asked.words.shape[0]
-    oldest = jnp.zeros_like(age, shape=(size, groups)).at[place, group].max(age, mode="drop")
-    counts = age == oldest.at[place, group].get(mode="fill", fill_value=0)
-    blocks = count_up(state.refs.shape[0])
-    first = jnp.zeros_like(state.refs, shape=oldest.shape)
-    first = first.at[jnp.where(counts, place, size), group].max(blocks, mode="drop")
-    return jnp.swapaxes(first[asked.place].reshape(*chains.shape[:2], groups), 1, 2)
-
-
-class _Index(NamedTuple):
-    """Different keys in order, in buckets of those that begin with the same bits.
-
-    `words` uint32[n, 4]; `place` int32[n], where each key that was given is among them; `start` and `sizes` int32[T],
-    of each bucket, T a power of two.
-    """
-
-    words: jax.Array
-    place: jax.Array
-    start: jax.Array
-    sizes: jax.Array
-
-
-def _index(keys: jax.Array) -> _Index:
-    """Keys uint32[n, 4], some of them equal, in order, and at least sixteen buckets for each."""
-    size = keys.shape[0]
-    *words, order = lax.sort((*keys.T, jnp.zeros_like(keys[:, 0], dtype=jnp.int32) + count_up(size)), num_keys=4)
-    ordered = jnp.stack(words, axis=1)
-    new = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1).at[0].set(True)
-    rank = running_sum(new) - 1
-    place = jnp.zeros_like(order).at[order].set(rank)
-    sizes = jnp.zeros_like(order, shape=1 << (16 * size - 1).bit_length())
-    sizes = sizes.at[_bucket(sizes, words[0])].add(new.astype(jnp.int32))
-    return _Index(jnp.zeros_like(keys).at[rank].set(ordered), place, running_sum(sizes) - sizes, sizes)
-
-
-def _bucket(buckets: jax.Array, first: jax.Array) -> jax.Array:
-    """The bucket of keys with the first words uint32[n], of as many as `buckets` [T] has; T is a power of two."""
-    return (first >> jnp.uint32(33 - buckets.shape[0].bit_length())).astype(jnp.int32)
-
-
-def _find(index: _Index, keys: jax.Array, live: jax.Array) -> jax.Array:
-    """Indices of keys uint32[N, 4] in an index of n keys, int32[N]; n for keys not found, or not `live` bool[N].
-
-    Takes as many rounds as the fullest of the buckets looked up has keys: few, as the keys' bits are random.
-    """
-    missing = index.words.shape[0]
-    bucket = _bucket(index.sizes, keys[:, 0])
-    start, count = index.start[bucket], jnp.where(live, index.sizes[bucket], 0)
-
-    def compare(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        turn, found = carry
-        at = start + turn
-        same = (turn < count) & jnp.all(index.words[jnp.minimum(at, missing - 1)] == keys, axis=1)
-        return turn + 1, jnp.where(same, at, found)
-
-    most = jnp.max(count)
-    found = jnp.full_like(count, missing)
-    return lax.while_loop(lambda carry: carry[0] < most, compare, (jnp.zeros_like(most), found))[1]
-
-
 # Adopting.
 
 
-def _hold(state: StepState, blocks: jax.Array) -> StepState:
-    """References to blocks, as often as they are named; those that were free leave the queue, the rest closes up."""
+def hold(state: StepState, blocks: jax.Array) -> StepState:
+    """References to blocks, as often as they are named; those that were free leave the queue, the rest closes up.
+
+    Takes time of what was given back since the earliest of them.
+    """
     named = blocks.reshape(-1)
-    size = state.queue.shape[0]
-    free = jnp.any((named > 0) & (state.refs[named] < 2))
-    refs = state.refs.at[jnp.where(named > 0, named, state.refs.shape[0])].add(2, mode="drop")
-    head, tail = state.counters[StepCounter.HEAD], state.counters[StepCounter.TAIL]
+    turn = count_up(named.shape[0]) + 1
+    before, size = state.refs[named], state.refs.shape[0]
+    free = jnp.where((named > 0) & (before < 2), named, size)
+    marks = state.marks.at[free].set(0, mode="drop").at[free].max(turn, mode="drop")
+    leaving = jnp.sum(marks.at[free].get(mode="fill", fill_value=0) == turn, dtype=jnp.int32)
+    # What was read says where to write: else XLA may read later, and copies all of them for that.
+    refs = state.refs.at[jnp.where((named > 0) & (before >= 0), named, size)].add(2, mode="drop")
+    queue = _closed_up(replace(state, refs=refs), leaving)
+    counters = state.counters.at[StepCounter.TAIL].add(-leaving)
+    return replace(state, refs=refs, marks=marks, queue=queue, counters=counters)
 
-    def close_up(queue: jax.Array) -> tuple[jax.Array, jax.Array]:
-        turn = count_up(size)
-        block = queue[(head + turn) & (size - 1)]
-        kept = (turn < tail - head) & (refs[block] < 2)
-        place = head + running_sum(kept) - 1
-        closed = queue.at[jnp.where(kept, place & (size - 1), size)].set(block, mode="drop")
-        return closed, kept.sum(dtype=jnp.int32)
 
-    queue, left = lax.cond(free, close_up, lambda queue: (queue, tail - head), state.queue)
-    return replace(state, refs=refs, queue=queue, counters=state.counters.at[StepCounter.TAIL].set(head + left))
+def _closed_up(state: StepState, leaving: jax.Array) -> jax.Array:
+    """The queue without the `leaving` blocks in it that have references: those behind the first of them move up."""
+    size, head = state.queue.shape[0], state.counters[StepCounter.HEAD]
+    length = state.counters[StepCounter.TAIL] - head
+
+    def seek(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        begin, found = carry
+        turn = begin - 1 - count_up(LANES)
+        held = (turn >= 0) & (state.refs[state.queue[(head + turn) & (size - 1)]] >= 2)
+        return begin - LANES, found + jnp.sum(held, dtype=jnp.int32)
+
+    def move_up(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        begin, end, queue = carry
+        turn = begin + count_up(LANES)
+        block, queue = lax.optimization_barrier((queue[(head + turn) & (size - 1)], queue))
+        kept = (turn < length) & (state.refs[block] < 2)
+        sums = running_sum(kept)
+        place = jnp.where(kept, (head + end + sums - 1) & (size - 1), size)
+        return begin + LANES, end + sums[-1], queue.at[place].set(block, mode="drop")
+
+    begin, _ = lax.while_loop(lambda carry: carry[1] < leaving, seek, (length, jnp.zeros_like(leaving)))
+    begin = jnp.maximum(begin, 0)
+    return lax.while_loop(lambda carry: carry[0] < length, move_up, (begin, begin, state.queue))[2]

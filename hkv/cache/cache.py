@@ -305,7 +305,7 @@ def longest_hit(cache: Cache, tokens: jax.Array, count: jax.Array | int | None =
     tokens = require_array("tokens", tokens, (None,))
     count = _count(tokens, count)
     counts = jnp.where((count >= 0) & (count <= tokens.shape[0]), count, 0)[None]
-    _, found = arrivals.look_up(cache.parameters, cache.state, _roots(1), tokens[None], counts)
+    *_, found = arrivals.look_up(cache.parameters, cache.state, _roots(1), tokens[None], counts)
     return LongestHit(found.hits[0], found.alone[0])
 
 

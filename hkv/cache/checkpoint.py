@@ -27,7 +27,7 @@ from hkv.layout.block_layout import Layout
 from hkv.output_file import OutputFile
 from hkv.state.state import State
 
-FORMAT = "hkv-checkpoint-1"
+FORMAT = "hkv-checkpoint-2"
 
 STATES: Mapping[str, type] = MappingProxyType({"State": State, "StepState": StepState})
 """Kinds of state that can be saved."""
@@ -115,15 +115,25 @@ def restore(path: str | os.PathLike[str], config: VllmConfig, layouts: Mapping[s
       MissingExtraError: safetensors is not installed.
     """
     header, raw = _read(path)
-    _compare(json.loads(header["config"]), _plain(describe(config)), "config", ConfigError)
-    saved, wanted = json.loads(header["layouts"]), {name: _plain(describe(one)) for name, one in layouts.items()}
-    _compare(saved, wanted, "layouts", LayoutError)
+    require_same(json.loads(header["config"]), json.loads(header["layouts"]), config, layouts)
     arrays: dict[str, np.ndarray] = {}
     for name, (dtype, shape) in json.loads(header["arrays"]).items():
         arrays[name] = raw[name].view(jnp.dtype(dtype)).reshape(shape)
     state = {name.removeprefix("state."): array for name, array in arrays.items() if name.startswith("state.")}
     pools = {name.removeprefix("pool."): array for name, array in arrays.items() if name.startswith("pool.")}
     return Checkpoint(STATES[header["state"]](**state), pools, json.loads(header["notes"]))
+
+
+def require_same(saved: Any, saved_layouts: Any, config: VllmConfig, layouts: Mapping[str, Layout]) -> None:
+    """Raises unless a configuration and layouts are those that were saved, as JSON has what `describe` gave.
+
+    Raises:
+      ConfigError: the configuration differs; names the first field that does.
+      LayoutError: a layout differs; likewise.
+    """
+    _compare(saved, _plain(describe(config)), "config", ConfigError)
+    wanted = {name: _plain(describe(one)) for name, one in layouts.items()}
+    _compare(saved_layouts, wanted, "layouts", LayoutError)
 
 
 def fingerprint(value: VllmConfig | Layout) -> str:

@@ -77,6 +77,7 @@ def to_steps(
         number, column = divmod(entry, buckets.groups)
         target["keys"][block] = (*_key_of(keys, number), members[column], order)
         target["refs"][block] += 1
+        target["log"][order] = block
         order += 1
     target["counters"][StepCounter.REGISTERED] = order
     for slot in range(buckets.requests):

@@ -86,7 +86,11 @@ def register(
     place = jnp.where(kept, block, state.refs.shape[0])
     keys = state.keys.at[place].set(words, mode="drop")
     counters = state.counters.at[StepCounter.REGISTERED].add(order[-1])
-    state = replace(state, refs=state.refs.at[place].set(refs | 1, mode="drop"), keys=keys, counters=counters)
+    places = state.log.shape[0]
+    noted = jnp.where(kept, stamp.astype(jnp.int32) & (places - 1), places)
+    log = state.log.at[noted].set(block, mode="drop")
+    refs = state.refs.at[place].set(refs | 1, mode="drop")
+    state = replace(state, refs=refs, keys=keys, log=log, counters=counters)
     return state, rows.cached + jnp.minimum(counts, due), jnp.sum(due + tail - counts, dtype=jnp.int32)
 
 

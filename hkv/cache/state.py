@@ -1,4 +1,4 @@
-"""The state of a cache that is served in whole steps: nine arrays that vectorised updates change in place.
+"""The state of a cache that is served in whole steps: eleven arrays that vectorised updates change in place.
 
 `hkv.state.state.State` is made for one operation after the other, and cannot serve a step at a cost of its new blocks:
 
@@ -35,6 +35,10 @@ class StepCounter(enum.IntEnum):
     """Blocks registered so far, modulo 2**32."""
     EVICTIONS = 3
     """Blocks whose keys were dropped because they were handed out."""
+    INDEXED = 4
+    """`REGISTERED` when the index was brought up to date."""
+    PROBES = 5
+    """Farthest that the index has a block from the slot of its key."""
 
 
 class StepRequest(enum.IntEnum):
@@ -69,6 +73,9 @@ PAD = -1
 KEY_WORDS = 6
 """Words of a block's key: the fingerprint's four, the group, and how many blocks were registered before it."""
 
+SLOTS = 4
+"""Slots of the index for each place of the queue: few keys then have to make way for others."""
+
 HASH_WORDS = 12
 """Words in which a row hashes: the last key, the digest of the hash block being filled, its last four tokens."""
 
@@ -91,7 +98,9 @@ class StepState:
         FIRST of each, CACHED of each (`StepRow`); int32[R, 4 + 4 * G] with GROWN, where groups have states for drafts.
       chains: uint32[R, C, 4], the key of each whole hash block of the row's tokens.
       hashing: uint32[R, 12], where hashing of the row's tokens stands (`HASH_WORDS`).
-      counters: int32[4], the queue's ends and what was counted (`StepCounter`).
+      log: int32[Q], a ring: the block registered as the n-th is at n modulo Q.
+      index: int32[4 * Q], a hash table from keys to blocks (`hkv.cache.key_index`); 0 in slots that are empty.
+      counters: int32[6], the queue's ends and what was counted (`StepCounter`).
     """
 
     queue: jax.Array
@@ -102,6 +111,8 @@ class StepState:
     requests: jax.Array
     chains: jax.Array
     hashing: jax.Array
+    log: jax.Array
+    index: jax.Array
     counters: jax.Array
 
 
@@ -194,6 +205,8 @@ def init(
         requests=np.zeros((rows, len(StepRequest) + fields * groups), np.int32),  # type: ignore[arg-type]
         chains=np.zeros((rows, finest, 4), np.uint32),  # type: ignore[arg-type]
         hashing=np.zeros((rows, HASH_WORDS), np.uint32),  # type: ignore[arg-type]
+        log=np.zeros(len(queue), np.int32),  # type: ignore[arg-type]
+        index=np.zeros(SLOTS * len(queue), np.int32),  # type: ignore[arg-type]
         counters=counters,  # type: ignore[arg-type]
     )
 

@@ -1,13 +1,13 @@
 """Serving experiments inside `jit`: one value from a plan to the cache, its pool and its block tables.
 
 `from_plan` or `from_config` make a `Serving`. A turn is `step`, then for each layer `write` and `attend`, or
-`read_state` and `write_state`; `arrive` and `finish` stand between turns, `schedule` says what a turn computes, `save`
-and `restore` keep it all in a file. All but those two, and the first two, are pure functions on one pytree
-(`docs/serving.md`).
+`read_state` and `write_state`; `arrive` and `finish` stand between turns, `schedule` says what a turn computes. `store`
+and `load` move prefixes to tiers and back; `save` and `restore`, `save_orbax` and `restore_orbax` keep it all in files.
+But for those, and the first two, all are pure functions on one pytree (`docs/serving.md`).
 """
 
 from hkv.serving.engine_metadata import Ragged, carry_states, kernel_pages, ragged, sglang_jax, tpu_inference
-from hkv.serving.files import restore, save
+from hkv.serving.files import restore, restore_orbax, save, save_orbax
 from hkv.serving.pages import LayerPages
 from hkv.serving.scheduler import Plan, schedule, victim
 from hkv.serving.serving import (
@@ -24,9 +24,11 @@ from hkv.serving.serving import (
     write,
     write_state,
 )
+from hkv.serving.tiers import Offload, load, store
 
 __all__ = [
     "LayerPages",
+    "Offload",
     "Plan",
     "Ragged",
     "Serving",
@@ -39,13 +41,17 @@ __all__ = [
     "from_plan",
     "gather",
     "kernel_pages",
+    "load",
     "ragged",
     "read_state",
     "restore",
+    "restore_orbax",
     "save",
+    "save_orbax",
     "schedule",
     "sglang_jax",
     "step",
+    "store",
     "tpu_inference",
     "victim",
     "write",

@@ -184,6 +184,8 @@ def step(
 def write(serving: Serving, layer: str, turn: Turn, values: Values) -> Serving:
     """The new tokens' keys and values, or latents, in their slots.
 
+    Outside a `jit` of the caller's its pool is donated: do not use the old `serving` again.
+
     Args:
       serving: the cache and its pool.
       layer: the layer's name (static).
@@ -251,7 +253,10 @@ def read_state(serving: Serving, layer: str, turn: Turn) -> dict[str, jax.Array]
 
 
 def write_state(serving: Serving, layer: str, turn: Turn, values: Values) -> Serving:
-    """The state after each query's tokens, drafts not among them: per part `[Q, *part.shape]` of the part's dtype."""
+    """The state after each query's tokens, drafts not among them: per part `[Q, *part.shape]` of the part's dtype.
+
+    Donates its pool as `write` does.
+    """
     at = serving.layer(layer)
     blocks = turn.result.writes[:, at.group]
     parts = {name: part[:, None] for name, part in values.items()}

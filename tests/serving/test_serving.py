@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
+import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,7 @@ from jax import lax
 
 import hkv
 from hkv import serving
-from hkv.errors import ConfigError, OperationError
+from hkv.errors import ConfigError, FileError, MissingExtraError, OperationError
 from hkv.model.topology import Group
 from tests.cache.hlo import large_copies
 
@@ -32,13 +35,12 @@ def config(num_blocks: int = BLOCKS):
     return hkv.cache_config(hkv.Topology(groups=groups), num_blocks, max_model_len=LONGEST)
 
 
-def weights() -> dict[str, jax.Array]:
+def weights() -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0)
     names = [f"{layer}.{part}" for layer in ("full", "near", "nearer") for part in "qkv"] + ["state"]
     made = {name: draw.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5 for name in names}
-    return {name: jnp.asarray(array, jnp.float32) for name, array in made.items()} | {
-        "embed": jnp.asarray(draw.normal(size=(VOCABULARY, WIDTH)), jnp.float32)
-    }
+    made["embed"] = draw.normal(size=(VOCABULARY, WIDTH))
+    return {name: array.astype(np.float32) for name, array in made.items()}
 
 
 WEIGHTS = weights()
@@ -65,7 +67,7 @@ def alone(tokens: list[int]) -> np.ndarray:
 
 def forward(served: serving.Serving, turn: serving.Turn, plan: serving.Plan) -> tuple[serving.Serving, jax.Array]:
     """Logits of each query's last token, [R, VOCABULARY]."""
-    x = WEIGHTS["embed"][plan.tokens]
+    x = jnp.asarray(WEIGHTS["embed"])[plan.tokens]
     for layer in ("full", "near", "nearer"):
         q, k, v = (x @ WEIGHTS[f"{layer}.{part}"] for part in "qkv")
         served = serving.write(served, layer, turn, {"key": k[:, None], "value": v[:, None]})
@@ -190,15 +192,46 @@ def test_the_pool_is_changed_in_place():
     assert [line for line in copied if " scatter(" not in line] == []
 
 
-def test_a_file_gives_back_the_cache_and_its_pages(tmp_path):
+@pytest.mark.parametrize(
+    ("save", "restore"), [(serving.save, serving.restore), (serving.save_orbax, serving.restore_orbax)]
+)
+def test_a_file_gives_back_the_cache_and_its_pages(save, restore, tmp_path):
+    """Bit for bit, and what is restored goes on with the same tokens from the same blocks."""
     host = Host()
     host.arrive(0, PROMPTS[0], 16)
     host.run()
-    serving.save(tmp_path / "served", config(), host.served)
-    back = serving.restore(tmp_path / "served", config(), serving.from_config(config(), rows=R))
+    save(tmp_path / "served", config(), host.served)
+    back = restore(tmp_path / "served", config(), serving.from_config(config(), rows=R))
     jax.tree.map(np.testing.assert_array_equal, back, host.served)
     with pytest.raises(ConfigError, match="num_blocks"):
-        serving.restore(tmp_path / "served", config(23), back)
+        restore(tmp_path / "served", config(23), back)
+    other = Host()
+    other.served = jax.tree.map(np.asarray, back)  # not committed to a device, as those of the other: no new program
+    for each in (host, other):
+        each.history[0], each.known[0], each.targets[0] = host.history[0], 16, 24
+        each.arrive(1, PROMPTS[1], 26)
+        each.run()
+    assert other.tokens(0) == host.tokens(0)
+    assert other.tokens(1) == host.tokens(1)
+    jax.tree.map(np.testing.assert_array_equal, other.served, host.served)
+
+
+def test_folders_that_are_no_checkpoints_and_other_layers_are_refused(tmp_path):
+    served = serving.from_config(config(), rows=R)
+    serving.save_orbax(tmp_path / "served", config(), served)
+    with pytest.raises(FileError, match="a new folder"):
+        serving.save_orbax(tmp_path / "served", config(), served)
+    with pytest.raises(FileError, match="a folder that save_orbax wrote"):
+        serving.restore_orbax(tmp_path, config(), served)
+    moved = tuple(dataclasses.replace(layer, group=0) for layer in served.layers)
+    with pytest.raises(OperationError, match="the same layers in the same places"):
+        serving.restore_orbax(tmp_path / "served", config(), dataclasses.replace(served, layers=moved))
+
+
+def test_without_orbax_its_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(MissingExtraError, match=re.escape("pip install 'hkv[orbax]'")):
+        serving.save_orbax(tmp_path / "served", config(), serving.from_config(config(), rows=R))
 
 
 def test_what_is_not_there_is_named():

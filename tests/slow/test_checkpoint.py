@@ -170,7 +170,7 @@ def test_another_file_of_the_same_library_is_no_checkpoint(tmp_path):
     import safetensors.numpy
 
     safetensors.numpy.save_file({"x": np.zeros(3)}, tmp_path / "c")
-    with pytest.raises(FileError, match="format = None: expected hkv-checkpoint-1"):
+    with pytest.raises(FileError, match="format = None: expected hkv-checkpoint-2"):
         checkpoint.restore(tmp_path / "c", CONFIG)
 
 

@@ -78,6 +78,7 @@ def state_of(rows: Rows, empty: StepState) -> StepState:
                 continue
             arrays["keys"][block] = (*key[1], key[0], registered)
             arrays["refs"][block] += 1
+            arrays["log"][registered] = block
             registered += 1
     arrays["counters"][StepCounter.REGISTERED] = registered
     groups = arrays["rows"].shape[1]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.cache.arrivals import Arrivals, _first_blocks, jitted
-from hkv.cache.state import StepCounter
-from hkv.cache.step import find
+from hkv.cache.arrivals import Arrivals, jitted
 from hkv.dialects.vllm.traffic.hit_causes import causes
 from hkv.keys.fingerprint import ROOT
 from hkv.state.status import Status
@@ -21,7 +18,6 @@ from tests.step.sample import assert_same, configs
 from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens
 
 P = 40
-first_blocks = jax.jit(_first_blocks)
 
 
 def arrivals(rows: dict[int, list[int]], root=ROOT, output=0) -> Arrivals:
@@ -153,34 +149,6 @@ def test_keys_that_share_their_first_word_are_told_apart():
     changed = type(pair.state)(**{**vars(pair.state), "keys": keys})
     _, result = jitted(pair.parameters, changed, arrivals({1: [1, 2, 3, 4, 5]}))
     assert result.hits.tolist()[0] == 2
-
-
-WORDS = st.sampled_from((0, 1, 2, 1 << 31, (1 << 32) - 1))
-"""So few that many keys are equal, or begin alike."""
-
-
-@settings(max_examples=50)
-@given(data=st.data())
-def test_every_key_is_found_among_others_that_begin_alike(data):
-    pair = Pair(build("full:2,swa:2:6", num_blocks=60))
-    arrays = {name: np.array(value) for name, value in vars(pair.state).items()}
-    blocks = np.arange(1, data.draw(st.integers(1, 60)))
-    draw = np.random.default_rng(data.draw(st.integers(0, 1 << 20)))
-    pool = np.array(data.draw(st.lists(st.tuples(WORDS, WORDS, WORDS, WORDS), min_size=1, max_size=30)), np.uint32)
-    arrays["keys"][blocks] = np.c_[pool[draw.integers(0, len(pool), len(blocks))], blocks % 2, draw.permutation(blocks)]
-    arrays["refs"][blocks] = draw.integers(0, 2, len(blocks))
-    arrays["counters"][StepCounter.REGISTERED] = 61
-    asked = pool[draw.integers(0, len(pool), (2, 9))]
-    asked[:, -1] = 7
-    state = type(pair.state)(**arrays)
-    found = first_blocks(state, asked)
-    alone = np.array([find(state, np.int32(group), asked.reshape(-1, 4)) for group in range(3)])
-    for request, group, column in np.ndindex(2, 3, 9):
-        key = [*asked[request, column], group]
-        same = [block for block in blocks if arrays["refs"][block] == 1 and (arrays["keys"][block, :5] == key).all()]
-        first = min(same, key=lambda block: arrays["keys"][block, 5], default=0)
-        assert int(found[request, group, column]) == first
-        assert int(alone[group, 9 * request + column]) == first
 
 
 @pytest.mark.parametrize(

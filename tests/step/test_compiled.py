@@ -17,8 +17,8 @@ from hkv.keys.fingerprint import ROOT
 from tests.reference.build import config as build
 
 ROWS, WIDTH, BLOCKS = 8, 96, 5000
-LARGE = {"5000", "8192", f"{ROWS},3,{WIDTH}", f"{ROWS},192"}
-"""Beginnings of the shapes of the pool's arrays, the queue, the rows and the chains."""
+LARGE = {"5000", "8192", "32768", f"{ROWS},3,{WIDTH}", f"{ROWS},192"}
+"""Beginnings of the shapes of the pool's arrays, the queue, the index, the rows and the chains."""
 
 
 def batch(tokens: int) -> StepBatch:

@@ -13,6 +13,9 @@ from examples.serve.checkpoint import read_weights
 from examples.serve.configs import CONFIGS
 from examples.serve.record import record
 from examples.serve.tutorial import generate
+from hkv import serving
+from hkv.serving.objects import chunk_objects
+from hkv.tier.memory import MemoryTier
 from tests.slow.examples.served_checkpoints import CHECKPOINTS, engine, expected, served
 
 MODELS = sorted(CONFIGS)
@@ -84,6 +87,17 @@ def test_drafts_change_nothing_that_is_said(model):
     assert sum(request.accepted for request in first) > 20
     assert sum(request.rejected for request in first) > 20
     assert served(made, model, [0])[0].hits[0] > lengths[0] // 2
+
+
+@pytest.mark.parametrize(("model", "chunk"), [("gemma3", 8), ("qwen3_next", None)])
+def test_an_engine_goes_on_from_what_another_has_computed(model, chunk):
+    """Objects of keys and values, windows and states; the second engine's pages lie in another order."""
+    places = serving.Offload(MemoryTier(1 << 26), model, chunk)
+    served(engine(model, rows=3, budget=13, offload=places), model, (0, 1, 2, 3))
+    again = served(engine(model, rows=3, budget=13, offload=places, layout=SMALL[model][1]), model, (0, 1, 2, 3))
+    lengths, _, _ = expected(model)
+    unit = chunk or chunk_objects(engine(model).served).chunk
+    assert [request.hits for request in again] == [[(lengths[prompt] - 1) // unit * unit] for prompt in range(4)]
 
 
 def test_the_tutorial_goes_from_a_folder_to_tokens_with_a_hit():
