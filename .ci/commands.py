@@ -109,7 +109,7 @@ SHORTER = (
     (r"^(replay (?!.*--limit).*)$", r"\1 --limit 5"),
     (r"^(replay (?!.*--(?:engine|plot)).*)$", r"\1 --engine numpy"),  # the compiled one is among the smallest
     (r"^((?:sweep|compare \S+ --)(?!.*--engine).*)$", r"\1 --limit 5 --engine numpy"),
-    (r"^(explore (?!.*--plant).*)$", r"\1 --num-blocks 3 --max-model-len 1"),
+    (r"^(explore (?!.*--plant).*)$", r"\1 --num-blocks 3 --max-model-len 1 --requests 2"),
     (r"--seconds \d+", "--seconds 1"),
     (r"^(diff .*numpy,jax.*|diff .*cmd:.*)$", r"\1 --steps 4"),
 )

@@ -48,12 +48,13 @@ COMMANDS = commands(lambda dialect: dialect.explore_command())
 def command(context: click.Context, dialect: str, json_path: str | None, save: str | None, **options: Any) -> None:
     """Go breadth-first over all operation sequences of a small cache, and check every invariant in every state.
 
-    States that differ only in what blocks and requests are called count once. Prompts and generated tokens are of two
-    different tokens. The first broken invariant is shown with the shortest sequence of operations that breaks any,
-    which is saved as a log for `hkv check`, `explain` and `shrink`, with the reference's answers.
+    States that differ only in what requests are called count once, and in what blocks are where no rule reads their
+    numbers. Prompts and generated tokens are of two different tokens. The first broken invariant is shown with the
+    shortest sequence of operations that breaks any, which is saved as a log for `hkv check`, `explain` and `shrink`,
+    with the reference's answers.
 
     \b
-    Operations that can be left out:
+    Operations that --without leaves out:
       cold    admissions that adopt nothing of what is cached
       parts   allocations for a part of the tokens that are left
       delay   allocations that register nothing, and the commit that does so later
@@ -65,7 +66,7 @@ def command(context: click.Context, dialect: str, json_path: str | None, save: s
     """
     rules = registry.dialect_of(dialect).explore_command()
     refuse_others(rules, COMMANDS, dialect)
-    search = rules.search(options)
+    search = rules.search({**options, "dialect": dialect})
     path = save or "counterexample.jsonl"
     _check_folder(path)
 

@@ -12,6 +12,9 @@ import click
 Progress = Callable[[str, float], None]
 """Callback for the progress of a search: in words, and as the share of its present part that is done."""
 
+MOST = {"num_blocks": 32, "requests": 4, "max_model_len": 9}
+"""The largest space that can be asked for; time and memory end long before."""
+
 
 class Counterexample(Protocol):
     """A shortest sequence of operations that breaks an invariant.
@@ -51,6 +54,71 @@ class Exploration:
     counterexample: Counterexample | None
 
 
+@dataclasses.dataclass
+class Report:
+    """Result of an exploration.
+
+    Attributes:
+      states: distinct states reached, the empty cache included; `transitions`: operations performed in them.
+      depth: operations of the longest shortest way to a state.
+      evictions: operations that handed out a cached block; `refusals`: allocations that were refused.
+      by_operation: transitions by the operation's name.
+      exhausted: every operation was performed in every state that can be reached.
+      seconds: from the first operation to the end, without `compiling`, which came before that.
+      counterexample: the shortest way to a broken invariant, or None.
+    """
+
+    states: int = 1
+    transitions: int = 0
+    depth: int = 0
+    evictions: int = 0
+    refusals: int = 0
+    by_operation: dict[str, int] = dataclasses.field(default_factory=dict)
+    exhausted: bool = False
+    seconds: float = 0.0
+    compiling: float = 0.0
+    counterexample: Counterexample | None = None
+
+    def rate(self, count: int) -> float:
+        """A count a second; 0 before the first operation."""
+        return count / self.seconds if self.seconds else 0.0
+
+    def share(self, count: int) -> float:
+        """A count as a share of all transitions."""
+        return count / self.transitions if self.transitions else 0.0
+
+    def exploration(self, **also: Any) -> Exploration:
+        """The same for the command, with `also` among its plain values."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        counterexample = fields.pop("counterexample")
+        record = {
+            **fields,
+            **also,
+            "states_per_second": self.rate(self.states),
+            "share_of_evictions": self.share(self.evictions),
+            "share_of_refusals": self.share(self.refusals),
+        }
+        return Exploration(self._lines(), record, counterexample)
+
+    def _lines(self) -> list[str]:
+        if not self.seconds:
+            return ["nothing explored: stopped while the program was being compiled"]
+        compiling = f" after {self.compiling:.1f} s of compiling" if self.compiling else ""
+        lines = [
+            f"{self.states:,} states, {self.transitions:,} transitions, depth {self.depth}; "
+            f"{self.seconds:.1f} s{compiling}: "
+            f"{self.rate(self.states):,.0f} states/s, {self.rate(self.transitions):,.0f} transitions/s",
+            f"{self.share(self.evictions):.1%} of the transitions evict, {self.share(self.refusals):.1%} refuse; "
+            + ", ".join(f"{name} {count:,}" for name, count in self.by_operation.items()),
+        ]
+        if self.counterexample is None:
+            whole = (
+                "exhausted: no invariant is broken in any state" if self.exhausted else "not exhausted: stopped early"
+            )
+            lines.append(whole)
+        return lines
+
+
 class Search(abc.ABC):
     """A search through the states that a small cache can reach."""
 
@@ -77,3 +145,35 @@ class ExploreCommand(abc.ABC):
         Raises:
           HKVError: there is no such cache, or it is too large.
         """
+
+
+def size_options() -> Sequence[click.Option]:
+    """Options for the size of a space, which every dialect has."""
+    return (
+        click.Option(
+            ["--num-blocks"],
+            default=5,
+            show_default=True,
+            type=click.IntRange(2, MOST["num_blocks"]),
+            help="Blocks of each pool, the null block included.",
+        ),
+        click.Option(
+            ["--requests"],
+            default=2,
+            show_default=True,
+            type=click.IntRange(1, MOST["requests"]),
+            help="Requests at the same time.",
+        ),
+        click.Option(
+            ["--max-model-len"],
+            default=3,
+            show_default=True,
+            type=click.IntRange(1, MOST["max_model_len"]),
+            help="Tokens of the longest request.",
+        ),
+        click.Option(
+            ["--prompt"],
+            type=click.IntRange(1, MOST["max_model_len"]),
+            help="Tokens of the longest prompt.  [default: the longest request]",
+        ),
+    )

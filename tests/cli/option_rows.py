@@ -77,6 +77,10 @@ DIFF = "diff --engines numpy,numpy --seeds 1 --steps 2 --feature core"
 DIFF_RTP = "diff --engines numpy,numpy --seeds 1 --steps 2 --dialect rtp-llm/hybrid --feature fork"
 RECORD = "record --engine numpy --feature core --seed 4 -o {out}/new.jsonl"
 RECORD_RTP = "record --engine numpy --dialect rtp-llm/hybrid --feature fork --seed 7 -o {out}/new.jsonl"
+EXPLORE_RTP = (
+    "explore --dialect rtp-llm/hybrid --groups full:1,mamba:1 --requests 1 --max-model-len 2 --json - "
+    "--limit-states 150"
+)
 FULL, MAMBA, OPAQUE = "layout --spec full:16", "layout --spec mamba:16", "layout --spec opaque:16"
 SHARED_LAYOUT = (
     "--page-size 1048576;--layout HND;--num-blocks 5;--num-layers 3;--layer-stride 67108864;--block-stride 4194304;"
@@ -300,7 +304,20 @@ ROWS = [
         "--retention 0;--watermark 0.5;"
         "--without evict;--plant window-one-short;--limit-states 9;--seconds 2;--form batched;--chunk 7;--workers 1;"
         "--save {out}/found.jsonl;--json -",
-        "--dialect rtp-llm/single",
+        "--dialect rtp-llm/single;--prefix-tree;--independent-eviction;--linear-step 2;--reserve-ratio 5",
+    ),
+    *_rows(
+        EXPLORE_RTP,
+        "--groups full:2,mamba:2;--num-blocks 6;--requests 2;--max-model-len 1;--prompt 1;--linear-step 2;"
+        "--reserve-ratio 50;--prefix-tree;--limit-states 9;--seconds 0.001;--save {out}/found.jsonl;"
+        "--json {out}/out.json",
+        "--dialect rtp-llm/single;--watermark 0.5;--independent-eviction;--eagle all;--retention 0;--without evict;"
+        "--plant window-one-short;--form batched;--chunk 7;--workers 1",
+    ),
+    *_rows(
+        "explore --dialect rtp-llm/hybrid-pool --linear-step 2 --requests 1 --max-model-len 2 --json - --prefix-tree "
+        "--limit-states 200",
+        "--independent-eviction",
     ),
     *_rows(
         "check-events {in}/events.bin",

@@ -191,7 +191,8 @@ def _without_times(text: str) -> str:
     if isinstance(result, dict):
         result.pop("options", None)  # `hkv replay` repeats them: that is no effect
         result.get("totals", {}).pop("seconds", None)
-        result.pop("seconds", None)
+        for name in ("seconds", "states_per_second"):
+            result.pop(name, None)
     return json.dumps(result)
 
 

@@ -11,6 +11,7 @@ from hkv.dialects.rtp_llm.config import NAMES
 from hkv.model.topology import Topology
 
 if TYPE_CHECKING:
+    from hkv.dialects.explore_command import ExploreCommand
     from hkv.dialects.plan_command import PlanCommand
     from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
     from hkv.dialects.rtp_llm.log.structs import RtpHeader
@@ -144,6 +145,11 @@ class RtpLlmDialect(Dialect):
         from hkv.dialects.rtp_llm.plan_command import RtpPlanCommand
 
         return RtpPlanCommand()
+
+    def explore_command(self) -> ExploreCommand:
+        from hkv.dialects.rtp_llm.explore_command import RtpExploreCommand
+
+        return RtpExploreCommand()
 
     def replay_command(self) -> ReplayCommand:
         from hkv.dialects.rtp_llm.replay_command import RtpReplayCommand

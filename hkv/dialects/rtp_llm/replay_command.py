@@ -41,21 +41,11 @@ class RtpReplayCommand(ReplayCommand):
         )
 
     def studied(self, options: dict[str, Any]) -> StudiedCache:
-        if options["independent_eviction"] and not options["prefix_tree"]:
-            raise click.UsageError("--independent-eviction is for --prefix-tree, whose chains it loosens")
+        check_eviction(options)
         return super().studied(options)
 
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
-        config = rtp_cache(
-            options["dialect"],
-            options["groups"],
-            options["num_blocks"],
-            linear_step=_step(options),
-            reserve_ratio=_ratio(options),
-            prefix_tree=options["prefix_tree"],
-            independent_eviction=options["independent_eviction"],
-            caching=options["caching"],
-        )
+        config = config_of_groups(options, options["num_blocks"], caching=options["caching"])
         schedule = schedule_for_groups(options)
         return StudiedCache(
             RtpReplayedCache(config, caching=options["caching"]),
@@ -108,6 +98,26 @@ class RtpReplayCommand(ReplayCommand):
             _remark(model_name(options["model"], model), config, parse_bytes(options["memory"])),
             _resolved(config, schedule, options),
         )
+
+
+def check_eviction(options: dict[str, Any]) -> None:
+    """Raises click.UsageError if windows are to lose blocks alone where there are no chains."""
+    if options["independent_eviction"] and not options["prefix_tree"]:
+        raise click.UsageError("--independent-eviction is for --prefix-tree, whose chains it loosens")
+
+
+def config_of_groups(options: dict[str, Any], num_blocks: Sequence[int], *, caching: bool = True) -> RtpConfig:
+    """The cache of `--groups` and of the options of this dialect alone; arguments as `rtp_cache` has them."""
+    return rtp_cache(
+        options["dialect"],
+        options["groups"],
+        num_blocks,
+        linear_step=_step(options),
+        reserve_ratio=_ratio(options),
+        prefix_tree=options["prefix_tree"],
+        independent_eviction=options["independent_eviction"],
+        caching=caching,
+    )
 
 
 def _resolved(config: RtpConfig, schedule: Schedule, options: dict[str, Any]) -> str:

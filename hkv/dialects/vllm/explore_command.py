@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from hkv.dialects.explore_command import Exploration, ExploreCommand, Progress, Search
+from hkv.dialects.explore_command import Exploration, ExploreCommand, Progress, Report, Search, size_options
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.explorer import MOVES, Report, Space, explore
+from hkv.dialects.vllm.explorer import MOVES, Space, explore
 from hkv.dialects.vllm.explorer.defects import DEFECTS, planted
 from hkv.dialects.vllm.explorer.search import CHUNK
-from hkv.dialects.vllm.explorer.space import MOST
 from hkv.dialects.vllm.explorer.transition import FORMS, default_form
 from hkv.dialects.vllm.replay_command import EagleGroups, Retention
 from hkv.errors import ConfigError
@@ -28,32 +26,7 @@ class VllmExploreCommand(ExploreCommand):
 
     def options(self) -> Sequence[click.Option]:
         return (
-            click.Option(
-                ["--num-blocks"],
-                default=5,
-                show_default=True,
-                type=click.IntRange(2, MOST["num_blocks"]),
-                help="Blocks, the null block included.",
-            ),
-            click.Option(
-                ["--requests"],
-                default=2,
-                show_default=True,
-                type=click.IntRange(1, MOST["requests"]),
-                help="Requests at the same time.",
-            ),
-            click.Option(
-                ["--max-model-len"],
-                default=3,
-                show_default=True,
-                type=click.IntRange(1, MOST["max_model_len"]),
-                help="Tokens of the longest request.",
-            ),
-            click.Option(
-                ["--prompt"],
-                type=click.IntRange(1, MOST["max_model_len"]),
-                help="Tokens of the longest prompt.  [default: the longest request]",
-            ),
+            *size_options(),
             click.Option(["--eagle"], type=EagleGroups(), help="EAGLE drop rule, for these groups."),
             click.Option(
                 ["--retention"], default="dense", type=Retention(), help="Tokens between retained boundaries; 0: none."
@@ -116,33 +89,7 @@ class VllmSearch(Search):
             explore(self._space, form=self._form, progress=told, report=self._report, **self._how)
 
     def found(self) -> Exploration:
-        report = self._report
-        fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
-        counterexample = fields.pop("counterexample")
-        record = {
-            **fields,
-            "form": self._form,
-            "states_per_second": report.rate(report.states),
-            "share_of_evictions": report.share(report.evictions),
-            "share_of_refusals": report.share(report.refusals),
-        }
-        return Exploration(_lines(report), record, counterexample)
-
-
-def _lines(report: Report) -> list[str]:
-    if not report.seconds:
-        return ["nothing explored: stopped while the program was being compiled"]
-    lines = [
-        f"{report.states:,} states, {report.transitions:,} transitions, depth {report.depth}; "
-        f"{report.seconds:.1f} s after {report.compiling:.1f} s of compiling: "
-        f"{report.rate(report.states):,.0f} states/s, {report.rate(report.transitions):,.0f} transitions/s",
-        f"{report.share(report.evictions):.1%} of the transitions evict, {report.share(report.refusals):.1%} refuse; "
-        + ", ".join(f"{name} {count:,}" for name, count in report.by_operation.items()),
-    ]
-    if report.counterexample is None:
-        whole = "exhausted: no invariant is broken in any state" if report.exhausted else "not exhausted: stopped early"
-        lines.append(whole)
-    return lines
+        return self._report.exploration(form=self._form)
 
 
 def _space(options: dict[str, Any]) -> Space:

@@ -3,7 +3,9 @@
 `explore` goes breadth-first over all sequences of operations of a `Space`; `docs/explore.md` says what that covers.
 """
 
-from hkv.dialects.vllm.explorer.search import Counterexample, Report, explore
+from hkv.dialects.explore_command import Report
+from hkv.dialects.vllm.explorer.counterexample import Counterexample
+from hkv.dialects.vllm.explorer.search import explore
 from hkv.dialects.vllm.explorer.space import MOVES, Space
 
 __all__ = ["MOVES", "Counterexample", "Report", "Space", "explore"]

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from hkv.dialects.vllm.explorer.counterexample import Counterexample, counterexample
+from hkv.dialects.explore_command import Report
+from hkv.dialects.vllm.explorer.counterexample import counterexample
 from hkv.dialects.vllm.explorer.moves import all_moves
 from hkv.dialects.vllm.explorer.space import Space
 from hkv.dialects.vllm.explorer.transition import LANES, REFUSED, Outcome, Program, names_of, start
@@ -21,40 +22,6 @@ from hkv.dialects.vllm.rules.operations import Code
 
 CHUNK = 4096
 """Worlds stepped in one dispatch."""
-
-
-@dataclasses.dataclass
-class Report:
-    """Result of an exploration.
-
-    Attributes:
-      states: distinct states reached, the empty cache included; `transitions`: operations performed in them.
-      depth: operations of the longest shortest way to a state.
-      evictions: operations that handed out a cached block; `refusals`: allocations that were refused.
-      by_operation: transitions by the operation's name.
-      exhausted: every operation was performed in every state that can be reached.
-      seconds: from the first dispatch that was compiled to the end; `compiling`: before that.
-      counterexample: the shortest way to a broken invariant, or None.
-    """
-
-    states: int = 1
-    transitions: int = 0
-    depth: int = 0
-    evictions: int = 0
-    refusals: int = 0
-    by_operation: dict[str, int] = dataclasses.field(default_factory=dict)
-    exhausted: bool = False
-    seconds: float = 0.0
-    compiling: float = 0.0
-    counterexample: Counterexample | None = None
-
-    def rate(self, count: int) -> float:
-        """A count a second; 0 before the first dispatch."""
-        return count / self.seconds if self.seconds else 0.0
-
-    def share(self, count: int) -> float:
-        """A count as a share of all transitions."""
-        return count / self.transitions if self.transitions else 0.0
 
 
 @dataclasses.dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from hkv.dialects.explore_command import MOST
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError
 from hkv.state.state import Buckets
@@ -17,9 +18,6 @@ MOVES = {
     "drop": "waiting requests that are forgotten, so that others can arrive in their place",
 }
 """Operations that can be left out, by name. Arrivals, lookups, admissions, growth and the end of a request cannot."""
-
-MOST = {"num_blocks": 32, "requests": 4, "max_model_len": 9}
-"""The largest space that can be asked for; time and memory end long before."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
