@@ -11,6 +11,7 @@ row can see, those before a window, are not walked. `reference.paged.ragged_atte
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -19,11 +20,13 @@ import jax.numpy as jnp
 from hkv.array_arguments import require_array
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
+from hkv.layout.content import Part
 from hkv.paged.operations import gather
 from hkv.typed_jit import typed_jit
 
-KEYS, VALUES, LATENT = "key", "value", "latent"
-"""Parts of a page that attention reads: keys and values, or latents that are both (MLA)."""
+KEYS, VALUES, LATENT, ROPE = "key", "value", "latent", "rope"
+"""Parts of a page that attention reads: keys and values, or latents that are both (MLA), with the rotated elements of
+their keys behind them or apart; scales beside a part (`latent_scale`) are of as many of its elements each."""
 
 
 class _Mask(NamedTuple):
@@ -154,18 +157,26 @@ def attention(
 def _sizes(layout: Layout, value_size: int | None) -> tuple[int, int, int]:
     """Key heads, elements of a key and of a value."""
     parts = {part.name: part for part in layout.content}
-    if LATENT in parts and parts[LATENT].dtype != "uint8" and set(parts) == {LATENT}:
-        heads, (size,), (most,) = 1, parts[LATENT].shape, parts[LATENT].shape
-    elif {KEYS, VALUES} <= set(parts) and "uint8" not in (parts[KEYS].dtype, parts[VALUES].dtype):
+    rope = parts.get(ROPE)
+    if LATENT in parts and _are_numbers(parts) and set(parts) <= {LATENT, ROPE, f"{LATENT}_scale"}:
+        heads, (most,) = 1, parts[LATENT].shape
+        size = most + (0 if rope is None else rope.shape[0])
+    elif {KEYS, VALUES} <= set(parts) and _are_numbers({name: parts[name] for name in (KEYS, VALUES)}):
         heads = parts[KEYS].heads or layout.shape[2]
         (size,), (most,) = parts[KEYS].shape, parts[VALUES].shape
     else:
         held = ", ".join(f"{name} ({part.dtype})" for name, part in parts.items())
-        raise LayoutError("layout", held, f"{KEYS} and {VALUES}, or {LATENT} alone, in a dtype that is a number each")
+        raise LayoutError(
+            "layout", held, f"{KEYS} and {VALUES}, or {LATENT} (and {ROPE}), in a dtype that is a number each"
+        )
     values = int(most) if value_size is None else value_size
     if not 1 <= values <= most:
         raise LayoutError("value_size", values, f"from 1 to the {most} elements in the pages")
     return heads, size, values
+
+
+def _are_numbers(parts: Mapping[str, Part]) -> bool:
+    return all(part.dtype != "uint8" for part in parts.values())
 
 
 def _number(length: jax.Array | int) -> jax.Array:
@@ -238,14 +249,15 @@ def _read(
 
     def numbers(name: str, factor: jax.Array | float) -> jax.Array:
         content = found[name].astype(jnp.float32)
-        if f"{name}_scale" in found:
-            content = content * found[f"{name}_scale"].astype(jnp.float32)
+        if (scales := found.get(f"{name}_scale")) is not None:
+            content = content * jnp.repeat(scales.astype(jnp.float32), content.shape[-1] // scales.shape[-1], axis=-1)
         factor = jnp.asarray(factor, jnp.float32)
         content = content * (factor[:, None] if factor.ndim else factor)
         return content.reshape(rows, layout.states_per_block, *content.shape[1:])
 
     if LATENT in found:
-        keys = numbers(LATENT, key_scale)
+        names = (LATENT, ROPE) if ROPE in found else (LATENT,)
+        keys = jnp.concatenate([numbers(name, key_scale) for name in names], axis=-1)
         return keys, numbers(LATENT, value_scale)[..., :values]
     return numbers(KEYS, key_scale), numbers(VALUES, value_scale)[..., :values]
 

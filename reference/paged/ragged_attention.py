@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -80,11 +80,18 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 def _contents(
     pool: np.ndarray, layout: Layout, layer: int, row: Sequence[int], dtypes: Mapping[str, np.dtype], null_block: int
-) -> Iterator[np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values of a row, float64 `[states, heads, elements]`."""
     found, _ = gather(pool, layout, layer, [int(block) for block in row], dtypes, null_block)
-    for name in ("latent", "latent") if "latent" in found else ("key", "value"):
+
+    def numbers(name: str) -> np.ndarray:
         content = found[name].astype(np.float64)
         if f"{name}_scale" in found:
-            content = content * found[f"{name}_scale"].astype(np.float64)
-        yield content
+            scales = found[f"{name}_scale"].astype(np.float64)
+            content = content * np.repeat(scales, content.shape[-1] // scales.shape[-1], axis=-1)
+        return content
+
+    if "latent" not in found:
+        return numbers("key"), numbers("value")
+    keys = [numbers(name) for name in ("latent", "rope") if name in found]
+    return np.concatenate(keys, axis=-1), numbers("latent")

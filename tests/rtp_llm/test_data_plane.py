@@ -239,6 +239,31 @@ def test_attention_reads_a_layers_pages(tag: str, name: str, kernel: int) -> Non
     np.testing.assert_allclose(again, want, atol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "kernel"), [("latents and an indexer", 8), ("float8 latents", 2)])
+def test_attention_reads_latents_and_what_is_rotated(name: str, kernel: int) -> None:
+    """As above, over pages of MLA: keys are latents and rotated elements, values latents, with their scales."""
+    cache, rng = CACHES[name], np.random.default_rng(5)
+    pages, index = cache.pages_of(0, None)
+    layout = pages.layouts[0]
+    sizes = {part.name: part.shape[0] for part in layout.content}
+    dtypes = {part.name: numpy_dtype(part.dtype) for part in layout.content}
+    pools, table = data_plane.on_device(cache), np.array([[3, 1], [4, 0]], np.int32)
+    for block in (1, 3, 4):
+        values = {part: jnp.asarray(rng.standard_normal((8, 1, sizes[part])), dtypes[part]) for part in sizes}
+        where = np.full(8, block, np.int32), np.arange(8, dtype=np.int32)
+        pools, _ = data_plane.write(pools, cache, 0, None, *where, values)
+    query = rng.standard_normal((5, 3, sizes["latent"] + sizes["rope"])).astype(np.float32)
+    starts, lengths = np.array([0, 2, 5], np.int32), np.array([13, 6], np.int32)
+    want = definition(np.asarray(pools[pages.pool]), layout, index, query, table, starts, lengths, dtypes)
+    found = data_plane.attention(pools, cache, 0, None, query, table, starts, lengths)
+    assert found.shape == (5, 3, sizes["latent"])
+    np.testing.assert_allclose(found, want, atol=1e-4)
+    small = np.where(table[:, :, None] > 0, table[:, :, None] * (8 // kernel) + np.arange(8 // kernel), -1)
+    small = small.reshape(2, -1).astype(np.int32)
+    again = data_plane.attention(pools, cache, 0, None, query, small, starts, lengths, in_kernel_blocks=True)
+    np.testing.assert_allclose(again, want, atol=1e-4)
+
+
 def test_attention_over_scaled_pages_is_refused() -> None:
     cache = CACHES["float8, scales, kernel blocks, drafts"]
     with pytest.raises(LayoutError, match="key_scale"):

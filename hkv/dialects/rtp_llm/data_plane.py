@@ -141,12 +141,12 @@ def attention(
       `[tokens, query heads, value elements]` of the query's dtype.
 
     Raises:
-      LayoutError: no such layer or tag, or pages without keys and values, or with scales beside them.
+      LayoutError: no such layer or tag, or pages without keys and values, or with scales apart from them.
     """
     pages, index = cache.pages_of(layer, tag)
-    scales = [part.name for each in pages.layouts for part in each.content if part.name.endswith("_scale")]
+    scales = [part.name for each in pages.layouts[1:] for part in each.content if part.name.endswith("_scale")]
     if scales:
-        raise LayoutError("layer", layer, f"one whose keys and values have no scales; it has {', '.join(scales)}")
+        raise LayoutError("layer", layer, f"one whose scales lie in its pages; apart from them are {', '.join(scales)}")
     layout, null = pages.layouts[0], 0
     if in_kernel_blocks:
         layout, null = kernel_blocks(layout), -1
