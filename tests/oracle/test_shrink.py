@@ -40,6 +40,7 @@ from hkv.oracle.log_file import read_log, write_log
 from hkv.oracle.record import Only, differ, record
 from hkv.oracle.reduction import Best
 from hkv.oracle.shrink import TIMEOUTS, Case, Shrinker
+from tests.oracle import sample
 
 
 class Optimist(NumpyEngine):
@@ -115,26 +116,7 @@ class Forgetting(NumpyEngine):
         super().__init__(msgspec.structs.replace(header, caching=False))
 
 
-HEADER = Header(
-    oplog=2,
-    dialect="vllm-0.33",
-    feature="core",
-    num_blocks=9,
-    groups=[{"kind": "full_attention", "block_size": 2, "cp_sharded": False}],
-    hash="sha256_cbor",
-    hash_block_size=2,
-    scheduler_block_size=2,
-    hash_lookahead=0,
-    caching=True,
-    eagle=False,
-    eagle_groups=[],
-    prefill_lookahead=0,
-    retention_interval=None,
-    partial_hits=False,
-    max_model_len=64,
-    max_in_flight_tokens=None,
-    context_parallel=1,
-)
+HEADER = sample.header(oplog=2, num_blocks=9)
 TOKENS = [1, 2, 3, 4, 5]
 OPERATIONS = (
     RequestOp(id="r1", tokens=TOKENS),
