@@ -149,31 +149,24 @@ class ExploreCommand(abc.ABC):
 
 def size_options() -> Sequence[click.Option]:
     """Options for the size of a space, which every dialect has."""
-    return (
-        click.Option(
-            ["--num-blocks"],
-            default=5,
-            show_default=True,
-            type=click.IntRange(2, MOST["num_blocks"]),
-            help="Blocks of each pool, the null block included.",
-        ),
-        click.Option(
-            ["--requests"],
-            default=2,
-            show_default=True,
-            type=click.IntRange(1, MOST["requests"]),
-            help="Requests at the same time.",
-        ),
-        click.Option(
-            ["--max-model-len"],
-            default=3,
-            show_default=True,
-            type=click.IntRange(1, MOST["max_model_len"]),
-            help="Tokens of the longest request.",
-        ),
-        click.Option(
-            ["--prompt"],
-            type=click.IntRange(1, MOST["max_model_len"]),
-            help="Tokens of the longest prompt.  [default: the longest request]",
-        ),
+    sizes = (
+        ("num_blocks", 5, 2, "Blocks of each pool, the null block included."),
+        ("requests", 2, 1, "Requests at the same time."),
+        ("max_model_len", 3, 1, "Tokens of the longest request."),
     )
+    prompt = click.Option(
+        ["--prompt"],
+        type=click.IntRange(1, MOST["max_model_len"]),
+        help="Tokens of the longest prompt.  [default: the longest request]",
+    )
+    counts = (
+        click.Option(
+            [f"--{name.replace('_', '-')}"],
+            default=default,
+            show_default=True,
+            type=click.IntRange(least, MOST[name]),
+            help=said,
+        )
+        for name, default, least, said in sizes
+    )
+    return (*counts, prompt)
