@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from hkv.keys.chained import PLAIN, PrefixIdentity
 from reference.keys.views import Chain
 
 
@@ -19,6 +20,10 @@ class Stored:
       block_size: tokens per block: the group's, or a hash block for a partly filled block.
       tokens: the whole span looked at, skipped blocks included.
       parent: the prefix before the span, or None when it starts at 0.
+      ends: length of each of those prefixes, in tokens.
+      ahead: of each, the tokens after it that its key covers.
+      identity: everything besides its tokens that identifies the prefix of the request that stored the blocks.
+      session: the session of that request, "" for none.
     """
 
     group: int
@@ -26,6 +31,10 @@ class Stored:
     block_size: int
     tokens: Sequence[int]
     parent: Chain | None
+    ends: tuple[int, ...] = ()
+    ahead: tuple[tuple[int, ...], ...] = ()
+    identity: PrefixIdentity = PLAIN
+    session: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

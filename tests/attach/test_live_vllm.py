@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import Header
+from hkv.dialects.vllm.log.structs import ExtraKeys, Header
 from hkv.errors import ConfigError
 from hkv.oracle.attach.session import Session
 from hkv.oracle.attach.settings import AttachSettings
@@ -31,14 +31,14 @@ def manager_of(header: Header) -> Any:
     return vllm_objects.manager(to_config(header))
 
 
-def request_of(id: str, tokens: list[int]) -> Any:
+def request_of(id: str, tokens: list[int], extra: ExtraKeys | None = None) -> Any:
     from vllm.utils.hashing import sha256_cbor
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
     from hkv.dialects.vllm.engines import vllm_objects
 
     init_none_hash(sha256_cbor)
-    return vllm_objects.request(id, tokens, None, get_request_block_hasher(2, sha256_cbor))
+    return vllm_objects.request(id, tokens, extra, get_request_block_hasher(2, sha256_cbor))
 
 
 @pytest.fixture
@@ -107,6 +107,19 @@ def test_calls_and_answers_are_said(observation: Observation) -> None:
     assert names.count("AllocateOp") == 3
     assert {"StepOp", "ComputedOp", "AppendOp", "FreeOp", "DropOp", "PopOp", "ReleaseOp"} <= set(names)
     assert [operation.id for operation in operations if isinstance(operation, oplog.RequestOp)] == ["a", "a#2"]
+
+
+def test_events_say_whose_blocks_they_are(observation: Observation) -> None:
+    manager = observation.manager
+    request = request_of("a", [1, 2, 3, 4, 5], ExtraKeys(lora=["x", "/x"], salt="s"))
+    request.session_id = "talk"
+    manager.allocate_slots(request, 5)
+    manager.take_events()
+    (answer,) = [each.want for each in observation.log().operations if isinstance(each, oplog.EventsOp)]
+    assert answer is not None
+    (event,) = answer
+    assert (event.lora_name, event.session, event.medium, event.spec_kind) == ("x", "talk", "GPU", "full_attention")
+    assert event.extra_keys == [["x", "s"], ["x"]]
 
 
 def test_calls_past_the_manager_are_said_too(observation: Observation) -> None:

@@ -1,4 +1,4 @@
-"""Judging a defect planted in an installed engine by `hkv diff` with its default settings."""
+"""Judging a defect planted in an installed engine by `hkv diff` with its default settings, but for a row's version."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def judge(mutant: Planted, seeds: int = SEEDS, first_seed: int = 0) -> Verdict:
       OperationError: an edit does not fit the installed engine.
     """
     start, compared = time.perf_counter(), 0
-    comparison = Comparison(ENGINES, ALL)
+    comparison = Comparison(ENGINES, ALL, *mutant.arguments)
     with applied(*mutant.edits):
         for feature in comparison.features:
             for seed in range(first_seed, first_seed + seeds):

@@ -24,7 +24,8 @@ class Planted:
       edits: the edits.
       judge: name of a suite of `tests.suites`, `module:function` of a test or of a property that tests
         use, or `DIFF`.
-      arguments: what the judge is called with; of a suite, the topics of its cases, all of them if empty.
+      arguments: what the judge is called with; of a suite, the topics of its cases, all of them if empty; of `DIFF`,
+        the version of the log, the default ones if empty.
       expected: names of the invariants that may notice it first; under `DIFF`, words of the report's first line, one of
         which names the cause.
       upstream: where the bug was published: `vllm#33775`, or a commit, `rtp-llm@04e47d7b1`.

@@ -199,9 +199,9 @@ PACKAGE_TITLES = (
 PACKAGE_HEAD = """# Defects planted in {package}
 
 Each row is a defect planted by itself, in memory, in the installed {package} {version}, and what
-`hkv diff --engines {package},numpy` says of it with its default settings. This page is written by
-`python -m tests.mutants --target {package} --markdown docs/mutants-in-{package}.md`; the edits are in
-`tests/mutants/rows/{package}.toml`.
+`hkv diff --engines {package},numpy` says of it with its default settings, or with the `--version` that a row names.
+This page is written by `python -m tests.mutants --target {package} --markdown docs/mutants-in-{package}.md`; the edits
+are in `tests/mutants/rows/{package}.toml`.
 
 *Seeds* and *seconds* say how long it takes until the two differ, feature after feature in the command's order;
 *size* is how many operations the case has, those included in which the engine goes on by itself until an invariant

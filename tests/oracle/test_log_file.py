@@ -78,6 +78,12 @@ LIVE_LINES = [
     ({"op": "end", "reason": "poked"}, "op", "end"),
     ({"op": "request", "id": "r1", "tokens": [1], "keys": ["00"]}, "keys", ["00"]),
     ({"op": "copies", "hold": True, "want": []}, "hold", True),
+    ({"op": "request", "id": "r1", "tokens": [1], "session": "s"}, "session", "s"),
+    (
+        {"op": "events", "want": [{"type": "removed", "group": 0, "num_blocks": 1, "medium": "GPU"}]},
+        "want[0].medium",
+        "GPU",
+    ),
 ]
 """Operations and fields of version 3, each with the field that an earlier version refuses."""
 

@@ -147,7 +147,7 @@ def test_events_tell_of_every_span_and_every_key():
     admit(cache, "a", range(9))
     first, second = cache.requests["a"].keys
     (stored,) = cache.events()
-    assert stored == Stored(0, (first, second), 4, list(range(8)), None)
+    assert stored == Stored(0, (first, second), 4, list(range(8)), None, (4, 8), ((), ()))
     cache.append("a", [9, 10, 11])
     cache.allocate("a", 3)
     (stored,) = cache.events()

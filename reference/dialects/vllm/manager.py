@@ -70,15 +70,24 @@ class Manager:
             kind.new_step()
 
     def request(
-        self, id: str, tokens: Sequence[int], identity: PrefixIdentity = PLAIN, keys: Sequence[str] | None = None
+        self,
+        id: str,
+        tokens: Sequence[int],
+        identity: PrefixIdentity = PLAIN,
+        keys: Sequence[str] | None = None,
+        session: str = "",
     ) -> None:
-        """A request arrives, with its prompt and everything else that identifies its prefix; or its prefix keys."""
+        """A request arrives, with its prompt and everything else that identifies its prefix; or its prefix keys.
+
+        `session` is what its events name beside that.
+        """
         self._check_new(id, len(tokens))
         config = self.config
         chain: KeyChain | GivenKeys = GivenKeys()
         if keys is None:
             chain = KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity, config.hash_seed)
-        self.requests[id] = TokenRequest(id, tokens, chain, keys or ())
+        request = self.requests[id] = TokenRequest(id, tokens, chain, keys or ())
+        request.identity, request.session, request.lookahead = identity, session, config.hash_lookahead
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request arrives of which only its length is known, and what its prefixes are called.

@@ -38,6 +38,7 @@ def register_full(
       mask: for each column of `span` whether to register it, or None for all.
     """
     stored: list[Chain] = []
+    ends: list[int] = []
     for column in span:
         block, chain = blocks[column], keys[column]
         if block == NULL:
@@ -45,16 +46,17 @@ def register_full(
         elif mask is not None and not mask[column - span.start]:
             pool.history.note(group, chain, NOT_RETAINED)
         else:
-            tokens = (column + 1) * block_size
+            end = (column + 1) * block_size
             if pool.primary[block] is not None:
-                assert pool.covered[block] < tokens, "a block cannot be filled twice"
+                assert pool.covered[block] < end, "a block cannot be filled twice"
                 pool.drop_keys(block)
-            pool.insert((group, chain), block, tokens)
+            pool.insert((group, chain), block, end)
             stored.append(chain)
+            ends.append(end)
     if pool.records:
         tokens = request.tokens[span.start * block_size : span.stop * block_size]
         parent = keys[span.start - 1] if span.start else None
-        pool.events.append(Stored(group, tuple(stored), block_size, tokens, parent))
+        pool.events.append(stored_event(request, group, stored, ends, block_size, tokens, parent))
 
 
 def register_partial(
@@ -99,5 +101,21 @@ def register_partial(
     if pool.records:
         span = request.tokens[tokens - hash_block_size : tokens]
         parent = request.keys[last - 1] if last else None
-        pool.events.append(Stored(group, (chain,), hash_block_size, span, parent))
+        pool.events.append(stored_event(request, group, [chain], [tokens], hash_block_size, span, parent))
     return key
+
+
+def stored_event(
+    request: Request,
+    group: int,
+    chains: Sequence[Chain],
+    ends: Sequence[int],
+    block_size: int,
+    tokens: Sequence[int],
+    parent: Chain | None,
+) -> Stored:
+    """The event that says that a request stored blocks; arguments as the attributes of `Stored`."""
+    ahead = tuple(tuple(request.tokens[end : end + request.lookahead]) for end in ends)
+    return Stored(
+        group, tuple(chains), block_size, tokens, parent, tuple(ends), ahead, request.identity, request.session
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hkv.errors import OperationError
-from hkv.keys.chained import GivenKeys, KeyChain
+from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity
 from reference.keys.views import Chain
 
 
@@ -39,6 +39,9 @@ class Request:
       shared_prefix: length at which others were seen to branch off, in tokens, or 0.
       running: whether it holds blocks; a request that does not is waiting.
       grant: the first grant of blocks to it in this step; None if there was none.
+      identity: everything besides its tokens that identifies its prefix.
+      session: the session that its events name, "" for none.
+      lookahead: tokens after a hash block that its key covers.
     """
 
     id: str
@@ -52,6 +55,9 @@ class Request:
     shared_prefix: int = 0
     running: bool = False
     grant: Grant | None = None
+    identity: PrefixIdentity = PLAIN
+    session: str = ""
+    lookahead: int = 0
 
     def wait(self) -> None:
         """It holds no blocks any more, and nothing of it is computed."""

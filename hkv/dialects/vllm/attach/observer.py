@@ -327,8 +327,12 @@ class Observer:
 
     def drained(self, events: list[Any]) -> None:
         """`take_events` returned."""
-        taken = [vllm_objects.event(event, self._header.oplog) for event in events]
-        self._tell(oplog.EventsOp(), [event for event in taken if event is not None])
+        made = [vllm_objects.event(event, self._header.oplog) for event in events]
+        taken = [event for event in made if event is not None]
+        if not self._requests.identities_told:
+            for event in taken:
+                event.lora_name = event.extra_keys = None
+        self._tell(oplog.EventsOp(), taken)
 
 
 def _same(now: Mark, before: Mark) -> bool:

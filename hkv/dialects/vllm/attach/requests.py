@@ -54,10 +54,15 @@ class Requests:
     Args:
       header: the log's header; its hash is changed while nothing was told of the keys.
       tell: takes an operation.
+
+    Attributes:
+      hash_known: whether the header names the chain hash.
+      identities_told: whether the log says of every request so far what identifies its prefix besides its tokens.
     """
 
     def __init__(self, header: Header, tell: Callable[[Any], None]) -> None:
         self._header, self._tell = header, tell
+        self.identities_told = True
         self._by_id: dict[str, Tracked] = {}
         self._names: dict[str, int] = {}
         self._undecided: list[tuple[Tracked, oplog.RequestOp]] = []
@@ -126,7 +131,13 @@ class Requests:
     def _arrival(self, tracked: Tracked, prompt: list[int]) -> oplog.RequestOp:
         self._check(len(tracked.tokens), prompt)
         extra = _extra(tracked.request)
-        operation = oplog.RequestOp(id=tracked.name, tokens=prompt, extra=extra if extra != ExtraKeys() else None)
+        self.identities_told &= extra is not None
+        operation = oplog.RequestOp(
+            id=tracked.name,
+            tokens=prompt,
+            extra=extra if extra != ExtraKeys() else None,
+            session=tracked.request.session_id or None,
+        )
         if self._is_given(tracked, extra):
             operation.keys = [bytes(key).hex() for key in tracked.hashes]
             tracked.keys = len(tracked.hashes)

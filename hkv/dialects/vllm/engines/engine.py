@@ -57,8 +57,8 @@ class Engine(Protocol):
 class LiveEngine(Engine, Protocol):
     """An engine that also performs what version 3 of the log adds, for logs of live engines.
 
-    Of the operations above, `request` and `append` also take `keys`, `lookup` takes `limit`, `copies` takes `hold`.
-    They are given only where a log has them.
+    Of the operations above, `request` also takes `keys` and `session`, `append` takes `keys`, `lookup` takes `limit`,
+    `copies` takes `hold`. They are given only where a log has them.
     """
 
     def computed(self, id: str, tokens: int) -> None: ...
@@ -98,10 +98,8 @@ def apply(engine: Any, operation: Operation) -> Answer:
     match operation:
         case oplog.StepOp():
             return engine.step()
-        case oplog.RequestOp(keys=None):
-            return engine.request(operation.id, operation.tokens, operation.extra)
         case oplog.RequestOp():
-            return engine.request(operation.id, operation.tokens, operation.extra, operation.keys)
+            return engine.request(operation.id, operation.tokens, operation.extra, **arrival_fields(operation))
         case oplog.LookupOp(limit=None):
             return engine.lookup(operation.id)
         case oplog.LookupOp():
@@ -136,6 +134,12 @@ def apply(engine: Any, operation: Operation) -> Answer:
             return state_digest(engine.state())
         case _:
             return _apply_live(engine, operation)
+
+
+def arrival_fields(operation: oplog.RequestOp) -> dict[str, Any]:
+    """Arguments of `request` that version 3 adds, as far as an arrival has them."""
+    fields = {name: getattr(operation, name) for name in ("keys", "session")}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _apply_live(engine: LiveEngine, operation: Operation) -> None:

@@ -53,7 +53,12 @@ class InstalledVllmEngine:
         self._manager.new_step_starts()
 
     def request(
-        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+        self,
+        id: str,
+        tokens: Sequence[int],
+        extra: ExtraKeys | None,
+        keys: Sequence[str] | None = None,
+        session: str | None = None,
     ) -> None:
         if id in self._requests:
             raise OperationError("id", id, "a request that has not arrived before")
@@ -65,7 +70,8 @@ class InstalledVllmEngine:
         else:
             self._given[id] = list(keys)
             hasher = vllm_objects.given_hasher(self._given[id])
-        self._requests[id] = vllm_objects.request(id, list(tokens), extra, hasher)
+        request = self._requests[id] = vllm_objects.request(id, list(tokens), extra, hasher)
+        request.session_id = session
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request of unnamed tokens; from the first one on the engine records no events, having no tokens to name.

@@ -13,7 +13,7 @@ from hkv.bugs import check_bugs
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines import jax_reading as reading
-from hkv.dialects.vllm.engines.engine import apply
+from hkv.dialects.vllm.engines.engine import apply, arrival_fields
 from hkv.dialects.vllm.engines.jax_answers import Answers, check
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
@@ -31,7 +31,7 @@ from hkv.dialects.vllm.log.structs import (
 )
 from hkv.dialects.vllm.rules.operations import Batch, Code, Flag, Results
 from hkv.errors import OperationError
-from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, digest_by_name
+from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity, digest_by_name
 from hkv.keys.interning import Interner
 from hkv.machine.operations import bucket
 from hkv.state.state import Buckets, Counter
@@ -62,6 +62,8 @@ class Request:
       tokens: the tokens themselves; empty for a keyed request.
       chain: computes its prefix keys; None for a keyed request.
       numbers: its prefix keys, interned.
+      identity: everything besides its tokens that identifies its prefix.
+      session: the session that its events name, "" for none.
       running: True if it holds blocks, as far as answers have come back.
     """
 
@@ -70,6 +72,8 @@ class Request:
     tokens: list[int]
     chain: KeyChain | GivenKeys | None
     numbers: list[int]
+    identity: PrefixIdentity = PLAIN
+    session: str = ""
 
 
 class JaxEngine:
@@ -114,14 +118,20 @@ class JaxEngine:
         self._add(Code.STEP, None)
 
     def request(
-        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+        self,
+        id: str,
+        tokens: Sequence[int],
+        extra: ExtraKeys | None,
+        keys: Sequence[str] | None = None,
+        session: str = "",
     ) -> None:
         """A request arrives with this prompt, and with prefix keys where they are given."""
         self._check_new(id, len(tokens))
-        chain = self._chain(extra) if keys is None else GivenKeys()
+        identity = PLAIN if extra is None else identity_of(extra)
+        chain = self._chain(identity) if keys is None else GivenKeys()
         if isinstance(chain, GivenKeys):
             chain.give(keys or ())
-        request = Request(self._slot(), len(tokens), list(tokens), chain, [])
+        request = Request(self._slot(), len(tokens), list(tokens), chain, [], identity, session)
         self._requests[id] = request
         self._add(Code.REQUEST, request, payload=self._grow(request), tokens=len(tokens))
 
@@ -136,8 +146,8 @@ class JaxEngine:
         self._fit_keys()
         self._add(Code.REQUEST, request, payload=request.numbers, tokens=num_tokens)
 
-    def _chain(self, extra: ExtraKeys | None) -> KeyChain | GivenKeys:
-        config, identity = self.config, PLAIN if extra is None else identity_of(extra)
+    def _chain(self, identity: PrefixIdentity) -> KeyChain | GivenKeys:
+        config = self.config
         return KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity, config.hash_seed)
 
     def lookup(self, id: str, limit: int | None = None) -> Hit:
@@ -288,7 +298,7 @@ class JaxEngine:
             case oplog.StepOp():
                 return self.step()
             case oplog.RequestOp():
-                return self.request(operation.id, operation.tokens, operation.extra, operation.keys)
+                return self.request(operation.id, operation.tokens, operation.extra, **arrival_fields(operation))
             case oplog.LookupOp():
                 return self._lookup(operation.id, operation.limit)
             case oplog.AllocateOp():
@@ -402,8 +412,8 @@ class JaxEngine:
     def _take_events(self, waiting: Sequence[_Later], results: Results) -> None:
         if self._records:
             slots = {later.request.slot: later.request for later in waiting if later.request is not None}
-            tokens = {slot: (request.tokens, request.numbers) for slot, request in slots.items()}
-            self._events += self._reader.events(np.asarray(results.events)[: int(results.counts[1])], tokens)
+            tellers = {slot: reading.Teller(r.tokens, r.numbers, r.identity, r.session) for slot, r in slots.items()}
+            self._events += self._reader.events(np.asarray(results.events)[: int(results.counts[1])], tellers)
 
     # Host-side checks and sizes.
 

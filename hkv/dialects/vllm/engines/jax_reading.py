@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.engines.published import describe_removed, describe_stored
 from hkv.dialects.vllm.log.structs import CacheEvent, CacheState
 from hkv.dialects.vllm.rules.parameters import GroupField, Parameters
+from hkv.keys.chained import PrefixIdentity
 from hkv.keys.interning import Interner
 from hkv.state.events import Event
 from hkv.state.key_table import eviction_of
@@ -30,6 +32,22 @@ from hkv.state.state import (
 
 ABSENCE = {NEVER_SEEN: "never seen", EVICTED: "evicted", RETIRED: "retired", NOT_RETAINED: "not retained"}
 """Names of the reasons for which the table has no block for a key."""
+
+
+class Teller(NamedTuple):
+    """A request, as far as the events about it say.
+
+    Attributes:
+      tokens: prompt and output.
+      numbers: its prefix keys, interned.
+      identity: everything besides its tokens that identifies its prefix.
+      session: its session, "" for none.
+    """
+
+    tokens: Sequence[int]
+    numbers: Sequence[int]
+    identity: PrefixIdentity
+    session: str
 
 
 class Reader:
@@ -105,12 +123,12 @@ class Reader:
         value = int(jax.device_get(state.table[number, self._columns[group]]))
         return eviction_of(value, state.buckets.groups) if value < NOT_RETAINED else None
 
-    def events(self, rows: np.ndarray, requests: Mapping[int, tuple[Sequence[int], Sequence[int]]]) -> list[CacheEvent]:
+    def events(self, rows: np.ndarray, requests: Mapping[int, Teller]) -> list[CacheEvent]:
         """Events as logs write them.
 
         Args:
           rows: events that operations reported, int32[n, 4].
-          requests: tokens and prefix keys of the request in each slot.
+          requests: the request in each slot.
         """
         with_keys = self._version > 1
         found: list[CacheEvent] = []
@@ -122,19 +140,19 @@ class Reader:
             elif code == Event.REMOVED:
                 number, column = divmod(values[0], self._width)
                 keys = [self._text(number)] if with_keys else None
-                found.append(CacheEvent(type="removed", group=self._members[column], num_blocks=1, keys=keys))
+                removed = CacheEvent(type="removed", group=self._members[column], num_blocks=1, keys=keys)
+                found.append(describe_removed(removed) if self._version > 2 else removed)
             elif code == Event.CLEARED:
                 if with_keys:
                     found.append(CacheEvent(type="cleared"))
             else:
-                found.append(self._stored(code, values, stored, *requests[slot]))
+                found.append(self._stored(code, values, stored, requests[slot]))
                 stored = []
         return found
 
-    def _stored(
-        self, code: int, values: Sequence[int], stored: Sequence[int], tokens: Sequence[int], numbers: Sequence[int]
-    ) -> CacheEvent:
+    def _stored(self, code: int, values: Sequence[int], stored: Sequence[int], request: Teller) -> CacheEvent:
         group, start, end = values
+        tokens, numbers, identity, session = request
         hash_block = self._config.hash_block_size
         size = self._config.block_size(group) if code == Event.STORED else hash_block
         if code == Event.STORED:
@@ -145,6 +163,10 @@ class Reader:
         if self._version > 1:
             event.keys = [self._text(number) for number in stored]
             event.parent = self._text(numbers[start // hash_block - 1]) if start else ""
+        if self._version > 2:
+            ends = [(self._interner.places[number] + 1) * hash_block for number in stored]
+            ahead = [tokens[place : place + self._config.hash_lookahead] for place in ends]
+            return describe_stored(event, self._config, identity, session, ends, ahead)
         return event
 
 

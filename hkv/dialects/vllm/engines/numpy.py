@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hkv.dialects.vllm.engines.published import describe_removed, describe_stored
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
 from hkv.errors import ConfigError
@@ -45,10 +46,15 @@ class NumpyEngine:
         self.manager.step()
 
     def request(
-        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+        self,
+        id: str,
+        tokens: Sequence[int],
+        extra: ExtraKeys | None,
+        keys: Sequence[str] | None = None,
+        session: str = "",
     ) -> None:
         """A request arrives with this prompt, and with prefix keys where they are given."""
-        self.manager.request(id, tokens, PLAIN if extra is None else identity_of(extra), keys)
+        self.manager.request(id, tokens, PLAIN if extra is None else identity_of(extra), keys, session)
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request arrives of which only length and prefix keys are known; no events are recorded from then on."""
@@ -168,7 +174,7 @@ class NumpyEngine:
         with_keys = self._version > 1
         match event:
             case Stored():
-                return CacheEvent(
+                stored = CacheEvent(
                     type="stored",
                     group=event.group,
                     num_blocks=len(event.chains),
@@ -177,9 +183,14 @@ class NumpyEngine:
                     keys=[key_text(chain) for chain in event.chains] if with_keys else None,
                     parent=("" if event.parent is None else key_text(event.parent)) if with_keys else None,
                 )
+                if not self._live:
+                    return stored
+                config = self.manager.config
+                return describe_stored(stored, config, event.identity, event.session, event.ends, event.ahead)
             case Removed():
                 keys = [key_text(event.chain)] if with_keys else None
-                return CacheEvent(type="removed", group=event.group, num_blocks=1, keys=keys)
+                removed = CacheEvent(type="removed", group=event.group, num_blocks=1, keys=keys)
+                return describe_removed(removed) if self._live else removed
             case _:
                 return CacheEvent(type="cleared")
 

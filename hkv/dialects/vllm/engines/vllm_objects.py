@@ -127,7 +127,7 @@ def set_preempted(request: Any) -> None:
 
 
 def event(event: Any, version: int) -> CacheEvent | None:
-    """A KV event as logs of that version write it, or None where that version leaves it out."""
+    """A KV event as logs of that version write it, or None where that version leaves it out: version 1 a reset."""
     from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
     keys = _keys(event.block_hashes) if version > 1 and not isinstance(event, AllBlocksCleared) else None
@@ -135,7 +135,7 @@ def event(event: Any, version: int) -> CacheEvent | None:
         case BlockStored():
             parent = event.parent_block_hash
             named = version > 1 and keys is not None and not isinstance(parent, int)
-            return CacheEvent(
+            stored = CacheEvent(
                 type="stored",
                 group=event.group_idx,
                 num_blocks=len(event.block_hashes),
@@ -144,12 +144,29 @@ def event(event: Any, version: int) -> CacheEvent | None:
                 keys=keys,
                 parent=None if not named else "" if parent is None else bytes(parent[:KEY_BYTES]).hex(),  # type: ignore[index]
             )
+            return _described(stored, event) if version > 2 else stored
         case BlockRemoved():
-            return CacheEvent(type="removed", group=event.group_idx, num_blocks=len(event.block_hashes), keys=keys)
+            removed = CacheEvent(type="removed", group=event.group_idx, num_blocks=len(event.block_hashes), keys=keys)
+            removed.medium = event.medium if version > 2 else None
+            return removed
         case AllBlocksCleared():
             return CacheEvent(type="cleared") if version > 1 else None
         case _:
             raise ConfigError("event", type(event).__name__, "BlockStored, BlockRemoved or AllBlocksCleared")
+
+
+def _described(stored: CacheEvent, event: Any) -> CacheEvent:
+    """A stored event with the fields of version 3."""
+    stored.medium, stored.lora_name, stored.session = event.medium, event.lora_name or "", event.session_id or ""
+    stored.spec_kind, stored.window = event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window or 0
+    blocks = event.extra_keys or ()
+    stored.extra_keys = [None if keys is None else [_extra_key(key) for key in keys] for keys in blocks]
+    stored.lookahead = [list(tokens) for tokens in event.lookahead_token_ids or ()]
+    return stored
+
+
+def _extra_key(key: Any) -> str | tuple[str, int]:
+    return key.hex() if isinstance(key, bytes) else key
 
 
 def cached_entry(block: Any) -> tuple[int, int, str]:

@@ -4,7 +4,18 @@ Each check sees one operation with the cache before and after it, and keeps its 
 engine's internals. `Watch` asks them after every operation.
 """
 
-from hkv.dialects.vllm.invariants import content, event_index, form, hit_admission, hits, pool, queue, rows, shadow
+from hkv.dialects.vllm.invariants import (
+    content,
+    event_fields,
+    event_index,
+    form,
+    hit_admission,
+    hits,
+    pool,
+    queue,
+    rows,
+    shadow,
+)
 from hkv.dialects.vllm.invariants.invariant import INVARIANTS
 from hkv.dialects.vllm.invariants.moment import KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.invariants.watch import Watch
@@ -16,6 +27,7 @@ __all__ = [
     "Snapshot",
     "Watch",
     "content",
+    "event_fields",
     "event_index",
     "form",
     "hit_admission",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from hkv.dialects.vllm.log.structs import Answer, CacheEvent
+from hkv.dialects.vllm.log.structs import EVENT_FIELDS, Answer, CacheEvent
 from hkv.oracle import compare as oracle
 from hkv.oracle.compare import Mismatch, first_difference
 from hkv.oracle.engine import Failure
@@ -15,7 +15,7 @@ def compare(want: Answer | Failure, got: Answer | Failure, version: int = 2) -> 
     """The first difference between two answers, or None when they agree.
 
     Stored and cleared events are compared in order, removed ones as a multiset, because one block's keys leave the
-    cache in no particular order. Keys and parents of events are compared where `want` has them.
+    cache in no particular order. The fields of an event that may be left out are compared where `want` has them.
 
     Args:
       want: the answer to be met.
@@ -62,12 +62,13 @@ def _compare_events(want: list[CacheEvent], got: list[CacheEvent], version: int)
 def _event(event: CacheEvent, pattern: CacheEvent | None) -> dict[str, Any]:
     fields = {"type": event.type, "group": event.group, "num_blocks": event.num_blocks, "block_size": event.block_size}
     fields["tokens"] = event.tokens
-    for name in ("keys", "parent"):
+    for name in EVENT_FIELDS:
         if pattern is None or getattr(pattern, name) is not None:
             fields[name] = getattr(event, name)
     return fields
 
 
-def _frozen(event: CacheEvent, pattern: CacheEvent | None) -> tuple[int, int, tuple[str, ...]]:
+def _frozen(event: CacheEvent, pattern: CacheEvent | None) -> tuple[int | str | tuple[str, ...], ...]:
     keys = event.keys if pattern is None or pattern.keys is not None else None
-    return event.group, event.num_blocks, tuple(keys or ())
+    medium = event.medium if pattern is None or pattern.medium is not None else None
+    return event.group, event.num_blocks, tuple(keys or ()), *((medium,) if medium is not None else ())

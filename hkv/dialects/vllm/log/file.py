@@ -138,9 +138,11 @@ def _check_events(operation: oplog.EventsOp, path: str, number: int, version: in
         field = f"want[{index}]"
         if event.type not in types:
             raise FileError(path, number, f"{field}.type", event.type, f"one of {', '.join(types)}")
-        for name in ("keys", "parent") if version == 1 else ():
+        for name in oplog.EVENT_FIELDS[(0, 2, len(oplog.EVENT_FIELDS))[version - 1] :]:
             if getattr(event, name) is not None:
-                raise FileError(path, number, f"{field}.{name}", getattr(event, name), "version 2 of the log format")
+                least = 2 if name in oplog.EVENT_FIELDS[:2] else 3
+                expected = f"version {least} of the log format"
+                raise FileError(path, number, f"{field}.{name}", getattr(event, name), expected)
 
 
 def _numbers(operation: Operation) -> Iterable[tuple[str, int]]:

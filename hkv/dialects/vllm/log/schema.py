@@ -6,7 +6,7 @@ import dataclasses
 import typing
 from typing import Any
 
-from hkv.dialects.vllm.log.structs import LIVE_FIELDS, LIVE_OPERATIONS
+from hkv.dialects.vllm.log.structs import EVENT_FIELDS, LIVE_FIELDS, LIVE_OPERATIONS
 from hkv.keys.chained import GIVEN, SEED
 from hkv.limits import MAX_TOKENS
 from hkv.spec import KINDS, LayerSpec
@@ -19,6 +19,9 @@ LATER_KINDS = {"properties": {"kind": {"enum": ["mla", "opaque"]}}, "required": 
 LATER_GROUPS = {"anyOf": [LATER_KINDS, {"required": ["cache_mode"]}]}
 """Groups that version 1 does not know."""
 
+LIVE_EVENTS = {"anyOf": [{"required": [name]} for name in EVENT_FIELDS[2:]]}
+"""Events that versions before 3 do not know."""
+
 LIVE = {
     "anyOf": [
         {"properties": {"op": {"enum": [str(each.__struct_config__.tag) for each in LIVE_OPERATIONS]}}},
@@ -28,6 +31,7 @@ LIVE = {
             "properties": {"op": {"enum": ["request", "append"]}, "tokens": {"contains": {"maximum": -1}}},
             "required": ["op", "tokens"],
         },
+        {"properties": {"op": {"const": "events"}, "want": {"contains": LIVE_EVENTS}}, "required": ["op", "want"]},
     ]
 }
 """Operations that versions before 3 do not know."""
@@ -38,8 +42,8 @@ LATER_EVENTS = {
 """Events that version 1 does not know."""
 
 EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "stored": (("group", "num_blocks", "block_size", "tokens"), ("keys", "parent")),
-    "removed": (("group", "num_blocks"), ("keys",)),
+    "stored": (("group", "num_blocks", "block_size", "tokens"), EVENT_FIELDS),
+    "removed": (("group", "num_blocks"), ("keys", "medium")),
     "cleared": ((), ()),
 }
 """Fields that an event of each type must have, and those that it may have."""

@@ -96,6 +96,13 @@ class CacheEvent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_
       tokens: the whole span of tokens a `stored` event looked at.
       keys: (version 2) first 8 bytes, in hex, of the chain hash of each block stored or removed.
       parent: (version 2) the same of the block before the first one stored, "" for none.
+      medium: (version 3) medium of the blocks stored or removed, `GPU` for the engine's own pool.
+      lora_name: (version 3) name of the adapter of the request that stored them, "" for none.
+      extra_keys: (version 3) of each key stored, what it covers besides tokens, untagged, or None.
+      spec_kind: (version 3) kind of the group's spec, in vLLM's words (`KVCacheSpecKind`).
+      window: (version 3) the group's window in tokens, 0 for none.
+      session: (version 3) session of the request that stored them, "" for none.
+      lookahead: (version 3) for each key stored, the tokens after its block that it covers; empty without any.
     """
 
     type: str
@@ -105,6 +112,13 @@ class CacheEvent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_
     tokens: list[Token] | None = None
     keys: list[Key] | None = None
     parent: Key | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[str | tuple[str, int]] | None] | None = None
+    spec_kind: str | None = None
+    window: Count | None = None
+    session: str | None = None
+    lookahead: list[list[Token]] | None = None
 
 
 class CacheState(msgspec.Struct, forbid_unknown_fields=True):
@@ -150,14 +164,15 @@ class StepOp(_Op, tag="step"):
 class RequestOp(_Op, tag="request"):
     """A request arrives with this prompt; `extra` from version 2 on.
 
-    Version 3: `keys`, the prefix keys of its hash blocks in hex, where they are given and not computed; tokens may be
-    negative.
+    Version 3: `keys`, the prefix keys of its hash blocks in hex, where they are given and not computed; `session`,
+    which its events name; tokens may be negative.
     """
 
     id: str
     tokens: Annotated[list[Token], NotEmpty]
     extra: ExtraKeys | None = None
     keys: list[WholeKey] | None = None
+    session: str | None = None
 
 
 class LookupOp(_Op, tag="lookup"):
@@ -332,8 +347,12 @@ LIVE_OPERATIONS = (ComputedOp, RetireOp, PopOp, ReleaseOp, HoldOp, DigestOp, End
 """Operations of version 3 alone."""
 
 
-LIVE_FIELDS = ("keys", "limit", "rows", "waiting", "scheduled", "hold")
+LIVE_FIELDS = ("keys", "session", "limit", "rows", "waiting", "scheduled", "hold")
 """Fields of operations that version 3 adds."""
+
+
+EVENT_FIELDS = ("keys", "parent", "medium", "lora_name", "extra_keys", "spec_kind", "window", "session", "lookahead")
+"""Fields of events that a log may leave out: the first two from version 2 on, the others from version 3 on."""
 
 
 def state_digest(state: CacheState) -> Digest:

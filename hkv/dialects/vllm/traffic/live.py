@@ -8,13 +8,16 @@ requests that wait while they hold blocks; keys that are given.
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from typing import Any
+
+import msgspec
 
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheState, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.traffic import Perform, Request, Traffic
 from hkv.keys.chained import GIVEN, KeyChain, sha256_cbor
-from hkv.testing.choices import Choices
+from hkv.testing.choices import Choices, RandomChoices
 
 
 @dataclasses.dataclass
@@ -39,6 +42,9 @@ class LiveTraffic(Traffic):
         self._negative = choices.chance(15)
         self._chains: dict[str, KeyChain] = {}
         self._sizes = [group["block_size"] for group in header.groups]
+        # Decisions of their own, so that what the others draw stays as it was before there were these.
+        self._later = RandomChoices(zlib.crc32(msgspec.json.encode(header)))
+        self._sessions = (None, "s", "t") if self._later.chance(50) else (None,)
 
     def step(self) -> None:
         while self._owed and self._choices.chance(60):
@@ -59,6 +65,7 @@ class LiveTraffic(Traffic):
             chain = KeyChain(sha256_cbor, self._header.hash_block_size, self._header.hash_lookahead)
             self._chains[operation.id] = chain
             change["keys"] = self._grown(operation.id, change["tokens"])
+        change["session"] = self._later.pick(self._sessions)
         for name, value in change.items():
             setattr(operation, name, value)
         self._perform(operation)
