@@ -133,6 +133,13 @@ _BUGS: tuple[Bug, ...] = (
         "neither it nor any cache that contains it ever hits",
     ),
     Bug(
+        name="hit-reported-by-columns",
+        engine="vLLM 0.33 BlockPool.emit_cached_block_events",
+        contract="a hit that is published as events names the blocks that it consists of, under their keys",
+        behaviour="every column up to the hit is named, also where there is no block, by the key of a whole block of "
+        "one rank: of a block that the hit ends inside one that is not cached, or none at all (IndexError)",
+    ),
+    Bug(
         name="lmcache-group-key",
         engine="LMCache 0.5.6 KernelGroupIdentity",
         contract="layers of one kernel group have the same number of blocks and the same block stride",

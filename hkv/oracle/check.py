@@ -107,7 +107,7 @@ def with_bugs(header: AnyHeader, bugs: Sequence[str]) -> AnyHeader:
     """The header with further upstream defects named; naming any makes it a header of version 2."""
     if not bugs:
         return header
-    return msgspec.structs.replace(header, oplog=2, bugs=sorted({*header.bugs, *bugs}))  # type: ignore[attr-defined]
+    return msgspec.structs.replace(header, oplog=max(2, header.oplog), bugs=sorted({*header.bugs, *bugs}))  # type: ignore[attr-defined]
 
 
 def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Difference:

@@ -122,6 +122,18 @@ def test_events_say_whose_blocks_they_are(observation: Observation) -> None:
     assert event.extra_keys == [["x", "s"], ["x"]]
 
 
+def test_a_hit_that_is_published_is_said(observation: Observation) -> None:
+    manager = observation.manager
+    manager.allocate_slots(request_of("a", [1, 2, 3, 4, 5]), 5)
+    request = request_of("b", [1, 2, 3, 4, 5])
+    request.kv_cache_report_mode = "full"
+    assert manager.get_computed_blocks(request)[1] == 4
+    assert len(manager.take_events()) == 2
+    operations = observation.log().operations
+    assert [each.report for each in operations if isinstance(each, oplog.RequestOp)] == [None, "full"]
+    assert not any(isinstance(each, oplog.EndOp) for each in operations)
+
+
 def test_calls_past_the_manager_are_said_too(observation: Observation) -> None:
     manager = observation.manager
     request = request_of("a", [1, 2, 3, 4, 5])

@@ -79,6 +79,7 @@ LIVE_LINES = [
     ({"op": "request", "id": "r1", "tokens": [1], "keys": ["00"]}, "keys", ["00"]),
     ({"op": "copies", "hold": True, "want": []}, "hold", True),
     ({"op": "request", "id": "r1", "tokens": [1], "session": "s"}, "session", "s"),
+    ({"op": "request", "id": "r1", "tokens": [1], "report": "full"}, "report", "full"),
     (
         {"op": "events", "want": [{"type": "removed", "group": 0, "num_blocks": 1, "medium": "GPU"}]},
         "want[0].medium",

@@ -115,6 +115,8 @@ class Lifecycle:
         self._check_length(length)
         if operation.extra is not None:
             _check_extra(operation.extra, length)
+        if operation.report not in (None, oplog.FULL):
+            raise OperationError("report", operation.report, f"{oplog.FULL}, or nothing for what is stored alone")
         self.requests[operation.id] = RequestState(length, length)
 
     def _check_allocate(self, operation: oplog.AllocateOp, found: tuple[str, int] | None) -> None:

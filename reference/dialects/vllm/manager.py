@@ -12,6 +12,7 @@ from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity, digest_
 from reference.dialects.rules import RuleSet
 from reference.dialects.vllm.coordinator import Coordinator
 from reference.dialects.vllm.dialect import VLLM
+from reference.dialects.vllm.hit_reports import report_hit
 from reference.dialects.vllm.hits import Found
 from reference.dialects.vllm.kinds.kind import Demand, Kind
 from reference.dialects.vllm.request import Grant, KeyedRequest, Request, TokenRequest
@@ -76,10 +77,11 @@ class Manager:
         identity: PrefixIdentity = PLAIN,
         keys: Sequence[str] | None = None,
         session: str = "",
+        reports: bool = False,
     ) -> None:
         """A request arrives, with its prompt and everything else that identifies its prefix; or its prefix keys.
 
-        `session` is what its events name beside that.
+        `session` is what its events name beside that; where it `reports`, its hits are events, too.
         """
         self._check_new(id, len(tokens))
         config = self.config
@@ -87,7 +89,8 @@ class Manager:
         if keys is None:
             chain = KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity, config.hash_seed)
         request = self.requests[id] = TokenRequest(id, tokens, chain, keys or ())
-        request.identity, request.session, request.lookahead = identity, session, config.hash_lookahead
+        request.identity, request.session, request.reports = identity, session, reports
+        request.lookahead = config.hash_lookahead
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request arrives of which only its length is known, and what its prefixes are called.
@@ -129,7 +132,9 @@ class Manager:
     # The prefix cache.
 
     def lookup(self, id: str, limit: int | None = None) -> Found:
-        """The longest hit of a waiting request that all groups agree on. Changes nothing; `allocate` may adopt it.
+        """The longest hit of a waiting request that all groups agree on; `allocate` may adopt it.
+
+        Changes nothing, but for the events of a request that reports its hits.
 
         Args:
           id: the request.
@@ -147,6 +152,7 @@ class Manager:
                 raise
             raise EngineFailure("keys", len(request.keys), "a key for every block up to the last token") from error
         self._found = (id, found)
+        report_hit(self.cache, request, found)
         return found
 
     def commit(self, id: str, tokens: int, checked: bool = True) -> None:

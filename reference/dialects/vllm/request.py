@@ -42,6 +42,7 @@ class Request:
       identity: everything besides its tokens that identifies its prefix.
       session: the session that its events name, "" for none.
       lookahead: tokens after a hash block that its key covers.
+      reports: whether its hits are published as events.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Request:
     identity: PrefixIdentity = PLAIN
     session: str = ""
     lookahead: int = 0
+    reports: bool = False
 
     def wait(self) -> None:
         """It holds no blocks any more, and nothing of it is computed."""

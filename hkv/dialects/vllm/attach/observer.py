@@ -193,9 +193,9 @@ class Observer:
 
     def looked_up(self, seen: Seen, mode: str, limit: int | None, answer: tuple[Any, int, int]) -> None:
         """`get_computed_blocks` returned."""
-        if mode == "full":
-            raise UntellableError("a request whose hits are published as events (kv_cache_report_mode full)")
         tracked = self._requests.up_to_date(seen)
+        if mode == oplog.FULL and tracked.report is None:
+            raise UntellableError(f"report mode {mode} for a request that came without it")
         name = self._requests.probe(seen) if tracked.running else tracked.name
         blocks, hit, boundary = answer
         self._tell(oplog.LookupOp(id=name, limit=limit), Hit(hit, ids_of(blocks.blocks), boundary))

@@ -35,6 +35,7 @@ class Tracked:
       keys: number of keys told; None where the log's reader computes them.
       shared_prefix: boundary as told.
       running: whether it holds blocks.
+      report: report mode as told.
     """
 
     name: str
@@ -46,6 +47,11 @@ class Tracked:
     keys: int | None = None
     shared_prefix: int = 0
     running: bool = False
+    report: str | None = None
+
+    def __post_init__(self) -> None:
+        mode = getattr(self.request, "kv_cache_report_mode", None)  # pooling requests have none
+        self.report = mode if mode == oplog.FULL else None
 
 
 class Requests:
@@ -137,6 +143,7 @@ class Requests:
             tokens=prompt,
             extra=extra if extra != ExtraKeys() else None,
             session=tracked.request.session_id or None,
+            report=tracked.report,
         )
         if self._is_given(tracked, extra):
             operation.keys = [bytes(key).hex() for key in tracked.hashes]

@@ -57,8 +57,8 @@ class Engine(Protocol):
 class LiveEngine(Engine, Protocol):
     """An engine that also performs what version 3 of the log adds, for logs of live engines.
 
-    Of the operations above, `request` also takes `keys` and `session`, `append` takes `keys`, `lookup` takes `limit`,
-    `copies` takes `hold`. They are given only where a log has them.
+    Of the operations above, `request` also takes `keys`, `session` and `report`, `append` takes `keys`, `lookup` takes
+    `limit`, `copies` takes `hold`. They are given only where a log has them.
     """
 
     def computed(self, id: str, tokens: int) -> None: ...
@@ -138,7 +138,7 @@ def apply(engine: Any, operation: Operation) -> Answer:
 
 def arrival_fields(operation: oplog.RequestOp) -> dict[str, Any]:
     """Arguments of `request` that version 3 adds, as far as an arrival has them."""
-    fields = {name: getattr(operation, name) for name in ("keys", "session")}
+    fields = {name: getattr(operation, name) for name in ("keys", "session", "report")}
     return {name: value for name, value in fields.items() if value is not None}
 
 

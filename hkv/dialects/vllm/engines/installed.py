@@ -59,6 +59,7 @@ class InstalledVllmEngine:
         extra: ExtraKeys | None,
         keys: Sequence[str] | None = None,
         session: str | None = None,
+        report: str = "incremental",
     ) -> None:
         if id in self._requests:
             raise OperationError("id", id, "a request that has not arrived before")
@@ -71,7 +72,7 @@ class InstalledVllmEngine:
             self._given[id] = list(keys)
             hasher = vllm_objects.given_hasher(self._given[id])
         request = self._requests[id] = vllm_objects.request(id, list(tokens), extra, hasher)
-        request.session_id = session
+        request.session_id, request.kv_cache_report_mode = session, report
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request of unnamed tokens; from the first one on the engine records no events, having no tokens to name.

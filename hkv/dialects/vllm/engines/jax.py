@@ -14,6 +14,7 @@ from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.engine import apply, arrival_fields
+from hkv.dialects.vllm.engines.hit_reports import spans_of
 from hkv.dialects.vllm.engines.jax_answers import Answers, check
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
@@ -64,6 +65,7 @@ class Request:
       numbers: its prefix keys, interned.
       identity: everything besides its tokens that identifies its prefix.
       session: the session that its events name, "" for none.
+      reports: whether its hits are published as events.
       running: True if it holds blocks, as far as answers have come back.
     """
 
@@ -74,6 +76,7 @@ class Request:
     numbers: list[int]
     identity: PrefixIdentity = PLAIN
     session: str = ""
+    reports: bool = False
 
 
 class JaxEngine:
@@ -124,6 +127,7 @@ class JaxEngine:
         extra: ExtraKeys | None,
         keys: Sequence[str] | None = None,
         session: str = "",
+        report: str = "",
     ) -> None:
         """A request arrives with this prompt, and with prefix keys where they are given."""
         self._check_new(id, len(tokens))
@@ -131,7 +135,7 @@ class JaxEngine:
         chain = self._chain(identity) if keys is None else GivenKeys()
         if isinstance(chain, GivenKeys):
             chain.give(keys or ())
-        request = Request(self._slot(), len(tokens), list(tokens), chain, [], identity, session)
+        request = Request(self._slot(), len(tokens), list(tokens), chain, [], identity, session, bool(report))
         self._requests[id] = request
         self._add(Code.REQUEST, request, payload=self._grow(request), tokens=len(tokens))
 
@@ -332,7 +336,15 @@ class JaxEngine:
         request = self._request(id)
         most = 0 if limit is None else limit + 1
         room = _Room(self._blocks(max(request.num_tokens, most)), 0)
-        return self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
+        if not request.reports:
+            return self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
+        self._flush()  # what happened before is told before
+        later = self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
+        self._flush()
+        if self._records:
+            for span in spans_of(later.value, self.config, len(request.numbers)):
+                self._events.append(self._reader.stored(span, _teller(request)))
+        return later
 
     def _allocate(self, operation: AllocateOp) -> _Later:
         request = self._request(operation.id)
@@ -412,7 +424,7 @@ class JaxEngine:
     def _take_events(self, waiting: Sequence[_Later], results: Results) -> None:
         if self._records:
             slots = {later.request.slot: later.request for later in waiting if later.request is not None}
-            tellers = {slot: reading.Teller(r.tokens, r.numbers, r.identity, r.session) for slot, r in slots.items()}
+            tellers = {slot: _teller(request) for slot, request in slots.items()}
             self._events += self._reader.events(np.asarray(results.events)[: int(results.counts[1])], tellers)
 
     # Host-side checks and sizes.
@@ -472,6 +484,10 @@ class JaxEngine:
         self._flush()
         self._state = jax.device_put(reading.resized(jax.device_get(self._state), buckets))
         self._buckets = buckets
+
+
+def _teller(request: Request) -> reading.Teller:
+    return reading.Teller(request.tokens, request.numbers, request.identity, request.session)
 
 
 def _said(operation: AllocateOp) -> Flag:

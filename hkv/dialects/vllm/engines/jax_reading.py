@@ -50,6 +50,23 @@ class Teller(NamedTuple):
     session: str
 
 
+class Span(NamedTuple):
+    """Tokens of a request in one group, blocks of which are named by an event.
+
+    Attributes:
+      group: the group.
+      block_size: tokens per block.
+      start: first token; `end`: the token after the last.
+      ends: of each block named, the token after its last.
+    """
+
+    group: int
+    block_size: int
+    start: int
+    end: int
+    ends: Sequence[int]
+
+
 class Reader:
     """Translates entries of the key table, rows and the queue.
 
@@ -152,19 +169,25 @@ class Reader:
 
     def _stored(self, code: int, values: Sequence[int], stored: Sequence[int], request: Teller) -> CacheEvent:
         group, start, end = values
-        tokens, numbers, identity, session = request
         hash_block = self._config.hash_block_size
         size = self._config.block_size(group) if code == Event.STORED else hash_block
         if code == Event.STORED:
             start, end = start * size, end * size
+        ends = [(self._interner.places[number] + 1) * hash_block for number in stored]
+        return self.stored(Span(group, size, start, end, ends), request)
+
+    def stored(self, span: Span, request: Teller) -> CacheEvent:
+        """The event that says that a request stored the blocks of a span."""
+        group, size, start, end, ends = span
+        tokens, numbers, identity, session = request
+        hash_block = self._config.hash_block_size
         event = CacheEvent(
-            type="stored", group=group, num_blocks=len(stored), block_size=size, tokens=list(tokens[start:end])
+            type="stored", group=group, num_blocks=len(ends), block_size=size, tokens=list(tokens[start:end])
         )
         if self._version > 1:
-            event.keys = [self._text(number) for number in stored]
+            event.keys = [self._text(numbers[end // hash_block - 1]) for end in ends]
             event.parent = self._text(numbers[start // hash_block - 1]) if start else ""
         if self._version > 2:
-            ends = [(self._interner.places[number] + 1) * hash_block for number in stored]
             ahead = [tokens[place : place + self._config.hash_lookahead] for place in ends]
             return describe_stored(event, self._config, identity, session, ends, ahead)
         return event

@@ -52,9 +52,10 @@ class NumpyEngine:
         extra: ExtraKeys | None,
         keys: Sequence[str] | None = None,
         session: str = "",
+        report: str = "",
     ) -> None:
         """A request arrives with this prompt, and with prefix keys where they are given."""
-        self.manager.request(id, tokens, PLAIN if extra is None else identity_of(extra), keys, session)
+        self.manager.request(id, tokens, PLAIN if extra is None else identity_of(extra), keys, session, bool(report))
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request arrives of which only length and prefix keys are known; no events are recorded from then on."""

@@ -9,10 +9,13 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.invariants.invariant import remembering
 from hkv.dialects.vllm.invariants.moment import Moment
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import CacheEvent
+from hkv.dialects.vllm.log.structs import CacheEvent, Hit
+
+REPORTED_BY_COLUMNS = "hit-reported-by-columns"
+"""The defect (`hkv.bugs`) of vLLM 0.33's published hits."""
 
 
-@remembering("event index", "B-I34", after=(oplog.EventsOp,), needs=("events",))
+@remembering("event index", "B-I34", after=(oplog.EventsOp, oplog.LookupOp), needs=("events",))
 class EventIndex:
     """Index of cached keys that a router rebuilds from the event stream. One for each run.
 
@@ -28,6 +31,8 @@ class EventIndex:
             if not spec.registers_parts or config.block_size(group) == config.hash_block_size
         }
         self._blind = False
+        self._due: collections.Counter[tuple[int, tuple[int, ...]]] = collections.Counter()
+        self._unsure: set[tuple[int, str]] = set()
         self._blocks: collections.Counter[tuple[int, str]] = collections.Counter()
 
     def check(self, moment: Moment) -> Iterator[str]:
@@ -37,8 +42,12 @@ class EventIndex:
         parent. Exception: in groups whose blocks are longer than hash blocks, a block may have keys besides the one
         that `state` shows (the prompt's tail of 28 tokens, in a block of 32), so the index may hold more than is seen.
         Of events without keys, as in logs of version 1, nothing is rebuilt, and from the first one on nothing is
-        judged.
+        judged. A hit that is published (`report`) looks as what was stored: it has to be there, and how many blocks
+        have the keys that it may have named is not judged.
         """
+        if isinstance(moment.operation, oplog.LookupOp):
+            self._note_report(moment)
+            return
         assert isinstance(moment.answer, list)
         for event in moment.answer:
             assert isinstance(event, CacheEvent)
@@ -46,20 +55,45 @@ class EventIndex:
             yield from () if self._blind else self._apply(moment, event)
         if self._blind:
             return
+        if silent := sorted(group for (group, _), missing in self._due.items() if missing > 0):
+            yield f"hits in groups {silent} were to be published, and no event says so"
+        self._due.clear()
         seen = collections.Counter((group, key) for group, _, key in moment.after.cached.values())
-        if missing := seen - self._blocks:
+        if missing := [entry for entry in seen - self._blocks if entry not in self._unsure]:
             yield f"cached, but the events do not say so: {sorted(missing)}"
-        gone = [entry for entry in self._blocks - seen if entry[0] in self._single]
+        gone = [entry for entry in self._blocks - seen if entry[0] in self._single and entry not in self._unsure]
         if gone:
             yield f"cached by the events, but not so: {sorted(gone)}"
 
+    def _note_report(self, moment: Moment) -> None:
+        """A hit of a request that reports: an event for the whole blocks of each group, one for a block's part."""
+        assert isinstance(moment.operation, oplog.LookupOp)
+        assert isinstance(moment.answer, Hit)
+        record, found = moment.ledger.requests[moment.operation.id], moment.answer
+        for group, row in enumerate(found.blocks if record.reports and found.hit else ()):
+            size, part = self._config.block_size(group), self._config.hash_block_size
+            whole = found.hit // size
+            if REPORTED_BY_COLUMNS in self._config.bugs and row:
+                end = len(row) * self._config.topology.specs[group].block_size
+                self._due[group, tuple(record.tokens[:end])] += 1
+                continue
+            if any(row[:whole]):
+                self._due[group, tuple(record.tokens[: whole * size])] += 1
+            if any(row[whole:]):
+                self._due[group, tuple(record.tokens[found.hit - part : found.hit])] += 1
+
     def _apply(self, moment: Moment, event: CacheEvent) -> Iterator[str]:
         keys = event.keys or []
+        span = event.group, tuple(event.tokens or ())
         if event.type == "cleared":
             self._blocks.clear()
+            self._unsure.clear()
+        elif event.type == "stored" and span in self._due:  # one of these is the published hit
+            self._due[span] -= 1
+            self._unsure.update((event.group, key) for key in keys)
         elif event.type == "removed":
             for key in keys:
-                if not self._blocks[event.group, key]:
+                if not self._blocks[event.group, key] and (event.group, key) not in self._unsure:
                     yield f"key {key} of group {event.group} is removed, but was not stored"
                 self._blocks[event.group, key] -= 1
         else:

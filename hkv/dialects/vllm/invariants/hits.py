@@ -124,7 +124,7 @@ def consistency(moment: Moment) -> Iterator[str]:
     assert isinstance(answer, Hit)
     if moment.before != moment.after:
         yield "the lookup changed the cache"
-    if moment.again != answer:
+    if moment.again not in (None, answer):
         yield f"the same lookup answered {answer} and then {moment.again}"
     if not _may_be_hit(moment, answer.hit):
         yield f"a hit of {answer.hit} tokens is not below the request's length or not aligned"

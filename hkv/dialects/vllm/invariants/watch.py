@@ -22,7 +22,7 @@ class Watch:
     """Performs operations on an engine and checks invariants after each.
 
     Args:
-      engine: the engine; `lookup` and `state` must change nothing.
+      engine: the engine; `lookup` and `state` must change nothing, but for the events of a request that reports hits.
       header: its configuration.
       invariants: those to check; all by default.
 
@@ -81,8 +81,10 @@ class Watch:
         invariant(moment)
 
     def _again(self, operation: Operation) -> Hit | None:
-        """The answer to a lookup that is asked once more."""
-        found = apply(self._engine, operation) if isinstance(operation, oplog.LookupOp) else None
+        """The answer to a lookup that is asked once more; not where the lookup is an event."""
+        if not isinstance(operation, oplog.LookupOp) or self.ledger.requests[operation.id].reports:
+            return None
+        found = apply(self._engine, operation)
         return found if isinstance(found, Hit) else None
 
     def _hold(self, operation: Operation, answer: Answer) -> None:
@@ -102,7 +104,11 @@ class Watch:
         """Hits of some waiting requests; the last lookup is that of the operation's own request, which may adopt it."""
         if not self._probes or not isinstance(operation, oplog.AllocateOp | oplog.CommitOp):
             return {}
-        others = [id for id in self.ledger.requests if self._waits(id) and id != operation.id][-PROBES:]
+        requests = self.ledger.requests
+        if requests[operation.id].reports:
+            return {}
+        others = [id for id in requests if self._waits(id) and id != operation.id and not requests[id].reports]
+        others = others[-PROBES:]
         hits = {id: self._engine.lookup(id).hit for id in others}
         if others and isinstance(operation, oplog.AllocateOp) and operation.hit:
             found = apply(self._engine, oplog.LookupOp(id=operation.id, limit=self._limit))

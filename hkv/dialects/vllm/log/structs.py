@@ -20,6 +20,9 @@ ById = Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})
 NotEmpty = Meta(extra_json_schema={"minItems": 1})
 WholeKey: TypeAlias = Annotated[str, Meta(extra_json_schema={"pattern": "^([0-9a-f]{2})+$"})]
 
+FULL = "full"
+"""The report mode in which hits are published as events (vLLM 0.33 `kv_cache_report_mode`)."""
+
 Rows: TypeAlias = list[list[Count]]
 """Block ids of one request, per group."""
 
@@ -165,7 +168,7 @@ class RequestOp(_Op, tag="request"):
     """A request arrives with this prompt; `extra` from version 2 on.
 
     Version 3: `keys`, the prefix keys of its hash blocks in hex, where they are given and not computed; `session`,
-    which its events name; tokens may be negative.
+    which its events name; `report`, its hits are published as events; tokens may be negative.
     """
 
     id: str
@@ -173,6 +176,7 @@ class RequestOp(_Op, tag="request"):
     extra: ExtraKeys | None = None
     keys: list[WholeKey] | None = None
     session: str | None = None
+    report: Annotated[str, Meta(extra_json_schema={"const": FULL})] | None = None
 
 
 class LookupOp(_Op, tag="lookup"):
@@ -347,7 +351,7 @@ LIVE_OPERATIONS = (ComputedOp, RetireOp, PopOp, ReleaseOp, HoldOp, DigestOp, End
 """Operations of version 3 alone."""
 
 
-LIVE_FIELDS = ("keys", "session", "limit", "rows", "waiting", "scheduled", "hold")
+LIVE_FIELDS = ("keys", "session", "report", "limit", "rows", "waiting", "scheduled", "hold")
 """Fields of operations that version 3 adds."""
 
 

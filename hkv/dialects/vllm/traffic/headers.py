@@ -48,6 +48,7 @@ MANAGER_BUGS = (
     "copied-before-written",
     "external-state-not-counted",
     "finder-index-error",
+    "hit-reported-by-columns",
     "negative-estimate",
     "plan-outlives-refusal",
     "tail-key-outlives-state",

@@ -26,6 +26,7 @@ class RequestRecord:
       slots: the same with look-ahead.
       keys: its prefix keys, where they are given and not computed; else None.
       prefixes: name of the prefix that each of its hash blocks ends, as far as they were asked for.
+      reports: whether its hits are published as events.
     """
 
     id: str
@@ -39,6 +40,7 @@ class RequestRecord:
     slots: int = 0
     keys: list[str] | None = None
     prefixes: list[int] = dataclasses.field(default_factory=list)
+    reports: bool = False
 
 
 class Ledger:
@@ -68,6 +70,7 @@ class Ledger:
                 extra = ExtraKeys() if operation.extra is None else operation.extra
                 record = RequestRecord(operation.id, list(operation.tokens), extra, len(operation.tokens))
                 record.keys = None if operation.keys is None else list(operation.keys)
+                record.reports = operation.report is not None
                 self.requests[operation.id] = record
             case oplog.AppendOp():
                 record = self.requests[operation.id]

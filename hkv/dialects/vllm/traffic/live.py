@@ -45,6 +45,7 @@ class LiveTraffic(Traffic):
         # Decisions of their own, so that what the others draw stays as it was before there were these.
         self._later = RandomChoices(zlib.crc32(msgspec.json.encode(header)))
         self._sessions = (None, "s", "t") if self._later.chance(50) else (None,)
+        self._reports = self._may_report() and self._later.chance(50)
 
     def step(self) -> None:
         while self._owed and self._choices.chance(60):
@@ -66,6 +67,7 @@ class LiveTraffic(Traffic):
             self._chains[operation.id] = chain
             change["keys"] = self._grown(operation.id, change["tokens"])
         change["session"] = self._later.pick(self._sessions)
+        change["report"] = oplog.FULL if self._reports and self._later.chance(50) else None
         for name, value in change.items():
             setattr(operation, name, value)
         self._perform(operation)
@@ -88,6 +90,17 @@ class LiveTraffic(Traffic):
         known = len(chain.keys)
         chain.extend(tokens)
         return [key.hex() for key in chain.keys[known:]]
+
+    def _may_report(self) -> bool:
+        """True if hits may be published: not where vLLM fails at it, or names what is not there unless it is asked to
+        (`hit-reported-by-columns`)."""
+        header, specs = self._header, self._config.topology.specs
+        if not self._careful:
+            return True
+        if header.partial_hits or any(spec.block_size % header.hash_block_size for spec in specs):
+            return False
+        plain = all(spec.reads_all for spec in specs) and header.context_parallel == 1
+        return plain or "hit-reported-by-columns" in header.bugs
 
     # What is asked of the cache.
 
