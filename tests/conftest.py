@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 native_loops.enable()  # before any test uses JAX: programs compile in half the time, and run several times faster
 # All workers, and all commands that tests run, share one folder of compiled programs, which leaves the user's alone.
 keep_programs(os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(ROOT / ".jax_cache"))
+SLOW = ROOT / "tests" / "slow"
 PROFILE = os.environ.get("HKV_HYPOTHESIS_PROFILE", "hkv")
 """Every run draws the same examples under `hkv` and `thorough`, other ones each time under `campaign`."""
 
@@ -48,8 +49,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if not settings.default.derandomize and config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(secrets.randbelow(1 << 32))
     needs.register(config)
+    if not any(SLOW in (path := _path(config, name), *path.parents) for name in config.args):
+        # Code that runs once or twice is not worth optimising; `tests/slow` compiles as users do.
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     if config.getoption("dist", "no") == "load":  # the tests of a file share programs: one worker compiles them
         config.option.dist = "loadfile"
+
+
+def _path(config: pytest.Config, name: str) -> pathlib.Path:
+    """The file or folder that an argument of the command line names."""
+    return (config.invocation_params.dir / name.partition("::")[0]).resolve()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -171,16 +171,17 @@ def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
 def test_a_refused_request_takes_nothing() -> None:
     config = hkv.cache_config(hkv.Topology.of_specs([hkv.FullAttention(block_size=4)]), 8, max_model_len=32)
     cache = hkv.init(config, rows=2, row_blocks=8)
-    cache, first = hkv.allocate(cache, 0, jnp.arange(17))
+    text = jnp.arange(30)  # one length, so that one program serves all of them
+    cache, first = hkv.allocate(cache, 0, text, 17)
     before = [np.asarray(leaf) for leaf in (cache.tables, cache.computed, cache.running, cache.free_blocks)]
-    for row, tokens in ((1, jnp.arange(30)), (5, jnp.arange(3)), (-1, jnp.arange(3))):
-        cache, refused = hkv.allocate(cache, row, tokens)
+    for row, count in ((1, 30), (5, 3), (-1, 3)):
+        cache, refused = hkv.allocate(cache, row, text, count)
         assert first.status == 0
         assert refused.status != 0
         assert (refused.blocks == -1).all()
         after = [np.asarray(leaf) for leaf in (cache.tables, cache.computed, cache.running, cache.free_blocks)]
         assert all((a == b).all() for a, b in zip(before, after, strict=True))
-    cache, again = hkv.allocate(cache, 1, jnp.arange(20), 18)
+    cache, again = hkv.allocate(cache, 1, text, 18)
     assert (int(again.status), int(again.hit)) == (0, 16)
 
 

@@ -54,7 +54,6 @@ def test_hits_are_what_the_definition_says(seed):
     [
         "diff --engines numpy,jax --kinds chunk_pair,full_attention --seeds 3 --feature core --version 2",
         "layout --spec chunk_pair:16:64 --num-layers 2",
-        "explore --groups chunk_pair:1:2 --num-blocks 3 --requests 1",
     ],
 )
 def test_commands_take_it(line):

@@ -28,6 +28,12 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(command, [*SMALL, *LEFT_OUT, *arguments])
 
 
+def test_a_kind_that_no_model_has_is_explored() -> None:
+    done = CliRunner().invoke(command, ["--groups", "chunk_pair:1:2", "--num-blocks", "3", "--requests", "1"])
+    assert done.exit_code == 0, done.output
+    assert "exhausted: no invariant is broken" in done.output
+
+
 def test_a_space_is_exhausted(tmp_path: pathlib.Path) -> None:
     done = run("--json", str(tmp_path / "report.json"), "--save", str(tmp_path / "none.jsonl"))
     assert done.exit_code == 0, done.output
