@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hkv.spec.attention import AttentionSpec
 from hkv.spec.layer import Draw, LayerSpec, check_positive
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CrossAttention(AttentionSpec):
-    """A decoder's layer that reads an encoder's output (vLLM 0.33 `CrossAttentionSpec`). It can be planned only.
+    """A decoder's layer that reads an encoder's output (vLLM 0.33 `CrossAttentionSpec`).
 
     Its blocks hold the encoder's tokens, none of the request's own: they are all taken when the request is admitted,
     and stay until its end. None is ever shared, and vLLM 0.33 caches no prefix of a model that has such layers, though
@@ -29,7 +29,9 @@ class CrossAttention(AttentionSpec):
     parameters: ClassVar[tuple[str, ...]] = ("encoder_len",)
     vllm_name: ClassVar[str | None] = "CrossAttentionSpec"
     event_kind: ClassVar[str | None] = "cross_attention"
-    managed: ClassVar[bool] = False
+    reads_encoder: ClassVar[bool] = True
+    log_fields: ClassVar[tuple[str, ...]] = ("encoder_len",)
+    log_version: ClassVar[int] = 3
     joins_latent: ClassVar[bool] = False
     planned_weight: ClassVar[int] = 1
 
@@ -38,6 +40,10 @@ class CrossAttention(AttentionSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "encoder_len")
+
+    @classmethod
+    def draw(cls, choices: Draw, size: int, feature: str, ranks: int) -> dict[str, Any]:
+        return {"kind": cls.kind, "block_size": size, "encoder_len": choices.pick((1, 6, 30))}
 
     @classmethod
     def draw_planned(cls, choices: Draw) -> LayerSpec:

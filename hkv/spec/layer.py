@@ -20,8 +20,7 @@ KINDS: dict[str, type[LayerSpec]] = {}
 """Every kind of layer, by its name in logs. A class enters when its module is imported."""
 
 CLASSES: dict[str, type[LayerSpec]] = {}
-"""Every class of layer, by its own name: the kinds, those that are managed as another kind is, and those of a kind that
-can be planned only."""
+"""Every class of layer, by its own name: the kinds, and those that are managed as another kind is."""
 
 
 class MergeError(SpecError):
@@ -78,6 +77,9 @@ class LayerSpec:
     one_block: ClassVar[bool] = False
     """True when a request has one block for its whole life, written over as a ring."""
 
+    reads_encoder: ClassVar[bool] = False
+    """True when queries read an encoder's output, and no token of the request itself."""
+
     seeks_run: ClassVar[bool] = False
     """True when a hit is searched from its end: for the last run of blocks that is long enough to resume behind."""
 
@@ -95,9 +97,6 @@ class LayerSpec:
 
     single_vector: ClassVar[bool] = False
     """True where one latent a token takes the place of a key and a value."""
-
-    managed: ClassVar[bool] = True
-    """False for a kind that can be planned only: no dialect has rules for its blocks, and logs do not know it."""
 
     stands_alone: ClassVar[bool] = False
     """True when grouping keeps each such layer in a group of its own, its page cut to the others'."""
@@ -146,7 +145,7 @@ class LayerSpec:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "kind" in cls.__dict__ and cls.managed:
+        if "kind" in cls.__dict__:
             KINDS[cls.kind] = cls
         if cls.kind:
             CLASSES[cls.__name__] = cls

@@ -78,12 +78,33 @@ def test_headers_come_from_the_objects() -> None:
         manager = manager_of(wanted)
         found = header_from(manager, wanted.max_in_flight_tokens)
         for name in ("num_blocks", "groups", "scheduler_block_size", "hash_block_size", "caching", "partial_hits"):
+            if name == "groups":
+                for group in wanted.groups:  # vLLM's spec says nothing of it: more than the pool has, nobody gets
+                    if "encoder_len" in group:
+                        group["encoder_len"] = wanted.num_blocks * group["block_size"]
             assert getattr(found, name) == getattr(wanted, name), name
         assert int(found.watermark * found.num_blocks) == int(wanted.watermark * wanted.num_blocks)
         derived = header_from(manager)
         caps = [group.max_admission_blocks_per_request for group in manager.coordinator.single_type_managers]
         again = manager_of(derived)
         assert [group.max_admission_blocks_per_request for group in again.coordinator.single_type_managers] == caps
+
+
+def test_an_encoders_tokens_are_said(tmp_path: pathlib.Path) -> None:
+    groups = [
+        {"kind": "full_attention", "block_size": 2},
+        {"kind": "cross_attention", "block_size": 2, "encoder_len": 9},
+    ]
+    observation = Observation(sample.header(oplog=3, num_blocks=12, groups=groups, caching=False), tmp_path)
+    manager, request = observation.manager, request_of("a", [1, 2, 3])
+    manager.new_step_starts()
+    manager.allocate_slots(request, 3, num_encoder_tokens=5)
+    request.num_computed_tokens = 3
+    manager.allocate_slots(request, 1)
+    manager.free(request)
+    log = observation.log()
+    said = [op.encoder for op in log.operations if isinstance(op, oplog.AllocateOp)]
+    assert (said, log.header.groups[1]["encoder_len"]) == ([5, None], 24)
 
 
 def test_calls_and_answers_are_said(observation: Observation) -> None:

@@ -27,7 +27,6 @@ def group(name: str) -> Any:
     full = vllm.FullAttentionSpec(**geometry)
     window = vllm.SlidingWindowSpec(**geometry, sliding_window=4)
     spec, role = {
-        "CrossAttentionSpec": lambda: (vllm.CrossAttentionSpec(**geometry), "DEFAULT"),
         "EncoderOnlyAttentionSpec": lambda: (vllm.EncoderOnlyAttentionSpec(**geometry), "DEFAULT"),
         "RSWASpec": lambda: (vllm.RSWASpec(**geometry, rswa_window=4), "DEFAULT"),
         "SinkFullAttentionSpec": lambda: (vllm.SinkFullAttentionSpec(**geometry, sink_len=2), "DEFAULT"),
@@ -51,7 +50,6 @@ def group(name: str) -> Any:
 
 
 NAMES = (
-    "CrossAttentionSpec",
     "EncoderOnlyAttentionSpec",
     "RSWASpec",
     "SinkFullAttentionSpec",

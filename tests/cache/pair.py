@@ -36,7 +36,7 @@ class Pair:
     """
 
     def __init__(self, settings: VllmConfig) -> None:
-        self.reference = NumpyEngine(to_header(settings, "partial"))
+        self.reference = NumpyEngine(to_header(settings, "partial", 3 if settings.encoder_tokens else 2))
         self.groups = len(settings.topology.groups)
         self.parameters, self.state = start(settings)
         self.slots: dict[str, int] = {}
@@ -75,7 +75,7 @@ class Pair:
         plain = {"lookahead": 0, "external": 0, "delay": False, "must_fit": False, "reserved": 0, "in_flight": 0}
         operation = AllocateOp(id=id, new=new, hit=hit, **{**plain, **fields})
         want = self.reference.allocate(operation)
-        arguments = {name: int(value) for name, value in fields.items()}
+        arguments = {"tokens" if name == "encoder" else name: int(value) for name, value in fields.items()}
         row, _ = self._perform(Code.ALLOCATE, id, new=new, hit=hit, shared_prefix=-1, allowed=REFUSALS, **arguments)
         assert (row[Column.STATUS] == Status.OK) == (want.blocks is not None)
         return want.blocks is not None

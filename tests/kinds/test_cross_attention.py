@@ -1,21 +1,41 @@
-"""Cross attention: blocks of an encoder's output in plans, and the refusal wherever blocks are managed."""
+"""Cross attention: blocks of an encoder's output in plans, rows, logs, traffic and forks."""
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+from typing import Any
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hkv.cache.state import require_expressible
+from hkv.cli import cli
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.engines.jax import JaxEngine
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.log.coverage import exercised
+from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.residency import simulate
-from hkv.errors import ConfigError, SpecError
+from hkv.dialects.vllm.schedule.run import VllmReplayedCache
+from hkv.errors import ConfigError, FileError, OperationError, SpecError
 from hkv.model.topology import Topology
-from hkv.spec import KINDS, CrossAttention, FullAttention, LayerSpec, RequestLimits, spec_from_log, spec_from_text
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import log_bytes, parse_log
+from hkv.oracle.record import Only, differ, draw
+from hkv.spec import CrossAttention, FullAttention, LayerSpec, RequestLimits
+from tests.cache.pair import Pair as CachePair
+from tests.oracle import sample
+from tests.oracle.test_live_logs import BOTH, VLLM, allocate, perform
+from tests.reference.build import config as build
 
 CROSS = CrossAttention(block_size=16, num_kv_heads=2, head_size=64, encoder_len=100)
 FULL = FullAttention(block_size=16, num_kv_heads=2, head_size=64)
@@ -96,13 +116,149 @@ def test_options_that_an_encoder_rules_out_are_refused(options: dict[str, object
         plan_config("whisper-large-v3", given_options)
 
 
-def test_it_is_refused_by_name_where_blocks_are_managed() -> None:
-    assert CROSS.kind not in KINDS
-    with pytest.raises(SpecError, match="kind = 'cross_attention'"):
-        spec_from_log({"kind": "cross_attention", "block_size": 16, "encoder_len": 100})
-    with pytest.raises(SpecError, match="group = 'cross:16:100'"):
-        spec_from_text("cross:16:100")
-    with pytest.raises(ConfigError, match=r"groups\[1\].kind = 'cross_attention'"):
-        VllmConfig(topology=Topology.of_specs([FULL, CROSS]), num_blocks=9, hash_block_size=16, scheduler_block_size=16)
-    with pytest.raises(ConfigError, match=r"groups\[1\].kind = 'cross_attention'"):
-        plan_config("whisper-large-v3", EngineOptions(kv_cache_memory_bytes=80 << 30)).config()
+ASKED = frozenset({"cross_attention", "full_attention", "sliding_window", "mamba", "opaque"})
+
+
+def cache(num_blocks: int = 12, **changes: Any) -> Header:
+    """A header of a full group in blocks of 2, and one of an encoder's output in blocks of 4."""
+    groups = [
+        {"kind": "full_attention", "block_size": 2},
+        {"kind": "cross_attention", "block_size": 4, "encoder_len": 30},
+    ]
+    fixed = {"oplog": 3, "caching": False, "groups": groups, "num_blocks": num_blocks, "scheduler_block_size": 4}
+    return sample.header(**(fixed | changes))
+
+
+@BOTH
+def test_an_encoders_blocks_come_once_and_stay_until_the_end(make: Any) -> None:
+    engine = make(cache())
+    (*_, first) = perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3]), allocate("a", 2, encoder=9))
+    assert first.blocks == [[1], [2, 3, 4]], "three blocks of four tokens, of a request that has one block of its own"
+    perform(engine, oplog.AdvanceOp(id="a", tokens=2))
+    (second,) = perform(engine, allocate("a", 1))
+    assert second.blocks == [[5], []]
+    perform(engine, oplog.AdvanceOp(id="a", tokens=1), oplog.RetireOp(id="a", tokens=3))
+    assert engine.state().rows == {"a": [[1, 5], [2, 3, 4]]}
+    (third,) = perform(engine, oplog.AppendOp(id="a", tokens=[4]), allocate("a", 1, encoder=13))[1:]
+    assert third.blocks == [[], [6]], "more of an encoder's output extends the row"
+    perform(engine, oplog.FreeOp(id="a"))
+    assert engine.state().free == [6, 4, 3, 2, 5, 1, 7, 8, 9, 10, 11], "group by group, each in front"
+
+
+@BOTH
+def test_an_encoders_blocks_count_when_a_request_is_admitted(make: Any) -> None:
+    engine = make(cache(num_blocks=6))
+    perform(engine, oplog.RequestOp(id="a", tokens=[1] * 4))
+    for must_fit in (True, False):
+        assert perform(engine, allocate("a", 2, encoder=20, must_fit=must_fit)) == [oplog.Allocation(None)]
+    assert perform(engine, allocate("a", 2, encoder=16, must_fit=True)) == [oplog.Allocation(None)], "the whole prompt"
+    assert perform(engine, allocate("a", 2, encoder=16)) == [oplog.Allocation([[1], [2, 3, 4, 5]])]
+    assert perform(engine, oplog.AdvanceOp(id="a", tokens=2), allocate("a", 1))[1] == oplog.Allocation(None)
+
+
+@BOTH
+def test_tokens_from_elsewhere_are_the_requests_own(make: Any) -> None:
+    engine = make(cache())
+    (*_, loaded) = perform(engine, oplog.RequestOp(id="a", tokens=[1] * 9), allocate("a", 0, external=8, encoder=5))
+    assert engine.state().rows["a"] == [[1, 2, 3, 4], [5, 6]]
+    assert loaded.blocks == [[], [5, 6]]
+
+
+def test_more_than_the_encoders_tokens_are_refused() -> None:
+    for make in (NumpyEngine, JaxEngine):
+        engine = make(cache())
+        perform(engine, oplog.RequestOp(id="a", tokens=[1]))
+        with pytest.raises(OperationError, match="encoder = 31: expected at most encoder_len 30"):
+            perform(engine, allocate("a", 1, encoder=31))
+    lines = [{"op": "request", "id": "a", "tokens": [1]}, {**sample.ALLOCATE, "id": "a", "new": 1, "encoder": 31}]
+    for header, said in (
+        (cache(), "encoder = 31: expected at most encoder_len 30"),
+        (sample.header(oplog=3), "encoder = 31: expected 0: no group reads them"),
+    ):
+        with pytest.raises(FileError, match=said):
+            parse_log(log_of(header, lines), "log")
+
+
+def log_of(header: Header, lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *lines))
+
+
+def test_it_is_refused_by_name_where_it_cannot_be() -> None:
+    layers = [FULL, CROSS]
+    with pytest.raises(ConfigError, match=r"caching = True: expected False beside groups\[1\]"):
+        VllmConfig(topology=Topology.of_specs(layers), num_blocks=9, hash_block_size=16, scheduler_block_size=16)
+    with pytest.raises(ConfigError, match="kind = 'cross_attention': expected version 3"):
+        to_config(cache(oplog=2))
+    config = to_config(cache())
+    for refuses in (require_expressible, VllmReplayedCache):
+        with pytest.raises(
+            ConfigError, match=r"groups\[1\].kind = 'cross_attention': expected a kind of a request's own"
+        ):
+            refuses(config)
+
+
+def test_a_plan_can_be_managed() -> None:
+    config = plan_config("whisper-large-v3", EngineOptions(kv_cache_memory_bytes=80 << 30)).config()
+    assert not config.caching
+    assert config.encoder_tokens == 1500
+    assert [spec.kind for spec in config.topology.specs] == ["full_attention", "cross_attention"]
+
+
+def test_it_is_drawn_without_caching_alone() -> None:
+    drawn = [draw("core", seed, 3)[0] for seed in range(200)]
+    having = [header for header in drawn if any(group["kind"] == "cross_attention" for group in header.groups)]
+    assert having
+    assert not any(header.caching for header in having)
+    asked, _ = draw("external", 0, 3, Only(frozenset({"cross_attention"})))
+    assert [group["kind"] for group in asked.groups] == ["cross_attention"]
+    assert not any("cross_attention" in str(draw("core", seed, 2)[0].groups) for seed in range(60))
+
+
+def traffic(engine: str = "numpy", seeds: int = 6) -> None:
+    """An engine beside the reference under random traffic, with every invariant where it is the reference."""
+    granted = 0
+    for seed in range(seeds):
+        feature = ("core", "external")[seed % 2]
+        drawn, choices = draw(feature, seed, 3, Only(ASKED))
+        if engine == "numpy":
+            VLLM.drive(drawn, choices, VLLM.watch(NumpyEngine(drawn), drawn).perform, 12)
+        recording, parted = differ(engine_factory(engine), NumpyEngine, feature, seed, 3, 12, only=Only(ASKED))
+        assert parted is None, parted.mismatch
+        log = parse_log(log_bytes(drawn, recording.operations, recording.answers), f"{feature} {seed}")
+        granted += exercised(log).get("allocate/encoder", 0)
+    assert granted > seeds
+
+
+@pytest.mark.parametrize("engine", ["numpy", "jax"])
+def test_engines_agree_under_traffic(engine: str) -> None:
+    traffic(engine)
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_vllm_agrees_under_traffic() -> None:
+    traffic("vllm", 24)
+
+
+def test_a_fork_shares_an_encoders_output() -> None:
+    pair = CachePair(build("full:2,cross:4:30", num_blocks=14, max_model_len=48, caching=False))
+    pair.request("a", 9, range(24))
+    assert pair.allocate("a", 9, encoder=4)
+    pair.advance("a", 9)
+    assert pair.fork("a", "b") == [[(5, 7)], []]
+    assert pair.reference.manager.rows("b") == [[1, 2, 3, 4, 7], [6]]
+    assert pair.reference.manager.pool.refs[6] == 2
+
+
+def test_commands_take_it(tmp_path: pathlib.Path) -> None:
+    log = str(tmp_path / "log.jsonl")
+    kinds = "--kinds cross_attention,full_attention --feature core --version 3"
+    for line in (
+        f"record --engine numpy --seed 3 {kinds} -o {log}",
+        f"check {log}",
+        f"explain {log} --line 30",
+        f"diff --engines numpy,numpy --seeds 3 {kinds}",
+        "layout --spec cross:16:100 --num-layers 2",
+    ):
+        done = CliRunner().invoke(cli, line.split())
+        assert done.exit_code == 0, done.output

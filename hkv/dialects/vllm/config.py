@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, OperationError
 from hkv.keys.chained import GIVEN, SEED
 from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.topology import Topology
@@ -93,16 +93,14 @@ class VllmConfig:
             raise ConfigError("scheduler_block_size", self.scheduler_block_size, expected)
 
     def _check_group(self, index: int, spec: LayerSpec) -> None:
-        if not spec.managed:
-            raise ConfigError(
-                f"groups[{index}].kind", spec.kind, f"a kind that {NAME} has rules for: it is planned only"
-            )
         name = f"groups[{index}].block_size"
         if self.scheduler_block_size % spec.block_size:
             raise ConfigError(name, spec.block_size, f"a divisor of scheduler_block_size {self.scheduler_block_size}")
         cached = self.caching and spec.prefix_cacheable
         if cached and len(self.topology.groups) > 1 and self.block_size(index) % self.hash_block_size:
             raise ConfigError(name, spec.block_size, f"a multiple of hash_block_size {self.hash_block_size}")
+        if self.caching and spec.encoder_tokens:
+            raise ConfigError("caching", True, f"False beside groups[{index}]: vLLM caches no prefix with an encoder")
         if self.caching and spec.snapshot and not spec.keeps_states:
             raise ConfigError(f"groups[{index}].cache_mode", "none", "align, unless caching is off")
         sharded = spec.shared_by_ranks and self.context_parallel > 1
@@ -134,6 +132,11 @@ class VllmConfig:
             return ()
         return self.topology.eagle_groups or tuple(range(len(self.topology.groups)))
 
+    @property
+    def encoder_tokens(self) -> int:
+        """Tokens of an encoder's output that one request comes with at most; 0 where no group reads them."""
+        return max((spec.encoder_tokens for spec in self.topology.specs), default=0)
+
     def block_size(self, group: int) -> int:
         """Tokens in one manager block of a group: its spec's, times the ranks that share it (vLLM 0.33)."""
         return _manager_block(self.topology.groups[group].spec, self.context_parallel)
@@ -157,6 +160,12 @@ class VllmConfig:
     def watermark_blocks(self) -> int:
         """Blocks that admission leaves free while something is running."""
         return int(self.watermark * self.num_blocks)
+
+
+def check_encoder(tokens: int, most: int) -> None:
+    """Raises OperationError where a request comes with more than `most` tokens of an encoder's output."""
+    if tokens > most:
+        raise OperationError("encoder", tokens, f"at most encoder_len {most}" if most else "0: no group reads them")
 
 
 def default_block_sizes(topology: Topology, context_parallel: int = 1) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from hkv.dialects.vllm.config import check_encoder
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Header, Operation
 from hkv.errors import OperationError
@@ -129,6 +130,8 @@ class Lifecycle:
             self._check_rows(operation)
         elif operation.hit and found != (operation.id, operation.hit):
             raise OperationError("hit", operation.hit, "the hit of a lookup of this request on the line before")
+        if operation.encoder is not None:
+            check_encoder(operation.encoder, max(group.get("encoder_len", 0) for group in self._header.groups))
         if operation.shared_prefix is not None and operation.shared_prefix > self._header.max_model_len:
             raise OperationError("shared_prefix", operation.shared_prefix, "at most max_model_len")
         if not operation.new + operation.hit + operation.external:

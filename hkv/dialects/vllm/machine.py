@@ -53,10 +53,11 @@ def buckets_for(config: VllmConfig, *, requests: int = 32, keys: int = 4096, tok
       tokens: longest request; `max_model_len` by default.
     """
     tokens = config.max_model_len if tokens is None else min(tokens, config.max_model_len)
+    longest = max(tokens, config.encoder_tokens)
     sizes = config.block_sizes or (config.hash_block_size,)
     small = config.num_blocks <= SMALL
     scratch = max((spec.scratch_blocks for spec in config.topology.specs), default=0)
-    row = max(-(-tokens // size) for size in sizes) + 2 + scratch
+    row = max(-(-longest // size) for size in sizes) + 2 + scratch
     parts = max((size // config.hash_block_size for size in sizes), default=1) - 1 if config.caching else 0
     groups, chain = max(8 if small else 4, 1 << len(sizes).bit_length()), -(-tokens // config.hash_block_size) + 2
     large = bucket(requests, 8) * groups * bucket(row, 512) > MOST_ENTRIES

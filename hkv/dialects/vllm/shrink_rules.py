@@ -43,6 +43,7 @@ _PLAIN: dict[str, Any] = {
     "reserved": 0,
     "in_flight": 0,
     "shared_prefix": None,
+    "encoder": None,
     "extra": None,
 }
 
@@ -60,7 +61,7 @@ def _simpler_operations(operation: Operation) -> Iterator[Operation]:
     for name, plain in _PLAIN.items():
         if getattr(operation, name, plain) != plain:
             yield change(operation, **{name: plain})
-    for name in ("new", "lookahead", "reserved", "tokens"):
+    for name in ("new", "lookahead", "reserved", "tokens", "encoder"):
         value = getattr(operation, name, None)
         if type(value) is int and value > 0:
             for smaller in sorted({0, value // 2, value - 1}):

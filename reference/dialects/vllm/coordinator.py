@@ -95,12 +95,14 @@ def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Dem
     """
     groups = list(zip(cache.kinds, hit, strict=True))
     waits = tuple(kind.group for kind, blocks in groups if kind.waits(blocks, demand))
-    estimates = [0 if kind.group in waits else kind.estimate(id, blocks, demand) for kind, blocks in groups]
+    demands = [kind.concerning(demand) for kind in cache.kinds]
+    asked = list(zip(groups, demands, strict=True))
+    estimates = [0 if kind.group in waits else kind.estimate(id, blocks, own) for (kind, blocks), own in asked]
     needs, usable = estimates, free
     fits = not waits and sum(estimates) <= free
     if fits and not demand.whole and not cache.exact:
-        costs = zip(groups, estimates, strict=True)
-        needs = [kind.taken(id, blocks, demand, cost) for (kind, blocks), cost in costs]
+        costs = zip(asked, estimates, strict=True)
+        needs = [kind.taken(id, blocks, own, cost) for ((kind, blocks), own), cost in costs]
         usable = len(cache.pool.free)
         fits = sum(needs) <= usable
     if not fits:
@@ -111,9 +113,7 @@ def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Dem
     return fits
 
 
-def allocate(
-    cache: Coordinator, id: str, hit: Sequence[Sequence[int]], local: int, external: int, slots: int, main: int
-) -> list[list[int]]:
+def allocate(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Demand) -> list[list[int]]:
     """Give a request its blocks: first every group adopts its hit, then takes blocks for external tokens, then grows.
 
     In this order no group's fresh block can be another group's hit.
@@ -122,14 +122,12 @@ def allocate(
       cache: the cache.
       id: the request.
       hit: for each group, blocks to adopt.
-      local: tokens of the hit, computed ones included.
-      external: tokens that come from elsewhere.
-      slots: tokens to have room for, draft lookahead included.
-      main: the same without the lookahead.
+      demand: the lengths that were admitted; those of the hit, and of tokens from elsewhere, among them.
 
     Returns:
       For each group, the blocks that are new in the row.
     """
+    local, external = demand.local, demand.total - demand.local
     adopting = any(hit) or external > 0
     if adopting and not any(kind.admitted(id) for kind in cache.kinds):
         for kind, blocks in zip(cache.kinds, hit, strict=True):
@@ -137,7 +135,8 @@ def allocate(
         if external > 0:
             for kind in cache.kinds:
                 kind.adopt_external(id, local, external)
-    return [kind.allocate(id, slots, main) for kind in cache.kinds]
+    demands = [kind.concerning(demand) for kind in cache.kinds]
+    return [kind.allocate(id, own.slots, own.main) for kind, own in zip(cache.kinds, demands, strict=True)]
 
 
 def register(cache: Coordinator, request: Request, tokens: int) -> None:

@@ -40,7 +40,7 @@ def fork(manager: Manager, parent: str, child: str) -> list[list[tuple[int, int]
     kinds = manager.cache.kinds
     if any(_missing(kind, parent, computed) for kind in kinds):
         return None
-    if sum(_spans(kind, computed)[1] for kind in kinds) > len(manager.pool.free):
+    if sum(_spans(kind, parent, computed)[1] for kind in kinds) > len(manager.pool.free):
         return None
     copies = [_share(kind, parent, child, computed) for kind in kinds]
     started = copy.deepcopy(request)
@@ -52,8 +52,10 @@ def fork(manager: Manager, parent: str, child: str) -> list[list[tuple[int, int]
     return copies
 
 
-def _spans(kind: Kind, computed: int) -> tuple[int, int]:
+def _spans(kind: Kind, parent: str, computed: int) -> tuple[int, int]:
     """Numbers of columns of a row that are shared, and that are copied after them: none or one."""
+    if kind.spec.reads_encoder:
+        return len(kind.row(parent).blocks), 0
     if kind.spec.one_block:
         return 0, 1
     return computed // kind.block_size, int(computed % kind.block_size > 0)
@@ -63,13 +65,13 @@ def _missing(kind: Kind, parent: str, computed: int) -> bool:
     """True if a block is not there that the next token reads."""
     row = kind.rows.get(parent)
     blocks = [] if row is None else row.blocks
-    needed = sum(_spans(kind, computed))
+    needed = sum(_spans(kind, parent, computed))
     skipped = range(needed - 1) if kind.spec.keeps_states else kind.skipped(computed)
     return len(blocks) < needed or any(blocks[column] == NULL for column in range(needed) if column not in skipped)
 
 
 def _share(kind: Kind, parent: str, child: str, computed: int) -> list[tuple[int, int]]:
-    shared, copied = _spans(kind, computed)
+    shared, copied = _spans(kind, parent, computed)
     blocks = kind.row(parent).blocks
     row = kind.row(child)
     fresh = kind.pool.take(copied, kind.group)

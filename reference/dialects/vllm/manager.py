@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from hkv.bugs import check_bugs
-from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.config import VllmConfig, check_encoder
 from hkv.errors import EngineFailure, OperationError
 from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity, digest_by_name
 from reference.dialects.rules import RuleSet
@@ -198,6 +198,7 @@ class Manager:
         rows: Sequence[Sequence[int]] | None = None,
         waiting: bool | None = None,
         scheduled: bool | None = None,
+        encoder: int = 0,
     ) -> list[list[int]] | None:
         """Give a request room for its next tokens (vLLM 0.33 `KVCacheManager.allocate_slots`). Lengths are tokens.
 
@@ -218,6 +219,7 @@ class Manager:
           rows: for each group the blocks of the hit, where it is not the lookup's.
           waiting: whether the request has yet to be scheduled; None if that is when it holds no blocks.
           scheduled: whether others are; None if that is when any other holds blocks.
+          encoder: tokens of an encoder's output that groups which read those get slots for.
 
         Returns:
           For each group the blocks that are new in its row, a copy's target first; None when refused.
@@ -230,7 +232,8 @@ class Manager:
         _check_not_negative(
             new=new, hit=hit, lookahead=lookahead, external=external, reserved=reserved, in_flight=in_flight
         )
-        _check_not_negative(shared_prefix=shared_prefix or 0)
+        _check_not_negative(shared_prefix=shared_prefix or 0, encoder=encoder)
+        check_encoder(encoder, self.config.encoder_tokens)
         if new + hit + external == 0:
             raise OperationError("new", 0, "something to allocate: new, hit or external tokens")
         if request.running and (hit or external):
@@ -242,61 +245,46 @@ class Manager:
             request.shared_prefix = shared_prefix
         local = request.num_computed + hit
         headroom = self._watermark(request, waiting, scheduled)
-        if not self._admit(request, rows, local, external, new, lookahead, must_fit, reserved, headroom):
+        main = min(local + external, self.config.max_model_len) + new
+        slots = min(main + lookahead, self.config.max_model_len)
+        prefill_end = max(request.num_prompt, request.num_tokens - 1) if self.config.retention_interval == 0 else 0
+        demand = Demand(slots, main, local + external, local, prefill_end, whole=False, encoder=encoder)
+        if not self._admit(request, rows, demand, must_fit, reserved, headroom):
             return None
-        return self._grant(request, rows, local, external, new, lookahead, delay)
+        return self._grant(request, rows, demand, delay)
 
     def _admit(
         self,
         request: Request,
         rows: Sequence[Sequence[int]],
-        local: int,
-        external: int,
-        new: int,
-        lookahead: int,
+        demand: Demand,
         must_fit: bool,
         reserved: int,
         free_after: int,
     ) -> bool:
         """True if the request fits, whole if it must; in between, blocks that it has outgrown are given back."""
         limit = self.config.max_model_len
-        total = min(local + external, limit)
-        prefill_end = max(request.num_prompt, request.num_tokens - 1) if self.config.retention_interval == 0 else 0
+        total = min(demand.total, limit)
         if must_fit:
-            whole = min(request.num_tokens, limit)
-            demand = Demand(whole, whole, total, local, prefill_end, whole=True)
-            if not self._rules.admit(self.cache, request.id, rows, demand, len(self.pool.free) - free_after):
+            length = min(request.num_tokens, limit)
+            whole = demand._replace(slots=length, main=length, total=total, whole=True)
+            if not self._rules.admit(self.cache, request.id, rows, whole, len(self.pool.free) - free_after):
                 return False
         self._rules.retire(self.cache, request.id, max(0, total - request.num_in_flight))
-        main = total + new
-        slots = min(main + lookahead, limit)
-        demand = Demand(slots, main, local + external, local, prefill_end, whole=False)
         free = len(self.pool.free) - reserved - free_after
         return self._rules.admit(self.cache, request.id, rows, demand, free)
 
-    def _grant(
-        self,
-        request: Request,
-        rows: Sequence[Sequence[int]],
-        local: int,
-        external: int,
-        new: int,
-        lookahead: int,
-        delay: bool,
-    ) -> list[list[int]]:
+    def _grant(self, request: Request, rows: Sequence[Sequence[int]], demand: Demand, delay: bool) -> list[list[int]]:
         """Take the blocks, and register what the tokens will fill; drafts are not registered."""
-        limit = self.config.max_model_len
-        main = min(local + external, limit) + new
-        slots = min(main + lookahead, limit)
         try:
-            blocks = self._rules.allocate(self.cache, request.id, rows, local, external, slots, main)
+            blocks = self._rules.allocate(self.cache, request.id, rows, demand)
         except OperationError as error:
             raise EngineFailure(error.argument, error.value, error.expected) from error
-        self.note_grant(request, Grant(local, joined=not request.running))
+        self.note_grant(request, Grant(demand.local, joined=not request.running))
         request.running = True
-        request.num_granted = main
+        request.num_granted = demand.main
         if not delay:
-            self._rules.register(self.cache, request, min(main, request.num_tokens))
+            self._rules.register(self.cache, request, min(demand.main, request.num_tokens))
         return blocks
 
     def note_grant(self, request: Request, grant: Grant) -> None:

@@ -85,6 +85,8 @@ def _entry(index: int, group: Any, single: Any) -> dict[str, Any]:
     for field in cls.log_fields:
         if field == "cp_sharded":
             entry[field] = bool(spec.dcp_sharded)
+        elif field == "encoder_len":
+            entry[field] = single.block_pool.num_gpu_blocks * spec.block_size  # more, no request is ever granted
         elif field == "cache_mode":
             entry |= _mode(name, spec.mamba_cache_mode)
         elif (value := getattr(spec, names.get(field, field))) or field not in cls.later_log_fields:

@@ -53,6 +53,7 @@ class Observer:
         self._first = self._sight.mark()[:5]  # all that is not configuration
         self._closed = self.begun = False
         self._noted = 0
+        self._reads_encoder = any("encoder_len" in group for group in header.groups)
         self._empty, self._nothing = manager.empty_kv_cache_blocks, Allocation([[] for _ in header.groups])
         self.ended = ""
         self._capture = sink.calls_to(self._perform)
@@ -228,8 +229,6 @@ class Observer:
         answer: Any,
     ) -> None:
         """`allocate_slots` returned; arguments as the hook notes them."""
-        if encoder:
-            raise UntellableError("encoder tokens, which cross attention caches")
         found = self._found
         tracked = self._requests.up_to_date((request, computed, length, count, tokens, hashes))
         operation = oplog.AllocateOp(
@@ -243,6 +242,10 @@ class Observer:
             reserved=reserved,
             in_flight=in_flight,
         )
+        if encoder:
+            if not self._reads_encoder:
+                raise UntellableError("encoder tokens, which no group reads")
+            operation.encoder = encoder
         if hit or adopted is not None:
             operation.rows = self._adopted(tracked, found, hit, blocks, adopted)
         if external and tracked.running:

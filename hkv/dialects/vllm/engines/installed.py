@@ -126,6 +126,7 @@ class InstalledVllmEngine:
             full_sequence_must_fit=operation.must_fit,
             reserved_blocks=operation.reserved,
             has_scheduled_reqs=scheduled,
+            num_encoder_tokens=operation.encoder or 0,
         )
         if blocks is None:
             return Allocation(None)

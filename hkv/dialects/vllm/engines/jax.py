@@ -11,7 +11,7 @@ import numpy as np
 
 from hkv.bugs import check_bugs
 from hkv.dialects.vllm import machine as cache
-from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.config import VllmConfig, check_encoder
 from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.engine import apply, arrival_fields
 from hkv.dialects.vllm.engines.hit_reports import spans_of
@@ -352,12 +352,14 @@ class JaxEngine:
             value = getattr(operation, name)
             if type(value) is not int or value < 0:
                 raise OperationError(name, value, "an integer of at least 0")
+        encoder = operation.encoder or 0
+        check_encoder(encoder, self.config.encoder_tokens)
         flags = _said(operation)
         if operation.rows is not None:
             flags |= Flag.ROWS
             payload = [number for row in operation.rows for number in (len(row), *row)]
             self._add(Code.FOUND, request, payload=payload, tokens=operation.hit)
-        reach = request.num_tokens + operation.new + operation.lookahead + operation.external
+        reach = request.num_tokens + operation.new + operation.lookahead + operation.external + encoder
         return self._add(
             Code.ALLOCATE,
             request,
@@ -372,6 +374,7 @@ class JaxEngine:
             reserved=operation.reserved,
             in_flight=operation.in_flight,
             shared_prefix=-1 if operation.shared_prefix is None else operation.shared_prefix,
+            tokens=encoder,
             flags=int(flags),
         )
 
@@ -457,7 +460,7 @@ class JaxEngine:
         return new
 
     def _blocks(self, tokens: int) -> int:
-        tokens = min(tokens, self.config.max_model_len)
+        tokens = min(tokens, max(self.config.max_model_len, self.config.encoder_tokens))
         specs, sizes = self.config.topology.specs, self.config.block_sizes
         scratch = sum(spec.scratch_blocks for spec in specs)
         return sum(-(-tokens // size) + 8 for size in sizes) + scratch

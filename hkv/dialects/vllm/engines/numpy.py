@@ -86,6 +86,7 @@ class NumpyEngine:
             rows=operation.rows,
             waiting=operation.waiting,
             scheduled=operation.scheduled,
+            encoder=operation.encoder or 0,
         )
         return Allocation(blocks)
 

@@ -105,6 +105,8 @@ class HitAdmission:
         spec, size = self._config.topology.groups[group].spec, self._config.block_size(group)
         if spec.one_block:
             return 1
+        if spec.encoder_tokens:
+            return -(-(operation.encoder or 0) // size)
         start = moment.ledger.requests[operation.id].computed + operation.hit + operation.external
         skipped = spec.retired(start, size)
         columns = range(len(hit), -(-moment.ledger.slots(operation) // size))
@@ -114,7 +116,8 @@ class HitAdmission:
 
     def _bound(self, moment: Moment, operation: oplog.AllocateOp) -> int:
         scratch = sum(spec.scratch_blocks for spec in self._config.topology.specs)
-        return scratch + sum(-(-moment.ledger.slots(operation) // size) + 4 for size in self._config.block_sizes)
+        tokens = max(moment.ledger.slots(operation), operation.encoder or 0)
+        return scratch + sum(-(-tokens // size) + 4 for size in self._config.block_sizes)
 
 
 def _is_free(before: Snapshot, block: int) -> bool:

@@ -41,7 +41,8 @@ def retirement(moment: Moment) -> Iterator[str]:
 def room(moment: Moment) -> Iterator[str]:
     """A row has exactly the columns for the most tokens it was granted, look-ahead for drafts included.
 
-    Holds after a granted `allocate`, for the request it names. Exceptions: `opaque` rows have one column always; Mamba
+    Holds after a granted `allocate`, for the request it names. Cross attention has columns for the most tokens of an
+    encoder's output that were granted, and no others. Exceptions: `opaque` rows have one column always; Mamba
     rows keep drafts in `num_speculative_blocks` columns of their own, and with states at block ends (`align`) do not
     count look-ahead: 8 tokens and 3 of look-ahead in blocks of 4 are 3 columns of attention, 2 + 2 of such a Mamba.
     """
@@ -55,6 +56,8 @@ def room(moment: Moment) -> Iterator[str]:
         row, size = rows[group] if group < len(rows) else [], config.block_size(group)
         if spec.one_block:
             columns = 1
+        elif spec.encoder_tokens:
+            columns = -(-record.encoder // size)
         else:
             tokens = record.main if spec.keeps_states else record.slots
             columns = -(-tokens // size) + spec.scratch_blocks
@@ -120,8 +123,11 @@ def _needed(moment: Moment) -> int:
     operation, config = moment.operation, moment.config
     assert isinstance(operation, AllocateOp)
     rows = moment.before.rows.get(operation.id, [[] for _ in config.block_sizes])
-    wanted = [-(-moment.ledger.slots(operation) // size) for size in config.block_sizes]
-    opaque = [spec.one_block for spec in config.topology.specs]
+    slots, specs = moment.ledger.slots(operation), config.topology.specs
+    encoder = operation.encoder or 0
+    asked = [encoder if spec.encoder_tokens else slots for spec in specs]
+    wanted = [-(-tokens // size) for tokens, size in zip(asked, config.block_sizes, strict=True)]
+    opaque = [spec.one_block for spec in specs]
     columns = [1 if fixed else count for fixed, count in zip(opaque, wanted, strict=True)]
     return sum(max(0, count - len(row)) for count, row in zip(columns, rows, strict=True))
 
@@ -139,5 +145,6 @@ def _most_needed(moment: Moment) -> int:
     operation, config = moment.operation, moment.config
     assert isinstance(operation, AllocateOp)
     tokens = max(moment.ledger.slots(operation), len(moment.ledger.requests[operation.id].tokens))
+    tokens = max(tokens, operation.encoder or 0)
     scratch = sum(spec.scratch_blocks for spec in config.topology.specs)
     return scratch + sum(-(-tokens // size) + 4 for size in config.block_sizes)

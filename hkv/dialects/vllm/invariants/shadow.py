@@ -189,7 +189,7 @@ class Shadow:
             if spec.snapshot:
                 if spec.keeps_states:
                     yield from self._step_state(moment, work, group, row, names, end)
-            elif spec.prefix_cacheable:
+            elif spec.prefix_cacheable and not spec.encoder_tokens:
                 yield from self._step_tokens(work, group, row, names, end)
 
     def _step_tokens(self, work: Computation, group: int, row: list[int], names: list[int], end: int) -> Iterator[str]:

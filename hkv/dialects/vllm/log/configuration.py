@@ -92,6 +92,8 @@ def _check_before_version_3(header: Header) -> None:
             raise ConfigError(name, getattr(header, name), "version 3 of the log format")
     for group in header.groups:
         kind = KINDS.get(str(group.get("kind")))
+        if kind is not None and kind.log_version > max(2, header.oplog):
+            raise ConfigError("kind", group["kind"], f"version {kind.log_version} of the log format")
         for name, version in kind.later_log_fields.items() if kind is not None else ():
             if name in group and header.oplog < version:
                 raise ConfigError(name, group[name], f"version {version} of the log format")

@@ -41,6 +41,7 @@ RULES = {
     "allocate/length-limit": "max_model_len cuts the slots",
     "allocate/pinned-boundary": "a shared-prefix boundary is set",
     "allocate/opaque": "a request owns an opaque region",
+    "allocate/encoder": "a request gets blocks for an encoder's output",
     "copy/hit": "a hit inside a block is copied before it is written",
     "copy/owner": "the owner of a registered tail goes on writing, its entry moves to a copy",
     "mamba/draft-states": "scratch states of drafts are taken",
@@ -174,6 +175,7 @@ class _Observer:
         for group, blocks in zip(self._header.groups, operation.want.blocks, strict=True):
             new = [block for block in blocks if block]
             self._note("allocate/opaque", KINDS[group["kind"]].one_block and bool(new))
+            self._note("allocate/encoder", KINDS[group["kind"]].reads_encoder and bool(new))
             self._note("mamba/draft-states", bool(group.get("num_speculative_blocks")) and len(new) > 1)
             kept = len(blocks) > 1 and blocks[-2] != 0
             self._note("mamba/checkpoint", bool(group.get("num_prefill_checkpoint_blocks")) and kept)
@@ -213,6 +215,6 @@ def _hit_rule(spec: LayerSpec, skips: bool) -> str:
 
 def _retire_rule(spec: LayerSpec) -> str:
     """The rule by which a group's first blocks are given back; empty for none."""
-    if spec.reads_all or spec.one_block:
+    if spec.reads_all or spec.one_block or spec.reads_encoder:
         return ""
     return "retire/mamba" if spec.snapshot else "retire/sliding-window" if spec.seeks_run else "retire/chunk"

@@ -15,7 +15,7 @@ from hkv.dialects.vllm.log.structs import Header, Operation
 from hkv.errors import FileError
 from hkv.oracle.log_format import LARGEST, LogFormat, check_answered
 
-COUNTS = ("new", "hit", "lookahead", "external", "reserved", "in_flight", "shared_prefix", "tokens", "limit")
+COUNTS = ("new", "hit", "lookahead", "external", "reserved", "in_flight", "shared_prefix", "tokens", "limit", "encoder")
 """Fields of operations that are numbers of tokens or blocks."""
 
 EVENT_TYPES = ("stored", "removed", "cleared")

@@ -191,7 +191,8 @@ class AllocateOp(_Op, tag="allocate"):
     """A request gets blocks for its next tokens (`KVCacheManager.allocate_slots`).
 
     Version 3: `rows`, the hit that is adopted where it is not what the lookup just before found; `waiting`, the
-    request's status is WAITING or PREEMPTED, and `scheduled`, requests are scheduled already: then the watermark holds.
+    request's status is WAITING or PREEMPTED, and `scheduled`, requests are scheduled already: then the watermark holds;
+    `encoder`, tokens of an encoder's output that want slots in the groups of cross attention (`num_encoder_tokens`).
     """
 
     id: str
@@ -207,6 +208,7 @@ class AllocateOp(_Op, tag="allocate"):
     rows: Rows | None = None
     waiting: bool | None = None
     scheduled: bool | None = None
+    encoder: Count | None = None
     want: Allocation | None = None
 
 
@@ -351,7 +353,7 @@ LIVE_OPERATIONS = (ComputedOp, RetireOp, PopOp, ReleaseOp, HoldOp, DigestOp, End
 """Operations of version 3 alone."""
 
 
-LIVE_FIELDS = ("keys", "session", "report", "limit", "rows", "waiting", "scheduled", "hold")
+LIVE_FIELDS = ("keys", "session", "report", "limit", "rows", "waiting", "scheduled", "encoder", "hold")
 """Fields of operations that version 3 adds."""
 
 

@@ -34,11 +34,17 @@ def skipped_blocks(view: View, group: Scalar, n: Scalar) -> Scalar:
     return jnp.where(skipped > view.group(group, GroupField.SINKS), skipped, 0)
 
 
+def wanted_slots(view: View, group: Scalar, demand: Demand) -> Scalar:
+    """Tokens that want slots in a group: of the request, or of an encoder's output."""
+    return jnp.where(view.group(group, GroupField.ENCODER) != 0, demand.encoder, demand.slots)
+
+
 def arrives(view: View, group: Scalar, demand: Demand) -> Scalar:
     """True if a group needs any of the external tokens: none if the next query reads none of them."""
     skipped = skipped_tokens(view, group, demand.total)
     sinks = view.group(group, GroupField.SINKS) > 0
-    return (demand.external > 0) & ((skipped == 0) | (demand.total > skipped) | sinks)
+    encoded = view.group(group, GroupField.ENCODER) != 0
+    return ~encoded & (demand.external > 0) & ((skipped == 0) | (demand.total > skipped) | sinks)
 
 
 def hit_blocks(view: View, group: Scalar, tokens: Scalar) -> Scalar:
@@ -134,7 +140,7 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     split = ends_inside(w, view, group, demand) & ((computed > 0) | ~adopting)
     scratch, grown = view.group(group, GroupField.SCRATCH), jnp.where(have > 0, grown, 0)
     sinks = view.group(group, GroupField.SINKS)
-    wanted = ceil_divide(demand.slots, block) + scratch
+    wanted = ceil_divide(wanted_slots(view, group, demand), block) + scratch
     target = jnp.where(demand.capped, jnp.minimum(wanted, view.group(group, GroupField.CAP)), wanted)
     estimate = jnp.maximum(target - jnp.maximum(skip, computed + have), 0)
     estimate += jnp.where(skip > 0, jnp.maximum(sinks - computed, 0), 0)

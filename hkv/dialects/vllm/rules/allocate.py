@@ -16,6 +16,7 @@ from hkv.dialects.vllm.rules.admit import (
     ends_inside,
     skipped_blocks,
     spread_row,
+    wanted_slots,
 )
 from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.parameters import GroupField, View
@@ -98,7 +99,8 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
         )
         block = view.group(group, GroupField.BLOCK)
         recurrent = view.group(group, GroupField.RECURRENT) != 0
-        target = ceil_divide(jnp.where(arriving, demand.total, jnp.where(recurrent, demand.main, demand.slots)), block)
+        own = jnp.where(recurrent, demand.main, wanted_slots(view, group, demand))
+        target = ceil_divide(jnp.where(arriving, demand.total, own), block)
         skip, sinks = skipped_blocks(view, group, demand.total), view.group(group, GroupField.SINKS)
         target = jnp.where(for_sinks, jnp.where(skip > 0, sinks, 0), target)
         target = jnp.where(arriving & ~arrives(view, group, demand), 0, target)

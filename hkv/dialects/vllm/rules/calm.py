@@ -48,6 +48,7 @@ def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
             default=(0, 0, 0, 0, 0),
         )
         block, ring = view.group(group, GroupField.BLOCK), view.group(group, GroupField.ONE_BLOCK) != 0
+        ring = ring | (view.group(group, GroupField.ENCODER) != 0)
         held = (length - view.group(group, GroupField.SCRATCH)) * block
         held = jnp.where(ring, UNLIMITED, jnp.minimum(held, _unexported(view, group, exported, known)))
         filled = jnp.where(

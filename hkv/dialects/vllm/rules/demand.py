@@ -18,6 +18,7 @@ class Demand:
       total: tokens computed before: the request's, the hit's and external ones.
       hit: tokens of a lookup's hit that are to be adopted.
       external: tokens that come from elsewhere.
+      encoder: tokens of an encoder's output that want slots, where a group reads those.
       capped: True if a group counts no more than it can hold at once.
     """
 
@@ -27,4 +28,5 @@ class Demand:
     total: Scalar
     hit: Scalar
     external: Scalar
+    encoder: Scalar
     capped: Scalar

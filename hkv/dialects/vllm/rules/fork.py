@@ -52,12 +52,13 @@ def fork(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -> 
     return work, answer._replace(copies=jnp.where(done, copies, answer.copies))
 
 
-def _spans(view: View, group: Scalar, computed: Scalar) -> tuple[Scalar, Scalar]:
-    """Entries of a row that are shared, and whether the next one is copied."""
+def _spans(view: View, group: Scalar, computed: Scalar, length: Scalar) -> tuple[Scalar, Scalar]:
+    """Entries of a row of `length` that are shared, and whether the next one is copied: none of an encoder's output."""
     block = view.group(group, GroupField.BLOCK)
     ring = view.group(group, GroupField.ONE_BLOCK) != 0
-    full = jnp.where(ring, 0, divide(computed, block))
-    return full, ring | (full * block < computed)
+    encoded = view.group(group, GroupField.ENCODER) != 0
+    full = jnp.where(encoded, length, jnp.where(ring, 0, divide(computed, block)))
+    return full, ring | (~encoded & (full * block < computed))
 
 
 def _survey(work: Workspace, view: View, op: Op, enabled: Scalar) -> tuple[Workspace, Scalar, Scalar]:
@@ -65,19 +66,23 @@ def _survey(work: Workspace, view: View, op: Op, enabled: Scalar) -> tuple[Works
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         group, copies, missing = local
-        full, copied = _spans(view, group, op.computed)
+        w, (length, first) = peek(
+            group >= 0,
+            lambda v: v.get_row(op.slot, group, Row.LENGTH, Row.FIRST),
+            w,
+            reads=("requests",),
+            default=(0, 0),
+        )
+        full, copied = _spans(view, group, op.computed, length)
         needed = full + copied
         snapshot = view.group(group, GroupField.RECURRENT) != 0
         readable = jnp.where(snapshot, jnp.maximum(needed - 1, 0), skipped_blocks(view, group, op.computed))
-        w, (length, first, last) = peek(
+        w, (last,) = peek(
             group >= 0,
-            lambda v: (
-                *v.get_row(op.slot, group, Row.LENGTH, Row.FIRST),
-                v.read("rows", v.row(op.slot, group) + jnp.maximum(needed - 1, 0)),
-            ),
+            lambda v: (v.read("rows", v.row(op.slot, group) + jnp.maximum(needed - 1, 0)),),
             w,
-            reads=("requests", "rows"),
-            default=(0, 0, 0),
+            reads=("rows",),
+            default=(0,),
         )
         short = (length < needed) | ((first > readable) & (readable < needed))
         gone = (needed > 0) & (last == 0) & (readable < needed)
@@ -91,10 +96,14 @@ def _survey(work: Workspace, view: View, op: Op, enabled: Scalar) -> tuple[Works
 def _share(work: Workspace, view: View, op: Op, child: Scalar, place: Scalar, enabled: Scalar) -> Workspace:
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
-        full, copied = _spans(view, group, op.computed)
-        w, (first,) = peek(
-            group >= 0, lambda v: v.get_row(op.slot, group, Row.FIRST), w, reads=("requests",), default=(0,)
+        w, (length, first) = peek(
+            group >= 0,
+            lambda v: v.get_row(op.slot, group, Row.LENGTH, Row.FIRST),
+            w,
+            reads=("requests",),
+            default=(0, 0),
         )
+        full, copied = _spans(view, group, op.computed, length)
         first = jnp.minimum(first, full)
         source, target = w.row(op.slot, group), w.row(child, group)
         start = rows.start(view, group, first)

@@ -61,7 +61,8 @@ class Argument(enum.IntEnum):
     SLOT = 1
     """The request slot."""
     TOKENS = 2
-    """Of LOOKUP, one more than the most tokens of the hit; 0 for all but the request's last."""
+    """Of LOOKUP, one more than the most tokens of the hit; 0 for all but the request's last. ALLOCATE: tokens of an
+    encoder's output that want slots."""
     KEYS = 3
     """Number of integers of `Operations.payload` that belong to the operation."""
     KEY_START = 4

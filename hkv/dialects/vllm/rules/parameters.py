@@ -85,6 +85,7 @@ GroupField = enum.IntEnum(
         "ONE_BLOCK",
         "SINKS",
         "STATES",
+        "ENCODER",
     ),
     start=0,
 )
@@ -105,6 +106,7 @@ ONCE: whether a lookup need not be repeated, as a prefix of a hit is a hit too. 
 end to the left, for a run. RECURRENT: whether columns are states by position. ONE_BLOCK: whether a request has one
 block for its whole life. SINKS: blocks at a row's beginning that every query reads; only where there are some, a row
 may be null after entries that are not. STATES: whether a block holds a state that a step reads and writes as a whole.
+ENCODER: whether blocks hold an encoder's output, and no token of the request.
 
 FINDER_FIRST, FINDER_COUNT and MEMBER do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT:
 first column and number of the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column
@@ -171,6 +173,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
             "ONE_BLOCK": spec.one_block,
             "SINKS": -(-spec.sinks // block),
             "STATES": spec.snapshot or spec.one_block,
+            "ENCODER": spec.encoder_tokens > 0,
             "BLOCK": block,
             "SCALE": max(1, block // config.hash_block_size),
             "EAGLE": group in eagle,

@@ -236,7 +236,8 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
     answer = answer.refuse(mine & (adopted == 0) & (external == 0) & (new == 0), Status.NOTHING_TO_ALLOCATE)
     answer = answer.refuse(mine & (adopted > 0) & ~(fresh & (adopted == op.hit)), Status.STALE_HIT)
     answer = answer.refuse(mine & (external > 0) & ~waiting, Status.NOT_WAITING)
-    blocks = ceil_divide(jnp.maximum(jnp.maximum(slots, main), arrived), view.whole(CacheField.LEAST_BLOCK))
+    longest_row = jnp.maximum(jnp.maximum(slots, main), jnp.maximum(arrived, op.argument(Argument.TOKENS)))
+    blocks = ceil_divide(longest_row, view.whole(CacheField.LEAST_BLOCK))
     blocks += view.whole(CacheField.MOST_SCRATCH)
     answer = answer.refuse(mine & (blocks > w.sizes.buckets.row), Status.ROW_FULL)
     w, waits = unwritten.must_wait(w, view, op.slot, adopted, op.flag(Flag.ROWS), mine & answer.ok)
@@ -291,6 +292,7 @@ def admit_or_give_back(
             total=jnp.where(first, plan.total, plan.arrived),
             hit=plan.adopted,
             external=plan.external,
+            encoder=op.argument(Argument.TOKENS),
             capped=first,
         )
         limit = w.free - watermark - jnp.where(first, 0, op.argument(Argument.RESERVED))
@@ -318,6 +320,7 @@ def _holds(op: Op, retiring: Scalar) -> Scalar:
 def _calm(work: Workspace, op: Op, slots: Scalar, arriving: Scalar) -> Scalar:
     """True if an ALLOCATE needs nothing but to be granted, as was noted before (`hkv.dialects.vllm.rules.calm`)."""
     quiet = (op.live == RUNNING) & (arriving == 0) & (slots <= op.calm) & ~_must_fit(op) & ~op.flag(Flag.WAITING)
+    quiet = quiet & (op.argument(Argument.TOKENS) == 0)
     return quiet & (op.argument(Argument.RESERVED) <= work.free)
 
 
@@ -343,7 +346,16 @@ def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) ->
     Returns:
       The workspace, the answer, and the number of tokens to register, -1 for no registration.
     """
-    demand = Demand(op.slot, plan.slots, plan.main, plan.arrived, plan.adopted, plan.external, jnp.bool_(False))
+    demand = Demand(
+        slot=op.slot,
+        slots=plan.slots,
+        main=plan.main,
+        total=plan.arrived,
+        hit=plan.adopted,
+        external=plan.external,
+        encoder=op.argument(Argument.TOKENS),
+        capped=jnp.bool_(False),
+    )
     adopting = plan.granted & ((plan.adopted > 0) | (plan.external > 0))
 
     def take(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, ...]]:

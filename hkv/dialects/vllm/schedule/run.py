@@ -101,11 +101,18 @@ class VllmReplayedCache(ReplayedCache):
 
     Args:
       config: its configuration.
+
+    Raises:
+      ConfigError: a group reads an encoder's output.
     """
 
     reasons = REASONS
 
     def __init__(self, config: VllmConfig) -> None:
+        for index, spec in enumerate(config.topology.specs):
+            if spec.encoder_tokens:
+                expected = "a kind of a request's own tokens: a trace says nothing of encoders"
+                raise ConfigError(f"groups[{index}].kind", spec.kind, expected)
         self.config: VllmConfig = config
 
     @property

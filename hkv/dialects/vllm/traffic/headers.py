@@ -34,6 +34,9 @@ whose cached blocks are taken out here and there; and rows of hundreds of blocks
 SHARED = (*2 * ("partial", "speculative_state", "external"), *4 * ("eagle",), "retention")
 """Features whose configurations requests share, the more often named the more often."""
 
+UNCACHED = ("core", "external")
+"""Features whose configurations may be without prefix caching."""
+
 DRAWS = 40
 """Configurations that are looked at for one in which holes show."""
 
@@ -149,7 +152,9 @@ def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -
     common = math.gcd(*cacheable)
     divisors = [size for size in range(1, common + 1) if common % size == 0 and size >= min(2, common)]
     hash_size = common if len(groups) == 1 or choices.chance(60) else choices.pick(divisors)
-    caching = feature not in ("core", "external") or not choices.chance(12)
+    caching = feature not in UNCACHED or not choices.chance(12)
+    if version > 2 and feature in UNCACHED:
+        groups, caching = _with_encoder(choices, groups, caching, kinds)
     if version > 1 and not caching and choices.chance(50):
         groups = [{**group, "cache_mode": "none"} if KINDS[group["kind"]].snapshot else group for group in groups]
     partial = derive_partial_hits(specs, hash_size, ranks, caching)
@@ -258,6 +263,18 @@ def _draw_groups(choices: Choices, feature: str, version: int, ranks: int, asked
     if not any(KINDS[entry["kind"]].prefix_cacheable for entry in entries):
         entries[0] = draw(kinds[0], choices.pick(sizes))
     return entries
+
+
+def _with_encoder(
+    choices: Choices, groups: list[Entry], caching: bool, asked: frozenset[str]
+) -> tuple[list[Entry], bool]:
+    """The groups, perhaps with one of an encoder's output, beside which nothing is cached; whether caching is on."""
+    kind = _first("reads_encoder")
+    if kind not in asked and (caching or not choices.chance(50)):
+        return groups, caching
+    entry = KINDS[kind].draw(choices, choices.pick(groups)["block_size"], "core", 1)
+    place = choices.integer(0, len(groups))
+    return [entry] if asked == {kind} else [*groups[:place], entry, *groups[place:]], False
 
 
 def _kinds(feature: str, version: int, asked: frozenset[str], chunked: bool) -> list[str]:

@@ -24,6 +24,7 @@ class RequestRecord:
       processed: computed, hit and external tokens, less those in flight: the most that an `allocate` saw.
       main: tokens it was granted room for since it last waited, look-ahead left out: the most of any grant.
       slots: the same with look-ahead.
+      encoder: the most tokens of an encoder's output that it was granted room for since then.
       keys: its prefix keys, where they are given and not computed; else None.
       prefixes: name of the prefix that each of its hash blocks ends, as far as they were asked for.
       reports: whether its hits are published as events.
@@ -38,6 +39,7 @@ class RequestRecord:
     processed: int = 0
     main: int = 0
     slots: int = 0
+    encoder: int = 0
     keys: list[str] | None = None
     prefixes: list[int] = dataclasses.field(default_factory=list)
     reports: bool = False
@@ -94,6 +96,7 @@ class Ledger:
                 record.running = True
                 record.main = max(record.main, self.main(operation))
                 record.slots = max(record.slots, self.slots(operation))
+                record.encoder = max(record.encoder, operation.encoder or 0)
             case oplog.AllocateOp() if not self.requests[operation.id].running:
                 self.requests[operation.id].processed = 0
             case oplog.AdvanceOp():
@@ -102,7 +105,7 @@ class Ledger:
                 self.requests[operation.id].computed = operation.tokens
             case oplog.FreeOp() | oplog.PopOp():
                 record = self.requests[operation.id]
-                record.computed = record.processed = record.main = record.slots = 0
+                record.computed = record.processed = record.main = record.slots = record.encoder = 0
                 record.running = False
             case oplog.DropOp():
                 del self.requests[operation.id]

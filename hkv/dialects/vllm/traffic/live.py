@@ -41,6 +41,7 @@ class LiveTraffic(Traffic):
         self._owed: list[list[int]] = []
         self._negative = choices.chance(15)
         self._chains: dict[str, KeyChain] = {}
+        self._encoder = self._config.encoder_tokens
         self._sizes = [group["block_size"] for group in header.groups]
         # Decisions of their own, so that what the others draw stays as it was before there were these.
         self._later = RandomChoices(zlib.crc32(msgspec.json.encode(header)))
@@ -112,6 +113,8 @@ class LiveTraffic(Traffic):
         if self._choices.chance(40):
             fields["waiting"] = request not in self._running or self._choices.chance(25)
             fields["scheduled"] = self._choices.chance(70)
+        if self._encoder and (request not in self._running or self._choices.chance(10)):
+            fields["encoder"] = self._choices.integer(0, self._encoder) or None
         return super()._allocate(request, new, **fields)
 
     def _in_flight(self, request: Request) -> int:

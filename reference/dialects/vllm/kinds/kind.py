@@ -49,6 +49,7 @@ class Demand(NamedTuple):
       prefill_end: end of its prefill, or 0 when every step counts as the last of the prefill.
       whole: the question is whether the whole request could ever run, and blocks given back on the way count as
         reusable; nothing is about to be taken.
+      encoder: tokens of an encoder's output that want slots, where queries read those.
     """
 
     slots: int
@@ -57,6 +58,7 @@ class Demand(NamedTuple):
     local: int
     prefill_end: int
     whole: bool
+    encoder: int = 0
 
 
 class Kind:
@@ -139,6 +141,10 @@ class Kind:
           For each group, the row that the prefix would begin with, and the prefix's length in tokens.
         """
         raise NotImplementedError
+
+    def concerning(self, demand: Demand) -> Demand:
+        """The part of a demand that concerns this kind: all of it."""
+        return demand
 
     # Admission.
 
