@@ -155,6 +155,21 @@ def test_a_hit_that_is_published_is_said(observation: Observation) -> None:
     assert not any(isinstance(each, oplog.EndOp) for each in operations)
 
 
+def test_blocks_to_be_zeroed_are_said(tmp_path: pathlib.Path) -> None:
+    observation = Observation(sample.header(oplog=3, num_blocks=12, zeroing=True), tmp_path)
+    manager = observation.manager
+    request = request_of("a", [1, 2, 3, 4, 5])
+    manager.allocate_slots(
+        request, 0, num_external_computed_tokens=4, delay_cache_blocks=True, skip_zeroing_group_ids=(0,)
+    )
+    manager.record_blocks_for_zeroing("a", 2)
+    assert manager.take_new_block_ids() == [2]
+    log = observation.log()
+    assert log.header.zeroing
+    said = [each for each in log.operations if isinstance(each, oplog.AllocateOp | oplog.UnwrittenOp | oplog.ZerosOp)]
+    assert [type(each).__name__ for each in said] == ["AllocateOp", "UnwrittenOp", "ZerosOp"]
+
+
 def test_calls_past_the_manager_are_said_too(observation: Observation) -> None:
     manager = observation.manager
     request = request_of("a", [1, 2, 3, 4, 5])

@@ -75,6 +75,8 @@ LIVE_LINES = [
     ({"op": "release", "blocks": [1]}, "op", "release"),
     ({"op": "hold", "blocks": [1]}, "op", "hold"),
     ({"op": "digest", "want": {"digest": "0" * 64}}, "op", "digest"),
+    ({"op": "zeros", "want": []}, "op", "zeros"),
+    ({"op": "unwritten", "id": "r1", "tokens": 0}, "op", "unwritten"),
     ({"op": "end", "reason": "poked"}, "op", "end"),
     ({"op": "request", "id": "r1", "tokens": [1], "keys": ["00"]}, "keys", ["00"]),
     ({"op": "copies", "hold": True, "want": []}, "hold", True),

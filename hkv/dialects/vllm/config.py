@@ -40,6 +40,7 @@ class VllmConfig:
       watermark: share of the pool that admission leaves free while something is running.
       shared_prefix_checkpoint: whether recurrent states are kept at shared-prefix junctions off the block grid.
       bugs: names of upstream defects to reproduce (`hkv.bugs`); empty for the contract.
+      zeroing: whether blocks newly handed out are listed, for a worker to zero.
     """
 
     topology: Topology
@@ -60,6 +61,7 @@ class VllmConfig:
     watermark: float = 0.0
     shared_prefix_checkpoint: bool = False
     bugs: frozenset[str] = frozenset()
+    zeroing: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -119,6 +121,11 @@ class VllmConfig:
         sparse = any(spec.retained_sparsely for spec in self.topology.specs)
         if interval and not sparse:
             raise ConfigError("retention_interval", interval, "0 or None without sliding-window or Mamba groups")
+
+    def zeroes(self, group: int) -> bool:
+        """True if a group's new blocks are listed: those of attention that grow with a request, not states or rings."""
+        spec = self.topology.specs[group]
+        return self.zeroing and not spec.snapshot and not spec.one_block
 
     @property
     def uses_eagle(self) -> bool:

@@ -91,6 +91,11 @@ class Lifecycle:
                 self._found = found
             case oplog.RetireOp():
                 self._known(operation.id)
+            case oplog.ZerosOp():
+                self._check_zeroing()
+            case oplog.UnwrittenOp():
+                self._check_zeroing()
+                self._running(operation.id)
             case oplog.EndOp():
                 self._ended = True
             case _:
@@ -134,6 +139,8 @@ class Lifecycle:
             check_encoder(operation.encoder, max(group.get("encoder_len", 0) for group in self._header.groups))
         if operation.shared_prefix is not None and operation.shared_prefix > self._header.max_model_len:
             raise OperationError("shared_prefix", operation.shared_prefix, "at most max_model_len")
+        if operation.loaded:
+            self._check_loaded(operation.loaded)
         if not operation.new + operation.hit + operation.external:
             raise OperationError("new", 0, "a token to compute or to adopt")
         if not self._live:
@@ -155,6 +162,16 @@ class Lifecycle:
             raise OperationError("rows", f"{len(rows)} rows", f"one for each of {len(self._header.groups)} groups")
         for row in rows:
             self._check_blocks("rows", row, 0)
+
+    def _check_zeroing(self) -> None:
+        if not self._header.zeroing:
+            raise OperationError("zeroing", False, "a header that says that new blocks are zeroed")
+
+    def _check_loaded(self, groups: Sequence[int]) -> None:
+        self._check_zeroing()
+        for group in groups:
+            if not 0 <= group < len(self._header.groups):
+                raise OperationError("loaded", group, f"groups from 0 on, below {len(self._header.groups)}")
 
     def _check_blocks(self, name: str, blocks: Sequence[int], least: int) -> None:
         for block in blocks:

@@ -113,7 +113,9 @@ def admit(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Dem
     return fits
 
 
-def allocate(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Demand) -> list[list[int]]:
+def allocate(
+    cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: Demand, loaded: Sequence[int] = ()
+) -> list[list[int]]:
     """Give a request its blocks: first every group adopts its hit, then takes blocks for external tokens, then grows.
 
     In this order no group's fresh block can be another group's hit.
@@ -123,6 +125,7 @@ def allocate(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: 
       id: the request.
       hit: for each group, blocks to adopt.
       demand: the lengths that were admitted; those of the hit, and of tokens from elsewhere, among them.
+      loaded: groups whose blocks for external tokens are written by a load, and not to be zeroed.
 
     Returns:
       For each group, the blocks that are new in the row.
@@ -134,7 +137,7 @@ def allocate(cache: Coordinator, id: str, hit: Sequence[Sequence[int]], demand: 
             kind.adopt(id, blocks, local, external)
         if external > 0:
             for kind in cache.kinds:
-                kind.adopt_external(id, local, external)
+                kind.adopt_external(id, local, external, kind.group in loaded)
     demands = [kind.concerning(demand) for kind in cache.kinds]
     return [kind.allocate(id, own.slots, own.main) for kind, own in zip(cache.kinds, demands, strict=True)]
 

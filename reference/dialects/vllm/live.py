@@ -56,6 +56,42 @@ def hold(manager: Manager, blocks: Sequence[int]) -> None:
     manager.pool.touch(blocks)
 
 
+def zeros(manager: Manager) -> list[int]:
+    """Blocks that are to be zeroed, group by group, since they were last asked for (vLLM 0.33 `take_new_block_ids`).
+
+    Raises:
+      OperationError: the configuration zeroes nothing.
+    """
+    _check_zeroing(manager)
+    blocks = [block for kind in manager.cache.kinds for block in kind.zeros]
+    for kind in manager.cache.kinds:
+        kind.zeros.clear()
+    return blocks
+
+
+def unwritten(manager: Manager, id: str, tokens: int) -> None:
+    """Blocks of a request from `tokens` on are to be zeroed after all (vLLM 0.33 `record_blocks_for_zeroing`).
+
+    A load that failed did not write them.
+
+    Raises:
+      OperationError: the configuration zeroes nothing, or `tokens` lies inside a block.
+    """
+    _check_zeroing(manager)
+    manager.running(id)
+    kinds = [kind for kind in manager.cache.kinds if manager.config.zeroes(kind.group)]
+    for kind in kinds:
+        if type(tokens) is not int or tokens < 0 or tokens % kind.block_size:
+            raise OperationError("tokens", tokens, f"a multiple of group {kind.group}'s block of {kind.block_size}")
+    for kind in kinds:
+        kind.zeros += kind.row(id).blocks[tokens // kind.block_size :]
+
+
+def _check_zeroing(manager: Manager) -> None:
+    if not manager.config.zeroing:
+        raise OperationError("zeroing", False, "a configuration that zeroes new blocks")
+
+
 def _check(manager: Manager, blocks: Sequence[int]) -> None:
     for block in blocks:
         if type(block) is not int or not 1 <= block < manager.config.num_blocks:

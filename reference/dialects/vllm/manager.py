@@ -199,6 +199,7 @@ class Manager:
         waiting: bool | None = None,
         scheduled: bool | None = None,
         encoder: int = 0,
+        loaded: Sequence[int] = (),
     ) -> list[list[int]] | None:
         """Give a request room for its next tokens (vLLM 0.33 `KVCacheManager.allocate_slots`). Lengths are tokens.
 
@@ -220,6 +221,7 @@ class Manager:
           waiting: whether the request has yet to be scheduled; None if that is when it holds no blocks.
           scheduled: whether others are; None if that is when any other holds blocks.
           encoder: tokens of an encoder's output that groups which read those get slots for.
+          loaded: groups whose blocks for external tokens are not to be zeroed.
 
         Returns:
           For each group the blocks that are new in its row, a copy's target first; None when refused.
@@ -251,7 +253,7 @@ class Manager:
         demand = Demand(slots, main, local + external, local, prefill_end, whole=False, encoder=encoder)
         if not self._admit(request, rows, demand, must_fit, reserved, headroom):
             return None
-        return self._grant(request, rows, demand, delay)
+        return self._grant(request, rows, demand, delay, loaded)
 
     def _admit(
         self,
@@ -274,10 +276,17 @@ class Manager:
         free = len(self.pool.free) - reserved - free_after
         return self._rules.admit(self.cache, request.id, rows, demand, free)
 
-    def _grant(self, request: Request, rows: Sequence[Sequence[int]], demand: Demand, delay: bool) -> list[list[int]]:
+    def _grant(
+        self,
+        request: Request,
+        rows: Sequence[Sequence[int]],
+        demand: Demand,
+        delay: bool,
+        loaded: Sequence[int],
+    ) -> list[list[int]]:
         """Take the blocks, and register what the tokens will fill; drafts are not registered."""
         try:
-            blocks = self._rules.allocate(self.cache, request.id, rows, demand)
+            blocks = self._rules.allocate(self.cache, request.id, rows, demand, loaded)
         except OperationError as error:
             raise EngineFailure(error.argument, error.value, error.expected) from error
         self.note_grant(request, Grant(demand.local, joined=not request.running))

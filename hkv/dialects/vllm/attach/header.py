@@ -63,6 +63,7 @@ def header_from(manager: Any, max_in_flight_tokens: int | None = None, bugs: tup
         watermark=(manager.watermark_blocks + 0.5) / pool.num_gpu_blocks if manager.watermark_blocks else 0.0,
         shared_prefix_checkpoint=manager.mamba_shared_prefix_checkpoint,
         bugs=sorted(bugs),
+        zeroing=bool(manager.kv_cache_config.needs_kv_cache_zeroing),
     )
 
 

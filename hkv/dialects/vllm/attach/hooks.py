@@ -59,6 +59,8 @@ class Hooks:
             "reset_prefix_cache",
             "take_events",
             "take_kv_cache_block_copies",
+            "take_new_block_ids",
+            "record_blocks_for_zeroing",
         ):
             self._hook(manager, name, getattr(self, f"_{name}"))
         self._put(manager, "allocate_slots", self._allocate_slots)
@@ -211,6 +213,7 @@ class Hooks:
                     full_sequence_must_fit,
                     reserved_blocks,
                     has_scheduled_reqs,
+                    skip_zeroing_group_ids,
                     adopted,
                     answer,
                 )
@@ -268,6 +271,12 @@ class Hooks:
             return self._observer.copied, (answer[0],)
 
         return look
+
+    def _take_new_block_ids(self) -> Any:
+        return lambda ids: (self._observer.zeroed, (ids,))
+
+    def _record_blocks_for_zeroing(self, request_id: str, start_token: int) -> Any:
+        return lambda _: (self._observer.unwritten, (request_id, start_token))
 
     # The pool's, called by others than the manager.
 

@@ -225,6 +225,7 @@ class Observer:
         must_fit: bool,
         reserved: int,
         scheduled: bool,
+        loaded: tuple[int, ...],
         adopted: list[list[int]] | None,
         answer: Any,
     ) -> None:
@@ -250,6 +251,8 @@ class Observer:
             operation.rows = self._adopted(tracked, found, hit, blocks, adopted)
         if external and tracked.running:
             raise UntellableError("external tokens for a request that holds blocks")
+        if loaded and self._header.zeroing:
+            operation.loaded = list(loaded)
         if boundary != tracked.shared_prefix:
             operation.shared_prefix = tracked.shared_prefix = boundary
         if self._header.watermark:
@@ -327,6 +330,17 @@ class Observer:
         if copies or self._header.partial_hits:
             pairs = [(copy.src_block_id, copy.dst_block_id) for copy in copies]
             self._tell(oplog.CopiesOp(hold=True), pairs)
+
+    def zeroed(self, ids: list[int]) -> None:
+        """`take_new_block_ids` returned; where nothing is zeroed, the scheduler makes no use of it."""
+        if self._header.zeroing:
+            self._tell(oplog.ZerosOp(), list(ids))
+
+    def unwritten(self, request_id: str, tokens: int) -> None:
+        """`record_blocks_for_zeroing` returned."""
+        tracked = self._requests.known(request_id)
+        if tracked is not None and tracked.running and self._header.zeroing:
+            self._tell(oplog.UnwrittenOp(id=tracked.name, tokens=tokens))
 
     def drained(self, events: list[Any]) -> None:
         """`take_events` returned."""

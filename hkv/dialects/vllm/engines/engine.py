@@ -71,6 +71,10 @@ class LiveEngine(Engine, Protocol):
 
     def hold(self, blocks: Sequence[int]) -> None: ...
 
+    def zeros(self) -> list[int]: ...
+
+    def unwritten(self, id: str, tokens: int) -> None: ...
+
 
 @runtime_checkable
 class KeyedEngine(Engine, Protocol):
@@ -142,7 +146,7 @@ def arrival_fields(operation: oplog.RequestOp) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _apply_live(engine: LiveEngine, operation: Operation) -> None:
+def _apply_live(engine: LiveEngine, operation: Operation) -> list[int] | None:
     match operation:
         case oplog.ComputedOp():
             return engine.computed(operation.id, operation.tokens)
@@ -154,6 +158,10 @@ def _apply_live(engine: LiveEngine, operation: Operation) -> None:
             return engine.release(operation.blocks)
         case oplog.HoldOp():
             return engine.hold(operation.blocks)
+        case oplog.ZerosOp():
+            return engine.zeros()
+        case oplog.UnwrittenOp():
+            return engine.unwritten(operation.id, operation.tokens)
         case _:
             return None
 
@@ -162,6 +170,7 @@ _ANSWERS: dict[type, type | None] = {
     oplog.LookupOp: Hit,
     oplog.AllocateOp: Allocation,
     oplog.CopiesOp: list,
+    oplog.ZerosOp: list,
     oplog.ResetOp: oplog.Reset,
     oplog.EventsOp: list,
     oplog.StateOp: CacheState,

@@ -127,6 +127,7 @@ class InstalledVllmEngine:
             reserved_blocks=operation.reserved,
             has_scheduled_reqs=scheduled,
             num_encoder_tokens=operation.encoder or 0,
+            skip_zeroing_group_ids=tuple(operation.loaded),
         )
         if blocks is None:
             return Allocation(None)
@@ -170,6 +171,20 @@ class InstalledVllmEngine:
         request.num_computed_tokens = 0
         request.num_in_flight_tokens = 0
         vllm_objects.set_preempted(request)
+
+    def zeros(self) -> list[int]:
+        self._check_zeroing()
+        return self._manager.take_new_block_ids()
+
+    def unwritten(self, id: str, tokens: int) -> None:
+        self._check_zeroing()
+        if id not in self._running:
+            raise OperationError("id", id, "a running request")
+        self._call("unwritten", id, self._manager.record_blocks_for_zeroing, id, tokens)
+
+    def _check_zeroing(self) -> None:
+        if not self._config.zeroing:
+            raise OperationError("zeroing", False, "a configuration that zeroes new blocks")
 
     def release(self, blocks: Sequence[int]) -> None:
         self._pool.free_blocks(self._pool.blocks[block] for block in blocks)

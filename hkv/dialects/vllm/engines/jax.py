@@ -112,7 +112,8 @@ class JaxEngine:
         self._waiting: list[Any] = []
         self._room = _Room(0, 0)
         self._events: list[CacheEvent] = []
-        self._answers = Answers(self._groups)
+        self._answers = Answers([self.config.zeroes(group) for group in range(self._groups)])
+        self._looked_up: _Later | None = None
 
     # One operation at a time.
 
@@ -215,6 +216,28 @@ class JaxEngine:
     def hold(self, blocks: Sequence[int]) -> None:
         """These blocks gain a reference each."""
         self._now(self._add(Code.COPIES, None, payload=self._existing(blocks), flags=int(Flag.HOLD)))
+
+    def zeros(self) -> list[int]:
+        """Drains the blocks that are to be zeroed, group by group."""
+        self._check_zeroing()
+        self._flush()
+        return self._answers.take_zeros()
+
+    def unwritten(self, id: str, tokens: int) -> None:
+        """The request's blocks from `tokens` on are to be zeroed after all."""
+        self._check_zeroing()
+        rows = self.state().rows.get(id)
+        if rows is None:
+            raise OperationError("id", id, "a running request")
+        for group in range(self._groups):
+            size = self.config.block_size(group)
+            if self.config.zeroes(group) and (type(tokens) is not int or tokens < 0 or tokens % size):
+                raise OperationError("tokens", tokens, f"a multiple of group {group}'s block of {size}")
+        self._answers.zero_row(rows, [tokens // self.config.block_size(group) for group in range(self._groups)])
+
+    def _check_zeroing(self) -> None:
+        if not self.config.zeroing:
+            raise OperationError("zeroing", False, "a configuration that zeroes new blocks")
 
     def _existing(self, blocks: Sequence[int]) -> Sequence[int]:
         for block in blocks:
@@ -336,12 +359,13 @@ class JaxEngine:
         request = self._request(id)
         most = 0 if limit is None else limit + 1
         room = _Room(self._blocks(max(request.num_tokens, most)), 0)
-        if not request.reports:
-            return self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
-        self._flush()  # what happened before is told before
+        if request.reports:
+            self._flush()  # what happened before is told before
         later = self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
-        self._flush()
-        if self._records:
+        self._looked_up = later
+        if request.reports:
+            self._flush()
+        if request.reports and self._records:
             for span in spans_of(later.value, self.config, len(request.numbers)):
                 self._events.append(self._reader.stored(span, _teller(request)))
         return later
@@ -360,7 +384,10 @@ class JaxEngine:
             payload = [number for row in operation.rows for number in (len(row), *row)]
             self._add(Code.FOUND, request, payload=payload, tokens=operation.hit)
         reach = request.num_tokens + operation.new + operation.lookahead + operation.external + encoder
-        return self._add(
+        if self.config.zeroing and operation.external:
+            self._flush()
+        before = [len(zeros) for zeros in self._answers.zeros]
+        later = self._add(
             Code.ALLOCATE,
             request,
             room=self._room_of(reach),
@@ -377,6 +404,21 @@ class JaxEngine:
             tokens=encoder,
             flags=int(flags),
         )
+        if self.config.zeroing and operation.external:
+            self._flush()
+            if later.value.blocks is not None:
+                rows = self.state().rows[operation.id]
+                starts = [len(row) for row in self._adopted(operation)]
+                self._answers.zero_loaded(rows, starts, before, later.value.blocks, operation.loaded)
+        return later
+
+    def _adopted(self, operation: AllocateOp) -> oplog.Rows:
+        """Rows of the hit that an allocation adopts."""
+        if operation.rows is not None:
+            return operation.rows
+        if not operation.hit or self._looked_up is None:
+            return [[] for _ in range(self._groups)]
+        return self._looked_up.value.blocks
 
     def _reset(self) -> _Later:
         return self._add(Code.RESET, None, room=_Room(0, 1), read=self._answers.reset)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from hkv.dialects.vllm.log.structs import Allocation, Hit, Reset
+from hkv.dialects.vllm.log.structs import Allocation, Hit, Reset, Rows
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Column
 from hkv.errors import EngineFailure, OperationError
 from hkv.state.status import Status
@@ -14,15 +16,19 @@ REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
 
 
 class Answers:
-    """Reads an operation's row of results, and keeps the copies that allocations queued.
+    """Reads an operation's row of results, and keeps what allocations queued: copies, and blocks to be zeroed.
 
     Args:
-      groups: groups of the cache.
+      zeroed: of each group of the cache, whether its new blocks are to be zeroed.
+
+    Attributes:
+      zeros: of each group, the blocks that are to be zeroed.
     """
 
-    def __init__(self, groups: int) -> None:
-        self._groups = groups
+    def __init__(self, zeroed: Sequence[bool]) -> None:
+        self._groups, self._zeroed = len(zeroed), tuple(zeroed)
         self._copies: list[list[int]] = []
+        self.zeros: list[list[int]] = [[] for _ in zeroed]
 
     def take_copies(self) -> list[list[int]]:
         """Group, source and target of the copies that were queued since they were last taken."""
@@ -48,7 +54,37 @@ class Answers:
         blocks = self._rows(row, ids, leading=False)
         for group, _, target in copies if row[Column.VALUE] else ():
             blocks[group].insert(0, target)
+        for zeroed, zeros, new in zip(self._zeroed, self.zeros, blocks, strict=True):
+            zeros += new if zeroed else []
         return Allocation(blocks)
+
+    def take_zeros(self) -> list[int]:
+        """The blocks that are to be zeroed, group by group, since they were last taken."""
+        zeros, self.zeros = self.zeros, [[] for _ in self._zeroed]
+        return [block for blocks in zeros for block in blocks]
+
+    def zero_loaded(
+        self, rows: Rows, starts: Sequence[int], before: Sequence[int], blocks: Rows, loaded: Sequence[int]
+    ) -> None:
+        """Enters the blocks that an allocation took for tokens from elsewhere, which its answer leaves out.
+
+        Args:
+          rows: the request's rows after it.
+          starts: of each group, the columns of the hit that it adopted.
+          before: of each group, the number of blocks that were to be zeroed before it.
+          blocks: its answer, of each group the new blocks.
+          loaded: groups whose blocks a load writes.
+        """
+        for group, row in enumerate(rows):
+            if self._zeroed[group] and group not in loaded:
+                own = set(blocks[group])
+                external = [block for block in row[starts[group] :] if block and block not in own]
+                self.zeros[group][before[group] : before[group]] = external
+
+    def zero_row(self, rows: Rows, starts: Sequence[int]) -> None:
+        """Enters the blocks of a request's rows from these columns on."""
+        for group, row in enumerate(rows):
+            self.zeros[group] += row[starts[group] :] if self._zeroed[group] else []
 
     @staticmethod
     def reset(row: np.ndarray, ids: np.ndarray) -> Reset:

@@ -87,6 +87,7 @@ class NumpyEngine:
             waiting=operation.waiting,
             scheduled=operation.scheduled,
             encoder=operation.encoder or 0,
+            loaded=operation.loaded,
         )
         return Allocation(blocks)
 
@@ -121,6 +122,14 @@ class NumpyEngine:
     def hold(self, blocks: Sequence[int]) -> None:
         """These blocks gain a reference each."""
         self._operations.hold(self.manager, blocks)
+
+    def zeros(self) -> list[int]:
+        """Drains the blocks that are to be zeroed."""
+        return self._operations.zeros(self.manager)
+
+    def unwritten(self, id: str, tokens: int) -> None:
+        """The request's blocks from `tokens` on are to be zeroed after all."""
+        self._operations.unwritten(self.manager, id, tokens)
 
     def free(self, id: str) -> None:
         """The request finished or is preempted."""

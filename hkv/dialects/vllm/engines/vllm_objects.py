@@ -37,9 +37,13 @@ def manager(config: VllmConfig) -> Any:
     groups = [
         KVCacheGroupSpec([group.tag], _spec(group.spec), is_eagle_group=group.eagle) for group in config.topology.groups
     ]
-    cache_config = KVCacheConfig(
-        config.num_blocks, [], groups, prefix_cache_retention_interval=config.retention_interval
-    )
+
+    class Config(KVCacheConfig):
+        """A cache that zeroes new blocks if it is told to: vLLM derives that from layers, which are not described."""
+
+        needs_kv_cache_zeroing = config.zeroing  # type: ignore[assignment]
+
+    cache_config = Config(config.num_blocks, [], groups, prefix_cache_retention_interval=config.retention_interval)
     try:
         made = KVCacheManager(
             cache_config,

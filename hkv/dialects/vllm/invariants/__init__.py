@@ -15,6 +15,7 @@ from hkv.dialects.vllm.invariants import (
     queue,
     rows,
     shadow,
+    zeroing,
 )
 from hkv.dialects.vllm.invariants.invariant import INVARIANTS
 from hkv.dialects.vllm.invariants.moment import KeyBook, Moment, Snapshot
@@ -36,4 +37,5 @@ __all__ = [
     "queue",
     "rows",
     "shadow",
+    "zeroing",
 ]

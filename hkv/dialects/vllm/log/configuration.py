@@ -48,6 +48,7 @@ def to_config(header: Header) -> vllm.VllmConfig:
         watermark=header.watermark,
         shared_prefix_checkpoint=header.shared_prefix_checkpoint,
         bugs=frozenset(header.bugs),
+        zeroing=header.zeroing,
     )
 
 
@@ -76,6 +77,7 @@ def to_header(config: vllm.VllmConfig, feature: str, version: int = 2) -> Header
         watermark=config.watermark,
         shared_prefix_checkpoint=config.shared_prefix_checkpoint,
         bugs=sorted(config.bugs),
+        zeroing=config.zeroing,
     )
 
 
@@ -87,7 +89,8 @@ def _entry(spec: LayerSpec, version: int) -> dict[str, Any]:
 
 
 def _check_before_version_3(header: Header) -> None:
-    for name, used in (("hash", header.hash == GIVEN), ("hash_seed", header.hash_seed != SEED)):
+    given = {"hash": header.hash == GIVEN, "hash_seed": header.hash_seed != SEED, "zeroing": header.zeroing}
+    for name, used in given.items():
         if used:
             raise ConfigError(name, getattr(header, name), "version 3 of the log format")
     for group in header.groups:

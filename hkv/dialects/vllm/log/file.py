@@ -37,6 +37,8 @@ OPERATIONS: tuple[type[Any], ...] = (
     oplog.DropOp,
     oplog.EvictOp,
     oplog.CopiesOp,
+    oplog.ZerosOp,
+    oplog.UnwrittenOp,
     oplog.ResetOp,
     oplog.EventsOp,
     oplog.StateOp,

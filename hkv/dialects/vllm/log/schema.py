@@ -25,7 +25,10 @@ LIVE_EVENTS = {"anyOf": [{"required": [name]} for name in EVENT_FIELDS[2:]]}
 LIVE = {
     "anyOf": [
         {"properties": {"op": {"enum": [str(each.__struct_config__.tag) for each in LIVE_OPERATIONS]}}},
-        *({"required": [name], "properties": {name: {"not": {"enum": [None, False]}}}} for name in LIVE_FIELDS[:-1]),
+        *(
+            {"required": [name], "properties": {name: {"not": {"enum": [None, False, []]}}}}
+            for name in LIVE_FIELDS[:-1]
+        ),
         {"properties": {"op": {"const": "copies"}, "hold": {"const": True}}, "required": ["hold"]},
         {
             "properties": {"op": {"enum": ["request", "append"]}, "tokens": {"contains": {"maximum": -1}}},
@@ -54,7 +57,7 @@ def complete(definitions: dict[str, Any]) -> dict[str, Any]:
     kinds = {kind: _group(spec) for kind, spec in KINDS.items()}
     old = {"watermark": {"const": 0}, "shared_prefix_checkpoint": {"const": False}, "bugs": {"maxItems": 0}}
     old["groups"] = {"items": {"not": LATER_GROUPS}}
-    older = {"hash": {"not": {"const": GIVEN}}, "hash_seed": {"const": SEED}}
+    older = {"hash": {"not": {"const": GIVEN}}, "hash_seed": {"const": SEED}, "zeroing": {"const": False}}
     older["groups"] = {"items": {"not": {"anyOf": [{"required": [name]} for name in _later_fields()]}}}
     return {
         **definitions,

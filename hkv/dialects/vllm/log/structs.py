@@ -31,7 +31,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     """The first line: the configuration. Attributes as `hkv.dialects.vllm.config.VllmConfig` explains them.
 
     Version 2 adds `watermark`, `shared_prefix_checkpoint`, `bugs`, and the kinds `mla` and `opaque`; a version 1 header
-    must not use them. Version 3 adds `hash_seed`, the hash `given`, and `extra_retained_tokens` of windows.
+    must not use them. Version 3 adds `hash_seed`, `zeroing`, the hash `given`, and `extra_retained_tokens` of windows.
     """
 
     oplog: Annotated[int, Meta(extra_json_schema={"enum": [1, 2, 3]})]
@@ -56,6 +56,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     shared_prefix_checkpoint: bool = False
     bugs: list[str] = []
     hash_seed: str = SEED
+    zeroing: bool = False
 
 
 class ExtraKeys(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -152,7 +153,9 @@ class Digest(msgspec.Struct, forbid_unknown_fields=True):
     digest: Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]{64}$"})]
 
 
-Answer: TypeAlias = Hit | Allocation | Reset | CacheState | Digest | list[CacheEvent] | list[tuple[int, int]] | None
+Answer: TypeAlias = (
+    Hit | Allocation | Reset | CacheState | Digest | list[CacheEvent] | list[tuple[int, int]] | list[int] | None
+)
 """An engine's answer to one operation; None for operations that answer nothing."""
 
 
@@ -192,7 +195,8 @@ class AllocateOp(_Op, tag="allocate"):
 
     Version 3: `rows`, the hit that is adopted where it is not what the lookup just before found; `waiting`, the
     request's status is WAITING or PREEMPTED, and `scheduled`, requests are scheduled already: then the watermark holds;
-    `encoder`, tokens of an encoder's output that want slots in the groups of cross attention (`num_encoder_tokens`).
+    `encoder`, tokens of an encoder's output that want slots in the groups of cross attention (`num_encoder_tokens`);
+    `loaded`, groups whose blocks for external tokens are not to be zeroed, since a load writes them.
     """
 
     id: str
@@ -209,6 +213,7 @@ class AllocateOp(_Op, tag="allocate"):
     waiting: bool | None = None
     scheduled: bool | None = None
     encoder: Count | None = None
+    loaded: list[Count] = []
     want: Allocation | None = None
 
 
@@ -294,6 +299,19 @@ class CopiesOp(_Op, tag="copies"):
     want: list[tuple[Count, Count]] | None = None
 
 
+class ZerosOp(_Op, tag="zeros"):
+    """Drains the blocks that are to be zeroed (version 3, `take_new_block_ids`)."""
+
+    want: list[Count] | None = None
+
+
+class UnwrittenOp(_Op, tag="unwritten"):
+    """A request's blocks from `tokens` on were not written by a load: they are to be zeroed after all (version 3)."""
+
+    id: str
+    tokens: Count
+
+
 class ResetOp(_Op, tag="reset"):
     """Resets the prefix cache."""
 
@@ -341,6 +359,8 @@ Operation: TypeAlias = (
     | DropOp
     | EvictOp
     | CopiesOp
+    | ZerosOp
+    | UnwrittenOp
     | ResetOp
     | EventsOp
     | StateOp
@@ -349,11 +369,11 @@ Operation: TypeAlias = (
 )
 
 
-LIVE_OPERATIONS = (ComputedOp, RetireOp, PopOp, ReleaseOp, HoldOp, DigestOp, EndOp)
+LIVE_OPERATIONS = (ComputedOp, RetireOp, PopOp, ReleaseOp, HoldOp, ZerosOp, UnwrittenOp, DigestOp, EndOp)
 """Operations of version 3 alone."""
 
 
-LIVE_FIELDS = ("keys", "session", "report", "limit", "rows", "waiting", "scheduled", "encoder", "hold")
+LIVE_FIELDS = ("keys", "session", "report", "limit", "rows", "waiting", "scheduled", "encoder", "loaded", "hold")
 """Fields of operations that version 3 adds."""
 
 

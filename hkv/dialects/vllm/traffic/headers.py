@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Header
 from hkv.keys.chained import GIVEN
 from hkv.spec import KINDS, LayerSpec, spec_from_log
-from hkv.testing.choices import Choices
+from hkv.testing.choices import Choices, RandomChoices
 
 FEATURES = (
     "core",
@@ -63,6 +64,18 @@ Entry = dict[str, Any]
 
 
 def draw_header(choices: Choices, feature: str, version: int = 1, kinds: frozenset[str] = frozenset()) -> Header:
+    """A random configuration about one feature; of version 3, some that zero new blocks. Arguments as of `_drawn`."""
+    header = _drawn(choices, feature, version, kinds)
+    zeroing = version > 2 and later_choices(header).chance(40)
+    return msgspec.structs.replace(header, zeroing=True) if zeroing else header
+
+
+def later_choices(header: Header) -> RandomChoices:
+    """Decisions about what version 3 gained later: of their own, so that other draws stay what they were."""
+    return RandomChoices(zlib.crc32(msgspec.json.encode(header)))
+
+
+def _drawn(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -> Header:
     """A random configuration about one feature, without those in which vLLM 0.33 fails by itself.
 
     Args:
@@ -108,13 +121,13 @@ def _draw_reaching(choices: Choices, feature: str, version: int, kinds: frozense
     """A configuration of another feature: for requests that share, of three groups and more where drafts drop blocks;
     for long rows, with room for some of several hundred blocks."""
     base = choices.pick(SHARED if feature == SHARING else LONG)
-    header = draw_header(choices, base, version, kinds)
+    header = _drawn(choices, base, version, kinds)
     if feature == SHARING:
         if choices.chance(75):
             for _ in range(DRAWS):
                 if _is_telling(header, base):
                     break
-                header = draw_header(choices, base, version, kinds)
+                header = _drawn(choices, base, version, kinds)
         if base == "external":  # few blocks, so that those of a hit are the next to be handed out
             sizes = [effective_size(spec_from_log(group), header.context_parallel) for group in header.groups]
             few = sum(-(-choices.integer(30, 70) // size) for size in sizes) + choices.integer(2, 6)

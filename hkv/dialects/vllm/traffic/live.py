@@ -8,16 +8,14 @@ requests that wait while they hold blocks; keys that are given.
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from typing import Any
-
-import msgspec
 
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheState, Header, Hit, Operation
+from hkv.dialects.vllm.traffic.headers import later_choices
 from hkv.dialects.vllm.traffic.traffic import Perform, Request, Traffic
 from hkv.keys.chained import GIVEN, KeyChain, sha256_cbor
-from hkv.testing.choices import Choices, RandomChoices
+from hkv.testing.choices import Choices
 
 
 @dataclasses.dataclass
@@ -43,8 +41,7 @@ class LiveTraffic(Traffic):
         self._chains: dict[str, KeyChain] = {}
         self._encoder = self._config.encoder_tokens
         self._sizes = [group["block_size"] for group in header.groups]
-        # Decisions of their own, so that what the others draw stays as it was before there were these.
-        self._later = RandomChoices(zlib.crc32(msgspec.json.encode(header)))
+        self._later = later_choices(header)
         self._sessions = (None, "s", "t") if self._later.chance(50) else (None,)
         self._reports = self._may_report() and self._later.chance(50)
 
@@ -52,6 +49,8 @@ class LiveTraffic(Traffic):
         while self._owed and self._choices.chance(60):
             self._perform(oplog.ReleaseOp(blocks=self._owed.pop(0)))
         super().step()
+        if self._header.zeroing and self._later.chance(80):
+            self._perform(oplog.ZerosOp())
 
     def drain(self) -> None:
         for blocks in self._owed:
@@ -115,6 +114,8 @@ class LiveTraffic(Traffic):
             fields["scheduled"] = self._choices.chance(70)
         if self._encoder and (request not in self._running or self._choices.chance(10)):
             fields["encoder"] = self._choices.integer(0, self._encoder) or None
+        if self._header.zeroing and fields.get("delay") and self._later.chance(60):
+            fields["loaded"] = [group for group in range(len(self._sizes)) if self._later.chance(50)]
         return super()._allocate(request, new, **fields)
 
     def _in_flight(self, request: Request) -> int:
@@ -211,6 +212,9 @@ class LiveTraffic(Traffic):
                 self._release(request)
                 self._waiting.insert(0, request)
                 return
+        if self._header.zeroing and self._later.chance(60):  # of a load that brought all, those behind it
+            unit = self._header.scheduler_block_size
+            self._perform(oplog.UnwrittenOp(id=request.id, tokens=-(-request.computed // unit) * unit))
         self._commit(request)
         if request.computed == len(request.tokens):
             self._set_computed(request, len(request.tokens) - 1)

@@ -76,6 +76,7 @@ class Kind:
       eagle: whether the EAGLE drop applies; set by the coordinator.
       rows: by request.
       copies: pending copy-on-write copies, (source, target); each holds a reference to both.
+      zeros: blocks handed out since the list was last drained, where new ones are to be zeroed.
     """
 
     fine_grained: ClassVar[bool] = False
@@ -92,6 +93,7 @@ class Kind:
         self.eagle = False
         self.rows: dict[str, Row] = {}
         self.copies: list[tuple[int, int]] = []
+        self.zeros: list[int] = []
 
     # What a kind's own file overrides.
 
@@ -216,20 +218,22 @@ class Kind:
             row.partial = (column, hit[column])
             row.registered = column
 
-    def adopt_external(self, id: str, local: int, external: int) -> None:
+    def adopt_external(self, id: str, local: int, external: int, written: bool = False) -> None:
         """Take blocks for tokens that come from elsewhere (vLLM 0.33 `allocate_external_computed_blocks`).
 
-        First for those of the sinks that the hit lacks, then for those of the last range that is read.
+        First for those of the sinks that the hit lacks, then for those of the last range that is read. Those that are
+        `written` by a load later on are not to be zeroed.
         """
         total = local + external
         unread = self.skipped_tokens(total)
         if not self.spec.sinks and unread > 0 and min(total - unread, external) <= 0:
             return
         row, skipped = self.row(id), self.skipped(total)
+        zeros = [] if written else self.zeros
         if skipped:
-            row.blocks += self.pool.take(max(0, skipped.start - len(row.blocks)), self.group)
+            row.blocks += self._take(max(0, skipped.start - len(row.blocks)), zeros)
             row.blocks += [NULL] * (skipped.stop - len(row.blocks))
-        row.blocks += self.pool.take(max(0, ceil_div(total, self.block_size) - len(row.blocks)), self.group)
+        row.blocks += self._take(max(0, ceil_div(total, self.block_size) - len(row.blocks)), zeros)
 
     def allocate(self, id: str, slots: int, main: int) -> list[int]:
         """Grow a row to `slots` tokens and return the new blocks; a copy's target first.
@@ -238,13 +242,20 @@ class Kind:
         which the request must not write.
         """
         row = self.row(id)
-        copied = [] if row.partial is None else [self.copy_on_write(row, self.pool.take(1, self.group)[0])]
+        copied = [] if row.partial is None else [self.copy_on_write(row, self._take(1, self.zeros)[0])]
         missing = ceil_div(slots, self.block_size) - len(row.blocks)
         if missing <= 0:
             return copied
-        new = self.pool.take(missing, self.group)
+        new = self._take(missing, self.zeros)
         row.blocks += new
         return copied + new
+
+    def _take(self, count: int, zeros: list[int]) -> list[int]:
+        """Takes new blocks, which enter a list of those to be zeroed where the group's are."""
+        blocks = self.pool.take(count, self.group)
+        if self.config.zeroes(self.group):
+            zeros += blocks
+        return blocks
 
     def copy_on_write(self, row: Row, target: int) -> int:
         """Put `target` in place of the row's shared block and queue the copy; the row's old reference goes to it."""

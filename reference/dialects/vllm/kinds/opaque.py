@@ -23,7 +23,7 @@ class OpaqueKind(Kind):
     def adopt(self, id: str, hit: Sequence[int], local: int, external: int) -> None:
         """Adopts nothing: there is no hit to begin with."""
 
-    def adopt_external(self, id: str, local: int, external: int) -> None:
+    def adopt_external(self, id: str, local: int, external: int, written: bool = False) -> None:
         self._claim(id)
 
     def allocate(self, id: str, slots: int, main: int) -> list[int]:
