@@ -30,7 +30,7 @@ from hkv.dialects.vllm.log.structs import (
     StateOp,
 )
 from hkv.dialects.vllm.repair import repaired
-from hkv.dialects.vllm.shrink_rules import _without_holders
+from hkv.dialects.vllm.shrink_rules import _with_blocks_set_aside, _without_holders
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import EngineTimeoutError, HKVError
 from hkv.oracle.check import check_log
@@ -152,6 +152,18 @@ def test_who_only_holds_blocks_goes_with_them() -> None:
     assert tried == [
         (msgspec.structs.replace(HEADER, num_blocks=9 - count), [*OPERATIONS[1::2]]) for count in (3, 2, 1)
     ]
+
+
+def test_blocks_that_somebody_only_holds_are_set_aside_instead() -> None:
+    """Without the holder, the allocation finds as many blocks free as before, less one to eight."""
+    last = msgspec.structs.replace(OPERATIONS[2], id="r2", new=4, reserved=1)
+    operations = (*OPERATIONS, last)
+    answers = (None, None, Allocation([[1, 2, 3]]), Hit(0, [[]], 0), Allocation(None))
+    tried = list(_with_blocks_set_aside(Best(Case(HEADER, operations, answers, Mismatch("blocks", None, [[4]])))))
+    without_r1 = [
+        (HEADER, [*OPERATIONS[1::2], msgspec.structs.replace(last, reserved=1 + count)]) for count in (3, 2, 1, 0)
+    ]
+    assert tried[:4] == without_r1
 
 
 def failing(engine: type, feature: str, seed: int, steps: int = 12) -> Case:

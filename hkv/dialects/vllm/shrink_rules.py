@@ -12,7 +12,7 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.dialects.vllm.repair import repaired
-from hkv.oracle.reduction import Best, Candidates, LifecycleRepair, ShrinkRules
+from hkv.oracle.reduction import Best, Candidates, Case, LifecycleRepair, ShrinkRules
 
 
 class LogRepair(LifecycleRepair):
@@ -138,14 +138,30 @@ def _without_holders(best: Best) -> Candidates:
     """A request less, which only keeps blocks from others, and as many blocks less."""
     for id in dict.fromkeys(op.id for op in best.case.operations if isinstance(op, oplog.RequestOp)):
         case = best.case
-        pairs = zip(case.operations, case.answers, strict=False)
-        mine = (answer for operation, answer in pairs if getattr(operation, "id", None) == id)
-        rows = (row for answer in mine if isinstance(answer, oplog.Allocation) for row in answer.blocks or ())
-        held = len({block for row in rows for block in row if block})
+        held = _held(case, id)
         others = [operation for operation in case.operations if getattr(operation, "id", None) != id]
         for count in range(held, max(0, held - 8), -1):
             if count < case.header.num_blocks - 1:
                 yield msgspec.structs.replace(case.header, num_blocks=case.header.num_blocks - count), others
+
+
+def _with_blocks_set_aside(best: Best) -> Candidates:
+    """A request less, which only keeps blocks from others, and as many set aside at the allocation that differs."""
+    for id in dict.fromkeys(op.id for op in best.case.operations if isinstance(op, oplog.RequestOp)):
+        case, held = best.case, _held(best.case, id)
+        others = [operation for operation in case.operations if getattr(operation, "id", None) != id]
+        place = next((at for at in reversed(range(len(others))) if isinstance(others[at], oplog.AllocateOp)), None)
+        for count in range(held, max(-1, held - 8), -1) if place is not None else ():
+            aside = msgspec.structs.replace(others[place], reserved=others[place].reserved + count)
+            yield case.header, [*others[:place], aside, *others[place + 1 :]]
+
+
+def _held(case: Case, id: str) -> int:
+    """Number of blocks that a request was ever handed."""
+    pairs = zip(case.operations, case.answers, strict=False)
+    mine = (answer for operation, answer in pairs if getattr(operation, "id", None) == id)
+    rows = (row for answer in mine if isinstance(answer, oplog.Allocation) for row in answer.blocks or ())
+    return len({block for row in rows for block in row if block})
 
 
 def _last(operations: list[Any], kind: type, id: str) -> int | None:
@@ -197,7 +213,13 @@ SHRINK_RULES = ShrinkRules(
     check=to_config,
     operations=_simpler_operations,
     pairs=_smaller_pools,
-    rewrites=(_without_holders, _with_longer_prompts, _with_longer_steps, _with_renumbered_tokens),
+    rewrites=(
+        _without_holders,
+        _with_blocks_set_aside,
+        _with_longer_prompts,
+        _with_longer_steps,
+        _with_renumbered_tokens,
+    ),
     questions=_questions,
 )
 """Rules by which cases under vLLM's rules are made smaller."""
