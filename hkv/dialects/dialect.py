@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hkv.oracle.log_format import LogFormat
     from hkv.oracle.reduction import Case, ShrinkRules
     from hkv.oracle.renaming import SameNames
+    from hkv.oracle.steering import Kept
     from hkv.replay.command import ReplayCommand
     from hkv.testing.choices import Choices
     from hkv.testing.moves import Moves
@@ -193,6 +194,12 @@ class Dialect(abc.ABC):
         self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
     ) -> Any:
         """A random configuration for a feature; `kinds`: those of groups that are asked for by name."""
+
+    def kept(self, version: int, name: str) -> Sequence[Kept]:
+        """Configurations of a version under which seeds reached what others seldom do (`hkv.oracle.steering`); none
+        where no such record was made."""
+        del version, name
+        return ()
 
     @abc.abstractmethod
     def drive(self, header: Any, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:

@@ -17,7 +17,7 @@ from hkv.oracle.check import describe
 from hkv.oracle.diagnosis import FURTHER_SEEDS, Diagnosis, Traffic, diagnosed, smaller
 from hkv.oracle.implemented import flags_for
 from hkv.oracle.log_file import write_log
-from hkv.oracle.record import Disagreement, Only, differ, draw
+from hkv.oracle.record import Disagreement, Only, differ, draw, features_of
 from hkv.oracle.reduction import Case
 from hkv.oracle.shrink import Shrinker
 from hkv.oracle.verbs import EngineLike, Path, named_engine
@@ -195,7 +195,7 @@ class Comparison:
             named_engine(engine, timeout) for engine in (engines or rules.default_pair)
         )
         self.engines = tested, right
-        self.features = rules.features(only.dialect)
+        self.features = features_of(only)
         self._only, self._steps, self._ids = only, steps, ids
         self._versions = rules.drawn_versions if version is None else (version,)
         self._bugs = bugs_of_part(bugs, "manager")

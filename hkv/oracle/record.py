@@ -12,6 +12,7 @@ from hkv.oracle.check import with_bugs
 from hkv.oracle.compare import Mismatch
 from hkv.oracle.engine import EngineFactory, Failure
 from hkv.oracle.pair import make_pair
+from hkv.oracle.steering import STEERED, Kept, draw_kept
 from hkv.testing.choices import RandomChoices
 
 DRAWS = 20_000
@@ -84,6 +85,14 @@ ALL = Only()
 """No restriction."""
 
 
+def features_of(only: Only) -> tuple[str, ...]:
+    """Features that have configurations in a selection, as far as that is known without drawing: all that the dialect
+    has, but for `STEERED` where none is kept of them."""
+    dialect = registry.dialect_of(only.dialect)
+    steered = any(_kept(version, only) for version in dialect.drawn_versions)
+    return tuple(each for each in dialect.features(only.dialect) if steered or each != STEERED)
+
+
 def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Any, RandomChoices]:
     """The configuration of a seed, and the choices that its traffic goes on with.
 
@@ -96,14 +105,22 @@ def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Any, 
         raise ConfigError("feature", feature, f"one of {', '.join(features)} for {only.dialect}")
     if version not in dialect.versions:
         raise ConfigError("version", version, f"one of {dialect.versions} for {only.dialect}")
+    kept = _kept(version, only) if feature == STEERED else []
+    if kept:
+        return draw_kept(kept, seed, version, dialect.drawn_versions)
     choices = RandomChoices(seed)
-    for _ in range(DRAWS):
+    for _ in range(DRAWS if feature != STEERED else 0):
         header = dialect.draw_header(choices, feature, version, only.dialect, only.kinds)
         if header in only:
             return header, choices
     kinds = ", ".join(sorted(only.kinds)) or "any"
     groups = "" if only.max_groups is None else f", at most {only.max_groups} groups"
     raise ConfigError("feature", feature, f"a feature that has configurations of these kinds: {kinds}{groups}")
+
+
+def _kept(version: int, only: Only) -> list[Kept]:
+    """Kept configurations of a version that are selected."""
+    return [each for each in registry.dialect_of(only.dialect).kept(version, only.dialect) if each.header in only]
 
 
 def record(factory: EngineFactory, feature: str, seed: int, version: int, steps: int, only: Only = ALL) -> Recording:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hkv.dialects import registry
 from hkv.oracle.engine import EngineFactory
-from hkv.oracle.record import Only
+from hkv.oracle.record import Only, features_of
 from hkv.oracle.watched import Watching
 
 
@@ -70,7 +70,7 @@ def run_watched(
     """
     rules, only = registry.dialect_of(dialect), Only(frozenset(kinds), max_groups, dialect)
     watching = Watching(factory, only, rules.drawn_versions[-1] if version is None else version, steps)
-    for feature in tuple(features) or rules.features(dialect):
+    for feature in tuple(features) or features_of(only):
         for seed in range(first_seed, first_seed + seeds):
             found = watching.seed(feature, seed)
             if found is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hkv.oracle.log_format import LogFormat
     from hkv.oracle.reduction import ShrinkRules
     from hkv.oracle.renaming import SameNames
+    from hkv.oracle.steering import Kept
     from hkv.replay.command import ReplayCommand
     from hkv.testing.choices import Choices
 
@@ -98,8 +99,14 @@ class VllmDialect(Dialect):
 
     def features(self, name: str) -> tuple[str, ...]:
         from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING
+        from hkv.oracle.steering import STEERED
 
-        return REACHING + FEATURES
+        return (STEERED, *REACHING, *FEATURES)
+
+    def kept(self, version: int, name: str) -> Sequence[Kept]:
+        from hkv.dialects.vllm.traffic.kept import kept
+
+        return kept(version)
 
     def short_features(self, name: str) -> tuple[str, ...]:
         from hkv.dialects.vllm.traffic.headers import FEATURES

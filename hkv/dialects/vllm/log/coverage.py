@@ -25,12 +25,17 @@ RULES = {
     "hit/context-parallel": "a hit on blocks split over ranks",
     "hit/extra-keys": "a hit of a request with extra keys",
     "hit/after-preemption": "a request that ran before hits again",
+    "hit/drops-nothing-left": "a lookup under the EAGLE drop rule finds nothing, though a group alone finds a prefix",
+    "lookup/after-reset": "a prompt is looked up again that requests had before the cache was reset",
     "admit/gate": "a request is admitted through the full-sequence gate",
+    "admit/copy": "a request is admitted whose hit ends inside a block of attention, which is to be copied",
+    "admit/edge": "a request is admitted that was refused when one block more was set aside",
     "refuse/gate": "a waiting request is refused with the full-sequence gate on",
     "refuse/need": "a request is refused by what its next tokens need",
     "refuse/running": "a running request is refused",
     "refuse/reserved": "a request is refused while blocks are reserved for others",
     "refuse/watermark": "a waiting request is refused under a watermark",
+    "refuse/copy": "a request is refused whose hit ends inside a block of attention, which is to be copied",
     "allocate/in-flight": "tokens in flight hold blocks that could be retired",
     "allocate/look-ahead": "slots are kept for tokens to come",
     "allocate/drafts": "unverified draft tokens get slots",
@@ -70,13 +75,22 @@ RULES = {
 
 def exercised(log: Log) -> dict[str, int]:
     """Number of times that each rule of `RULES` was exercised; rules that were not are absent."""
-    observer = _Observer(log.header)
+    observer = Observer(log.header)
     for operation in log.operations:
         observer.see(operation)
     return {rule: count for rule in RULES if (count := observer.counts.get(rule, 0))}
 
 
-class _Observer:
+class Observer:
+    """Follows a log and counts what exercises a rule.
+
+    Args:
+      header: the log's configuration.
+
+    Attributes:
+      counts: number of times so far, by rule.
+    """
+
     def __init__(self, header: Header) -> None:
         self.counts: dict[str, int] = {}
         self._header = header
@@ -84,18 +98,31 @@ class _Observer:
         self._lifecycle = Lifecycle(header)
         self._extra: set[str] = set()
         self._targets: set[int] = set()
+        self._copied: set[str] = set()
+        self._refused: tuple[str, int] | None = None
+        self._starts: dict[str, tuple[int, ...]] = {}
+        self._asked: set[tuple[int, ...]] = set()
+        self._forgotten: set[tuple[int, ...]] = set()
         self._named = False
         self._note("caching/off", not header.caching)
         self._note("retention/last-only", header.retention_interval == 0)
         self._note("retention/interval", bool(header.retention_interval))
 
-    def see(self, operation: Operation) -> None:
+    def see(self, operation: Operation) -> frozenset[str]:
+        """Takes note of an operation with its answer; the rules that it exercised."""
+        before_it = dict(self.counts)
+        self._see(operation)
+        return frozenset(rule for rule, count in self.counts.items() if count != before_it.get(rule, 0))
+
+    def _see(self, operation: Operation) -> None:
         states = self._lifecycle.requests
         before = states.get(getattr(operation, "id", ""))
         running = before is not None and before.running
         match operation:
-            case oplog.RequestOp(id=id, extra=extra) if extra is not None:
-                self._extra.add(id)
+            case oplog.RequestOp(id=id, tokens=tokens, extra=extra):
+                self._starts[id] = tuple(tokens[: self._header.hash_block_size])
+                if extra is not None:
+                    self._extra.add(id)
             case oplog.LookupOp(want=hit) if hit is not None:
                 self._lookup(operation.id, hit)
             case oplog.AllocateOp(want=answer) if answer is not None and before is not None:
@@ -115,6 +142,7 @@ class _Observer:
                 self._targets.clear()
             case oplog.ResetOp(want=answer) if answer is not None:
                 self._note("reset/done" if answer.ok else "reset/refused")
+                self._forgotten |= self._asked if answer.ok else set()
             case oplog.EventsOp(want=events):
                 self._events(events or [])
             case oplog.StateOp(want=state) if state is not None:
@@ -133,6 +161,11 @@ class _Observer:
         self._note("request/preempted", self._lifecycle.requests[id].returned)
         self._note("hit/none", header.caching and hit == 0)
         self._note("hit/shared-prefix", found.shared_prefix > 0)
+        self._note("hit/drops-nothing-left", header.eagle and not hit and found.shared_prefix > 0)
+        self._note("lookup/after-reset", self._starts.get(id) in self._forgotten)
+        self._asked.add(self._starts.get(id, ()))
+        inside = any(spec.reads_all and hit % self._size(group) for group, spec in enumerate(self._specs))
+        (self._copied.add if inside else self._copied.discard)(id)
         if not hit:
             return
         sizes = [self._size(group) for group, blocks in enumerate(found.blocks) if blocks]
@@ -157,10 +190,17 @@ class _Observer:
         self._note("refuse/gate", operation.must_fit)
         self._note("refuse/need", not operation.must_fit)
         self._note("refuse/reserved", operation.reserved > 0)
+        self._note("refuse/copy", operation.hit > 0 and operation.id in self._copied)
         self._note("refuse/watermark", self._header.watermark > 0 and not running)
 
     def _allocation(self, operation: oplog.AllocateOp, running: bool, computed: int, tokens: int) -> None:
         self._note("allocate/in-flight", operation.in_flight > 0)
+        refused, self._refused = self._refused, None
+        if operation.want is None or operation.want.blocks is None:
+            self._refused = operation.id, operation.reserved
+        elif not running:
+            self._note("admit/edge", refused == (operation.id, operation.reserved + 1))
+            self._note("admit/copy", operation.hit > 0 and operation.id in self._copied)
         self._note("allocate/pinned-boundary", bool(operation.shared_prefix))
         if operation.want is None or operation.want.blocks is None:
             return

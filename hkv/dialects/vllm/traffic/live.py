@@ -38,6 +38,7 @@ class LiveTraffic(Traffic):
         self._scheduled: dict[str, _Scheduled] = {}
         self._owed: list[list[int]] = []
         self._negative = choices.chance(15)
+        self._limit: int | None = None
         self._chains: dict[str, KeyChain] = {}
         self._encoder = self._config.encoder_tokens
         self._sizes = [group["block_size"] for group in header.groups]
@@ -104,9 +105,10 @@ class LiveTraffic(Traffic):
 
     # What is asked of the cache.
 
-    def _look_up(self, request: Request) -> Hit:
-        limit = self._choices.integer(0, len(request.tokens) - 1) if self._choices.chance(15) else None
-        return self._keep_found(self._perform(oplog.LookupOp(id=request.id, limit=limit)))
+    def _look_up(self, request: Request, again: bool = False) -> Hit:
+        if not again:
+            self._limit = self._choices.integer(0, len(request.tokens) - 1) if self._choices.chance(15) else None
+        return self._keep_found(self._perform(oplog.LookupOp(id=request.id, limit=self._limit)))
 
     def _allocate(self, request: Request, new: int, **fields: Any) -> oplog.Allocation:
         if self._choices.chance(40):

@@ -181,6 +181,16 @@ class Traffic:
         self._advance(request, fields.get("hit", 0) + fields.get("external", 0) + new)
         return True
 
+    def _take_at_edge(self, request: Request, new: int, fields: dict[str, Any]) -> bool:
+        """Admits the request that was just looked up as soon as so few blocks are set aside that there is room, so that
+        a block counted too many or too few shows."""
+        free = len(self._free())
+        for reserved in (*range(free, max(0, free - EDGE), -1), 0):
+            self._look_up(request, again=True)
+            if self._take(request, new, reserved=reserved, **fields):
+                return True
+        return False
+
     def _free(self) -> list[int]:
         state = self._perform(oplog.StateOp())
         assert isinstance(state, oplog.CacheState)
@@ -275,7 +285,8 @@ class Traffic:
         delay = external > 0 and choices.chance(50)
         new = 0 if delay and choices.chance(50) else self._next_tokens(request, hit + external, drafts=False)
         reserved = choices.pick((1, 3, 5, 10, 20)) if choices.chance(30) else 0
-        if external and self._recurrent and self._careful:
+        uncounted = external and self._recurrent and self._careful
+        if uncounted:
             # vLLM counts one state too few a group and fails where that one is not there: leave room, or take nothing.
             if "external-state-not-counted" in self._header.bugs:
                 reserved = max(reserved, len(self._recurrent))
@@ -283,17 +294,18 @@ class Traffic:
                 delay, new = True, 0
         if not hit + external + new:
             return False
-        admitted = self._take(
-            request,
-            new,
-            hit=hit,
-            external=external,
-            delay=delay,
-            must_fit=choices.chance(65),
-            reserved=reserved,
-            shared_prefix=self._draw_boundary(request, found.shared_prefix),
+        fields: dict[str, Any] = {
+            "hit": hit,
+            "external": external,
+            "delay": delay,
+            "must_fit": choices.chance(65),
+            "shared_prefix": self._draw_boundary(request, found.shared_prefix),
             **({} if rows is None else {"rows": rows}),
-        )
+        }
+        if self._sharing and not uncounted and choices.chance(20):
+            admitted = self._take_at_edge(request, new, fields)
+        else:
+            admitted = self._take(request, new, reserved=reserved, **fields)
         if not admitted:
             if choices.chance(25):
                 self._waiting.remove(request)
@@ -303,7 +315,8 @@ class Traffic:
         request.loading = delay
         return True
 
-    def _look_up(self, request: Request) -> Hit:
+    def _look_up(self, request: Request, again: bool = False) -> Hit:
+        """The hit of a request; `again`: as it was asked for last, for an allocation owes the lookup before it."""
         return self._keep_found(self._perform(oplog.LookupOp(id=request.id)))
 
     def _keep_found(self, found: Answer) -> Hit:
@@ -414,6 +427,9 @@ class Traffic:
 
 KNOWN = 30
 """Blocks handed out last, of groups that can do without some, that may be taken out of what is cached."""
+
+EDGE = 10
+"""Blocks that a request may need at most, to be admitted where there is just room for it."""
 
 _DRAFTING = ("core", "eagle", "lookahead_hash", "speculative_state", *REACHING)
 """Features whose traffic may reserve look-ahead slots."""

@@ -1,0 +1,84 @@
+"""Traffic steered by a record of what seeds reached: what is kept, and how seeds go through it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hkv.dialects import registry
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.coverage import Observer
+from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING
+from hkv.dialects.vllm.traffic.kept import kept, written
+from hkv.errors import ConfigError
+from hkv.oracle.record import ALL, Only, draw, features_of, record
+from hkv.oracle.steering import EACH, STEERED, choose
+
+
+def test_what_few_reach_comes_first_and_every_sort_is_there():
+    reached = {f"common-{place}": frozenset({"a", "b", "c"}) for place in range(40)}
+    reached |= {"rare": frozenset({"a", "d"}), "other": frozenset({"a"})}
+    assert choose(reached, 1, lambda name: "") == ["rare"]
+    chosen = choose(reached, 6, lambda name: name.partition("-")[0])
+    assert chosen[:3] == ["common-0", "rare", "other"]
+    assert [name.partition("-")[0] for name in chosen].count("common") >= EACH
+
+
+def test_a_seed_is_a_kept_configuration():
+    """The first seeds go through what is kept, in order, each with the version that it was kept with."""
+    every = [(kept(1), 0), (kept(2), 1)]
+    for version, (ours, parity) in enumerate(every, 1):
+        assert len(ours) > 5
+        for place in (0, 3, len(ours) - 1):
+            header, choices = draw(STEERED, 2 * place + parity, version)
+            again, others = draw(STEERED, 2 * (place + len(ours)) + parity, version)
+            assert header == again == ours[place].header
+            assert header.oplog == version
+            assert [choices.integer(0, 9) for _ in range(40)] != [others.integer(0, 9) for _ in range(40)]
+
+
+def test_the_newest_version_draws_the_same_configurations():
+    header, _ = draw(STEERED, 0, 3)
+    assert header.oplog == 3
+    assert header.groups == kept(2)[0].header.groups
+    assert all("copied-before-written" in each.header.bugs for each in kept(3) if each.header.partial_hits)
+
+
+def test_a_selection_without_kept_configurations_has_no_such_feature():
+    assert features_of(ALL) == (STEERED, *REACHING, *FEATURES)
+    none = Only(frozenset({"chunk_pair"}))
+    assert features_of(none) == (*REACHING, *FEATURES)
+    with pytest.raises(ConfigError, match="feature = 'steered'"):
+        draw(STEERED, 0, 2, none)
+    few = Only(max_groups=1)
+    assert all(len(draw(STEERED, seed, 1 + seed % 2, few)[0].groups) == 1 for seed in range(6))
+
+
+def test_the_file_says_what_is_kept():
+    lines = written([*kept(1), *kept(2)]).splitlines()
+    assert len(set(lines)) == len(lines) == 50
+    assert {each.header.feature for each in (*kept(1), *kept(2))} == {*REACHING, *FEATURES}
+
+
+def test_kept_traffic_still_reaches_what_is_rare():
+    """Rules that no other feature's seeds reach often; a change of the traffic that loses them wants a new record."""
+    rare = {"admit/edge", "refuse/copy", "hit/drops-nothing-left", "lookup/after-reset", "mamba/checkpoint"}
+    found: set[str] = set()
+    for seed in range(50):
+        recording = record(NumpyEngine, STEERED, seed, 1 + seed % 2, 16)
+        observer = Observer(recording.header)
+        for operation, answer in zip(recording.operations, recording.answers, strict=True):
+            if hasattr(operation, "want"):
+                operation.want = answer
+            observer.see(operation)
+        found |= rare & observer.counts.keys()
+        if found == rare:
+            break
+    assert found == rare
+
+
+def test_other_dialects_have_no_such_feature():
+    for dialect in registry.dialects():
+        for name in dialect.names:
+            if name != "vllm-0.33":
+                assert STEERED not in dialect.features(name)
+                assert not dialect.kept(2, name)
