@@ -151,7 +151,9 @@ def _with_blocks_set_aside(best: Best) -> Candidates:
         case, held = best.case, _held(best.case, id)
         others = [operation for operation in case.operations if getattr(operation, "id", None) != id]
         place = next((at for at in reversed(range(len(others))) if isinstance(others[at], oplog.AllocateOp)), None)
-        for count in range(held, max(-1, held - 8), -1) if place is not None else ():
+        if place is None:
+            continue
+        for count in range(held, max(-1, held - 8), -1):
             aside = msgspec.structs.replace(others[place], reserved=others[place].reserved + count)
             yield case.header, [*others[:place], aside, *others[place + 1 :]]
 
