@@ -201,6 +201,20 @@ class KeyChain:
             parent = self.keys[-1] if self.keys else self._root
             self.keys.append(block_key(self._digest, parent, tokens[start:end], extra))
 
+    def cut(self, tokens: int, hash_block_size: int, identity: PrefixIdentity | None = None) -> None:
+        """Forget the keys of blocks that are not whole in the first `tokens` tokens (a streaming session goes on).
+
+        What a lookahead covered of tokens that are gone, the keys before them still cover, as in vLLM 0.33
+        `_update_request_as_session`.
+
+        Args:
+          tokens: tokens that stay.
+          hash_block_size: tokens per key.
+          identity: everything besides tokens that identifies the prefix from now on; None for what it was.
+        """
+        del self.keys[tokens // hash_block_size :]
+        self._identity = self._identity if identity is None else identity
+
 
 class GivenKeys:
     """The keys of one request where they are given and not computed: another hash, or none.
@@ -226,6 +240,11 @@ class GivenKeys:
     def extend(self, tokens: Sequence[int]) -> None:
         """Adds nothing: keys come as they are given."""
         del tokens
+
+    def cut(self, tokens: int, hash_block_size: int, identity: PrefixIdentity | None = None) -> None:
+        """Forget the keys of blocks that are not whole in the first `tokens` tokens; others may be given."""
+        del identity
+        del self.keys[tokens // hash_block_size :]
 
 
 GIVEN = "given"

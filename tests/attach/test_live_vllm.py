@@ -155,6 +155,27 @@ def test_a_hit_that_is_published_is_said(observation: Observation) -> None:
     assert not any(isinstance(each, oplog.EndOp) for each in operations)
 
 
+def test_a_streaming_session_goes_on(observation: Observation) -> None:
+    manager = observation.manager
+    request = request_of("a", [1, 2, 3, 4, 5])
+    request.resumable = True
+    manager.allocate_slots(request, 5)
+    request.num_computed_tokens = 5
+    request.append_output_token_ids([6])
+    manager.cache_blocks(request, 5)
+    del request._all_token_ids[5:], request.block_hashes[2:]
+    request._output_token_ids.clear()
+    request._all_token_ids.extend([7, 8, 9])
+    request.prompt_token_ids.extend([7, 8, 9])
+    request.num_prompt_tokens = 8
+    request.update_block_hashes()
+    manager.allocate_slots(request, 3)
+    log = observation.log()
+    (said,) = [each for each in log.operations if isinstance(each, oplog.ResumeOp)]
+    assert (said.keep, said.tokens, said.prompt) == (5, [7, 8, 9], 8)
+    assert not any(isinstance(each, oplog.EndOp) for each in log.operations)
+
+
 def test_blocks_to_be_zeroed_are_said(tmp_path: pathlib.Path) -> None:
     observation = Observation(sample.header(oplog=3, num_blocks=12, zeroing=True), tmp_path)
     manager = observation.manager

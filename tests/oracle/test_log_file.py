@@ -76,6 +76,7 @@ LIVE_LINES = [
     ({"op": "hold", "blocks": [1]}, "op", "hold"),
     ({"op": "digest", "want": {"digest": "0" * 64}}, "op", "digest"),
     ({"op": "zeros", "want": []}, "op", "zeros"),
+    ({"op": "resume", "id": "r1", "keep": 0, "tokens": [1], "prompt": 1}, "op", "resume"),
     ({"op": "unwritten", "id": "r1", "tokens": 0}, "op", "unwritten"),
     ({"op": "end", "reason": "poked"}, "op", "end"),
     ({"op": "request", "id": "r1", "tokens": [1], "keys": ["00"]}, "keys", ["00"]),

@@ -73,6 +73,8 @@ class Lifecycle:
                 state = self._known(operation.id)
                 state.tokens += len(operation.tokens)
                 self._check_length(state.tokens)
+            case oplog.ResumeOp():
+                self._resume(operation)
             case oplog.CommitOp():
                 self._check_commit(operation)
             case oplog.FreeOp() | oplog.PopOp():
@@ -124,6 +126,18 @@ class Lifecycle:
         if operation.report not in (None, oplog.FULL):
             raise OperationError("report", operation.report, f"{oplog.FULL}, or nothing for what is stored alone")
         self.requests[operation.id] = RequestState(length, length)
+
+    def _resume(self, operation: oplog.ResumeOp) -> None:
+        state = self._known(operation.id)
+        if operation.keep > state.tokens:
+            raise OperationError("keep", operation.keep, f"at most the request's {state.tokens} tokens")
+        length = operation.keep + len(operation.tokens)
+        self._check_length(length)
+        if not 1 <= operation.prompt <= length:
+            raise OperationError("prompt", operation.prompt, f"1 to {length} tokens")
+        if operation.extra is not None:
+            _check_extra(operation.extra, length)
+        state.tokens, state.prompt = length, operation.prompt
 
     def _check_allocate(self, operation: oplog.AllocateOp, found: tuple[str, int] | None) -> None:
         state = self._known(operation.id)

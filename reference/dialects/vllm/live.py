@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hkv.errors import OperationError
+from hkv.keys.chained import PrefixIdentity
 from reference.dialects.vllm.manager import Manager
+from reference.dialects.vllm.request import TokenRequest
 
 
 def computed(manager: Manager, id: str, tokens: int) -> None:
@@ -17,6 +19,35 @@ def computed(manager: Manager, id: str, tokens: int) -> None:
     if type(tokens) is not int or tokens < 0:
         raise OperationError("tokens", tokens, "an integer of at least 0")
     manager.find(id).num_computed = tokens
+
+
+def resume(
+    manager: Manager,
+    id: str,
+    keep: int,
+    tokens: Sequence[int],
+    prompt: int,
+    identity: PrefixIdentity | None = None,
+    keys: Sequence[str] = (),
+) -> None:
+    """A request's first `keep` tokens stay and others follow: its session goes on. Its blocks stay as they are.
+
+    Raises:
+      OperationError: more tokens than it has, or may have; a prompt that is longer than they are.
+    """
+    request = manager.find(id)
+    if not isinstance(request, TokenRequest):
+        raise OperationError("id", id, "a request that came with tokens")
+    config = manager.config
+    if not 0 <= keep <= request.num_tokens:
+        raise OperationError("keep", keep, f"at most the request's {request.num_tokens} tokens")
+    length = keep + len(tokens)
+    if length > config.max_model_len:
+        raise OperationError("tokens", length, f"at most max_model_len {config.max_model_len} in all")
+    if not 1 <= prompt <= length:
+        raise OperationError("prompt", prompt, f"1 to {length} tokens")
+    manager.forget_hit()
+    request.resume(keep, tokens, prompt, config.hash_block_size, identity, keys)
 
 
 def retire(manager: Manager, id: str, processed: int) -> None:

@@ -90,6 +90,31 @@ class TokenRequest(Request):
         self.num_tokens = len(self.tokens)
         self._chain.extend(self.tokens)
 
+    def resume(
+        self,
+        keep: int,
+        tokens: Sequence[int],
+        prompt: int,
+        hash_block_size: int,
+        identity: PrefixIdentity | None,
+        keys: Sequence[str],
+    ) -> None:
+        """A streaming session goes on (vLLM 0.33 `Scheduler._update_request_as_session`).
+
+        Args:
+          keep: tokens that stay.
+          tokens: those that follow.
+          prompt: length of the prompt from now on.
+          hash_block_size: tokens per key.
+          identity: everything besides tokens that identifies the prefix from now on; None for what it was.
+          keys: as of `append`.
+        """
+        self._chain.cut(keep, hash_block_size, identity)
+        self.identity = self.identity if identity is None else identity
+        del self.tokens[keep:]
+        self.append(tokens, keys)
+        self.num_prompt = prompt
+
 
 class KeyedRequest(Request):
     """A request of which only the length is known, and what its prefixes are called.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.vllm.attach.requests import UntellableError
-from hkv.dialects.vllm.attach.sight import Sight, ids_of, see
+from hkv.dialects.vllm.attach.sight import Sight, ids_of, see, turn_of
 
 if TYPE_CHECKING:
     from hkv.dialects.vllm.attach.observer import Observer
@@ -167,7 +167,7 @@ class Hooks:
             free, cached = queue.num_free_blocks, len(pool.cached_block_hash_to_block._cache)
             tokens, hashes = request._all_token_ids, request.block_hashes
             if request.resumable:
-                tokens, hashes = tokens.copy(), hashes.copy()
+                tokens, hashes = turn_of(request), hashes.copy()
             computed, length, count = request.num_computed_tokens, len(tokens), len(hashes)
             in_flight, boundary, status = (
                 request.num_in_flight_tokens,

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from hkv.dialects.vllm.attach.sight import Seen
+from hkv.dialects.vllm.attach.sight import Seen, Turn
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
@@ -36,6 +36,7 @@ class Tracked:
       shared_prefix: boundary as told.
       running: whether it holds blocks.
       report: report mode as told.
+      turn: of a streaming session, the lengths of its prompt and of its multimodal items as told; else None.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Tracked:
     shared_prefix: int = 0
     running: bool = False
     report: str | None = None
+    turn: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         mode = getattr(self.request, "kv_cache_report_mode", None)  # pooling requests have none
@@ -97,7 +99,8 @@ class Requests:
             self.drop(tracked)
             tracked = None
         if tracked is None:
-            tracked = self._arrive(request, tokens[:length], hashes[:count])
+            turn = (tokens.prompt, tokens.items) if isinstance(tokens, Turn) else None
+            tracked = self._arrive(request, tokens[:length], hashes[:count], turn)
         if computed != tracked.computed:
             if not 0 <= computed <= self._header.max_model_len:
                 raise UntellableError(f"{computed} computed tokens")
@@ -121,11 +124,11 @@ class Requests:
         self._tell(self._arrival(again, again.tokens))
         return name
 
-    def _arrive(self, request: Any, tokens: list[int], hashes: list[bytes]) -> Tracked:
-        prompt = tokens[: request.num_prompt_tokens]
+    def _arrive(self, request: Any, tokens: list[int], hashes: list[bytes], turn: tuple[int, int] | None) -> Tracked:
+        prompt = tokens[: turn[0] if turn is not None else request.num_prompt_tokens]
         if not prompt:
             raise UntellableError(f"request {request.request_id} without tokens")
-        tracked = Tracked(self._name(request.request_id), request, tokens, hashes, told=len(prompt))
+        tracked = Tracked(self._name(request.request_id), request, tokens, hashes, told=len(prompt), turn=turn)
         operation = self._arrival(tracked, prompt)
         self._by_id[request.request_id] = tracked
         self._tell(operation)
@@ -136,7 +139,7 @@ class Requests:
 
     def _arrival(self, tracked: Tracked, prompt: list[int]) -> oplog.RequestOp:
         self._check(len(tracked.tokens), prompt)
-        extra = _extra(tracked.request)
+        extra = _extra(tracked.request, *((tracked.turn[1], tracked.turn[0]) if tracked.turn is not None else ()))
         self.identities_told &= extra is not None
         operation = oplog.RequestOp(
             id=tracked.name,
@@ -164,10 +167,11 @@ class Requests:
     def _append(self, tracked: Tracked, seen: Seen) -> None:
         request, _, length, count, tokens, hashes = seen
         told = tracked.told
+        if isinstance(tokens, Turn) and self._has_turned(tracked, tokens, hashes):
+            self._resume(tracked, tokens, hashes)
+            return
         if length < told:
             raise UntellableError(f"request {tracked.name} has {told - length} tokens fewer than before")
-        if request.resumable and tokens[:told] != tracked.tokens[:told]:
-            raise UntellableError(f"request {tracked.name} has other tokens than before")
         if length == told:
             return
         more = tokens[told:length]
@@ -181,6 +185,41 @@ class Requests:
         tracked.told = length
         if request.resumable or not self.hash_known:
             tracked.tokens, tracked.hashes = tokens[:length], hashes[:count]
+        self._tell(operation)
+        if not self.hash_known:
+            self._decide(tracked)
+
+    def _has_turned(self, tracked: Tracked, tokens: Turn, hashes: list[bytes]) -> bool:
+        """True if more happened to a streaming session than that tokens were appended."""
+        kept = tokens[: tracked.told] == tracked.tokens[: tracked.told]
+        same = hashes[: len(tracked.hashes)] == tracked.hashes
+        return not (kept and same) or tracked.turn != (tokens.prompt, tokens.items)
+
+    def _resume(self, tracked: Tracked, tokens: Turn, hashes: list[bytes]) -> None:
+        """Tells that a streaming session goes on: with its first tokens, as far as they and their hashes stay."""
+        before, items = tracked.tokens[: tracked.told], tracked.turn[1] if tracked.turn is not None else 0
+        keep = next(
+            (i for i, (a, b) in enumerate(zip(before, tokens, strict=False)) if a != b), min(len(before), len(tokens))
+        )
+        size = self._header.hash_block_size
+        known = min(keep // size, len(tracked.hashes))
+        if tracked.hashes[:known] != hashes[:known]:
+            keep = 0  # hashed anew
+        more = tokens[keep:]
+        self._check(len(tokens), more)
+        operation = oplog.ResumeOp(id=tracked.name, keep=keep, tokens=more, prompt=tokens.prompt)
+        if tokens.items != items:
+            operation.extra = _extra(tracked.request, tokens.items, tokens.prompt)
+            self.identities_told &= operation.extra is not None
+        if tracked.keys is not None:
+            operation.keys = [bytes(key).hex() for key in hashes[keep // size :]]
+            tracked.keys = len(hashes)
+        elif self._header.caching and (operation.extra is None) == (tokens.items != items):
+            raise UntellableError(f"request {tracked.name} with other multimodal items, which a log has no words for")
+        elif self._header.caching and len(hashes) != self._expected(len(tokens)):
+            raise UntellableError(f"request {tracked.name} with {len(hashes)} keys of {len(tokens)} tokens")
+        tracked.told, tracked.tokens, tracked.hashes = len(tokens), list(tokens), hashes
+        tracked.turn = tokens.prompt, tokens.items
         self._tell(operation)
         if not self.hash_known:
             self._decide(tracked)
@@ -231,15 +270,21 @@ def _hash_of(tracked: Tracked, header: Header) -> tuple[str, str]:
     return GIVEN, header.hash_seed
 
 
-def _extra(request: Any) -> ExtraKeys | None:
-    """Everything besides its tokens that identifies a request's prefix; None where a log has no words for it."""
+def _extra(request: Any, count: int | None = None, prompt: int | None = None) -> ExtraKeys | None:
+    """Everything besides its tokens that identifies a request's prefix; None where a log has no words for it.
+
+    Args:
+      request: vLLM's object.
+      count: number of its multimodal items; None for all.
+      prompt: tokens of its prompt; None for those that it has now.
+    """
     if request.prompt_embeds is not None:
         return None
     items = []
     end = 0
-    for feature in request.mm_features:
+    for feature in request.mm_features[:count]:
         offset, length = feature.mm_position.offset, feature.mm_position.length
-        if offset < end or length < 1 or offset + length > request.num_prompt_tokens:
+        if offset < end or length < 1 or offset + length > (prompt or request.num_prompt_tokens):
             return None
         end = offset + length
         items.append((feature.identifier, offset, length))

@@ -34,14 +34,33 @@ MARKS = (
 
 Seen: TypeAlias = tuple[Any, int, int, int, list[int], list[bytes]]
 """A request at one moment: vLLM's object; `num_computed_tokens`; numbers of its tokens and of its block hashes; the
-lists of both, which only grow but for those of streaming sessions, of which these are copies."""
+lists of both, which only grow but for those of streaming sessions, of which these are copies (`Turn`)."""
+
+
+class Turn(list[int]):
+    """Tokens of a streaming session, whose prompt and multimodal items grow, too.
+
+    Attributes:
+      prompt: tokens of its prompt.
+      items: number of its multimodal items.
+    """
+
+    prompt: int
+    items: int
+
+
+def turn_of(request: Any) -> Turn:
+    """A copy of a streaming session's tokens as they are now."""
+    turn = Turn(request._all_token_ids)
+    turn.prompt, turn.items = request.num_prompt_tokens, len(request.mm_features)
+    return turn
 
 
 def see(request: Any) -> Seen:
     """The request as it is now."""
     tokens, hashes = request._all_token_ids, request.block_hashes
     if request.resumable:
-        tokens, hashes = tokens.copy(), hashes.copy()
+        tokens, hashes = turn_of(request), hashes.copy()
     return request, request.num_computed_tokens, len(tokens), len(hashes), tokens, hashes
 
 

@@ -71,6 +71,8 @@ class LiveEngine(Engine, Protocol):
 
     def hold(self, blocks: Sequence[int]) -> None: ...
 
+    def resume(self, operation: oplog.ResumeOp) -> None: ...
+
     def zeros(self) -> list[int]: ...
 
     def unwritten(self, id: str, tokens: int) -> None: ...
@@ -158,6 +160,8 @@ def _apply_live(engine: LiveEngine, operation: Operation) -> list[int] | None:
             return engine.release(operation.blocks)
         case oplog.HoldOp():
             return engine.hold(operation.blocks)
+        case oplog.ResumeOp():
+            return engine.resume(operation)
         case oplog.ZerosOp():
             return engine.zeros()
         case oplog.UnwrittenOp():

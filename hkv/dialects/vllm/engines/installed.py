@@ -10,7 +10,16 @@ from typing import Any
 
 from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
+from hkv.dialects.vllm.log.structs import (
+    AllocateOp,
+    Allocation,
+    CacheEvent,
+    CacheState,
+    ExtraKeys,
+    Header,
+    Hit,
+    ResumeOp,
+)
 from hkv.errors import ConfigError, OperationError
 
 RELEASE = "0.33."
@@ -148,6 +157,15 @@ class InstalledVllmEngine:
         else:
             vllm_objects.use_none_hash(self._hash)
         request.append_output_token_ids(list(tokens))
+
+    def resume(self, operation: ResumeOp) -> None:
+        request = self._known(operation.id)
+        keys = operation.keep // self._config.hash_block_size
+        if operation.id in self._given:
+            self._given[operation.id][keys:] = operation.keys or []
+        else:
+            vllm_objects.use_none_hash(self._hash)
+        vllm_objects.resume(request, operation, keys)
 
     def commit(self, id: str, tokens: int) -> None:
         self._call("commit", id, self._manager.cache_blocks, self._known(id), tokens)

@@ -16,6 +16,7 @@ from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.engine import apply, arrival_fields
 from hkv.dialects.vllm.engines.hit_reports import spans_of
 from hkv.dialects.vllm.engines.jax_answers import Answers, check
+from hkv.dialects.vllm.engines.jax_requests import Later, Request, Room, said
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
@@ -53,32 +54,6 @@ CODES = tuple(code for code in cache.ALL if code != Code.FORK)
 """Operations that logs know."""
 
 
-@dataclasses.dataclass
-class Request:
-    """A request as the host knows it.
-
-    Attributes:
-      slot: its request slot in the compiled cache.
-      num_tokens: prompt and output.
-      tokens: the tokens themselves; empty for a keyed request.
-      chain: computes its prefix keys; None for a keyed request.
-      numbers: its prefix keys, interned.
-      identity: everything besides its tokens that identifies its prefix.
-      session: the session that its events name, "" for none.
-      reports: whether its hits are published as events.
-      running: True if it holds blocks, as far as answers have come back.
-    """
-
-    slot: int
-    num_tokens: int
-    tokens: list[int]
-    chain: KeyChain | GivenKeys | None
-    numbers: list[int]
-    identity: PrefixIdentity = PLAIN
-    session: str = ""
-    reports: bool = False
-
-
 class JaxEngine:
     """The compiled cache. Implements `hkv.dialects.vllm.engines.engine.KeyedEngine` and `BatchEngine`.
 
@@ -110,10 +85,10 @@ class JaxEngine:
         self._reader = reading.Reader(self.config, self._parameters, self._interner, self._version)
         self._batch = Batch()
         self._waiting: list[Any] = []
-        self._room = _Room(0, 0)
+        self._room = Room(0, 0)
         self._events: list[CacheEvent] = []
         self._answers = Answers([self.config.zeroes(group) for group in range(self._groups)])
-        self._looked_up: _Later | None = None
+        self._looked_up: Later | None = None
 
     # One operation at a time.
 
@@ -184,6 +159,15 @@ class JaxEngine:
         request.tokens.extend(tokens)
         request.num_tokens += len(tokens)
         self._add(Code.APPEND, request, payload=self._grow(request), tokens=len(tokens))
+
+    def resume(self, operation: oplog.ResumeOp) -> None:
+        """A streaming session goes on: its tokens and keys are cut in the state, and then appended to."""
+        request = self._request(operation.id)
+        request.check_resumption(operation, self.config.max_model_len)
+        self._flush()  # events name tokens as they were
+        request.cut(operation, self.config.hash_block_size)
+        self._state = reading.resumed(self._state, request.slot, operation.keep, len(request.numbers), operation.prompt)
+        self._add(Code.APPEND, request, payload=self._grow(request), tokens=len(operation.tokens))
 
     def extend(self, id: str, tokens: int) -> None:
         """`tokens` generated tokens are appended to a keyed request."""
@@ -261,7 +245,7 @@ class JaxEngine:
         for block in blocks:
             if type(block) is not int or not 0 <= block < self.config.num_blocks:
                 raise OperationError("blocks", block, f"block ids from 0 to {self.config.num_blocks - 1}")
-        room = _Room(0, len(blocks) * (1 + self._buckets.parts))
+        room = Room(0, len(blocks) * (1 + self._buckets.parts))
         self._add(Code.EVICT, None, payload=blocks, room=room)
 
     def copies(self, hold: bool = False) -> list[tuple[int, int]]:
@@ -318,7 +302,7 @@ class JaxEngine:
         """Performs operations in order and returns their answers."""
         answers = [self._begin(operation) for operation in operations]
         self._flush()
-        return [answer.value if isinstance(answer, _Later) else answer for answer in answers]
+        return [answer.value if isinstance(answer, Later) else answer for answer in answers]
 
     def _begin(self, operation: Operation) -> Any:
         match operation:
@@ -355,10 +339,10 @@ class JaxEngine:
 
     # What operations become.
 
-    def _lookup(self, id: str, limit: int | None = None) -> _Later:
+    def _lookup(self, id: str, limit: int | None = None) -> Later:
         request = self._request(id)
         most = 0 if limit is None else limit + 1
-        room = _Room(self._blocks(max(request.num_tokens, most)), 0)
+        room = Room(self._blocks(max(request.num_tokens, most)), 0)
         if request.reports:
             self._flush()  # what happened before is told before
         later = self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
@@ -367,10 +351,10 @@ class JaxEngine:
             self._flush()
         if request.reports and self._records:
             for span in spans_of(later.value, self.config, len(request.numbers)):
-                self._events.append(self._reader.stored(span, _teller(request)))
+                self._events.append(self._reader.stored(span, request.teller))
         return later
 
-    def _allocate(self, operation: AllocateOp) -> _Later:
+    def _allocate(self, operation: AllocateOp) -> Later:
         request = self._request(operation.id)
         for name in ("new", "hit", "lookahead", "external", "reserved", "in_flight"):
             value = getattr(operation, name)
@@ -378,7 +362,7 @@ class JaxEngine:
                 raise OperationError(name, value, "an integer of at least 0")
         encoder = operation.encoder or 0
         check_encoder(encoder, self.config.encoder_tokens)
-        flags = _said(operation)
+        flags = said(operation)
         if operation.rows is not None:
             flags |= Flag.ROWS
             payload = [number for row in operation.rows for number in (len(row), *row)]
@@ -420,8 +404,8 @@ class JaxEngine:
             return [[] for _ in range(self._groups)]
         return self._looked_up.value.blocks
 
-    def _reset(self) -> _Later:
-        return self._add(Code.RESET, None, room=_Room(0, 1), read=self._answers.reset)
+    def _reset(self) -> Later:
+        return self._add(Code.RESET, None, room=Room(0, 1), read=self._answers.reset)
 
     # Batches.
 
@@ -430,21 +414,21 @@ class JaxEngine:
         code: Code,
         request: Request | None,
         payload: Sequence[int] = (),
-        room: _Room | None = None,
+        room: Room | None = None,
         read: Any = None,
         **arguments: int,
-    ) -> _Later:
-        room = room or _Room(0, 0)
+    ) -> Later:
+        room = room or Room(0, 0)
         full = len(self._batch) >= OPERATIONS - 1 or self._batch.payload_size + len(payload) > PAYLOAD
         if len(self._batch) and (full or self._room.ids + room.ids > IDS or self._room.events + room.events > EVENTS):
             self._flush()
-        self._room = _Room(self._room.ids + room.ids, self._room.events + room.events)
-        later = _Later(read, request, code)
+        self._room = Room(self._room.ids + room.ids, self._room.events + room.events)
+        later = Later(read, request, code)
         self._batch.add(code, 0 if request is None else request.slot, payload, **arguments)
         self._waiting.append(later)
         return later
 
-    def _now(self, later: _Later) -> Any:
+    def _now(self, later: Later) -> Any:
         self._flush()
         return later.value.ok if isinstance(later.value, oplog.Reset) else later.value
 
@@ -452,7 +436,7 @@ class JaxEngine:
         if not len(self._batch):
             return
         batch, waiting, room = self._batch, self._waiting, self._room
-        self._batch, self._waiting, self._room = Batch(), [], _Room(0, 0)
+        self._batch, self._waiting, self._room = Batch(), [], Room(0, 0)
         operations = jax.device_put(batch.build(OPERATIONS, PAYLOAD))
         ids, events = bucket(room.ids, IDS), bucket(room.events, EVENTS)
         self._state, results = cache.run(self._parameters, self._state, operations, ids=ids, events=events, only=CODES)
@@ -466,10 +450,10 @@ class JaxEngine:
                 later.value = later.read(row, results.ids)
         self._take_events(waiting, results)
 
-    def _take_events(self, waiting: Sequence[_Later], results: Results) -> None:
+    def _take_events(self, waiting: Sequence[Later], results: Results) -> None:
         if self._records:
             slots = {later.request.slot: later.request for later in waiting if later.request is not None}
-            tellers = {slot: _teller(request) for slot, request in slots.items()}
+            tellers = {slot: request.teller for slot, request in slots.items()}
             self._events += self._reader.events(np.asarray(results.events)[: int(results.counts[1])], tellers)
 
     # Host-side checks and sizes.
@@ -507,9 +491,9 @@ class JaxEngine:
         scratch = sum(spec.scratch_blocks for spec in specs)
         return sum(-(-tokens // size) + 8 for size in sizes) + scratch
 
-    def _room_of(self, tokens: int) -> _Room:
+    def _room_of(self, tokens: int) -> Room:
         blocks = self._blocks(max(0, tokens))
-        return _Room(blocks, blocks * (3 + self._buckets.parts) + 4 * self._groups)
+        return Room(blocks, blocks * (3 + self._buckets.parts) + 4 * self._groups)
 
     def _slot(self) -> int:
         if not self._free_slots:
@@ -529,32 +513,3 @@ class JaxEngine:
         self._flush()
         self._state = jax.device_put(reading.resized(jax.device_get(self._state), buckets))
         self._buckets = buckets
-
-
-def _teller(request: Request) -> reading.Teller:
-    return reading.Teller(request.tokens, request.numbers, request.identity, request.session)
-
-
-def _said(operation: AllocateOp) -> Flag:
-    flags = Flag(0)
-    if operation.waiting is not None:
-        flags |= Flag.STATUS | (Flag.WAITING if operation.waiting else Flag(0))
-    if operation.scheduled is not None:
-        flags |= Flag.OTHERS | (Flag.SCHEDULED if operation.scheduled else Flag(0))
-    return flags
-
-
-@dataclasses.dataclass(frozen=True)
-class _Room:
-    ids: int
-    events: int
-
-
-@dataclasses.dataclass
-class _Later:
-    """An answer that comes with the next dispatch."""
-
-    read: Any
-    request: Request | None
-    code: Code
-    value: Any = None

@@ -25,6 +25,7 @@ from hkv.state.state import (
     RETIRED,
     Buckets,
     Counter,
+    Request,
     Row,
     State,
     empty,
@@ -191,6 +192,18 @@ class Reader:
             ahead = [tokens[place : place + self._config.hash_lookahead] for place in ends]
             return describe_stored(event, self._config, identity, session, ends, ahead)
         return event
+
+
+def resumed(state: State, slot: int, tokens: int, keys: int, prompt: int) -> State:
+    """The same cache, but for a request's number of tokens, of prefix keys, and the length of its prompt.
+
+    Nothing that was noted of its next allocation, or of its last lookup, holds.
+    """
+    changes = {Request.TOKENS: tokens, Request.KEYS: keys, Request.PROMPT: prompt, Request.CALM: 0, Request.HIT: -1}
+    requests = np.array(jax.device_get(state.requests))
+    for field, value in changes.items():
+        requests[slot, field] = value
+    return state.replace(requests=jax.device_put(requests))
 
 
 def resized(state: State, buckets: Buckets) -> State:

@@ -7,7 +7,16 @@ from typing import Any
 
 from hkv.dialects.vllm.engines.published import describe_removed, describe_stored
 from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Header, Hit
+from hkv.dialects.vllm.log.structs import (
+    AllocateOp,
+    Allocation,
+    CacheEvent,
+    CacheState,
+    ExtraKeys,
+    Header,
+    Hit,
+    ResumeOp,
+)
 from hkv.errors import ConfigError
 from hkv.keys.chained import PLAIN, PrefixIdentity
 from hkv.oracle.engines.reference_package import check_reference
@@ -102,6 +111,19 @@ class NumpyEngine:
     def append(self, id: str, tokens: Sequence[int], keys: Sequence[str] = ()) -> None:
         """Generated tokens are appended."""
         self.manager.append(id, tokens, keys)
+
+    def resume(self, operation: ResumeOp) -> None:
+        """A streaming session goes on."""
+        extra = operation.extra
+        self._operations.resume(
+            self.manager,
+            operation.id,
+            operation.keep,
+            operation.tokens,
+            operation.prompt,
+            None if extra is None else identity_of(extra),
+            operation.keys or (),
+        )
 
     def commit(self, id: str, tokens: int) -> None:
         """The first `tokens` tokens may be registered in the prefix cache."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.log.structs import CacheEvent, ExtraKeys
+from hkv.dialects.vllm.log.structs import CacheEvent, ExtraKeys, ResumeOp
 from hkv.errors import ConfigError
 from hkv.keys.chained import GIVEN, SEED, no_digest
 from hkv.spec import CLASSES, KINDS
@@ -118,6 +118,19 @@ def request(id: str, tokens: list[int], extra: ExtraKeys | None, block_hasher: C
 
     named = {} if extra is None else _identity(extra)
     return Request(id, tokens, _sampling_params(), None, block_hasher=block_hasher, **named)
+
+
+def resume(request: Any, operation: ResumeOp, keys: int) -> None:
+    """Does to a request what vLLM 0.33 `Scheduler._update_request_as_session` does; `keys`: hashes that stay."""
+    del request._all_token_ids[operation.keep :]
+    del request.block_hashes[keys:]
+    if operation.extra is not None:
+        request.mm_features = _identity(operation.extra).get("mm_features", [])
+    request._all_token_ids.extend(operation.tokens)
+    request._output_token_ids[:] = request._all_token_ids[operation.prompt :]
+    request.prompt_token_ids = request._all_token_ids[: operation.prompt]
+    request.num_prompt_tokens = operation.prompt
+    request.update_block_hashes()
 
 
 def set_running(request: Any) -> None:

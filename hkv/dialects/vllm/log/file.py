@@ -15,7 +15,20 @@ from hkv.dialects.vllm.log.structs import Header, Operation
 from hkv.errors import FileError
 from hkv.oracle.log_format import LARGEST, LogFormat, check_answered
 
-COUNTS = ("new", "hit", "lookahead", "external", "reserved", "in_flight", "shared_prefix", "tokens", "limit", "encoder")
+COUNTS = (
+    "new",
+    "hit",
+    "lookahead",
+    "external",
+    "reserved",
+    "in_flight",
+    "shared_prefix",
+    "tokens",
+    "limit",
+    "keep",
+    "prompt",
+    "encoder",
+)
 """Fields of operations that are numbers of tokens or blocks."""
 
 EVENT_TYPES = ("stored", "removed", "cleared")
@@ -28,6 +41,7 @@ OPERATIONS: tuple[type[Any], ...] = (
     oplog.AdvanceOp,
     oplog.ComputedOp,
     oplog.AppendOp,
+    oplog.ResumeOp,
     oplog.CommitOp,
     oplog.RetireOp,
     oplog.FreeOp,

@@ -239,6 +239,21 @@ class AppendOp(_Op, tag="append"):
     keys: list[WholeKey] | None = None
 
 
+class ResumeOp(_Op, tag="resume"):
+    """A streaming session goes on (version 3): its first `keep` tokens stay, and `tokens` follow.
+
+    `prompt`: tokens of its prompt from now on; `extra`: everything besides tokens that identifies its prefix from now
+    on, None for what it was; `keys`: those of its hash blocks from the first that is not whole in the tokens kept.
+    """
+
+    id: str
+    keep: Count
+    tokens: list[Token]
+    prompt: Positive
+    extra: ExtraKeys | None = None
+    keys: list[WholeKey] | None = None
+
+
 class CommitOp(_Op, tag="commit"):
     """The first `tokens` tokens may be registered in the prefix cache."""
 
@@ -350,6 +365,7 @@ Operation: TypeAlias = (
     | AdvanceOp
     | ComputedOp
     | AppendOp
+    | ResumeOp
     | CommitOp
     | RetireOp
     | FreeOp
@@ -369,7 +385,10 @@ Operation: TypeAlias = (
 )
 
 
-LIVE_OPERATIONS = (ComputedOp, RetireOp, PopOp, ReleaseOp, HoldOp, ZerosOp, UnwrittenOp, DigestOp, EndOp)
+LIVE_OPERATIONS = (
+    *(ComputedOp, ResumeOp, RetireOp, PopOp, ReleaseOp, HoldOp, ZerosOp, UnwrittenOp),
+    *(DigestOp, EndOp),
+)
 """Operations of version 3 alone."""
 
 

@@ -79,6 +79,8 @@ class Ledger:
                 record.tokens += operation.tokens
                 if record.keys is not None:
                     record.keys += operation.keys or []
+            case oplog.ResumeOp():
+                self._resume(operation)
             case oplog.RetireOp():
                 record = self.requests[operation.id]
                 record.processed = max(record.processed, operation.tokens)
@@ -87,6 +89,15 @@ class Ledger:
                 record.processed = max(record.processed, self.total(operation) - operation.in_flight)
             case _:
                 pass
+
+    def _resume(self, operation: oplog.ResumeOp) -> None:
+        record, keys = self.requests[operation.id], operation.keep // self._config.hash_block_size
+        record.tokens[operation.keep :] = operation.tokens
+        record.prompt = operation.prompt
+        record.extra = record.extra if operation.extra is None else operation.extra
+        del record.prefixes[keys:]
+        if record.keys is not None:
+            record.keys[keys:] = operation.keys or []
 
     def after(self, operation: Operation, answer: Answer) -> None:
         """Takes note of what was answered."""

@@ -13,6 +13,7 @@ from typing import Any
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheState, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import later_choices
+from hkv.dialects.vllm.traffic.prompts import VOCABULARY
 from hkv.dialects.vllm.traffic.traffic import Perform, Request, Traffic
 from hkv.keys.chained import GIVEN, KeyChain, sha256_cbor
 from hkv.testing.choices import Choices
@@ -43,6 +44,7 @@ class LiveTraffic(Traffic):
         self._encoder = self._config.encoder_tokens
         self._sizes = [group["block_size"] for group in header.groups]
         self._later = later_choices(header)
+        self._streams = header.hash_lookahead == 0 and self._later.chance(50)
         self._sessions = (None, "s", "t") if self._later.chance(50) else (None,)
         self._reports = self._may_report() and self._later.chance(50)
 
@@ -74,9 +76,10 @@ class LiveTraffic(Traffic):
         self._perform(operation)
 
     def _append(self, request: Request, count: int) -> None:
-        if not count:
-            return
-        tokens = self._prompts.tokens(count)
+        if count:
+            self._append_tokens(request, self._prompts.tokens(count))
+
+    def _append_tokens(self, request: Request, tokens: list[int]) -> None:
         request.tokens += tokens
         operation = oplog.AppendOp(id=request.id, tokens=self._signed(tokens))
         if request.id in self._chains:
@@ -173,11 +176,30 @@ class LiveTraffic(Traffic):
             self._perform(oplog.RetireOp(id=request.id, tokens=processed))
         steps = self._scheduled.get(request.id)
         if steps is None or not steps.steps:
+            self._resume(request)
             super()._continue(request)
             return
         if len(steps.steps) < 2 and self._choices.chance(50) and self._schedule_another(request, steps):
             return
         self._come_back(request, steps)
+
+    def _resume(self, request: Request) -> None:
+        """A streaming session goes on, where all is computed but the last token sampled, which is taken away."""
+        later, keep = self._later, request.computed
+        room = self._header.max_model_len - 2 - keep
+        at_rest = keep and len(request.tokens) - keep in (0, 1) and not request.loading
+        if not (self._streams and at_rest and room > 0 and later.chance(40)):
+            return
+        if keep == len(request.tokens):
+            self._append_tokens(request, [later.integer(0, VOCABULARY - 1)])
+        tokens = [later.integer(0, VOCABULARY - 1) for _ in range(later.integer(1, min(room, 20)))]
+        request.tokens[keep:] = tokens
+        request.prompt = len(request.tokens)
+        operation = oplog.ResumeOp(id=request.id, keep=keep, tokens=self._signed(tokens), prompt=request.prompt)
+        if request.id in self._chains:
+            self._chains[request.id].cut(keep, self._header.hash_block_size)
+            operation.keys = self._grown(request.id, self._signed(request.tokens))
+        self._perform(operation)
 
     def _schedule_another(self, request: Request, steps: _Scheduled) -> bool:
         """A step after one that has not come back: its tokens do not exist yet."""
