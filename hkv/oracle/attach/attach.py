@@ -8,6 +8,7 @@ from typing import Any
 
 from hkv.dialects import registry
 from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.oracle.attach.judged import STORES, judge_stores
 from hkv.oracle.attach.session import Observed, Session
 from hkv.oracle.attach.settings import AttachSettings, settings_of
 
@@ -28,7 +29,8 @@ def attach(target: Any, settings: AttachSettings | str, dialect: str = registry.
 
 
 def attach_all(settings: AttachSettings | str) -> Session:
-    """Observes every cache that this process makes, of each installed engine that a dialect can observe.
+    """Observes every cache that this process makes, of each installed engine that a dialect can observe, and judges the
+    calls of each installed store of chunks.
 
     Raises:
       ConfigError: there is no such engine.
@@ -40,7 +42,8 @@ def attach_all(settings: AttachSettings | str) -> Session:
             with contextlib.suppress(UnsupportedConfigError):
                 dialect.attach_all(session)
                 observed.append(dialect.title)
+    observed += [judge.package for judge in judge_stores(session)]
     if not observed:
-        packages = [dialect.attached_package for dialect in registry.dialects() if dialect.attached_package]
+        packages = [dialect.attached_package for dialect in registry.dialects() if dialect.attached_package] + [*STORES]
         raise ConfigError("attach", None, f"an engine to observe: none of {', '.join(packages)} is installed")
     return session

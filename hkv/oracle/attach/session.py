@@ -42,6 +42,7 @@ class Session:
         self._writer = LogWriter()
         self._count = 0
         self._observed: list[Observed] = []
+        self._lasting: list[Observed] = []
         atexit.register(self.close)
 
     def sink(self, dialect: Dialect) -> Sink:
@@ -55,9 +56,17 @@ class Session:
         self.shadows.append(shadow)
         return shadow
 
+    def path(self, name: str) -> pathlib.Path:
+        """Path of a file of this process in the session's folder."""
+        return self._folder / f"{self.label or os.getpid()}-{name}"
+
     def observe(self, observed: Observed) -> None:
         """Remembers a cache under observation, to close it at the end."""
         self._observed.append(observed)
+
+    def observe_to_the_end(self, observed: Observed) -> None:
+        """Remembers what is closed when the session ends, and not before."""
+        self._lasting.append(observed)
 
     def refuse(self, what: str, reason: str) -> None:
         """Notes a cache that cannot be observed, and why, in `refused.txt`."""
@@ -89,6 +98,8 @@ class Session:
         """
         atexit.unregister(self.close)
         self.close_all()
+        for observed in self._lasting:
+            observed.close()
         self._writer.close()
         if self._writer.problem is not None:
             raise self._writer.problem

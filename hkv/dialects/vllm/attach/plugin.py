@@ -6,6 +6,7 @@ vLLM loads it in every process it starts. Without `HKV_ATTACH` in the environmen
 from __future__ import annotations
 
 from hkv.dialects.vllm.attach.attach import Attached, is_attached
+from hkv.oracle.attach.judged import judge_stores
 from hkv.oracle.attach.session import Session
 from hkv.oracle.attach.settings import settings_from
 
@@ -14,4 +15,6 @@ def register() -> None:
     """Observes the managers of this process, once."""
     settings = settings_from()
     if settings is not None and not is_attached():
-        Attached(Session(settings))
+        session = Session(settings)
+        Attached(session)
+        judge_stores(session)
