@@ -199,7 +199,8 @@ def prefix_keys(
     hashing = jnp.pad(roots, ((0, 0), (0, state.hashing.shape[1] - 4)))
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
     starts = count_up(counts.shape[0]) * tokens.shape[1]
-    hashed = hash_tokens(size, hashing, jnp.zeros_like(counts), starts, counts, tokens.reshape(-1))
+    longest, flat = tokens.shape[1], tokens.reshape(-1)
+    hashed = hash_tokens(size, hashing, jnp.zeros_like(counts), starts, counts, flat, longest)
     place = jnp.where(hashed.filled, hashed.request, counts.shape[0])
     return chains.at[place, hashed.column].set(hashed.keys, mode="drop")
 

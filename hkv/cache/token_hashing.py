@@ -49,7 +49,13 @@ class _Pieces(NamedTuple):
 
 
 def hash_tokens(
-    size: jax.Array, tails: jax.Array, computed: jax.Array, starts: jax.Array, counts: jax.Array, tokens: jax.Array
+    size: jax.Array,
+    tails: jax.Array,
+    computed: jax.Array,
+    starts: jax.Array,
+    counts: jax.Array,
+    tokens: jax.Array,
+    longest: int | None = None,
 ) -> Hashed:
     """Hashes `counts` tokens of each request, which follow those hashed before.
 
@@ -60,11 +66,13 @@ def hash_tokens(
       starts: int32[Q], the place of each request's first token; places of different requests do not overlap.
       counts: int32[Q].
       tokens: int32[N].
+      longest: static; most tokens of a request, None for N. Bounds the memory of chains.
     """
+    longest = tokens.shape[0] if longest is None else longest
     pieces = _cut(size, computed, counts, tokens.shape[0])
     digests, words = _digest(size, tails, computed, starts, tokens, pieces)
     filled = divide(remainder(computed, size) + counts, size)
-    keys, last = _chain(tails[:, :4], fingerprint.finish(digests), pieces.first, filled)
+    keys, last = _chain(tails[:, :4], fingerprint.finish(digests), pieces, filled, longest)
     ended = jnp.clip(pieces.first + pieces.number - 1, 0, tokens.shape[0] - 1)
     after = jnp.concatenate([last, digests[ended], words[ended]], axis=1)
     line, within = pieces.spans.line, pieces.spans.within
@@ -118,45 +126,56 @@ def _digest(
     return digest, words
 
 
-def _chain(keys: jax.Array, digests: jax.Array, first: jax.Array, filled: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Links digests uint32[N, 4] to the keys uint32[Q, 4] before, `filled` int32[Q] from lane `first` int32[Q] on.
+def _chain(
+    keys: jax.Array, digests: jax.Array, pieces: _Pieces, filled: jax.Array, longest: int
+) -> tuple[jax.Array, jax.Array]:
+    """Links digests uint32[N, 4] to the keys uint32[Q, 4] before, `filled` int32[Q] of each request's pieces.
 
     Returns:
-      The key of each lane, uint32[N, 4], and each request's last one, uint32[Q, 4].
+      The key of each piece, uint32[N, 4], and each request's last one, uint32[Q, 4].
     """
-    lanes, size = digests.shape[0], keys.shape[0]
-    at = jnp.minimum(first, lanes - 1)
-    begun = _link(keys, digests[at])
-    linked = jnp.zeros_like(digests).at[jnp.where(filled > 0, at, lanes)].set(begun, mode="drop")
-    many = filled > 1
-    rank = running_sum(many)
-    longer = rank[-1]
-    order = jnp.zeros_like(first).at[jnp.where(many, rank - 1, size)].set(count_up(size), mode="drop")
-    width = min(LANES, size)
+    lanes, line = digests.shape[0], pieces.spans.line
+    begun = _link(keys, digests[jnp.minimum(pieces.first, lanes - 1)])
+    several = jnp.any(filled > 1)
+    linked = lax.cond(several, lambda: _go_on(begun, digests, pieces, filled, longest), lambda: begun[line])
+    last = linked[jnp.clip(pieces.first + filled - 1, 0, lanes - 1)]
+    return linked, jnp.where((filled > 0)[:, None], last, keys)
 
-    def batch(turn: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """First lanes, lengths and keys of the chains in one batch; lengths 0 behind the last."""
-        place = turn * width + count_up(width)
-        one = order[jnp.minimum(place, size - 1)]
-        return first[one], jnp.where(place < longer, filled[one], 0), begun[one]
+
+def _go_on(begun: jax.Array, digests: jax.Array, pieces: _Pieces, filled: jax.Array, longest: int) -> jax.Array:
+    """The key of each piece, uint32[N, 4], from those of each request's first one, uint32[Q, 4].
+
+    Chains of several links are continued `LANES` at a time. The loop writes one line a trip and scatters nothing, so
+    that XLA:CPU can compile it as one piece (`hkv.cache.single_thread`).
+    """
+    lanes, size, width = digests.shape[0], filled.shape[0], min(LANES, filled.shape[0])
+    many, turns = filled > 1, -(-size // width)
+    up_to, places = running_sum(many), turns * width
+    rank, longer = jnp.maximum(up_to - 1, 0), up_to[-1]
+    order = jnp.zeros_like(filled, shape=places).at[jnp.where(many, rank, places)].set(count_up(size), mode="drop")
+    length = jnp.where(count_up(places) < longer, filled[order], 1).reshape(turns, width)
+    # As many trips for each turn as the longest of its chains has links after the first.
+    trips = jnp.max(length, axis=1) - 1
+    ends = running_sum(trips)
+    start, key = pieces.first[order].reshape(turns, width), begun[order].reshape(turns, width, 4)
 
     def one_link(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        turn, step, start, length, key, linked = carry
-        live = step < length
-        place = jnp.where(live, start + step, lanes)
-        key = _link(key, digests[jnp.minimum(place, lanes - 1)])
-        linked = linked.at[place].set(key, mode="drop")
-        done = step + 1 >= jnp.max(length)
-        turn = jnp.where(done, turn + 1, turn)
-        ahead = batch(turn)
-        start, length = jnp.where(done, ahead[0], start), jnp.where(done, ahead[1], length)
-        return turn, jnp.where(done, 1, step + 1), start, length, jnp.where(done, ahead[2], key), linked
+        trip, turn, step, held, made = carry
+        before = jnp.where(step == 0, lax.dynamic_index_in_dim(key, turn, 0, keepdims=False), held)
+        place = lax.dynamic_index_in_dim(start, turn, 0, keepdims=False) + step + 1
+        linked = _link(before, digests[jnp.minimum(place, lanes - 1)])
+        made = lax.dynamic_update_index_in_dim(made, linked.reshape(-1), trip, 0)
+        done = trip + 1 >= lax.dynamic_index_in_dim(ends, turn, 0, keepdims=False)
+        return trip + 1, turn + done.astype(jnp.int32), jnp.where(done, 0, step + 1), linked, made
 
-    turn = jnp.zeros_like(longer)
-    carry = (turn, turn + 1, *batch(turn), linked)
-    *_, linked = lax.while_loop(lambda carry: carry[0] * width < longer, one_link, carry)
-    last = linked[jnp.clip(first + filled - 1, 0, lanes - 1)]
-    return linked, jnp.where((filled > 0)[:, None], last, keys)
+    none, most = jnp.zeros_like(longer), min(lanes, turns * longest)
+    made = jnp.zeros_like(begun, shape=(most, width * 4))
+    carry = (none, none, none, jnp.zeros_like(begun, shape=(width, 4)), made)
+    *_, made = lax.while_loop(lambda carry: carry[0] < ends[-1], one_link, carry)
+    request, link = pieces.spans.line, pieces.spans.within
+    trip = (ends - trips)[divide(rank, width)][request] + link - 1
+    later = made.reshape(-1, 4)[jnp.clip(trip, 0, most - 1) * width + remainder(rank, width)[request]]
+    return jnp.where((link > 0)[:, None], later, begun[request])
 
 
 def _link(keys: jax.Array, digests: jax.Array) -> jax.Array:
