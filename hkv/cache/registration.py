@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from hkv.cache.blocks import read_once
 from hkv.cache.queries import EveryGroup, Rows, block_sizes, field, spread
-from hkv.cache.spans import cut, running_sum
+from hkv.cache.spans import Spans, cut, running_sum
 from hkv.cache.state import StepCounter, StepState, replace
 from hkv.dialects.vllm.rules import retention
 from hkv.dialects.vllm.rules.hit import resumable
@@ -59,7 +59,8 @@ def register(
     cacheable = jnp.where(cached, cacheable_tokens(view, None, spread(groups, tokens)), 0)
     full = divide(cacheable, block_sizes(groups))
     due = jnp.where(served[:, None], jnp.maximum(full - rows.cached, 0), 0)
-    units = _tail(view, rows, tokens, cacheable, full)
+    tails = jnp.any(groups[:, GroupField.TAIL] == 1)
+    units = read_once(tails, lambda: _tail(view, rows, tokens, cacheable, full))
     tail = jnp.where(served[:, None] & (units > 0), 1, 0)
     spans = cut(due + tail, room)
     counts, line, group = spans.counts, spans.line, spans.group
@@ -71,12 +72,9 @@ def register(
     column = jnp.where(inside, divide(unit, scale), column)
     block = state.rows[row, group, column]
     key = state.chains[row, unit - 1]
-    period, shift = groups[group, GroupField.PERIOD], groups[group, GroupField.SHIFT]
-    phase = remainder(jnp.maximum(column - shift, 0), jnp.maximum(period, 1))
-    keep, end = groups[group, GroupField.KEEP], _retained(view, rows, cacheable)[line, group]
-    kept = (period == 0) | ((column >= shift) & (phase >= period - keep))
-    kept |= jnp.any((column[:, None] >= end - keep[:, None]) & (column[:, None] < end), axis=1)
-    kept &= spans.live & (block != 0)
+    sparse = jnp.any(groups[:, GroupField.PERIOD] != 0)
+    left_out = read_once(sparse, lambda: _left_out(view, rows, cacheable, spans, column))
+    kept = spans.live & (block != 0) & ~left_out
     refs = read_once(spans.ends[-1] > 0, lambda: state.refs[block])
     # A block that was registered with the prompt's tail is registered anew when it is full.
     kept &= ((refs & 1) == 0) | ((groups[group, GroupField.TAIL] == 1) & ~inside)
@@ -92,6 +90,17 @@ def register(
     refs = state.refs.at[place].set(refs | 1, mode="drop")
     state = replace(state, refs=refs, keys=keys, log=log, counters=counters)
     return state, rows.cached + jnp.minimum(counts, due), jnp.sum(due + tail - counts, dtype=jnp.int32)
+
+
+def _left_out(view: EveryGroup, rows: Rows, cacheable: jax.Array, spans: Spans, column: jax.Array) -> jax.Array:
+    """Mask bool[room] of lanes whose entries int32[room] sparse retention does not keep."""
+    line, group = spans.line, spans.group
+    period, shift = view.groups[group, GroupField.PERIOD], view.groups[group, GroupField.SHIFT]
+    phase = remainder(jnp.maximum(column - shift, 0), jnp.maximum(period, 1))
+    keep, end = view.groups[group, GroupField.KEEP], _retained(view, rows, cacheable)[line, group]
+    kept = (period == 0) | ((column >= shift) & (phase >= period - keep))
+    kept |= jnp.any((column[:, None] >= end - keep[:, None]) & (column[:, None] < end), axis=1)
+    return ~kept
 
 
 def _tail(view: EveryGroup, rows: Rows, tokens: jax.Array, cacheable: jax.Array, full: jax.Array) -> jax.Array:
