@@ -176,7 +176,9 @@ def run_hkv(mix: Mix, prompt: int, spans: int, blocks: int, groups: str) -> dict
             state, result = serving.step(parameters, state, batch(counts, new), room=room)
             return state, result.status.max()
 
-        return jax.jit(functools.partial(jax.lax.scan, stepped), donate_argnums=0), serving.jitted(room)
+        return jax.jit(functools.partial(jax.lax.scan, stepped), donate_argnums=0), serving.specialised(
+            parameters, room
+        )
 
     def checked(answer: tuple[Any, Any]) -> Any:
         state, status = answer
@@ -200,7 +202,7 @@ def run_hkv(mix: Mix, prompt: int, spans: int, blocks: int, groups: str) -> dict
     def by_step(state: Any, table: np.ndarray) -> Any:
         ends = batch(mix.counts, None)
         for new in table:
-            state, result = single(parameters, state, dataclasses.replace(ends, tokens=new))
+            state, result = single(state, dataclasses.replace(ends, tokens=new))
             assert not np.asarray(result.status).any(), "a row was refused"
         return state
 
