@@ -215,8 +215,8 @@ def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules a whole step does not have.
 
     Raises:
-      ConfigError: sub-block hits, hashes that look ahead, an encoder's output, or recurrent groups with states for
-        checkpoints.
+      ConfigError: sub-block hits, hashes that look ahead, an encoder's output, windows that are computed again, or
+        recurrent groups with states for checkpoints.
     """
     if config.partial_hits:
         raise ConfigError("partial_hits", True, "False: hits in whole steps end with blocks")
@@ -225,6 +225,8 @@ def require_expressible(config: VllmConfig) -> None:
     for group, spec in enumerate(config.topology.specs):
         if spec.encoder_tokens:
             raise ConfigError(f"groups[{group}].kind", spec.kind, "a kind of a request's own tokens")
+        if spec.replays:
+            raise ConfigError(f"groups[{group}].kind", spec.kind, "a kind that needs no tokens computed again")
         if blocks := getattr(spec, "num_prefill_checkpoint_blocks", 0):
             expected = "0: a step leaves states behind only where it ends"
             raise ConfigError(f"groups[{group}].num_prefill_checkpoint_blocks", blocks, expected)

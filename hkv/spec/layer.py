@@ -80,6 +80,9 @@ class LayerSpec:
     reads_encoder: ClassVar[bool] = False
     """True when queries read an encoder's output, and no token of the request itself."""
 
+    replays: ClassVar[bool] = False
+    """True when it is never cached, and what it reads of a hit is computed again instead."""
+
     seeks_run: ClassVar[bool] = False
     """True when a hit is searched from its end: for the last run of blocks that is long enough to resume behind."""
 
@@ -189,7 +192,7 @@ class LayerSpec:
           n: position of the query, in tokens from 0.
           block_size: tokens in one block of the row.
         """
-        if not self.prefix_cacheable:
+        if self.one_block:
             return range(0)
         kept = -(-self.sinks // block_size)
         return range(kept, max(kept, (self.readable(n).start - self.kept_beyond) // block_size))

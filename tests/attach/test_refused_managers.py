@@ -30,10 +30,6 @@ def group(name: str) -> Any:
         "EncoderOnlyAttentionSpec": lambda: (vllm.EncoderOnlyAttentionSpec(**geometry), "DEFAULT"),
         "RSWASpec": lambda: (vllm.RSWASpec(**geometry, rswa_window=4), "DEFAULT"),
         "SinkFullAttentionSpec": lambda: (vllm.SinkFullAttentionSpec(**geometry, sink_len=2), "DEFAULT"),
-        "bounded_replay": lambda: (
-            vllm.SlidingWindowMLASpec(**geometry, sliding_window=4, bounded_replay=True),
-            "DEFAULT",
-        ),
         "HiSparseHotSpec": lambda: (
             vllm.HiSparseHotSpec(block_size=2, page_size=64, blocks_per_request=2),
             "DEFAULT",
@@ -53,7 +49,6 @@ NAMES = (
     "EncoderOnlyAttentionSpec",
     "RSWASpec",
     "SinkFullAttentionSpec",
-    "bounded_replay",
     "HiSparseHotSpec",
     "HiSparseResidentSpec",
     "role HISPARSE_SOURCE",

@@ -6,7 +6,7 @@ import collections
 from typing import Any
 
 from hkv.dialects.vllm.config import NAME
-from hkv.dialects.vllm.engines.vllm_objects import KINDS_BY_CLASS
+from hkv.dialects.vllm.engines.vllm_objects import KINDS_BY_CLASS, REPLAYED
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.traffic.headers import MANAGER_BUGS
 from hkv.errors import UnsupportedConfigError
@@ -73,13 +73,11 @@ def _entry(index: int, group: Any, single: Any) -> dict[str, Any]:
     inner = getattr(spec, "kv_cache_specs", None)
     if inner is not None:
         spec = _uniform(name, list(inner.values()))
-    kind = KINDS_BY_CLASS.get(type(spec).__name__)
+    kind = (REPLAYED if spec.prefix_replay_tokens else KINDS_BY_CLASS).get(type(spec).__name__)
     if kind is None:
         raise UnsupportedConfigError(name, type(spec).__name__, f"one of {', '.join(KINDS_BY_CLASS)}")
     if (role := getattr(group.role, "name", "DEFAULT")) != "DEFAULT":
         raise UnsupportedConfigError(name, f"role {role}", "role DEFAULT")
-    if spec.prefix_replay_tokens:
-        raise UnsupportedConfigError(name, "bounded_replay", "windows that are kept, not replayed")
     cls = KINDS[kind]
     entry: dict[str, Any] = {"kind": kind, "block_size": spec.block_size}
     names = {ours: theirs for theirs, ours in cls.vllm_fields.items()}

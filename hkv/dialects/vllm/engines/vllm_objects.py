@@ -20,9 +20,12 @@ from hkv.spec import CLASSES, KINDS
 KINDS_BY_CLASS = {
     cls.vllm_name: cls.kind
     for cls in CLASSES.values()
-    if cls.vllm_name is not None and KINDS.get(cls.kind) is not None and cls.kind in kinds.names()
+    if cls.vllm_name is not None and not cls.replays and cls.kind in KINDS and cls.kind in kinds.names()
 }
-"""Kind of group in logs, by the class of vLLM's specs."""
+"""Kind of group in logs, by the class of vLLM's specs; of those with bounded replay, see `REPLAYED`."""
+
+REPLAYED = {cls.vllm_name: cls.kind for cls in KINDS.values() if cls.replays and cls.vllm_name is not None}
+"""Kind of group in logs where vLLM's spec has `prefix_replay_tokens`, by its class."""
 
 KEY_BYTES = 8
 """Bytes of a chain hash that logs show, from its start."""

@@ -103,7 +103,7 @@ class VllmReplayedCache(ReplayedCache):
       config: its configuration.
 
     Raises:
-      ConfigError: a group reads an encoder's output.
+      ConfigError: a group reads an encoder's output, or has tokens computed again after a hit.
     """
 
     reasons = REASONS
@@ -112,6 +112,9 @@ class VllmReplayedCache(ReplayedCache):
         for index, spec in enumerate(config.topology.specs):
             if spec.encoder_tokens:
                 expected = "a kind of a request's own tokens: a trace says nothing of encoders"
+                raise ConfigError(f"groups[{index}].kind", spec.kind, expected)
+            if spec.replays:
+                expected = "a kind that needs no tokens computed again: a replay computes each once"
                 raise ConfigError(f"groups[{index}].kind", spec.kind, expected)
         self.config: VllmConfig = config
 

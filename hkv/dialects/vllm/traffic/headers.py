@@ -271,6 +271,8 @@ def _draw_groups(choices: Choices, feature: str, version: int, ranks: int, asked
         entries[choices.integer(0, count - 1)] = draw(_first("snapshot"), sizes[-1])
     if version > 1 and choices.chance(25):
         entries.insert(choices.integer(0, count), draw(_first("one_block"), choices.pick(sizes)))
+    if version > 2 and ((replayed := _first("replays")) in asked or choices.chance(12)):
+        entries.insert(choices.integer(0, len(entries)), draw(replayed, choices.pick(sizes)))
     if len(entries) > 1 and choices.chance(25):
         entries[-1] = dict(choices.pick([entry for entry in entries if KINDS[entry["kind"]].prefix_cacheable]))
     if not any(KINDS[entry["kind"]].prefix_cacheable for entry in entries):

@@ -42,6 +42,7 @@ class LiveTraffic(Traffic):
         self._limit: int | None = None
         self._chains: dict[str, KeyChain] = {}
         self._encoder = self._config.encoder_tokens
+        self._replayed = max((spec.most_read for spec in self._config.topology.specs if spec.replays), default=0)
         self._sizes = [group["block_size"] for group in header.groups]
         self._later = later_choices(header)
         self._streams = header.hash_lookahead == 0 and self._later.chance(50)
@@ -112,6 +113,14 @@ class LiveTraffic(Traffic):
         if not again:
             self._limit = self._choices.integer(0, len(request.tokens) - 1) if self._choices.chance(15) else None
         return self._keep_found(self._perform(oplog.LookupOp(id=request.id, limit=self._limit)))
+
+    def _admit(self, request: Request) -> bool:
+        """Admits a request; what groups that replay lack of its hit is computed again."""
+        if not super()._admit(request):
+            return False
+        if self._replayed and request.computed and not request.loading and self._choices.chance(80):
+            self._set_computed(request, max(0, request.computed - self._replayed))
+        return True
 
     def _allocate(self, request: Request, new: int, **fields: Any) -> oplog.Allocation:
         if self._choices.chance(40):
