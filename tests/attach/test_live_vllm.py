@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any
 
@@ -105,6 +106,26 @@ def test_an_encoders_tokens_are_said(tmp_path: pathlib.Path) -> None:
     log = observation.log()
     said = [op.encoder for op in log.operations if isinstance(op, oplog.AllocateOp)]
     assert (said, log.header.groups[1]["encoder_len"]) == ([5, None], 24)
+
+
+def test_prefill_context_parallelism_changes_no_block(
+    header: Header, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.core import kv_cache_manager
+
+    parallel = functools.partial(kv_cache_manager.KVCacheManager, pcp_world_size=2)
+    monkeypatch.setattr(kv_cache_manager, "KVCacheManager", parallel)
+    header.groups[0]["cp_sharded"] = True
+    observation = Observation(header, tmp_path)
+    manager, hits = observation.manager, []
+    assert manager.coordinator.single_type_managers[0].pcp_world_size == 2
+    for name in "ab":
+        request = request_of(name, [1, 2, 3, 4, 5])
+        manager.new_step_starts()
+        blocks, hit, _ = manager.get_computed_blocks(request)
+        manager.allocate_slots(request, 5 - hit, hit, blocks)
+        hits.append(hit)
+    assert (hits, observation.log().header.context_parallel) == ([0, 4], 1)
 
 
 def test_calls_and_answers_are_said(observation: Observation) -> None:

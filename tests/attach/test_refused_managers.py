@@ -66,14 +66,6 @@ def test_a_group_that_a_log_cannot_describe_is_refused_by_its_name(name: str) ->
     assert f"| `{name}` |" in PAGE.read_text()
 
 
-def test_prefill_context_parallelism_is_refused() -> None:
-    manager = manager_of(sample.header(oplog=3, num_blocks=12))
-    manager.coordinator.single_type_managers[0].pcp_world_size = 2
-    with pytest.raises(UnsupportedConfigError, match="pcp_world_size"):
-        header_from(manager)
-    assert "| `pcp_world_size` |" in PAGE.read_text()
-
-
 def test_every_class_of_specs_is_described_or_refused() -> None:
     """A class that a later vLLM adds is missed by nobody."""
     from vllm.v1 import kv_cache_interface as vllm

@@ -19,6 +19,8 @@ FEATURE = "attached"
 def header_from(manager: Any, max_in_flight_tokens: int | None = None, bugs: tuple[str, ...] = MANAGER_BUGS) -> Header:
     """Header of version 3 for a manager; its chain hash, which the manager does not know, is the default.
 
+    Prefill context parallelism (`pcp_world_size`) is not said: no block id depends on it, only what vLLM asserts.
+
     Args:
       manager: the manager, of vLLM 0.33.
       max_in_flight_tokens: as the manager was made with, which it does not keep; None: derived from what it made of it.
@@ -36,8 +38,6 @@ def header_from(manager: Any, max_in_flight_tokens: int | None = None, bugs: tup
     ]
     _check_alike(manager, groups)
     ranks = max([single.dcp_world_size for single in coordinator.single_type_managers], default=1)
-    if any(single.pcp_world_size > 1 for single in coordinator.single_type_managers):
-        raise UnsupportedConfigError("pcp_world_size", "more than 1", "1: prefill context parallelism is not described")
     if max_in_flight_tokens is None:
         max_in_flight_tokens = _in_flight_limit(manager)
     lookahead = coordinator.num_reprefillable_tokens
