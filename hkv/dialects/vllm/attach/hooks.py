@@ -34,6 +34,10 @@ The coordinator's others, called for each request of a step, change blocks throu
 """
 
 
+ZEROING = ("take_new_block_ids", "record_blocks_for_zeroing")
+"""Methods of which a log says something only where new blocks are zeroed; the first is called in every step."""
+
+
 class Hooks:
     """Sets the hooks; calls of one hooked method by another are not noted.
 
@@ -59,8 +63,7 @@ class Hooks:
             "reset_prefix_cache",
             "take_events",
             "take_kv_cache_block_copies",
-            "take_new_block_ids",
-            "record_blocks_for_zeroing",
+            *(ZEROING if manager.kv_cache_config.needs_kv_cache_zeroing else ()),
         ):
             self._hook(manager, name, getattr(self, f"_{name}"))
         self._put(manager, "allocate_slots", self._allocate_slots)
