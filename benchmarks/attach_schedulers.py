@@ -2,8 +2,8 @@
 
 Each run draws groups (full attention, windows, Mamba states, MLA, mixtures), `Scheduler` or `AsyncScheduler`, drafts,
 chunked prefill, priorities, the watermark, loads of a connector (in the step or while others run, a part or the whole
-prompt, failing now and then), aborts and resets; a model is never run, tokens are drawn. Prints how many logs are
-complete, and how many agree with each engine; needs vLLM 0.33.
+prompt, failing now and then), streaming sessions, aborts and resets; a model is never run, tokens are drawn. Prints how
+many logs are complete, and how many agree with each engine; needs vLLM 0.33.
 
 Example: python benchmarks/attach_schedulers.py --runs 500 --engines numpy,jax
 """
@@ -151,9 +151,10 @@ class Run:
     Args:
       draw: source of decisions.
       model: folder of the model's description.
+      sessions: source of decisions about streaming sessions; None for none.
     """
 
-    def __init__(self, draw: random.Random, model: str) -> None:
+    def __init__(self, draw: random.Random, model: str, sessions: random.Random | None = None) -> None:
         from vllm.utils.hashing import sha256_cbor
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
@@ -163,12 +164,15 @@ class Run:
         self.outputs: collections.deque[Any] = collections.deque()
         self.texts: list[list[int]] = []
         self.arrived = 0
+        self.sessions = sessions
 
     def step(self) -> None:
         """One scheduling step; of an asynchronous scheduler up to two are under way."""
         draw = self.draw
         while draw.random() < 0.5 and len(self.scheduler.requests) < 8:
             self.arrive()
+        if self.sessions is not None:
+            self.go_on(self.sessions)
         if draw.random() < 0.04 and self.scheduler.requests:
             from vllm.v1.request import RequestStatus
 
@@ -200,8 +204,22 @@ class Run:
             priority=draw.randrange(3),
             arrival_time=float(self.arrived),
             block_hasher=self.hasher,
+            resumable=self.sessions is not None and self.sessions.random() < 0.4,
         )
         self.scheduler.add_request(request)
+
+    def go_on(self, draw: random.Random) -> None:
+        """Some streaming sessions that wait for input get it, or end."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request, RequestStatus
+
+        for request in list(self.scheduler.requests.values()):
+            if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ or draw.random() < 0.5:
+                continue
+            tokens = [draw.randrange(500) for _ in range(draw.randrange(1, 40))]
+            goes_on = request.num_tokens + len(tokens) <= LENGTH - 40 and draw.random() < 0.8
+            parameters = SamplingParams(max_tokens=draw.randrange(1, 20), ignore_eos=True)
+            self.scheduler.add_request(Request(request.request_id, tokens, parameters, None, resumable=goes_on))
 
     def come_back(self, output: Any) -> None:
         """The model's answer to a step, and a connector's."""
@@ -241,7 +259,7 @@ class Run:
         return [] if request is None else list(request.all_token_ids)
 
 
-def record_runs(folder: pathlib.Path, runs: range, steps: int) -> list[str]:
+def record_runs(folder: pathlib.Path, runs: range, steps: int, sessions: bool = False) -> list[str]:
     """Records runs into a folder; what went wrong in those that vLLM itself did not survive."""
     session = Session(AttachSettings(folder=str(folder), states="step"))
     problems = []
@@ -249,7 +267,7 @@ def record_runs(folder: pathlib.Path, runs: range, steps: int) -> list[str]:
         (pathlib.Path(model) / "config.json").write_text(json.dumps(MODEL))
         for number in runs:
             session.label = f"run-{number}"
-            run = Run(random.Random(number), model)
+            run = Run(random.Random(number), model, random.Random(-1 - number) if sessions else None)
             attach(run.scheduler.kv_cache_manager, session, run.scheduler.vllm_config.max_in_flight_tokens)
             try:
                 for _ in range(steps):
@@ -271,9 +289,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--engines", default="numpy")
     parser.add_argument("--folder", type=pathlib.Path)
+    parser.add_argument("--sessions", action="store_true", help="with streaming sessions")
     arguments = parser.parse_args()
     folder = arguments.folder or pathlib.Path(tempfile.mkdtemp())
-    problems = record_runs(folder, range(arguments.first, arguments.first + arguments.runs), arguments.steps)
+    runs = range(arguments.first, arguments.first + arguments.runs)
+    problems = record_runs(folder, runs, arguments.steps, arguments.sessions)
     logs = [read_log(path) for path in find_logs([str(folder)])]
     ended = [log.operations[-1].reason for log in logs if type(log.operations[-1]).__name__ == "EndOp"]
     print(
