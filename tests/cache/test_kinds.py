@@ -36,7 +36,7 @@ def test_the_last_query_is_the_inverse(unit: int, reach: int) -> None:
 def _config(spec: LayerSpec) -> VllmConfig:
     size = spec.block_size
     topology = Topology.of_specs([spec, spec])
-    caching = spec.prefix_cacheable
+    caching = spec.prefix_cacheable and not spec.encoder_tokens
     return VllmConfig(topology=topology, num_blocks=9, hash_block_size=size, scheduler_block_size=size, caching=caching)
 
 
