@@ -150,22 +150,21 @@ class Hooks:
             has_scheduled_reqs: bool = True,
             skip_zeroing_group_ids: tuple[int, ...] = (),
         ) -> Any:
-            given = (
-                request,
-                num_new_tokens,
-                num_new_computed_tokens,
-                new_computed_blocks,
-                num_lookahead_tokens,
-                num_external_computed_tokens,
-                delay_cache_blocks,
-                num_encoder_tokens,
-                full_sequence_must_fit,
-                reserved_blocks,
-                has_scheduled_reqs,
-                skip_zeroing_group_ids,
-            )
             if inside[0] or not (observer.begun or observer.watching("allocate_slots")):
-                return method(*given)
+                return method(
+                    request,
+                    num_new_tokens,
+                    num_new_computed_tokens,
+                    new_computed_blocks,
+                    num_lookahead_tokens,
+                    num_external_computed_tokens,
+                    delay_cache_blocks,
+                    num_encoder_tokens,
+                    full_sequence_must_fit,
+                    reserved_blocks,
+                    has_scheduled_reqs,
+                    skip_zeroing_group_ids,
+                )
             before = whole_mark and whole_mark()
             free, cached = queue.num_free_blocks, len(pool.cached_block_hash_to_block._cache)
             tokens, hashes = request._all_token_ids, request.block_hashes
@@ -180,7 +179,21 @@ class Hooks:
             adopted = None if new_computed_blocks is None else ids_of(new_computed_blocks.blocks)
             inside[0] = True
             try:
-                answer = method(*given)
+                # Argument by argument, as Python calls a Python function without a frame of C between them.
+                answer = method(
+                    request,
+                    num_new_tokens,
+                    num_new_computed_tokens,
+                    new_computed_blocks,
+                    num_lookahead_tokens,
+                    num_external_computed_tokens,
+                    delay_cache_blocks,
+                    num_encoder_tokens,
+                    full_sequence_must_fit,
+                    reserved_blocks,
+                    has_scheduled_reqs,
+                    skip_zeroing_group_ids,
+                )
             except Exception as error:
                 # Without anything to allocate, it raises before it changes anything.
                 if num_new_tokens or num_new_computed_tokens or num_external_computed_tokens:

@@ -18,8 +18,8 @@ from hkv.keys.chained import extra_keys
 def event_fields(moment: Moment) -> Iterator[str]:
     """A stored event names its group's kind and window, and of each key the adapter, extra keys and tokens it covers.
 
-    Holds after `events`, of the fields that events have: logs before version 3 have none of these. Not judged: a key
-    that no request present has by its tokens, for instance one of a request that was dropped before the drain.
+    Holds after `events`, of the fields that events have: logs before version 3 have none of these. Exceptions: keys
+    that no request present has by its tokens, for instance of a request that was dropped before the drain.
     """
     assert isinstance(moment.answer, list)
     for event in moment.answer:
