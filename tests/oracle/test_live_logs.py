@@ -58,7 +58,7 @@ def test_traffic_draws_every_operation() -> None:
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_invariant_holds(feature: str) -> None:
-    for seed in range(4):
+    for seed in range(12):
         drawn, choices = draw(feature, seed, 3, Only())
         if not drawn.bugs:
             watch = VLLM.watch(NumpyEngine(drawn), drawn)

@@ -97,8 +97,8 @@ def registration(moment: Moment) -> Iterator[str]:
     Holds after `allocate` and `commit`. Tokens that drafts may prefill again are left out where a draft's group, or one
     group alone, is concerned; of several groups, blocks beyond the last whole scheduler block too, but for one more of
     a draft's. Without caching there are no keys. Exceptions: the lower bound is not asked of `commit`, of tokens that
-    come from elsewhere, of sparse retention and with hits inside blocks. With blocks of 4 and 6, of 20 tokens the first
-    12 get keys.
+    come from elsewhere, of sparse retention, under bounded replay and with hits inside blocks. With blocks of 4 and 6,
+    of 20 tokens the first 12 get keys.
     """
     operation, config = moment.operation, moment.config
     assert isinstance(operation, oplog.AllocateOp | oplog.CommitOp)
@@ -114,6 +114,7 @@ def registration(moment: Moment) -> Iterator[str]:
             yield f"block {block} of group {group} is known by {covered} tokens of {tokens}"
     granted = isinstance(moment.answer, oplog.Allocation) and moment.answer.blocks is not None
     dense = config.caching and config.retention_interval is None and not config.partial_hits
+    dense = dense and not any(spec.replays for spec in config.topology.specs)
     if not (allocating and granted and dense) or operation.delay:
         return
     rows = moment.after.rows.get(operation.id, [])

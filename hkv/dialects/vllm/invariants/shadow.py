@@ -63,12 +63,14 @@ class Shadow:
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
         self._copying = copies_states(config)
+        self._replayed = max((spec.most_read for spec in config.topology.specs if spec.replays), default=0)
         self._names: dict[Hashable, int] = {}
         self._prefixes: dict[str, list[int]] = {}
         self._blocks: dict[int, dict[int, int]] = {}
         self._progress: dict[str, int] = {}
         self._fresh: set[str] = set()
         self._pending: list[Computation] = []
+        self._arrived: list[tuple[int, int, int]] = []
         self._young: set[int] = set()
 
     def check(self, moment: Moment) -> Iterator[str]:
@@ -107,12 +109,15 @@ class Shadow:
                 pass
 
     def _follow(self, moment: Moment, id: str) -> None:
-        """Tokens that a live scheduler counts as computed are, once it is known which they are; or no longer."""
+        """Tokens that a live scheduler counts as computed are, once it is known which they are; or no longer.
+
+        Under bounded replay the window before a hit's end is computed once more: what other groups hold of it stays.
+        """
         record = moment.ledger.requests[id]
         if id not in self._progress:
             return
         start, end = self._progress[id], min(record.computed, len(record.tokens))
-        if record.computed < start:
+        if record.computed < start - self._replayed:
             self._progress[id] = record.computed
         self._compute_until(moment, id, start, end)
 
@@ -124,11 +129,9 @@ class Shadow:
             self._progress[id] = end
 
     def _is_due(self, operation: oplog.Operation) -> bool:
-        if not self._pending or isinstance(operation, oplog.AppendOp | oplog.StateOp | oplog.DigestOp):
-            return False
         if self._copying:
             return isinstance(operation, oplog.CopiesOp | oplog.StepOp | oplog.ResetOp)
-        return True
+        return bool(self._pending) and not isinstance(operation, oplog.AppendOp | oplog.StateOp | oplog.DigestOp)
 
     def _grant(self, moment: Moment, operation: oplog.AllocateOp) -> None:
         id = operation.id
@@ -150,7 +153,9 @@ class Shadow:
                 column = position // size
                 block = row[column] if column < len(row) else 0
                 if block:
-                    self._slots(block)[STATE if spec.snapshot else position % size] = names[position]
+                    slot = STATE if spec.snapshot else position % size
+                    self._slots(block)[slot] = names[position]
+                    self._arrived.append((block, slot, names[position]))
 
     def _slots(self, block: int) -> dict[int, int]:
         return self._blocks.setdefault(block, {})
@@ -166,12 +171,17 @@ class Shadow:
                 self._blocks.pop(block, None)
 
     def _flush(self, moment: Moment, copies: list[tuple[int, int]]) -> Iterator[str]:
-        """Runs what was scheduled: all copies at once, each of what its source held before, and then the tokens."""
+        """Runs what was scheduled: all copies at once, each of what its source held before, loads into them, tokens."""
         held = [(dict(self._blocks.get(source, {})), source, target) for source, target in copies]
         for content, source, target in held:
             self._blocks[target] = content
             if source in self._young:
                 self._young.add(target)
+        targets = {target for _, target in copies}
+        for block, slot, name in self._arrived:
+            if block in targets:
+                self._slots(block)[slot] = name
+        self._arrived.clear()
         pending, self._pending = self._pending, []
         for computation in pending:
             if moment.ledger.requests.get(computation.id) is not computation.record:

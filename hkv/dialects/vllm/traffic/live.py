@@ -43,6 +43,7 @@ class LiveTraffic(Traffic):
         self._chains: dict[str, KeyChain] = {}
         self._encoder = self._config.encoder_tokens
         self._replayed = max((spec.most_read for spec in self._config.topology.specs if spec.replays), default=0)
+        self._loads_whole = all(spec.reads_all for spec in self._config.topology.specs)
         self._sizes = [group["block_size"] for group in header.groups]
         self._later = later_choices(header)
         self._streams = header.hash_lookahead == 0 and self._later.chance(50)
@@ -115,10 +116,14 @@ class LiveTraffic(Traffic):
         return self._keep_found(self._perform(oplog.LookupOp(id=request.id, limit=self._limit)))
 
     def _admit(self, request: Request) -> bool:
-        """Admits a request; what groups that replay lack of its hit is computed again."""
+        """Admits a request; what groups that replay lack of its hit is computed again.
+
+        Not beside states, which do not go back.
+        """
         if not super()._admit(request):
             return False
-        if self._replayed and request.computed and not request.loading and self._choices.chance(80):
+        replays = self._replayed and not self._recurrent and request.computed and not request.loading
+        if replays and self._choices.chance(80):
             self._set_computed(request, max(0, request.computed - self._replayed))
         return True
 
@@ -152,8 +157,7 @@ class LiveTraffic(Traffic):
         # Of a whole prompt the last token is computed again, and a window, taken after it, lacks what that reads.
         if not (self._loads or self._header.feature == "partial") or not self._choices.chance(45):
             return 0
-        whole = all(spec.reads_all for spec in self._config.topology.specs)
-        if whole and self._loads and self._choices.chance(25):
+        if self._loads_whole and self._loads and self._choices.chance(25):
             return len(request.tokens) - hit
         unit = self._header.scheduler_block_size
         most = (len(request.tokens) - 1) // unit
@@ -193,10 +197,10 @@ class LiveTraffic(Traffic):
         self._come_back(request, steps)
 
     def _resume(self, request: Request) -> None:
-        """A streaming session goes on, where all is computed but the last token sampled, which is taken away."""
+        """A streaming session goes on, all of it computed but the last token sampled, which is taken away."""
         later, keep = self._later, request.computed
         room = self._header.max_model_len - 2 - keep
-        at_rest = keep and len(request.tokens) - keep in (0, 1) and not request.loading
+        at_rest = keep >= request.prompt and len(request.tokens) - keep in (0, 1) and not request.loading
         if not (self._streams and at_rest and room > 0 and later.chance(40)):
             return
         if keep == len(request.tokens):
@@ -249,7 +253,7 @@ class LiveTraffic(Traffic):
             unit = self._header.scheduler_block_size
             self._perform(oplog.UnwrittenOp(id=request.id, tokens=-(-request.computed // unit) * unit))
         self._commit(request)
-        if request.computed == len(request.tokens):
+        if self._loads_whole and request.computed == len(request.tokens):
             self._set_computed(request, len(request.tokens) - 1)
 
     def _release(self, request: Request) -> None:
