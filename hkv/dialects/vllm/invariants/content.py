@@ -61,7 +61,8 @@ def key_life(moment: Moment) -> Iterator[str]:
     Holds after every operation: `allocate` and `commit` may add keys to blocks in rows, and take them only from blocks
     of the request's own row or of the queue's front; `evict` takes exactly the keys of the blocks it names; a
     successful `reset` all of them; everything else none. Exception: a Mamba owner that writes on leaves its key to a
-    copy: the block in its row loses it, a block taken from the queue has it.
+    copy: the block in its row loses it, a block taken from the queue has it. (Under a prefill lookahead the block may
+    get the same key again at once, as its tokens are settled one step later.)
     """
     before, after, operation = moment.before, moment.after, moment.operation
     lost = {block for block, entry in before.cached.items() if after.cached.get(block) != entry}
@@ -76,10 +77,10 @@ def key_life(moment: Moment) -> Iterator[str]:
     elif isinstance(operation, oplog.AllocateOp | oplog.CommitOp):
         taken = set(before.free) - set(after.free)
         own = {block for block, owners in before.owners.items() if any(id == operation.id for id, _, _ in owners)}
-        moved = {before.cached[block] for block in lost & own}
+        moved = {before.cached[block] for block in own & before.cached.keys()}
         for block in sorted(gained - after.owners.keys()):
             if after.cached[block] not in moved:
-                yield f"block {block} gained a key, in nobody's row, that no block of the request's lost"
+                yield f"block {block} gained a key, in nobody's row, that no block of the request's had"
         strange = lost - taken - own
         if strange:
             yield f"blocks {sorted(strange)} lost their keys, though neither handed out nor the request's own"

@@ -99,7 +99,10 @@ def _adopted_inside(moment: Moment) -> Iterator[str]:
         column, inside = divmod(operation.hit, moment.config.block_size(group))
         block = row[column] if inside and column < len(row) else 0
         entry = moment.before.cached.get(block)
-        if entry is not None and entry[0] == group and moment.after.cached.get(block) == entry:
+        if entry is None or entry[0] != group or moment.after.cached.get(block) != entry:
+            continue
+        # A block out of the queue may get the very key again that it lost as it was handed out.
+        if not _obtained(moment, group, block):
             yield f"{operation.id} goes on inside block {block} of group {group}, which its hit shares, without a copy"
 
 
@@ -124,3 +127,9 @@ def null_block(moment: Moment) -> Iterator[str]:
             never = spec.retired(FAR, moment.config.block_size(group))
             if wrong := [column for column, block in enumerate(row) if block == 0 and column not in never]:
                 yield f"row {group} of {id} has block 0 at {wrong[0]}, whose tokens are always read"
+
+
+def _obtained(moment: Moment, group: int, block: int) -> bool:
+    """True if the operation answers that it took the block out of the queue."""
+    blocks = moment.answer.blocks if isinstance(moment.answer, oplog.Allocation) else None
+    return blocks is not None and group < len(blocks) and block in blocks[group]
