@@ -6,15 +6,19 @@ advances. With `interleaved` every row does both before the next one does, as vL
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
 from reference.dialects.vllm.coordinator import retire
+from reference.dialects.vllm.dialect import VLLM
+from reference.dialects.vllm.kinds.mamba import MambaKind, MambaRow
 from reference.dialects.vllm.manager import Manager
 from reference.dialects.vllm.request import Request
 from reference.keys import fingerprint
+from reference.state.key_table import Key
 
 OK, NO_ROOM, ROW_FULL, NOT_RUNNING, OUT_OF_RANGE, CROSSES_STATE = 0, 2, 3, 6, 10, 25
 """Statuses, as `hkv.state.status.Status` numbers them."""
@@ -23,10 +27,22 @@ OK, NO_ROOM, ROW_FULL, NOT_RUNNING, OUT_OF_RANGE, CROSSES_STATE = 0, 2, 3, 6, 10
 class FingerprintRequest(Request):
     """A request whose prefixes are called by their fingerprints, tuples of four ints."""
 
-    def __init__(self, id: str, root: Sequence[int], hash_block_size: int, prompt: int) -> None:
+    def __init__(self, id: str, root: Sequence[int], hash_block_size: int, prompt: int, lookahead: int = 0) -> None:
         super().__init__(id, prompt, 0, [])
         self._root = tuple(int(word) for word in root)
         self._size = hash_block_size
+        self._lookahead = lookahead
+
+    @property
+    def num_keys(self) -> int:
+        """Keys of what is computed, and of the rest of the prompt, whose tokens come with later steps."""
+        return max(len(self.keys), (self.num_prompt - self._lookahead) // self._size)
+
+    @property
+    def links(self) -> list[tuple[int, ...]]:
+        """The keys of whole hash blocks without what they cover after those."""
+        whole = np.array(self.tokens[: len(self.tokens) // self._size * self._size], np.int64).reshape(-1, self._size)
+        return [tuple(int(word) for word in key) for key in fingerprint.keys(whole, self._root)]
 
     def append(self, tokens: Sequence[int]) -> None:
         """`tokens` follow."""
@@ -39,8 +55,38 @@ class FingerprintRequest(Request):
     def _set(self, tokens: list[int]) -> None:
         self.tokens = tokens
         self.num_tokens = len(tokens)
-        whole = np.array(tokens[: len(tokens) // self._size * self._size], np.int64).reshape(-1, self._size)
-        self.keys[:] = [tuple(int(word) for word in key) for key in fingerprint.keys(whole, self._root)]
+        ends = range(self._size, len(tokens) - self._lookahead + 1, self._size)
+        after = [tokens[end : end + self._lookahead] for end in ends]
+        self.keys[:] = [fingerprint.ahead(*pair) for pair in zip(self.links, after, strict=False)]
+
+
+class StepMamba(MambaKind):
+    """Recurrent states of rows that copy what they came by in their first step, not when they arrive.
+
+    A registered state that others wait to copy is left to them: its owner goes on in the copy.
+    """
+
+    waited_for: frozenset[int] = frozenset()
+    """Blocks that had several references when the step began to allocate."""
+
+    def _register_tail(self, row: MambaRow, request: Request, tokens: int) -> Key | None:
+        """As vLLM 0.33, where the key is known already: tokens of the prompt that it covers come with later steps."""
+        return (
+            super()._register_tail(row, request, tokens) if tokens <= len(request.keys) * self.hash_block_size else None
+        )
+
+    def _leave_copy_to_cache(self, row: MambaRow, copy: int) -> None:
+        assert row.partial is not None
+        if row.partial[1] in self.waited_for:
+            self.copy_on_write(row, copy)
+        else:
+            super()._leave_copy_to_cache(row, copy)
+
+
+STEPS = dataclasses.replace(
+    VLLM, kinds={name: StepMamba if kind is MambaKind else kind for name, kind in VLLM.kinds.items()}
+)
+"""vLLM 0.33's rules, as whole steps follow them."""
 
 
 class Rows:
@@ -54,14 +100,16 @@ class Rows:
     Attributes:
       manager: manager that holds the blocks.
       names: the request in each row, or None.
+      copies: copies of the last step, (row, group, block, copy): made before anything of it is written.
     """
 
     def __init__(self, config: VllmConfig, num_rows: int, width: int) -> None:
         self.config = config
         self.width = width
-        self.manager = Manager(config)
+        self.manager = Manager(config, STEPS)
         self.manager.pool.records = False
         self.names: list[str | None] = [None] * num_rows
+        self.copies: list[tuple[int, int, int, int]] = []
         self._started = 0
 
     def start(self, row: int, root: Sequence[int] = fingerprint.ROOT, prompt: int = 0) -> None:
@@ -70,7 +118,10 @@ class Rows:
         name = f"r{self._started}"
         self._started += 1
         self.names[row] = name
-        self.manager.requests[name] = FingerprintRequest(name, root, self.config.hash_block_size, prompt)
+        self.manager.requests[name] = self._request(name, root, prompt)
+
+    def _request(self, name: str, root: Sequence[int], prompt: int) -> FingerprintRequest:
+        return FingerprintRequest(name, root, self.config.hash_block_size, prompt, self.config.hash_lookahead)
 
     def arrive(
         self, row: int, tokens: Sequence[int], root: Sequence[int] = fingerprint.ROOT, prompt: int | None = None
@@ -152,8 +203,17 @@ class Rows:
         taking = [row for row in order or range(len(tokens)) if tokens[row] and status[row] == OK]
         for row in [] if interleaved else taking:
             self._retire(row, in_flight[row])
+        kinds = self.manager.cache.kinds
+        for kind in kinds:
+            if isinstance(kind, StepMamba):
+                kind.waited_for = frozenset(block for block, refs in enumerate(self.manager.pool.refs) if refs > 1)
+        self.copies = []
         for row in taking:
+            before = [len(kind.copies) for kind in kinds]
             status[row] = self._compute(row, tokens[row], lookahead[row], in_flight[row])
+            for group, kind in enumerate(kinds):
+                self.copies += [(row, group, *copy) for copy in kind.copies[before[group] :]]
+        self.manager.copies()
         return status
 
     def _check(self, row: int, count: int, lookahead: int) -> int:
@@ -198,6 +258,12 @@ class Rows:
             return NO_ROOM
         self.manager.advance(request.id, len(tokens))
         return OK
+
+    def blocks(self, row: int, group: int) -> list[int]:
+        """The block ids of a row's request in a group."""
+        request = self.request(row)
+        assert request is not None
+        return self.manager.rows(request.id)[group]
 
     def slots(self, row: int, group: int, positions: Sequence[int]) -> list[tuple[int, int]]:
         """Block and offset of positions of a row's request; (-1, -1) where the group has no slot mapping."""

@@ -25,6 +25,7 @@ from examples.serve.cached import Cached
 from examples.serve.checkpoint import Weights, read_config, read_weights
 from examples.serve.families import FORWARD
 from hkv import serving
+from hkv.dialects.vllm.planning.engine_options import EngineOptions
 
 HEADS = "heads"
 """The mesh axis whose devices have a share of the heads in their pools."""
@@ -61,6 +62,7 @@ class Engine:
       budget: tokens of a step.
       longest: tokens of the longest request.
       block_size: tokens of a block; recurrent layers may ask for larger ones.
+      match_unit: tokens between two lengths at which hits may end, inside blocks too; None where hits end with blocks.
       layout: physical order of the pages; None for the first that can express the model.
       devices: devices that share the heads of the cache.
       draft: proposes tokens after those of a request, for the model to accept or not; None for no drafts.
@@ -77,6 +79,7 @@ class Engine:
         budget: int = 16,
         longest: int = 128,
         block_size: int = 16,
+        match_unit: int | None = None,
         layout: str | None = None,
         devices: int = 1,
         draft: Callable[[list[int]], list[int]] | None = None,
@@ -87,7 +90,10 @@ class Engine:
         model = hkv.read_model(
             folder, dtype="float32", block_size=block_size, tensor_parallel=devices, gdn_prefill="triton"
         )
-        self.plan = hkv.plan(model, memory, layout=layout, max_model_len=longest, max_in_flight_tokens=budget)
+        options = None if match_unit is None else EngineOptions(prefix_match_unit=match_unit)
+        self.plan = hkv.plan(
+            model, memory, layout=layout, max_model_len=longest, max_in_flight_tokens=budget, options=options
+        )
         self.served = serving.from_plan(self.plan, rows=rows)
         self.history = np.zeros((rows, longest), np.int32)
         self.known, self.arrived = np.zeros(rows, np.int32), np.zeros(rows, np.int32)

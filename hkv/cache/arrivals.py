@@ -18,11 +18,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hkv.cache import inside_hits
+from hkv.cache.entries import holder, inside
 from hkv.cache.key_index import LANES, bring_up_to_date
 from hkv.cache.key_index import look_up as look_up_keys
+from hkv.cache.lookahead import keyed, last_tokens, lookahead, prompt_keys
 from hkv.cache.queries import Rows, field, known_rows, lines
 from hkv.cache.spans import count_up, running_sum
-from hkv.cache.state import PAD, StepCounter, StepRequest, StepState, replace
+from hkv.cache.state import HASH_WORDS, PAD, StepCounter, StepRequest, StepState, replace
 from hkv.cache.token_hashing import hash_tokens
 from hkv.cache.varying import unified
 from hkv.dialects.vllm.rules import reads
@@ -61,8 +64,8 @@ class ArrivalResult:
 
     Attributes:
       status: int32[K]; all but OK took nothing.
-      hits: int32[K], cached tokens found and adopted: a multiple of the scheduler's block (of the only group's), and
-        less than the request has.
+      hits: int32[K], cached tokens found and adopted: a multiple of the scheduler's block (of the only group's; of a
+        hash block where hits end inside blocks), and less than the request has.
       alone: int32[K, G], the longest hit of each group by itself; `hits` is their common length.
     """
 
@@ -108,12 +111,19 @@ def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
     roots = arrivals.roots.astype(jnp.uint32)
     size = parameters.cache[CacheField.HASH_BLOCK]
     state, chains, found = look_up(parameters, state, roots, arrivals.tokens, counts)
+    ahead, links = lookahead(state), chains
+    if ahead:
+        links = prefix_links(parameters, state, roots, arrivals.tokens, counts)
+        known = count_up(chains.shape[1])[None] < keyed(state, found.hits, jnp.maximum(size, 1))[:, None]
+        chains = jnp.where(known[:, :, None], chains, links)
 
     place = jnp.where(taken, arrivals.rows, state.requests.shape[0])
     hashed = found.hits // jnp.maximum(size, 1)
-    last = jnp.take_along_axis(chains, jnp.maximum(hashed - 1, 0)[:, None, None], axis=1)[:, 0]
+    last = jnp.take_along_axis(links, jnp.maximum(hashed - 1, 0)[:, None, None], axis=1)[:, 0]
     key = jnp.where((hashed > 0)[:, None], last, roots)
     hashing = jnp.pad(key, ((0, 0), (0, state.hashing.shape[1] - 4)))
+    if ahead:
+        hashing = hashing.at[:, HASH_WORDS:].set(last_tokens(arrivals.tokens, found.hits, ahead))
     state = replace(
         state,
         rows=state.rows.at[place].set(found.blocks, mode="drop"),
@@ -153,7 +163,13 @@ def _check(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
 def _lines(parameters: Parameters, state: StepState, arrivals: Arrivals, found: Lookup) -> jax.Array:
     """The new lines of `requests`: what was adopted is computed, and registered already."""
     groups = parameters.groups[: state.rows.shape[1]]
-    length = jnp.where(field(groups, GroupField.CACHEABLE) != 0, found.hits[:, None] // _blocks(groups)[None], 0)
+    cacheable = field(groups, GroupField.CACHEABLE) != 0
+    whole = found.hits[:, None] // _blocks(groups)[None]
+    partial = None
+    if inside(state):
+        partial = jnp.where(cacheable & (found.hits[:, None] % _blocks(groups)[None] != 0), whole + 1, 0)
+        whole = jnp.maximum(whole, partial)
+    length = jnp.where(cacheable, whole, 0)
     column = count_up(found.blocks.shape[2])[None, None] + 1
     null = (found.blocks == 0) & (column <= length[:, :, None])
     first = jnp.max(jnp.where(null, column, 0), axis=2)
@@ -161,7 +177,8 @@ def _lines(parameters: Parameters, state: StepState, arrivals: Arrivals, found: 
     live = jnp.ones_like(found.hits)
     front = len(StepRequest) + 3 * groups.shape[0]
     grown = jnp.zeros_like(length) if state.requests.shape[1] > front else None
-    return lines(Rows(live, found.hits, prompts, found.shared_prefix, length, first, length, grown))
+    cached = length if partial is None else length - (partial > 0)
+    return lines(Rows(live, found.hits, prompts, found.shared_prefix, length, first, cached, grown, partial))
 
 
 def _blocks(groups: jax.Array) -> jax.Array:
@@ -188,15 +205,25 @@ def look_up(
     """
     chains = prefix_keys(parameters, state, roots, tokens, counts)
     state = bring_up_to_date(state)
-    return state, chains, _look_up(parameters, state, chains, counts)
+    search = _look_up_inside if inside(state) else _look_up
+    return state, chains, search(parameters, state, chains, counts)
 
 
 def prefix_keys(
     parameters: Parameters, state: StepState, roots: jax.Array, tokens: jax.Array, counts: jax.Array
 ) -> jax.Array:
     """The key of each whole hash block of prompts, uint32[K, C, 4]; arguments as of `look_up`."""
+    links, ahead = prefix_links(parameters, state, roots, tokens, counts), lookahead(state)
+    size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
+    return prompt_keys(links, tokens, size, ahead) if ahead else links
+
+
+def prefix_links(
+    parameters: Parameters, state: StepState, roots: jax.Array, tokens: jax.Array, counts: jax.Array
+) -> jax.Array:
+    """The link of each whole hash block in the chain of its prompt, uint32[K, C, 4]; arguments as of `look_up`."""
     chains = jnp.zeros_like(roots, shape=(counts.shape[0], *state.chains.shape[1:]))
-    hashing = jnp.pad(roots, ((0, 0), (0, state.hashing.shape[1] - 4)))
+    hashing = jnp.pad(roots, ((0, 0), (0, HASH_WORDS - 4)))
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
     starts = count_up(counts.shape[0]) * tokens.shape[1]
     longest, flat = tokens.shape[1], tokens.reshape(-1)
@@ -209,7 +236,9 @@ def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts
     """The longest hits of prompts with the keys `chains` uint32[K, C, 4] and `counts` tokens."""
     groups = parameters.groups[: state.rows.shape[1]]
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
-    hashed = jnp.where(parameters.cache[CacheField.CACHING] != 0, counts // size, 0)
+    linked = jnp.where(parameters.cache[CacheField.CACHING] != 0, counts // size, 0)
+    # A length behind the last key is found where nothing is read that would have to be found by a key.
+    hashed = jnp.minimum(linked, keyed(state, counts, size)) if lookahead(state) else linked
     column = count_up(state.rows.shape[2])
     key = (column[None] + 1) * jnp.maximum(groups[:, GroupField.SCALE], 1)[:, None] - 1
     asked = (key[None] < hashed[:, None, None]) & (groups[:, GroupField.CACHEABLE] != 0)[None, :, None]
@@ -229,7 +258,7 @@ def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts
     readable = (missed(end + proof) == missed(begin)) & (missed(jnp.minimum(end, sinks)) == 0)
     readable |= ((groups[:, GroupField.CACHEABLE] == 0)[:, None] | (lengths == 0)[None])[None]
     aligned = lengths % jnp.maximum(parameters.cache[CacheField.ALIGNMENT], 1) == 0
-    below = (lengths[None] < counts[:, None]) & (lengths[None] <= hashed[:, None] * size) & aligned[None]
+    below = (lengths[None] < counts[:, None]) & (lengths[None] <= linked[:, None] * size) & aligned[None]
     alone = jnp.max(jnp.where(readable & below[:, None], lengths[None, None], 0), axis=2)
     hits = jnp.max(jnp.where(jnp.all(readable, axis=1) & below, lengths[None], 0), axis=1)
     together = (groups[:, GroupField.COLUMN] < groups[0, GroupField.FINDER_COUNT])[None, :, None]
@@ -240,8 +269,22 @@ def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts
     return Lookup(hits, jnp.where(longest > hits, longest, 0), alone, jnp.where(inside, held, 0))
 
 
+def _look_up_inside(parameters: Parameters, state: StepState, chains: jax.Array, counts: jax.Array) -> Lookup:
+    """`_look_up` where hits may end inside blocks: every group is asked for every hash block."""
+    groups = parameters.groups[: state.rows.shape[1]]
+    size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
+    hashed = jnp.where(parameters.cache[CacheField.CACHING] != 0, counts // size, 0)
+    unit = count_up(chains.shape[1])
+    asked = (unit[None, None] < hashed[:, None, None]) & (groups[:, GroupField.CACHEABLE] != 0)[None, :, None]
+    held = _registered(state, chains, jnp.broadcast_to(unit[None], asked.shape[1:]), asked)
+    begin, _, proof = _spans(groups, count_up(chains.shape[1] + 1) * size)
+    return Lookup(
+        *inside_hits.longest(parameters, groups, holder(state, held), begin, proof, counts, state.rows.shape[2])
+    )
+
+
 def _registered(state: StepState, chains: jax.Array, key: jax.Array, asked: jax.Array) -> jax.Array:
-    """The blocks under the keys `chains[:, key]`, int32[K, G, W], as far as they are `asked` bool[K, G, W].
+    """The entries under the keys `chains[:, key]`, int32[K, G, W], as far as they are `asked` bool[K, G, W].
 
     Columns are looked up some at a time, up to the last that is asked for.
     """

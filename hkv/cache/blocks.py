@@ -184,5 +184,6 @@ def move(
     old = jnp.where(spans.live, source[line, group] + spans.within, size)
     new = jnp.where(spans.live, target[line, group] + spans.within, size)
     block = read_once(spans.ends[-1] > 0, lambda: state.rows[row, group, jnp.minimum(old, size - 1)])
-    rows = state.rows.at[row, group, old].set(0, mode="drop")
+    # What was read says where to write: else XLA may read later, and copies all rows for that.
+    rows = state.rows.at[row, group, jnp.where(block >= 0, old, size)].set(0, mode="drop")
     return replace(state, rows=rows.at[row, group, new].set(block, mode="drop"))

@@ -27,9 +27,9 @@ from hkv.cache.queries import before_states
 from hkv.cache.spans import count_up
 from hkv.cache.state import StepBatch, StepCounter, StepRequest, StepResult, StepRow, StepState
 from hkv.cache.varying import unified
-from hkv.dialects.vllm.config import VllmConfig, default_block_sizes
+from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
 from hkv.dialects.vllm.rules.parameters import Parameters
-from hkv.errors import OperationError
+from hkv.errors import ConfigError, OperationError
 from hkv.keys.fingerprint import ROOT
 from hkv.model.topology import Topology
 from hkv.state.status import Status
@@ -46,14 +46,14 @@ class Cache:
       state: blocks, rows and keys.
       block_sizes: static; tokens in a block of each group.
       unit: static; tokens of which what steps register is a multiple.
-      drafts: static; states for drafts of a request in all groups together.
+      extra: static; blocks that a query may need beside those of its tokens (`hkv.cache.state.extra_blocks`).
     """
 
     parameters: Parameters
     state: StepState
     block_sizes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     unit: int = dataclasses.field(metadata={"static": True})
-    drafts: int = dataclasses.field(metadata={"static": True})
+    extra: int = dataclasses.field(metadata={"static": True})
 
     @property
     def tables(self) -> jax.Array:
@@ -124,6 +124,7 @@ class RowAllocation:
       offsets: int32[G, T], its offset in that block, in tokens, -1 for none.
       reads: int32[G], the block of the state after the tokens before, for recurrent and opaque groups; 0 for none.
       writes: int32[G], the block for the state after the new tokens; -1 for none.
+      copies: int32[G, 2], block and its copy, to be copied first; -1 twice for none. None where hits end with blocks.
     """
 
     status: jax.Array
@@ -133,6 +134,7 @@ class RowAllocation:
     offsets: jax.Array
     reads: jax.Array
     writes: jax.Array
+    copies: jax.Array | None = None
 
 
 def cache_config(
@@ -144,6 +146,7 @@ def cache_config(
     max_in_flight_tokens: int | None = None,
     watermark: float = 0.0,
     retention_interval: int | None = None,
+    prefix_match_unit: int | None = None,
 ) -> VllmConfig:
     """The configuration of a cache of these groups, its block sizes as vLLM 0.33 resolves them.
 
@@ -156,11 +159,19 @@ def cache_config(
       watermark: share of the pool that admission leaves free while something is running.
       retention_interval: tokens between lengths before which windows and recurrent groups keep blocks, beside the
         prompts' ends; 0 for those alone, as vLLM 0.33 does unless told otherwise; None for every length.
+      prefix_match_unit: tokens between two lengths at which hits may end, also inside blocks, a divisor of every block;
+        None for hits that end with blocks. It needs recurrent groups with larger blocks, and of other kinds than full
+        attention only groups with blocks of just as many tokens (vLLM 0.33 `partial_hash_hits_enabled`).
 
     Raises:
       ConfigError: the rules forbid such a cache.
     """
     scheduler_block, hash_block = default_block_sizes(topology)
+    if prefix_match_unit is not None:
+        hash_block = prefix_match_unit
+        if not default_partial_hits(topology.specs, hash_block, caching=caching):
+            expected = "None: hits cannot end inside the blocks of these groups"
+            raise ConfigError("prefix_match_unit", prefix_match_unit, expected)
     return VllmConfig(
         topology=topology,
         num_blocks=num_blocks,
@@ -171,6 +182,7 @@ def cache_config(
         max_in_flight_tokens=max_in_flight_tokens,
         watermark=watermark,
         retention_interval=retention_interval,
+        partial_hits=prefix_match_unit is not None,
     )
 
 
@@ -187,7 +199,7 @@ def init(config: VllmConfig, *, rows: int, row_blocks: int) -> Cache:
     """
     parameters, empty = state.init(config, rows=rows, row=row_blocks)
     sizes, unit = tuple(config.block_sizes), state.registration_unit(config)
-    return jax.tree.map(jnp.asarray, Cache(parameters, empty, sizes, unit, state.draft_states(config)))
+    return jax.tree.map(jnp.asarray, Cache(parameters, empty, sizes, unit, state.extra_blocks(config)))
 
 
 @typed_jit(donate_argnames="cache")
@@ -267,7 +279,7 @@ def step(
         none if drafts is None else require_array("drafts", drafts, (queries,)),
         none if in_flight is None else require_array("in_flight", in_flight, (queries,)),
     )
-    room = state.room_of(cache.block_sizes, cache.unit, cache.drafts, queries, size)
+    room = state.room_of(cache.block_sizes, cache.unit, cache.extra, queries, size)
     after, result = whole.step(cache.parameters, cache.state, batch, room=room)
     return _with(cache, after), result
 
@@ -368,6 +380,7 @@ def allocate(
         offsets=result.offsets,
         reads=result.reads[0],
         writes=result.writes[0],
+        copies=None if result.copies is None else result.copies[0],
     )
     return _with(cache, after), answer
 

@@ -15,7 +15,7 @@ import numpy as np
 from hkv.cache.state import StepCounter, StepRequest, StepRow, StepState, draft_states, init
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField, of_config
-from hkv.errors import OperationError
+from hkv.errors import ConfigError, OperationError
 from hkv.keys import fingerprint
 from hkv.state.key_table import PARTS, SHARED
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Buckets, Counter, Request, Row, State, empty
@@ -54,10 +54,11 @@ def to_steps(
       The state as NumPy arrays, of the same sizes: R request slots, W entries a row, C prefix keys.
 
     Raises:
-      ConfigError: a configuration that whole steps cannot express.
+      ConfigError: a configuration that whole steps cannot express, hits inside blocks, or keys that look ahead.
       OperationError: a block with a key that ends inside it, a prefix key without fingerprint, or a tail of another
         length than the request's computed tokens leave.
     """
+    _require_whole_blocks(config)
     buckets = state.buckets
     source = {name: np.asarray(value) for name, value in vars(state).items()}
     _, made = init(config, rows=buckets.requests, row=buckets.row, blocks=buckets.blocks, chain=buckets.chain)
@@ -101,8 +102,10 @@ def to_operations(config: VllmConfig, state: StepState, buckets: Buckets, number
       The state as NumPy arrays. Every request's computed tokens are all that it has; a new scheduling step has begun.
 
     Raises:
+      ConfigError: hits inside blocks, or keys that look ahead.
       OperationError: sizes that do not fit, or a prefix key outside its bucket.
     """
+    _require_whole_blocks(config)
     source = {name: np.asarray(value) for name, value in vars(state).items()}
     rows, _, width = source["rows"].shape
     if (buckets.requests, buckets.row) != (rows, width):
@@ -138,6 +141,13 @@ def to_operations(config: VllmConfig, state: StepState, buckets: Buckets, number
     for counter, value in counted.items():
         target["counters"][counter] = value
     return State(**target)
+
+
+def _require_whole_blocks(config: VllmConfig) -> None:
+    if config.partial_hits:
+        raise ConfigError("partial_hits", True, "False: blocks with one key each, and no copies")
+    if config.hash_lookahead:
+        raise ConfigError("hash_lookahead", config.hash_lookahead, "0: keys of whole blocks alone")
 
 
 def _registered(source: dict[str, np.ndarray], buckets: Buckets) -> list[tuple[int, int]]:

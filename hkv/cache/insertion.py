@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hkv.cache.arrivals import hold
+from hkv.cache.entries import first_words, holder, own
 from hkv.cache.key_index import bring_up_to_date, look_up
 from hkv.cache.spans import count_up, running_sum
 from hkv.cache.state import PAD, StepCounter, StepState, replace
@@ -39,7 +40,7 @@ def insert(state: StepState, groups: jax.Array, keys: jax.Array) -> tuple[StepSt
     *words, order = lax.sort((*keys.T, groups, count_up(groups.shape[0])), num_keys=6)
     again = jnp.all(jnp.stack([word == jnp.roll(word, 1) for word in words]), axis=0).at[0].set(False)
     asked = exists & ~jnp.zeros_like(again).at[order].set(again)
-    had = look_up(state, groups, keys, asked)
+    had = holder(state, look_up(state, groups, keys, asked))
 
     new = asked & (had == 0)
     waiting = (had > 0) & (state.refs[had] < 2)
@@ -56,7 +57,7 @@ def insert(state: StepState, groups: jax.Array, keys: jax.Array) -> tuple[StepSt
     block = jnp.where(new, state.queue[(head + order - 1) & (size - 1)], state.refs.shape[0])
     evicted = jnp.sum(state.refs.at[block].get(mode="fill", fill_value=0), dtype=jnp.int32)
     stamp = (state.counters[StepCounter.REGISTERED] + order - 1).astype(jnp.uint32)
-    words = jnp.concatenate([keys, groups.astype(jnp.uint32)[:, None], stamp[:, None]], axis=1)
+    words = first_words(state, keys, groups, stamp)
     refs = (
         state.refs.at[block].set(1, mode="drop").at[jnp.where(had > 0, had, state.refs.shape[0])].add(-2, mode="drop")
     )
@@ -68,6 +69,6 @@ def insert(state: StepState, groups: jax.Array, keys: jax.Array) -> tuple[StepSt
     counters = counters.at[StepCounter.REGISTERED].add(order[-1]).at[StepCounter.EVICTIONS].add(evicted)
     noted = jnp.where(new, stamp.astype(jnp.int32) & (size - 1), size)
     log = state.log.at[noted].set(block, mode="drop")
-    keyed = state.keys.at[block].set(words, mode="drop")
+    keyed = state.keys.at[own(state, block)].set(words, mode="drop")
     state = replace(state, queue=queue, refs=refs, keys=keyed, log=log, counters=counters)
     return state, jnp.where(new, block, PAD), status

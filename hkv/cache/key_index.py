@@ -1,5 +1,7 @@
 """Index from keys to the blocks registered under them: a hash table that is brought up to date when requests arrive.
 
+Where blocks have several keys, it is one to entries (`hkv.cache.entries`).
+
 A step only notes in `StepState.log` which blocks it registers; nothing is done as blocks lose their keys. A slot of the
 table names a block, and means something while that block is registered under a key that belongs near the slot; other
 slots are used again. So what a request costs when it arrives is its prompt, and what was registered since the last one.
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hkv.cache.entries import registered as is_registered
 from hkv.cache.spans import count_up
 from hkv.cache.state import StepCounter, StepState, replace
 
@@ -27,7 +30,7 @@ def bring_up_to_date(state: StepState) -> StepState:
     Where more blocks were registered than the log has places for, every block of the pool is looked at: that many have
     been registered since.
     """
-    places, blocks = state.log.shape[0], state.refs.shape[0]
+    places, blocks = state.log.shape[0], state.keys.shape[0]
     registered, begin = state.counters[StepCounter.REGISTERED], state.counters[StepCounter.INDEXED]
     behind = (registered - begin).astype(jnp.uint32)
     lost = behind > places
@@ -37,7 +40,7 @@ def bring_up_to_date(state: StepState) -> StepState:
         first, index, probes = carry
         lane = first + count_up(LANES)
         block = jnp.where(lost, jnp.minimum(lane, blocks - 1), state.log[(begin + lane) & (places - 1)])
-        live = (lane < count) & (state.refs[block] % 2 == 1)
+        live = (lane < count) & is_registered(state, block)
         return first + LANES, *_put(state, index, probes, block, live)
 
     carry = jnp.zeros_like(count), state.index, state.counters[StepCounter.PROBES]
@@ -65,7 +68,7 @@ def look_up(state: StepState, groups: jax.Array, keys: jax.Array, asked: jax.Arr
         distance, oldest, found = carry
         block = state.index[(at + distance) & (state.index.shape[0] - 1)]
         words = state.keys[block]
-        same = asked & (state.refs[block] % 2 == 1) & (words[:, 4] == groups.astype(jnp.uint32))
+        same = asked & is_registered(state, block) & (words[:, 4] == groups.astype(jnp.uint32))
         age = registered - words[:, 5]
         same &= jnp.all(words[:, :4] == keys, axis=1) & (age > oldest)
         return distance + 1, jnp.where(same, age, oldest), jnp.where(same, block, found)
@@ -88,7 +91,7 @@ def _put(
         # Read before the table is written: fused into what follows, the read would need the old one, and a copy of it.
         held, index = lax.optimization_barrier((index[slot], index))
         away = (slot - _home(index, state.keys[held, 0], state.keys[held, 4])) & (size - 1)
-        taken = (state.refs[held] % 2 == 1) & (away <= probes)
+        taken = is_registered(state, held) & (away <= probes)
         claimed = jnp.where(waiting & ~taken & (held != block), slot, size)
         index = index.at[claimed].set(0, mode="drop").at[claimed].max(block, mode="drop")
         done = waiting & (index[slot] == block)

@@ -19,7 +19,7 @@ from hkv.state.status import Status
 class Rows(NamedTuple):
     """Fields of `StepState.requests` of Q rows: int32[Q] each, and from `length` on int32[Q, G].
 
-    `grown` is left out where the state has it not.
+    `grown` and `partial` are left out where the state has them not.
     """
 
     live: jax.Array
@@ -30,6 +30,7 @@ class Rows(NamedTuple):
     first: jax.Array
     cached: jax.Array
     grown: jax.Array | None = None
+    partial: jax.Array | None = None
 
 
 class EveryGroup(NamedTuple):
@@ -108,8 +109,8 @@ def fields(state: StepState, rows: jax.Array) -> Rows:
 def lines(rows: Rows) -> jax.Array:
     """The lines of `StepState.requests` that have these fields."""
     front = jnp.stack([rows.live, rows.computed, rows.prompt, rows.shared_prefix], axis=1)
-    grown = () if rows.grown is None else (rows.grown,)
-    return jnp.concatenate([front, rows.length, rows.first, rows.cached, *grown], axis=1)
+    more = [part for part in (rows.grown, rows.partial) if part is not None]
+    return jnp.concatenate([front, rows.length, rows.first, rows.cached, *more], axis=1)
 
 
 def queries(

@@ -5,13 +5,18 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from hkv.cache import tails
 from hkv.cache.blocks import read_once
+from hkv.cache.copies import numbered
+from hkv.cache.entries import several
+from hkv.cache.lookahead import keyed, lookahead
 from hkv.cache.queries import EveryGroup, Rows, block_sizes, field, spread
 from hkv.cache.spans import Spans, cut, running_sum
 from hkv.cache.state import StepCounter, StepState, replace
 from hkv.dialects.vllm.rules import retention
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.dialects.vllm.rules.register import cacheable_tokens, reusable
 from hkv.state.loops import divide, remainder
 
@@ -25,6 +30,8 @@ def _retained(view: EveryGroup, rows: Rows, cacheable: jax.Array) -> jax.Array:
     prompt, shared = (spread(view.groups, tokens) for tokens in (rows.prompt, rows.shared_prefix))
     resumed = cacheable == resumable(view, prompt, view.whole(CacheField.HASH_BLOCK))
     whole = divide(cacheable, block_sizes(view.groups))
+    if rows.partial is not None:
+        resumed &= remainder(cacheable, jnp.broadcast_to(block_sizes(view.groups), cacheable.shape)) == 0
     tail = jnp.where(resumed & (view.group(None, GroupField.TAIL) == 2), whole, 0)
     ends = jnp.stack([*retention.expected_ends(view, None, prompt, shared), tail], axis=2)
     return jnp.where(view.cache[CacheField.RETAINED] != 0, ends, 0)
@@ -38,7 +45,8 @@ def register(
     tokens: jax.Array,
     served: jax.Array,
     room: int,
-) -> tuple[StepState, jax.Array, jax.Array]:
+    turn: tails.Turn | None = None,
+) -> tuple[StepState, Rows, jax.Array]:
     """Registers the blocks that served rows' first `tokens` tokens fill, but null ones and those retention leaves out.
 
     Args:
@@ -49,18 +57,31 @@ def register(
       tokens: int32[Q].
       served: bool[Q].
       room: lanes; what does not fit waits.
+      turn: facts of the step, where hits may end inside blocks.
 
     Returns:
-      The state; entries looked at, int32[Q, G]; and how many wait, int32[].
+      The state; the rows' fields, with the entries looked at; and how many wait, int32[].
     """
     groups = parameters.groups[: state.rows.shape[1]]
     view = EveryGroup(parameters.cache, groups, tokens.shape[0])
     cached = (field(groups, GroupField.CACHEABLE) != 0) & (parameters.cache[CacheField.CACHING] != 0)
     cacheable = jnp.where(cached, cacheable_tokens(view, None, spread(groups, tokens)), 0)
     full = divide(cacheable, block_sizes(groups))
+    known = reached = None
+    if lookahead(state):
+        hash_block = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
+        known, reached = (
+            spread(groups, keyed(state, ends, hash_block)) for ends in (tokens, jnp.maximum(rows.prompt, tokens))
+        )
+        full = jnp.minimum(full, divide(known, jnp.maximum(field(groups, GroupField.SCALE), 1)))
     due = jnp.where(served[:, None], jnp.maximum(full - rows.cached, 0), 0)
-    tails = jnp.any(groups[:, GroupField.TAIL] == 1)
-    units = read_once(tails, lambda: _tail(view, rows, tokens, cacheable, full))
+    if turn is not None:
+        units = tails.due(view, rows, turn, cacheable, full)
+    else:
+        tailed = jnp.any(groups[:, GroupField.TAIL] == 1)
+        units = read_once(tailed, lambda: _tail(view, rows, cacheable, full, reached))
+    if known is not None:
+        units = jnp.where(units <= known, units, 0)
     tail = jnp.where(served[:, None] & (units > 0), 1, 0)
     spans = cut(due + tail, room)
     counts, line, group = spans.counts, spans.line, spans.group
@@ -74,22 +95,43 @@ def register(
     key = state.chains[row, unit - 1]
     sparse = jnp.any(groups[:, GroupField.PERIOD] != 0)
     left_out = read_once(sparse, lambda: _left_out(view, rows, cacheable, spans, column))
+    if turn is not None:
+        left_out &= ~inside
     kept = spans.live & (block != 0) & ~left_out
     refs = read_once(spans.ends[-1] > 0, lambda: state.refs[block])
-    # A block that was registered with the prompt's tail is registered anew when it is full.
-    kept &= ((refs & 1) == 0) | ((groups[group, GroupField.TAIL] == 1) & ~inside)
-    order = running_sum(kept)
-    stamp = (state.counters[StepCounter.REGISTERED] + order - 1).astype(jnp.uint32)
+    lanes = tails.Lanes(line, group, column, block, unit, inside)
+    entry = block
+    if turn is None:
+        # A block that was registered with the prompt's tail is registered anew when it is full.
+        bare = ((refs & 1) == 0) | ((groups[group, GroupField.TAIL] == 1) & ~inside)
+        if known is not None:
+            bare |= inside & jnp.any(state.keys[block, :4] != key, axis=1)
+        kept &= bare
+        order = running_sum(kept)
+        number, total = order - 1, order[-1]
+    else:
+        entry = tails.entries(state, groups, lanes)
+        kept &= tails.unknown(state, groups, lanes, refs, rows.cached, full)
+        number, moved, total = tails.order_of(lanes, kept, turn.copies)
+        state = numbered(state, turn.copies, moved)
+    stamp = (state.counters[StepCounter.REGISTERED] + number).astype(jnp.uint32)
     words = jnp.concatenate([key, group.astype(jnp.uint32)[:, None], stamp[:, None]], axis=1)
     place = jnp.where(kept, block, state.refs.shape[0])
-    keys = state.keys.at[place].set(words, mode="drop")
-    counters = state.counters.at[StepCounter.REGISTERED].add(order[-1])
+    if several(state):
+        keys = tails.written(state, lanes, kept, full, entry, words)
+    else:
+        keys = state.keys.at[place].set(words, mode="drop")
+    counters = state.counters.at[StepCounter.REGISTERED].add(total)
     places = state.log.shape[0]
     noted = jnp.where(kept, stamp.astype(jnp.int32) & (places - 1), places)
-    log = state.log.at[noted].set(block, mode="drop")
+    log = state.log.at[noted].set(entry, mode="drop")
     refs = state.refs.at[place].set(refs | 1, mode="drop")
     state = replace(state, refs=refs, keys=keys, log=log, counters=counters)
-    return state, rows.cached + jnp.minimum(counts, due), jnp.sum(due + tail - counts, dtype=jnp.int32)
+    rows = rows._replace(cached=rows.cached + jnp.minimum(counts, due))
+    if rows.partial is not None:
+        waits = kept & inside & (groups[group, GroupField.TAIL] == 2)
+        rows = rows._replace(partial=rows.partial.at[line, group].max(jnp.where(waits, column + 1, 0)))
+    return state, rows, jnp.sum(due + tail - counts, dtype=jnp.int32)
 
 
 def _left_out(view: EveryGroup, rows: Rows, cacheable: jax.Array, spans: Spans, column: jax.Array) -> jax.Array:
@@ -103,15 +145,17 @@ def _left_out(view: EveryGroup, rows: Rows, cacheable: jax.Array, spans: Spans, 
     return ~kept
 
 
-def _tail(view: EveryGroup, rows: Rows, tokens: jax.Array, cacheable: jax.Array, full: jax.Array) -> jax.Array:
+def _tail(
+    view: EveryGroup, rows: Rows, cacheable: jax.Array, full: jax.Array, keys: jax.Array | None = None
+) -> jax.Array:
     """Hash blocks up to the prompt's tail, where that is due in a block which is not full, int32[Q, G]; else 0.
 
     `hkv.dialects.vllm.rules.register`, where blocks of full attention hold several hash blocks. There a block that is
     full has the tail's key besides: nobody looks for that one, since hits end with blocks.
     """
-    prompt, tokens = (spread(view.groups, counts) for counts in (rows.prompt, tokens))
+    prompt = spread(view.groups, rows.prompt)
     hash_block = jnp.maximum(view.whole(CacheField.HASH_BLOCK), 1)
-    units = reusable(view, None, prompt, divide(tokens, hash_block))
+    units = reusable(view, None, prompt, jnp.full_like(prompt, UNLIMITED) if keys is None else keys)
     scale = jnp.maximum(view.group(None, GroupField.SCALE), 1)
     column = divide(units, scale)
     inside = (remainder(units, scale) != 0) & (column >= full) & (column < rows.length)

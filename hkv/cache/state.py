@@ -64,7 +64,11 @@ class StepRow(enum.IntEnum):
     CACHED = 2
     """Entries already looked at for registration."""
     GROWN = 3
-    """1 if the row ends in a running state and states for drafts; only where groups have such states."""
+    """1 if the row was given blocks, and ends in a running state and states for drafts where it has such; only where
+    groups have states for drafts, or hits end inside blocks."""
+    PARTIAL = 4
+    """Entry of a block that the row may not write before it is copied, plus 1, else 0: a hit ends inside it, or its
+    state was registered. Only where hits end inside blocks."""
 
 
 PAD = -1
@@ -73,11 +77,18 @@ PAD = -1
 KEY_WORDS = 6
 """Words of a block's key: the fingerprint's four, the group, and how many blocks were registered before it."""
 
+ERA, OWN_ERA = 6, 7
+"""Two words more where blocks have several entries (`hkv.cache.entries`): the entry's era, and that of block b at
+entry b."""
+
 SLOTS = 4
 """Slots of the index for each place of the queue: few keys then have to make way for others."""
 
 HASH_WORDS = 12
 """Words in which a row hashes: the last key, the digest of the hash block being filled, its last four tokens."""
+
+MOST_AHEAD = 64
+"""Most tokens after a hash block that its key may cover."""
 
 
 @jax.tree_util.register_dataclass
@@ -92,14 +103,19 @@ class StepState:
         have no references.
       marks: int32[N], scratch: means nothing between steps.
       keys: uint32[N, 6], what each block is registered under (`KEY_WORDS`); means nothing for blocks that are not. Of
-        several blocks with the same key, the one registered first counts.
+        several blocks with the same key, the one registered first counts. uint32[P * N, 8] where hits end inside blocks
+        of full attention, which hold at most P hash blocks (`hkv.cache.entries`).
       rows: int32[R, G, W], block ids; 0 where there is none.
       requests: int32[R, 4 + 3 * G], what each row knows of its request (`StepRequest`), then LENGTH of each group,
-        FIRST of each, CACHED of each (`StepRow`); int32[R, 4 + 4 * G] with GROWN, where groups have states for drafts.
-      chains: uint32[R, C, 4], the key of each whole hash block of the row's tokens.
-      hashing: uint32[R, 12], where hashing of the row's tokens stands (`HASH_WORDS`).
-      log: int32[Q], a ring: the block registered as the n-th is at n modulo Q.
-      index: int32[4 * Q], a hash table from keys to blocks (`hkv.cache.key_index`); 0 in slots that are empty.
+        FIRST of each, CACHED of each (`StepRow`); int32[R, 4 + 4 * G] with GROWN, where groups have states for drafts;
+        int32[R, 4 + 5 * G] with PARTIAL, where hits end inside blocks.
+      chains: uint32[R, C, 4], the key of each whole hash block of the row's tokens; its link where its key covers
+        tokens that are not computed yet.
+      hashing: uint32[R, 12], where hashing of the row's tokens stands (`HASH_WORDS`); uint32[R, 12 + L] with the row's
+        last L tokens, where keys cover as many tokens after their hash blocks (`hkv.cache.lookahead`).
+      log: int32[Q], a ring: the block (or entry) registered as the n-th is at n modulo Q.
+      index: int32[4 * Q], a hash table from keys to blocks (`hkv.cache.key_index`); 0 in slots that are empty. As many
+        times longer as blocks have entries.
       counters: int32[6], the queue's ends and what was counted (`StepCounter`).
     """
 
@@ -155,6 +171,8 @@ class StepResult:
       writes: int32[Q, G], the block for the state after the query's new tokens, without drafts; -1 for none.
       deferred: int32[2], blocks that could not be given back, and blocks that could not be looked at for registration,
         because the step's room was too small; later steps will.
+      copies: int32[Q, G, 2], block and its copy, to be copied in all layers of the group before anything of this step
+        is read or written, all sources before any target; -1 twice for none. None where hits end with blocks.
     """
 
     status: jax.Array
@@ -164,6 +182,7 @@ class StepResult:
     reads: jax.Array
     writes: jax.Array
     deferred: jax.Array
+    copies: jax.Array | None = None
 
 
 def init(
@@ -193,20 +212,22 @@ def init(
         raise ConfigError("chain", chain, "a positive integer")
     queue = np.zeros(1 << (blocks - 1).bit_length(), np.int32)
     queue[: config.num_blocks - 1] = np.arange(1, config.num_blocks)
-    fields = len(StepRow) - (draft_states(config) == 0)
+    fields = int(StepRow.PARTIAL if draft_states(config) else StepRow.GROWN)
+    fields = len(StepRow) if config.partial_hits else fields
+    parts = entry_parts(config)
     counters = np.zeros(len(StepCounter), np.int32)
     counters[StepCounter.TAIL] = config.num_blocks - 1
     return parameters, StepState(
         queue=queue,  # type: ignore[arg-type]
         refs=np.zeros(blocks, np.int32),  # type: ignore[arg-type]
         marks=np.zeros(blocks, np.int32),  # type: ignore[arg-type]
-        keys=np.zeros((blocks, KEY_WORDS), np.uint32),  # type: ignore[arg-type]
+        keys=np.zeros((parts * blocks, KEY_WORDS if parts == 1 else OWN_ERA + 1), np.uint32),  # type: ignore[arg-type]
         rows=np.zeros((rows, groups, row), np.int32),  # type: ignore[arg-type]
         requests=np.zeros((rows, len(StepRequest) + fields * groups), np.int32),  # type: ignore[arg-type]
         chains=np.zeros((rows, finest, 4), np.uint32),  # type: ignore[arg-type]
-        hashing=np.zeros((rows, HASH_WORDS), np.uint32),  # type: ignore[arg-type]
+        hashing=np.zeros((rows, HASH_WORDS + config.hash_lookahead), np.uint32),  # type: ignore[arg-type]
         log=np.zeros(len(queue), np.int32),  # type: ignore[arg-type]
-        index=np.zeros(SLOTS * len(queue), np.int32),  # type: ignore[arg-type]
+        index=np.zeros(SLOTS * len(queue) << (parts - 1).bit_length(), np.int32),  # type: ignore[arg-type]
         counters=counters,  # type: ignore[arg-type]
     )
 
@@ -215,13 +236,14 @@ def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules a whole step does not have.
 
     Raises:
-      ConfigError: sub-block hits, hashes that look ahead, an encoder's output, windows that are computed again, or
-        recurrent groups with states for checkpoints.
+      ConfigError: hashes that look far ahead, or at all with hits inside blocks; an encoder's output, windows that are
+        computed again, or recurrent groups with states for checkpoints.
     """
-    if config.partial_hits:
-        raise ConfigError("partial_hits", True, "False: hits in whole steps end with blocks")
-    if config.hash_lookahead:
-        raise ConfigError("hash_lookahead", config.hash_lookahead, "0: a step hashes the tokens of whole blocks alone")
+    if config.hash_lookahead > MOST_AHEAD:
+        raise ConfigError("hash_lookahead", config.hash_lookahead, f"at most {MOST_AHEAD} tokens")
+    if config.hash_lookahead and config.partial_hits:
+        expected = "0 where hits end inside blocks: a state moves on before its key is known"
+        raise ConfigError("hash_lookahead", config.hash_lookahead, expected)
     for group, spec in enumerate(config.topology.specs):
         if spec.encoder_tokens:
             raise ConfigError(f"groups[{group}].kind", spec.kind, "a kind of a request's own tokens")
@@ -237,7 +259,7 @@ def room_for(config: VllmConfig, *, queries: int, tokens: int) -> int:
 
     Steps after a larger one may have more to give back than that: what does not fit waits.
     """
-    return room_of(config.block_sizes, registration_unit(config), draft_states(config), queries, tokens)
+    return room_of(config.block_sizes, registration_unit(config), extra_blocks(config), queries, tokens)
 
 
 def registration_unit(config: VllmConfig) -> int:
@@ -255,12 +277,32 @@ def draft_states(config: VllmConfig) -> int:
     return sum(getattr(spec, "num_speculative_blocks", 0) for spec in config.topology.specs)
 
 
-def room_of(block_sizes: Sequence[int], unit: int, drafts: int, queries: int, tokens: int) -> int:
-    """`room_for` of groups with these blocks, `drafts` states for drafts, and registration by `unit` tokens.
+def extra_blocks(config: VllmConfig) -> int:
+    """Blocks that a query may need beside those of its tokens: states for drafts, and copies.
+
+    Where hits end inside blocks, it may also register a block a group under a key that ends inside it.
+    """
+    return draft_states(config) + (len(config.block_sizes) if config.partial_hits else 0)
+
+
+def entry_parts(config: VllmConfig) -> int:
+    """Keys that a block may have at once: as many as a block of full attention holds hash blocks, if hits end inside.
+
+    A state has one: it stands at one length.
+    """
+    if not config.partial_hits:
+        return 1
+    pairs = zip(config.block_sizes, config.topology.specs, strict=True)
+    whole = [size for size, spec in pairs if spec.prefix_cacheable and spec.reads_all]
+    return max((size // config.hash_block_size for size in whole), default=1)
+
+
+def room_of(block_sizes: Sequence[int], unit: int, extra: int, queries: int, tokens: int) -> int:
+    """`room_for` of groups with these blocks, `extra` blocks (`extra_blocks`), and registration by `unit` tokens.
 
     A query begins anywhere in a block, and may have up to `unit - 1` earlier tokens to register.
     """
-    return sum((tokens + queries * (max(unit, size) - 1)) // size for size in block_sizes) + queries * drafts
+    return sum((tokens + queries * (max(unit, size) - 1)) // size for size in block_sizes) + queries * extra
 
 
 def replace(state: StepState, **changes: jax.Array) -> StepState:

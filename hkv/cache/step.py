@@ -10,16 +10,21 @@ retires.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hkv.cache import copies, lookahead
 from hkv.cache.blocks import Queue, give_back, move, serve, take
+from hkv.cache.entries import holder, registered, several
 from hkv.cache.queries import block_sizes, field, fields, known_rows, lines, queries, spread
 from hkv.cache.registration import register
+from hkv.cache.spans import count_up
 from hkv.cache.state import (
+    HASH_WORDS,
     PAD,
     StepBatch,
     StepCounter,
@@ -31,6 +36,7 @@ from hkv.cache.state import (
     room_for,
 )
 from hkv.cache.step_slots import slots_of, state_blocks
+from hkv.cache.tails import Turn
 from hkv.cache.token_hashing import hash_tokens
 from hkv.cache.varying import unified
 from hkv.dialects.vllm.rules import reads
@@ -69,6 +75,7 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     state, first, waiting = give_back(state, at, begin, jnp.maximum(end, begin), room)
     rows = rows._replace(first=jnp.where(end > begin, first, rows.first))
 
+    before_step = rows
     had, grown = rows.length, jnp.maximum(wanted, rows.length)
     new = grown - had
     recurrent = field(groups, GroupField.RECURRENT) != 0
@@ -78,6 +85,8 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     free = state.counters[StepCounter.TAIL] - state.counters[StepCounter.HEAD]
     queue = Queue(free, jnp.minimum(free, room), parameters.cache[CacheField.WATERMARK])
     total = need.sum(axis=1, dtype=jnp.int32)
+    if rows.partial is not None:
+        total += jnp.where(taking, (rows.partial > 0).sum(axis=1, dtype=jnp.int32), 0)
     live = (state.requests[:, StepRequest.LIVE] != 0) & (state.requests[:, StepRequest.COMPUTED] > 0)
     served, lacks = serve(taking, total, live[at] & asked.known, jnp.any(live), queue)
     refusal = jnp.where(lacks, int(Status.NO_ROOM), int(Status.STEP_FULL)).astype(jnp.int32)
@@ -86,19 +95,27 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
         moved = jnp.where(recurrent & served[:, None], spread.moved, 0)
         state = move(state, at, spread.scratch, spread.gap_end, moved, room)
         rows = rows._replace(grown=jnp.where(served[:, None], 1, rows.grown))
-    state = take(state, at, grown, jnp.where(served[:, None], need, 0), room)
+    need, copied = jnp.where(served[:, None], need, 0), None
+    if rows.partial is None:
+        state = take(state, at, grown, need, room)
+    else:
+        state, copied = copies.take(state, at, before_step, grown, need, served, room)
+        rows = rows._replace(partial=jnp.where(copied.owed, 0, rows.partial))
 
     counts, lengths = (jnp.where(served, tokens, 0) for tokens in (asked.counts, asked.lengths))
     state = _hash(parameters, state, at, asked.starts, counts, rows.computed, batch.tokens)
     before, computed = rows.computed, rows.computed + counts
     rows = rows._replace(length=jnp.where(served[:, None], grown, had), computed=computed)
-    state, cached, later = register(parameters, state, at, rows, computed, served, room)
+    turn = None if copied is None else Turn(before, before_step.grown == 0, copied)
+    state, rows, later = register(parameters, state, at, rows, computed, served, room, turn)
     place = jnp.where(taking, at, state.requests.shape[0])
-    written = state.requests.at[place].set(lines(rows._replace(cached=cached)), mode="drop")
-    state = replace(state, requests=written)
+    state = replace(state, requests=state.requests.at[place].set(lines(rows), mode="drop"))
     blocks, offsets = slots_of(groups, state.rows, at, before, asked.starts, lengths, batch.tokens.shape[0])
     read, write = state_blocks(groups, state.rows, at, had, before, counts)
-    return state, StepResult(status, asked.allowed, blocks, offsets, read, write, jnp.stack([waiting, later]))
+    result = StepResult(status, asked.allowed, blocks, offsets, read, write, jnp.stack([waiting, later]))
+    if copied is None:
+        return state, result
+    return copies.give_back(state, copied), dataclasses.replace(result, copies=copied.pairs())
 
 
 @functools.cache
@@ -191,9 +208,10 @@ def find(state: StepState, group: jax.Array, keys: jax.Array) -> jax.Array:
       int32[K].
     """
     same = jnp.all(keys[:, None, :] == state.keys[None, :, :4], axis=-1)
-    same &= ((state.keys[:, 4] == group.astype(jnp.uint32)) & (state.refs % 2 == 1))[None]
+    known = registered(state, count_up(state.keys.shape[0])) if several(state) else state.refs % 2 == 1
+    same &= ((state.keys[:, 4] == group.astype(jnp.uint32)) & known)[None]
     age = (state.counters[StepCounter.REGISTERED].astype(jnp.uint32) - state.keys[:, 5])[None]
-    return jnp.argmax(jnp.where(same, age, 0), axis=1).astype(jnp.int32)
+    return holder(state, jnp.argmax(jnp.where(same, age, 0), axis=1).astype(jnp.int32))
 
 
 def _skipped(groups: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -222,11 +240,17 @@ def _hash(
 ) -> StepState:
     """The state with the keys of the hash blocks that `counts` new tokens of each row fill."""
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
-    hashed = hash_tokens(size, state.hashing[lines], computed, starts, counts, tokens)
+    ahead = lookahead.lookahead(state)
+    tails = state.hashing[lines, :HASH_WORDS] if ahead else state.hashing[lines]
+    hashed = hash_tokens(size, tails, computed, starts, counts, tokens)
     rows = state.hashing.shape[0]
     place = jnp.where(hashed.filled, lines[hashed.request], rows)
     chains = state.chains.at[place, hashed.column].set(hashed.keys, mode="drop")
-    hashing = state.hashing.at[jnp.where(counts > 0, lines, rows)].set(hashed.tails, mode="drop")
+    tails = hashed.tails
+    if ahead:
+        chains, last = lookahead.settle(state, chains, lines, size, starts, counts, computed, tokens)
+        tails = jnp.concatenate([tails, last], axis=1)
+    hashing = state.hashing.at[jnp.where(counts > 0, lines, rows)].set(tails, mode="drop")
     return replace(state, chains=chains, hashing=hashing)
 
 

@@ -13,7 +13,8 @@ from jax import lax
 
 from hkv.cache.ragged import token_queries
 from hkv.cache.spans import count_up, running_sum
-from hkv.cache.state import PAD
+from hkv.cache.state import PAD, StepRequest
+from hkv.dialects.vllm.rules.parameters import CacheField
 from hkv.serving.serving import Serving, Turn
 from hkv.state.status import Status
 
@@ -41,7 +42,8 @@ def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: ja
 
     Rows with one token left (decodes) come before the others, and each sort in order of arrival. Chunks end where
     recurrent groups keep states: at a block's end if they begin inside it, else at the last one that they reach, the
-    last before the final token included (vLLM 0.33 `Scheduler._mamba_block_aligned_split`).
+    last before the final token included, and where hits end inside blocks at the last length from which the prompt can
+    be resumed (vLLM 0.33 `Scheduler._mamba_block_aligned_split`).
 
     Args:
       serving: the cache.
@@ -59,6 +61,8 @@ def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: ja
 
     def give(spent: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
         count = _chunk(computed[row], jnp.minimum(left[row], budget - spent), left[row], unit)
+        if serving.tail_unit:
+            count = _before_tail(serving, row, count)
         count = jnp.minimum(count, serving.cache.allowed[row])
         return spent + count, count
 
@@ -91,3 +95,12 @@ def _chunk(start: jax.Array, count: jax.Array, left: jax.Array, unit: int) -> ja
     # The final token is computed again by whoever finds the rest: a state before it is kept, none behind it.
     last = jnp.where(count == left, (end - 1) // unit * unit, end // unit * unit)
     return jnp.where(last > start, last - start, count)
+
+
+def _before_tail(serving: Serving, row: jax.Array, count: jax.Array) -> jax.Array:
+    """Tokens of a chunk of `count` ones that ends where the row's prompt keeps its last state, if it reaches that."""
+    state, unit = serving.cache.state, serving.tail_unit
+    drops = serving.cache.parameters.cache[CacheField.DROPS]
+    prompt, start = state.requests[row, StepRequest.PROMPT], state.requests[row, StepRequest.COMPUTED]
+    last = jnp.where(drops != 0, prompt // unit - 1, (prompt - 1) // unit) * unit
+    return jnp.where((last > start) & (last < start + count), last - start, count)

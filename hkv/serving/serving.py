@@ -25,6 +25,7 @@ from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.errors import ConfigError, OperationError
 from hkv.paged import operations as paged
 from hkv.paged.ragged_attention import attention
+from hkv.serving.copies import copied
 from hkv.serving.pages import LayerPages, overlaid, placed, state_unit
 from hkv.state.status import Status
 
@@ -41,12 +42,15 @@ class Serving:
       pool: uint32[words], the bytes of all layers' pages.
       layers: static; every layer's place.
       state_unit: static; tokens at whose multiples recurrent states are kept; 1 where there are none.
+      tail_unit: static; tokens at whose last multiple in a prompt a state is kept besides; 0 where hits end with
+        blocks.
     """
 
     cache: Cache
     pool: jax.Array
     layers: tuple[LayerPages, ...] = dataclasses.field(metadata={"static": True})
     state_unit: int = dataclasses.field(metadata={"static": True})
+    tail_unit: int = dataclasses.field(metadata={"static": True}, default=0)
 
     def layer(self, name: str) -> LayerPages:
         """The place of a layer.
@@ -132,7 +136,8 @@ def _made(
     longest = -(-config.max_model_len // min(config.block_sizes)) if width is None else width
     cache = caches.init(config, rows=rows, row_blocks=longest)
     pool = jnp.zeros(-(-size // 4), jnp.uint32)
-    return Serving(cache, pool, placed(config, layouts, groups), state_unit(config))
+    tail = config.hash_block_size if config.partial_hits else 0
+    return Serving(cache, pool, placed(config, layouts, groups), state_unit(config), tail)
 
 
 def arrive(
@@ -162,7 +167,11 @@ def step(
     drafts: jax.Array | None = None,
     in_flight: jax.Array | None = None,
 ) -> tuple[Serving, Turn]:
-    """Blocks, slots and metadata for the new tokens of some rows: `hkv.step`, and what a forward pass asks of it."""
+    """Blocks, slots and metadata for the new tokens of some rows: `hkv.step`, and what a forward pass asks of it.
+
+    Blocks that hits end inside are copied here, before anything is written: every earlier step's pages and states have
+    to be in the pool.
+    """
     before = serving.cache.computed
     cache, result = caches.step(serving.cache, tokens, cu_q_lens, rows, drafts, in_flight)
     queries = cu_q_lens.shape[0] - 1
@@ -178,7 +187,8 @@ def step(
     positions = jnp.where(live, before[place][query] + within, PAD)
     tables = jnp.where(served[:, None, None], cache.tables[place], 0)
     turn = Turn(result, served, positions, starts, kv_lens, tables)
-    return dataclasses.replace(serving, cache=cache), turn
+    pool = serving.pool if result.copies is None else copied(serving.pool, serving.layers, result.copies)
+    return dataclasses.replace(serving, cache=cache, pool=pool), turn
 
 
 def write(serving: Serving, layer: str, turn: Turn, values: Values) -> Serving:

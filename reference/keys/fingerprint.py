@@ -35,6 +35,17 @@ def keys(tokens: np.ndarray, parent: Sequence[int] = ROOT) -> np.ndarray:
     return chained
 
 
+def ahead(link: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    """The key of a block that covers the tokens `after` it as well, from its key without them, its `link`."""
+    key = [int(word) for word in link]
+    padded = [int(token) & WORD for token in after] + [0] * (-len(after) % 4)
+    for start in range(0, len(padded), 4):
+        absorb(key, padded[start : start + 4])
+    if padded:
+        finish(key)
+    return tuple(key)
+
+
 def digest(block: Sequence[int]) -> list[int]:
     """The digest of one block by itself."""
     state = [len(block)] * 4

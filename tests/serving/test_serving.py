@@ -114,8 +114,8 @@ def serve(served, history, known, arrived, targets):
 class Host:
     """Requests in rows; those that are preempted return."""
 
-    def __init__(self) -> None:
-        self.served = serving.from_config(config(), rows=R)
+    def __init__(self, made: hkv.VllmConfig | None = None) -> None:
+        self.served = serving.from_config(config() if made is None else made, rows=R)
         self.history = np.zeros((R, LONGEST), np.int32)
         self.known, self.arrived, self.targets = (np.zeros(R, np.int32) for _ in range(3))
         self.preempted = 0

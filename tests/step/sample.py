@@ -7,10 +7,11 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from hkv.cache.state import HASH_WORDS, StepCounter, StepRequest, StepRow, StepState
+from hkv.cache.state import ERA, HASH_WORDS, OWN_ERA, StepCounter, StepRequest, StepRow, StepState
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.model.topology import Topology
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
+from reference.dialects.vllm.kinds.kind import Row
 from reference.keys import fingerprint
 from reference.step import Rows
 
@@ -96,20 +97,34 @@ def state_of(rows: Rows, empty: StepState) -> StepState:
             arrays["rows"][row, group, : len(blocks)] = blocks
             first = next((i for i, block in enumerate(blocks) if block), len(blocks))
             cached = 0 if held is None else held.registered or 0
-            grown = int(getattr(held, "grown", held is not None))
-            for field, value in zip(StepRow, (len(blocks), first, cached, grown), strict=True):
+            for field, value in zip(
+                StepRow, (len(blocks), first, cached, grown_of(held), partial_of(held)), strict=True
+            ):
+                if field == StepRow.PARTIAL and not config.partial_hits:
+                    continue
                 arrays["requests"][row, len(StepRequest) + int(field) * groups + group] = value
         arrays["chains"][row, : len(request.keys)] = np.array(request.keys, np.uint32).reshape(-1, 4)
         arrays["hashing"][row] = hashing_of(rows, row)
     return StepState(**arrays)
 
 
+def grown_of(held: Row | None) -> int:
+    """1 for a row that was given blocks; of kinds that do not say it, one that has some."""
+    return int(getattr(held, "grown", held is not None))
+
+
+def partial_of(held: Row | None) -> int:
+    """The entry that a row has to copy, plus 1; 0 for none."""
+    return 0 if held is None or held.partial is None else held.partial[0] + 1
+
+
 def hashing_of(rows: Rows, row: int) -> np.ndarray:
     """State of the hashing of a row's tokens, in words."""
     request, size = rows.request(row), rows.config.hash_block_size
-    tail = request.tokens[len(request.keys) * size :]
+    links = request.links
+    tail = request.tokens[len(links) * size :]
     words = np.zeros(HASH_WORDS, np.uint32)
-    words[:4] = request.keys[-1] if request.keys else request._root
+    words[:4] = links[-1] if links else request._root
     digest = [size] * 4
     for start in range(0, len(tail), 4):
         four = tail[start : start + 4]
@@ -164,22 +179,48 @@ def assert_same(rows: Rows, state: StepState) -> None:
             padded = np.zeros(arrays["rows"].shape[2], np.int32)
             padded[: len(blocks)] = blocks
             assert arrays["rows"][row, group].tolist() == padded.tolist()
+        assert_same_fields(rows, arrays, row)
         keys = arrays["chains"][row, : len(request.keys)]
         assert [tuple(key) for key in keys.tolist()] == request.keys
         assert arrays["hashing"][row, :4].tolist() == hashing_of(rows, row)[:4].tolist()
 
 
+def assert_same_fields(rows: Rows, arrays: dict[str, np.ndarray], row: int) -> None:
+    """A row has to copy what the reference's has to, where hits end inside blocks."""
+    if not rows.config.partial_hits:
+        return
+    groups = arrays["rows"].shape[1]
+    first = len(StepRequest) + int(StepRow.PARTIAL) * groups
+    held = [kind.rows.get(rows.names[row]) for kind in rows.manager.cache.kinds]
+    assert arrays["requests"][row, first : first + len(held)].tolist() == [partial_of(one) for one in held]
+
+
 def assert_same_keys(rows: Rows, arrays: dict[str, np.ndarray]) -> None:
-    """Every block has the key that the reference gives it, and of blocks with the same key the same one counts."""
+    """Every block has the keys that the reference gives it, and of blocks with the same key the same one counts."""
     pool = rows.manager.pool
     first: dict[tuple, tuple[int, int]] = {}
+    parts = entries_of(rows, arrays)
     for block in range(pool.num_blocks):
-        *words, group, stamp = (int(word) for word in arrays["keys"][block])
-        key = (group, tuple(words))
-        registered = int(arrays["refs"][block]) % 2 == 1
-        # A full block of several hash blocks may have the key of a prompt's tail besides: nobody looks for that one.
-        assert pool.keys_of(block)[:1] == ([key] if registered else [])
-        if registered:
+        found = [(key, stamp) for key, stamp in (parts(block) if arrays["refs"][block] % 2 else [])]
+        wanted = pool.keys_of(block)
+        # Where hits end with blocks, a full block may have the key of a prompt's tail besides: nobody looks for it.
+        assert sorted(key for key, _ in found) == sorted(wanted if rows.config.partial_hits else wanted[:1])
+        for key, stamp in found:
             first[key] = min(first.get(key, (stamp, block)), (stamp, block))
-    found = {key: block for key, block in enumerate_keys(rows) if pool.primary[block] == key}
-    assert {key: first[key][1] for key in found} == found
+    counted = dict(enumerate_keys(rows))
+    if not rows.config.partial_hits:
+        counted = {key: block for key, block in counted.items() if pool.primary[block] == key}
+    assert {key: first[key][1] for key in counted} == counted
+
+
+def entries_of(rows: Rows, arrays: dict[str, np.ndarray]):
+    """Function from a registered block to its keys, each with its turn of registration."""
+    size, keys = len(arrays["refs"]), arrays["keys"].tolist()
+
+    def keys_of(block: int) -> list[tuple[tuple, int]]:
+        entries = [keys[entry] for entry in range(block, len(keys), size)]
+        if len(keys) > size:
+            entries = [entry for entry in entries if entry[ERA] == entries[0][OWN_ERA]]
+        return [((entry[4], tuple(entry[:4])), entry[5]) for entry in entries]
+
+    return keys_of

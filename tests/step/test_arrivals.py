@@ -44,9 +44,10 @@ def arrive(pair: Pair, rows: dict[int, list[int]], root=ROOT, output=0) -> list[
 
 def has_entry(pair: Pair, prompt: list[int], root):
     """Predicate on a group and a length: it holds an entry for that prefix of a prompt in the reference's key table."""
-    size = pair.rows.config.hash_block_size
+    size, ahead = pair.rows.config.hash_block_size, pair.rows.config.hash_lookahead
     whole = np.array(prompt[: len(prompt) // size * size], np.int64).reshape(-1, size)
-    keys = [tuple(int(word) for word in key) for key in fingerprint.keys(whole, root)]
+    after = [prompt[end : end + ahead] for end in range(size, len(prompt) - ahead + 1, size)]
+    keys = [fingerprint.ahead(*pair) for pair in zip(fingerprint.keys(whole, root), after, strict=False)]
 
     def has(group: int, end: int) -> bool:
         return 0 < end <= len(keys) * size and end % size == 0 and (group, keys[end // size - 1]) in pool.table

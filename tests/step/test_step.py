@@ -12,10 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hkv.cache import step as serving
-from hkv.cache.state import HASH_WORDS, StepBatch, StepCounter, StepRequest, StepRow
+from hkv.cache.state import HASH_WORDS, SLOTS, StepBatch, StepCounter, StepRequest, StepRow
 from hkv.cache.step_slots import on_rank, ranks_of
 from hkv.cache.token_hashing import hash_tokens
-from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
 from hkv.spec import FullAttention, Mamba, SlidingWindow
 from hkv.state.status import Status
@@ -28,6 +27,7 @@ from tests.step.sample import assert_same, configs, state_of
 R, W, T, N, L = 5, 20, 6, 64, 3
 PLACES = R * (T + L)
 ROOM = 3 * R * (T + L + 24)
+CHAIN, PARTS = 8 * W, 4
 hashed = jax.jit(hash_tokens)
 
 
@@ -78,6 +78,7 @@ class Pair:
         assert result.status.tolist() == [status[row] for row in order]
         assert result.allowed.tolist() == [allowed[row] for row in order]
         assert not result.deferred.any()
+        self.assert_same_copies(result.copies, order)
         rest = np.ones(PLACES, bool)
         for query, row in enumerate(order):
             served = status[row] == OK and tokens[row]
@@ -92,6 +93,9 @@ class Pair:
             rest[start:end] = False
             groups = len(reads[row])
             writes = self.rows.states(row, before[row] + len(tokens[row])) if served else []
+            for moved, group, block, copy in self.rows.copies:
+                if moved == row and reads[row][group] == block and block not in self.rows.blocks(row, group):
+                    reads[row][group] = copy
             assert result.reads[query, : len(writes)].tolist() == reads[row][: len(writes)]
             assert result.writes[query, : len(writes)].tolist() == [block or -1 for block in writes]
             if not served:
@@ -101,16 +105,29 @@ class Pair:
         assert_same(self.rows, self.state)
         return status
 
+    def assert_same_copies(self, copies, order) -> None:
+        if copies is None:
+            assert not self.rows.copies
+            return
+        found = [(order[q], g, *copies[q, g].tolist()) for q in range(R) for g in range(3) if copies[q, g, 0] >= 0]
+        assert found == sorted(self.rows.copies, key=lambda copy: (order.index(copy[0]), copy[1]))
+        assert ((copies >= 0).all(axis=2) | (copies == -1).all(axis=2)).all()
+
 
 def padded(config):
     parameters, state = serving.init(config, rows=R, row=W, blocks=N)
     groups = np.zeros((4, parameters.groups.shape[1]), np.int32)
     groups[: len(parameters.groups)] = parameters.groups
-    wide = np.zeros((R, 3, W), np.int32)
-    requests = np.zeros((R, len(StepRequest) + 3 * len(StepRow)), np.int32)
-    chains = np.zeros((R, 8 * W, 4), np.uint32)
-    make = functools.partial(type(state), **{**vars(state), "rows": wide, "requests": requests, "chains": chains})
-    return type(parameters)(parameters.cache, groups), make()
+    fields = len(StepRow) if config.partial_hits else int(StepRow.PARTIAL)
+    arrays = {
+        "rows": np.zeros((R, 3, W), np.int32),
+        "requests": np.zeros((R, len(StepRequest) + 3 * fields), np.int32),
+        "chains": np.zeros((R, CHAIN, 4), np.uint32),
+    }
+    if len(state.keys) > N:
+        arrays["keys"] = np.zeros((PARTS * N, state.keys.shape[1]), np.uint32)
+        arrays["index"] = np.zeros(len(state.queue) * SLOTS * PARTS, np.int32)
+    return type(parameters)(parameters.cache, groups), type(state)(**{**vars(state), **arrays})
 
 
 def drawn_tokens(data, pair, allow=True):
@@ -447,18 +464,6 @@ def test_other_roots_share_nothing():
     pair.step([[1] * 4, [1] * 4, [], [], []])
     keys = [tuple(key) for key in np.asarray(pair.state.keys)[1:5, :4].tolist()]
     assert len(set(keys)) == 4
-
-
-@pytest.mark.parametrize(
-    ("groups", "fields", "name"),
-    [
-        ("full:2", {"hash_lookahead": 1}, "hash_lookahead"),
-        ("full:2,mamba:4", {"hash_block_size": 2, "partial_hits": True}, "partial_hits"),
-    ],
-)
-def test_what_steps_cannot_express_is_refused(groups, fields, name):
-    with pytest.raises(ConfigError, match=name.replace("[", r"\[")):
-        serving.init(build(groups, num_blocks=8, **fields), rows=R, row=W)
 
 
 def test_room_for_bounds_steady_decoding():

@@ -61,6 +61,11 @@ class Request:
     lookahead: int = 0
     reports: bool = False
 
+    @property
+    def num_keys(self) -> int:
+        """Keys that the request's prompt and output have, known or not yet."""
+        return len(self.keys)
+
     def wait(self) -> None:
         """It holds no blocks any more, and nothing of it is computed."""
         self.running = False

@@ -89,6 +89,18 @@ def test_drafts_change_nothing_that_is_said(model):
     assert served(made, model, [0])[0].hits[0] > lengths[0] // 2
 
 
+@pytest.mark.parametrize("model", ["jamba", "qwen3_next"])
+def test_hits_inside_blocks_change_nothing_that_is_said(model):
+    """Of a prompt that comes again all but the last token is found, wherever it ends in the blocks of states."""
+    made = engine(model, rows=3, budget=13, match_unit=2)
+    lengths, _, _ = expected(model)
+    last = [(length - 1) // 2 * 2 for length in lengths]
+    assert all(end % made.plan.config().scheduler_block_size for end in (last[0], last[2]))
+    assert [served(made, model, [prompt])[0].hits for prompt in (0, 0, 2, 2)] == [[0], [last[0]], [32], [last[2]]]
+    again = served(made, model, (0, 1, 2, 3, 2, 0))
+    assert [again[prompt].hits for prompt in (0, 2, 4, 5)] == [[last[prompt]] for prompt in (0, 2, 2, 0)]
+
+
 @pytest.mark.parametrize(("model", "chunk"), [("gemma3", 8), ("qwen3_next", None)])
 def test_an_engine_goes_on_from_what_another_has_computed(model, chunk):
     """Objects of keys and values, windows and states; the second engine's pages lie in another order."""

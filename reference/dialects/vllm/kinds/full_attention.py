@@ -86,10 +86,15 @@ class FullAttentionKind(Kind):
             return span
         size = self.hash_block_size
         limit = request.num_prompt if self.eagle else request.num_prompt - 1
-        tail = min(limit // size, len(request.keys)) * size
+        tail = min(limit // size, request.num_keys) * size
         blocks = self.row(request.id).blocks
         column = tail // self.block_size
-        if tail == 0 or tail > tokens or tail % self.block_size == 0 or column >= len(blocks):
+        if (
+            tail <= 0
+            or tail > min(tokens, len(request.keys) * size)
+            or tail % self.block_size == 0
+            or column >= len(blocks)
+        ):
             return span
         register_partial(self.pool, request, self.group, blocks[column], tail, size)
         self._note_written(request, (column,))

@@ -170,7 +170,7 @@ class Kind:
         row = self.rows.get(id)
         have = len(row.blocks) if row is not None else 0
         if row is not None and row.registered is not None:
-            return max(wanted - have, 0)
+            return max(wanted - have, 0) + (row.partial is not None)
         skipped = self.skipped(demand.total)
         known = have + len(hit)
         new = max(0, wanted - max(known, skipped.stop if skipped else 0))

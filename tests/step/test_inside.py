@@ -1,0 +1,196 @@
+"""Hits that end inside blocks, and the copies that they need: whole steps are what the sequential rules say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hkv.cache.arrivals import jitted
+from hkv.dialects.vllm.config import VllmConfig, default_partial_hits
+from hkv.dialects.vllm.traffic.hit_causes import causes
+from hkv.model.topology import Topology
+from hkv.spec import FullAttention, Mamba, OpaqueState, SlidingWindow
+from reference.dialects.vllm.kinds.checkpoints import checkpoint_position
+from tests.reference.build import config as build
+from tests.step.sample import assert_same
+from tests.step.test_arrivals import arrivals, arrive
+from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens
+
+FIELDS = {"hash_block_size": 2, "partial_hits": True}
+
+
+@st.composite
+def configs(draw) -> VllmConfig:
+    """A configuration in which hits may end inside blocks."""
+    unit = draw(st.sampled_from((1, 2, 2, 3)))
+    specs = [
+        Mamba(block_size=unit * draw(st.sampled_from((2, 4))), num_speculative_blocks=draw(st.sampled_from((0, 0, 1))))
+    ]
+    for _ in range(draw(st.integers(1, 2))):
+        kind = draw(st.sampled_from(("full", "full", "window", "mamba", "opaque")))
+        if kind == "full":
+            specs.append(FullAttention(block_size=unit * draw(st.sampled_from((1, 2, 4)))))
+        elif kind == "window":
+            specs.append(SlidingWindow(block_size=unit, window=draw(st.sampled_from((2, 3, 9)))))
+        elif kind == "mamba":
+            specs.append(Mamba(block_size=unit * draw(st.sampled_from((1, 2, 4)))))
+        else:
+            specs.append(OpaqueState(block_size=unit))
+    specs = draw(st.permutations(specs))
+    scheduler_block = math.lcm(*(spec.block_size for spec in specs))
+    assert default_partial_hits(specs, unit)
+    return VllmConfig(
+        topology=Topology.of_specs(specs),
+        num_blocks=draw(st.integers(12, 60)),
+        hash_block_size=unit,
+        scheduler_block_size=scheduler_block,
+        partial_hits=True,
+        eagle=draw(st.integers(0, 3)) == 0,
+        retention_interval=draw(st.sampled_from((None, 0, scheduler_block))),
+        shared_prefix_checkpoint=draw(st.booleans()),
+        watermark=draw(st.sampled_from((0.0, 0.1))),
+        max_model_len=48,
+    )
+
+
+def chunk(pair: Pair, row: int, rest: list[int], stop: bool) -> list[int]:
+    """The next tokens of a prompt: up to where its last state is kept, if `stop` and that is near."""
+    request, config = pair.rows.request(row), pair.rows.config
+    assert request is not None
+    last = checkpoint_position(request.num_prompt, config.hash_block_size, config.eagle, 0)
+    ends = [end for end in (last, request.shared_prefix) if end > request.num_computed]
+    count = min(ends) - request.num_computed if stop and ends else T
+    return rest[: min(count, T, pair.rows.allowed(row))]
+
+
+@settings(max_examples=80)
+@given(config=configs(), data=st.data())
+def test_hits_inside_blocks_are_the_sequential_operations_in_order(config, data):
+    lengths = [n for n in range(1, min(40 - T, min(config.block_sizes) * 20 - T)) if not causes(config, n)]
+    assume(lengths)
+    pair = Pair(config)
+    bases = [[data.draw(st.integers(0, 1)) for _ in range(lengths[-1])] for _ in range(2)]
+    waiting: dict[int, list[int]] = {}
+    for _ in range(data.draw(st.integers(4, 10))):
+        new = {}
+        for row in range(R):
+            if pair.rows.names[row] is not None:
+                if data.draw(st.integers(0, 4)) == 0:
+                    pair.finish(row)
+                    waiting.pop(row, None)
+            elif data.draw(st.integers(0, 2)) > 0:
+                new[row] = data.draw(st.sampled_from(bases))[: data.draw(st.sampled_from(lengths))]
+        arrive(pair, new, output=data.draw(st.sampled_from((0, 0, 0, 3))))
+        waiting |= new
+        assert_same(pair.rows, pair.state)
+        for _ in range(data.draw(st.integers(1, 4))):
+            tokens = drawn_tokens(data, pair)
+            for row, prompt in waiting.items():
+                rest = prompt[pair.rows.request(row).num_computed :]
+                if rest:
+                    tokens[row] = chunk(pair, row, rest, data.draw(st.integers(0, 3)) > 0)
+                    tokens[row] *= data.draw(st.integers(0, 4)) > 0
+            pair.step(tokens, order=data.draw(st.permutations(range(R))))
+
+
+def test_a_hit_inside_a_block_is_copied_before_it_is_written():
+    """Blocks of 8 tokens, hashed by 2: a prompt of 7 tokens keeps the state at 6, and so does the block of tokens."""
+    pair = Pair(build("full:8,mamba:8", num_blocks=60, **FIELDS))
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    assert arrive(pair, {0: prompt}) == [0]
+    pair.step([prompt[:6], [], [], [], []])
+    assert not pair.rows.copies
+    pair.step([prompt[6:], [], [], [], []])
+    (own,) = pair.rows.copies
+    assert arrive(pair, {1: [*prompt, 8, 9]}) == [6]
+    pair.step([[], [7, 8], [], [], []])
+    attention, state = pair.rows.copies
+    assert state[2] == own[3], "the copy that the owner left to the cache"
+    assert attention[2] == pair.rows.manager.rows(pair.rows.names[0])[0][0]
+    pair.finish(0, 1)
+    assert_same(pair.rows, pair.state)
+
+
+def test_an_owner_leaves_a_state_that_others_wait_to_copy():
+    """Row 1 arrives before row 0 goes on, and computes after it: written in place, the state would be lost to it."""
+    pair = Pair(build("full:8,mamba:8", num_blocks=60, **FIELDS))
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
+    arrive(pair, {0: prompt[:7]})
+    pair.step([prompt[:6], [], [], [], []])
+    kept = pair.rows.manager.rows(pair.rows.names[0])[1][0]
+    assert arrive(pair, {1: prompt[:7]}) == [6]
+    pair.step([prompt[6:], [], [], [], []])
+    assert pair.rows.manager.rows(pair.rows.names[0])[1][0] != kept
+    pair.step([[], [7], [], [], []])
+    assert (1, 1, kept) in [copy[:3] for copy in pair.rows.copies]
+
+
+def test_a_full_block_keeps_the_key_of_the_tail_inside_it():
+    pair = Pair(build("full:8,mamba:8", num_blocks=60, **FIELDS))
+    prompt = [1, 2, 3, 4, 5]
+    arrive(pair, {0: prompt})
+    for tokens in ([1, 2, 3, 4], [5, 6, 7, 8], [9, 9]):
+        pair.step([tokens, [], [], [], []])
+    assert len(pair.rows.manager.pool.keys_of(pair.rows.manager.rows(pair.rows.names[0])[0][0])) == 2
+    assert arrive(pair, {1: prompt, 2: [*prompt, 6, 7, 8, 9]}) == [4, 8]
+
+
+def test_states_where_others_branched_off_are_kept():
+    pair = Pair(build("full:2,mamba:8", num_blocks=60, eagle=(0,), shared_prefix_checkpoint=True, **FIELDS))
+    base = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+    arrive(pair, {0: base})
+    pair.step([base[:6], [], [], [], []])
+    pair.step([base[6:8], [], [], [], []])
+    pair.step([base[8:], [], [], [], []])
+    arrive(pair, {1: [*base[:7], 5, 5, 5, 5]})
+    row = pair.rows.request(1)
+    shared = row.shared_prefix
+    assert shared
+    assert shared % 8
+    pair.step([[], [*base[:7], 5][row.num_computed : shared], [], [], []])
+    pair.step([[], [5], [], [], []])
+    assert arrive(pair, {2: [*base[:7], 4, 4, 4]}) == [shared]
+
+
+def test_keys_that_a_block_lost_are_not_found():
+    """A block with the key of a prompt's tail is handed out, and registered whole: the old entry is of another era."""
+    pair = Pair(build("full:8,mamba:8", num_blocks=3, **FIELDS))
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    arrive(pair, {0: prompt})
+    pair.step([prompt[:6], [], [], [], []])
+    pair.finish(0)
+    pair.start(1)
+    pair.step([[], [9] * 6, [], [], []])
+    pair.step([[], [9] * 2, [], [], []])
+    _, result = jitted(pair.parameters, pair.state, arrivals({2: prompt, 3: [9] * 9}))
+    assert result.alone[:2, :2].tolist() == [[0, 0], [8, 8]]
+
+
+def test_a_copy_needs_a_block_of_its_own():
+    """With one block free, the row that came by a hit is refused as long as its copy has no place."""
+    pair = Pair(build("full:8,mamba:8", num_blocks=6, **FIELDS))
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    arrive(pair, {0: prompt})
+    pair.step([prompt[:6], [], [], [], []])
+    arrive(pair, {1: prompt, 2: [9] * 7})
+    pair.step([[], [], [9] * 6, [], []])
+    assert pair.step([[], [7], [], [], []])[1] == NO_ROOM
+    pair.finish(2)
+    assert pair.step([[], [7], [], [], []])[1] == OK
+
+
+def test_the_search_tells_blocks_with_one_entry_from_those_with_several():
+    """Full attention with blocks of one hash block needs no more entries than blocks."""
+    pair = Pair(build("full:2,mamba:8", num_blocks=60, **FIELDS))
+    assert len(pair.state.keys) == len(pair.state.refs)
+    prompt = list(range(1, 12))
+    arrive(pair, {0: prompt})
+    for first, last in ((0, 6), (6, 8), (8, 10), (10, 11)):
+        pair.step([prompt[first:last], [], [], [], []])
+    assert arrive(pair, {1: prompt, 2: prompt[:9]}) == [10, 8]
+    pair.step([[], prompt[10:], [], [], []])
+    assert [copy[:2] for copy in pair.rows.copies] == [(1, 1)]
+    assert np.asarray(pair.state.requests).shape[1] > 4
