@@ -1,10 +1,11 @@
-"""Time that the compiled cache takes to trace and to compile: the machine with every operation, and the schedule.
+"""Time to trace and to compile: whole steps and arrivals, the machine with every operation, and the schedule.
 
-python benchmarks/compilation.py
+taskset -c 0 python benchmarks/compilation.py       # seconds of one core
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import statistics
@@ -68,23 +69,58 @@ def programs() -> dict[str, Callable[[], Any]]:
         return cast(Any, program.compiled(0)).lower(replay._parameters, replay._inputs, replay.resident)
 
     return {
+        **serving_programs(),
         "run, every operation": lambda: run(0),
         "run, reporting ids and events": lambda: run(1000),
         "the schedule of hkv replay": scheduled,
     }
 
 
+def serving_programs() -> dict[str, Callable[[], Any]]:
+    """A step of 256 rows, one of which may compute a chunk of 512 tokens, and eight prompts of 512 that arrive."""
+    import jax
+
+    from hkv.cache import arrivals
+    from hkv.cache import step as serving
+    from hkv.cache.state import StepBatch
+    from hkv.dialects.vllm.config import VllmConfig
+    from hkv.model.topology import Topology
+    from hkv.spec import spec_from_text
+
+    rows, coming, tokens = 256, 8, 512
+    topology = Topology.of_specs([spec_from_text(text) for text in GROUPS.split(",")])
+    config = VllmConfig(topology=topology, num_blocks=65536, hash_block_size=16, scheduler_block_size=16)
+    parameters, state = serving.init(config, rows=rows, row=256)
+    whole, lines = np.zeros(rows + tokens - 1, np.int32), np.arange(rows, dtype=np.int32)
+    batch = StepBatch(whole, np.arange(rows + 1, dtype=np.int32), lines, 0 * lines, 0 * lines)  # type: ignore[arg-type]
+    prompts = np.zeros((coming, tokens), np.int32), np.full(coming, tokens, np.int32)
+    new = arrivals.Arrivals(lines[:coming], np.zeros((coming, 4), np.uint32), *prompts)  # type: ignore[arg-type]
+    room = serving.room_for(config, queries=rows, tokens=rows + tokens - 1)
+
+    def stepped() -> Any:
+        return jax.jit(functools.partial(serving.step, room=room), donate_argnums=1).lower(parameters, state, batch)
+
+    def arrived() -> Any:
+        return jax.jit(arrivals.arrive, donate_argnums=1).lower(parameters, state, new)
+
+    return {"hkv.cache.step": stepped, "hkv.cache.arrivals": arrived}
+
+
 @click.command()
 @click.option("--repeats", default=5, show_default=True, help="Compilations of each program.")
+@click.option("--only", help="Programs whose names begin so.")
 @click.option("--json", "json_path", help="Write the figures there.")
-def main(repeats: int, json_path: str | None) -> None:
+def main(repeats: int, only: str | None, json_path: str | None) -> None:
     """Times compilations."""
     if repeats < 1:
         raise click.UsageError(f"--repeats {repeats}: at least 1 was expected")
     native_loops.enable()
     table = Table("program", "trace: median s", "compile: median s", "least")
     figures: dict[str, dict[str, list[float]]] = {}
-    for name, make in programs().items():
+    chosen = {name: make for name, make in programs().items() if name.startswith(only or "")}
+    if not chosen:
+        raise click.UsageError(f"--only {only}: a program was expected, one of {list(programs())}")
+    for name, make in chosen.items():
         figures[name] = seconds = measure(make, repeats)
         trace, compiling = (statistics.median(seconds[part]) for part in ("trace", "compile"))
         table.add_row(name, f"{trace:.2f}", f"{compiling:.2f}", f"{min(seconds['compile']):.2f}")
