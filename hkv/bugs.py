@@ -140,6 +140,13 @@ _BUGS: tuple[Bug, ...] = (
         "one rank: of a block that the hit ends inside one that is not cached, or none at all (IndexError)",
     ),
     Bug(
+        name="offer-outlives-state",
+        engine="vLLM 0.33 KVCacheManager.take_boundary_state_offloads",
+        contract="a state that a connector is offered is in its block, which is held and known by the state's key",
+        behaviour="states of requests that ended are left out, and no others: a block that its request has outgrown, "
+        "or that lost its key, since it was registered is offered, though it is free, or somebody else's",
+    ),
+    Bug(
         name="lmcache-group-key",
         engine="LMCache 0.5.6 KernelGroupIdentity",
         contract="layers of one kernel group have the same number of blocks and the same block stride",

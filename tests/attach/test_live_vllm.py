@@ -212,6 +212,32 @@ def test_blocks_to_be_zeroed_are_said(tmp_path: pathlib.Path) -> None:
     assert [type(each).__name__ for each in said] == ["AllocateOp", "UnwrittenOp", "ZerosOp"]
 
 
+def test_states_that_are_offered_are_said(tmp_path: pathlib.Path) -> None:
+    groups = [{"kind": "mamba", "block_size": 2, "num_speculative_blocks": 0}, *sample.header().groups]
+    observation = Observation(sample.header(oplog=3, num_blocks=12, groups=groups), tmp_path)
+    manager = observation.manager
+    request = request_of("a", [1, 2, 3, 4, 5])
+    manager.allocate_slots(request, 2)
+    offered = manager.take_boundary_state_offloads()
+    request.num_computed_tokens = 2
+    assert manager.finalize_partial_tail_offloads(request) == []
+    log = observation.log()
+    assert log.header.offloads
+    said = [each for each in log.operations if isinstance(each, oplog.OffloadsOp | oplog.FinalizeOp)]
+    assert [each.want for each in said] == [offered, []]
+    assert offered == {"a": [(0, 1, 2)]}
+
+
+def test_offers_that_are_taken_past_the_manager_end_the_log(tmp_path: pathlib.Path) -> None:
+    groups = [{"kind": "mamba", "block_size": 2, "num_speculative_blocks": 0}, *sample.header().groups]
+    observation = Observation(sample.header(oplog=3, num_blocks=12, groups=groups), tmp_path)
+    observation.manager.allocate_slots(request_of("a", [1, 2, 3]), 2)
+    observation.manager.coordinator.single_type_managers[0].take_pending_boundary_state_offloads()
+    end = observation.log().operations[-1]
+    assert isinstance(end, oplog.EndOp)
+    assert "take_pending_boundary_state_offloads was called, not by the manager" in end.reason
+
+
 def test_calls_past_the_manager_are_said_too(observation: Observation) -> None:
     manager = observation.manager
     request = request_of("a", [1, 2, 3, 4, 5])

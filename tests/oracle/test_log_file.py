@@ -78,6 +78,8 @@ LIVE_LINES = [
     ({"op": "zeros", "want": []}, "op", "zeros"),
     ({"op": "resume", "id": "r1", "keep": 0, "tokens": [1], "prompt": 1}, "op", "resume"),
     ({"op": "unwritten", "id": "r1", "tokens": 0}, "op", "unwritten"),
+    ({"op": "offloads", "want": {}}, "op", "offloads"),
+    ({"op": "finalize", "id": "r1", "want": []}, "op", "finalize"),
     ({"op": "end", "reason": "poked"}, "op", "end"),
     ({"op": "request", "id": "r1", "tokens": [1], "keys": ["00"]}, "keys", ["00"]),
     ({"op": "copies", "hold": True, "want": []}, "hold", True),

@@ -13,7 +13,7 @@ from hkv.testing.choices import RandomChoices
 
 SEEDS = 64
 
-LIVE = ("event fields", "zeroing")
+LIVE = ("event fields", "zeroing", "offers")
 """Invariants about what version 3 of the log alone says, by default."""
 
 VERSION_3 = "version 3"

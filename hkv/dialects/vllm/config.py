@@ -41,6 +41,7 @@ class VllmConfig:
       shared_prefix_checkpoint: whether recurrent states are kept at shared-prefix junctions off the block grid.
       bugs: names of upstream defects to reproduce (`hkv.bugs`); empty for the contract.
       zeroing: whether blocks newly handed out are listed, for a worker to zero.
+      offloads: whether recurrent states are listed as they are registered, for a connector to store.
     """
 
     topology: Topology
@@ -62,6 +63,7 @@ class VllmConfig:
     shared_prefix_checkpoint: bool = False
     bugs: frozenset[str] = frozenset()
     zeroing: bool = False
+    offloads: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -126,6 +128,10 @@ class VllmConfig:
         """True if a group's new blocks are listed: those of attention that grow with a request, not states or rings."""
         spec = self.topology.specs[group]
         return self.zeroing and not spec.snapshot and not spec.one_block
+
+    def offers(self, group: int) -> bool:
+        """True if a group's states are listed: those of a recurrent one, by position, with caching."""
+        return self.offloads and self.caching and self.topology.specs[group].keeps_states
 
     @property
     def uses_eagle(self) -> bool:

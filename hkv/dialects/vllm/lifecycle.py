@@ -98,6 +98,11 @@ class Lifecycle:
             case oplog.UnwrittenOp():
                 self._check_zeroing()
                 self._running(operation.id)
+            case oplog.OffloadsOp():
+                self._check_offloads()
+            case oplog.FinalizeOp():
+                self._check_offloads()
+                self._running(operation.id)
             case oplog.EndOp():
                 self._ended = True
             case _:
@@ -180,6 +185,10 @@ class Lifecycle:
     def _check_zeroing(self) -> None:
         if not self._header.zeroing:
             raise OperationError("zeroing", False, "a header that says that new blocks are zeroed")
+
+    def _check_offloads(self) -> None:
+        if not self._header.offloads:
+            raise OperationError("offloads", False, "a header that says that states are offered to a connector")
 
     def _check_loaded(self, groups: Sequence[int]) -> None:
         self._check_zeroing()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from hkv.errors import OperationError
 from hkv.keys.chained import PrefixIdentity
 from reference.dialects.vllm.manager import Manager
+from reference.dialects.vllm.offers import Offer, stands
 from reference.dialects.vllm.request import TokenRequest
 
 
@@ -116,6 +117,59 @@ def unwritten(manager: Manager, id: str, tokens: int) -> None:
             raise OperationError("tokens", tokens, f"a multiple of group {kind.group}'s block of {kind.block_size}")
     for kind in kinds:
         kind.zeros += kind.row(id).blocks[tokens // kind.block_size :]
+
+
+def offloads(manager: Manager) -> dict[str, list[tuple[int, int, int]]]:
+    """States that a connector is offered: of each request (group, block, tokens), group by group, since last asked.
+
+    A state that is not in its block any more is not offered (`hkv.bugs`: offer-outlives-state).
+    vLLM 0.33 `take_boundary_state_offloads`.
+
+    Raises:
+      OperationError: the configuration offers nothing.
+    """
+    _check_offloads(manager)
+    answer: dict[str, list[tuple[int, int, int]]] = {}
+    for kind in manager.cache.kinds:
+        for offer in kind.offers:
+            if _is_good(manager, offer):
+                answer.setdefault(offer.id, []).append((kind.group, offer.block, offer.tokens))
+        kind.offers.clear()
+    return answer
+
+
+def finalize(manager: Manager, id: str, in_flight: int) -> list[tuple[int, int, int]]:
+    """The ends of a request's prompt inside blocks, where no later token was computed: (group, block, tokens).
+
+    The request is about to end; what is not offered now, never is. vLLM 0.33 `finalize_partial_tail_offloads`.
+
+    Args:
+      manager: the cache.
+      id: a running request.
+      in_flight: computed tokens of it whose steps have not come back.
+
+    Raises:
+      OperationError: the configuration offers nothing, or misuse.
+    """
+    _check_offloads(manager)
+    request = manager.running(id)
+    if type(in_flight) is not int or in_flight < 0:
+        raise OperationError("in_flight", in_flight, "an integer of at least 0")
+    tails = [(kind.group, kind.take_tail(id)) for kind in manager.cache.kinds]
+    return [
+        (group, tail.block, tail.tokens)
+        for group, tail in tails
+        if tail is not None and not in_flight and request.num_computed == tail.tokens and _is_good(manager, tail)
+    ]
+
+
+def _is_good(manager: Manager, offer: Offer) -> bool:
+    return "offer-outlives-state" in manager.config.bugs or stands(manager.pool, offer)
+
+
+def _check_offloads(manager: Manager) -> None:
+    if not manager.config.offloads:
+        raise OperationError("offloads", False, "a configuration that offers states to a connector")
 
 
 def _check_zeroing(manager: Manager) -> None:

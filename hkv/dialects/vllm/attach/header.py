@@ -64,7 +64,14 @@ def header_from(manager: Any, max_in_flight_tokens: int | None = None, bugs: tup
         shared_prefix_checkpoint=manager.mamba_shared_prefix_checkpoint,
         bugs=sorted(bugs),
         zeroing=bool(manager.kv_cache_config.needs_kv_cache_zeroing),
+        offloads=bool(offering(manager)),
     )
+
+
+def offering(manager: Any) -> list[Any]:
+    """The managers of groups whose states a connector is offered: recurrent ones, by position."""
+    singles = manager.coordinator.single_type_managers if manager.enable_caching else ()
+    return [single for single in singles if getattr(single, "mamba_cache_mode", "") == "align"]
 
 
 def _entry(index: int, group: Any, single: Any) -> dict[str, Any]:

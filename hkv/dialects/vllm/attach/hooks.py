@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hkv.dialects.vllm.attach.header import offering
 from hkv.dialects.vllm.attach.requests import UntellableError
 from hkv.dialects.vllm.attach.sight import Sight, ids_of, see, turn_of
 
@@ -38,6 +39,10 @@ ZEROING = ("take_new_block_ids", "record_blocks_for_zeroing")
 """Methods of which a log says something only where new blocks are zeroed; the first is called in every step."""
 
 
+OFFLOADS = ("take_boundary_state_offloads", "finalize_partial_tail_offloads")
+"""Methods of which a log says something only where there are recurrent groups; the first is called in every step."""
+
+
 class Hooks:
     """Sets the hooks; calls of one hooked method by another are not noted.
 
@@ -64,6 +69,7 @@ class Hooks:
             "take_events",
             "take_kv_cache_block_copies",
             *(ZEROING if manager.kv_cache_config.needs_kv_cache_zeroing else ()),
+            *(OFFLOADS if offering(manager) else ()),
         ):
             self._hook(manager, name, getattr(self, f"_{name}"))
         self._put(manager, "allocate_slots", self._allocate_slots)
@@ -73,6 +79,9 @@ class Hooks:
         self._hook(pool, "evict_blocks", self._evict_blocks)
         for owner, name in MUTATING:
             self._hook(getattr(manager, owner), name, self._by_nobody(f"{owner}.{name}"))
+        for single in offering(manager):
+            for name in ("take_pending_boundary_state_offloads", "finalize_partial_tail_offload"):
+                self._hook(single, name, self._by_nobody(name))
 
     def remove(self) -> None:
         """Takes the hooks away."""
@@ -293,6 +302,13 @@ class Hooks:
 
     def _record_blocks_for_zeroing(self, request_id: str, start_token: int) -> Any:
         return lambda _: (self._observer.unwritten, (request_id, start_token))
+
+    def _take_boundary_state_offloads(self) -> Any:
+        return lambda offers: (self._observer.offered, ({id: list(each) for id, each in offers.items()},))
+
+    def _finalize_partial_tail_offloads(self, request: Any) -> Any:
+        seen, in_flight = see(request), request.num_in_flight_tokens
+        return lambda tails: (self._observer.finalized, (seen, in_flight, list(tails)))
 
     # The pool's, called by others than the manager.
 

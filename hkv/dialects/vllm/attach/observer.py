@@ -342,6 +342,22 @@ class Observer:
         if tracked is not None and tracked.running and self._header.zeroing:
             self._tell(oplog.UnwrittenOp(id=tracked.name, tokens=tokens))
 
+    def offered(self, offers: oplog.Offers) -> None:
+        """`take_boundary_state_offloads` returned."""
+        named: oplog.Offers = {}
+        for id, states in offers.items():
+            tracked = self._requests.known(id)
+            if tracked is None:
+                raise UntellableError(f"states of {id}, which is not there")
+            named[tracked.name] = states
+        self._tell(oplog.OffloadsOp(), named)
+
+    def finalized(self, seen: Seen, in_flight: int, tails: list[oplog.Offer]) -> None:
+        """`finalize_partial_tail_offloads` returned; a request that holds no blocks has no tails."""
+        tracked = self._requests.up_to_date(seen)
+        if tracked.running:
+            self._tell(oplog.FinalizeOp(id=tracked.name, in_flight=max(0, in_flight)), tails)
+
     def drained(self, events: list[Any]) -> None:
         """`take_events` returned."""
         made = [vllm_objects.event(event, self._header.oplog) for event in events]

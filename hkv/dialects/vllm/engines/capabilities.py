@@ -28,6 +28,8 @@ def without(answer: Any, lacks: frozenset[str]) -> Any:
         return [] if "events" in lacks else [_event(event, lacks) for event in answer]
     if isinstance(answer, list) and answer and "order" in lacks:
         return [(0, 0)] * len(answer)
+    if isinstance(answer, dict) and "order" in lacks:
+        return {id: [(group, 0, tokens) for group, _, tokens in offers] for id, offers in answer.items()}
     if isinstance(answer, Hit) and "order" in lacks:
         return msgspec.structs.replace(answer, blocks=_counted(answer.blocks))
     if isinstance(answer, Allocation) and answer.blocks is not None and "order" in lacks:

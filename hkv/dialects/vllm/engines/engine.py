@@ -77,6 +77,10 @@ class LiveEngine(Engine, Protocol):
 
     def unwritten(self, id: str, tokens: int) -> None: ...
 
+    def offloads(self) -> oplog.Offers: ...
+
+    def finalize(self, id: str, in_flight: int) -> list[oplog.Offer]: ...
+
 
 @runtime_checkable
 class KeyedEngine(Engine, Protocol):
@@ -148,7 +152,7 @@ def arrival_fields(operation: oplog.RequestOp) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _apply_live(engine: LiveEngine, operation: Operation) -> list[int] | None:
+def _apply_live(engine: LiveEngine, operation: Operation) -> Answer:
     match operation:
         case oplog.ComputedOp():
             return engine.computed(operation.id, operation.tokens)
@@ -166,6 +170,10 @@ def _apply_live(engine: LiveEngine, operation: Operation) -> list[int] | None:
             return engine.zeros()
         case oplog.UnwrittenOp():
             return engine.unwritten(operation.id, operation.tokens)
+        case oplog.OffloadsOp():
+            return engine.offloads()
+        case oplog.FinalizeOp():
+            return engine.finalize(operation.id, operation.in_flight)
         case _:
             return None
 
@@ -175,6 +183,8 @@ _ANSWERS: dict[type, type | None] = {
     oplog.AllocateOp: Allocation,
     oplog.CopiesOp: list,
     oplog.ZerosOp: list,
+    oplog.OffloadsOp: dict,
+    oplog.FinalizeOp: list,
     oplog.ResetOp: oplog.Reset,
     oplog.EventsOp: list,
     oplog.StateOp: CacheState,

@@ -18,6 +18,8 @@ from hkv.dialects.vllm.log.structs import (
     ExtraKeys,
     Header,
     Hit,
+    Offer,
+    Offers,
     ResumeOp,
 )
 from hkv.errors import ConfigError, OperationError
@@ -199,6 +201,21 @@ class InstalledVllmEngine:
         if id not in self._running:
             raise OperationError("id", id, "a running request")
         self._call("unwritten", id, self._manager.record_blocks_for_zeroing, id, tokens)
+
+    def offloads(self) -> Offers:
+        self._check_offloads()
+        return self._manager.take_boundary_state_offloads()
+
+    def finalize(self, id: str, in_flight: int) -> list[Offer]:
+        self._check_offloads()
+        if id not in self._running:
+            raise OperationError("id", id, "a running request")
+        self._requests[id].num_in_flight_tokens = in_flight
+        return self._manager.finalize_partial_tail_offloads(self._requests[id])
+
+    def _check_offloads(self) -> None:
+        if not self._config.offloads:
+            raise OperationError("offloads", False, "a configuration that offers states to a connector")
 
     def _check_zeroing(self) -> None:
         if not self._config.zeroing:

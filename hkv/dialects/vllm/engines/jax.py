@@ -16,6 +16,7 @@ from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.engine import apply, arrival_fields
 from hkv.dialects.vllm.engines.hit_reports import spans_of
 from hkv.dialects.vllm.engines.jax_answers import Answers, check
+from hkv.dialects.vllm.engines.jax_offers import PendingOffers
 from hkv.dialects.vllm.engines.jax_requests import Later, Request, Room, said
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
@@ -29,14 +30,17 @@ from hkv.dialects.vllm.log.structs import (
     ExtraKeys,
     Header,
     Hit,
+    Offer,
+    Offers,
     Operation,
 )
-from hkv.dialects.vllm.rules.operations import Batch, Code, Flag, Results
+from hkv.dialects.vllm.rules.operations import Batch, Code, Flag
 from hkv.errors import OperationError
 from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity, digest_by_name
 from hkv.keys.interning import Interner
 from hkv.machine.operations import bucket
 from hkv.state.state import Buckets, Counter
+from hkv.state.state import Request as RequestWord
 
 IDS, EVENTS = 4096, 4096
 """Least room for block ids and for events in the results of one dispatch."""
@@ -89,6 +93,10 @@ class JaxEngine:
         self._events: list[CacheEvent] = []
         self._answers = Answers([self.config.zeroes(group) for group in range(self._groups)])
         self._looked_up: Later | None = None
+        offered = [self.config.offers(group) for group in range(self._groups)]
+        stale = "offer-outlives-state" in self.config.bugs
+        self._offers = PendingOffers(offered, self.config.block_sizes, stale)
+        self._offering, self._changes = any(offered), np.zeros((0, 4), np.int32)
 
     # One operation at a time.
 
@@ -183,7 +191,12 @@ class JaxEngine:
     def commit(self, id: str, tokens: int) -> None:
         """The first `tokens` tokens may be registered in the prefix cache."""
         request = self._request(id)
+        if self._offering:
+            self._flush()
         self._add(Code.COMMIT, request, room=self._room_of(tokens), tokens=tokens, flags=self._flags)
+        if self._offering:
+            self._flush()
+            self._note_offers(id)
 
     def retire(self, id: str, tokens: int) -> None:
         """Blocks that no token from `tokens` on reads are given back."""
@@ -191,6 +204,7 @@ class JaxEngine:
 
     def pop(self, id: str) -> None:
         """The request's rows end; their blocks stay referenced."""
+        self._offers.withdraw(id)
         self._add(Code.POP, self._request(id))
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -219,6 +233,32 @@ class JaxEngine:
                 raise OperationError("tokens", tokens, f"a multiple of group {group}'s block of {size}")
         self._answers.zero_row(rows, [tokens // self.config.block_size(group) for group in range(self._groups)])
 
+    def offloads(self) -> Offers:
+        """Drains the states that a connector is offered, group by group."""
+        self._check_offloads()
+        return self._offers.take(self.state())
+
+    def finalize(self, id: str, in_flight: int) -> list[Offer]:
+        """The request is about to end: the ends of its prompt inside blocks are offered."""
+        self._check_offloads()
+        if type(in_flight) is not int or in_flight < 0:
+            raise OperationError("in_flight", in_flight, "an integer of at least 0")
+        request, state = self._request(id), self.state()
+        if id not in state.rows:
+            raise OperationError("id", id, "a running request")
+        computed = int(jax.device_get(self._state.requests)[request.slot, RequestWord.COMPUTED])
+        return self._offers.finalize(id, -1 if in_flight else computed, state)
+
+    def _note_offers(self, id: str, left: Sequence[Sequence[int]] = ()) -> None:
+        """Notes what an operation about a request, all of the last dispatch, registered and `left` to the cache."""
+        if left or len(self._changes):
+            words = np.asarray(jax.device_get(self._state.requests))[self._request(id).slot]
+            self._offers.note(id, self._changes, left, words, self.state())
+
+    def _check_offloads(self) -> None:
+        if not self.config.offloads:
+            raise OperationError("offloads", False, "a configuration that offers states to a connector")
+
     def _check_zeroing(self) -> None:
         if not self.config.zeroing:
             raise OperationError("zeroing", False, "a configuration that zeroes new blocks")
@@ -231,6 +271,7 @@ class JaxEngine:
 
     def free(self, id: str) -> None:
         """The request finished or is preempted."""
+        self._offers.withdraw(id)
         self._add(Code.FREE, self._request(id))
 
     def drop(self, id: str) -> None:
@@ -368,8 +409,9 @@ class JaxEngine:
             payload = [number for row in operation.rows for number in (len(row), *row)]
             self._add(Code.FOUND, request, payload=payload, tokens=operation.hit)
         reach = request.num_tokens + operation.new + operation.lookahead + operation.external + encoder
-        if self.config.zeroing and operation.external:
+        if self._offering or (self.config.zeroing and operation.external):
             self._flush()
+        pending = len(self._answers.pending_copies)
         before = [len(zeros) for zeros in self._answers.zeros]
         later = self._add(
             Code.ALLOCATE,
@@ -394,6 +436,9 @@ class JaxEngine:
                 rows = self.state().rows[operation.id]
                 starts = [len(row) for row in self._adopted(operation)]
                 self._answers.zero_loaded(rows, starts, before, later.value.blocks, operation.loaded)
+        if self._offering:
+            self._flush()
+            self._note_offers(operation.id, () if operation.hit else self._answers.pending_copies[pending:])
         return later
 
     def _adopted(self, operation: AllocateOp) -> oplog.Rows:
@@ -441,6 +486,7 @@ class JaxEngine:
         ids, events = bucket(room.ids, IDS), bucket(room.events, EVENTS)
         self._state, results = cache.run(self._parameters, self._state, operations, ids=ids, events=events, only=CODES)
         results = jax.device_get(results)
+        self._changes = np.asarray(results.events)[: int(results.counts[1])]
         self._free_slots += self._left_slots
         self._left_slots.clear()
         for later, row in zip(waiting, results.table, strict=False):
@@ -448,13 +494,13 @@ class JaxEngine:
                 check(row)
             else:
                 later.value = later.read(row, results.ids)
-        self._take_events(waiting, results)
+        self._take_events(waiting)
 
-    def _take_events(self, waiting: Sequence[Later], results: Results) -> None:
+    def _take_events(self, waiting: Sequence[Later]) -> None:
         if self._records:
             slots = {later.request.slot: later.request for later in waiting if later.request is not None}
             tellers = {slot: request.teller for slot, request in slots.items()}
-            self._events += self._reader.events(np.asarray(results.events)[: int(results.counts[1])], tellers)
+            self._events += self._reader.events(self._changes, tellers)
 
     # Host-side checks and sizes.
 

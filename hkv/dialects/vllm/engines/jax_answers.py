@@ -22,17 +22,18 @@ class Answers:
       zeroed: of each group of the cache, whether its new blocks are to be zeroed.
 
     Attributes:
+      pending_copies: group, source and target of copies that were not taken yet.
       zeros: of each group, the blocks that are to be zeroed.
     """
 
     def __init__(self, zeroed: Sequence[bool]) -> None:
         self._groups, self._zeroed = len(zeroed), tuple(zeroed)
-        self._copies: list[list[int]] = []
+        self.pending_copies: list[list[int]] = []
         self.zeros: list[list[int]] = [[] for _ in zeroed]
 
     def take_copies(self) -> list[list[int]]:
         """Group, source and target of the copies that were queued since they were last taken."""
-        copies, self._copies = self._copies, []
+        copies, self.pending_copies = self.pending_copies, []
         return copies
 
     def hit(self, row: np.ndarray, ids: np.ndarray) -> Hit:
@@ -50,7 +51,7 @@ class Answers:
         check(row)
         count, place = int(row[Column.COPIES]), int(row[Column.IDS])
         copies = ids[place : place + 3 * count].reshape(-1, 3).tolist()
-        self._copies += copies
+        self.pending_copies += copies
         blocks = self._rows(row, ids, leading=False)
         for group, _, target in copies if row[Column.VALUE] else ():
             blocks[group].insert(0, target)

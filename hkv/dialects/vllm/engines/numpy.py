@@ -15,6 +15,8 @@ from hkv.dialects.vllm.log.structs import (
     ExtraKeys,
     Header,
     Hit,
+    Offer,
+    Offers,
     ResumeOp,
 )
 from hkv.errors import ConfigError
@@ -152,6 +154,14 @@ class NumpyEngine:
     def unwritten(self, id: str, tokens: int) -> None:
         """The request's blocks from `tokens` on are to be zeroed after all."""
         self._operations.unwritten(self.manager, id, tokens)
+
+    def offloads(self) -> Offers:
+        """Drains the states that a connector is offered."""
+        return self._operations.offloads(self.manager)
+
+    def finalize(self, id: str, in_flight: int) -> list[Offer]:
+        """The request is about to end: the ends of its prompt inside blocks are offered."""
+        return self._operations.finalize(self.manager, id, in_flight)
 
     def free(self, id: str) -> None:
         """The request finished or is preempted."""

@@ -49,6 +49,7 @@ def to_config(header: Header) -> vllm.VllmConfig:
         shared_prefix_checkpoint=header.shared_prefix_checkpoint,
         bugs=frozenset(header.bugs),
         zeroing=header.zeroing,
+        offloads=header.offloads,
     )
 
 
@@ -78,6 +79,7 @@ def to_header(config: vllm.VllmConfig, feature: str, version: int = 2) -> Header
         shared_prefix_checkpoint=config.shared_prefix_checkpoint,
         bugs=sorted(config.bugs),
         zeroing=config.zeroing,
+        offloads=config.offloads,
     )
 
 
@@ -90,6 +92,7 @@ def _entry(spec: LayerSpec, version: int) -> dict[str, Any]:
 
 def _check_before_version_3(header: Header) -> None:
     given = {"hash": header.hash == GIVEN, "hash_seed": header.hash_seed != SEED, "zeroing": header.zeroing}
+    given["offloads"] = header.offloads
     for name, used in given.items():
         if used:
             raise ConfigError(name, getattr(header, name), "version 3 of the log format")

@@ -53,6 +53,8 @@ OPERATIONS: tuple[type[Any], ...] = (
     oplog.CopiesOp,
     oplog.ZerosOp,
     oplog.UnwrittenOp,
+    oplog.OffloadsOp,
+    oplog.FinalizeOp,
     oplog.ResetOp,
     oplog.EventsOp,
     oplog.StateOp,

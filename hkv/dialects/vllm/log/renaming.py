@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -53,12 +54,25 @@ class Renaming(SameNames):
             return Hit(got.hit, self._rows(got.blocks), got.shared_prefix)
         if isinstance(want, CacheState) and isinstance(got, CacheState):
             return self._state(want, got)
+        if isinstance(got, dict):
+            return {id: self._offers(offers) for id, offers in got.items()}
         if isinstance(got, list) and got and not isinstance(got[0], oplog.CacheEvent):
-            if isinstance(want, list):
-                # A block that an owner leaves to the cache is in no answer before its copy is reported.
-                self._learn([[pair[1] for pair in want]], [[pair[1] for pair in got]])  # type: ignore[index]
-            return [(self._name(source), self._name(target)) for source, target in got]  # type: ignore[misc]
+            return self._listed(want, got)
         return got
+
+    def _listed(self, want: Any, got: list[Any]) -> list[Any]:
+        """A list of blocks, of copies, or of states that are offered."""
+        if isinstance(got[0], int):
+            return [self._name(block) for block in got]
+        if len(got[0]) == len(("group", "block", "tokens")):
+            return self._offers(got)
+        if isinstance(want, list):
+            # A block that an owner leaves to the cache is in no answer before its copy is reported.
+            self._learn([[pair[1] for pair in want]], [[pair[1] for pair in got]])
+        return [(self._name(source), self._name(target)) for source, target in got]
+
+    def _offers(self, offers: list[oplog.Offer]) -> list[oplog.Offer]:
+        return [(group, self._name(block), tokens) for group, block, tokens in offers]
 
     def learn(self, operation: Operation, states: States) -> None:
         """Takes note of the blocks for external tokens, which no answer to `allocate` lists."""

@@ -58,6 +58,7 @@ def complete(definitions: dict[str, Any]) -> dict[str, Any]:
     old = {"watermark": {"const": 0}, "shared_prefix_checkpoint": {"const": False}, "bugs": {"maxItems": 0}}
     old["groups"] = {"items": {"not": LATER_GROUPS}}
     older = {"hash": {"not": {"const": GIVEN}}, "hash_seed": {"const": SEED}, "zeroing": {"const": False}}
+    older["offloads"] = {"const": False}
     older["groups"] = {"items": {"not": {"anyOf": [{"required": [name]} for name in _later_fields()]}}}
     return {
         **definitions,

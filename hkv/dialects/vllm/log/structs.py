@@ -31,7 +31,8 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     """The first line: the configuration. Attributes as `hkv.dialects.vllm.config.VllmConfig` explains them.
 
     Version 2 adds `watermark`, `shared_prefix_checkpoint`, `bugs`, and the kinds `mla` and `opaque`; a version 1 header
-    must not use them. Version 3 adds `hash_seed`, `zeroing`, the hash `given`, and `extra_retained_tokens` of windows.
+    must not use them. Version 3 adds `hash_seed`, `zeroing`, `offloads`, the hash `given`, and of windows
+    `extra_retained_tokens`.
     """
 
     oplog: Annotated[int, Meta(extra_json_schema={"enum": [1, 2, 3]})]
@@ -57,6 +58,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     bugs: list[str] = []
     hash_seed: str = SEED
     zeroing: bool = False
+    offloads: bool = False
 
 
 class ExtraKeys(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -153,8 +155,24 @@ class Digest(msgspec.Struct, forbid_unknown_fields=True):
     digest: Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]{64}$"})]
 
 
+Offer: TypeAlias = tuple[Count, Count, Count]
+"""A recurrent state that is offered for offloading: group, block, tokens that it stands for."""
+
+Offers: TypeAlias = dict[str, list[Offer]]
+"""States that are offered, by request."""
+
 Answer: TypeAlias = (
-    Hit | Allocation | Reset | CacheState | Digest | list[CacheEvent] | list[tuple[int, int]] | list[int] | None
+    Hit
+    | Allocation
+    | Reset
+    | CacheState
+    | Digest
+    | Offers
+    | list[Offer]
+    | list[CacheEvent]
+    | list[tuple[int, int]]
+    | list[int]
+    | None
 )
 """An engine's answer to one operation; None for operations that answer nothing."""
 
@@ -327,6 +345,23 @@ class UnwrittenOp(_Op, tag="unwritten"):
     tokens: Count
 
 
+class OffloadsOp(_Op, tag="offloads"):
+    """Drains the states that a connector is offered (version 3, `take_boundary_state_offloads`)."""
+
+    want: Offers | None = None
+
+
+class FinalizeOp(_Op, tag="finalize"):
+    """A request is about to end: the tail of its prompt is offered, if that is where its states still are (version 3).
+
+    `in_flight`: tokens of its steps that have not come back. vLLM 0.33 `finalize_partial_tail_offloads`.
+    """
+
+    id: str
+    in_flight: Count = 0
+    want: list[Offer] | None = None
+
+
 class ResetOp(_Op, tag="reset"):
     """Resets the prefix cache."""
 
@@ -377,6 +412,8 @@ Operation: TypeAlias = (
     | CopiesOp
     | ZerosOp
     | UnwrittenOp
+    | OffloadsOp
+    | FinalizeOp
     | ResetOp
     | EventsOp
     | StateOp
@@ -387,7 +424,7 @@ Operation: TypeAlias = (
 
 LIVE_OPERATIONS = (
     *(ComputedOp, ResumeOp, RetireOp, PopOp, ReleaseOp, HoldOp, ZerosOp, UnwrittenOp),
-    *(DigestOp, EndOp),
+    *(OffloadsOp, FinalizeOp, DigestOp, EndOp),
 )
 """Operations of version 3 alone."""
 

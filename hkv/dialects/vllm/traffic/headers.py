@@ -54,25 +54,43 @@ MANAGER_BUGS = (
     "finder-index-error",
     "hit-reported-by-columns",
     "negative-estimate",
+    "offer-outlives-state",
     "plan-outlives-refusal",
     "tail-key-outlives-state",
     "window-one-never-hits",
 )
 """Defects (`hkv.bugs`) of vLLM 0.33's cache manager: with all of them named, a reference must agree with it exactly."""
 
+OFFERS = "offer-outlives-state"
+"""The defect of `MANAGER_BUGS` that traffic would run into where states are offered."""
+
 Entry = dict[str, Any]
 
 
 def draw_header(choices: Choices, feature: str, version: int = 1, kinds: frozenset[str] = frozenset()) -> Header:
-    """A random configuration about one feature; of version 3, some that zero new blocks. Arguments as of `_drawn`."""
+    """A random configuration about one feature; of version 3, some that zero new blocks, or whose states are offered.
+
+    Arguments as of `_drawn`.
+    """
     header = _drawn(choices, feature, version, kinds)
-    zeroing = version > 2 and later_choices(header).chance(40)
-    return msgspec.structs.replace(header, zeroing=True) if zeroing else header
+    if version < 3:
+        return header
+    zeroing, offers = later_choices(header).chance(40), later_choices(header, "offloads")
+    header = msgspec.structs.replace(header, zeroing=zeroing)
+    if not (header.caching and any(spec_from_log(group).keeps_states for group in header.groups)):
+        return header
+    bugs = [OFFERS, *header.bugs] if offers.chance(40) and OFFERS not in header.bugs else header.bugs
+    return msgspec.structs.replace(header, offloads=True, bugs=bugs) if offers.chance(60) else header
 
 
-def later_choices(header: Header) -> RandomChoices:
-    """Decisions about what version 3 gained later: of their own, so that other draws stay what they were."""
-    return RandomChoices(zlib.crc32(msgspec.json.encode(header)))
+def later_choices(header: Header, about: str = "") -> RandomChoices:
+    """Decisions about what version 3 gained later: of their own, so that other draws stay what they were.
+
+    Those `about` one thing do not depend on the others either.
+    """
+    bugs = [name for name in header.bugs if name != OFFERS]
+    earlier = msgspec.structs.replace(header, offloads=False, bugs=bugs)
+    return RandomChoices(zlib.crc32(msgspec.json.encode(earlier) + about.encode()))
 
 
 def _drawn(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -> Header:

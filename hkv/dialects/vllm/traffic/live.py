@@ -12,6 +12,7 @@ from typing import Any
 
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheState, Header, Hit, Operation
+from hkv.dialects.vllm.traffic.connector import Connector
 from hkv.dialects.vllm.traffic.headers import later_choices
 from hkv.dialects.vllm.traffic.prompts import VOCABULARY
 from hkv.dialects.vllm.traffic.traffic import Perform, Request, Traffic
@@ -34,7 +35,8 @@ class LiveTraffic(Traffic):
     """Traffic of version 3; arguments as of `Traffic`."""
 
     def __init__(self, header: Header, choices: Choices, perform: Perform, careful: bool = True) -> None:
-        super().__init__(header, choices, perform, careful)
+        self._connector = Connector(header, perform, careful)
+        super().__init__(header, choices, self._connector.perform, careful)
         self._asynchronous = choices.chance(50)
         self._scheduled: dict[str, _Scheduled] = {}
         self._owed: list[list[int]] = []
@@ -54,6 +56,7 @@ class LiveTraffic(Traffic):
         while self._owed and self._choices.chance(60):
             self._perform(oplog.ReleaseOp(blocks=self._owed.pop(0)))
         super().step()
+        self._owe(self._connector.take())
         if self._header.zeroing and self._later.chance(80):
             self._perform(oplog.ZerosOp())
 
@@ -150,6 +153,13 @@ class LiveTraffic(Traffic):
             return cut, external + found.hit - cut, rows if cut else None
         return found.hit, external, found.blocks if found.hit and self._choices.chance(15) else None
 
+    def _next_tokens(self, request: Request, start: int, drafts: bool = True) -> int:
+        unit = self._header.hash_block_size
+        left = (request.prompt - 1) // unit * unit - start
+        if left > 0 and self._connector.stops():
+            return left
+        return super()._next_tokens(request, start, drafts)
+
     def _size(self, group: int) -> int:
         return self._config.block_size(group)
 
@@ -184,6 +194,10 @@ class LiveTraffic(Traffic):
         self._set_computed(request, request.computed + new)
 
     def _continue(self, request: Request) -> None:
+        at_tail = 0 < request.computed < request.prompt and request.computed % self._header.hash_block_size == 0
+        if at_tail and not request.loading and self._connector.ends():
+            self._finish(request)
+            return
         if self._choices.chance(8) and not request.loading:
             processed = max(0, request.computed - self._in_flight(request))
             self._perform(oplog.RetireOp(id=request.id, tokens=processed))
@@ -257,7 +271,8 @@ class LiveTraffic(Traffic):
             self._set_computed(request, len(request.tokens) - 1)
 
     def _release(self, request: Request) -> None:
-        self._scheduled.pop(request.id, None)
+        steps = self._scheduled.pop(request.id, None)
+        self._owe(self._connector.finalize(request.id, 0 if steps is None else steps.tokens))
         if not self._choices.chance(25):
             super()._release(request)
             return
@@ -270,6 +285,10 @@ class LiveTraffic(Traffic):
         blocks = [block for row in rows for block in row if block]
         if blocks:
             self._owed.append(blocks[::-1])
+
+    def _owe(self, blocks: list[int]) -> None:
+        if blocks:
+            self._owed.append(blocks)
 
     def _copy(self) -> None:
         hold = self._choices.chance(50)

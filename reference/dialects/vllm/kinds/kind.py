@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError
 from hkv.spec import LayerSpec
+from reference.dialects.vllm.offers import Offer
 from reference.dialects.vllm.registration import register_full
 from reference.dialects.vllm.request import Request
 from reference.dialects.vllm.retention import replay_boundaries
@@ -77,6 +78,7 @@ class Kind:
       rows: by request.
       copies: pending copy-on-write copies, (source, target); each holds a reference to both.
       zeros: blocks handed out since the list was last drained, where new ones are to be zeroed.
+      offers: states that a connector is to be offered, in the order in which they were registered or copied.
     """
 
     fine_grained: ClassVar[bool] = False
@@ -94,6 +96,7 @@ class Kind:
         self.rows: dict[str, Row] = {}
         self.copies: list[tuple[int, int]] = []
         self.zeros: list[int] = []
+        self.offers: list[Offer] = []
 
     # What a kind's own file overrides.
 
@@ -334,6 +337,9 @@ class Kind:
         row = self.rows.pop(id, None)
         if row is not None:
             self.pool.release(reversed(row.blocks))
+
+    def take_tail(self, id: str) -> Offer | None:
+        """The state at the end of a request's prompt, inside a block that nothing was copied from yet; none here."""
 
     def take_copies(self) -> list[tuple[int, int]]:
         """The copies queued since they were last taken; the caller gives back their references."""

@@ -17,6 +17,7 @@ from hkv.errors import EngineFailure
 from hkv.spec import Mamba
 from reference.dialects.vllm.kinds.checkpoints import checkpoint_position, checkpoint_possible
 from reference.dialects.vllm.kinds.kind import Demand, Kind, Row, ceil_div
+from reference.dialects.vllm.offers import Offer
 from reference.dialects.vllm.registration import register_partial
 from reference.dialects.vllm.request import Request
 from reference.dialects.vllm.retention import snapshot_mask
@@ -33,11 +34,13 @@ class MambaRow(Row):
       grown: whether the request was given blocks of its own, so that its row ends in a running state and scratch.
       retired: leading columns already given back.
       checkpoint: a length in tokens and the column in which the state at that length will be exported, or None.
+      tail: the state at the end of its prompt that it registered inside a block, until that is copied or offered.
     """
 
     grown: bool = False
     retired: int = 0
     checkpoint: tuple[int, int] | None = None
+    tail: Offer | None = None
 
 
 class MambaKind(Kind):
@@ -247,6 +250,9 @@ class MambaKind(Kind):
         self.pool.refs[source] += 1
         if (key := self.key_of(copy)) is not None:
             self.new_keys.add(key)
+        if row.tail is not None:
+            self.offers.append(row.tail._replace(block=copy))
+            row.tail = None
 
     # Registration.
 
@@ -261,6 +267,8 @@ class MambaKind(Kind):
         for block in row.blocks[span.start : span.stop]:
             if (key := self.key_of(block)) is not None:
                 self.new_keys.add(key)
+                if self.config.offers(self.group):
+                    self.offers.append(Offer(request.id, block, self.pool.covered[block], key))
         return span
 
     def _register_tail(self, row: MambaRow, request: Request, tokens: int) -> Key | None:
@@ -281,6 +289,7 @@ class MambaKind(Kind):
         if tokens % self.block_size:
             row.partial = (column, block)
             row.registered = column
+            row.tail = Offer(request.id, block, tokens, key) if self.config.offers(self.group) else None
         return key
 
     def _at_junction(self, request: Request, tokens: int) -> bool:
@@ -338,6 +347,26 @@ class MambaKind(Kind):
         gone = row.partial is not None and blocks[row.partial[0]] == NULL
         if gone and "tail-key-outlives-state" not in self.config.bugs:
             row.partial = None
+
+    def take_tail(self, id: str) -> Offer | None:
+        """The state at the end of the request's prompt (vLLM 0.33 `finalize_partial_tail_offload`); taken once."""
+        row = self.rows.get(id)
+        if not isinstance(row, MambaRow):
+            return None
+        tail, row.tail = row.tail, None
+        return tail
+
+    def free(self, id: str) -> None:
+        self._withdraw(id)
+        super().free(id)
+
+    def forget(self, id: str) -> None:
+        self._withdraw(id)
+        super().forget(id)
+
+    def _withdraw(self, id: str) -> None:
+        """Nothing of a request is offered once it ends (vLLM 0.33 `pop_blocks_for_free`)."""
+        self.offers = [offer for offer in self.offers if offer.id != id]
 
     def new_step(self) -> None:
         self.new_keys.clear()
