@@ -176,10 +176,12 @@ class Hooks:
                 )
             before = whole_mark and whole_mark()
             free, cached = queue.num_free_blocks, len(pool.cached_block_hash_to_block._cache)
-            tokens, hashes = request._all_token_ids, request.block_hashes
-            if request.resumable:
-                tokens, hashes = turn_of(request), hashes.copy()
-            computed, length, count = request.num_computed_tokens, len(tokens), len(hashes)
+            computed, length, count = (
+                request.num_computed_tokens,
+                len(request._all_token_ids),
+                len(request.block_hashes),
+            )
+            turn = (turn_of(request), request.block_hashes.copy()) if request.resumable else None
             in_flight, boundary, status = (
                 request.num_in_flight_tokens,
                 request.shared_prefix_boundary,
@@ -223,8 +225,7 @@ class Hooks:
                     computed,
                     length,
                     count,
-                    tokens,
-                    hashes,
+                    turn,
                     in_flight,
                     boundary,
                     status,

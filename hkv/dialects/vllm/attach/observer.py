@@ -210,8 +210,7 @@ class Observer:
         computed: int,
         length: int,
         count: int,
-        tokens: list[int],
-        hashes: list[bytes],
+        turn: tuple[list[int], list[bytes]] | None,
         in_flight: int,
         boundary: int,
         status: Any,
@@ -231,6 +230,8 @@ class Observer:
     ) -> None:
         """`allocate_slots` returned; arguments as the hook notes them."""
         found = self._found
+        # Only a streaming session's tokens change otherwise than at the end; references less are noted in less time.
+        tokens, hashes = (request._all_token_ids, request.block_hashes) if turn is None else turn
         tracked = self._requests.up_to_date((request, computed, length, count, tokens, hashes))
         operation = oplog.AllocateOp(
             id=tracked.name,
