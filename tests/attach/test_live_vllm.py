@@ -228,6 +228,21 @@ def test_states_that_are_offered_are_said(tmp_path: pathlib.Path) -> None:
     assert offered == {"a": [(0, 1, 2)]}
 
 
+def test_the_end_of_a_prompt_that_is_offered_is_said(tmp_path: pathlib.Path) -> None:
+    groups = [{"kind": "mamba", "block_size": 4, "num_speculative_blocks": 0}]
+    groups.append({"kind": "full_attention", "block_size": 4, "cp_sharded": False})
+    fields = {"num_blocks": 12, "groups": groups, "scheduler_block_size": 4, "partial_hits": True}
+    observation = Observation(sample.header(oplog=3, **fields), tmp_path)
+    manager, request = observation.manager, request_of("a", [1, 2, 3, 4, 5, 6, 7])
+    manager.allocate_slots(request, 6)
+    request.num_computed_tokens = 6
+    tails = manager.finalize_partial_tail_offloads(request)
+    log = observation.log()
+    (said,) = [each for each in log.operations if isinstance(each, oplog.FinalizeOp)]
+    assert said.want == tails
+    assert [(group, tokens) for group, _, tokens in tails] == [(0, 6)]
+
+
 def test_offers_that_are_taken_past_the_manager_end_the_log(tmp_path: pathlib.Path) -> None:
     groups = [{"kind": "mamba", "block_size": 2, "num_speculative_blocks": 0}, *sample.header().groups]
     observation = Observation(sample.header(oplog=3, num_blocks=12, groups=groups), tmp_path)

@@ -78,7 +78,7 @@ HEADER = draw("core", 0, 2)[0]
 
 def test_it_agrees_with_itself(program) -> None:
     command = program(SERVE)
-    for feature, version in (("core", 1), ("partial", 2)):
+    for feature, version in (("core", 1), ("partial", 2), ("speculative_state", 3)):
         recording, parted = differ(engine_factory(f"cmd:{command}"), NumpyEngine, feature, 3, version, 8)
         assert parted is None
         assert len(recording.operations) > 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Hit
@@ -20,11 +21,17 @@ class ProcessEngine(EngineProcess):
         self.perform_as(oplog.StepOp(), None)
 
     def request(
-        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+        self,
+        id: str,
+        tokens: Sequence[int],
+        extra: ExtraKeys | None,
+        keys: Sequence[str] | None = None,
+        session: str | None = None,
+        report: str | None = None,
     ) -> None:
         """A request arrives with this prompt."""
-        given = None if keys is None else list(keys)
-        self.perform_as(oplog.RequestOp(id=id, tokens=list(tokens), extra=extra, keys=given), None)
+        fields: dict[str, Any] = {"keys": None if keys is None else list(keys), "session": session, "report": report}
+        self.perform_as(oplog.RequestOp(id=id, tokens=list(tokens), extra=extra, **fields), None)
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
         """A request arrives of which only length and prefix keys are known."""
@@ -83,6 +90,26 @@ class ProcessEngine(EngineProcess):
     def hold(self, blocks: Sequence[int]) -> None:
         """These blocks gain a reference each."""
         self.perform_as(oplog.HoldOp(blocks=list(blocks)), None)
+
+    def resume(self, operation: oplog.ResumeOp) -> None:
+        """A streaming session goes on."""
+        self.perform_as(operation, None)
+
+    def zeros(self) -> list[int]:
+        """Drains the blocks that are to be zeroed."""
+        return self.perform_as(oplog.ZerosOp(), list[int])
+
+    def unwritten(self, id: str, tokens: int) -> None:
+        """The request's blocks from `tokens` on are to be zeroed after all."""
+        self.perform_as(oplog.UnwrittenOp(id=id, tokens=tokens), None)
+
+    def offloads(self) -> oplog.Offers:
+        """Drains the states that a connector is offered."""
+        return self.perform_as(oplog.OffloadsOp(), oplog.Offers)
+
+    def finalize(self, id: str, in_flight: int) -> list[oplog.Offer]:
+        """The request is about to end: the ends of its prompt inside blocks are offered."""
+        return self.perform_as(oplog.FinalizeOp(id=id, in_flight=in_flight), list[oplog.Offer])
 
     def drop(self, id: str) -> None:
         """A waiting request is forgotten."""
