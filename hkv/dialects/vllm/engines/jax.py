@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -10,12 +9,12 @@ import jax
 import numpy as np
 
 from hkv.bugs import check_bugs
-from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig, check_encoder
 from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.engine import apply, arrival_fields
 from hkv.dialects.vllm.engines.hit_reports import spans_of
-from hkv.dialects.vllm.engines.jax_answers import Answers, check
+from hkv.dialects.vllm.engines.jax_answers import Answers
+from hkv.dialects.vllm.engines.jax_batches import Dispatcher
 from hkv.dialects.vllm.engines.jax_offers import PendingOffers
 from hkv.dialects.vllm.engines.jax_requests import Later, Request, Room, said
 from hkv.dialects.vllm.engines.numpy import identity_of
@@ -34,28 +33,12 @@ from hkv.dialects.vllm.log.structs import (
     Offers,
     Operation,
 )
-from hkv.dialects.vllm.rules.operations import Batch, Code, Flag
+from hkv.dialects.vllm.rules.operations import Code, Flag
 from hkv.errors import OperationError
 from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity, digest_by_name
 from hkv.keys.interning import Interner
-from hkv.machine.operations import bucket
-from hkv.state.state import Buckets, Counter
+from hkv.state.state import Counter
 from hkv.state.state import Request as RequestWord
-
-IDS, EVENTS = 4096, 4096
-"""Least room for block ids and for events in the results of one dispatch."""
-
-SLOTS, KEYS = 32, 4096
-"""Least room for requests and for distinct prefix keys."""
-
-PAYLOAD = 1024
-"""Least room for the prefix keys that one dispatch brings."""
-
-OPERATIONS = 64
-"""Least room for operations in one dispatch."""
-
-CODES = tuple(code for code in cache.ALL if code != Code.FORK)
-"""Operations that logs know."""
 
 
 class JaxEngine:
@@ -80,16 +63,9 @@ class JaxEngine:
         self._interner = Interner()
         self._requests: dict[str, Request] = {}
         self._records = True
-        self._buckets = cache.buckets_for(self.config, requests=SLOTS, keys=KEYS)
-        self._free_slots = list(range(self._buckets.requests))
-        self._left_slots: list[int] = []
-        parameters, state = cache.init(self.config, self._buckets)
-        self._parameters, self._state = jax.device_put((parameters, state))
+        self._dispatcher = Dispatcher(self.config, self._take_events)
         self._groups = len(self.config.topology.groups)
-        self._reader = reading.Reader(self.config, self._parameters, self._interner, self._version)
-        self._batch = Batch()
-        self._waiting: list[Any] = []
-        self._room = Room(0, 0)
+        self._reader = reading.Reader(self.config, self._dispatcher.parameters, self._interner, self._version)
         self._events: list[CacheEvent] = []
         self._answers = Answers([self.config.zeroes(group) for group in range(self._groups)])
         self._looked_up: Later | None = None
@@ -119,7 +95,9 @@ class JaxEngine:
         chain = self._chain(identity) if keys is None else GivenKeys()
         if isinstance(chain, GivenKeys):
             chain.give(keys or ())
-        request = Request(self._slot(), len(tokens), list(tokens), chain, [], identity, session, bool(report))
+        request = Request(
+            self._dispatcher.slot(), len(tokens), list(tokens), chain, [], identity, session, bool(report)
+        )
         self._requests[id] = request
         self._add(Code.REQUEST, request, payload=self._grow(request), tokens=len(tokens))
 
@@ -127,11 +105,11 @@ class JaxEngine:
         """A request arrives of which only length and prefix keys are known; no events are recorded from then on."""
         self._check_new(id, num_tokens)
         most = self.config.max_model_len // self.config.hash_block_size
-        request = Request(self._slot(), num_tokens, [], None, self._interner.numbers(keys[:most]))
+        request = Request(self._dispatcher.slot(), num_tokens, [], None, self._interner.numbers(keys[:most]))
         self._requests[id] = request
         self._records = False
         self._events.clear()
-        self._fit_keys()
+        self._dispatcher.fit_keys(len(self._interner))
         self._add(Code.REQUEST, request, payload=request.numbers, tokens=num_tokens)
 
     def _chain(self, identity: PrefixIdentity) -> KeyChain | GivenKeys:
@@ -174,7 +152,8 @@ class JaxEngine:
         request.check_resumption(operation, self.config.max_model_len)
         self._flush()  # events name tokens as they were
         request.cut(operation, self.config.hash_block_size)
-        self._state = reading.resumed(self._state, request.slot, operation.keep, len(request.numbers), operation.prompt)
+        cut = request.slot, operation.keep, len(request.numbers), operation.prompt
+        self._dispatcher.state = reading.resumed(self._dispatcher.state, *cut)
         self._add(Code.APPEND, request, payload=self._grow(request), tokens=len(operation.tokens))
 
     def extend(self, id: str, tokens: int) -> None:
@@ -246,13 +225,13 @@ class JaxEngine:
         request, state = self._request(id), self.state()
         if id not in state.rows:
             raise OperationError("id", id, "a running request")
-        computed = int(jax.device_get(self._state.requests)[request.slot, RequestWord.COMPUTED])
+        computed = int(jax.device_get(self._dispatcher.state.requests)[request.slot, RequestWord.COMPUTED])
         return self._offers.finalize(id, -1 if in_flight else computed, state)
 
     def _note_offers(self, id: str, left: Sequence[Sequence[int]] = ()) -> None:
         """Notes what an operation about a request, all of the last dispatch, registered and `left` to the cache."""
         if left or len(self._changes):
-            words = np.asarray(jax.device_get(self._state.requests))[self._request(id).slot]
+            words = np.asarray(jax.device_get(self._dispatcher.state.requests))[self._request(id).slot]
             self._offers.note(id, self._changes, left, words, self.state())
 
     def _check_offloads(self) -> None:
@@ -278,7 +257,7 @@ class JaxEngine:
         """A waiting request is forgotten."""
         request = self._request(id)
         self._add(Code.DROP, request)
-        self._left_slots.append(request.slot)
+        self._dispatcher.leave(request.slot)
         del self._requests[id]
 
     def evict(self, blocks: Sequence[int]) -> None:
@@ -286,7 +265,7 @@ class JaxEngine:
         for block in blocks:
             if type(block) is not int or not 0 <= block < self.config.num_blocks:
                 raise OperationError("blocks", block, f"block ids from 0 to {self.config.num_blocks - 1}")
-        room = Room(0, len(blocks) * (1 + self._buckets.parts))
+        room = Room(0, len(blocks) * (1 + self._dispatcher.buckets.parts))
         self._add(Code.EVICT, None, payload=blocks, room=room)
 
     def copies(self, hold: bool = False) -> list[tuple[int, int]]:
@@ -312,30 +291,30 @@ class JaxEngine:
         """State of the cache, as far as engines are compared."""
         self._flush()
         slots = {id: request.slot for id, request in self._requests.items()}
-        return self._reader.state(jax.device_get(self._state), slots)
+        return self._reader.state(jax.device_get(self._dispatcher.state), slots)
 
     def num_free(self) -> int:
         """Blocks in the free queue."""
         self._flush()
-        return int(jax.device_get(self._state.counters)[Counter.FREE])
+        return int(jax.device_get(self._dispatcher.state.counters)[Counter.FREE])
 
     @property
     def evictions(self) -> int:
         """Cached blocks handed out to another use so far."""
         self._flush()
-        return int(jax.device_get(self._state.counters)[Counter.EVICTIONS])
+        return int(jax.device_get(self._dispatcher.state.counters)[Counter.EVICTIONS])
 
     def absence(self, group: int, key: Hashable) -> str:
         """State of a prefix in a group: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
         self._flush()
         number = self._interner.find(key)
-        return "never seen" if number is None else self._reader.absence(self._state, group, number)
+        return "never seen" if number is None else self._reader.absence(self._dispatcher.state, group, number)
 
     def eviction(self, group: int, key: Hashable) -> tuple[int, int] | None:
         """Step and group of an eviction: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
         self._flush()
         number = self._interner.find(key)
-        return None if number is None else self._reader.eviction(self._state, group, number)
+        return None if number is None else self._reader.eviction(self._dispatcher.state, group, number)
 
     # Many at a time.
 
@@ -463,44 +442,21 @@ class JaxEngine:
         read: Any = None,
         **arguments: int,
     ) -> Later:
-        room = room or Room(0, 0)
-        full = len(self._batch) >= OPERATIONS - 1 or self._batch.payload_size + len(payload) > PAYLOAD
-        if len(self._batch) and (full or self._room.ids + room.ids > IDS or self._room.events + room.events > EVENTS):
-            self._flush()
-        self._room = Room(self._room.ids + room.ids, self._room.events + room.events)
-        later = Later(read, request, code)
-        self._batch.add(code, 0 if request is None else request.slot, payload, **arguments)
-        self._waiting.append(later)
-        return later
+        return self._dispatcher.add(code, request, payload, room, read, **arguments)
 
     def _now(self, later: Later) -> Any:
         self._flush()
         return later.value.ok if isinstance(later.value, oplog.Reset) else later.value
 
     def _flush(self) -> None:
-        if not len(self._batch):
-            return
-        batch, waiting, room = self._batch, self._waiting, self._room
-        self._batch, self._waiting, self._room = Batch(), [], Room(0, 0)
-        operations = jax.device_put(batch.build(OPERATIONS, PAYLOAD))
-        ids, events = bucket(room.ids, IDS), bucket(room.events, EVENTS)
-        self._state, results = cache.run(self._parameters, self._state, operations, ids=ids, events=events, only=CODES)
-        results = jax.device_get(results)
-        self._changes = np.asarray(results.events)[: int(results.counts[1])]
-        self._free_slots += self._left_slots
-        self._left_slots.clear()
-        for later, row in zip(waiting, results.table, strict=False):
-            if later.read is None:
-                check(row)
-            else:
-                later.value = later.read(row, results.ids)
-        self._take_events(waiting)
+        self._dispatcher.flush()
 
-    def _take_events(self, waiting: Sequence[Later]) -> None:
+    def _take_events(self, waiting: Sequence[Later], changes: np.ndarray) -> None:
+        self._changes = changes
         if self._records:
             slots = {later.request.slot: later.request for later in waiting if later.request is not None}
             tellers = {slot: request.teller for slot, request in slots.items()}
-            self._events += self._reader.events(self._changes, tellers)
+            self._events += self._reader.events(changes, tellers)
 
     # Host-side checks and sizes.
 
@@ -528,7 +484,7 @@ class JaxEngine:
         request.chain.extend(request.tokens)
         new = self._interner.numbers(request.chain.keys[before:], before)
         request.numbers += new
-        self._fit_keys()
+        self._dispatcher.fit_keys(len(self._interner))
         return new
 
     def _blocks(self, tokens: int) -> int:
@@ -539,23 +495,4 @@ class JaxEngine:
 
     def _room_of(self, tokens: int) -> Room:
         blocks = self._blocks(max(0, tokens))
-        return Room(blocks, blocks * (3 + self._buckets.parts) + 4 * self._groups)
-
-    def _slot(self) -> int:
-        if not self._free_slots:
-            self._flush()
-        if not self._free_slots:
-            old = self._buckets.requests
-            self._resize(dataclasses.replace(self._buckets, requests=4 * old))
-            self._free_slots += range(old, self._buckets.requests)
-        return self._free_slots.pop(0)
-
-    def _fit_keys(self) -> None:
-        keys = bucket(len(self._interner), self._buckets.keys)
-        if keys > self._buckets.keys:
-            self._resize(dataclasses.replace(self._buckets, keys=keys))
-
-    def _resize(self, buckets: Buckets) -> None:
-        self._flush()
-        self._state = jax.device_put(reading.resized(jax.device_get(self._state), buckets))
-        self._buckets = buckets
+        return Room(blocks, blocks * (3 + self._dispatcher.buckets.parts) + 4 * self._groups)
