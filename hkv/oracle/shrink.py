@@ -79,7 +79,8 @@ class Shrinker:
     def failing(self, header: Any, operations: Sequence[Any]) -> Case | None:
         """The case up to the first disagreement, after repairs, and on to the broken invariant that is to be kept.
 
-        None if the engines agree, or the right one fails, or another invariant is broken first.
+        None if the engines agree, or the right one fails, or another invariant is broken first, or by the right one
+        too: then the operations are to blame.
         """
         try:
             pair = make_pair(self.tested, self._right, header, self._ids)
@@ -93,6 +94,9 @@ class Shrinker:
             return found
         performed, broken = on_its_own(self.tested, header, repaired(header, operations))
         if not isinstance(broken, Broken) or broken.name != self.keeps:
+            return None
+        of_right = on_its_own(self._right, header, repaired(header, operations))[1]
+        if isinstance(of_right, Broken) and of_right.name == self.keeps:
             return None
         return dataclasses.replace(found, operations=found.operations + performed[len(found.operations) :])
 

@@ -19,20 +19,26 @@ from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.explain.difference import difference
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log.structs import (
+    AdvanceOp,
     AllocateOp,
     Allocation,
+    CacheEvent,
     CacheState,
+    EventsOp,
+    FreeOp,
     Header,
     Hit,
     LookupOp,
     RequestOp,
     ResetOp,
     StateOp,
+    StepOp,
 )
 from hkv.dialects.vllm.repair import repaired
 from hkv.dialects.vllm.shrink_rules import _with_blocks_set_aside, _without_holders
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import EngineTimeoutError, HKVError
+from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.check import check_log
 from hkv.oracle.compare import Mismatch
 from hkv.oracle.engine import Failure
@@ -321,3 +327,48 @@ def test_a_wrong_answer_does_not_become_a_failure() -> None:
         small = Shrinker(Nervous, NumpyEngine).shrink(case)
         assert small.fails == case.fails
         assert isinstance(small.operations[-1], ResetOp if case.fails else LookupOp)
+
+
+@pytest.mark.parametrize(
+    ("eagle", "want", "got", "said"),
+    [
+        (False, [1, 2], [0, 2], "r2 finds no block at column 0 of group 0, where block 1 can be resumed from"),
+        (True, [1], [], "where block 1 can be resumed from, as if drafts gave up more than the unit after a hit"),
+        (False, [0, 2], [1, 2], "r2 finds block 1 at column 0 of group 0, where its hit has none"),
+        (False, [1, 2], [1, 3], "r2 finds block 3 at column 1 of group 0, not block 2, which has its key"),
+    ],
+)
+def test_blocks_of_a_hit_are_told_apart(eagle: bool, want: list[int], got: list[int], said: str) -> None:
+    header = msgspec.structs.replace(HEADER, eagle=eagle)
+    assert difference(Case(header, OPERATIONS, (None,) * 4, Mismatch("blocks[0]", want, got))).endswith(said)
+
+
+def test_a_request_that_comes_back_is_said_to() -> None:
+    again = (*OPERATIONS[:3], FreeOp(id="r1"), OPERATIONS[2])
+    fails = difference(Case(HEADER, again, (None,) * 5, Mismatch("error", None, "AssertionError")))
+    assert fails == "r1, which was preempted at operation 4 and has come back, is to get blocks: AssertionError"
+    refused = difference(Case(HEADER, again, (None,) * 5, Mismatch("blocks", [[1]], None)))
+    assert (
+        refused == "r1, which was preempted at operation 4 and has come back, is refused, though what it needs is free"
+    )
+
+
+class Silent(NumpyEngine):
+    """Tells of no event."""
+
+    def events(self) -> list[CacheEvent]:
+        return []
+
+
+def test_what_the_right_engine_breaks_too_is_no_case_of_an_invariant() -> None:
+    """A hit of what nobody computed is the operations' fault, whatever else an engine does wrong."""
+    hit = msgspec.structs.replace(OPERATIONS[2], id="r2", new=1, hit=4)
+    operations = (*OPERATIONS, hit, AdvanceOp(id="r2", tokens=5), StepOp(), EventsOp())
+    shrinker = Shrinker(Silent, NumpyEngine)
+    assert shrinker.failing(HEADER, operations) is not None
+    shrinker.keeps = "shadow tags"
+    assert shrinker.failing(HEADER, operations) is None
+    for engine in (Silent, NumpyEngine):
+        broken = first_broken(engine, HEADER, operations)
+        assert isinstance(broken, Broken)
+        assert broken.name == "shadow tags"

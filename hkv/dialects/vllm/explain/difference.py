@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,11 +37,17 @@ def difference(case: Case) -> str:
             unit = hit_alignment(to_config(case.header))
             off = f"no multiple of {unit} and " if got % unit else ""
             return f"one group of {operation.id} finds {got} tokens, {off}not {want or 'what all groups find'}"
-        case oplog.AllocateOp() if not case.fails and (want is None or got is None):
-            return _granted(case) if want is None else f"{operation.id} is refused, though what it needs is free"
+        case oplog.LookupOp() if field.startswith("blocks[") and isinstance(want, list) and isinstance(got, list):
+            return _found(case, int(field[len("blocks[") : -1]), want, got)
+        case oplog.AllocateOp() if case.fails:
+            came = _preempted(case, operation.id)
+            return f"{operation.id}{came} is to get blocks: {got}" if came else ""
+        case oplog.AllocateOp() if want is None or got is None:
+            came = _preempted(case, operation.id)
+            return _granted(case) if want is None else f"{operation.id}{came} is refused, though what it needs is free"
         case oplog.StateOp() if field == "free" and set(got) != set(want):
             return _freed(case, set(want), set(got))
-        case oplog.EventsOp() | oplog.StateOp() if ".keys" in field or field.startswith("cached."):
+        case oplog.EventsOp() | oplog.StateOp() if field.endswith(".parent") or ".keys" in field or "cached." in field:
             return next(_wrong_key(case), "") or (_cached(case) if field.startswith("cached.") else "")
         case oplog.EventsOp() if field == "removed":
             keys, due = want or got, "were to leave it" if want else "were to stay"
@@ -50,6 +57,20 @@ def difference(case: Case) -> str:
             return _stored(case)
         case _:
             return ""
+
+
+def _found(case: Case, group: int, want: list[int], got: list[int]) -> str:
+    """Blocks of a group that a hit leaves out, has beyond what is read, or takes in place of others."""
+    operation, config = case.differing[-1], to_config(case.header)
+    rows = itertools.zip_longest(want, got, fillvalue=0)
+    column, (due, found) = next((column, pair) for column, pair in enumerate(rows) if pair[0] != pair[1])
+    place = f"at column {column} of group {group}"
+    if not found:
+        drafts = ", as if drafts gave up more than the unit after a hit" if group in config.eagle_group_ids else ""
+        return f"{operation.id} finds no block {place}, where block {due} can be resumed from{drafts}"
+    if not due:
+        return f"{operation.id} finds block {found} {place}, where its hit has none"
+    return f"{operation.id} finds block {found} {place}, not block {due}, which has its key"
 
 
 def _granted(case: Case) -> str:
@@ -71,6 +92,8 @@ def _cached(case: Case) -> str:
     known = f"block {mismatch.field.partition('.')[2]} of group {group}, with {whose}"
     if not missing:
         return f"{known}, is cached, and is not to be"
+    if owner := _moved_from(case, int(mismatch.field.partition(".")[2]), group, tokens):
+        return f"{known}, is to take over the key of block {owner}, whose owner writes on, and is not cached"
     config = to_config(header)
     spec, size = config.topology.groups[group].spec, config.block_size(group)
     kept = ""
@@ -79,6 +102,13 @@ def _cached(case: Case) -> str:
         read = any(tokens - size <= position < tokens for positions in spec.reads(resumed) for position in positions)
         kept = ", which sparse retention keeps for its prompt's end" if read else ""
     return f"{known}{kept}, is not cached"
+
+
+def _moved_from(case: Case, block: int, group: int, tokens: int) -> int:
+    """The block that lost the key as `block` got it; 0 for none."""
+    notes, lost = _story(case).blocks, f"lost its key, of {tokens} tokens in group {group}"
+    lines = {line for line, text in notes[block] if text.startswith("cached as")}
+    return next((other for other, told in notes.items() if any((line, lost) in told for line in lines)), 0)
 
 
 def _stored(case: Case) -> str:
@@ -179,7 +209,9 @@ def _wrong_key(case: Case) -> Iterator[str]:
 
 
 def _keys(value: Any) -> list[str]:
-    """The keys in an answer's field: a list of them, or the entry of a block."""
+    """The keys in an answer's field: one, a list of them, or the entry of a block."""
+    if isinstance(value, str):
+        return [value]
     return [item for item in value if isinstance(item, str)] if isinstance(value, list | tuple) else []
 
 

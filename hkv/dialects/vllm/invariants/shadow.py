@@ -99,7 +99,7 @@ class Shadow:
             case oplog.AdvanceOp():
                 record = moment.ledger.requests[operation.id]
                 start = max(self._progress.get(operation.id, 0), record.computed - operation.tokens)
-                self._compute_until(moment, operation.id, start, record.computed)
+                self._compute_until(moment, operation.id, start, min(record.computed, len(record.tokens)))
             case oplog.ComputedOp() | oplog.AppendOp():
                 self._follow(moment, operation.id)
             case oplog.FreeOp() | oplog.PopOp():
