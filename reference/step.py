@@ -19,6 +19,7 @@ from reference.dialects.vllm.manager import Manager
 from reference.dialects.vllm.request import Request
 from reference.keys import fingerprint
 from reference.state.key_table import Key
+from reference.state.pool import NULL
 
 OK, NO_ROOM, ROW_FULL, NOT_RUNNING, OUT_OF_RANGE, CROSSES_STATE = 0, 2, 3, 6, 10, 25
 """Statuses, as `hkv.state.status.Status` numbers them."""
@@ -63,17 +64,25 @@ class FingerprintRequest(Request):
 class StepMamba(MambaKind):
     """Recurrent states of rows that copy what they came by in their first step, not when they arrive.
 
-    A registered state that others wait to copy is left to them: its owner goes on in the copy.
+    A registered state that others wait to copy is left to them: its owner goes on in the copy. A state inside a chunk
+    is registered with that chunk, and its block under no other key while it stands.
     """
 
     waited_for: frozenset[int] = frozenset()
     """Blocks that had several references when the step began to allocate."""
 
+    def register(self, request: Request, tokens: int) -> range:
+        """As vLLM 0.33, which may take the block of such a state, when more tokens have keys, for one at its end."""
+        span, row = super().register(request, tokens), self.row(request.id)
+        if self.aligned and row.checkpoint is not None:
+            row.registered = max(row.registered or 0, row.checkpoint[1] + 1)
+        return span
+
     def _register_tail(self, row: MambaRow, request: Request, tokens: int) -> Key | None:
         """As vLLM 0.33, where the key is known already: tokens of the prompt that it covers come with later steps."""
-        return (
-            super()._register_tail(row, request, tokens) if tokens <= len(request.keys) * self.hash_block_size else None
-        )
+        if row.checkpoint is None and tokens > len(request.keys) * self.hash_block_size:
+            return None
+        return super()._register_tail(row, request, tokens)
 
     def _leave_copy_to_cache(self, row: MambaRow, copy: int) -> None:
         assert row.partial is not None
@@ -101,6 +110,7 @@ class Rows:
       manager: manager that holds the blocks.
       names: the request in each row, or None.
       copies: copies of the last step, (row, group, block, copy): made before anything of it is written.
+      checkpoints: states that chunks of the last step leave behind, (row, group, tokens of the chunk, block).
     """
 
     def __init__(self, config: VllmConfig, num_rows: int, width: int) -> None:
@@ -110,6 +120,7 @@ class Rows:
         self.manager.pool.records = False
         self.names: list[str | None] = [None] * num_rows
         self.copies: list[tuple[int, int, int, int]] = []
+        self.checkpoints: list[tuple[int, int, int, int]] = []
         self._started = 0
 
     def start(self, row: int, root: Sequence[int] = fingerprint.ROOT, prompt: int = 0) -> None:
@@ -207,10 +218,12 @@ class Rows:
         for kind in kinds:
             if isinstance(kind, StepMamba):
                 kind.waited_for = frozenset(block for block, refs in enumerate(self.manager.pool.refs) if refs > 1)
-        self.copies = []
+        self.copies, self.checkpoints = [], []
         for row in taking:
             before = [len(kind.copies) for kind in kinds]
             status[row] = self._compute(row, tokens[row], lookahead[row], in_flight[row])
+            if status[row] == OK:
+                self._note_checkpoints(row, len(tokens[row]))
             for group, kind in enumerate(kinds):
                 self.copies += [(row, group, *copy) for copy in kind.copies[before[group] :]]
         self.manager.copies()
@@ -258,6 +271,17 @@ class Rows:
             return NO_ROOM
         self.manager.advance(request.id, len(tokens))
         return OK
+
+    def _note_checkpoints(self, row: int, count: int) -> None:
+        request = self.request(row)
+        assert request is not None
+        for group, kind in enumerate(self.manager.cache.kinds):
+            held = kind.rows.get(request.id)
+            if isinstance(held, MambaRow) and held.checkpoint is not None:
+                position, column = held.checkpoint
+                block = held.blocks[column]
+                if block != NULL:
+                    self.checkpoints.append((row, group, position - (request.num_computed - count), block))
 
     def blocks(self, row: int, group: int) -> list[int]:
         """The block ids of a row's request in a group."""

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hkv.cache import inside_hits
-from hkv.cache.entries import holder, inside
+from hkv.cache.entries import holder, inside, leaves_states
 from hkv.cache.key_index import LANES, bring_up_to_date
 from hkv.cache.key_index import look_up as look_up_keys
 from hkv.cache.lookahead import keyed, last_tokens, lookahead, prompt_keys
@@ -178,7 +178,10 @@ def _lines(parameters: Parameters, state: StepState, arrivals: Arrivals, found: 
     front = len(StepRequest) + 3 * groups.shape[0]
     grown = jnp.zeros_like(length) if state.requests.shape[1] > front else None
     cached = length if partial is None else length - (partial > 0)
-    return lines(Rows(live, found.hits, prompts, found.shared_prefix, length, first, cached, grown, partial))
+    rows = Rows(live, found.hits, prompts, found.shared_prefix, length, first, cached, grown, partial)
+    if leaves_states(state):
+        rows = rows._replace(export=jnp.zeros_like(length), export_entry=jnp.zeros_like(length))
+    return lines(rows)
 
 
 def _blocks(groups: jax.Array) -> jax.Array:

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from hkv.cache.state import StepCounter, StepRequest, StepRow, StepState, draft_states, init
+from hkv.cache.state import (
+    StepCounter,
+    StepRequest,
+    StepRow,
+    StepState,
+    checkpoint_groups,
+    draft_states,
+    init,
+    row_fields,
+)
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField, of_config
 from hkv.errors import ConfigError, OperationError
@@ -29,6 +38,8 @@ PAIRS = ((Row.LENGTH, StepRow.LENGTH), (Row.FIRST, StepRow.FIRST), (Row.CACHED, 
 DRAFT_PAIRS = (*PAIRS, (Row.GROWN, StepRow.GROWN))
 """The same where groups have states for drafts."""
 
+EXPORT_PAIRS = (*DRAFT_PAIRS, (Row.EXPORT, StepRow.EXPORT), (Row.EXPORT_ENTRY, StepRow.EXPORT_ENTRY))
+"""The same where chunks leave states behind inside them."""
 
 REQUEST_PAIRS = ((Request.PROMPT, StepRequest.PROMPT), (Request.SHARED_PREFIX, StepRequest.SHARED_PREFIX))
 """Fields of a request that both caches have."""
@@ -143,6 +154,13 @@ def to_operations(config: VllmConfig, state: StepState, buckets: Buckets, number
     return State(**target)
 
 
+def _pairs(config: VllmConfig) -> list[tuple[int, int]]:
+    """Fields of a row that both caches have: where each begins in a request of the one, and its turn in the other."""
+    pairs = EXPORT_PAIRS if checkpoint_groups(config) else DRAFT_PAIRS if draft_states(config) else PAIRS
+    order = row_fields(len(pairs))
+    return [(int(old), order.index(new)) for old, new in pairs]
+
+
 def _require_whole_blocks(config: VllmConfig) -> None:
     if config.partial_hits:
         raise ConfigError("partial_hits", True, "False: blocks with one key each, and no copies")
@@ -206,8 +224,13 @@ def _request_to_row(
         target["requests"][slot, new] = request[old]
     for group in range(groups if request[Request.LIVE] == RUNNING else 0):
         at = REQUEST_WORDS + GROUP_WORDS * group
-        for old, new in DRAFT_PAIRS if draft_states(config) else PAIRS:
-            target["requests"][slot, len(StepRequest) + int(new) * groups + group] = request[at + old]
+        for old, column in _pairs(config):
+            target["requests"][slot, len(StepRequest) + column * groups + group] = request[at + old]
+        fields = target["requests"][slot, len(StepRequest) :].reshape(-1, groups)[:, group]
+        if len(fields) > len(PAIRS) and not config.topology.specs[group].scratch_blocks:
+            fields[StepRow.GROWN] = 1
+        if checkpoint_groups(config):
+            _settle_export(fields)
         first, length = int(request[at + Row.FIRST]), int(request[at + Row.LENGTH])
         first = 0 if config.topology.specs[group].sinks else first
         target["rows"][slot, group, first:length] = source["rows"][slot, group, first:length]
@@ -216,6 +239,16 @@ def _request_to_row(
     target["chains"][slot, : len(words)] = words
     last = words[-1] if len(words) else np.array(root, np.uint32)
     target["hashing"][slot] = np.concatenate([last, *_hashing(tail, size)])
+
+
+def _settle_export(fields: np.ndarray) -> None:
+    """A row's state inside its last chunk, as whole steps have it: no entry up to it is looked at again."""
+    place = {field: index for index, field in enumerate(row_fields(len(fields)))}
+    if fields[place[StepRow.EXPORT]]:
+        past = fields[place[StepRow.EXPORT_ENTRY]] + 1
+        fields[place[StepRow.CACHED]] = max(fields[place[StepRow.CACHED]], past)
+    else:
+        fields[place[StepRow.EXPORT_ENTRY]] = 0
 
 
 def _hashing(tail: Sequence[int], size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -245,8 +278,10 @@ def _row_to_request(
     known = 0
     for group in range(groups):
         at = REQUEST_WORDS + GROUP_WORDS * group
-        for old, new in DRAFT_PAIRS if draft_states(config) else PAIRS:
-            request[at + old] = source["requests"][row, len(StepRequest) + int(new) * groups + group]
+        for old, column in _pairs(config):
+            request[at + old] = source["requests"][row, len(StepRequest) + column * groups + group]
+        if not config.topology.specs[group].scratch_blocks:
+            request[at + Row.GROWN] = 0  # single operations say it only of rows with states for drafts
         known |= int(request[at + Row.CACHED] > 0)
     values = {
         Request.LIVE: RUNNING if running else WAITING,

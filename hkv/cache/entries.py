@@ -13,7 +13,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hkv.cache.state import ERA, OWN_ERA, StepRequest, StepRow, StepState
+from hkv.cache.state import ERA, OWN_ERA, StepRequest, StepRow, StepState, row_fields
 from hkv.state.loops import remainder
 
 
@@ -60,4 +60,14 @@ def own(state: StepState, blocks: jax.Array) -> jax.Array:
 
 def inside(state: StepState) -> bool:
     """True if hits may end inside blocks; static."""
-    return state.requests.shape[1] == len(StepRequest) + len(StepRow) * state.rows.shape[1]
+    return StepRow.PARTIAL in row_fields(field_count(state))
+
+
+def field_count(state: StepState) -> int:
+    """Fields of each group in a row's line of requests; static."""
+    return (state.requests.shape[1] - len(StepRequest)) // state.rows.shape[1]
+
+
+def leaves_states(state: StepState) -> bool:
+    """True if chunks may leave states behind inside them; static."""
+    return StepRow.EXPORT in row_fields(field_count(state))

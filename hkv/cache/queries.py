@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hkv.cache.spans import count_up
-from hkv.cache.state import PAD, StepBatch, StepRequest, StepState
+from hkv.cache.state import PAD, StepBatch, StepRequest, StepState, row_fields
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
 from hkv.state.loops import ceil_divide, divide, remainder
@@ -19,7 +19,7 @@ from hkv.state.status import Status
 class Rows(NamedTuple):
     """Fields of `StepState.requests` of Q rows: int32[Q] each, and from `length` on int32[Q, G].
 
-    `grown` and `partial` are left out where the state has them not.
+    `grown` and those after it are left out where the state has them not.
     """
 
     live: jax.Array
@@ -31,6 +31,8 @@ class Rows(NamedTuple):
     cached: jax.Array
     grown: jax.Array | None = None
     partial: jax.Array | None = None
+    export: jax.Array | None = None
+    export_entry: jax.Array | None = None
 
 
 class EveryGroup(NamedTuple):
@@ -103,13 +105,14 @@ def fields(state: StepState, rows: jax.Array) -> Rows:
     lines = lax.optimization_barrier(state.requests[rows])
     front, groups = len(StepRequest), state.rows.shape[1]
     parts = [lines[:, start : start + groups] for start in range(front, lines.shape[1], groups)]
-    return Rows(*(lines[:, int(f)] for f in StepRequest), *parts)
+    names = [name.name.lower() for name in row_fields(len(parts))]
+    return Rows(*(lines[:, int(f)] for f in StepRequest), **dict(zip(names, parts, strict=True)))
 
 
 def lines(rows: Rows) -> jax.Array:
     """The lines of `StepState.requests` that have these fields."""
     front = jnp.stack([rows.live, rows.computed, rows.prompt, rows.shared_prefix], axis=1)
-    more = [part for part in (rows.grown, rows.partial) if part is not None]
+    more = [part for part in (rows.grown, rows.partial, rows.export, rows.export_entry) if part is not None]
     return jnp.concatenate([front, rows.length, rows.first, rows.cached, *more], axis=1)
 
 

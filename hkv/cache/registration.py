@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hkv.cache import tails
+from hkv.cache import exports, tails
 from hkv.cache.blocks import read_once
 from hkv.cache.copies import numbered
 from hkv.cache.entries import several
@@ -21,7 +21,7 @@ from hkv.dialects.vllm.rules.register import cacheable_tokens, reusable
 from hkv.state.loops import divide, remainder
 
 
-def _retained(view: EveryGroup, rows: Rows, cacheable: jax.Array) -> jax.Array:
+def _retained(view: EveryGroup, rows: Rows, cacheable: jax.Array, left: exports.Exports | None) -> jax.Array:
     """Ends of the entries that sparse retention keeps for lengths that are expected, int32[Q, G, 5]; 0 for none.
 
     The last one is a recurrent state's, kept if just as many tokens are computed as a repeated prompt could resume
@@ -30,6 +30,8 @@ def _retained(view: EveryGroup, rows: Rows, cacheable: jax.Array) -> jax.Array:
     prompt, shared = (spread(view.groups, tokens) for tokens in (rows.prompt, rows.shared_prefix))
     resumed = cacheable == resumable(view, prompt, view.whole(CacheField.HASH_BLOCK))
     whole = divide(cacheable, block_sizes(view.groups))
+    if left is not None:
+        resumed &= left.tokens == 0
     if rows.partial is not None:
         resumed &= remainder(cacheable, jnp.broadcast_to(block_sizes(view.groups), cacheable.shape)) == 0
     tail = jnp.where(resumed & (view.group(None, GroupField.TAIL) == 2), whole, 0)
@@ -46,6 +48,7 @@ def register(
     served: jax.Array,
     room: int,
     turn: tails.Turn | None = None,
+    left: exports.Exports | None = None,
 ) -> tuple[StepState, Rows, jax.Array]:
     """Registers the blocks that served rows' first `tokens` tokens fill, but null ones and those retention leaves out.
 
@@ -58,6 +61,7 @@ def register(
       served: bool[Q].
       room: lanes; what does not fit waits.
       turn: facts of the step, where hits may end inside blocks.
+      left: states that chunks leave behind inside them, where they may.
 
     Returns:
       The state; the rows' fields, with the entries looked at; and how many wait, int32[].
@@ -80,6 +84,8 @@ def register(
     else:
         tailed = jnp.any(groups[:, GroupField.TAIL] == 1)
         units = read_once(tailed, lambda: _tail(view, rows, cacheable, full, reached))
+    if left is not None:
+        units = jnp.where(cached & (left.tokens > 0), exports.units(view, rows, left), units)
     if known is not None:
         units = jnp.where(units <= known, units, 0)
     tail = jnp.where(served[:, None] & (units > 0), 1, 0)
@@ -91,15 +97,24 @@ def register(
     column = rows.cached[line, group] + spans.within
     unit = jnp.where(inside, units[line, group], (column + 1) * scale)
     column = jnp.where(inside, divide(unit, scale), column)
+    exported = None
+    if left is not None:
+        exported = left.tokens[line, group] > 0
+        column = jnp.where(inside & exported, left.entry[line, group], column)
     block = state.rows[row, group, column]
     key = state.chains[row, unit - 1]
     sparse = jnp.any(groups[:, GroupField.PERIOD] != 0)
-    left_out = read_once(sparse, lambda: _left_out(view, rows, cacheable, spans, column))
-    if turn is not None:
+    left_out = read_once(sparse, lambda: _left_out(view, rows, cacheable, spans, column, left))
+    if turn is not None or left is not None:
         left_out &= ~inside
+    tail_lane = inside
+    if left is not None and exported is not None:
+        # The block has this state alone, and has had no key before.
+        left_out |= exported & ~inside & (column == left.entry[line, group])
+        tail_lane &= ~exported
     kept = spans.live & (block != 0) & ~left_out
     refs = read_once(spans.ends[-1] > 0, lambda: state.refs[block])
-    lanes = tails.Lanes(line, group, column, block, unit, inside)
+    lanes = tails.Lanes(line, group, column, block, unit, tail_lane)
     entry = block
     if turn is None:
         # A block that was registered with the prompt's tail is registered anew when it is full.
@@ -129,17 +144,26 @@ def register(
     state = replace(state, refs=refs, keys=keys, log=log, counters=counters)
     rows = rows._replace(cached=rows.cached + jnp.minimum(counts, due))
     if rows.partial is not None:
-        waits = kept & inside & (groups[group, GroupField.TAIL] == 2)
+        waits = kept & tail_lane & (groups[group, GroupField.TAIL] == 2)
         rows = rows._replace(partial=rows.partial.at[line, group].max(jnp.where(waits, column + 1, 0)))
+    if left is not None:
+        rows = exports.looked_at(rows, left, cached)
     return state, rows, jnp.sum(due + tail - counts, dtype=jnp.int32)
 
 
-def _left_out(view: EveryGroup, rows: Rows, cacheable: jax.Array, spans: Spans, column: jax.Array) -> jax.Array:
+def _left_out(
+    view: EveryGroup,
+    rows: Rows,
+    cacheable: jax.Array,
+    spans: Spans,
+    column: jax.Array,
+    left: exports.Exports | None,
+) -> jax.Array:
     """Mask bool[room] of lanes whose entries int32[room] sparse retention does not keep."""
     line, group = spans.line, spans.group
     period, shift = view.groups[group, GroupField.PERIOD], view.groups[group, GroupField.SHIFT]
     phase = remainder(jnp.maximum(column - shift, 0), jnp.maximum(period, 1))
-    keep, end = view.groups[group, GroupField.KEEP], _retained(view, rows, cacheable)[line, group]
+    keep, end = view.groups[group, GroupField.KEEP], _retained(view, rows, cacheable, left)[line, group]
     kept = (period == 0) | ((column >= shift) & (phase >= period - keep))
     kept |= jnp.any((column[:, None] >= end - keep[:, None]) & (column[:, None] < end), axis=1)
     return ~kept

@@ -69,6 +69,23 @@ class StepRow(enum.IntEnum):
     PARTIAL = 4
     """Entry of a block that the row may not write before it is copied, plus 1, else 0: a hit ends inside it, or its
     state was registered. Only where hits end inside blocks."""
+    EXPORT = 5
+    """Tokens after which the row's last chunk left a state behind inside it, else 0; only where groups have states for
+    prefill checkpoints."""
+    EXPORT_ENTRY = 6
+    """Entry of that state's block."""
+
+
+def row_fields(count: int) -> tuple[StepRow, ...]:
+    """The fields of a group of which there are `count`, in order.
+
+    Args:
+      count: 3, 4 with GROWN, 5 with PARTIAL too, 6 or 7 with those of states inside chunks besides.
+    """
+    fields = tuple(StepRow)
+    if count <= StepRow.EXPORT:
+        return fields[:count]
+    return fields if count == len(fields) else (*fields[: StepRow.PARTIAL], *fields[StepRow.EXPORT :])
 
 
 PAD = -1
@@ -108,7 +125,8 @@ class StepState:
       rows: int32[R, G, W], block ids; 0 where there is none.
       requests: int32[R, 4 + 3 * G], what each row knows of its request (`StepRequest`), then LENGTH of each group,
         FIRST of each, CACHED of each (`StepRow`); int32[R, 4 + 4 * G] with GROWN, where groups have states for drafts;
-        int32[R, 4 + 5 * G] with PARTIAL, where hits end inside blocks.
+        int32[R, 4 + 5 * G] with PARTIAL, where hits end inside blocks; two fields of each group more, with EXPORT and
+        EXPORT_ENTRY, where chunks leave states behind inside them (`row_fields`).
       chains: uint32[R, C, 4], the key of each whole hash block of the row's tokens; its link where its key covers
         tokens that are not computed yet.
       hashing: uint32[R, 12], where hashing of the row's tokens stands (`HASH_WORDS`); uint32[R, 12 + L] with the row's
@@ -173,6 +191,9 @@ class StepResult:
         because the step's room was too small; later steps will.
       copies: int32[Q, G, 2], block and its copy, to be copied in all layers of the group before anything of this step
         is read or written, all sources before any target; -1 twice for none. None where hits end with blocks.
+      checkpoints: int32[Q, G, 2], how many of the query's tokens a state stands after that the chunk leaves behind
+        inside it, and the block to write it to, in all layers of the group; -1 twice for none. None where no group
+        has states for prefill checkpoints.
     """
 
     status: jax.Array
@@ -183,6 +204,7 @@ class StepResult:
     writes: jax.Array
     deferred: jax.Array
     copies: jax.Array | None = None
+    checkpoints: jax.Array | None = None
 
 
 def init(
@@ -212,8 +234,9 @@ def init(
         raise ConfigError("chain", chain, "a positive integer")
     queue = np.zeros(1 << (blocks - 1).bit_length(), np.int32)
     queue[: config.num_blocks - 1] = np.arange(1, config.num_blocks)
-    fields = int(StepRow.PARTIAL if draft_states(config) else StepRow.GROWN)
-    fields = len(StepRow) if config.partial_hits else fields
+    fields = int(StepRow.PARTIAL if draft_states(config) or checkpoint_groups(config) else StepRow.GROWN)
+    fields = int(StepRow.EXPORT) if config.partial_hits else fields
+    fields += 2 * (checkpoint_groups(config) > 0)
     parts = entry_parts(config)
     counters = np.zeros(len(StepCounter), np.int32)
     counters[StepCounter.TAIL] = config.num_blocks - 1
@@ -236,8 +259,8 @@ def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules a whole step does not have.
 
     Raises:
-      ConfigError: hashes that look far ahead, or at all with hits inside blocks; an encoder's output, windows that are
-        computed again, or recurrent groups with states for checkpoints.
+      ConfigError: hashes that look far ahead, or at all with hits inside blocks; an encoder's output, or windows that
+        are computed again.
     """
     if config.hash_lookahead > MOST_AHEAD:
         raise ConfigError("hash_lookahead", config.hash_lookahead, f"at most {MOST_AHEAD} tokens")
@@ -249,9 +272,6 @@ def require_expressible(config: VllmConfig) -> None:
             raise ConfigError(f"groups[{group}].kind", spec.kind, "a kind of a request's own tokens")
         if spec.replays:
             raise ConfigError(f"groups[{group}].kind", spec.kind, "a kind that needs no tokens computed again")
-        if blocks := getattr(spec, "num_prefill_checkpoint_blocks", 0):
-            expected = "0: a step leaves states behind only where it ends"
-            raise ConfigError(f"groups[{group}].num_prefill_checkpoint_blocks", blocks, expected)
 
 
 def room_for(config: VllmConfig, *, queries: int, tokens: int) -> int:
@@ -277,12 +297,23 @@ def draft_states(config: VllmConfig) -> int:
     return sum(getattr(spec, "num_speculative_blocks", 0) for spec in config.topology.specs)
 
 
+def checkpoint_groups(config: VllmConfig) -> int:
+    """Recurrent groups of which a chunk may leave a state behind inside it."""
+    return sum(
+        spec.keeps_states
+        and getattr(spec, "num_prefill_checkpoint_blocks", 0) > 0
+        and getattr(spec, "prefill_checkpoint_alignment", None) is not None
+        for spec in config.topology.specs
+    )
+
+
 def extra_blocks(config: VllmConfig) -> int:
-    """Blocks that a query may need beside those of its tokens: states for drafts, and copies.
+    """Blocks that a query may need beside those of its tokens: states for drafts and inside chunks, and copies.
 
     Where hits end inside blocks, it may also register a block a group under a key that ends inside it.
     """
-    return draft_states(config) + (len(config.block_sizes) if config.partial_hits else 0)
+    copies = len(config.block_sizes) if config.partial_hits else 0
+    return draft_states(config) + checkpoint_groups(config) + copies
 
 
 def entry_parts(config: VllmConfig) -> int:

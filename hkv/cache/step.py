@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.cache import copies, lookahead
+from hkv.cache import copies, exports, lookahead
 from hkv.cache.blocks import Queue, give_back, move, serve, take
 from hkv.cache.entries import holder, registered, several
-from hkv.cache.queries import block_sizes, field, fields, known_rows, lines, queries, spread
+from hkv.cache.queries import EveryGroup, block_sizes, field, fields, known_rows, lines, queries, spread
 from hkv.cache.registration import register
 from hkv.cache.spans import count_up
 from hkv.cache.state import (
@@ -79,7 +79,11 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     had, grown = rows.length, jnp.maximum(wanted, rows.length)
     new = grown - had
     recurrent = field(groups, GroupField.RECURRENT) != 0
-    spread = _spread(groups, had, grown, rows.grown)
+    left = None
+    if rows.export is not None:
+        view = EveryGroup(parameters.cache, groups, at.shape[0])
+        left = exports.plan(view, state, at, rows, jnp.where(taking, asked.counts, 0))
+    spread = _spread(groups, had, grown, rows.grown, left)
     need = jnp.where(recurrent, jnp.maximum(grown - spread.end, 0), new)
     need = jnp.where(taking[:, None], need, 0)
     free = state.counters[StepCounter.TAIL] - state.counters[StepCounter.HEAD]
@@ -91,6 +95,9 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     served, lacks = serve(taking, total, live[at] & asked.known, jnp.any(live), queue)
     refusal = jnp.where(lacks, int(Status.NO_ROOM), int(Status.STEP_FULL)).astype(jnp.int32)
     status = jnp.where(taking & ~served, refusal, status)
+    if left is not None:
+        left = left.only(served)
+        rows = exports.noted(rows, left, taking)
     if rows.grown is not None:
         moved = jnp.where(recurrent & served[:, None], spread.moved, 0)
         state = move(state, at, spread.scratch, spread.gap_end, moved, room)
@@ -107,12 +114,14 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     before, computed = rows.computed, rows.computed + counts
     rows = rows._replace(length=jnp.where(served[:, None], grown, had), computed=computed)
     turn = None if copied is None else Turn(before, before_step.grown == 0, copied)
-    state, rows, later = register(parameters, state, at, rows, computed, served, room, turn)
+    state, rows, later = register(parameters, state, at, rows, computed, served, room, turn, left)
     place = jnp.where(taking, at, state.requests.shape[0])
     state = replace(state, requests=state.requests.at[place].set(lines(rows), mode="drop"))
     blocks, offsets = slots_of(groups, state.rows, at, before, asked.starts, lengths, batch.tokens.shape[0])
     read, write = state_blocks(groups, state.rows, at, had, before, counts)
     result = StepResult(status, asked.allowed, blocks, offsets, read, write, jnp.stack([waiting, later]))
+    if left is not None:
+        result = dataclasses.replace(result, checkpoints=exports.answer(state, at, before, left))
     if copied is None:
         return state, result
     return copies.give_back(state, copied), dataclasses.replace(result, copies=copied.pairs())
@@ -222,11 +231,18 @@ def _skipped(groups: jax.Array, tokens: jax.Array) -> jax.Array:
     return divide(reads.skipped_tokens(n, unit, reach), block_sizes(groups))
 
 
-def _spread(groups: jax.Array, length: jax.Array, columns: jax.Array, grown: jax.Array | None) -> Spread:
+def _spread(
+    groups: jax.Array,
+    length: jax.Array,
+    columns: jax.Array,
+    grown: jax.Array | None,
+    left: exports.Exports | None,
+) -> Spread:
     """Shape of recurrent groups' rows of `length` entries that will have `columns`, int32[Q, G] each."""
     scratch = jnp.broadcast_to(field(groups, GroupField.SCRATCH), length.shape)
     before = jnp.zeros_like(length) if grown is None else grown
-    return spread_row(length, columns, scratch, jnp.zeros_like(length), before)
+    exported = jnp.zeros_like(length) if left is None else (left.tokens > 0).astype(jnp.int32)
+    return spread_row(length, columns, scratch, exported, before)
 
 
 def _hash(

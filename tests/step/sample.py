@@ -7,7 +7,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from hkv.cache.state import ERA, HASH_WORDS, OWN_ERA, StepCounter, StepRequest, StepRow, StepState
+from hkv.cache.state import ERA, HASH_WORDS, OWN_ERA, StepCounter, StepRequest, StepRow, StepState, row_fields
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.model.topology import Topology
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
@@ -97,12 +97,16 @@ def state_of(rows: Rows, empty: StepState) -> StepState:
             arrays["rows"][row, group, : len(blocks)] = blocks
             first = next((i for i, block in enumerate(blocks) if block), len(blocks))
             cached = 0 if held is None else held.registered or 0
-            for field, value in zip(
-                StepRow, (len(blocks), first, cached, grown_of(held), partial_of(held)), strict=True
-            ):
-                if field == StepRow.PARTIAL and not config.partial_hits:
-                    continue
-                arrays["requests"][row, len(StepRequest) + int(field) * groups + group] = value
+            values = {
+                StepRow.LENGTH: len(blocks),
+                StepRow.FIRST: first,
+                StepRow.CACHED: cached,
+                StepRow.GROWN: grown_of(held),
+                StepRow.PARTIAL: partial_of(held),
+            }
+            order = row_fields((arrays["requests"].shape[1] - len(StepRequest)) // groups)
+            for place, field in enumerate(order):
+                arrays["requests"][row, len(StepRequest) + place * groups + group] = values.get(field, 0)
         arrays["chains"][row, : len(request.keys)] = np.array(request.keys, np.uint32).reshape(-1, 4)
         arrays["hashing"][row] = hashing_of(rows, row)
     return StepState(**arrays)
@@ -186,13 +190,16 @@ def assert_same(rows: Rows, state: StepState) -> None:
 
 
 def assert_same_fields(rows: Rows, arrays: dict[str, np.ndarray], row: int) -> None:
-    """A row has to copy what the reference's has to, where hits end inside blocks."""
-    if not rows.config.partial_hits:
-        return
+    """A row has to copy what the reference's has to, where hits end inside blocks, and left the same states behind."""
     groups = arrays["rows"].shape[1]
-    first = len(StepRequest) + int(StepRow.PARTIAL) * groups
+    lines = arrays["requests"][row, len(StepRequest) :].reshape(-1, groups).tolist()
+    found = dict(zip(row_fields(len(lines)), lines, strict=True))
     held = [kind.rows.get(rows.names[row]) for kind in rows.manager.cache.kinds]
-    assert arrays["requests"][row, first : first + len(held)].tolist() == [partial_of(one) for one in held]
+    if StepRow.PARTIAL in found:
+        assert found[StepRow.PARTIAL][: len(held)] == [partial_of(one) for one in held]
+    if StepRow.EXPORT in found:
+        planned = [getattr(one, "checkpoint", None) or (0, 0) for one in held]
+        assert list(zip(found[StepRow.EXPORT], found[StepRow.EXPORT_ENTRY], strict=True))[: len(held)] == planned
 
 
 def assert_same_keys(rows: Rows, arrays: dict[str, np.ndarray]) -> None:

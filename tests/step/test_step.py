@@ -12,7 +12,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hkv.cache import step as serving
-from hkv.cache.state import HASH_WORDS, SLOTS, StepBatch, StepCounter, StepRequest, StepRow
+from hkv.cache.state import (
+    HASH_WORDS,
+    OWN_ERA,
+    SLOTS,
+    StepBatch,
+    StepCounter,
+    StepRequest,
+    StepRow,
+    checkpoint_groups,
+)
 from hkv.cache.step_slots import on_rank, ranks_of
 from hkv.cache.token_hashing import hash_tokens
 from hkv.keys.fingerprint import ROOT
@@ -79,6 +88,7 @@ class Pair:
         assert result.allowed.tolist() == [allowed[row] for row in order]
         assert not result.deferred.any()
         self.assert_same_copies(result.copies, order)
+        self.assert_same_checkpoints(result.checkpoints, order)
         rest = np.ones(PLACES, bool)
         for query, row in enumerate(order):
             served = status[row] == OK and tokens[row]
@@ -113,19 +123,27 @@ class Pair:
         assert found == sorted(self.rows.copies, key=lambda copy: (order.index(copy[0]), copy[1]))
         assert ((copies >= 0).all(axis=2) | (copies == -1).all(axis=2)).all()
 
+    def assert_same_checkpoints(self, pairs, order) -> None:
+        if pairs is None:
+            assert not self.rows.checkpoints
+            return
+        found = [(order[q], g, *pairs[q, g].tolist()) for q in range(R) for g in range(3) if pairs[q, g, 0] >= 0]
+        assert found == sorted(self.rows.checkpoints, key=lambda left: (order.index(left[0]), left[1]))
+        assert ((pairs > 0).all(axis=2) | (pairs == -1).all(axis=2)).all()
+
 
 def padded(config):
     parameters, state = serving.init(config, rows=R, row=W, blocks=N)
     groups = np.zeros((4, parameters.groups.shape[1]), np.int32)
     groups[: len(parameters.groups)] = parameters.groups
-    fields = len(StepRow) if config.partial_hits else int(StepRow.PARTIAL)
+    fields = int(StepRow.EXPORT if config.partial_hits else StepRow.PARTIAL) + 2 * (checkpoint_groups(config) > 0)
     arrays = {
         "rows": np.zeros((R, 3, W), np.int32),
         "requests": np.zeros((R, len(StepRequest) + 3 * fields), np.int32),
         "chains": np.zeros((R, CHAIN, 4), np.uint32),
     }
-    if len(state.keys) > N:
-        arrays["keys"] = np.zeros((PARTS * N, state.keys.shape[1]), np.uint32)
+    if len(state.keys) > N or (config.partial_hits and checkpoint_groups(config)):
+        arrays["keys"] = np.zeros((PARTS * N, OWN_ERA + 1), np.uint32)
         arrays["index"] = np.zeros(len(state.queue) * SLOTS * PARTS, np.int32)
     return type(parameters)(parameters.cache, groups), type(state)(**{**vars(state), **arrays})
 

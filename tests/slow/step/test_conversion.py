@@ -15,10 +15,12 @@ from hkv.cache.state import StepBatch, StepRequest
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.rules.operations import Batch, Code, Column
 from hkv.errors import OperationError
+from hkv.spec import FullAttention
 from hkv.state.state import Buckets
 from hkv.state.status import Status
 from reference.keys.fingerprint import keys as keys_of
 from tests.step.sample import configs
+from tests.step.test_checkpoints import states
 
 R, W = 4, 56
 BUCKETS = Buckets(blocks=64, requests=R, groups=4, row=W, chain=64, keys=1024)
@@ -136,6 +138,35 @@ def test_steps_after_arrivals_and_operations_after_steps(config, data):
         for each in (served, again):
             each.leave(0, False)
     assert_same_steps(again.as_steps(), served.as_steps())
+
+
+def test_states_inside_chunks_come_over():
+    """Planned by single operations, then by steps, and known to single operations again."""
+    from tests.reference.build import config as build
+
+    config = build([FullAttention(block_size=2), states(2, scratch=1)], num_blocks=50, max_model_len=96)
+    served = Served(config)
+    parameters = serving.init(config, rows=R, row=W, blocks=64)[0]
+    assert served.arrive(0, [1, 2, 3, 4, 5])
+    state = served.as_steps()
+    assert exported(state) == (4, 1)
+    for new, left in (([6], (0, 0)), ([7, 8, 9, 1, 2], (10, 4))):
+        counts, tokens = np.int32([len(new), 0, 0, 0]), np.zeros((R, 5), np.int32)
+        tokens[0, : len(new)] = new
+        zeros, rows = np.zeros(R, np.int32), np.arange(R, dtype=np.int32)
+        batch = StepBatch(*packed(tokens, counts), rows, zeros, zeros)
+        state, result = serving.jitted(4 * W)(parameters, state, batch)
+        assert not result.status.any()
+        assert served.step([new, [], [], []]) == [Status.OK]
+        assert exported(state) == left
+        assert_same_steps(state, served.as_steps())
+    served.state = to_operations(config, state, BUCKETS, served.number)
+    assert exported(served.as_steps()) == (10, 4)
+
+
+def exported(state) -> tuple[int, int]:
+    """EXPORT and EXPORT_ENTRY of the recurrent group of row 0."""
+    return tuple(int(value) for value in np.asarray(state.requests)[0].reshape(-1, 2)[-2:, 1])
 
 
 def assert_same_steps(one, other) -> None:
