@@ -136,7 +136,11 @@ def sglang_jax(serving: Serving, turn: Turn, layer: str) -> dict[str, jax.Array]
 
 
 def carry_states(serving: Serving, layer: str, turn: Turn) -> Serving:
-    """A recurrent layer's state before each query in the block of the state after it; zeros for those that begin."""
+    """A recurrent layer's state before each query in the block of the state after it; zeros for those that begin.
+
+    Raises:
+      OperationError: chunks leave states behind inside them, which those engines do not write.
+    """
     return write_state(serving, layer, turn, read_state(serving, layer, turn))
 
 

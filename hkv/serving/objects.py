@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 
+from hkv.cache.entries import leaves_states
 from hkv.chunks.formats import EngineKVFormat
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, PageGeometry
 from hkv.chunks.objects import ObjectGroup, ObjectLayout, object_groups, object_layout
@@ -81,13 +82,16 @@ def chunk_objects(serving: Serving, chunk: int | None = None) -> ChunkObjects:
       chunk: tokens of a chunk; None for the fewest, of which every group has whole blocks.
 
     Raises:
-      ConfigError: a cache without prefix caching.
+      ConfigError: a cache without prefix caching, or in which chunks leave states behind inside them: the entry of
+        such a state does not say how many tokens it stands after.
       LayoutError: a chunk that is no whole number of some group's blocks.
     """
     cache = serving.cache
     if not int(np.asarray(cache.parameters.cache)[CacheField.CACHING]):
         raise ConfigError("caching", False, "True: objects are called by their prefixes")
     groups = np.asarray(cache.parameters.groups)[: len(cache.block_sizes)]
+    if leaves_states(cache.state):
+        raise ConfigError("num_prefill_checkpoint_blocks", 1, "0: states at the ends of their blocks alone")
     infos = tuple(_info(index, size, groups[index]) for index, size in enumerate(cache.block_sizes))
     least = math.lcm(*(info.tokens_per_block for info in infos if info is not None))
     eagle = bool(groups[:, GroupField.EAGLE].any())

@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hkv.cache.entries import leaves_states
+from hkv.cache.exports import possible
+from hkv.cache.queries import EveryGroup
 from hkv.cache.ragged import token_queries
 from hkv.cache.spans import count_up, running_sum
 from hkv.cache.state import PAD, StepRequest
-from hkv.dialects.vllm.rules.parameters import CacheField
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
 from hkv.serving.serving import Serving, Turn
 from hkv.state.status import Status
 
@@ -43,7 +46,8 @@ def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: ja
     Rows with one token left (decodes) come before the others, and each sort in order of arrival. Chunks end where
     recurrent groups keep states: at a block's end if they begin inside it, else at the last one that they reach, the
     last before the final token included, and where hits end inside blocks at the last length from which the prompt can
-    be resumed (vLLM 0.33 `Scheduler._mamba_block_aligned_split`).
+    be resumed (vLLM 0.33 `Scheduler._mamba_block_aligned_split`). The last chunk needs no such end if every recurrent
+    group leaves a state behind inside it.
 
     Args:
       serving: the cache.
@@ -60,9 +64,12 @@ def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: ja
     )
 
     def give(spent: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-        count = _chunk(computed[row], jnp.minimum(left[row], budget - spent), left[row], unit)
+        asked = jnp.minimum(left[row], budget - spent)
+        count = _chunk(computed[row], asked, left[row], unit)
         if serving.tail_unit:
             count = _before_tail(serving, row, count)
+        if leaves_states(serving.cache.state):
+            count = jnp.where((asked == left[row]) & _left_inside(serving, row, asked), asked, count)
         count = jnp.minimum(count, serving.cache.allowed[row])
         return spent + count, count
 
@@ -95,6 +102,15 @@ def _chunk(start: jax.Array, count: jax.Array, left: jax.Array, unit: int) -> ja
     # The final token is computed again by whoever finds the rest: a state before it is kept, none behind it.
     last = jnp.where(count == left, (end - 1) // unit * unit, end // unit * unit)
     return jnp.where(last > start, last - start, count)
+
+
+def _left_inside(serving: Serving, row: jax.Array, count: jax.Array) -> jax.Array:
+    """True if the next `count` tokens of a row leave a state behind in every recurrent group, bool[]."""
+    parameters, state = serving.cache.parameters, serving.cache.state
+    groups = parameters.groups[: state.rows.shape[1]]
+    start, prompt = (state.requests[row, int(name)][None] for name in (StepRequest.COMPUTED, StepRequest.PROMPT))
+    left = possible(EveryGroup(parameters.cache, groups, 1), start, start + count[None], prompt)
+    return jnp.all((left.tokens[0] > 0) | (groups[:, GroupField.RECURRENT] == 0))
 
 
 def _before_tail(serving: Serving, row: jax.Array, count: jax.Array) -> jax.Array:

@@ -262,15 +262,41 @@ def read_state(serving: Serving, layer: str, turn: Turn) -> dict[str, jax.Array]
     return {name: part[:, 0] for name, part in _read_once(found).items()}
 
 
-def write_state(serving: Serving, layer: str, turn: Turn, values: Values) -> Serving:
+def checkpoint_tokens(serving: Serving, layer: str, turn: Turn) -> jax.Array:
+    """Number of each query's tokens after which it leaves a state behind inside it, int32[Q]; -1 for none.
+
+    For `write_state`'s `checkpoints`, where a recurrent layer's group has `num_prefill_checkpoint_blocks`.
+    """
+    at, found = serving.layer(layer), turn.result.checkpoints
+    return jnp.full_like(turn.kv_lens, PAD) if found is None else found[:, at.group, 0]
+
+
+def write_state(serving: Serving, layer: str, turn: Turn, values: Values, checkpoints: Values | None = None) -> Serving:
     """The state after each query's tokens, drafts not among them: per part `[Q, *part.shape]` of the part's dtype.
 
     Donates its pool as `write` does.
+
+    Args:
+      serving: the cache and its pool.
+      layer: the layer's name (static).
+      turn: of this step.
+      values: the states.
+      checkpoints: the states after `checkpoint_tokens` of each query, of the same shapes; anything for queries that
+        leave none. None only where no group has `num_prefill_checkpoint_blocks`: others will find them.
+
+    Raises:
+      OperationError: no `checkpoints` where groups have them.
     """
-    at = serving.layer(layer)
-    blocks = turn.result.writes[:, at.group]
-    parts = {name: part[:, None] for name, part in values.items()}
-    pool, _ = paged.write(serving.pool, at.layout, at.index, blocks, jnp.zeros_like(blocks), parts)
+    at, found = serving.layer(layer), turn.result.checkpoints
+    if found is not None and checkpoints is None:
+        raise OperationError("checkpoints", None, "the states after checkpoint_tokens, as chunks leave states behind")
+    due = [(turn.result.writes[:, at.group], values)]
+    if found is not None and checkpoints is not None:
+        due.append((found[:, at.group, 1], checkpoints))
+    pool = serving.pool
+    for blocks, states in due:
+        parts = {name: part[:, None] for name, part in states.items()}
+        pool, _ = paged.write(pool, at.layout, at.index, blocks, jnp.zeros_like(blocks), parts)
     return dataclasses.replace(serving, pool=pool)
 
 

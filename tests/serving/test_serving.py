@@ -48,6 +48,12 @@ WEIGHTS = weights()
 
 def alone(tokens: list[int]) -> np.ndarray:
     """The logits of the last token by NumPy, every token computed from the first on."""
+    last, state = hidden(tokens)
+    return (last + state) @ WEIGHTS["embed"].astype(np.float64).T
+
+
+def hidden(tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The last token's vector before the recurrent layer, and that layer's state after it."""
     named = {name: np.asarray(array, np.float64) for name, array in WEIGHTS.items()}
     x = named["embed"][tokens]
     for layer, reach in (("full", len(tokens)), ("near", WINDOW), ("nearer", WINDOW)):
@@ -62,7 +68,7 @@ def alone(tokens: list[int]) -> np.ndarray:
     state = np.zeros(WIDTH)
     for n in range(len(x)):
         state = 0.5 * state + np.tanh(x[n] @ named["state"])
-    return (x[-1] + state) @ named["embed"].T
+    return x[-1], state
 
 
 def forward(served: serving.Serving, turn: serving.Turn, plan: serving.Plan) -> tuple[serving.Serving, jax.Array]:
@@ -76,12 +82,18 @@ def forward(served: serving.Serving, turn: serving.Turn, plan: serving.Plan) -> 
     new = jnp.tanh(x @ WEIGHTS["state"])
     query = jnp.searchsorted(turn.cu_q_lens, jnp.arange(BUDGET), side="right") - 1
 
-    def token(states: jax.Array, n: jax.Array) -> tuple[jax.Array, None]:
-        at = jnp.where(turn.positions[n] >= 0, query[n], R)
-        return states.at[at].set(0.5 * states[jnp.minimum(at, R - 1)] + new[n], mode="drop"), None
+    inside = serving.checkpoint_tokens(served, "state", turn)
 
-    states, _ = lax.scan(token, before, jnp.arange(BUDGET))
-    served = serving.write_state(served, "state", turn, {"state0": states})
+    def token(carry: tuple[jax.Array, jax.Array], n: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+        states, left = carry
+        at = jnp.where(turn.positions[n] >= 0, query[n], R)
+        row = jnp.minimum(at, R - 1)
+        state = 0.5 * states[row] + new[n]
+        there = jnp.where(n + 1 - turn.cu_q_lens[row] == inside[row], at, R)
+        return (states.at[at].set(state, mode="drop"), left.at[there].set(state, mode="drop")), None
+
+    (states, left), _ = lax.scan(token, (before, before), jnp.arange(BUDGET))
+    served = serving.write_state(served, "state", turn, {"state0": states}, {"state0": left})
     last = jnp.maximum(turn.cu_q_lens[1:] - 1, 0)
     return served, (x[last] + states) @ WEIGHTS["embed"].T
 
