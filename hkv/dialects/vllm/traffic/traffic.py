@@ -95,6 +95,7 @@ class Traffic:
         self._perform = perform
         self._prompts = Prompts(header, choices)
         self._running: list[Request] = []
+        self._writing: list[tuple[Request, int]] = []  # in this step, and from which token on
         self._waiting: list[Request] = []
         self._arrived = 0
         self._sharing, self._long = header.feature == SHARING, header.feature == LONG_ROWS
@@ -114,6 +115,7 @@ class Traffic:
         """One scheduling step."""
         choices = self._choices
         self._perform(oplog.StepOp())
+        self._writing.clear()
         for request in list(self._running):
             if request in self._running:
                 self._continue(request)
@@ -281,6 +283,8 @@ class Traffic:
     def _admit(self, request: Request) -> bool:
         choices = self._choices
         found = self._look_up(request)
+        if self._careful and self._is_copied_unwritten(request, found.hit):
+            return False
         hit, external, rows = self._adopted(found, self._draw_external(request, found.hit))
         delay = external > 0 and choices.chance(50)
         new = 0 if delay and choices.chance(50) else self._next_tokens(request, hit + external, drafts=False)
@@ -314,6 +318,18 @@ class Traffic:
             return False
         request.loading = delay
         return True
+
+    def _is_copied_unwritten(self, request: Request, hit: int) -> bool:
+        """True if the hit may end inside a block that this step writes, which vLLM copies at once
+        (`copied-before-written`)."""
+        config = self._config
+        if not (config.partial_hits and hit) or "copied-before-written" in config.bugs:
+            return False
+        if not any(
+            hit % config.block_size(group) for group, spec in enumerate(config.topology.specs) if spec.reads_all
+        ):
+            return False
+        return any(start <= hit and other.tokens[:hit] == request.tokens[:hit] for other, start in self._writing)
 
     def _look_up(self, request: Request, again: bool = False) -> Hit:
         """The hit of a request; `again`: as it was asked for last, for an allocation owes the lookup before it."""
@@ -381,6 +397,8 @@ class Traffic:
         }
         answer = self._perform(oplog.AllocateOp(id=request.id, new=new, **operation))
         assert isinstance(answer, Allocation)
+        if answer.blocks is not None:
+            self._writing.append((request, request.computed + operation["hit"] + operation["external"]))
         rows = zip(self._sparse, answer.blocks or (), strict=False)
         self._filled = [*self._filled, *(block for sparse, row in rows if sparse for block in row if block)][-KNOWN:]
         return answer
