@@ -190,7 +190,7 @@ def key_life(m: Moment) -> jax.Array:
     own = jnp.any(_mine(m, before.rows)[..., None] == ids, axis=(0, 1))
     strange = jnp.any(lost & ~taken & ~own)
     same = (after.key[:, None] == before.key) & (after.group[:, None] == before.group)
-    fresh = gained & ~jnp.any(same & (lost & own), axis=1)
+    fresh = gained & ~jnp.any(same & before.cached & own, axis=1)
     late = m.move.is_a(Code.ALLOCATE) & (m.move.extra != 0) & jnp.any(fresh)
     nobodys = jnp.any(fresh & (places(after) == 0))
     filling = m.move.is_a(Code.ALLOCATE, Code.COMMIT)
