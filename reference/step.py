@@ -26,10 +26,15 @@ OK, NO_ROOM, ROW_FULL, NOT_RUNNING, OUT_OF_RANGE, CROSSES_STATE = 0, 2, 3, 6, 10
 
 
 class FingerprintRequest(Request):
-    """A request whose prefixes are called by their fingerprints, tuples of four ints."""
+    """A request whose prefixes are called by their fingerprints, tuples of four ints.
+
+    Attributes:
+      given: tokens that it came with, of which it has only those whose steps have been taken.
+    """
 
     def __init__(self, id: str, root: Sequence[int], hash_block_size: int, prompt: int, lookahead: int = 0) -> None:
         super().__init__(id, prompt, 0, [])
+        self.given = 0
         self._root = tuple(int(word) for word in root)
         self._size = hash_block_size
         self._lookahead = lookahead
@@ -38,6 +43,11 @@ class FingerprintRequest(Request):
     def num_keys(self) -> int:
         """Keys of what is computed, and of the rest of the prompt, whose tokens come with later steps."""
         return max(len(self.keys), (self.num_prompt - self._lookahead) // self._size)
+
+    @property
+    def prefill_end(self) -> int:
+        """As of a request that has all the tokens that it came with."""
+        return max(super().prefill_end, self.given - 1)
 
     @property
     def links(self) -> list[tuple[int, ...]]:
@@ -143,6 +153,7 @@ class Rows:
         assert request is not None
         self.manager.step()
         request.append(tokens)
+        request.given = len(tokens)
         found = self.manager.lookup(request.id)
         hit, request.shared_prefix = found.hit, found.shared_prefix
         if hit:

@@ -180,7 +180,10 @@ def _lines(parameters: Parameters, state: StepState, arrivals: Arrivals, found: 
     cached = length if partial is None else length - (partial > 0)
     rows = Rows(live, found.hits, prompts, found.shared_prefix, length, first, cached, grown, partial)
     if leaves_states(state):
-        rows = rows._replace(export=jnp.zeros_like(length), export_entry=jnp.zeros_like(length))
+        none = jnp.zeros_like(length)
+        came = arrivals.counts.astype(jnp.int32) - 1
+        came = jnp.where(came > prompts, came, 0)
+        rows = rows._replace(export=none, export_entry=none, prefill=none + came[:, None])
     return lines(rows)
 
 

@@ -157,7 +157,7 @@ def to_operations(config: VllmConfig, state: StepState, buckets: Buckets, number
 def _pairs(config: VllmConfig) -> list[tuple[int, int]]:
     """Fields of a row that both caches have: where each begins in a request of the one, and its turn in the other."""
     pairs = EXPORT_PAIRS if checkpoint_groups(config) else DRAFT_PAIRS if draft_states(config) else PAIRS
-    order = row_fields(len(pairs))
+    order = row_fields(len(pairs) + (pairs == EXPORT_PAIRS))
     return [(int(old), order.index(new)) for old, new in pairs]
 
 
@@ -222,6 +222,10 @@ def _request_to_row(
     target["requests"][slot, StepRequest.COMPUTED] = computed
     for old, new in REQUEST_PAIRS:
         target["requests"][slot, new] = request[old]
+    if checkpoint_groups(config):
+        # The last field of all: what a request came with, where single operations know what tokens it has.
+        came = request[Request.TOKENS] - 1
+        target["requests"][slot, -groups:] = came * (came > max(request[Request.PROMPT], computed))
     for group in range(groups if request[Request.LIVE] == RUNNING else 0):
         at = REQUEST_WORDS + GROUP_WORDS * group
         for old, column in _pairs(config):

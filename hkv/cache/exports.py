@@ -40,14 +40,14 @@ class Exports(NamedTuple):
         return Exports(*(jnp.where(kept[:, None], values, 0) for values in self))
 
 
-def possible(view: EveryGroup, start: jax.Array, end: jax.Array, prompt: jax.Array) -> Exports:
-    """States that chunks from `start` to `end` int32[Q] of requests with `prompt` tokens may leave behind.
+def possible(view: EveryGroup, start: jax.Array, end: jax.Array, prefill: jax.Array) -> Exports:
+    """States that chunks from `start` to `end` int32[Q] may leave behind, of requests that come with `prefill` tokens.
 
     vLLM 0.33 `MambaManager._needs_internal_checkpoint`, `is_mamba_prefill_checkpoint_valid`: the chunk starts on a hash
     block, spans at least two entries' ends, and reaches the state's place after at least one hash block, a multiple of
     the kernel's step from its start.
     """
-    start, end, prompt = (spread(view.groups, tokens) for tokens in (start, end, prompt))
+    start, end, prefill = (spread(view.groups, tokens) for tokens in (start, end, prefill))
     step, hash_block = view.group(None, GroupField.EXPORT_STEP), view.whole(CacheField.HASH_BLOCK)
     size = jnp.broadcast_to(block_sizes(view.groups), end.shape)
     place = resumable(view, end, jnp.maximum(view.group(None, GroupField.EXPORT_UNIT), 1))
@@ -55,7 +55,7 @@ def possible(view: EveryGroup, start: jax.Array, end: jax.Array, prompt: jax.Arr
     due = (step > 0) & (remainder(start, jnp.maximum(hash_block, 1)) == 0) & (entry >= ceil_divide(start, size))
     due &= (start + hash_block <= place) & (place < end)
     due &= remainder(jnp.maximum(place - start, 0), jnp.maximum(step, 1)) == 0
-    due &= (view.group(None, GroupField.EXPORT_LAST) == 0) | (end >= prompt)
+    due &= (view.group(None, GroupField.EXPORT_LAST) == 0) | (end >= prefill)
     return Exports(jnp.where(due, place, 0), jnp.where(due, entry, 0))
 
 
@@ -72,8 +72,10 @@ def plan(view: EveryGroup, state: StepState, lines: jax.Array, rows: Rows, count
       rows: their fields.
       counts: int32[Q]; 0 for queries that compute nothing.
     """
-    found = possible(view, rows.computed, rows.computed + counts, rows.prompt).only(counts > 0)
     assert rows.grown is not None
+    assert rows.prefill is not None
+    prefill = jnp.maximum(rows.prefill[:, 0], rows.prompt)
+    found = possible(view, rows.computed, rows.computed + counts, prefill).only(counts > 0)
     scratch = jnp.where(rows.grown != 0, view.group(None, GroupField.SCRATCH), 0)
     held = (found.tokens > 0) & (found.entry < rows.length - scratch)
     group = count_up(view.groups.shape[0])[None]

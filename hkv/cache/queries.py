@@ -33,6 +33,7 @@ class Rows(NamedTuple):
     partial: jax.Array | None = None
     export: jax.Array | None = None
     export_entry: jax.Array | None = None
+    prefill: jax.Array | None = None
 
 
 class EveryGroup(NamedTuple):
@@ -112,7 +113,8 @@ def fields(state: StepState, rows: jax.Array) -> Rows:
 def lines(rows: Rows) -> jax.Array:
     """The lines of `StepState.requests` that have these fields."""
     front = jnp.stack([rows.live, rows.computed, rows.prompt, rows.shared_prefix], axis=1)
-    more = [part for part in (rows.grown, rows.partial, rows.export, rows.export_entry) if part is not None]
+    some = [rows.grown, rows.partial, rows.export, rows.export_entry, rows.prefill]
+    more = [part for part in some if part is not None]
     return jnp.concatenate([front, rows.length, rows.first, rows.cached, *more], axis=1)
 
 

@@ -74,13 +74,15 @@ class StepRow(enum.IntEnum):
     prefill checkpoints."""
     EXPORT_ENTRY = 6
     """Entry of that state's block."""
+    PREFILL = 7
+    """Tokens that the request came with, less the last, if those are more than its prompt, else 0; in every group."""
 
 
 def row_fields(count: int) -> tuple[StepRow, ...]:
     """The fields of a group of which there are `count`, in order.
 
     Args:
-      count: 3, 4 with GROWN, 5 with PARTIAL too, 6 or 7 with those of states inside chunks besides.
+      count: 3, 4 with GROWN, 5 with PARTIAL too, 7 or 8 with those of states inside chunks besides.
     """
     fields = tuple(StepRow)
     if count <= StepRow.EXPORT:
@@ -125,8 +127,8 @@ class StepState:
       rows: int32[R, G, W], block ids; 0 where there is none.
       requests: int32[R, 4 + 3 * G], what each row knows of its request (`StepRequest`), then LENGTH of each group,
         FIRST of each, CACHED of each (`StepRow`); int32[R, 4 + 4 * G] with GROWN, where groups have states for drafts;
-        int32[R, 4 + 5 * G] with PARTIAL, where hits end inside blocks; two fields of each group more, with EXPORT and
-        EXPORT_ENTRY, where chunks leave states behind inside them (`row_fields`).
+        int32[R, 4 + 5 * G] with PARTIAL, where hits end inside blocks; three fields of each group more, with EXPORT,
+        EXPORT_ENTRY and PREFILL, where chunks leave states behind inside them (`row_fields`).
       chains: uint32[R, C, 4], the key of each whole hash block of the row's tokens; its link where its key covers
         tokens that are not computed yet.
       hashing: uint32[R, 12], where hashing of the row's tokens stands (`HASH_WORDS`); uint32[R, 12 + L] with the row's
@@ -236,7 +238,7 @@ def init(
     queue[: config.num_blocks - 1] = np.arange(1, config.num_blocks)
     fields = int(StepRow.PARTIAL if draft_states(config) or checkpoint_groups(config) else StepRow.GROWN)
     fields = int(StepRow.EXPORT) if config.partial_hits else fields
-    fields += 2 * (checkpoint_groups(config) > 0)
+    fields += (len(StepRow) - StepRow.EXPORT) * (checkpoint_groups(config) > 0)
     parts = entry_parts(config)
     counters = np.zeros(len(StepCounter), np.int32)
     counters[StepCounter.TAIL] = config.num_blocks - 1

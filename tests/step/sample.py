@@ -13,7 +13,7 @@ from hkv.model.topology import Topology
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
 from reference.dialects.vllm.kinds.kind import Row
 from reference.keys import fingerprint
-from reference.step import Rows
+from reference.step import FingerprintRequest, Rows
 
 SIZES = ((2, 4, 8), (1, 2, 4), (4,), (3, 6), (4, 8))
 
@@ -103,6 +103,7 @@ def state_of(rows: Rows, empty: StepState) -> StepState:
                 StepRow.CACHED: cached,
                 StepRow.GROWN: grown_of(held),
                 StepRow.PARTIAL: partial_of(held),
+                StepRow.PREFILL: prefill_of(request),
             }
             order = row_fields((arrays["requests"].shape[1] - len(StepRequest)) // groups)
             for place, field in enumerate(order):
@@ -120,6 +121,11 @@ def grown_of(held: Row | None) -> int:
 def partial_of(held: Row | None) -> int:
     """The entry that a row has to copy, plus 1; 0 for none."""
     return 0 if held is None or held.partial is None else held.partial[0] + 1
+
+
+def prefill_of(request: FingerprintRequest) -> int:
+    """Tokens that it came with, less the last, if it is one that comes again; else 0."""
+    return request.given - 1 if request.given - 1 > request.num_prompt else 0
 
 
 def hashing_of(rows: Rows, row: int) -> np.ndarray:
@@ -183,13 +189,13 @@ def assert_same(rows: Rows, state: StepState) -> None:
             padded = np.zeros(arrays["rows"].shape[2], np.int32)
             padded[: len(blocks)] = blocks
             assert arrays["rows"][row, group].tolist() == padded.tolist()
-        assert_same_fields(rows, arrays, row)
+        assert_same_fields(rows, arrays, row, request)
         keys = arrays["chains"][row, : len(request.keys)]
         assert [tuple(key) for key in keys.tolist()] == request.keys
         assert arrays["hashing"][row, :4].tolist() == hashing_of(rows, row)[:4].tolist()
 
 
-def assert_same_fields(rows: Rows, arrays: dict[str, np.ndarray], row: int) -> None:
+def assert_same_fields(rows: Rows, arrays: dict[str, np.ndarray], row: int, request: FingerprintRequest) -> None:
     """A row has to copy what the reference's has to, where hits end inside blocks, and left the same states behind."""
     groups = arrays["rows"].shape[1]
     lines = arrays["requests"][row, len(StepRequest) :].reshape(-1, groups).tolist()
@@ -200,6 +206,7 @@ def assert_same_fields(rows: Rows, arrays: dict[str, np.ndarray], row: int) -> N
     if StepRow.EXPORT in found:
         planned = [getattr(one, "checkpoint", None) or (0, 0) for one in held]
         assert list(zip(found[StepRow.EXPORT], found[StepRow.EXPORT_ENTRY], strict=True))[: len(held)] == planned
+        assert found[StepRow.PREFILL] == [prefill_of(request)] * groups
 
 
 def assert_same_keys(rows: Rows, arrays: dict[str, np.ndarray]) -> None:

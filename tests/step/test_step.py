@@ -136,7 +136,7 @@ def padded(config):
     parameters, state = serving.init(config, rows=R, row=W, blocks=N)
     groups = np.zeros((4, parameters.groups.shape[1]), np.int32)
     groups[: len(parameters.groups)] = parameters.groups
-    fields = int(StepRow.EXPORT if config.partial_hits else StepRow.PARTIAL) + 2 * (checkpoint_groups(config) > 0)
+    fields = int(StepRow.EXPORT if config.partial_hits else StepRow.PARTIAL) + 3 * (checkpoint_groups(config) > 0)
     arrays = {
         "rows": np.zeros((R, 3, W), np.int32),
         "requests": np.zeros((R, len(StepRequest) + 3 * fields), np.int32),

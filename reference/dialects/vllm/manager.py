@@ -249,7 +249,7 @@ class Manager:
         headroom = self._watermark(request, waiting, scheduled)
         main = min(local + external, self.config.max_model_len) + new
         slots = min(main + lookahead, self.config.max_model_len)
-        prefill_end = max(request.num_prompt, request.num_tokens - 1) if self.config.retention_interval == 0 else 0
+        prefill_end = request.prefill_end if self.config.retention_interval == 0 else 0
         demand = Demand(slots, main, local + external, local, prefill_end, whole=False, encoder=encoder)
         if not self._admit(request, rows, demand, must_fit, reserved, headroom):
             return None

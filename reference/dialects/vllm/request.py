@@ -66,6 +66,11 @@ class Request:
         """Keys that the request's prompt and output have, known or not yet."""
         return len(self.keys)
 
+    @property
+    def prefill_end(self) -> int:
+        """Tokens to compute before it goes on: its prompt, or all but the last that it has, if it comes again."""
+        return max(self.num_prompt, self.num_tokens - 1)
+
     def wait(self) -> None:
         """It holds no blocks any more, and nothing of it is computed."""
         self.running = False
