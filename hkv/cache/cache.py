@@ -125,6 +125,8 @@ class RowAllocation:
       reads: int32[G], the block of the state after the tokens before, for recurrent and opaque groups; 0 for none.
       writes: int32[G], the block for the state after the new tokens; -1 for none.
       copies: int32[G, 2], block and its copy, to be copied first; -1 twice for none. None where hits end with blocks.
+      checkpoints: int32[G, 2], how many of the tokens after the hit a state stands after that the chunk leaves behind
+        inside it, and the block to write it to; -1 twice for none. None where no group has such states.
     """
 
     status: jax.Array
@@ -135,6 +137,7 @@ class RowAllocation:
     reads: jax.Array
     writes: jax.Array
     copies: jax.Array | None = None
+    checkpoints: jax.Array | None = None
 
 
 def cache_config(
@@ -381,6 +384,7 @@ def allocate(
         reads=result.reads[0],
         writes=result.writes[0],
         copies=None if result.copies is None else result.copies[0],
+        checkpoints=None if result.checkpoints is None else result.checkpoints[0],
     )
     return _with(cache, after), answer
 

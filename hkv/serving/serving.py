@@ -99,7 +99,8 @@ def from_plan(
     Args:
       plan: from `hkv.plan`. Its memory is taken.
       rows: requests at the same time, R.
-      row_blocks: most blocks of a request in one group; None for as many as the plan's longest request needs.
+      row_blocks: most blocks of a request in one group; None for as many as the plan's longest request needs, with
+        states for its drafts.
       worker: index of the worker.
       retention_interval: as in `hkv.cache_config`; vLLM 0.33's default is 0.
 
@@ -119,7 +120,8 @@ def from_config(config: VllmConfig, *, rows: int, row_blocks: int | None = None,
     Args:
       config: the configuration, from `hkv.cache_config`.
       rows: requests at the same time, R.
-      row_blocks: most blocks of a request in one group; None for as many as `max_model_len` tokens need.
+      row_blocks: most blocks of a request in one group; None for as many as `max_model_len` tokens need, with states
+        for their drafts.
       order: physical order of the pool's axes, one that keeps a page together.
 
     Raises:
@@ -133,11 +135,16 @@ def from_config(config: VllmConfig, *, rows: int, row_blocks: int | None = None,
 def _made(
     config: VllmConfig, layouts: Mapping[str, Any], groups: Mapping[str, int], size: int, rows: int, width: int | None
 ) -> Serving:
-    longest = -(-config.max_model_len // min(config.block_sizes)) if width is None else width
-    cache = caches.init(config, rows=rows, row_blocks=longest)
+    cache = caches.init(config, rows=rows, row_blocks=_longest(config) if width is None else width)
     pool = jnp.zeros(-(-size // 4), jnp.uint32)
     tail = config.hash_block_size if config.partial_hits else 0
     return Serving(cache, pool, placed(config, layouts, groups), state_unit(config), tail)
+
+
+def _longest(config: VllmConfig) -> int:
+    """Entries of the longest request's row, states for drafts included (vLLM 0.33 `max_num_blocks_per_req`)."""
+    groups = zip(config.block_sizes, config.topology.specs, strict=True)
+    return max(-(-config.max_model_len // size) + spec.scratch_blocks for size, spec in groups)
 
 
 def arrive(
