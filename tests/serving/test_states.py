@@ -19,7 +19,7 @@ from hkv.model.topology import Group
 from hkv.paged import operations as paged
 from hkv.state.status import Status
 from tests.step.hostile_chunks import drive
-from tests.step.paged_model import BLOCKS, FACTOR, R, Served, ragged
+from tests.step.paged_model import BLOCKS, FACTOR, R, Served, ragged, require_nothing_else
 
 PARTS = {"full": "key", "near": "key", "state": "state0"}
 
@@ -127,6 +127,7 @@ class Pooled(Served):
         asked, batch = ragged(new, drafts, in_flight, order)
         self.served, turn = compute(self.served, *batch)
         result = jax.device_get(turn.result)
+        require_nothing_else(result, batch[1])
         for query, row in enumerate(order):
             if asked[row] and result.status[query] == Status.OK:
                 before, self.tokens[row] = len(self.tokens[row]), [*self.tokens[row], *new[row]]

@@ -30,6 +30,7 @@ class Drive:
       texts: two texts that share a beginning; every request is the beginning of one of them.
       rows: each row's text, and how many of its tokens are the prompt.
       preempted: those who were preempted, and how many of their tokens are known.
+      last: tokens of each row's last chunk, which may not have come back yet.
     """
 
     def __init__(self, served: Served, data: st.DataObject, alone: bool) -> None:
@@ -39,6 +40,7 @@ class Drive:
         self.texts = [text, [*text[:branch], *((token + 1) % 3 for token in text[branch:])]]
         self.rows: list[tuple[int, int]] = [(0, 0)] * R
         self.preempted: list[tuple[int, int, int]] = []
+        self.last = [0] * R
 
     def run(self) -> None:
         for _ in range(self.draw(st.integers(4, 14))):
@@ -88,10 +90,12 @@ class Drive:
             self.alone(new, allowed)
             return
         drafts = [self.draw(st.sampled_from(((), (), (1,), (0, 2)))) for _ in range(R)]
-        in_flight = [min(self.draw(st.sampled_from((0, 0, 1, 6))), done[row]) for row in range(R)]
+        in_flight = [min(self.draw(st.sampled_from((0, 0, 1, last))), done[row]) for row, last in enumerate(self.last)]
         status = self.served.step(new, drafts, in_flight, self.draw(st.permutations(range(R))))
         for row in range(R):
             require_status(status[row], len(new[row]), allowed[row])
+            if new[row] and status[row] == Status.OK:
+                self.last[row] = len(new[row])
 
     def alone(self, new: list[list[int]], allowed: list[int]) -> None:
         """One row's next tokens."""

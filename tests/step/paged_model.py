@@ -134,6 +134,7 @@ class Served:
         result, tables = jax.device_get((result, self._cache.tables))
         self._forget(self._held() - held)
         self._copy([] if result.copies is None else result.copies)
+        require_nothing_else(result, ends)
         for query, row in enumerate(order):
             if asked[row] and result.status[query] == Status.OK:
                 span = slice(ends[query], ends[query + 1])
@@ -289,6 +290,17 @@ def ragged(
     drafted = np.array([len(asked[row]) - len(new[row]) for row in order])
     flying = np.array([in_flight[row] for row in order])
     return asked, (np.pad(flat, (0, R * T - len(flat))), ends, np.array(order), drafted, flying)
+
+
+def require_nothing_else(result, ends: np.ndarray) -> None:
+    """Queries that are refused, or have no tokens, are told of nothing to write: not of slots, states or copies."""
+    for query, status in enumerate(result.status.tolist()):
+        if status == Status.OK and ends[query] < ends[query + 1]:
+            continue
+        span = slice(ends[query], ends[query + 1])
+        told = [result.writes[query], result.blocks[:, span], result.checkpoints, result.copies]
+        told[2:] = [pairs[query] for pairs in told[2:] if pairs is not None]
+        assert all((places == -1).all() for places in told)
 
 
 def registered(state) -> Iterator[tuple[int, int, Key]]:

@@ -32,7 +32,7 @@ def configs(draw):
     """A recurrent group and two others, all sizes of arrays the same; chunks leave its states behind, or do not."""
     size = draw(st.sampled_from((2, 2, 8)))
     kinds = draw(st.lists(st.sampled_from(sorted(SPECS)), min_size=2, max_size=2))
-    recurrent = SPECS["mamba"](size) if size == 8 else states(size, draw(st.sampled_from((1, 1, 2))), scratch=2)
+    recurrent = SPECS["mamba"](size) if size == 8 else states(size, draw(st.sampled_from((1, 1, 4))), scratch=2)
     interval = draw(st.sampled_from((None, 0, 2 * size)))
     return config_of([recurrent, *(SPECS[kind](size) for kind in kinds)], retention_interval=interval)
 
