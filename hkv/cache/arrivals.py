@@ -24,12 +24,13 @@ from hkv.cache.key_index import LANES, bring_up_to_date
 from hkv.cache.key_index import look_up as look_up_keys
 from hkv.cache.lookahead import keyed, last_tokens, lookahead, prompt_keys
 from hkv.cache.queries import Rows, field, known_rows, lines
-from hkv.cache.spans import count_up, running_sum
+from hkv.cache.spans import DROP, count_up, running_sum
 from hkv.cache.state import HASH_WORDS, PAD, StepCounter, StepRequest, StepState, replace
-from hkv.cache.token_hashing import hash_tokens
+from hkv.cache.token_hashing import hash_prompts
 from hkv.cache.varying import unified
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.state.loops import divide, remainder
 from hkv.state.status import Status
 
 COLUMNS = 32
@@ -118,7 +119,7 @@ def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
         chains = jnp.where(known[:, :, None], chains, links)
 
     place = jnp.where(taken, arrivals.rows, state.requests.shape[0])
-    hashed = found.hits // jnp.maximum(size, 1)
+    hashed = divide(found.hits, jnp.maximum(size, 1))
     last = jnp.take_along_axis(links, jnp.maximum(hashed - 1, 0)[:, None, None], axis=1)[:, 0]
     key = jnp.where((hashed > 0)[:, None], last, roots)
     hashing = jnp.pad(key, ((0, 0), (0, state.hashing.shape[1] - 4)))
@@ -126,12 +127,13 @@ def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
         hashing = hashing.at[:, HASH_WORDS:].set(last_tokens(arrivals.tokens, found.hits, ahead))
     state = replace(
         state,
-        rows=state.rows.at[place].set(found.blocks, mode="drop"),
-        requests=state.requests.at[place].set(_lines(parameters, state, arrivals, found), mode="drop"),
-        chains=state.chains.at[place].set(chains, mode="drop"),
-        hashing=state.hashing.at[place].set(hashing, mode="drop"),
+        rows=state.rows.at[place].set(found.blocks, **DROP),
+        requests=state.requests.at[place].set(_lines(parameters, state, arrivals, found), **DROP),
+        chains=state.chains.at[place].set(chains, **DROP),
+        hashing=state.hashing.at[place].set(hashing, **DROP),
     )
-    state = hold(state, jnp.where(taken[:, None, None], found.blocks, 0))
+    # Read back, since they would be found anew for each use.
+    state = hold(state, state.rows.at[place].get(mode="fill", fill_value=0, wrap_negative_indices=False))
     alone = jnp.where(taken[:, None], found.alone, 0)
     return state, ArrivalResult(status, jnp.where(taken, found.hits, 0), alone)
 
@@ -147,9 +149,11 @@ def _check(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
     used = known & (state.requests[at, StepRequest.LIVE] != 0)
     groups = parameters.groups[: state.rows.shape[1]]
     cached = groups[:, GroupField.CACHEABLE] != 0
-    columns = jnp.where(cached[None], counts[:, None] // _blocks(groups)[None], 0)
+    columns = jnp.where(cached[None], divide(jnp.maximum(counts, 0)[:, None], _blocks(groups)[None]), 0)
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
-    full = jnp.any(columns > state.rows.shape[2], axis=1) | (counts // size > state.chains.shape[1])
+    full = jnp.any(columns > state.rows.shape[2], axis=1) | (
+        divide(jnp.maximum(counts, 0), size) > state.chains.shape[1]
+    )
     full |= counts > parameters.cache[CacheField.MAX_MODEL_LEN]
     outside = (counts < 0) | (counts > arrivals.tokens.shape[1])
     status = jnp.where(full, int(Status.ROW_FULL), int(Status.OK))
@@ -164,10 +168,10 @@ def _lines(parameters: Parameters, state: StepState, arrivals: Arrivals, found: 
     """The new lines of `requests`: what was adopted is computed, and registered already."""
     groups = parameters.groups[: state.rows.shape[1]]
     cacheable = field(groups, GroupField.CACHEABLE) != 0
-    whole = found.hits[:, None] // _blocks(groups)[None]
+    whole = divide(found.hits[:, None], _blocks(groups)[None])
     partial = None
     if inside(state):
-        partial = jnp.where(cacheable & (found.hits[:, None] % _blocks(groups)[None] != 0), whole + 1, 0)
+        partial = jnp.where(cacheable & (remainder(found.hits[:, None], _blocks(groups)[None]) != 0), whole + 1, 0)
         whole = jnp.maximum(whole, partial)
     length = jnp.where(cacheable, whole, 0)
     column = count_up(found.blocks.shape[2])[None, None] + 1
@@ -228,47 +232,41 @@ def prefix_links(
     parameters: Parameters, state: StepState, roots: jax.Array, tokens: jax.Array, counts: jax.Array
 ) -> jax.Array:
     """The link of each whole hash block in the chain of its prompt, uint32[K, C, 4]; arguments as of `look_up`."""
-    chains = jnp.zeros_like(roots, shape=(counts.shape[0], *state.chains.shape[1:]))
-    hashing = jnp.pad(roots, ((0, 0), (0, HASH_WORDS - 4)))
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
-    starts = count_up(counts.shape[0]) * tokens.shape[1]
-    longest, flat = tokens.shape[1], tokens.reshape(-1)
-    hashed = hash_tokens(size, hashing, jnp.zeros_like(counts), starts, counts, flat, longest)
-    place = jnp.where(hashed.filled, hashed.request, counts.shape[0])
-    return chains.at[place, hashed.column].set(hashed.keys, mode="drop")
+    return hash_prompts(size, roots, tokens, counts, state.chains.shape[1])
 
 
 def _look_up(parameters: Parameters, state: StepState, chains: jax.Array, counts: jax.Array) -> Lookup:
     """The longest hits of prompts with the keys `chains` uint32[K, C, 4] and `counts` tokens."""
     groups = parameters.groups[: state.rows.shape[1]]
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
-    linked = jnp.where(parameters.cache[CacheField.CACHING] != 0, counts // size, 0)
+    linked = jnp.where(parameters.cache[CacheField.CACHING] != 0, divide(counts, size), 0)
     # A length behind the last key is found where nothing is read that would have to be found by a key.
     hashed = jnp.minimum(linked, keyed(state, counts, size)) if lookahead(state) else linked
-    column = count_up(state.rows.shape[2])
-    key = (column[None] + 1) * jnp.maximum(groups[:, GroupField.SCALE], 1)[:, None] - 1
-    asked = (key[None] < hashed[:, None, None]) & (groups[:, GroupField.CACHEABLE] != 0)[None, :, None]
-    held = _registered(state, chains, jnp.minimum(key, chains.shape[1] - 1), asked)
+    column, scale = count_up(state.rows.shape[2]), jnp.maximum(groups[:, GroupField.SCALE], 1)
+    whole = jnp.where((groups[:, GroupField.CACHEABLE] != 0)[None], divide(hashed[:, None], scale[None]), 0)
+    held = _registered(state, chains, (column[None] + 1) * scale[:, None] - 1, whole)
 
     lengths = count_up(chains.shape[1] + 1) * size
     begin, end, proof = _spans(groups, lengths)
-    missing = jnp.cumsum(jnp.pad(held == 0, ((0, 0), (0, 0), (1, 0))), axis=2, dtype=jnp.int32)
-    width = held.shape[2]
+    missing = jnp.pad(running_sum(held == 0), ((0, 0), (0, 0), (1, 0)))
+    width, sinks = held.shape[2], groups[:, GroupField.SINKS, None]
+    # Entries before some columns that no block was found for, those past the row's end too.
+    columns = jnp.stack([begin, end + proof, jnp.minimum(end, sinks)])
+    group = count_up(groups.shape[0])[None, :, None]
+    found = missing.at[:, group, jnp.minimum(columns, width)].get(mode="clip", wrap_negative_indices=False)
+    missed = found + jnp.maximum(columns - width, 0)[None]
 
-    def missed(column: jax.Array) -> jax.Array:
-        """Entries before some columns int32[G, C + 1] that no block was found for, those past the row's end too."""
-        inside = jnp.broadcast_to(jnp.minimum(column, width), (counts.shape[0], *column.shape))
-        return jnp.take_along_axis(missing, inside, axis=2) + jnp.maximum(column - width, 0)[None]
-
-    sinks = groups[:, GroupField.SINKS, None]
-    readable = (missed(end + proof) == missed(begin)) & (missed(jnp.minimum(end, sinks)) == 0)
+    readable = (missed[:, 1] == missed[:, 0]) & (missed[:, 2] == 0)
     readable |= ((groups[:, GroupField.CACHEABLE] == 0)[:, None] | (lengths == 0)[None])[None]
-    aligned = lengths % jnp.maximum(parameters.cache[CacheField.ALIGNMENT], 1) == 0
+    aligned = remainder(lengths, jnp.maximum(parameters.cache[CacheField.ALIGNMENT], 1)) == 0
     below = (lengths[None] < counts[:, None]) & (lengths[None] <= linked[:, None] * size) & aligned[None]
-    alone = jnp.max(jnp.where(readable & below[:, None], lengths[None, None], 0), axis=2)
-    hits = jnp.max(jnp.where(jnp.all(readable, axis=1) & below, lengths[None], 0), axis=1)
-    together = (groups[:, GroupField.COLUMN] < groups[0, GroupField.FINDER_COUNT])[None, :, None]
-    longest = jnp.max(jnp.where(jnp.all(readable | ~together, axis=1) & below, lengths[None], 0), axis=1)
+    # Groups that are looked up first, all groups, and each group by itself, whose lengths are found at once.
+    together = groups[:, GroupField.COLUMN] < groups[0, GroupField.FINDER_COUNT]
+    asked = jnp.concatenate([together[None], jnp.ones_like(together)[None], jnp.eye(together.shape[0], dtype=bool)])
+    able = jnp.all(readable[:, None] | ~asked[None, :, :, None], axis=2) & below[:, None]
+    longest = jnp.max(jnp.where(able, lengths[None, None], 0), axis=2)
+    longest, hits, alone = longest[:, 0], longest[:, 1], longest[:, 2:]
     begin, end, _ = _spans(groups, hits)
     place = column[None, None]
     inside = ((place >= begin.T[:, :, None]) | (place < sinks[None])) & (place < end.T[:, :, None])
@@ -279,34 +277,35 @@ def _look_up_inside(parameters: Parameters, state: StepState, chains: jax.Array,
     """`_look_up` where hits may end inside blocks: every group is asked for every hash block."""
     groups = parameters.groups[: state.rows.shape[1]]
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
-    hashed = jnp.where(parameters.cache[CacheField.CACHING] != 0, counts // size, 0)
-    unit = count_up(chains.shape[1])
-    asked = (unit[None, None] < hashed[:, None, None]) & (groups[:, GroupField.CACHEABLE] != 0)[None, :, None]
-    held = _registered(state, chains, jnp.broadcast_to(unit[None], asked.shape[1:]), asked)
+    hashed = jnp.where(parameters.cache[CacheField.CACHING] != 0, divide(counts, size), 0)
+    units = jnp.where((groups[:, GroupField.CACHEABLE] != 0)[None], hashed[:, None], 0)
+    every = jnp.broadcast_to(count_up(chains.shape[1])[None], (groups.shape[0], chains.shape[1]))
+    held = _registered(state, chains, every, units)
     begin, _, proof = _spans(groups, count_up(chains.shape[1] + 1) * size)
     return Lookup(
         *inside_hits.longest(parameters, groups, holder(state, held), begin, proof, counts, state.rows.shape[2])
     )
 
 
-def _registered(state: StepState, chains: jax.Array, key: jax.Array, asked: jax.Array) -> jax.Array:
-    """The entries under the keys `chains[:, key]`, int32[K, G, W], as far as they are `asked` bool[K, G, W].
+def _registered(state: StepState, chains: jax.Array, key: jax.Array, columns: jax.Array) -> jax.Array:
+    """The entries under the keys `chains[:, key]`, int32[K, G, W], in the first `columns` int32[K, G] of each group.
 
     Columns are looked up some at a time, up to the last that is asked for.
     """
-    (requests, groups, width), size = asked.shape, min(COLUMNS, asked.shape[2])
-    last = jnp.max(jnp.where(asked, count_up(width)[None, None] + 1, 0))
+    (groups, width), requests = key.shape, columns.shape[0]
+    size, last = min(COLUMNS, width), jnp.minimum(jnp.max(columns), width)
     group = jnp.broadcast_to(count_up(groups)[None, :, None], (requests, groups, size))
+    key = jnp.minimum(key, chains.shape[1] - 1)
 
     def some(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         first, found = carry
         first = jnp.minimum(first, width - size)
         keys = chains[:, lax.dynamic_slice_in_dim(key, first, size, 1)]
-        wanted = lax.dynamic_slice_in_dim(asked, first, size, 2)
+        wanted = (first + count_up(size))[None, None] < columns[:, :, None]
         blocks = look_up_keys(state, group.reshape(-1), keys.reshape(-1, 4), wanted.reshape(-1))
         return first + size, lax.dynamic_update_slice_in_dim(found, blocks.reshape(wanted.shape), first, 2)
 
-    carry = jnp.zeros_like(last), jnp.zeros_like(asked, dtype=jnp.int32)
+    carry = jnp.zeros_like(last), jnp.zeros_like(last, shape=(requests, groups, width))
     return lax.while_loop(lambda carry: carry[0] < last, some, carry)[1]
 
 
@@ -321,8 +320,8 @@ def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array,
     unit = jnp.broadcast_to(groups[:, GroupField.UNIT, None], shape)
     reach = jnp.broadcast_to(groups[:, GroupField.REACH, None], shape)
     tokens = jnp.broadcast_to(lengths[None], shape)
-    end = tokens // _blocks(groups)[:, None]
-    begin = reads.skipped_tokens(tokens, unit, reach) // _blocks(groups)[:, None]
+    end = divide(tokens, _blocks(groups)[:, None])
+    begin = divide(reads.skipped_tokens(tokens, unit, reach), _blocks(groups)[:, None])
     run = jnp.maximum(groups[:, GroupField.NEED, None], 0)
     run_alone = (groups[:, GroupField.BACKWARD, None] != 0) & (unit <= 1)
     begin = jnp.where(run_alone, jnp.maximum(end - run, 0), begin)
@@ -343,10 +342,12 @@ def hold(state: StepState, blocks: jax.Array) -> StepState:
     turn = count_up(named.shape[0]) + 1
     before, size = state.refs[named], state.refs.shape[0]
     free = jnp.where((named > 0) & (before < 2), named, size)
-    marks = state.marks.at[free].set(0, mode="drop").at[free].max(turn, mode="drop")
-    leaving = jnp.sum(marks.at[free].get(mode="fill", fill_value=0) == turn, dtype=jnp.int32)
+    marks = state.marks.at[free].set(0, **DROP).at[free].max(turn, **DROP)
+    leaving = jnp.sum(
+        marks.at[free].get(mode="fill", fill_value=0, wrap_negative_indices=False) == turn, dtype=jnp.int32
+    )
     # What was read says where to write: else XLA may read later, and copies all of them for that.
-    refs = state.refs.at[jnp.where((named > 0) & (before >= 0), named, size)].add(2, mode="drop")
+    refs = state.refs.at[jnp.where((named > 0) & (before >= 0), named, size)].add(2, **DROP)
     queue = _closed_up(replace(state, refs=refs), leaving)
     counters = state.counters.at[StepCounter.TAIL].add(-leaving)
     return replace(state, refs=refs, marks=marks, queue=queue, counters=counters)
@@ -370,7 +371,7 @@ def _closed_up(state: StepState, leaving: jax.Array) -> jax.Array:
         kept = (turn < length) & (state.refs[block] < 2)
         sums = running_sum(kept)
         place = jnp.where(kept, (head + end + sums - 1) & (size - 1), size)
-        return begin + LANES, end + sums[-1], queue.at[place].set(block, mode="drop")
+        return begin + LANES, end + sums[-1], queue.at[place].set(block, **DROP)
 
     begin, _ = lax.while_loop(lambda carry: carry[1] < leaving, seek, (length, jnp.zeros_like(leaving)))
     begin = jnp.maximum(begin, 0)

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.spans import count_up, cut, running_sum
-from hkv.cache.state import StepCounter, StepState, replace
-from hkv.cache.varying import marked, varying_axes
+from hkv.cache.spans import DROP, count_up, cut, once, running_sum
+from hkv.cache.state import StepCounter, StepState, counted, replace
 
 
 class Queue(NamedTuple):
@@ -28,9 +27,7 @@ def read_once(enabled: jax.Array, read: Callable[[], jax.Array]) -> jax.Array:
     A gather alone is repeated by XLA wherever its result is used. Some of those places may come after the write, and
     then the whole array is copied. A conditional is performed once.
     """
-    empty = jax.eval_shape(read)
-    zeros = jnp.zeros(empty.shape, empty.dtype)
-    return lax.cond(enabled, read, lambda: marked(zeros, varying_axes(enabled)))
+    return once(enabled, read)
 
 
 def give_back(
@@ -55,32 +52,31 @@ def give_back(
     spans = cut(due, room)
     counts, line, group = spans.counts, spans.line, spans.group
     row = lines[line]
-    column = first[line, group] + counts[line, group] - 1 - spans.within
-    some = spans.ends[-1] > 0
+    column = spans.of(first + counts - 1) - spans.within
+    some = spans.used > 0
     block = read_once(some, lambda: state.rows[row, group, column])
     held = spans.live & (block != 0)
     block = jnp.where(held, block, state.refs.shape[0])
     turn = count_up(room) + 1
-    refs = state.refs.at[block].add(-2, mode="drop")
-    marks = state.marks.at[block].set(0, mode="drop").at[block].max(turn, mode="drop")
-    left = read_once(some, lambda: refs.at[block].get(mode="fill", fill_value=2))
-    gone = held & (left < 2) & (marks.at[block].get(mode="fill", fill_value=0) == turn)
+    refs = state.refs.at[block].add(-2, **DROP)
+    marks = state.marks.at[block].set(0, **DROP).at[block].max(turn, **DROP)
+    left = read_once(some, lambda: refs.at[block].get(mode="fill", fill_value=2, wrap_negative_indices=False))
+    gone = held & (left < 2) & (marks.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False) == turn)
     known = gone & (left == 1)
 
-    fronts = jnp.concatenate([jnp.zeros_like(turn, shape=1), running_sum(gone & ~known)])
+    sums, backs = running_sum(jnp.stack([gone & ~known, known]))
+    fronts = jnp.concatenate([jnp.zeros_like(turn, shape=1), sums])
     head, tail = state.counters[StepCounter.HEAD], state.counters[StepCounter.TAIL]
-    span = line * first.shape[1] + group
-    later = fronts[-1] - fronts[spans.ends[span]]
-    front = head - fronts[-1] + later + fronts[:-1] - fronts[spans.starts[span]]
-    backs = running_sum(known)
+    later = fronts[-1] - fronts[spans.ends]
+    front = head - fronts[-1] + fronts[:-1] + spans.of(later - fronts[spans.starts])
     size = state.queue.shape[0]
     place = jnp.where(known, tail + backs - 1, front) & (size - 1)
-    queue = state.queue.at[jnp.where(gone, place, size)].set(block, mode="drop")
+    queue = state.queue.at[jnp.where(gone, place, size)].set(block, **DROP)
     nulled = jnp.where(held, column, state.rows.shape[2])
-    rows = state.rows.at[row, group, nulled].set(0, mode="drop")
-    counters = state.counters.at[StepCounter.HEAD].add(-fronts[-1]).at[StepCounter.TAIL].add(backs[-1])
+    rows = state.rows.at[row, group, nulled].set(0, **DROP)
+    counters = counted(state.counters, {StepCounter.HEAD: -fronts[-1], StepCounter.TAIL: backs[-1]})
     state = replace(state, queue=queue, refs=refs, marks=marks, rows=rows, counters=counters)
-    return state, first + counts, jnp.sum(due - counts, dtype=jnp.int32)
+    return state, first + counts, spans.left
 
 
 def serve(
@@ -92,47 +88,39 @@ def serve(
     more than is left; there are at most as many rounds as different needs. A row that runs already may take the
     watermark's blocks too, and so may any if no other row runs (vLLM 0.33 `KVCacheManager.allocate_slots`).
     """
-    index = count_up(taking.shape[0])
+    index, size = count_up(taking.shape[0]), taking.shape[0]
+
+    def earliest(mask: jax.Array) -> jax.Array:
+        """The first query of some, int32[]; the number of queries if there is none."""
+        return size - jnp.max(jnp.where(mask, size - index, 0))
 
     def refuse(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        served, refused, _, _ = carry
-        place = jnp.argmax(refused).astype(jnp.int32)
-        earlier = served & (index < place)
-        before = jnp.sum(jnp.where(earlier, need, 0), dtype=jnp.int32)
-        others = busy | jnp.any(earlier)
-        _, beyond = _exceeds(need, before, others & ~running, queue)
+        served, _, first, place = carry
+        before = jnp.sum(jnp.where(served & (index < place), need, 0), dtype=jnp.int32)
+        _, beyond = _exceeds(need, before, (busy | (first < place)) & ~running, queue)
         served = served & ~((index >= place) & beyond)
-        lacks, beyond = _short(served, need, running, busy, queue)
-        return served, served & beyond, lacks, jnp.any(served & beyond)
+        first, taken = earliest(served), jnp.where(served, need, 0)
+        lacks, beyond = _exceeds(need, running_sum(taken) - taken, (busy | (first < index)) & ~running, queue)
+        return served, lacks, first, earliest(served & beyond)
 
     # Where there are blocks for all, which is cheap to see, the loop makes no trip. Its first one may refuse nobody.
     total = jnp.sum(jnp.where(taking, need, 0), dtype=jnp.int32)
     scarce = total + queue.watermark > jnp.minimum(queue.free, queue.limit)
-    nobody = jnp.zeros_like(taking)
-    served, _, lacks, _ = lax.while_loop(lambda carry: carry[3], refuse, (taking, nobody, nobody, scarce))
+    place = jnp.where(scarce, 0, size)
+    carry = (taking, jnp.zeros_like(taking), jnp.zeros_like(place), place)
+    served, lacks, _, _ = lax.while_loop(lambda carry: carry[3] < size, refuse, carry)
     return served, lacks
 
 
-def _short(
-    served: jax.Array, need: jax.Array, running: jax.Array, busy: jax.Array, queue: Queue
-) -> tuple[jax.Array, jax.Array]:
-    """Masks bool[Q] of queries that find too few free blocks at their turn, and of those that find these or room short.
+def _exceeds(need: jax.Array, before: jax.Array, kept: jax.Array, queue: Queue) -> tuple[jax.Array, jax.Array]:
+    """Masks bool[Q] of queries that find too few free blocks, and of those that find these or room short.
 
     Args:
-      served: bool[Q], the queries that are served.
       need: int32[Q], blocks that each needs.
-      running: bool[Q], whose rows run already.
-      busy: bool[], whether any row of the cache runs.
+      before: int32[] or int32[Q], blocks that are taken already at its turn.
+      kept: bool[Q], whether it must leave the watermark free.
       queue: what there is.
     """
-    taken = jnp.where(served, need, 0)
-    before = running_sum(taken) - taken
-    others = busy | (running_sum(served) - served.astype(jnp.int32) > 0)
-    return _exceeds(need, before, others & ~running, queue)
-
-
-def _exceeds(need: jax.Array, before: jax.Array, kept: jax.Array, queue: Queue) -> tuple[jax.Array, jax.Array]:
-    """Masks of `_short` when `before` blocks are taken already and rows in `kept` must leave the watermark free."""
     lacks = need + before + jnp.where(kept, queue.watermark, 0) > queue.free
     return lacks, lacks | (need + before > queue.limit)
 
@@ -149,18 +137,20 @@ def take(state: StepState, lines: jax.Array, length: jax.Array, need: jax.Array,
     """
     spans = cut(need, room)
     line, group = spans.line, spans.group
-    column = length[line, group] - need[line, group] + spans.within
+    column = spans.of(length - need) + spans.within
     head = state.counters[StepCounter.HEAD]
     block = state.queue[(head + count_up(room)) & (state.queue.shape[0] - 1)]
     block = jnp.where(spans.live, block, state.refs.shape[0])
-    known = read_once(spans.ends[-1] > 0, lambda: state.refs.at[block].get(mode="fill", fill_value=0))
+    known = read_once(
+        spans.used > 0, lambda: state.refs.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    )
     evicted = jnp.sum(known, dtype=jnp.int32)
-    counters = state.counters.at[StepCounter.HEAD].add(spans.ends[-1]).at[StepCounter.EVICTIONS].add(evicted)
+    counters = counted(state.counters, {StepCounter.HEAD: spans.used, StepCounter.EVICTIONS: evicted})
     column = jnp.where(spans.live, column, state.rows.shape[2])
     return replace(
         state,
-        refs=state.refs.at[jnp.where(known >= 0, block, 0)].set(2, mode="drop"),
-        rows=state.rows.at[lines[line], group, column].set(block, mode="drop"),
+        refs=state.refs.at[jnp.where(known >= 0, block, 0)].set(2, **DROP),
+        rows=state.rows.at[lines[line], group, column].set(block, **DROP),
         counters=counters,
     )
 
@@ -181,9 +171,9 @@ def move(
     spans = cut(counts, room)
     line, group = spans.line, spans.group
     row, size = lines[line], state.rows.shape[2]
-    old = jnp.where(spans.live, source[line, group] + spans.within, size)
-    new = jnp.where(spans.live, target[line, group] + spans.within, size)
-    block = read_once(spans.ends[-1] > 0, lambda: state.rows[row, group, jnp.minimum(old, size - 1)])
+    old = jnp.where(spans.live, spans.of(source) + spans.within, size)
+    new = jnp.where(spans.live, spans.of(target) + spans.within, size)
+    block = read_once(spans.used > 0, lambda: state.rows[row, group, jnp.minimum(old, size - 1)])
     # What was read says where to write: else XLA may read later, and copies all rows for that.
-    rows = state.rows.at[row, group, jnp.where(block >= 0, old, size)].set(0, mode="drop")
-    return replace(state, rows=rows.at[row, group, new].set(block, mode="drop"))
+    rows = state.rows.at[row, group, jnp.where(block >= 0, old, size)].set(0, **DROP)
+    return replace(state, rows=rows.at[row, group, new].set(block, **DROP))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from hkv.cache.blocks import read_once
 from hkv.cache.entries import first_words, own
 from hkv.cache.queries import Rows
-from hkv.cache.spans import count_up, cut, running_sum
+from hkv.cache.spans import DROP, count_up, cut, running_sum
 from hkv.cache.state import PAD, StepCounter, StepState, replace
 
 
@@ -81,21 +81,23 @@ def take(
 
     spans = cut(need + owed.astype(jnp.int32), room)
     line, group = spans.line, spans.group
-    first = owed[line, group] & (spans.within == 0)
-    column = length[line, group] - need[line, group] + spans.within - owed[line, group].astype(jnp.int32)
-    column = jnp.where(first, entry[line, group], column)
+    first = spans.of(owed) & (spans.within == 0)
+    column = spans.of(length) - spans.of(need) + spans.within - spans.of(owed).astype(jnp.int32)
+    column = jnp.where(first, spans.of(entry), column)
     head, size = state.counters[StepCounter.HEAD], state.refs.shape[0]
     block = state.queue[(head + count_up(room)) & (state.queue.shape[0] - 1)]
     block = jnp.where(spans.live, block, size)
-    known = read_once(spans.ends[-1] > 0, lambda: state.refs.at[block].get(mode="fill", fill_value=0))
-    counters = state.counters.at[StepCounter.HEAD].add(spans.ends[-1])
+    known = read_once(
+        spans.used > 0, lambda: state.refs.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    )
+    counters = state.counters.at[StepCounter.HEAD].add(spans.used)
     counters = counters.at[StepCounter.EVICTIONS].add(jnp.sum(known, dtype=jnp.int32))
     # What was read says where to write: else XLA may read later, and copies all rows, or references, for that.
-    written = spans.live & ~(first & kept[line, group]) & (source[line, group] >= 0)
+    written = spans.live & ~(first & spans.of(kept)) & (spans.of(source) >= 0)
     column = jnp.where(written, column, state.rows.shape[2])
-    reads = (known >= 0) & (held[line, group] >= 0)
-    refs = state.refs.at[jnp.where(reads, block, 0)].set(2, mode="drop")
-    tables = state.rows.at[lines[line], group, column].set(block, mode="drop")
+    reads = (known >= 0) & (spans.of(held) >= 0)
+    refs = state.refs.at[jnp.where(reads, block, 0)].set(2, **DROP)
+    tables = state.rows.at[lines[line], group, column].set(block, **DROP)
     target = jnp.where(owed, block[jnp.minimum(spans.starts, room - 1)].reshape(owed.shape), 0)
     state = replace(state, refs=refs, rows=tables, counters=counters)
     copies = Copies(owed, kept, moved, source, target)
@@ -111,8 +113,8 @@ def _keys_moved(state: StepState, copies: Copies) -> StepState:
     words = read_once(jnp.any(known), lambda: state.keys.at[source].get(mode="clip"))
     stamp = state.counters[StepCounter.REGISTERED].astype(jnp.uint32) + count_up(known.shape[0]).astype(jnp.uint32)
     words = first_words(state, words[:, :4], words[:, 4].astype(jnp.int32), stamp)
-    keys = state.keys.at[own(state, target)].set(words, mode="drop")
-    refs = state.refs.at[source].add(-1, mode="drop").at[target].add(1, mode="drop")
+    keys = state.keys.at[own(state, target)].set(words, **DROP)
+    refs = state.refs.at[source].add(-1, **DROP).at[target].add(1, **DROP)
     return replace(state, keys=keys, refs=refs)
 
 
@@ -123,8 +125,8 @@ def numbered(state: StepState, copies: Copies, order: jax.Array) -> StepState:
     place = jnp.where(known, target, size)
     stamp = (state.counters[StepCounter.REGISTERED] + order.reshape(-1)).astype(jnp.uint32)
     column = jnp.full_like(place, 5)
-    keys = state.keys.at[own(state, place), column].set(stamp, mode="drop")
-    log = state.log.at[jnp.where(known, stamp.astype(jnp.int32) & (places - 1), places)].set(target, mode="drop")
+    keys = state.keys.at[own(state, place), column].set(stamp, **DROP)
+    log = state.log.at[jnp.where(known, stamp.astype(jnp.int32) & (places - 1), places)].set(target, **DROP)
     return replace(state, keys=keys, log=log)
 
 
@@ -139,15 +141,15 @@ def give_back(state: StepState, copies: Copies) -> StepState:
     turn = count_up(let_go.shape[0]) + 1
     held = let_go > 0
     block = jnp.where(held, let_go, size)
-    refs = state.refs.at[block].add(-2, mode="drop")
-    marks = state.marks.at[block].set(0, mode="drop").at[block].max(turn, mode="drop")
-    left = read_once(jnp.any(held), lambda: refs.at[block].get(mode="fill", fill_value=2))
-    gone = held & (left < 2) & (marks.at[block].get(mode="fill", fill_value=0) == turn)
+    refs = state.refs.at[block].add(-2, **DROP)
+    marks = state.marks.at[block].set(0, **DROP).at[block].max(turn, **DROP)
+    left = read_once(jnp.any(held), lambda: refs.at[block].get(mode="fill", fill_value=2, wrap_negative_indices=False))
+    gone = held & (left < 2) & (marks.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False) == turn)
     known = gone & (left == 1)
     fronts, backs = running_sum(gone & ~known), running_sum(known)
     head, tail = state.counters[StepCounter.HEAD], state.counters[StepCounter.TAIL]
     places = state.queue.shape[0]
     place = jnp.where(known, tail + backs - 1, head - fronts[-1] + fronts - 1) & (places - 1)
-    queue = state.queue.at[jnp.where(gone, place, places)].set(block, mode="drop")
+    queue = state.queue.at[jnp.where(gone, place, places)].set(block, **DROP)
     counters = state.counters.at[StepCounter.HEAD].add(-fronts[-1]).at[StepCounter.TAIL].add(backs[-1])
     return replace(state, queue=queue, refs=refs, marks=marks, counters=counters)

@@ -12,7 +12,7 @@ from jax import lax
 from hkv.cache.arrivals import hold
 from hkv.cache.entries import first_words, holder, own
 from hkv.cache.key_index import bring_up_to_date, look_up
-from hkv.cache.spans import count_up, running_sum
+from hkv.cache.spans import DROP, count_up, running_sum
 from hkv.cache.state import PAD, StepCounter, StepState, replace
 from hkv.cache.varying import unified
 from hkv.state.status import Status
@@ -55,20 +55,18 @@ def insert(state: StepState, groups: jax.Array, keys: jax.Array) -> tuple[StepSt
     head = state.counters[StepCounter.HEAD]
     order = running_sum(new)
     block = jnp.where(new, state.queue[(head + order - 1) & (size - 1)], state.refs.shape[0])
-    evicted = jnp.sum(state.refs.at[block].get(mode="fill", fill_value=0), dtype=jnp.int32)
+    evicted = jnp.sum(state.refs.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False), dtype=jnp.int32)
     stamp = (state.counters[StepCounter.REGISTERED] + order - 1).astype(jnp.uint32)
     words = first_words(state, keys, groups, stamp)
-    refs = (
-        state.refs.at[block].set(1, mode="drop").at[jnp.where(had > 0, had, state.refs.shape[0])].add(-2, mode="drop")
-    )
+    refs = state.refs.at[block].set(1, **DROP).at[jnp.where(had > 0, had, state.refs.shape[0])].add(-2, **DROP)
     last = jnp.where(had > 0, had, block)
-    back = (last < refs.shape[0]) & (refs.at[last].get(mode="fill", fill_value=2) < 2)
+    back = (last < refs.shape[0]) & (refs.at[last].get(mode="fill", fill_value=2, wrap_negative_indices=False) < 2)
     tail, behind = state.counters[StepCounter.TAIL], running_sum(back)
-    queue = state.queue.at[jnp.where(back, (tail + behind - 1) & (size - 1), size)].set(last, mode="drop")
+    queue = state.queue.at[jnp.where(back, (tail + behind - 1) & (size - 1), size)].set(last, **DROP)
     counters = state.counters.at[StepCounter.HEAD].add(order[-1]).at[StepCounter.TAIL].add(behind[-1])
     counters = counters.at[StepCounter.REGISTERED].add(order[-1]).at[StepCounter.EVICTIONS].add(evicted)
     noted = jnp.where(new, stamp.astype(jnp.int32) & (size - 1), size)
-    log = state.log.at[noted].set(block, mode="drop")
-    keyed = state.keys.at[own(state, block)].set(words, mode="drop")
+    log = state.log.at[noted].set(block, **DROP)
+    keyed = state.keys.at[own(state, block)].set(words, **DROP)
     state = replace(state, queue=queue, refs=refs, keys=keyed, log=log, counters=counters)
     return state, jnp.where(new, block, PAD), status

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hkv.cache.entries import registered as is_registered
-from hkv.cache.spans import count_up
+from hkv.cache.spans import DROP, count_up
 from hkv.cache.state import StepCounter, StepState, replace
 
 LANES = 512
@@ -93,7 +93,7 @@ def _put(
         away = (slot - _home(index, state.keys[held, 0], state.keys[held, 4])) & (size - 1)
         taken = is_registered(state, held) & (away <= probes)
         claimed = jnp.where(waiting & ~taken & (held != block), slot, size)
-        index = index.at[claimed].set(0, mode="drop").at[claimed].max(block, mode="drop")
+        index = index.at[claimed].set(0, **DROP).at[claimed].max(block, **DROP)
         done = waiting & (index[slot] == block)
         probes = jnp.maximum(probes, jnp.max(jnp.where(done, distance, 0)))
         return waiting & ~done, distance + 1, index, probes

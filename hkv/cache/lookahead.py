@@ -13,7 +13,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hkv.cache.spans import count_up, cut
+from hkv.cache.spans import DROP, count_up, cut
 from hkv.cache.state import HASH_WORDS, StepState
 from hkv.keys import fingerprint
 from hkv.state.loops import divide
@@ -102,4 +102,4 @@ def settle(
     keys = key_of(chains[lines[query], column], after)
     place = jnp.where(spans.live, lines[query], chains.shape[0])
     last = tokens_at(count_up(lines.shape[0]), (computed + counts - ahead)[:, None] + count_up(ahead)[None])
-    return chains.at[place, column].set(keys, mode="drop"), last
+    return chains.at[place, column].set(keys, **DROP), last

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.spans import count_up
+from hkv.cache.spans import DROP, count_up, running_max
 from hkv.cache.state import PAD, StepBatch, StepRequest, StepState, row_fields
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
@@ -94,9 +94,9 @@ def known_rows(state: StepState, rows: jax.Array) -> tuple[jax.Array, jax.Array]
     """Rows int32[K] that exist, 0 in place of others; and which do and are not named before, bool[K]."""
     size = state.requests.shape[0]
     inside = (rows >= 0) & (rows < size)
-    place, turn = jnp.where(inside, rows, size), count_up(rows.shape[0])
-    first = jnp.full_like(state.requests[:, 0], rows.shape[0]).at[place].min(turn, mode="drop")
-    known = inside & (first.at[place].get(mode="fill", fill_value=PAD) == turn)
+    place, left = jnp.where(inside, rows, size), rows.shape[0] - count_up(rows.shape[0])
+    most = jnp.zeros_like(state.requests[:, 0]).at[place].max(left, **DROP)
+    known = inside & (most.at[place].get(mode="fill", fill_value=0, wrap_negative_indices=False) == left)
     return jnp.where(inside, rows, 0), known
 
 
@@ -125,7 +125,7 @@ def queries(
     at, known = known_rows(state, batch.rows)
     rows = fields(state, at)
     size = batch.tokens.shape[0]
-    cuts = lax.cummax(jnp.clip(batch.cu_q_lens, 0, size))
+    cuts = running_max(jnp.clip(batch.cu_q_lens, 0, size))
     ordered = (cuts == batch.cu_q_lens)[1:] & (cuts == batch.cu_q_lens)[:-1]
     asked = cuts[1:] - cuts[:-1]
     outside = ~ordered | (batch.drafts < 0) | (batch.drafts > asked) | (batch.in_flight < 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hkv.cache.spans import count_up, running_sum
+from hkv.cache.spans import DROP, count_up, running_sum
 from hkv.cache.state import PAD
 
 
@@ -28,7 +28,7 @@ def packed(tokens: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     cu_q_lens = jnp.concatenate([jnp.zeros_like(ends, shape=1), ends])
     within = count_up(width)[None]
     place = jnp.where(within < counts[:, None], (ends - counts)[:, None] + within, rows * width)
-    return jnp.zeros_like(tokens, shape=rows * width).at[place].set(tokens, mode="drop"), cu_q_lens
+    return jnp.zeros_like(tokens, shape=rows * width).at[place].set(tokens, **DROP), cu_q_lens
 
 
 def padded(values: jax.Array, cu_q_lens: jax.Array, width: int) -> jax.Array:
@@ -59,6 +59,16 @@ def token_queries(cu_q_lens: jax.Array, size: int) -> tuple[jax.Array, jax.Array
       int32[size] twice; places outside all queries are given to one that does not have so many tokens, or begins later.
     """
     starts = cu_q_lens[:-1]
-    marks = jnp.zeros_like(starts, shape=size).at[starts].add(1, mode="drop")
+    marks = jnp.zeros_like(starts, shape=size).at[starts].add(1, **DROP)
     query = jnp.maximum(running_sum(marks) - 1, 0)
     return query, count_up(size) - starts[query]
+
+
+def of_queries(query: jax.Array, *values: jax.Array) -> jax.Array:
+    """What each token's query has, of values int32[Q] each: int32[values, size]. All are read at once.
+
+    Args:
+      query: int32[size], from `token_queries`.
+      values: int32[Q] each.
+    """
+    return jnp.stack(values, axis=1).at[query].get(mode="clip", wrap_negative_indices=False).T

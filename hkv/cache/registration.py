@@ -11,8 +11,8 @@ from hkv.cache.copies import numbered
 from hkv.cache.entries import several
 from hkv.cache.lookahead import keyed, lookahead
 from hkv.cache.queries import EveryGroup, Rows, block_sizes, field, spread
-from hkv.cache.spans import Spans, cut, running_sum
-from hkv.cache.state import StepCounter, StepState, replace
+from hkv.cache.spans import DROP, Spans, cut, running_sum
+from hkv.cache.state import StepCounter, StepState, counted, replace
 from hkv.dialects.vllm.rules import retention
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
@@ -93,14 +93,14 @@ def register(
     counts, line, group = spans.counts, spans.line, spans.group
     row = lines[line]
     scale = jnp.maximum(groups[group, GroupField.SCALE], 1)
-    inside = spans.within >= due[line, group]
-    column = rows.cached[line, group] + spans.within
-    unit = jnp.where(inside, units[line, group], (column + 1) * scale)
+    inside = spans.within >= spans.of(due)
+    column = spans.of(rows.cached) + spans.within
+    unit = jnp.where(inside, spans.of(units), (column + 1) * scale)
     column = jnp.where(inside, divide(unit, scale), column)
     exported = None
     if left is not None:
-        exported = left.tokens[line, group] > 0
-        column = jnp.where(inside & exported, left.entry[line, group], column)
+        exported = spans.of(left.tokens) > 0
+        column = jnp.where(inside & exported, spans.of(left.entry), column)
     block = state.rows[row, group, column]
     key = state.chains[row, unit - 1]
     sparse = jnp.any(groups[:, GroupField.PERIOD] != 0)
@@ -110,10 +110,10 @@ def register(
     tail_lane = inside
     if left is not None and exported is not None:
         # The block has this state alone, and has had no key before.
-        left_out |= exported & ~inside & (column == left.entry[line, group])
+        left_out |= exported & ~inside & (column == spans.of(left.entry))
         tail_lane &= ~exported
     kept = spans.live & (block != 0) & ~left_out
-    refs = read_once(spans.ends[-1] > 0, lambda: state.refs[block])
+    refs = read_once(spans.used > 0, lambda: state.refs[block])
     lanes = tails.Lanes(line, group, column, block, unit, tail_lane)
     entry = block
     if turn is None:
@@ -135,12 +135,12 @@ def register(
     if several(state):
         keys = tails.written(state, lanes, kept, full, entry, words)
     else:
-        keys = state.keys.at[place].set(words, mode="drop")
-    counters = state.counters.at[StepCounter.REGISTERED].add(total)
+        keys = state.keys.at[place].set(words, **DROP)
+    counters = counted(state.counters, {StepCounter.REGISTERED: total})
     places = state.log.shape[0]
     noted = jnp.where(kept, stamp.astype(jnp.int32) & (places - 1), places)
-    log = state.log.at[noted].set(entry, mode="drop")
-    refs = state.refs.at[place].set(refs | 1, mode="drop")
+    log = state.log.at[noted].set(entry, **DROP)
+    refs = state.refs.at[place].set(refs | 1, **DROP)
     state = replace(state, refs=refs, keys=keys, log=log, counters=counters)
     rows = rows._replace(cached=rows.cached + jnp.minimum(counts, due))
     if rows.partial is not None:
@@ -148,7 +148,7 @@ def register(
         rows = rows._replace(partial=rows.partial.at[line, group].max(jnp.where(waits, column + 1, 0)))
     if left is not None:
         rows = exports.looked_at(rows, left, cached)
-    return state, rows, jnp.sum(due + tail - counts, dtype=jnp.int32)
+    return state, rows, spans.left
 
 
 def _left_out(

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from hkv.cache.varying import marked, varying_axes
 from hkv.state.loops import divide, remainder
+
+DROP: Any = {"mode": "drop", "wrap_negative_indices": False}
+"""Options of writes by lanes: a place outside the array is for none, and a negative one does not count from the end."""
+
+Tree = TypeVar("Tree")
 
 LINE = 8
 """Values that `running_sum` adds at once."""
@@ -17,52 +25,92 @@ LINE = 8
 class Spans(NamedTuple):
     """Spans, one a line and group in that order, cut into one lane an entry.
 
-    `counts` int32[lines, groups]: lanes of each span; `starts` and `ends` int32[lines * groups]: which. The others, one
-    a lane: whether it is in use, its line, its group, and which entry of its span it is.
+    `counts` int32[lines, groups]: lanes of each span; `starts` and `ends` int32[lines * groups]: which. `used` and
+    `left` int32[]: lanes in use, and entries without a lane. The others, one a lane: whether it is in use, its span,
+    the line and the group of that, and which entry of its span it is.
     """
 
     counts: jax.Array
     starts: jax.Array
     ends: jax.Array
+    used: jax.Array
+    left: jax.Array
     live: jax.Array
+    span: jax.Array
     line: jax.Array
     group: jax.Array
     within: jax.Array
 
+    def of(self, values: jax.Array) -> jax.Array:
+        """The value of each lane's span, of values [lines, groups] or [lines * groups]."""
+        return values.reshape(-1).at[self.span].get(mode="clip", wrap_negative_indices=False)
+
 
 def cut(counts: jax.Array, room: int) -> Spans:
     """Cuts spans of `counts` entries, int32[lines, groups], into `room` lanes, as far as there is room."""
-    flat = counts.reshape(-1)
-    sums = running_sum(flat)
-    starts, ends = jnp.minimum(sums - flat, room), jnp.minimum(sums, room)
-    marks = jnp.zeros_like(flat, shape=room).at[starts].add(1, mode="drop")
-    span = running_sum(marks) - 1
-    lane = count_up(room)
-    groups = counts.shape[1]
+    flat, groups, lane = counts.reshape(-1), counts.shape[1], count_up(room)
+
+    def sums() -> tuple[jax.Array, jax.Array]:
+        ends = running_sum(flat)
+        marks = jnp.zeros_like(flat, shape=room).at[jnp.minimum(ends - flat, room)].add(1, **DROP)
+        return ends, running_sum(marks)
+
+    ends, begun = once(jnp.max(flat) > 0, sums)
+    starts, span, used = jnp.minimum(ends - flat, room), jnp.maximum(begun - 1, 0), jnp.minimum(ends[-1], room)
+    left, ends = ends[-1] - used, jnp.minimum(ends, room)
     kept = (ends - starts).reshape(counts.shape)
-    return Spans(
-        kept, starts, ends, lane < ends[-1], divide(span, groups), remainder(span, groups), lane - starts[span]
+    first = starts.at[span].get(mode="clip", wrap_negative_indices=False)
+    line, group = divide(span, groups), remainder(span, groups)
+    return Spans(kept, starts, ends, used, left, lane < used, span, line, group, lane - first)
+
+
+def once(enabled: jax.Array, make: Callable[[], Tree]) -> Tree:
+    """Arrays that `make` makes from others; zeros where there is nothing to do.
+
+    Otherwise XLA makes values anew wherever they are used, and compiles that as often. A conditional is performed once,
+    and alike ones are compiled once.
+    """
+    empty, axes = jax.eval_shape(make), varying_axes(enabled)
+    return lax.cond(
+        enabled, make, lambda: jax.tree.map(lambda leaf: marked(jnp.zeros(leaf.shape, leaf.dtype), axes), empty)
     )
 
 
 def running_sum(values: jax.Array) -> jax.Array:
-    """Sums of the values up to each, itself included, int32 whatever JAX's default integer is.
+    """Sums of the values up to each, itself included, along the last axis; int32 whatever JAX's default integer is.
 
     Each of so many in a line, then of the lines' ends: on a CPU, 768 values take a sixth of what `jnp.cumsum` does.
     """
-    size, whole = values.shape[0], values.astype(jnp.int32)
+    whole, size = values.astype(jnp.int32), values.shape[-1]
     if size <= 2 * LINE:
-        return _sums_in_lines(whole[None])[0]
+        return jnp.sum(_up_to_each(whole), axis=-2, dtype=jnp.int32)
+    inside = jnp.sum(_up_to_each(_lines(whole)), axis=-2, dtype=jnp.int32)
+    before = running_sum(inside[..., -1]) - inside[..., -1]
+    return (inside + before[..., None]).reshape(*values.shape[:-1], -1)[..., :size]
+
+
+def running_max(values: jax.Array) -> jax.Array:
+    """The largest of the values int32[n], none of them negative, up to each."""
+    if values.shape[0] <= 2 * LINE:
+        return jnp.max(_up_to_each(values), axis=-2)
+    inside = jnp.max(_up_to_each(_lines(values)), axis=-2)
+    before = jnp.pad(running_max(inside[:-1, -1]), (1, 0))
+    return jnp.maximum(inside, before[:, None]).reshape(-1)[: values.shape[0]]
+
+
+def _lines(values: jax.Array) -> jax.Array:
+    """Values int32[..., n] in lines, int32[..., lines, LINE], with zeros after the last one."""
+    front, size = values.shape[:-1], values.shape[-1]
     lines = -(-size // LINE)
-    inside = _sums_in_lines(jnp.pad(whole, (0, lines * LINE - size)).reshape(lines, LINE))
-    before = running_sum(inside[:, -1]) - inside[:, -1]
-    return (inside + before[:, None]).reshape(-1)[:size]
+    padding = [(0, 0)] * len(front) + [(0, lines * LINE - size)]
+    return jnp.pad(values, padding).reshape(*front, lines, LINE)
 
 
-def _sums_in_lines(lines: jax.Array) -> jax.Array:
-    """Sums of the values of each line, int32[n, size], up to each of them."""
-    up_to = np.triu(np.ones((lines.shape[1], lines.shape[1]), np.int32))
-    return jnp.sum(lines[:, :, None] * up_to[None], axis=1, dtype=jnp.int32)
+def _up_to_each(lines: jax.Array) -> jax.Array:
+    """Values of lines int32[..., size] that stand before or at each place, else 0, int32[..., size, size]."""
+    size = lines.shape[-1]
+    kept = np.triu(np.ones((size, size), np.int32)).reshape((1,) * (lines.ndim - 1) + (size, size))
+    return lines[..., None] * kept
 
 
 def count_up(size: int) -> jax.Array:

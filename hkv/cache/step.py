@@ -22,7 +22,7 @@ from hkv.cache.blocks import Queue, give_back, move, serve, take
 from hkv.cache.entries import holder, registered, several
 from hkv.cache.queries import EveryGroup, block_sizes, field, fields, known_rows, lines, queries, spread
 from hkv.cache.registration import register
-from hkv.cache.spans import count_up
+from hkv.cache.spans import DROP, count_up
 from hkv.cache.state import (
     HASH_WORDS,
     PAD,
@@ -116,7 +116,7 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     turn = None if copied is None else Turn(before, before_step.grown == 0, copied)
     state, rows, later = register(parameters, state, at, rows, computed, served, room, turn, left)
     place = jnp.where(taking, at, state.requests.shape[0])
-    state = replace(state, requests=state.requests.at[place].set(lines(rows), mode="drop"))
+    state = replace(state, requests=state.requests.at[place].set(lines(rows), **DROP))
     blocks, offsets = slots_of(groups, state.rows, at, before, asked.starts, lengths, batch.tokens.shape[0])
     read, write = state_blocks(groups, state.rows, at, had, before, counts)
     result = StepResult(status, asked.allowed, blocks, offsets, read, write, jnp.stack([waiting, later]))
@@ -170,8 +170,8 @@ def start(
     line = jnp.zeros_like(rows, shape=(rows.shape[0], state.requests.shape[1])).at[:, StepRequest.LIVE].set(1)
     line = line.at[:, StepRequest.PROMPT].set(jnp.maximum(lengths, 0).astype(jnp.int32))
     hashing = jnp.pad(roots.astype(jnp.uint32), ((0, 0), (0, state.hashing.shape[1] - 4)))
-    requests = state.requests.at[place].set(line, mode="drop")
-    hashing = state.hashing.at[place].set(hashing, mode="drop")
+    requests = state.requests.at[place].set(line, **DROP)
+    hashing = state.hashing.at[place].set(hashing, **DROP)
     status = jnp.where(known | (rows == PAD), int(Status.OK), int(Status.NO_SUCH_SLOT))
     status = jnp.where(used, int(Status.NOT_WAITING), status).astype(jnp.int32)
     return replace(state, requests=requests, hashing=hashing), status
@@ -197,7 +197,7 @@ def finish(state: StepState, rows: jax.Array) -> tuple[StepState, jax.Array]:
     end = jnp.where(done[:, None], fields(state, at).length, 0)
     state, _, _ = give_back(state, at, jnp.zeros_like(end), end, size * groups * width)
     place = jnp.where(done, rows, state.requests.shape[0])
-    state = replace(state, requests=state.requests.at[place].set(0, mode="drop"))
+    state = replace(state, requests=state.requests.at[place].set(0, **DROP))
     status = jnp.where(done | (rows == PAD), int(Status.OK), int(Status.NO_SUCH_SLOT))
     return state, status.astype(jnp.int32)
 
@@ -261,12 +261,12 @@ def _hash(
     hashed = hash_tokens(size, tails, computed, starts, counts, tokens)
     rows = state.hashing.shape[0]
     place = jnp.where(hashed.filled, lines[hashed.request], rows)
-    chains = state.chains.at[place, hashed.column].set(hashed.keys, mode="drop")
+    chains = state.chains.at[place, hashed.column].set(hashed.keys, **DROP)
     tails = hashed.tails
     if ahead:
         chains, last = lookahead.settle(state, chains, lines, size, starts, counts, computed, tokens)
         tails = jnp.concatenate([tails, last], axis=1)
-    hashing = state.hashing.at[jnp.where(counts > 0, lines, rows)].set(tails, mode="drop")
+    hashing = state.hashing.at[jnp.where(counts > 0, lines, rows)].set(tails, **DROP)
     return replace(state, chains=chains, hashing=hashing)
 
 

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.cache.queries import block_sizes, field, spread
-from hkv.cache.ragged import token_queries
+from hkv.cache.ragged import of_queries, token_queries
 from hkv.cache.spans import count_up
 from hkv.cache.state import PAD
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField
-from hkv.state.loops import divide, remainder
+from hkv.state.loops import divide
 
 
 def slots_of(
@@ -35,16 +35,18 @@ def slots_of(
       lengths: int32[Q], its tokens; 0 for queries that are answered none.
       size: static; places.
     """
-    query, within = token_queries(jnp.append(starts, size), size)
-    live = (within >= 0) & (within < lengths[query])
+    query, _ = token_queries(jnp.append(starts, size), size)
+    place = count_up(size)
+    start, end, before, line = of_queries(query, starts, starts + lengths, computed - starts, lines)
+    live = (place >= start) & (place < end)
     block_size = block_sizes(groups).T
     mapped = (groups[:, GroupField.ONE_BLOCK] == 0) & (groups[:, GroupField.BLOCK] > 0)
-    position = jnp.broadcast_to((computed[query] + within)[None], (groups.shape[0], size))
+    position = jnp.broadcast_to((before + place)[None], (groups.shape[0], size))
     column = divide(position, block_size)
     inside = live[None] & mapped[:, None] & (column < rows.shape[2])
-    block = rows[lines[query][None], count_up(groups.shape[0])[:, None], jnp.where(inside, column, 0)]
+    block = rows[line[None], count_up(groups.shape[0])[:, None], jnp.where(inside, column, 0)]
     good = inside & (block != 0)
-    return jnp.where(good, block, PAD), jnp.where(good, remainder(position, block_size), PAD)
+    return jnp.where(good, block, PAD), jnp.where(good, position - column * block_size, PAD)
 
 
 def state_blocks(

@@ -19,7 +19,7 @@ from hkv.cache.blocks import read_once
 from hkv.cache.copies import Copies
 from hkv.cache.entries import first_words, registered, several
 from hkv.cache.queries import EveryGroup, Rows, spread
-from hkv.cache.spans import running_sum
+from hkv.cache.spans import DROP, running_sum
 from hkv.cache.state import ERA, OWN_ERA, StepState
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
@@ -157,8 +157,8 @@ def written(
     begins = kept & (~lanes.tail | (lanes.column >= full[lanes.line, lanes.group]))
     made = first_words(state, words[:, :4], words[:, 4].astype(jnp.int32), words[:, 5])[:, ERA]
     own = jnp.full_like(entry, OWN_ERA)
-    keys = state.keys.at[jnp.where(begins, lanes.block, size), own].set(made, mode="drop")
+    keys = state.keys.at[jnp.where(begins, lanes.block, size), own].set(made, **DROP)
     # Read once, between the writes: repeated behind them, the gather would need the old keys, and a copy of them.
     era, keys = lax.optimization_barrier((keys[lanes.block, OWN_ERA], keys))
     place = jnp.where(kept, entry, size)
-    return keys.at[place, :OWN_ERA].set(jnp.concatenate([words, era[:, None]], axis=1), mode="drop")
+    return keys.at[place, :OWN_ERA].set(jnp.concatenate([words, era[:, None]], axis=1), **DROP)

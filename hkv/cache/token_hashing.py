@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.spans import Spans, count_up, cut, running_sum
+from hkv.cache.ragged import of_queries, token_queries
+from hkv.cache.spans import DROP, count_up, running_sum
+from hkv.cache.varying import unified
 from hkv.keys import fingerprint
 from hkv.state.loops import ceil_divide, divide, remainder
 
@@ -39,23 +41,27 @@ class Hashed(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """Tokens `[begin, end)` of a hash block, one a lane; `first` int32[Q] and `number` int32[Q] are the requests'."""
+    """Pieces of requests, cut at the ends of their hash blocks: each lies at the lane of its first token.
 
-    spans: Spans
-    first: jax.Array
-    number: jax.Array
+    Attributes:
+      live: bool[N], whether a piece begins at the lane.
+      request: int32[N], the request of the lane's token.
+      block: int32[N], how many of its blocks end before that, among those that its new tokens reach.
+      begin: int32[N], tokens of the piece's block before it.
+      end: int32[N], and with it.
+      first: int32[Q], where the first token of each request's first block lies, or would lie.
+    """
+
+    live: jax.Array
+    request: jax.Array
+    block: jax.Array
     begin: jax.Array
     end: jax.Array
+    first: jax.Array
 
 
 def hash_tokens(
-    size: jax.Array,
-    tails: jax.Array,
-    computed: jax.Array,
-    starts: jax.Array,
-    counts: jax.Array,
-    tokens: jax.Array,
-    longest: int | None = None,
+    size: jax.Array, tails: jax.Array, computed: jax.Array, starts: jax.Array, counts: jax.Array, tokens: jax.Array
 ) -> Hashed:
     """Hashes `counts` tokens of each request, which follow those hashed before.
 
@@ -63,96 +69,132 @@ def hash_tokens(
       size: int32[], tokens in a hash block.
       tails: uint32[Q, 12], where hashing stands.
       computed: int32[Q], tokens hashed before.
-      starts: int32[Q], the place of each request's first token; places of different requests do not overlap.
+      starts: int32[Q], the place of each request's first token, ascending; no token is of two requests.
       counts: int32[Q].
       tokens: int32[N].
-      longest: static; most tokens of a request, None for N. Bounds the memory of chains.
     """
-    longest = tokens.shape[0] if longest is None else longest
-    pieces = _cut(size, computed, counts, tokens.shape[0])
-    digests, words = _digest(size, tails, computed, starts, tokens, pieces)
-    filled = divide(remainder(computed, size) + counts, size)
-    keys, last = _chain(tails[:, :4], fingerprint.finish(digests), pieces, filled, longest)
-    ended = jnp.clip(pieces.first + pieces.number - 1, 0, tokens.shape[0] - 1)
+    lanes, place = tokens.shape[0], remainder(computed, size)
+    pieces = _cut(size, place, starts, counts, lanes)
+    digests, words = _digest(size, tails, tokens, pieces)
+    filled = divide(place + counts, size)
+    keys, last = _chain(size, tails[:, :4], fingerprint.finish(digests), pieces, starts, filled)
+    ended = jnp.clip(starts + jnp.maximum(counts - 1 - remainder(place + counts - 1, size), 0), 0, lanes - 1)
     after = jnp.concatenate([last, digests[ended], words[ended]], axis=1)
-    line, within = pieces.spans.line, pieces.spans.within
     return Hashed(
         tails=jnp.where((counts > 0)[:, None], after, tails),
-        filled=pieces.spans.live & (pieces.end == size),
-        request=line,
-        column=divide(computed[line], size) + within,
+        filled=pieces.live & (pieces.end == size),
+        request=pieces.request,
+        column=divide(computed, size)[pieces.request] + pieces.block,
         keys=keys,
     )
 
 
-def _cut(size: jax.Array, computed: jax.Array, counts: jax.Array, lanes: int) -> _Pieces:
-    place = remainder(computed, size)
-    count = jnp.where(counts > 0, ceil_divide(place + counts, size), 0)
-    spans = cut(count[:, None], lanes)
-    line, within = spans.line, spans.within
-    begin = jnp.where(within == 0, place[line], 0)
-    end = jnp.minimum(size, (place + counts)[line] - within * size)
-    return _Pieces(spans, running_sum(count) - count, count, begin, end)
+def hash_prompts(size: jax.Array, roots: jax.Array, tokens: jax.Array, counts: jax.Array, columns: int) -> jax.Array:
+    """The key of each whole hash block of prompts, none of whose tokens was hashed before.
+
+    All blocks are digested at once, and the chains of all prompts continued beside one another.
+
+    Args:
+      size: int32[], tokens in a hash block.
+      roots: uint32[K, 4], the key before each prompt's first.
+      tokens: int32[K, P].
+      counts: int32[K], tokens of each prompt.
+      columns: static; most hash blocks of a prompt.
+
+    Returns:
+      uint32[K, columns, 4]; 0 behind a prompt's last whole block.
+    """
+    size, roots, tokens, counts = unified(size, roots, tokens, counts)
+    requests, longest = tokens.shape
+    lanes, whole = min(columns, longest), divide(counts, size)
+    most, given = jnp.max(whole), tokens.astype(jnp.uint32)
+    start = (count_up(lanes) * size)[:, None]
+
+    def absorb(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        turn, digest = carry
+        at = (4 * turn + count_up(4))[None]
+        four = given.at[:, start + at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        return turn + 1, fingerprint.absorb(digest, jnp.where((at < size)[None], four, 0))
+
+    fresh = jnp.zeros_like(roots, shape=(requests, lanes, 4)) + size.astype(jnp.uint32)
+    rounds, first = jnp.where(most > 0, ceil_divide(size, 4), 0), jnp.zeros_like(most)
+    _, digests = lax.while_loop(lambda carry: carry[0] < rounds, absorb, (first, fresh))
+    digests = fingerprint.finish(digests)
+
+    def one_link(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        column, before, made = carry
+        linked = _link(before, lax.dynamic_index_in_dim(digests, column, 1, keepdims=False))
+        return column + 1, linked, lax.dynamic_update_index_in_dim(made, linked, column, 1)
+
+    carry = (first, roots, jnp.zeros_like(digests))
+    *_, made = lax.while_loop(lambda carry: carry[0] < most, one_link, carry)
+    kept = jnp.where((count_up(lanes)[None] < whole[:, None])[:, :, None], made, 0)
+    return jnp.pad(kept, ((0, 0), (0, columns - lanes), (0, 0)))
 
 
-def _digest(
-    size: jax.Array, tails: jax.Array, computed: jax.Array, starts: jax.Array, tokens: jax.Array, pieces: _Pieces
-) -> tuple[jax.Array, jax.Array]:
+def _cut(size: jax.Array, place: jax.Array, starts: jax.Array, counts: jax.Array, lanes: int) -> _Pieces:
+    request, _ = token_queries(jnp.append(starts, lanes), lanes)
+    lane, first = count_up(lanes), starts - place
+    start, end, origin = of_queries(request, starts, starts + counts, first)
+    block = divide(jnp.maximum(lane - origin, 0), size)
+    begin = lane - origin - block * size
+    live = (lane < end) & ((lane == start) | ((lane > start) & (begin == 0)))
+    return _Pieces(live, request, block, begin, jnp.minimum(size, begin + end - lane), first)
+
+
+def _digest(size: jax.Array, tails: jax.Array, tokens: jax.Array, pieces: _Pieces) -> tuple[jax.Array, jax.Array]:
     """The digest of each piece's block so far, and its last four tokens, uint32[N, 4] each."""
-    line, within = pieces.spans.line, pieces.spans.within
-    before = tails[line, 8:]
+    known = tails[pieces.request, 4:]
     begin, end = pieces.begin[:, None], pieces.end[:, None]
     # The place in `tokens` of the block's first token: the part that was hashed before would lie there.
-    base = ((starts - remainder(computed, size))[line] + within * size)[:, None]
+    base = count_up(tokens.shape[0])[:, None] - begin
     whole = tokens.astype(jnp.uint32)
-    rounds = jnp.max(jnp.where(pieces.spans.live, ceil_divide(pieces.end, 4) - divide(pieces.begin, 4), 0))
+    rounds = jnp.max(jnp.where(pieces.live, ceil_divide(pieces.end, 4) - divide(pieces.begin, 4), 0))
 
     def absorb(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         turn, digest, words = carry
         at = 4 * (divide(begin, 4) + turn) + count_up(4)[None]
         new = whole.at[base + at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-        four = jnp.where(at < begin, before, jnp.where(at < end, new, 0))
+        four = jnp.where(at < begin, known[:, 4:], jnp.where(at < end, new, 0))
         first = at[:, :1]
         live = first < end
         full = live & ((first + 4 <= end) | (end == size))
         digest = jnp.where(full, fingerprint.absorb(digest, four), digest)
         return turn + 1, digest, jnp.where(live, four, words)
 
-    fresh = jnp.full_like(before, 0) + size.astype(jnp.uint32)
-    digest = jnp.where(begin > 0, tails[line, 4:8], fresh)
-    _, digest, words = lax.while_loop(
-        lambda carry: carry[0] < rounds, absorb, (jnp.zeros_like(rounds), digest, jnp.where(begin > 0, before, 0))
-    )
+    digest = jnp.where(begin > 0, known[:, :4], size.astype(jnp.uint32))
+    carry = (jnp.zeros_like(rounds), digest, jnp.where(begin > 0, known[:, 4:], 0))
+    _, digest, words = lax.while_loop(lambda carry: carry[0] < rounds, absorb, carry)
     return digest, words
 
 
 def _chain(
-    keys: jax.Array, digests: jax.Array, pieces: _Pieces, filled: jax.Array, longest: int
+    size: jax.Array, keys: jax.Array, digests: jax.Array, pieces: _Pieces, starts: jax.Array, filled: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Links digests uint32[N, 4] to the keys uint32[Q, 4] before, `filled` int32[Q] of each request's pieces.
 
     Returns:
       The key of each piece, uint32[N, 4], and each request's last one, uint32[Q, 4].
     """
-    lanes, line = digests.shape[0], pieces.spans.line
-    begun = _link(keys, digests[jnp.minimum(pieces.first, lanes - 1)])
-    several = jnp.any(filled > 1)
-    linked = lax.cond(several, lambda: _go_on(begun, digests, pieces, filled, longest), lambda: begun[line])
-    last = linked[jnp.clip(pieces.first + filled - 1, 0, lanes - 1)]
-    return linked, jnp.where((filled > 0)[:, None], last, keys)
+    lanes = digests.shape[0]
+    begun = _link(keys, digests[jnp.minimum(starts, lanes - 1)])
+    several = jnp.max(filled) > 1
+    linked = lax.cond(several, lambda: _go_on(size, begun, digests, pieces, filled), lambda: begun[pieces.request])
+    ended = jnp.clip(jnp.maximum(pieces.first + (filled - 1) * size, starts), 0, lanes - 1)
+    return linked, jnp.where((filled > 0)[:, None], linked[ended], keys)
 
 
-def _go_on(begun: jax.Array, digests: jax.Array, pieces: _Pieces, filled: jax.Array, longest: int) -> jax.Array:
+def _go_on(size: jax.Array, begun: jax.Array, digests: jax.Array, pieces: _Pieces, filled: jax.Array) -> jax.Array:
     """The key of each piece, uint32[N, 4], from those of each request's first one, uint32[Q, 4].
 
     Chains of several links are continued `LANES` at a time. The loop writes one line a trip and scatters nothing, so
     that XLA:CPU can compile it as one piece (`hkv.cache.single_thread`).
     """
-    lanes, size, width = digests.shape[0], filled.shape[0], min(LANES, filled.shape[0])
-    many, turns = filled > 1, -(-size // width)
+    lanes, requests, width = digests.shape[0], filled.shape[0], min(LANES, filled.shape[0])
+    many, turns = filled > 1, -(-requests // width)
     up_to, places = running_sum(many), turns * width
     rank, longer = jnp.maximum(up_to - 1, 0), up_to[-1]
-    order = jnp.zeros_like(filled, shape=places).at[jnp.where(many, rank, places)].set(count_up(size), mode="drop")
+    order = jnp.zeros_like(filled, shape=places).at[jnp.where(many, rank, places)].set(count_up(requests), **DROP)
     length = jnp.where(count_up(places) < longer, filled[order], 1).reshape(turns, width)
     # As many trips for each turn as the longest of its chains has links after the first.
     trips = jnp.max(length, axis=1) - 1
@@ -162,20 +204,19 @@ def _go_on(begun: jax.Array, digests: jax.Array, pieces: _Pieces, filled: jax.Ar
     def one_link(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         trip, turn, step, held, made = carry
         before = jnp.where(step == 0, lax.dynamic_index_in_dim(key, turn, 0, keepdims=False), held)
-        place = lax.dynamic_index_in_dim(start, turn, 0, keepdims=False) + step + 1
+        place = lax.dynamic_index_in_dim(start, turn, 0, keepdims=False) + (step + 1) * size
         linked = _link(before, digests[jnp.minimum(place, lanes - 1)])
         made = lax.dynamic_update_index_in_dim(made, linked.reshape(-1), trip, 0)
         done = trip + 1 >= lax.dynamic_index_in_dim(ends, turn, 0, keepdims=False)
         return trip + 1, turn + done.astype(jnp.int32), jnp.where(done, 0, step + 1), linked, made
 
-    none, most = jnp.zeros_like(longer), min(lanes, turns * longest)
+    none, most = jnp.zeros_like(longer), lanes
     made = jnp.zeros_like(begun, shape=(most, width * 4))
     carry = (none, none, none, jnp.zeros_like(begun, shape=(width, 4)), made)
     *_, made = lax.while_loop(lambda carry: carry[0] < ends[-1], one_link, carry)
-    request, link = pieces.spans.line, pieces.spans.within
-    trip = (ends - trips)[divide(rank, width)][request] + link - 1
-    later = made.reshape(-1, 4)[jnp.clip(trip, 0, most - 1) * width + remainder(rank, width)[request]]
-    return jnp.where((link > 0)[:, None], later, begun[request])
+    trip = (ends - trips)[divide(rank, width)][pieces.request] + pieces.block - 1
+    later = made.reshape(-1, 4)[jnp.clip(trip, 0, most - 1) * width + remainder(rank, width)[pieces.request]]
+    return jnp.where((pieces.block > 0)[:, None], later, begun[pieces.request])
 
 
 def _link(keys: jax.Array, digests: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ TARGETS = {
 
 STEPS = tuple(
     f"hkv.cache.{name}"
-    for name in ("step", "queries", "blocks", "registration", "arrivals", "conversion", "token_hashing")
+    for name in ("step", "queries", "blocks", "registration", "arrivals", "conversion", "token_hashing", "spans")
 )
 
 _PACKAGES = (

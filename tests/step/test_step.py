@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hkv.cache import step as serving
+from hkv.cache.spans import running_max, running_sum
 from hkv.cache.state import (
     HASH_WORDS,
     OWN_ERA,
@@ -23,7 +24,7 @@ from hkv.cache.state import (
     checkpoint_groups,
 )
 from hkv.cache.step_slots import on_rank, ranks_of
-from hkv.cache.token_hashing import hash_tokens
+from hkv.cache.token_hashing import hash_prompts, hash_tokens
 from hkv.keys.fingerprint import ROOT
 from hkv.spec import FullAttention, Mamba, SlidingWindow
 from hkv.state.status import Status
@@ -473,6 +474,28 @@ def test_rows_hash_their_tokens_a_few_at_a_time_as_whole_prompts_are_hashed(size
             found[int(result.column[piece])] = result.keys[piece].tolist()
     assert [found[column] for column in range(len(whole))] == whole
     assert len(found) == len(whole)
+
+
+@pytest.mark.parametrize("size", [1, 3, 6, 8])
+def test_prompts_are_hashed_as_their_blocks_one_by_one(size):
+    tokens, counts = np.arange(60, dtype=np.int32).reshape(3, 20) * 7919, np.int32([20, 0, 13])
+    roots = np.array([ROOT, ROOT, [1, 2, 3, 4]], np.uint32)
+    for columns in (9, 30):
+        limit = np.minimum(counts, columns * size)
+        found = jax.jit(hash_prompts, static_argnums=4)(np.int32(size), roots, tokens, limit, columns)
+        assert found.shape == (3, columns, 4)
+        for request, count in enumerate(limit):
+            whole = count // size
+            blocks = tokens[request, : whole * size].reshape(-1, size)
+            assert found[request, :whole].tolist() == fingerprint.keys(blocks, roots[request].tolist()).tolist()
+            assert not found[request, whole:].any()
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 17, 64, 65, 500])
+def test_places_up_to_each_are_summed_and_compared_in_lines(size):
+    values = np.random.default_rng(size).integers(0, 1000, (2, size)).astype(np.int32)
+    assert jax.jit(running_sum)(values).tolist() == np.cumsum(values, axis=1).tolist()
+    assert jax.jit(running_max)(values[0]).tolist() == np.maximum.accumulate(values[0]).tolist()
 
 
 def test_other_roots_share_nothing():
