@@ -25,18 +25,18 @@ GROUPS = "full:16,swa:16:1024,swa:16:128"
 
 
 def measure(make: Callable[[], Any], repeats: int) -> dict[str, list[float]]:
-    """Seconds to trace and to compile what `make` lowers; nothing is kept between turns."""
+    """Seconds of CPU to trace and to compile what `make` lowers; nothing is kept between turns."""
     import jax
 
     seconds: dict[str, list[float]] = {"trace": [], "compile": []}
     for _ in range(repeats):
         jax.clear_caches()
-        start = time.perf_counter()
+        start = time.process_time()
         lowered = make()
-        traced = time.perf_counter()
+        traced = time.process_time()
         lowered.compile()
         seconds["trace"].append(traced - start)
-        seconds["compile"].append(time.perf_counter() - traced)
+        seconds["compile"].append(time.process_time() - traced)
     return seconds
 
 

@@ -65,7 +65,7 @@ def token_queries(cu_q_lens: jax.Array, size: int) -> tuple[jax.Array, jax.Array
 
 
 def of_queries(query: jax.Array, *values: jax.Array) -> jax.Array:
-    """What each token's query has, of values int32[Q] each: int32[values, size]. All are read at once.
+    """Values int32[Q] of the query of each token, int32[values, size]. All are read at once.
 
     Args:
       query: int32[size], from `token_queries`.
