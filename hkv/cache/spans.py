@@ -55,7 +55,7 @@ def cut(counts: jax.Array, room: int) -> Spans:
         marks = jnp.zeros_like(flat, shape=room).at[jnp.minimum(ends - flat, room)].add(1, **DROP)
         return ends, running_sum(marks)
 
-    ends, begun = once(jnp.max(flat) > 0, sums)
+    ends, begun = once(jnp.max(flat, initial=0) > 0, sums)
     starts, span, used = jnp.minimum(ends - flat, room), jnp.maximum(begun - 1, 0), jnp.minimum(ends[-1], room)
     left, ends = ends[-1] - used, jnp.minimum(ends, room)
     kept = (ends - starts).reshape(counts.shape)

@@ -1,7 +1,8 @@
 """Hashing the new tokens of many requests at once to the keys of `hkv.keys.fingerprint`.
 
-The tokens are cut at the ends of hash blocks. All pieces are digested at once, four tokens a round; the first link of
-every request's chain is made at once, and only those of requests that fill several blocks follow one after the other.
+The new tokens of a step are cut at the ends of hash blocks, where they lie. All pieces are digested at once, four
+tokens a round; the first link of every request's chain is made at once, and only those of requests that fill several
+blocks follow one after the other. Whole prompts are a table of blocks, linked column by column.
 """
 
 from __future__ import annotations
