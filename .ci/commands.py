@@ -10,6 +10,7 @@ seeds, requests and states): what is checked is that they run.
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -114,6 +115,9 @@ SHORTER = (
     (r"^(diff .*numpy,jax.*|diff .*cmd:.*)$", r"\1 --steps 4"),
 )
 
+APART = r"(diff .*numpy,jax|diff --dialect rtp-llm|explore )(?!.*--(save|plant))"
+"""Commands that compile for long and leave no file: they run beside the others, which are in the order of the pages."""
+
 
 class Installed:
     """The program, run in a folder that has the checkout's data beside what commands write."""
@@ -182,11 +186,14 @@ def documents(installed: Installed) -> None:
     for name in ("TRACE", "conversation_trace.jsonl", "chat.jsonl"):
         installed.run(f"trace chat -o {name} --requests 20 --seed 1")
     lines = found_in([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
-    for line in lines:
-        if line in FRAGMENTS:
-            continue
-        text = line.removeprefix("hkv ")
-        installed.run(*prepared(text))
+    commands = [prepared(line.removeprefix("hkv ")) for line in lines if line not in FRAGMENTS]
+    with concurrent.futures.ThreadPoolExecutor(1) as beside:
+        apart = [beside.submit(installed.run, *command) for command in commands if re.match(APART, command[0])]
+        for command in commands:
+            if not re.match(APART, command[0]):
+                installed.run(*command)
+    for done in apart:
+        done.result()
 
 
 def found_in(pages: list[pathlib.Path]) -> list[str]:

@@ -12,14 +12,14 @@ from hypothesis.internal.conjecture import providers
 
 from hkv.cli.compilation_cache import keep_programs
 from hkv.machine import native_loops
-from tests import needs
+from tests import needs, quick_compilation
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 native_loops.enable()  # before any test uses JAX: programs compile in half the time, and run several times faster
 # All workers, and all commands that tests run, share one folder of compiled programs, which leaves the user's alone.
 keep_programs(os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(ROOT / ".jax_cache"))
-SLOW = ROOT / "tests" / "slow"
+OPTIMIZED = ROOT / "tests" / "slow" / "optimized"
 PROFILE = os.environ.get("HKV_HYPOTHESIS_PROFILE", "hkv")
 """Every run draws the same examples under `hkv` and `thorough`, other ones each time under `campaign`."""
 
@@ -49,9 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not settings.default.derandomize and config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(secrets.randbelow(1 << 32))
     needs.register(config)
-    if not any(SLOW in (path := _path(config, name), *path.parents) for name in config.args):
-        # Code that runs once or twice is not worth optimising; `tests/slow` compiles as users do.
-        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    if not all(OPTIMIZED in (path := _path(config, name), *path.parents) for name in config.args):
+        quick_compilation.enable()  # what runs once or twice is not worth optimising
     if config.getoption("dist", "no") == "load":  # the tests of a file share programs: one worker compiles them
         config.option.dist = "loadfile"
 

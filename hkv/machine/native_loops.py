@@ -7,7 +7,8 @@ reads once, when JAX is first used: it lies in the map `xla_backend_extra_option
 compilation take numbers and strings only. A program that is compiled without it therefore warns once.
 
 XLA's `xla_cpu_copy_insertion_use_region_analysis` would save another quarter, but leaves out copies that are needed:
-with it, jaxlib 0.10.2 hands out wrong blocks, which `tests/slow/replay/test_compiled.py` finds. It must stay off.
+with it, jaxlib 0.10.2 hands out wrong blocks, which `tests/slow/optimized/replay/test_compiled.py` finds: it must stay
+off.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import resource
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -12,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from hkv.errors import HKVError
+from hkv.machine import native_loops
 from hkv.testing.planting import applied
+from tests import quick_compilation
 from tests.mutants.row import Planted
 from tests.mutants.verdict import Outcome, Verdict
 
@@ -21,9 +22,6 @@ PATIENCE = 400
 
 ASLEEP = 3600
 """Seconds by the clock after which one is ended that waits for nothing, as kernels with too few barriers do."""
-
-QUICK = "--xla_backend_optimization_level=0"
-"""XLA's cheapest compilation: a defect's program runs for less time than it takes to compile."""
 
 
 def prepare() -> None:
@@ -41,7 +39,8 @@ def prepare() -> None:
         suppress_health_check=list(HealthCheck),
     )
     settings.load_profile("mutants")
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
+    native_loops.enable()
+    quick_compilation.enable()  # a defect's program runs for less time than it takes to compile
 
 
 def judge(planted: Planted, patience: int = PATIENCE) -> Verdict:

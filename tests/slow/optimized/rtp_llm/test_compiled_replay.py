@@ -25,7 +25,7 @@ from hkv.spec import spec_from_text
 from hkv.state.pooled import PooledBuckets
 from tests.cli.test_replay import run
 from tests.rtp_llm.test_replay import draw
-from tests.slow.replay.test_compiled import large_copies
+from tests.slow.optimized.replay.test_compiled import large_copies
 
 BUCKETS = PooledBuckets(blocks=64, groups=2, pools=2, requests=9, sequences=1, row=64, chain=64, keys=2048)
 SIZES = RtpSizes(BUCKETS, 64, 4096)
