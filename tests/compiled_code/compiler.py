@@ -42,6 +42,9 @@ AMPERE = DESCRIPTION.format(
 )  # fmt: skip
 GPUS = {"sm_90": HOPPER, "sm_80": AMPERE}
 
+OPTIMIZED = {"xla_backend_optimization_level": 3}
+"""XLA's default, whatever this process asks for elsewhere: the code is what users get."""
+
 DUMPS = tempfile.TemporaryDirectory(prefix="hkv-mosaic-")
 """Folder of the process in which Mosaic GPU leaves its PTX and the report of `ptxas`."""
 
@@ -74,7 +77,7 @@ def compile_for(gpu: str, program: programs.Program) -> Compiled:
     lowered = programs.lowered(program, sharding(gpu))
     with tempfile.TemporaryDirectory() as folder:
         dump = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
-        hlo = lowered.compile(compiler_options=dump).as_text()
+        hlo = lowered.compile(compiler_options={**OPTIMIZED, **dump}).as_text()
         found = [kernel for path in sorted(pathlib.Path(folder).glob("*.ptx")) for kernel in _kernels(path.read_text())]
     return Compiled(hlo, (*found, *_mosaic(hlo), *_triton(hlo)))
 
