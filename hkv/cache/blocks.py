@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,15 +18,6 @@ class Queue(NamedTuple):
     free: jax.Array
     limit: jax.Array
     watermark: jax.Array
-
-
-def read_once(enabled: jax.Array, read: Callable[[], jax.Array]) -> jax.Array:
-    """Value that `read` gathers from an array that is written next; zeros where there is nothing to do.
-
-    A gather alone is repeated by XLA wherever its result is used. Some of those places may come after the write, and
-    then the whole array is copied. A conditional is performed once.
-    """
-    return once(enabled, read)
 
 
 def give_back(
@@ -54,13 +44,13 @@ def give_back(
     row = lines[line]
     column = spans.of(first + counts - 1) - spans.within
     some = spans.used > 0
-    block = read_once(some, lambda: state.rows[row, group, column])
+    block = once(some, lambda: state.rows[row, group, column])
     held = spans.live & (block != 0)
     block = jnp.where(held, block, state.refs.shape[0])
     turn = count_up(room) + 1
     refs = state.refs.at[block].add(-2, **DROP)
     marks = state.marks.at[block].set(0, **DROP).at[block].max(turn, **DROP)
-    left = read_once(some, lambda: refs.at[block].get(mode="fill", fill_value=2, wrap_negative_indices=False))
+    left = once(some, lambda: refs.at[block].get(mode="fill", fill_value=2, wrap_negative_indices=False))
     gone = held & (left < 2) & (marks.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False) == turn)
     known = gone & (left == 1)
 
@@ -141,7 +131,7 @@ def take(state: StepState, lines: jax.Array, length: jax.Array, need: jax.Array,
     head = state.counters[StepCounter.HEAD]
     block = state.queue[(head + count_up(room)) & (state.queue.shape[0] - 1)]
     block = jnp.where(spans.live, block, state.refs.shape[0])
-    known = read_once(
+    known = once(
         spans.used > 0, lambda: state.refs.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     )
     evicted = jnp.sum(known, dtype=jnp.int32)
@@ -173,7 +163,7 @@ def move(
     row, size = lines[line], state.rows.shape[2]
     old = jnp.where(spans.live, spans.of(source) + spans.within, size)
     new = jnp.where(spans.live, spans.of(target) + spans.within, size)
-    block = read_once(spans.used > 0, lambda: state.rows[row, group, jnp.minimum(old, size - 1)])
+    block = once(spans.used > 0, lambda: state.rows[row, group, jnp.minimum(old, size - 1)])
     # What was read says where to write: else XLA may read later, and copies all rows for that.
     rows = state.rows.at[row, group, jnp.where(block >= 0, old, size)].set(0, **DROP)
     return replace(state, rows=rows.at[row, group, new].set(block, **DROP))

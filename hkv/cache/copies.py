@@ -17,10 +17,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hkv.cache.blocks import read_once
 from hkv.cache.entries import first_words, own
 from hkv.cache.queries import Rows
-from hkv.cache.spans import DROP, count_up, cut, running_sum
+from hkv.cache.spans import DROP, count_up, cut, once, running_sum
 from hkv.cache.state import PAD, StepCounter, StepState, replace
 
 
@@ -72,10 +71,10 @@ def take(
     owed = (partial > 0) & served[:, None]
     entry = jnp.maximum(partial - 1, 0)
     groups = count_up(partial.shape[1])[None]
-    source = read_once(jnp.any(owed), lambda: state.rows[lines[:, None], groups, entry])
+    source = once(jnp.any(owed), lambda: state.rows[lines[:, None], groups, entry])
     source = jnp.where(owed, source, 0)
     # Read once, before blocks are counted out: read again later, the gather would need all references as they were.
-    held = read_once(jnp.any(owed), lambda: state.refs[source])
+    held = once(jnp.any(owed), lambda: state.refs[source])
     kept = owed & (grown != 0) & (held < 4)
     moved = kept & (held % 2 == 1)
 
@@ -87,7 +86,7 @@ def take(
     head, size = state.counters[StepCounter.HEAD], state.refs.shape[0]
     block = state.queue[(head + count_up(room)) & (state.queue.shape[0] - 1)]
     block = jnp.where(spans.live, block, size)
-    known = read_once(
+    known = once(
         spans.used > 0, lambda: state.refs.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     )
     counters = state.counters.at[StepCounter.HEAD].add(spans.used)
@@ -110,7 +109,7 @@ def _keys_moved(state: StepState, copies: Copies) -> StepState:
     known = copies.moved.reshape(-1)
     source = jnp.where(known, copies.source.reshape(-1), size)
     target = jnp.where(known, copies.target.reshape(-1), size)
-    words = read_once(jnp.any(known), lambda: state.keys.at[source].get(mode="clip"))
+    words = once(jnp.any(known), lambda: state.keys.at[source].get(mode="clip"))
     stamp = state.counters[StepCounter.REGISTERED].astype(jnp.uint32) + count_up(known.shape[0]).astype(jnp.uint32)
     words = first_words(state, words[:, :4], words[:, 4].astype(jnp.int32), stamp)
     keys = state.keys.at[own(state, target)].set(words, **DROP)
@@ -143,7 +142,7 @@ def give_back(state: StepState, copies: Copies) -> StepState:
     block = jnp.where(held, let_go, size)
     refs = state.refs.at[block].add(-2, **DROP)
     marks = state.marks.at[block].set(0, **DROP).at[block].max(turn, **DROP)
-    left = read_once(jnp.any(held), lambda: refs.at[block].get(mode="fill", fill_value=2, wrap_negative_indices=False))
+    left = once(jnp.any(held), lambda: refs.at[block].get(mode="fill", fill_value=2, wrap_negative_indices=False))
     gone = held & (left < 2) & (marks.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False) == turn)
     known = gone & (left == 1)
     fronts, backs = running_sum(gone & ~known), running_sum(known)

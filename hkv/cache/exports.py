@@ -15,9 +15,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hkv.cache.blocks import read_once
 from hkv.cache.queries import EveryGroup, Rows, block_sizes, spread
-from hkv.cache.spans import count_up
+from hkv.cache.spans import count_up, once
 from hkv.cache.state import PAD, StepState
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
@@ -79,7 +78,7 @@ def plan(view: EveryGroup, state: StepState, lines: jax.Array, rows: Rows, count
     scratch = jnp.where(rows.grown != 0, view.group(None, GroupField.SCRATCH), 0)
     held = (found.tokens > 0) & (found.entry < rows.length - scratch)
     group = count_up(view.groups.shape[0])[None]
-    block = read_once(jnp.any(held), lambda: state.rows[lines[:, None], group, found.entry])
+    block = once(jnp.any(held), lambda: state.rows[lines[:, None], group, found.entry])
     free = ~held | (block == 0)
     return Exports(*(jnp.where(free, values, 0) for values in found))
 

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from hkv.cache import exports, tails
-from hkv.cache.blocks import read_once
 from hkv.cache.copies import numbered
 from hkv.cache.entries import several
 from hkv.cache.lookahead import keyed, lookahead
 from hkv.cache.queries import EveryGroup, Rows, block_sizes, field, spread
-from hkv.cache.spans import DROP, Spans, cut, running_sum
+from hkv.cache.spans import DROP, Spans, cut, once, running_sum
 from hkv.cache.state import StepCounter, StepState, counted, replace
 from hkv.dialects.vllm.rules import retention
 from hkv.dialects.vllm.rules.hit import resumable
@@ -83,7 +82,7 @@ def register(
         units = tails.due(view, rows, turn, cacheable, full)
     else:
         tailed = jnp.any(groups[:, GroupField.TAIL] == 1)
-        units = read_once(tailed, lambda: _tail(view, rows, cacheable, full, reached))
+        units = once(tailed, lambda: _tail(view, rows, cacheable, full, reached))
     if left is not None:
         units = jnp.where(cached & (left.tokens > 0), exports.units(view, rows, left), units)
     if known is not None:
@@ -104,7 +103,7 @@ def register(
     block = state.rows[row, group, column]
     key = state.chains[row, unit - 1]
     sparse = jnp.any(groups[:, GroupField.PERIOD] != 0)
-    left_out = read_once(sparse, lambda: _left_out(view, rows, cacheable, spans, column, left))
+    left_out = once(sparse, lambda: _left_out(view, rows, cacheable, spans, column, left))
     if turn is not None or left is not None:
         left_out &= ~inside
     tail_lane = inside
@@ -113,7 +112,7 @@ def register(
         left_out |= exported & ~inside & (column == spans.of(left.entry))
         tail_lane &= ~exported
     kept = spans.live & (block != 0) & ~left_out
-    refs = read_once(spans.used > 0, lambda: state.refs[block])
+    refs = once(spans.used > 0, lambda: state.refs[block])
     lanes = tails.Lanes(line, group, column, block, unit, tail_lane)
     entry = block
     if turn is None:

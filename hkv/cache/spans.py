@@ -67,8 +67,9 @@ def cut(counts: jax.Array, room: int) -> Spans:
 def once(enabled: jax.Array, make: Callable[[], Tree]) -> Tree:
     """Arrays that `make` makes from others; zeros where there is nothing to do.
 
-    Otherwise XLA makes values anew wherever they are used, and compiles that as often. A conditional is performed once,
-    and alike ones are compiled once.
+    Otherwise XLA makes values anew wherever they are used, and compiles that as often. Where they are gathered from an
+    array that is written next, some of those places may come after the write, and then the whole array is copied. A
+    conditional is performed once, and alike ones are compiled once.
     """
     empty, axes = jax.eval_shape(make), varying_axes(enabled)
     return lax.cond(

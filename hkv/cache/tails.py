@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.blocks import read_once
 from hkv.cache.copies import Copies
 from hkv.cache.entries import first_words, registered, several
 from hkv.cache.queries import EveryGroup, Rows, spread
-from hkv.cache.spans import DROP, running_sum
+from hkv.cache.spans import DROP, once, running_sum
 from hkv.cache.state import ERA, OWN_ERA, StepState
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
@@ -120,7 +119,7 @@ def unknown(
     """
     anew = groups[lanes.group, GroupField.TAIL] == 1
     filled = (lanes.column >= cached[lanes.line, lanes.group]) & (lanes.column < full[lanes.line, lanes.group])
-    held = read_once(jnp.any(lanes.tail), lambda: registered(state, entries(state, groups, lanes)))
+    held = once(jnp.any(lanes.tail), lambda: registered(state, entries(state, groups, lanes)))
     known = jnp.where(lanes.tail, held, (refs & 1) != 0)
     return ~known | (anew & filled)
 
