@@ -92,5 +92,10 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, HKVError):
         return Failure(str(error), isinstance(error, EngineTimeoutError))
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    place = f" at {_installed(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     return Failure(f"{type(error).__name__}: {error}{place}")
+
+
+def _installed(path: str) -> str:
+    """A file of an installed package by its place in the package, which is the same on every machine; others whole."""
+    return path.rpartition("site-packages/")[2]

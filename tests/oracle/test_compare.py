@@ -10,7 +10,7 @@ import pytest
 
 from hkv.dialects.vllm.log.compare import compare
 from hkv.dialects.vllm.log.structs import Allocation, CacheEvent, CacheState, Hit, Reset
-from hkv.oracle.engine import Failure
+from hkv.oracle.engine import Failure, failure_of
 
 STATE = CacheState(free=[2, 1], refs={"3": 1}, rows={"r1": [[3], [0, 4]]}, cached={"3": (0, 4, "00ff")})
 STORED = CacheEvent(type="stored", group=0, num_blocks=1, block_size=2, tokens=[1, 2], keys=["aa"], parent="")
@@ -45,6 +45,16 @@ def test_first_difference_is_named(want: Any, got: Any, field: str, wanted: Any,
     mismatch = compare(want, got)
     assert mismatch is not None
     assert dataclasses.astuple(mismatch) == (field, wanted, found)
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [("/opt/lib/python3.11/site-packages/vllm/v1/utils.py", "vllm/v1/utils.py"), ("/home/me/engine.py", "/home/me/engine.py")],
+)
+def test_a_failure_names_its_place_alike_on_every_machine(file: str, place: str) -> None:
+    with pytest.raises(IndexError) as raised:
+        exec(compile("\n[][0]", file, "exec"))
+    assert failure_of(raised.value).message == f"IndexError: list index out of range at {place}:2"
 
 
 def test_two_failures_agree() -> None:
