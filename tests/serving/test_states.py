@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +16,8 @@ from hkv import serving
 from hkv.cache.cache import Cache
 from hkv.model.topology import Group
 from hkv.paged import operations as paged
-from hkv.state.status import Status
 from tests.step.hostile_chunks import drive
-from tests.step.paged_model import BLOCKS, FACTOR, R, Served, ragged, require_nothing_else
+from tests.step.paged_model import BLOCKS, FACTOR, R, Served
 
 PARTS = {"full": "key", "near": "key", "state": "state0"}
 
@@ -117,26 +115,17 @@ class Pooled(Served):
         self.served, status = serving.finish(self.served, np.array([row]))
         return int(status[0])
 
-    def step(
-        self,
-        new: list[list[int]],
-        drafts: Sequence[Sequence[int]] = ((),) * R,
-        in_flight: Sequence[int] = (0,) * R,
-        order: Sequence[int] = range(R),
-    ) -> list[int]:
-        asked, batch = ragged(new, drafts, in_flight, order)
+    def _step(self, batch):
         self.served, turn = compute(self.served, *batch)
-        result = jax.device_get(turn.result)
-        require_nothing_else(result, batch[1])
-        for query, row in enumerate(order):
-            if asked[row] and result.status[query] == Status.OK:
-                before, self.tokens[row] = len(self.tokens[row]), [*self.tokens[row], *new[row]]
-                self._name(self.tokens[row])
-                for tokens, block in result.checkpoints[query].tolist():
-                    if block >= 0:
-                        self._note_left(self.tokens[row], before + tokens)
-        self.require()
-        return [int(result.status[list(order).index(row)]) for row in range(R)]
+        return jax.device_get((turn.result, self.cache.tables))
+
+    def _take(self, row: int, chunk: list[int], result, query: int, ends, table) -> None:
+        """Notes a query whose values `compute` has checked and written into the pool."""
+        before, self.tokens[row] = len(self.tokens[row]), [*self.tokens[row], *chunk]
+        self._name(self.tokens[row])
+        for tokens, block in result.checkpoints[query].tolist():
+            if block >= 0:
+                self._note_left(self.tokens[row], before + tokens)
 
     def require(self) -> None:
         refs = np.asarray(self.cache.state.refs)

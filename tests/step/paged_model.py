@@ -129,20 +129,29 @@ class Served:
           Each row's status.
         """
         asked, batch = ragged(new, drafts, in_flight, order)
-        held, ends = self._held(), batch[1]
+        result, tables = self._step(batch)
+        require_nothing_else(result, batch[1])
+        for query, row in enumerate(order):
+            if asked[row] and result.status[query] == Status.OK:
+                self._take(row, new[row], result, query, batch[1], tables[row])
+        self.require()
+        return [int(result.status[list(order).index(row)]) for row in range(R)]
+
+    def _step(self, batch):
+        """The cache's step, with the copies that it asks for, and its tables afterwards."""
+        held = self._held()
         self._cache, result = hkv.step(self._cache, *batch)
         result, tables = jax.device_get((result, self._cache.tables))
         self._forget(self._held() - held)
         self._copy([] if result.copies is None else result.copies)
-        require_nothing_else(result, ends)
-        for query, row in enumerate(order):
-            if asked[row] and result.status[query] == Status.OK:
-                span = slice(ends[query], ends[query + 1])
-                left = None if result.checkpoints is None else result.checkpoints[query]
-                places = result.blocks[:, span], result.offsets[:, span]
-                self._compute(row, new[row], result.reads[query], result.writes[query], left, places, tables[row])
-        self.require()
-        return [int(result.status[list(order).index(row)]) for row in range(R)]
+        return result, tables
+
+    def _take(self, row: int, chunk: list[int], result, query: int, ends, table) -> None:
+        """Computes a query that was granted."""
+        span = slice(ends[query], ends[query + 1])
+        left = None if result.checkpoints is None else result.checkpoints[query]
+        places = result.blocks[:, span], result.offsets[:, span]
+        self._compute(row, chunk, result.reads[query], result.writes[query], left, places, table)
 
     def allocate(self, row: int, tokens: list[int], begins: bool) -> int:
         """One row's next tokens; of an empty row a prompt, after its hit. Returns the status."""
