@@ -49,7 +49,7 @@ def test_first_difference_is_named(want: Any, got: Any, field: str, wanted: Any,
 
 @pytest.mark.parametrize(
     ("file", "place"),
-    [("/opt/lib/python3.11/site-packages/vllm/v1/utils.py", "vllm/v1/utils.py"), ("/home/me/engine.py", "/home/me/engine.py")],
+    [("/opt/site-packages/vllm/v1/utils.py", "vllm/v1/utils.py"), ("/home/me/engine.py", "/home/me/engine.py")],
 )
 def test_a_failure_names_its_place_alike_on_every_machine(file: str, place: str) -> None:
     with pytest.raises(IndexError) as raised:
