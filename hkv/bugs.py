@@ -112,6 +112,13 @@ _BUGS: tuple[Bug, ...] = (
         "row has its column, or registers a state that was never computed",
     ),
     Bug(
+        name="checkpoint-under-later-key",
+        engine="vLLM 0.33 MambaManager.cache_blocks",
+        contract="a state is known by the key of the tokens that it stands after, and by no other",
+        behaviour="where keys lag behind tokens, a checkpoint that still stands when the end of its column gets a key "
+        "is registered under that: a longer prefix is resumed from a shorter one's state",
+    ),
+    Bug(
         name="tail-key-outlives-state",
         engine="vLLM 0.33 MambaManager._cache_partial_tail_block",
         contract="the copy that a request owes to the cache, of a state it registered, is dropped with that state",

@@ -82,7 +82,7 @@ class StepMamba(MambaKind):
     """Blocks that had several references when the step began to allocate."""
 
     def register(self, request: Request, tokens: int) -> range:
-        """As vLLM 0.33, which may take the block of such a state, when more tokens have keys, for one at its end."""
+        """As vLLM 0.33, but no column up to such a state's is looked at again: it leaves no column to later steps."""
         span, row = super().register(request, tokens), self.row(request.id)
         if self.aligned and row.checkpoint is not None:
             row.registered = max(row.registered or 0, row.checkpoint[1] + 1)

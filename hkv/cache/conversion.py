@@ -23,6 +23,7 @@ from hkv.cache.state import (
     row_fields,
 )
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.rules.export import WINDOW
 from hkv.dialects.vllm.rules.parameters import GroupField, of_config
 from hkv.errors import ConfigError, OperationError
 from hkv.keys import fingerprint
@@ -234,7 +235,7 @@ def _request_to_row(
         if len(fields) > len(PAIRS) and not config.topology.specs[group].scratch_blocks:
             fields[StepRow.GROWN] = 1
         if checkpoint_groups(config):
-            _settle_export(fields)
+            _settle_export(fields, int(request[at + Row.STANDING]))
         first, length = int(request[at + Row.FIRST]), int(request[at + Row.LENGTH])
         first = 0 if config.topology.specs[group].sinks else first
         target["rows"][slot, group, first:length] = source["rows"][slot, group, first:length]
@@ -245,9 +246,18 @@ def _request_to_row(
     target["hashing"][slot] = np.concatenate([last, *_hashing(tail, size)])
 
 
-def _settle_export(fields: np.ndarray) -> None:
-    """A row's state inside its last chunk, as whole steps have it: no entry up to it is looked at again."""
+def _settle_export(fields: np.ndarray, standing: int) -> None:
+    """States inside a row's chunks, as whole steps have them: no entry up to them is looked at again.
+
+    Args:
+      fields: the row's fields, where whole steps keep them.
+      standing: `Row.STANDING` of single operations.
+    """
     place = {field: index for index, field in enumerate(row_fields(len(fields)))}
+    looked_at = int(fields[place[StepRow.CACHED]])
+    for entry in range(looked_at, looked_at + WINDOW):
+        if standing >> entry % WINDOW & 1:
+            fields[place[StepRow.CACHED]] = entry + 1
     if fields[place[StepRow.EXPORT]]:
         past = fields[place[StepRow.EXPORT_ENTRY]] + 1
         fields[place[StepRow.CACHED]] = max(fields[place[StepRow.CACHED]], past)

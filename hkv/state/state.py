@@ -96,6 +96,8 @@ class Row(enum.IntEnum):
     """The entry whose block takes that state."""
     HIT_SHORT = 10
     """Entries by which the hit that is to be adopted is shorter, in this group, than its tokens say."""
+    STANDING = 11
+    """Bit `entry % 32` of each entry from `CACHED` on whose block holds a state of fewer tokens than its end."""
 
 
 GROUP_WORDS = 16

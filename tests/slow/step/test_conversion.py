@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hkv.cache import step as serving
 from hkv.cache.conversion import to_operations, to_steps
 from hkv.cache.ragged import packed
-from hkv.cache.state import StepBatch, StepRequest
+from hkv.cache.state import StepBatch, StepRequest, StepRow
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.rules.operations import Batch, Code, Column
 from hkv.errors import OperationError
@@ -162,6 +162,18 @@ def test_states_inside_chunks_come_over():
         assert_same_steps(state, served.as_steps())
     served.state = to_operations(config, state, BUCKETS, served.number)
     assert exported(served.as_steps()) == (10, 4)
+
+
+def test_no_column_is_looked_at_again_where_a_state_stands():
+    """The state after 4 tokens, at the entry of one after 6, whose step has not come back."""
+    from tests.reference.build import config as build
+
+    served = Served(build([FullAttention(block_size=4), states(2)], num_blocks=50, max_model_len=96))
+    assert served.arrive(0, [1, 2, 3, 4, 5, 6, 7])
+    assert served.run(Batch().add(Code.ALLOCATE, 0, new=1, hit=0, in_flight=7))[0] == Status.OK
+    assert exported(served.as_steps()) == (0, 0)
+    groups = np.asarray(served.as_steps().requests)[0, len(StepRequest) :].reshape(-1, 2)
+    assert groups[StepRow.CACHED].tolist() == [1, 3]
 
 
 def exported(state) -> tuple[int, int]:

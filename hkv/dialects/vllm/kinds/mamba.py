@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.rules.export import BEYOND_KEYS, LOOKED_AT, STAYS_PLANNED
 from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.spec import Mamba
+
+_DEFECTS = (
+    (BEYOND_KEYS, "checkpoint-beyond-keys"),
+    (STAYS_PLANNED, "plan-outlives-refusal"),
+    (LOOKED_AT, "checkpoint-under-later-key"),
+)
 
 
 def parameters(config: VllmConfig, group: int, spec: Mamba, eagle: bool) -> dict[str, Any]:
@@ -25,7 +32,7 @@ def parameters(config: VllmConfig, group: int, spec: Mamba, eagle: bool) -> dict
         "EXPORT_UNIT": config.hit_alignment,
         "EXPORT_STEP": (spec.prefill_checkpoint_alignment or 0) if spec.num_prefill_checkpoint_blocks else 0,
         "EXPORT_LAST": config.retention_interval == 0,
-        "EXPORT_FAILS": ("checkpoint-beyond-keys" in config.bugs) + 2 * ("plan-outlives-refusal" in config.bugs),
+        "EXPORT_FAILS": sum(bit for bit, name in _DEFECTS if name in config.bugs),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.demand import Demand
@@ -17,6 +18,13 @@ from hkv.state import key_table
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
+
+BEYOND_KEYS, STAYS_PLANNED, LOOKED_AT = 1, 2, 4
+"""Bits of `GroupField.EXPORT_FAILS`: defects of vLLM 0.33 (`hkv.bugs`) that are asked for. A state beyond the keys is a
+failure; one that was planned stays planned when its chunk is refused; the column of one that stands is registered."""
+
+WINDOW = 32
+"""Entries from `Row.CACHED` on that `Row.STANDING` tells apart: keys lag behind tokens by fewer."""
 
 
 def plan(
@@ -77,11 +85,55 @@ def forget(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Worksp
 
     def one(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
-        forgets = view.group(group, GroupField.EXPORT_FAILS) < 2
+        forgets = view.group(group, GroupField.EXPORT_FAILS) & STAYS_PLANNED == 0
         return w.set_row(jnp.where(forgets, slot, w.spare_slot), group, Row.EXPORT, 0), (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
     return loop(lambda c: c[0] < groups, one, work, (0,), writes=("requests",))[0]
+
+
+def leave(work: Workspace, view: View, slot: Scalar, group: Scalar, enabled: Scalar) -> Workspace:
+    """Notes the entry of the state that the last chunk left behind, if it will only be looked at with later chunks.
+
+    Keys lag behind tokens, and steps on their way retire nothing: the state may still stand when its entry's end has a
+    key. The plan of the chunk that follows takes its place.
+
+    Args:
+      work: needs `requests` to write.
+      view: the configuration.
+      slot: a request that goes on.
+      group: the group.
+      enabled: whether to do it.
+    """
+    work, (tokens, entry, looked_at, standing) = peek(
+        enabled,
+        lambda w: w.get_row(slot, group, Row.EXPORT, Row.EXPORT_ENTRY, Row.CACHED, Row.STANDING),
+        work,
+        reads=("requests",),
+        default=(0, 0, 0, 0),
+    )
+    other = tokens != (entry + 1) * view.group(group, GroupField.BLOCK)
+    stands = (tokens > 0) & other & (entry >= looked_at) & (entry < looked_at + WINDOW)
+    stands = stands & (view.group(group, GroupField.EXPORT_FAILS) & LOOKED_AT == 0)
+    return work.set_row(jnp.where(stands, slot, work.spare_slot), group, Row.STANDING, standing | _bits(entry, 1))
+
+
+def stands(standing: Scalar, entry: Scalar) -> Scalar:
+    """True if an entry's block holds a state of fewer tokens than its end, by `Row.STANDING`. Elementwise."""
+    return (standing >> (entry & (WINDOW - 1))) & 1 != 0
+
+
+def passed(standing: Scalar, first: Scalar, stop: Scalar) -> Scalar:
+    """`Row.STANDING` once the entries from `first` to `stop` are looked at. Elementwise."""
+    return standing & ~_bits(first, stop - first)
+
+
+def _bits(first: Scalar, count: Scalar) -> Scalar:
+    """Bits of `count` entries from `first` on, in a word that goes round."""
+    place = jnp.int32(first & (WINDOW - 1))
+    low = jnp.where(count >= WINDOW, -1, (jnp.int32(1) << jnp.clip(count, 0, WINDOW - 1)) - 1)
+    over = jax.lax.shift_right_logical(low, WINDOW - jnp.maximum(place, 1))
+    return (low << place) | jnp.where(place > 0, over, 0)
 
 
 def _place(view: View, group: Scalar, start: Scalar, end: Scalar) -> tuple[Scalar, Scalar, Scalar]:
@@ -102,6 +154,7 @@ class Ends(NamedTuple):
 
     `junction`: length at which others were seen to branch off, if the request comes to compute it now; else -1.
     `shared`: the same length, always. `exported`: length at which the chunk exports a state; 0 if it exports none.
+    `standing`: `Row.STANDING`.
     """
 
     cacheable: Scalar
@@ -112,6 +165,7 @@ class Ends(NamedTuple):
     first: Scalar
     length: Scalar
     exported: Scalar
+    standing: Scalar
 
 
 class Due(NamedTuple):
@@ -189,7 +243,8 @@ def register(work: Workspace, view: View, slot: Scalar, group: Scalar, ends: End
     work, primary = key_table.primary_entry(work, present, held)
     fresh = present & wanted & ~(keyed & (primary == entry))
     defects = view.group(group, GroupField.EXPORT_FAILS)
-    fails = (fresh & ~keyed & ((defects & 1) != 0)) | ((tokens > 0) & (entry_at >= ends.length) & (defects >= 2))
+    fails = fresh & ~keyed & (defects & BEYOND_KEYS != 0)
+    fails = fails | ((tokens > 0) & (entry_at >= ends.length) & (defects & STAYS_PLANNED != 0))
     fresh = fresh & keyed
     work = work.write_if(fresh, "table", work.steps, work.entry(key * groups + groups - 1))
     return work, Due(fresh | (present & ~wanted), fresh, held, remainder(units, scale), entry, tokens), fails

@@ -121,7 +121,7 @@ def _share(work: Workspace, view: View, op: Op, child: Scalar, place: Scalar, en
             w = report(w, copied, block)
         for field, value in ((Row.LENGTH, full + copied), (Row.FIRST, first), (Row.CACHED, full)):
             w = w.set_row(child, group, field, value)
-        for field in (Row.PARTIAL, Row.GROWN, Row.EXPORT):
+        for field in (Row.PARTIAL, Row.GROWN, Row.EXPORT, Row.STANDING):
             w = w.set_row(child, group, field, 0)
         column = RESULT_FRONT + 2 * group
         w = w.write("results", full, w.result(place, column))

@@ -70,18 +70,18 @@ def register(
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         group, failed = local
-        w, (done, first, length, exported) = peek(
+        w, (done, first, length, exported, standing) = peek(
             group >= 0,
-            lambda v: v.get_row(slot, group, Row.CACHED, Row.FIRST, Row.LENGTH, Row.EXPORT),
+            lambda v: v.get_row(slot, group, Row.CACHED, Row.FIRST, Row.LENGTH, Row.EXPORT, Row.STANDING),
             w,
             reads=("requests",),
-            default=(0, 0, 0, 0),
+            default=(0, 0, 0, 0, 0),
         )
         cacheable = jnp.where(view.group(group, GroupField.CACHEABLE) != 0, cacheable_tokens(view, group, tokens), 0)
         block, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
         full = jnp.minimum(divide(cacheable, block), divide(keys, scale))
         first = rows.start(view, group, first)
-        ends = Ends(cacheable, prompt, junction, shared, keys, first, length, exported)
+        ends = Ends(cacheable, prompt, junction, shared, keys, first, length, exported, standing)
         w, fails = _group(w, view, slot, group, done, full, ends)
         w = unwritten.note_row(w, view, slot, group, jnp.maximum(done, first), full)
         return w, (group + 1, failed | fails)
@@ -111,6 +111,7 @@ def _group(
 
     def look(w: Workspace, i: Scalar, kept_here: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         block = jnp.where(i >= ends.first, w.read("rows", row + i), 0)
+        kept_here = kept_here & ~export.stands(ends.standing, i)
         why = jnp.where(block == 0, RETIRED, jnp.where(kept_here, 0, NOT_RETAINED))
         return block, why, w.read("chains", chain + i * scale) * groups + column
 
@@ -124,6 +125,7 @@ def _group(
         w, kept = retention.kept(w, view, slot, group)
         place = jnp.where(full > done, slot, w.spare_slot)
         w = w.set_row(place, group, Row.CACHED, full).set(place, Request.KNOWN, 1)
+        w = w.set_row(place, group, Row.STANDING, export.passed(ends.standing, done, full))
 
         def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
             i, phase, inside, entry, value, _ = local

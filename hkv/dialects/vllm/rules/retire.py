@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import rows
+from hkv.dialects.vllm.rules import export, rows
 from hkv.dialects.vllm.rules.admit import skipped_blocks
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import free_queue
@@ -20,9 +20,18 @@ WRITES = ("rows", "keys", "requests", *free_queue.RELEASE_WRITES)
 
 
 def give_back(
-    work: Workspace, view: View, slot: Scalar, processed: Scalar, everything: Scalar, enabled: Scalar
+    work: Workspace,
+    view: View,
+    slot: Scalar,
+    processed: Scalar,
+    everything: Scalar,
+    follows: Scalar,
+    enabled: Scalar,
 ) -> Workspace:
-    """`free` if `everything` is given back, else `retire`: one loop serves both. Retirement begins after the sinks."""
+    """`free` if `everything` is given back, else `retire`: one loop serves both. Retirement begins after the sinks.
+
+    Where a chunk `follows`, the state inside the last one is left to later registrations.
+    """
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
@@ -43,6 +52,8 @@ def give_back(
         gone = everything | ((partial <= retired) & (view.whole(CacheField.TAIL_OUTLIVES) == 0))
         w = w.set_row(slot, group, Row.PARTIAL, jnp.where(gone, 0, partial))
         left = jnp.where(everything, slot, w.spare_slot)
+        w = export.leave(w, view, slot, group, follows)
+        w = w.set_row(left, group, Row.STANDING, 0)
         return w.set_row(left, group, Row.CACHED, 0), (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
@@ -51,6 +62,6 @@ def give_back(
 
 def clear_row(work: Workspace, slot: Scalar, group: Scalar) -> Workspace:
     """A request's row in a group as it is before the first allocation."""
-    for field in (Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL, Row.GROWN, Row.EXPORT):
+    for field in (Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL, Row.GROWN, Row.EXPORT, Row.STANDING):
         work = work.set_row(slot, group, field, 0)
     return work

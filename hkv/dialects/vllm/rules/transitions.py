@@ -280,11 +280,12 @@ def admit_or_give_back(
     watermark = jnp.where(kept_free, view.whole(CacheField.WATERMARK), 0)
     whole = jnp.minimum(op.tokens, longest)
     processed = jnp.where(retiring, op.argument(Argument.TOKENS), plan.total - op.argument(Argument.IN_FLIGHT))
+    processed = jnp.maximum(processed, 0)
     given_back = ending | (plan.granted & ~waiting)
 
     def gate(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         first = local[0] == 0
-        w = retirement.give_back(w, view, op.slot, jnp.maximum(processed, 0), freeing, given_back & ~first)
+        w = retirement.give_back(w, view, op.slot, processed, freeing, allocating, given_back & ~first)
         demand = Demand(
             slot=op.slot,
             slots=jnp.where(first, whole, plan.slots),

@@ -49,6 +49,7 @@ SIZES = ((2, 4, 8, 16), (2, 4, 8), (1, 2, 4), (3, 6, 12), (4, 8, 16))
 
 MANAGER_BUGS = (
     "checkpoint-beyond-keys",
+    "checkpoint-under-later-key",
     "copied-before-written",
     "external-state-not-counted",
     "finder-index-error",
@@ -64,6 +65,9 @@ MANAGER_BUGS = (
 OFFERS = "offer-outlives-state"
 """The defect of `MANAGER_BUGS` that traffic would run into where states are offered."""
 
+LATER_KEY = "checkpoint-under-later-key"
+"""That which it would run into where chunks export states."""
+
 Entry = dict[str, Any]
 
 
@@ -73,6 +77,8 @@ def draw_header(choices: Choices, feature: str, version: int = 1, kinds: frozens
     Arguments as of `_drawn`.
     """
     header = _drawn(choices, feature, version, kinds)
+    if version > 1 and looks_again(header) and LATER_KEY not in header.bugs:
+        header = msgspec.structs.replace(header, bugs=[*header.bugs, LATER_KEY])
     if version < 3:
         return header
     zeroing, offers = later_choices(header).chance(40), later_choices(header, "offloads")
@@ -88,7 +94,7 @@ def later_choices(header: Header, about: str = "") -> RandomChoices:
 
     Those `about` one thing do not depend on the others either.
     """
-    bugs = [name for name in header.bugs if name != OFFERS]
+    bugs = [name for name in header.bugs if name not in (OFFERS, LATER_KEY)]
     earlier = msgspec.structs.replace(header, offloads=False, bugs=bugs)
     return RandomChoices(zlib.crc32(msgspec.json.encode(earlier) + about.encode()))
 
@@ -126,6 +132,15 @@ def copies_states(config: VllmConfig) -> bool:
 def effective_size(spec: LayerSpec, context_parallel: int) -> int:
     """Tokens in one manager block."""
     return spec.block_size * (context_parallel if spec.shared_by_ranks else 1)
+
+
+def looks_again(header: Header) -> bool:
+    """True if keys may lag so far behind tokens that the column of a state inside a chunk is not looked at with it: by
+    whole scheduler blocks, by tokens that keys look ahead, or by those that may be prefilled again."""
+    lags = header.hash_lookahead > 1 or header.prefill_lookahead > 2
+    exporting = [group for group in header.groups if group.get("num_prefill_checkpoint_blocks")]
+    coarse = any(group["block_size"] < header.scheduler_block_size for group in exporting)
+    return header.caching and len(exporting) > 0 and (lags or (coarse and not header.partial_hits))
 
 
 def loads(header: Header) -> bool:

@@ -11,12 +11,14 @@ from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Answer, ExtraKeys, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import (
     FEATURES,
+    LATER_KEY,
     LONG_ROWS,
     REACHING,
     SHARING,
     copies_states,
     draw_header,
     loads,
+    looks_again,
 )
 from hkv.dialects.vllm.traffic.prompts import Prompts, Text
 from hkv.spec import KINDS
@@ -67,6 +69,7 @@ class Request:
       prompt: tokens of its prompt.
       computed: tokens computed.
       loading: whether tokens from elsewhere are on their way.
+      retires: whether its next allocation has to retire what its last chunk left behind inside it.
     """
 
     id: str
@@ -75,6 +78,7 @@ class Request:
     prompt: int
     computed: int = 0
     loading: bool = False
+    retires: bool = False
 
 
 class Traffic:
@@ -110,6 +114,7 @@ class Traffic:
         self._sparse = [not spec.reads_all for spec in self._config.topology.specs]
         self._crowds = self._loads and not self._recurrent and not all(self._sparse[1:])
         self._copying = copies_states(self._config)
+        self._looks_again = careful and looks_again(header) and LATER_KEY not in header.bugs
 
     def step(self) -> None:
         """One scheduling step."""
@@ -397,6 +402,7 @@ class Traffic:
         }
         answer = self._perform(oplog.AllocateOp(id=request.id, new=new, **operation))
         assert isinstance(answer, Allocation)
+        request.retires = self._looks_again and answer.blocks is not None
         if answer.blocks is not None:
             self._writing.append((request, request.computed + operation["hit"] + operation["external"]))
         rows = zip(self._sparse, answer.blocks or (), strict=False)
@@ -405,7 +411,8 @@ class Traffic:
 
     def _in_flight(self, request: Request) -> int:
         if request.computed and self._choices.chance(25):
-            return self._choices.integer(1, min(request.computed, self._choices.pick((1, 1, 4, 16))))
+            found = self._choices.integer(1, min(request.computed, self._choices.pick((1, 1, 4, 16))))
+            return 0 if request.retires else found
         return 0
 
     def _advance(self, request: Request, tokens: int) -> None:

@@ -130,6 +130,10 @@ class Kind:
         """Mask of the columns of `span` whose blocks are worth registering; None for all."""
         return None
 
+    def wanted(self, row: Row, span: range, boundaries: Sequence[int]) -> list[bool] | None:
+        """Mask of the columns of `span` that are registered now that they are looked at; None for all."""
+        return self.mask(span, boundaries)
+
     def find(
         self, keys: Sequence[Chain], max_length: int, groups: Sequence[int], drop: bool, alignment: int
     ) -> tuple[list[list[int]], int]:
@@ -297,7 +301,7 @@ class Kind:
         span = range(done, full)
         keys = block_keys(request.keys, self.hash_block_size, self.block_size)
         sparse = self.config.retention_interval is not None
-        mask = self.mask(span, self.boundaries(request) if sparse else ())
+        mask = self.wanted(row, span, self.boundaries(request) if sparse else ())
         register_full(self.pool, request, self.group, row.blocks, span, keys, self.block_size, mask)
         row.registered = full
         return span

@@ -34,12 +34,14 @@ class MambaRow(Row):
       grown: whether the request was given blocks of its own, so that its row ends in a running state and scratch.
       retired: leading columns already given back.
       checkpoint: a length in tokens and the column in which the state at that length will be exported, or None.
+      standing: columns not looked at yet whose blocks hold a checkpoint, not the state after their last token.
       tail: the state at the end of its prompt that it registered inside a block, until that is copied or offered.
     """
 
     grown: bool = False
     retired: int = 0
     checkpoint: tuple[int, int] | None = None
+    standing: set[int] = dataclasses.field(default_factory=set)
     tail: Offer | None = None
 
 
@@ -127,10 +129,22 @@ class MambaKind(Kind):
             new = max(new, 0) + 1
         position = self._planned_checkpoint(row, demand)
         if not demand.whole:
+            self._leave_checkpoint(row)
             row.checkpoint = (position, ceil_div(demand.main, self.block_size) - 2) if position else None
         if new > 0:
             new = min(new, 1 + copied + (1 if position else 0) + (0 if row.grown else self.scratch))
         return new + self.evictable(hit)
+
+    def _leave_checkpoint(self, row: MambaRow) -> None:
+        """Notes the column of the last chunk's checkpoint, if it will only be looked at now that others follow.
+
+        Keys lag behind tokens, and steps on their way retire nothing: it may still stand when its column's end has one.
+        """
+        if row.checkpoint is None or "checkpoint-under-later-key" in self.config.bugs:
+            return
+        position, column = row.checkpoint
+        if position != (column + 1) * self.block_size and column >= (row.registered or 0):
+            row.standing.add(column)
 
     def refuse(self, id: str) -> None:
         """The chunk will not be computed, nor the state inside it that was planned."""
@@ -255,6 +269,16 @@ class MambaKind(Kind):
             row.tail = None
 
     # Registration.
+
+    def wanted(self, row: Row, span: range, boundaries: Sequence[int]) -> list[bool] | None:
+        assert isinstance(row, MambaRow)
+        mask = self.mask(span, boundaries)
+        if row.standing.isdisjoint(span):
+            return mask
+        kept = mask or [True] * len(span)
+        kept = [keep and column not in row.standing for column, keep in zip(span, kept, strict=True)]
+        row.standing.difference_update(span)
+        return kept
 
     def register(self, request: Request, tokens: int) -> range:
         """Full columns, then one off the grid: a planned checkpoint, or the prompt's last state (`cache_blocks`)."""
