@@ -119,6 +119,13 @@ _BUGS: tuple[Bug, ...] = (
         "is registered under that: a longer prefix is resumed from a shorter one's state",
     ),
     Bug(
+        name="begun-state-under-later-key",
+        engine="vLLM 0.33 MambaManager.cache_blocks",
+        contract="a state is known by the key of the tokens that it stands after, and by no other",
+        behaviour="a chunk that leaves a checkpoint may begin inside a block and go on behind it: the block, which "
+        "still holds the state that the chunk began from, is registered as the one at its end",
+    ),
+    Bug(
         name="tail-key-outlives-state",
         engine="vLLM 0.33 MambaManager._cache_partial_tail_block",
         contract="the copy that a request owes to the cache, of a state it registered, is dropped with that state",

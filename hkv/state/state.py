@@ -97,7 +97,9 @@ class Row(enum.IntEnum):
     HIT_SHORT = 10
     """Entries by which the hit that is to be adopted is shorter, in this group, than its tokens say."""
     STANDING = 11
-    """Bit `entry % 32` of each entry from `CACHED` on whose block holds a state of fewer tokens than its end."""
+    """Bit `entry % 32` of each entry from `CACHED` on whose block holds another state than its end's, and its key."""
+    BEGUN = 12
+    """1 plus the entry inside which the chunk with `EXPORT` began, whose state it leaves as it was. 0: none."""
 
 
 GROUP_WORDS = 16

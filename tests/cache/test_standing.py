@@ -13,7 +13,7 @@ from hkv.spec import FullAttention, Mamba
 from tests.cache.build import config
 from tests.cache.pair import Pair
 
-DEFECT = "checkpoint-under-later-key"
+DEFECT, BEGUN = "checkpoint-under-later-key", "begun-state-under-later-key"
 GROUPS = (
     FullAttention(block_size=8),
     Mamba(block_size=4, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=4),
@@ -62,17 +62,63 @@ def test_a_request_that_comes_again_registers_what_it_computes_there():
             pair.advance("a", new)
 
 
-@given(
-    st.integers(0, 1000),
-    st.sets(st.integers(0, WINDOW - 1)),
-    st.integers(0, 3 * WINDOW),
-)
-def test_entries_that_were_passed_stand_no_longer(first: int, places: set[int], count: int):
-    entries = {first + place for place in places}
+def resumed(**changes) -> Pair:
+    """A hit on the state after 4 tokens, inside a block of 8, and one chunk to the end: 25 tokens, which exports."""
+    states = Mamba(block_size=8, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=4)
+    pair = Pair(config(FullAttention(block_size=8), states, partial_hits=True, **changes))
+    pair.request("b", 5, range(1))
+    assert pair.allocate("b", 4)
+    pair.step()
+    pair.request("a", 25, range(6))
+    assert pair.lookup("a") == 4
+    return pair
+
+
+@pytest.mark.parametrize(("bug", "known"), [("contract", 0), (BEGUN, 8)])
+def test_a_state_that_a_chunk_begins_from_is_not_taken_for_the_one_at_the_end_of_its_block(bug: str, known: int):
+    pair = resumed(bugs=frozenset({bug} - {"contract"}))
+    assert pair.allocate("a", 21, hit=4)
+    assert covered(pair) == [known, 0, 24, 0]
+
+
+def test_nor_is_it_when_its_keys_come_later():
+    for chunk, known in ((21, [0, 0, 24, 0]), (4, [8])):
+        pair = resumed()
+        assert pair.allocate("a", chunk, hit=4, external=0, delay=True)
+        pair.advance("a", 4 + chunk)
+        pair.commit("a", 4 + chunk)
+        assert covered(pair) == known
+
+
+def test_nor_when_they_come_with_the_next_chunk():
+    pair = resumed()
+    assert pair.allocate("a", 17, hit=4, delay=True)
+    pair.advance("a", 21)
+    assert pair.allocate("a", 4, in_flight=21)
+    assert covered(pair)[0] == 0
+
+
+@given(st.integers(0, 1000), st.integers(0, (1 << WINDOW) - 1), st.integers(0, WINDOW + 8))
+def test_entries_that_were_passed_stand_no_longer(first: int, places: int, count: int):
+    entries = {first + place for place in range(WINDOW) if places >> place & 1}
     word = jnp.int32(
         sum(1 << entry % WINDOW for entry in entries) - (sum(entry % WINDOW == 31 for entry in entries) << 32)
     )
-    left = export.passed(word, jnp.int32(first), jnp.int32(first + count))
-    window = jnp.arange(first, first + WINDOW)
-    assert set(window[export.stands(word, window)].tolist()) == entries
-    assert set(window[export.stands(left, window)].tolist()) == {entry for entry in entries if entry >= first + count}
+    seen = first + count
+    left = export.passed(word, jnp.int32(first), jnp.int32(seen))
+    window, after = jnp.arange(first, first + 2 * WINDOW), jnp.arange(seen, seen + 2 * WINDOW)
+    assert set(window[export.stands(word, first, window)].tolist()) == entries
+    assert set(after[export.stands(left, seen, after)].tolist()) == {entry for entry in entries if entry >= seen}
+    more = export.with_entry(left, seen, jnp.int32(first + WINDOW), True)
+    near = {first + WINDOW} if count in range(1, WINDOW + 1) else set()
+    assert set(after[export.stands(more, seen, after)].tolist()) == {*near, *(each for each in entries if each >= seen)}
+
+
+def test_a_state_at_the_end_of_its_column_keeps_the_key_that_it_has():
+    """Under a prefill look-ahead of three, the state after 8 tokens has its key before its column is looked at."""
+    states = Mamba(block_size=4, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=4)
+    pair = Pair(config(states, prefill_lookahead=3))
+    pair.request("a", 16, range(4))
+    assert pair.allocate("a", 9)
+    pair.advance("a", 9)
+    assert pair.allocate("a", 7, in_flight=9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.rules.export import BEYOND_KEYS, LOOKED_AT, STAYS_PLANNED
+from hkv.dialects.vllm.rules.export import BEGUN_LOOKED_AT, BEYOND_KEYS, LOOKED_AT, STAYS_PLANNED
 from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.spec import Mamba
 
@@ -13,6 +13,7 @@ _DEFECTS = (
     (BEYOND_KEYS, "checkpoint-beyond-keys"),
     (STAYS_PLANNED, "plan-outlives-refusal"),
     (LOOKED_AT, "checkpoint-under-later-key"),
+    (BEGUN_LOOKED_AT, "begun-state-under-later-key"),
 )
 
 

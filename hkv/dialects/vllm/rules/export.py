@@ -19,9 +19,10 @@ from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
-BEYOND_KEYS, STAYS_PLANNED, LOOKED_AT = 1, 2, 4
+BEYOND_KEYS, STAYS_PLANNED, LOOKED_AT, BEGUN_LOOKED_AT = 1, 2, 4, 8
 """Bits of `GroupField.EXPORT_FAILS`: defects of vLLM 0.33 (`hkv.bugs`) that are asked for. A state beyond the keys is a
-failure; one that was planned stays planned when its chunk is refused; the column of one that stands is registered."""
+failure; one that was planned stays planned when its chunk is refused; the column of one that stands is registered, or
+that of the state which its chunk began from, inside a block."""
 
 WINDOW = 32
 """Entries from `Row.CACHED` on that `Row.STANDING` tells apart: keys lag behind tokens by fewer."""
@@ -67,6 +68,10 @@ def plan(
         planned = fits & ~early & free
         noted = jnp.where(demand.capped, w.spare_slot, slot)
         w = w.set_row(noted, group, Row.EXPORT, jnp.where(planned, place, 0))
+        block = view.group(group, GroupField.BLOCK)
+        inside = planned & (remainder(start, block) != 0)
+        inside = inside & (view.group(group, GroupField.EXPORT_FAILS) & BEGUN_LOOKED_AT == 0)
+        w = w.set_row(noted, group, Row.BEGUN, jnp.where(inside, divide(start, block) + 1, 0))
         return w.set_row(noted, group, Row.EXPORT_ENTRY, jnp.maximum(column, 0)), (False, planned)
 
     work, (_, planned) = loop(lambda c: c[0], once, work, (step > 0, False), writes=("requests", "rows"))
@@ -93,10 +98,10 @@ def forget(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Worksp
 
 
 def leave(work: Workspace, view: View, slot: Scalar, group: Scalar, enabled: Scalar) -> Workspace:
-    """Notes the entry of the state that the last chunk left behind, if it will only be looked at with later chunks.
+    """Notes the entries of the last chunk that hold other states, if they are only looked at with later chunks.
 
-    Keys lag behind tokens, and steps on their way retire nothing: the state may still stand when its entry's end has a
-    key. The plan of the chunk that follows takes its place.
+    Keys lag behind tokens, and steps on their way retire nothing: a state that it left behind may still stand when its
+    entry's end has a key. The plan of the chunk that follows takes its place.
 
     Args:
       work: needs `requests` to write.
@@ -105,22 +110,32 @@ def leave(work: Workspace, view: View, slot: Scalar, group: Scalar, enabled: Sca
       group: the group.
       enabled: whether to do it.
     """
-    work, (tokens, entry, looked_at, standing) = peek(
-        enabled,
-        lambda w: w.get_row(slot, group, Row.EXPORT, Row.EXPORT_ENTRY, Row.CACHED, Row.STANDING),
-        work,
-        reads=("requests",),
-        default=(0, 0, 0, 0),
+    fields = (Row.EXPORT, Row.EXPORT_ENTRY, Row.BEGUN, Row.CACHED, Row.STANDING)
+    work, (tokens, entry, begun, looked_at, standing) = peek(
+        enabled, lambda w: w.get_row(slot, group, *fields), work, reads=("requests",), default=(0,) * len(fields)
     )
-    other = tokens != (entry + 1) * view.group(group, GroupField.BLOCK)
-    stands = (tokens > 0) & other & (entry >= looked_at) & (entry < looked_at + WINDOW)
-    stands = stands & (view.group(group, GroupField.EXPORT_FAILS) & LOOKED_AT == 0)
-    return work.set_row(jnp.where(stands, slot, work.spare_slot), group, Row.STANDING, standing | _bits(entry, 1))
+    kept = (tokens > 0) & (view.group(group, GroupField.EXPORT_FAILS) & LOOKED_AT == 0)
+    standing = with_entry(with_begun(standing, looked_at, tokens, begun), looked_at, entry, kept)
+    return work.set_row(jnp.where(tokens > 0, slot, work.spare_slot), group, Row.STANDING, standing)
 
 
-def stands(standing: Scalar, entry: Scalar) -> Scalar:
-    """True if an entry's block holds a state of fewer tokens than its end, by `Row.STANDING`. Elementwise."""
-    return (standing >> (entry & (WINDOW - 1))) & 1 != 0
+def with_begun(standing: Scalar, looked_at: Scalar, exported: Scalar, begun: Scalar) -> Scalar:
+    """`Row.STANDING` with the entry inside which a chunk began that exports a state, and so goes on behind it."""
+    return with_entry(standing, looked_at, begun - 1, (exported > 0) & (begun > 0))
+
+
+def with_entry(standing: Scalar, looked_at: Scalar, entry: Scalar, enabled: Scalar) -> Scalar:
+    """`Row.STANDING` with one entry more, if `enabled`, unless it is before `looked_at`. Elementwise."""
+    near = enabled & (entry >= looked_at) & (entry < looked_at + WINDOW)
+    return jnp.where(near, standing | _bits(entry, 1), standing)
+
+
+def stands(standing: Scalar, looked_at: Scalar, entry: Scalar) -> Scalar:
+    """True if an entry is not to be registered at its end, by `Row.STANDING`. Elementwise.
+
+    Entries before `looked_at` were looked at.
+    """
+    return ((standing >> (entry & (WINDOW - 1))) & 1 != 0) & (entry < looked_at + WINDOW)
 
 
 def passed(standing: Scalar, first: Scalar, stop: Scalar) -> Scalar:
@@ -154,7 +169,7 @@ class Ends(NamedTuple):
 
     `junction`: length at which others were seen to branch off, if the request comes to compute it now; else -1.
     `shared`: the same length, always. `exported`: length at which the chunk exports a state; 0 if it exports none.
-    `standing`: `Row.STANDING`.
+    `standing`: `Row.STANDING`, with the entry inside which that chunk began.
     """
 
     cacheable: Scalar

@@ -23,6 +23,9 @@ from hkv.state.workspace import Workspace
 WRITES = ("rows", "chains", "requests", *key_table.WRITES)
 """Arrays that the rule writes; `rows` and `chains` only in their spare elements."""
 
+FIELDS = (Row.CACHED, Row.FIRST, Row.LENGTH, Row.EXPORT, Row.BEGUN, Row.STANDING)
+"""Fields of a row that the rule reads."""
+
 
 def cacheable_tokens(view: Any, group: Scalar, tokens: Scalar) -> Scalar:
     """Tokens of a group that may be registered when `tokens` are computed.
@@ -70,13 +73,14 @@ def register(
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         group, failed = local
-        w, (done, first, length, exported, standing) = peek(
+        w, (done, first, length, exported, begun, standing) = peek(
             group >= 0,
-            lambda v: v.get_row(slot, group, Row.CACHED, Row.FIRST, Row.LENGTH, Row.EXPORT, Row.STANDING),
+            lambda v: v.get_row(slot, group, *FIELDS),
             w,
             reads=("requests",),
-            default=(0, 0, 0, 0, 0),
+            default=(0,) * len(FIELDS),
         )
+        standing = export.with_begun(standing, done, exported, begun)
         cacheable = jnp.where(view.group(group, GroupField.CACHEABLE) != 0, cacheable_tokens(view, group, tokens), 0)
         block, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
         full = jnp.minimum(divide(cacheable, block), divide(keys, scale))
@@ -111,7 +115,7 @@ def _group(
 
     def look(w: Workspace, i: Scalar, kept_here: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         block = jnp.where(i >= ends.first, w.read("rows", row + i), 0)
-        kept_here = kept_here & ~export.stands(ends.standing, i)
+        kept_here = kept_here & ~export.stands(ends.standing, done, i)
         why = jnp.where(block == 0, RETIRED, jnp.where(kept_here, 0, NOT_RETAINED))
         return block, why, w.read("chains", chain + i * scale) * groups + column
 

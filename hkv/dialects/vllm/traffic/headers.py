@@ -48,6 +48,7 @@ SIZES = ((2, 4, 8, 16), (2, 4, 8), (1, 2, 4), (3, 6, 12), (4, 8, 16))
 """Families of block sizes with small common multiples."""
 
 MANAGER_BUGS = (
+    "begun-state-under-later-key",
     "checkpoint-beyond-keys",
     "checkpoint-under-later-key",
     "copied-before-written",
@@ -65,8 +66,8 @@ MANAGER_BUGS = (
 OFFERS = "offer-outlives-state"
 """The defect of `MANAGER_BUGS` that traffic would run into where states are offered."""
 
-LATER_KEY = "checkpoint-under-later-key"
-"""That which it would run into where chunks export states."""
+LATER_KEY, BEGUN_KEY = LATER_KEYS = ("checkpoint-under-later-key", "begun-state-under-later-key")
+"""Those that it would run into where chunks export states."""
 
 Entry = dict[str, Any]
 
@@ -77,8 +78,8 @@ def draw_header(choices: Choices, feature: str, version: int = 1, kinds: frozens
     Arguments as of `_drawn`.
     """
     header = _drawn(choices, feature, version, kinds)
-    if version > 1 and looks_again(header) and LATER_KEY not in header.bugs:
-        header = msgspec.structs.replace(header, bugs=[*header.bugs, LATER_KEY])
+    if version > 1:
+        header = msgspec.structs.replace(header, bugs=with_later_keys(header, header.bugs))
     if version < 3:
         return header
     zeroing, offers = later_choices(header).chance(40), later_choices(header, "offloads")
@@ -94,7 +95,7 @@ def later_choices(header: Header, about: str = "") -> RandomChoices:
 
     Those `about` one thing do not depend on the others either.
     """
-    bugs = [name for name in header.bugs if name not in (OFFERS, LATER_KEY)]
+    bugs = [name for name in header.bugs if name not in (OFFERS, *LATER_KEYS)]
     earlier = msgspec.structs.replace(header, offloads=False, bugs=bugs)
     return RandomChoices(zlib.crc32(msgspec.json.encode(earlier) + about.encode()))
 
@@ -132,6 +133,20 @@ def copies_states(config: VllmConfig) -> bool:
 def effective_size(spec: LayerSpec, context_parallel: int) -> int:
     """Tokens in one manager block."""
     return spec.block_size * (context_parallel if spec.shared_by_ranks else 1)
+
+
+def with_later_keys(header: Header, bugs: list[str]) -> list[str]:
+    """The defects `bugs`, with those of `LATER_KEYS` that traffic of a configuration would run into."""
+    met = ((LATER_KEY, looks_again(header)), (BEGUN_KEY, begins_inside(header)))
+    return [*bugs, *(name for name, reached in met if reached and name not in bugs)]
+
+
+def begins_inside(header: Header) -> bool:
+    """True if a chunk that leaves a state behind may begin inside a block of states."""
+    return header.caching and any(
+        group.get("num_prefill_checkpoint_blocks") and group["block_size"] > header.hash_block_size
+        for group in header.groups
+    )
 
 
 def looks_again(header: Header) -> bool:

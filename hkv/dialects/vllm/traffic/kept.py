@@ -12,7 +12,7 @@ import pathlib
 import msgspec
 
 from hkv.dialects.vllm.log.structs import Header
-from hkv.dialects.vllm.traffic.headers import LATER_KEY, looks_again
+from hkv.dialects.vllm.traffic.headers import with_later_keys
 from hkv.oracle.steering import Kept
 
 PLACE = pathlib.Path(__file__).with_name("kept.jsonl")
@@ -42,6 +42,5 @@ def _of_version(header: Header, version: int) -> Header:
     bugs = list(header.bugs)
     if version > 2 and header.partial_hits and "copied-before-written" not in bugs:
         bugs.append("copied-before-written")  # a load may begin inside a block that another request fills
-    if version > 1 and looks_again(header) and LATER_KEY not in bugs:
-        bugs.append(LATER_KEY)
+    bugs = with_later_keys(header, bugs) if version > 1 else bugs
     return msgspec.structs.replace(header, oplog=version, bugs=bugs)

@@ -10,11 +10,13 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Answer, ExtraKeys, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import (
+    BEGUN_KEY,
     FEATURES,
     LATER_KEY,
     LONG_ROWS,
     REACHING,
     SHARING,
+    begins_inside,
     copies_states,
     draw_header,
     loads,
@@ -115,6 +117,7 @@ class Traffic:
         self._crowds = self._loads and not self._recurrent and not all(self._sparse[1:])
         self._copying = copies_states(self._config)
         self._looks_again = careful and looks_again(header) and LATER_KEY not in header.bugs
+        self._begins_inside = careful and begins_inside(header) and BEGUN_KEY not in header.bugs
 
     def step(self) -> None:
         """One scheduling step."""
@@ -363,6 +366,15 @@ class Traffic:
         return self._choices.pick((0, self._choices.integer(0, len(request.tokens))))
 
     def _next_tokens(self, request: Request, start: int, drafts: bool = True) -> int:
+        new = self._drawn_tokens(request, start, drafts)
+        for group in self._recurrent if self._begins_inside and start % self._header.hash_block_size == 0 else ():
+            # A state inside the chunk would stand two columns behind that of its start (`begun-state-under-later-key`).
+            size = group["block_size"]
+            leaves = group["num_prefill_checkpoint_blocks"] and -(-(start + new) // size) - 2 > start // size
+            new = size - start % size if leaves and start % size else new
+        return new
+
+    def _drawn_tokens(self, request: Request, start: int, drafts: bool) -> int:
         choices = self._choices
         left = len(request.tokens) - start
         boundary = (request.prompt - 1) // self._header.hash_block_size * self._header.hash_block_size

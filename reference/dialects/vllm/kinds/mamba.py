@@ -34,15 +34,22 @@ class MambaRow(Row):
       grown: whether the request was given blocks of its own, so that its row ends in a running state and scratch.
       retired: leading columns already given back.
       checkpoint: a length in tokens and the column in which the state at that length will be exported, or None.
-      standing: columns not looked at yet whose blocks hold a checkpoint, not the state after their last token.
+      begun: column inside which the chunk with that checkpoint begins, whose state it leaves as it was, or None.
+      standing: columns not looked at yet whose blocks hold such a checkpoint, or the state that its chunk began from.
       tail: the state at the end of its prompt that it registered inside a block, until that is copied or offered.
     """
 
     grown: bool = False
     retired: int = 0
     checkpoint: tuple[int, int] | None = None
+    begun: int | None = None
     standing: set[int] = dataclasses.field(default_factory=set)
     tail: Offer | None = None
+
+
+def _begun_by(row: MambaRow) -> set[int]:
+    """The column that the chunk at hand began inside and leaves as it was, if it leaves a checkpoint further on."""
+    return set() if row.checkpoint is None or row.begun is None else {row.begun}
 
 
 class MambaKind(Kind):
@@ -131,20 +138,29 @@ class MambaKind(Kind):
         if not demand.whole:
             self._leave_checkpoint(row)
             row.checkpoint = (position, ceil_div(demand.main, self.block_size) - 2) if position else None
+            row.begun = self._begun(demand.total) if position else None
         if new > 0:
             new = min(new, 1 + copied + (1 if position else 0) + (0 if row.grown else self.scratch))
         return new + self.evictable(hit)
 
     def _leave_checkpoint(self, row: MambaRow) -> None:
-        """Notes the column of the last chunk's checkpoint, if it will only be looked at now that others follow.
+        """Notes the last chunk's columns that hold other states, if they are only looked at now that others follow.
 
-        Keys lag behind tokens, and steps on their way retire nothing: it may still stand when its column's end has one.
+        Keys lag behind tokens, and steps on their way retire nothing: a checkpoint may still stand when its column's
+        end has one.
         """
-        if row.checkpoint is None or "checkpoint-under-later-key" in self.config.bugs:
+        if row.checkpoint is None:
             return
-        position, column = row.checkpoint
-        if position != (column + 1) * self.block_size and column >= (row.registered or 0):
-            row.standing.add(column)
+        found = _begun_by(row)
+        if "checkpoint-under-later-key" not in self.config.bugs:
+            found.add(row.checkpoint[1])
+        row.standing |= {column for column in found if column >= (row.registered or 0)}
+
+    def _begun(self, start: int) -> int | None:
+        """The column inside which a chunk begins that will leave a checkpoint further on, and so goes on behind it."""
+        if start % self.block_size == 0 or "begun-state-under-later-key" in self.config.bugs:
+            return None
+        return start // self.block_size
 
     def refuse(self, id: str) -> None:
         """The chunk will not be computed, nor the state inside it that was planned."""
@@ -273,12 +289,12 @@ class MambaKind(Kind):
     def wanted(self, row: Row, span: range, boundaries: Sequence[int]) -> list[bool] | None:
         assert isinstance(row, MambaRow)
         mask = self.mask(span, boundaries)
-        if row.standing.isdisjoint(span):
+        other = row.standing | _begun_by(row)
+        if other.isdisjoint(span):
             return mask
         kept = mask or [True] * len(span)
-        kept = [keep and column not in row.standing for column, keep in zip(span, kept, strict=True)]
         row.standing.difference_update(span)
-        return kept
+        return [keep and column not in other for column, keep in zip(span, kept, strict=True)]
 
     def register(self, request: Request, tokens: int) -> range:
         """Full columns, then one off the grid: a planned checkpoint, or the prompt's last state (`cache_blocks`)."""
