@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from hkv.cache import single_thread
 from hkv.machine import native_loops
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"
@@ -103,7 +104,12 @@ def serving_programs() -> dict[str, Callable[[], Any]]:
     def arrived() -> Any:
         return jax.jit(arrivals.arrive, donate_argnums=1).lower(parameters, state, new)
 
-    return {"hkv.cache.step": stepped, "hkv.cache.arrivals": arrived}
+    return {
+        "hkv.cache.step": stepped,
+        "hkv.cache.arrivals": arrived,
+        "hkv.cache.step, specialised": lambda: serving.specialised(parameters, room).trace(state, batch).lower(),
+        "hkv.cache.arrivals, specialised": lambda: arrivals.specialised(parameters).trace(state, new).lower(),
+    }
 
 
 @click.command()
@@ -115,6 +121,7 @@ def main(repeats: int, only: str | None, json_path: str | None) -> None:
     if repeats < 1:
         raise click.UsageError(f"--repeats {repeats}: at least 1 was expected")
     native_loops.enable()
+    single_thread.enable()
     table = Table("program", "trace: median s", "compile: median s", "least")
     figures: dict[str, dict[str, list[float]]] = {}
     chosen = {name: make for name, make in programs().items() if name.startswith(only or "")}

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from hkv.cache import inside_hits
@@ -30,6 +31,7 @@ from hkv.cache.token_hashing import hash_prompts
 from hkv.cache.varying import unified
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.machine.native_regions import Dispatched
 from hkv.state.loops import divide, remainder
 from hkv.state.status import Status
 
@@ -139,6 +141,17 @@ def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
 
 
 jitted = jax.jit(arrive, donate_argnums=1)
+
+
+def specialised(parameters: Parameters):
+    """`arrive` compiled for one configuration, its state donated: `specialised(parameters)(state, arrivals)`.
+
+    As `hkv.cache.step.specialised`.
+    """
+    constants = jax.tree.map(np.asarray, parameters)
+    return Dispatched(lambda state, arrivals: arrive(constants, state, arrivals))
+
+
 """`arrive` compiled, its state donated."""
 
 

@@ -42,6 +42,7 @@ from hkv.cache.varying import unified
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.admit import Spread, spread_row
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.machine.native_regions import Dispatched
 from hkv.state.loops import divide
 from hkv.state.status import Status
 
@@ -136,11 +137,12 @@ def jitted(room: int):
 def specialised(parameters: Parameters, room: int):
     """`step` compiled for one configuration, its state donated: `specialised(parameters, room)(state, batch)`.
 
-    Its parameters are constants, so that what only other configurations need is left out: a sixth of a step's time.
-    `jitted` is one program for all configurations of a shape; this is a new one at each call, to be kept.
+    Its parameters are constants, so that what only other configurations need is left out, and XLA:CPU compiles it in
+    few pieces (`hkv.machine.native_regions`). `jitted` is one program for all configurations of a shape; this is a new
+    one at each call, to be kept.
     """
     constants = jax.tree.map(np.asarray, parameters)
-    return jax.jit(lambda state, batch: step(constants, state, batch, room=room), donate_argnums=0)
+    return Dispatched(lambda state, batch: step(constants, state, batch, room=room))
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -39,11 +39,14 @@ def copies(text: str) -> list[str]:
 
 
 @functools.cache
-def compiled(tokens: int, scanned: bool):
+def compiled(tokens: int, form: str):
     config, parameters, state = made()
     room = serving.room_for(config, queries=ROWS, tokens=ROWS * tokens)
-    if not scanned:
+    if form == "shared":
         lowered = serving.jitted(room).lower(parameters, state, batch(tokens))
+        return lowered.as_text(), lowered.compile().as_text()
+    if form == "specialised":
+        lowered = serving.specialised(parameters, room).trace(state, batch(tokens)).lower()
         return lowered.as_text(), lowered.compile().as_text()
 
     def run(parameters, state, new):
@@ -57,9 +60,12 @@ def compiled(tokens: int, scanned: bool):
     return lowered.as_text(), lowered.compile().as_text()
 
 
-@pytest.mark.parametrize(("tokens", "scanned"), [(1, False), (1, True), (5, False)])
-def test_no_large_array_is_copied_and_the_host_is_not_called(tokens, scanned):
-    _, text = compiled(tokens, scanned)
+FORMS = [(1, "shared"), (1, "scanned"), (5, "shared"), (5, "specialised")]
+
+
+@pytest.mark.parametrize(("tokens", "form"), FORMS)
+def test_no_large_array_is_copied_and_the_host_is_not_called(tokens, form):
+    _, text = compiled(tokens, form)
     assert copies(text) == []
     assert "callback" not in text
     assert not re.search(r"\b(infeed|outfeed|send|recv)\(", text)
@@ -72,8 +78,8 @@ def test_the_search_for_copies_finds_one():
 
 
 def test_the_only_loops_are_over_refusals_and_inside_hash_blocks_and_over_their_links():
-    assert compiled(1, False)[0].count("stablehlo.while") == 3
-    assert compiled(5, False)[0].count("stablehlo.while") == 3
+    for tokens, form in FORMS[::2]:
+        assert compiled(tokens, form)[0].count("stablehlo.while") == 3
 
 
 def test_a_program_of_one_configuration_answers_alike_and_uses_donated_arrays_again():
