@@ -38,7 +38,8 @@ def program(table, rows):
 
 def drawn(seed: int) -> tuple[jax.Array, jax.Array]:
     choices = np.random.default_rng(seed)
-    return tuple(jnp.asarray(choices.integers(-50, 50, SIZE).astype(np.int32)) for _ in range(2))
+    table, rows = choices.integers(-50, 50, (2, SIZE)).astype(np.int32)
+    return jnp.asarray(table), jnp.asarray(rows)
 
 
 @pytest.mark.parametrize("seed", range(4))
