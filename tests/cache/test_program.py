@@ -1,4 +1,4 @@
-"""Promises of a compiled program besides its answers: few compilations, no transfers, lanes, no reference."""
+"""Promises of a compiled program besides its answers: few compilations, no transfers, no reference."""
 
 from __future__ import annotations
 
@@ -14,17 +14,8 @@ from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.dialects.vllm.rules.parameters import of_config
 from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header
-from hkv.spec import FullAttention, Mamba
 from hkv.testing.choices import RandomChoices
-from tests.cache.build import BUCKETS, config, operations, program, prompt, run, start
-
-DRAFTING = config(
-    FullAttention(block_size=8),
-    Mamba(block_size=8, num_speculative_blocks=1, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=4),
-    num_blocks=40,
-    partial_hits=True,
-)
-"""Sub-block hits, and states for drafts and inside chunks."""
+from tests.cache.build import operations, program, prompt, run, start
 
 
 def test_a_thousand_configurations_share_a_handful_of_sizes() -> None:
@@ -61,24 +52,6 @@ def test_the_state_is_donated() -> None:
     parameters, state = start()
     run(parameters, state, Batch().add(Code.STEP))
     assert all(array.is_deleted() for array in jax.tree.leaves(state))
-
-
-def test_lanes_do_what_single_states_do() -> None:
-    configs = [DRAFTING, config(num_blocks=9), config(num_blocks=256, caching=False)]
-    states = [cache.init(each, BUCKETS) for each in configs]
-    batches = []
-    for n in (9, 11, 6):
-        batch = prompt(Batch(), 0, range(n), tokens=4 * n + 2).add(Code.FREE, 0)
-        batches.append(operations(prompt(prompt(batch.add(Code.DROP, 0), 1, range(n)), 2, range(3, n), must_fit=1)))
-    arguments = [(parameters, state, each) for (parameters, state), each in zip(states, batches, strict=True)]
-    stacked = jax.tree.map(lambda *x: np.stack(x), *arguments)
-    together = program(3)(*stacked)
-    for lane, each in enumerate(arguments):
-        state, results = program()(*each)
-        for got, want in zip(jax.tree.leaves(together[1]), jax.tree.leaves(results), strict=True):
-            np.testing.assert_array_equal(np.asarray(got)[lane], np.asarray(want))
-        for got, want in zip(jax.tree.leaves(together[0]), jax.tree.leaves(state), strict=True):
-            np.testing.assert_array_equal(np.asarray(got)[lane][:-1], np.asarray(want)[:-1])  # the last is spare
 
 
 def test_states_are_small_pytrees() -> None:

@@ -52,7 +52,7 @@ def test_json_and_plots(monkeypatch, capsys, trace, tmp_path):
     png, svg, made = tmp_path / "a.png", tmp_path / "b.SVG", tmp_path / "a.json"
     code, out, _ = run(
         monkeypatch, capsys, "replay", trace, *GROUPS, "--plot", str(png), "--json", str(made), "--eagle", "1",
-        "--retention", "0", "--speed", "1/2", "--limit", "5",
+        "--retention", "0", "--speed", "1/2", "--limit", "10",
     )  # fmt: skip
     assert code == 0
     assert "Replay" in out
@@ -61,7 +61,7 @@ def test_json_and_plots(monkeypatch, capsys, trace, tmp_path):
     assert document["options"]["groups"] == "full:16,swa:16:64"
     assert (document["options"]["eagle"], document["options"]["retention"]) == ("1", 0)
     assert document["options"]["speed"] == "1/2"
-    assert document["totals"]["requests"] == 5
+    assert document["totals"]["requests"] == 10
     assert [group["eagle"] for group in document["groups"]] == [False, True]
     code, out, _ = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--plot", str(svg), "--json", "-")
     assert code == 0

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference.build import config as build
+from tests.slow.step.test_checkpoints import configs, drive, states
 from tests.step.sample import assert_same
 from tests.step.test_arrivals import arrive
-from tests.step.test_checkpoints import configs, drive, states
 from tests.step.test_step import OK, Pair
 
 AHEAD = 3

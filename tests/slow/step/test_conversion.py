@@ -19,8 +19,8 @@ from hkv.spec import FullAttention
 from hkv.state.state import Buckets
 from hkv.state.status import Status
 from reference.keys.fingerprint import keys as keys_of
+from tests.slow.step.test_checkpoints import states
 from tests.step.sample import configs
-from tests.step.test_checkpoints import states
 
 R, W = 4, 56
 BUCKETS = Buckets(blocks=64, requests=R, groups=4, row=W, chain=64, keys=1024)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hkv
+from tests.slow.step.test_checkpoints import states
+from tests.slow.step.test_hostile_chunks import SPECS, config_of
 from tests.step.hostile_chunks import drive
-from tests.step.test_checkpoints import states
-from tests.step.test_states import SPECS, config_of
 
 
 def alignments(draw) -> int:

@@ -12,8 +12,9 @@ from hkv import serving
 from hkv.errors import ConfigError, OperationError
 from hkv.tier.memory import MemoryTier
 from tests.cache.hlo import large_copies
-from tests.serving import test_inside, test_serving
+from tests.serving import test_serving
 from tests.serving.test_serving import BUDGET, LONGEST, VOCABULARY, Host, R, check, hidden, serve
+from tests.slow.serving import test_inside
 
 PROMPTS = [np.random.default_rng(n).integers(0, VOCABULARY, size).tolist() for n, size in ((1, 11), (2, 21), (3, 9))]
 

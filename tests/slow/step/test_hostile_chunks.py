@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import hkv
 from hkv.state.status import Status
+from tests.slow.step.test_checkpoints import states
 from tests.step.hostile_chunks import drive
 from tests.step.paged_model import BLOCKS, Served
-from tests.step.test_checkpoints import states
 
 SPECS = {
     "mamba": lambda size: hkv.Mamba(block_size=size),
