@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,8 +52,18 @@ def pytest_configure(config: pytest.Config) -> None:
     needs.register(config)
     if not all(OPTIMIZED in (path := _path(config, name), *path.parents) for name in config.args):
         quick_compilation.enable()  # what runs once or twice is not worth optimising
-    if config.getoption("dist", "no") == "load":  # the tests of a file share programs: one worker compiles them
+    if config.getoption("dist", "no") == "load":
         config.option.dist = "loadfile"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keeps tests together that share programs."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.scheduling import ProgramScheduling
+
+    return ProgramScheduling(config, log)
 
 
 def _path(config: pytest.Config, name: str) -> pathlib.Path:

@@ -14,8 +14,8 @@ from hkv.cache.key_index import bring_up_to_date, look_up
 from hkv.cache.state import SLOTS, StepCounter, StepState
 from hkv.cache.step import find
 from tests.reference.build import config as build
+from tests.step.compiled_step import copies, made
 from tests.step.test_arrivals import arrivals
-from tests.step.test_compiled import copies, made
 
 BLOCKS, GROUPS = 1500, 3
 updated = jax.jit(bring_up_to_date)

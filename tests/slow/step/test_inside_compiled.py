@@ -12,8 +12,8 @@ from hkv.cache import arrivals, copies, exports, inside_hits, registration, tail
 from hkv.cache import step as serving
 from hkv.spec import FullAttention, Mamba
 from tests.reference.build import config as build
-from tests.step import test_compiled
-from tests.step.test_compiled import BLOCKS, ROWS, WIDTH, batch
+from tests.step import compiled_step
+from tests.step.compiled_step import BLOCKS, ROWS, WIDTH, batch
 
 LARGE = {str(BLOCKS), str(2 * BLOCKS), "8192", "65536", f"{ROWS},2,{WIDTH}", f"{ROWS},192"}
 
@@ -33,8 +33,8 @@ def test_no_large_array_is_copied_and_the_host_is_not_called(partial_hits, check
         assert state.index.shape == (65536,)
     room = serving.room_for(config, queries=ROWS, tokens=5 * ROWS)
     text = serving.jitted(room).lower(parameters, state, batch(5)).compile().as_text()
-    monkeypatch.setattr(test_compiled, "LARGE", LARGE)
-    assert test_compiled.copies(text) == []
+    monkeypatch.setattr(compiled_step, "LARGE", LARGE)
+    assert compiled_step.copies(text) == []
     assert "custom-call" not in text
     assert "callback" not in text
 

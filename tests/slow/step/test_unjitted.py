@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import hkv
-from tests.step.test_citizen import arguments, made
+from tests.slow.step.test_citizen import arguments, made
 
 
 def test_steps_run_without_compilation():
