@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -73,6 +73,29 @@ class KeepsAfterPreemption(NumpyEngine):
                 kind.row(id).blocks = row
 
 
+class RetiresOnce(NumpyEngine):
+    """A request that comes again gives nothing back as it outgrows a window."""
+
+    def __init__(self, header: Header) -> None:
+        super().__init__(header)
+        self._freed: set[str] = set()
+        for kind in self.manager.cache.kinds:
+            kind.retire = self._unless_freed(kind.retire)  # type: ignore[method-assign]
+
+    def _unless_freed(self, retire: Callable[[str, int], None]) -> Callable[[str, int], None]:
+        return lambda id, processed: None if id in self._freed else retire(id, processed)
+
+    def request(
+        self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
+    ) -> None:
+        super().request(id, tokens, extra, keys)
+        self._freed.discard(id)
+
+    def free(self, id: str) -> None:
+        super().free(id)
+        self._freed.add(id)
+
+
 DEFECTS: list[tuple[type[NumpyEngine], str, set[str]]] = [
     (FreesUnderAStep, "core", {"retirement", "shadow tags", "admission", "hit admission"}),
     (SharesAdapters, "core", {"identity", "soundness", "shadow tags"}),
@@ -91,6 +114,12 @@ def test_a_defect_is_diagnosed(engine: Any, feature: str, names: set[str]) -> No
     (found,) = result.found
     assert found.invariant in names, found.broken
     assert len(found.case.operations) <= 12
+
+
+def test_a_request_that_comes_again_is_said_to():
+    (found,) = diff(RetiresOnce, "numpy", features=["core"], seeds=60, first_seed=0, version=2).found
+    assert found.invariant == "retirement"
+    assert "which was preempted and has come back, still has" in found.headline
 
 
 def test_nothing_is_called_consistent() -> None:

@@ -24,17 +24,18 @@ def retirement(moment: Moment) -> Iterator[str]:
     assert isinstance(operation, AllocateOp)
     assert isinstance(answer, Allocation)
     record = moment.ledger.requests[operation.id]
+    came = f" of {operation.id}, which was preempted and has come back," if record.preempted else ""
     for group, row in enumerate(moment.after.rows.get(operation.id, [])):
         spec = moment.config.topology.groups[group].spec
         size = moment.config.block_size(group)
         outgrown = spec.retired(record.processed, size)
         left, end = row[outgrown.start : outgrown.stop], min(outgrown.stop, len(row)) * size
         if answer.blocks is not None and any(left):
-            yield f"group {group} still has {left}, though nothing of it is read before token {end}"
+            yield f"group {group}{came} still has {left}, though nothing of it is read before token {end}"
         unread = spec.keeping(0).retired(record.processed, size) if spec.kept_beyond else outgrown
         kept = [block for column, block in enumerate(row) if column not in unread]
         if not spec.snapshot and not spec.off_grid and 0 in kept:
-            yield f"group {group} has lost a block of {kept}, though all of its tokens are read"
+            yield f"group {group}{came} has lost a block of {kept}, though all of its tokens are read"
 
 
 @invariant("room", "B-I12", "B-I16", after=(AllocateOp,))

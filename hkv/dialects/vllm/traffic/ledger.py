@@ -21,6 +21,7 @@ class RequestRecord:
       prompt: tokens it arrived with.
       computed: tokens computed.
       running: whether it holds blocks.
+      preempted: whether it held blocks before, and gave them back.
       processed: computed, hit and external tokens, less those in flight: the most that an `allocate` saw.
       main: tokens it was granted room for since it last waited, look-ahead left out: the most of any grant.
       slots: the same with look-ahead.
@@ -36,6 +37,7 @@ class RequestRecord:
     prompt: int
     computed: int = 0
     running: bool = False
+    preempted: bool = False
     processed: int = 0
     main: int = 0
     slots: int = 0
@@ -117,6 +119,7 @@ class Ledger:
             case oplog.FreeOp() | oplog.PopOp():
                 record = self.requests[operation.id]
                 record.computed = record.processed = record.main = record.slots = record.encoder = 0
+                record.preempted |= record.running
                 record.running = False
             case oplog.DropOp():
                 del self.requests[operation.id]
