@@ -262,19 +262,35 @@ def require_expressible(config: VllmConfig) -> None:
     """Raises for configurations whose rules a whole step does not have.
 
     Raises:
-      ConfigError: hashes that look far ahead, or at all with hits inside blocks; an encoder's output, or windows that
-        are computed again.
+      ConfigError: hashes that look far ahead, or at all with hits inside blocks; recurrent states that EAGLE registers
+        inside blocks, though hits end with them; an encoder's output, or windows that are computed again.
     """
     if config.hash_lookahead > MOST_AHEAD:
         raise ConfigError("hash_lookahead", config.hash_lookahead, f"at most {MOST_AHEAD} tokens")
     if config.hash_lookahead and config.partial_hits:
         expected = "0 where hits end inside blocks: a state moves on before its key is known"
         raise ConfigError("hash_lookahead", config.hash_lookahead, expected)
+    if states_inside_blocks(config):
+        expected = "the block of every recurrent group, or partial_hits: EAGLE registers states inside larger ones"
+        raise ConfigError("hash_block_size", config.hash_block_size, expected)
     for group, spec in enumerate(config.topology.specs):
         if spec.encoder_tokens:
             raise ConfigError(f"groups[{group}].kind", spec.kind, "a kind of a request's own tokens")
         if spec.replays:
             raise ConfigError(f"groups[{group}].kind", spec.kind, "a kind that needs no tokens computed again")
+
+
+def states_inside_blocks(config: VllmConfig) -> bool:
+    """True if recurrent states are registered inside blocks, and copied on write, though hits end with blocks.
+
+    Of several groups, those under the EAGLE drop register what goes on behind the last scheduler block (vLLM 0.33
+    `get_num_cacheable_tokens`), and of a recurrent one the state after the prompt's last hash block.
+    """
+    if config.partial_hits or not config.caching or len(config.topology.specs) == 1:
+        return False
+    groups = config.topology.specs
+    larger = (groups[group] for group in config.eagle_group_ids if config.block_size(group) > config.hash_block_size)
+    return any(spec.prefix_cacheable and spec.snapshot and spec.registers_parts for spec in larger)
 
 
 def room_for(config: VllmConfig, *, queries: int, tokens: int) -> int:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 from hypothesis import strategies as st
 
-from hkv.cache.state import ERA, HASH_WORDS, OWN_ERA, StepCounter, StepRequest, StepRow, StepState, row_fields
+from hkv.cache.state import (
+    ERA,
+    HASH_WORDS,
+    OWN_ERA,
+    StepCounter,
+    StepRequest,
+    StepRow,
+    StepState,
+    row_fields,
+    states_inside_blocks,
+)
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.model.topology import Topology
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
@@ -50,7 +61,7 @@ def configs(draw, least_blocks: int = 4) -> VllmConfig:
     intervals = [None, None, 0]
     if any(spec.retained_sparsely for spec in specs):
         intervals += [0, scheduler_block, 2 * scheduler_block]
-    return VllmConfig(
+    config = VllmConfig(
         topology=Topology.of_specs(specs),
         num_blocks=draw(st.integers(least_blocks, 60)),
         hash_block_size=math.gcd(*cacheable),
@@ -61,6 +72,7 @@ def configs(draw, least_blocks: int = 4) -> VllmConfig:
         watermark=draw(st.sampled_from((0.0, 0.0, 0.1, 0.4))),
         max_model_len=48,
     )
+    return dataclasses.replace(config, eagle=False) if states_inside_blocks(config) else config
 
 
 def state_of(rows: Rows, empty: StepState) -> StepState:

@@ -22,6 +22,7 @@ from hkv.cache.state import (
     checkpoint_groups,
 )
 from hkv.cache.step_slots import on_rank, ranks_of
+from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
 from hkv.spec import FullAttention, Mamba, SlidingWindow
 from hkv.state.status import Status
@@ -309,6 +310,14 @@ def test_states_for_drafts_move_along_with_their_row():
     pair.start(0)
     for count in (2, 6, 1, 1):
         assert pair.step([[1] * count, [], [], [], []], [L, 0, 0, 0, 0])[0] == OK
+
+
+def test_states_that_eagle_registers_inside_blocks_are_refused():
+    """For vLLM 0.33 registers the state at 6 tokens of a prompt of 8 inside a block of 4, and copies it on write."""
+    for groups, eagle, other in (("full:2,mamba:4", (0, 1), (0,)), ("mamba:2,mamba:4,full:2", (1,), (0, 2))):
+        with pytest.raises(ConfigError, match=r"^hash_block_size = 2: expected the block of every recurrent group"):
+            serving.init(build(groups, num_blocks=60, eagle=eagle, hash_block_size=2), rows=R, row=W)
+        serving.init(build(groups, num_blocks=60, eagle=other, hash_block_size=2), rows=R, row=W)
 
 
 def test_a_refused_row_has_retired_all_the_same():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hkv.cache.state import states_inside_blocks
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.traffic.hit_causes import causes
 from hkv.model.topology import Topology
@@ -55,7 +57,7 @@ def configs(draw, inside: bool = False) -> VllmConfig:
     specs = draw(st.permutations(specs))
     cacheable = [spec.block_size for spec in specs if spec.prefix_cacheable]
     scheduler_block = math.lcm(*(spec.block_size for spec in specs))
-    return VllmConfig(
+    config = VllmConfig(
         topology=Topology.of_specs(specs),
         num_blocks=draw(st.integers(8, 60)),
         hash_block_size=unit if inside else math.gcd(*cacheable),
@@ -67,6 +69,7 @@ def configs(draw, inside: bool = False) -> VllmConfig:
         watermark=draw(st.sampled_from((0.0, 0.0, 0.1))),
         max_model_len=40,
     )
+    return dataclasses.replace(config, eagle=False) if states_inside_blocks(config) else config
 
 
 @settings(max_examples=80)

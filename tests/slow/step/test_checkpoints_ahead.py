@@ -36,3 +36,14 @@ def test_a_state_that_nobody_wants_is_not_taken_for_the_one_at_the_end_of_its_bl
     assert pair.rows.blocks(0, 0)[3] == block
     assert not pair.rows.manager.pool.keys_of(block)
     assert_same(pair.rows, pair.state)
+
+
+def test_columns_before_a_state_are_not_looked_at_again_when_their_keys_are_known():
+    """Keys come three tokens late: by then a state inside a later chunk stands, and what is before it was looked at."""
+    pair = Pair(build([states(1)], num_blocks=60, eagle=(0,), hash_lookahead=AHEAD))
+    prompt = list(range(1, 10))
+    arrive(pair, {0: prompt})
+    for first, last in ((0, 1), (1, 3), (3, 5), (5, 7), (7, 9)):
+        in_flight = [3 * (first >= 3), 0, 0, 0, 0]
+        assert pair.step([prompt[first:last], [], [], [], []], in_flight=in_flight)[0] == OK
+        assert_same(pair.rows, pair.state)
