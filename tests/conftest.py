@@ -52,14 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
     needs.register(config)
     if not all(OPTIMIZED in (path := _path(config, name), *path.parents) for name in config.args):
         quick_compilation.enable()  # what runs once or twice is not worth optimising
-    if config.getoption("dist", "no") == "load":
-        config.option.dist = "loadfile"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keeps tests together that share programs."""
-    if config.getoption("dist") != "loadfile":
+    """Keeps tests together that share programs, unless `--dist` asks for something else."""
+    if config.getoption("dist") != "load":
         return None
     from tests.scheduling import ProgramScheduling
 

@@ -28,8 +28,8 @@ from tests.reference.build import admit, manager
 from tests.reference.build import config as build
 from tests.replay.test_diagnosis_definition import reasons_are_what_they_say
 from tests.step.sample import assert_same
-from tests.step.test_arrivals import P, arrive
-from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens
+from tests.step.test_arrivals import P, arrive, turnover, two_texts
+from tests.step.test_step import NO_ROOM, OK, Pair, T, drawn_tokens
 
 
 def test_a_query_reads_the_sinks_and_its_window():
@@ -123,15 +123,9 @@ def test_tokens_from_elsewhere_bring_the_sinks_too():
 )
 def test_whole_steps_and_arrivals_are_the_sequential_operations(text, num_blocks, data):
     pair = Pair(build(text, num_blocks=num_blocks, max_model_len=48))
-    bases = [[data.draw(st.integers(0, 1)) for _ in range(30)] for _ in range(2)]
+    texts = two_texts(data, 30)
     for _ in range(data.draw(st.integers(3, 8))):
-        new = {}
-        for row in range(R):
-            if pair.rows.names[row] is not None:
-                if data.draw(st.integers(0, 3)) == 0:
-                    pair.finish(row)
-            elif data.draw(st.integers(0, 2)) > 0:
-                new[row] = data.draw(st.sampled_from(bases))[: data.draw(st.integers(1, min(P, 30)))]
+        new, _ = turnover(pair, data, texts, st.integers(1, min(P, 30)))
         arrive(pair, new)
         assert_same(pair.rows, pair.state)
         for _ in range(data.draw(st.integers(1, 4))):

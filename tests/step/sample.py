@@ -72,6 +72,11 @@ def configs(draw, least_blocks: int = 4) -> VllmConfig:
         watermark=draw(st.sampled_from((0.0, 0.0, 0.1, 0.4))),
         max_model_len=48,
     )
+    return expressible(config)
+
+
+def expressible(config: VllmConfig) -> VllmConfig:
+    """The configuration, without EAGLE where whole steps would refuse it for that."""
     return dataclasses.replace(config, eagle=False) if states_inside_blocks(config) else config
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -61,21 +63,56 @@ def plain(config) -> bool:
     return not any(causes(config, tokens) for tokens in range(1, 49))
 
 
+Texts = list[list[int]]
+
+
+def two_texts(data, length: int) -> Texts:
+    """Two texts, of which prompts are beginnings."""
+    return [[data.draw(st.integers(0, 1)) for _ in range(length)] for _ in range(2)]
+
+
+def turnover(
+    pair: Pair, data, texts: Texts, lengths: st.SearchStrategy[int], stay: int = 3
+) -> tuple[dict[int, list[int]], set[int]]:
+    """Ends some rows, one of `stay` + 1, and draws prompts for some of the empty ones.
+
+    Returns:
+      The prompts by row, yet to arrive, and the rows that ended.
+    """
+    new, ended = {}, set()
+    for row in range(R):
+        if pair.rows.names[row] is not None:
+            if data.draw(st.integers(0, stay)) == 0:
+                pair.finish(row)
+                ended.add(row)
+        elif data.draw(st.integers(0, 2)) > 0:
+            new[row] = data.draw(st.sampled_from(texts))[: data.draw(lengths)]
+    return new, ended
+
+
+def unfinished(
+    pair: Pair, data, lengths: list[int], rounds: tuple[int, int], stay: int
+) -> Iterator[dict[int, list[int]]]:
+    """Rows end and prompts of `lengths` tokens arrive in each round; before each step, the prompts of running rows."""
+    texts = two_texts(data, lengths[-1])
+    waiting: dict[int, list[int]] = {}
+    for _ in range(data.draw(st.integers(*rounds))):
+        new, ended = turnover(pair, data, texts, st.sampled_from(lengths), stay)
+        arrive(pair, new, output=data.draw(st.sampled_from((0, 0, 0, 3))))
+        waiting = {row: prompt for row, prompt in waiting.items() if row not in ended} | new
+        assert_same(pair.rows, pair.state)
+        for _ in range(data.draw(st.integers(1, 4))):
+            yield waiting
+
+
 @settings(max_examples=60)
 @given(config=configs(least_blocks=12).filter(plain), data=st.data())
 def test_arrivals_are_lookups_and_adoptions_in_order(config, data):
     pair = Pair(config)
     longest = min(P, 48 - T, min(config.block_sizes) * 20 - T)
-    bases = [[data.draw(st.integers(0, 1)) for _ in range(longest)] for _ in range(2)]
+    texts = two_texts(data, longest)
     for _ in range(data.draw(st.integers(3, 8))):
-        new = {}
-        for row in range(R):
-            if pair.rows.names[row] is not None:
-                if data.draw(st.integers(0, 3)) == 0:
-                    pair.finish(row)
-            elif data.draw(st.integers(0, 2)) > 0:
-                base = data.draw(st.sampled_from(bases))
-                new[row] = base[: data.draw(st.integers(1, longest))]
+        new, _ = turnover(pair, data, texts, st.integers(1, longest))
         arrive(pair, new, output=data.draw(st.sampled_from((0, 0, 3, P))))
         assert_same(pair.rows, pair.state)
         for _ in range(data.draw(st.integers(1, 4))):

@@ -16,8 +16,8 @@ from hkv.spec import KINDS, spec_from_log
 from hkv.testing.choices import RandomChoices
 from tests.reference.build import config as build
 from tests.step.sample import assert_same, configs
-from tests.step.test_arrivals import arrive, plain
-from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens, padded
+from tests.step.test_arrivals import arrive, plain, turnover, two_texts
+from tests.step.test_step import NO_ROOM, OK, Pair, T, drawn_tokens, padded
 
 AHEAD = 5
 """More than most hash blocks, and no multiple of the four tokens that are mixed at once."""
@@ -34,15 +34,9 @@ def looking_ahead(draw):
 def test_steps_and_arrivals_are_the_sequential_operations_in_order(config, data):
     pair = Pair(config)
     longest = min(40 - T, min(config.block_sizes) * 20 - T)
-    bases = [[data.draw(st.integers(0, 1)) for _ in range(longest)] for _ in range(2)]
+    texts = two_texts(data, longest)
     for _ in range(data.draw(st.integers(3, 8))):
-        new = {}
-        for row in range(R):
-            if pair.rows.names[row] is not None:
-                if data.draw(st.integers(0, 3)) == 0:
-                    pair.finish(row)
-            elif data.draw(st.integers(0, 2)) > 0:
-                new[row] = data.draw(st.sampled_from(bases))[: data.draw(st.integers(1, longest))]
+        new, _ = turnover(pair, data, texts, st.integers(1, longest))
         arrive(pair, new)
         assert_same(pair.rows, pair.state)
         for _ in range(data.draw(st.integers(1, 4))):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hkv.cache.state import states_inside_blocks
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.traffic.hit_causes import causes
 from hkv.model.topology import Topology
 from hkv.spec import FullAttention, Mamba, OpaqueState, SlidingWindow
 from tests.reference.build import config as build
-from tests.step.sample import assert_same
-from tests.step.test_arrivals import arrive
+from tests.step.sample import expressible
+from tests.step.test_arrivals import arrive, unfinished
 from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens
 
 
@@ -69,7 +67,7 @@ def configs(draw, inside: bool = False) -> VllmConfig:
         watermark=draw(st.sampled_from((0.0, 0.0, 0.1))),
         max_model_len=40,
     )
-    return dataclasses.replace(config, eagle=False) if states_inside_blocks(config) else config
+    return expressible(config)
 
 
 @settings(max_examples=80)
@@ -90,30 +88,16 @@ def drive(config, data) -> None:
     lengths = [n for n in range(1, longest) if not causes(config, n)]
     assume(lengths)
     pair = Pair(config)
-    bases = [[data.draw(st.integers(0, 1)) for _ in range(lengths[-1])] for _ in range(2)]
-    waiting: dict[int, list[int]] = {}
-    for _ in range(data.draw(st.integers(3, 9))):
-        new = {}
-        for row in range(R):
-            if pair.rows.names[row] is not None:
-                if data.draw(st.integers(0, 3)) == 0:
-                    pair.finish(row)
-                    waiting.pop(row, None)
-            elif data.draw(st.integers(0, 2)) > 0:
-                new[row] = data.draw(st.sampled_from(bases))[: data.draw(st.sampled_from(lengths))]
-        arrive(pair, new, output=data.draw(st.sampled_from((0, 0, 0, 3))))
-        waiting |= new
-        assert_same(pair.rows, pair.state)
-        for _ in range(data.draw(st.integers(1, 4))):
-            tokens = drawn_tokens(data, pair)
-            for row, prompt in waiting.items():
-                rest = prompt[pair.rows.request(row).num_computed :][:T]
-                if rest and data.draw(st.integers(0, 4)):
-                    tokens[row] = rest[: pair.rows.allowed(row)]
-            computed = [request.num_computed if (request := pair.rows.request(row)) else 0 for row in range(R)]
-            lookahead = [data.draw(st.sampled_from((0, 0, 3))) for _ in range(R)]
-            in_flight = [min(data.draw(st.sampled_from((0, 0, 1, 6))), computed[row]) for row in range(R)]
-            pair.step(tokens, lookahead, in_flight, data.draw(st.permutations(range(R))))
+    for waiting in unfinished(pair, data, lengths, (3, 9), 3):
+        tokens = drawn_tokens(data, pair)
+        for row, prompt in waiting.items():
+            rest = prompt[pair.rows.request(row).num_computed :][:T]
+            if rest and data.draw(st.integers(0, 4)):
+                tokens[row] = rest[: pair.rows.allowed(row)]
+        computed = [request.num_computed if (request := pair.rows.request(row)) else 0 for row in range(R)]
+        lookahead = [data.draw(st.sampled_from((0, 0, 3))) for _ in range(R)]
+        in_flight = [min(data.draw(st.sampled_from((0, 0, 1, 6))), computed[row]) for row in range(R)]
+        pair.step(tokens, lookahead, in_flight, data.draw(st.permutations(range(R))))
 
 
 def test_a_prompt_of_one_chunk_is_resumed_close_to_its_end():

@@ -16,7 +16,7 @@ from hkv.spec import FullAttention, Mamba, OpaqueState, SlidingWindow
 from reference.dialects.vllm.kinds.checkpoints import checkpoint_position
 from tests.reference.build import config as build
 from tests.step.sample import assert_same
-from tests.step.test_arrivals import arrivals, arrive
+from tests.step.test_arrivals import arrivals, arrive, unfinished
 from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens
 
 FIELDS = {"hash_block_size": 2, "partial_hits": True}
@@ -72,28 +72,14 @@ def test_hits_inside_blocks_are_the_sequential_operations_in_order(config, data)
     lengths = [n for n in range(1, min(40 - T, min(config.block_sizes) * 20 - T)) if not causes(config, n)]
     assume(lengths)
     pair = Pair(config)
-    bases = [[data.draw(st.integers(0, 1)) for _ in range(lengths[-1])] for _ in range(2)]
-    waiting: dict[int, list[int]] = {}
-    for _ in range(data.draw(st.integers(4, 10))):
-        new = {}
-        for row in range(R):
-            if pair.rows.names[row] is not None:
-                if data.draw(st.integers(0, 4)) == 0:
-                    pair.finish(row)
-                    waiting.pop(row, None)
-            elif data.draw(st.integers(0, 2)) > 0:
-                new[row] = data.draw(st.sampled_from(bases))[: data.draw(st.sampled_from(lengths))]
-        arrive(pair, new, output=data.draw(st.sampled_from((0, 0, 0, 3))))
-        waiting |= new
-        assert_same(pair.rows, pair.state)
-        for _ in range(data.draw(st.integers(1, 4))):
-            tokens = drawn_tokens(data, pair)
-            for row, prompt in waiting.items():
-                rest = prompt[pair.rows.request(row).num_computed :]
-                if rest:
-                    tokens[row] = chunk(pair, row, rest, data.draw(st.integers(0, 3)) > 0)
-                    tokens[row] *= data.draw(st.integers(0, 4)) > 0
-            pair.step(tokens, order=data.draw(st.permutations(range(R))))
+    for waiting in unfinished(pair, data, lengths, (4, 10), 4):
+        tokens = drawn_tokens(data, pair)
+        for row, prompt in waiting.items():
+            rest = prompt[pair.rows.request(row).num_computed :]
+            if rest:
+                tokens[row] = chunk(pair, row, rest, data.draw(st.integers(0, 3)) > 0)
+                tokens[row] *= data.draw(st.integers(0, 4)) > 0
+        pair.step(tokens, order=data.draw(st.permutations(range(R))))
 
 
 def test_a_hit_inside_a_block_is_copied_before_it_is_written():
