@@ -36,6 +36,32 @@ class Wanted(NamedTuple):
     keep: Scalar
 
 
+class Walk(NamedTuple):
+    """Where an eviction under a prefix tree stands.
+
+    Attributes:
+      alone, chained: the rule at work: blocks that leave alone, or chains; keys in order of use where neither is.
+      place: where the search for the next leaf begins.
+      inside: whether a chain is being taken out; leaf, node: its leaf, and the node that goes next.
+      key: the next in order of use.
+      blocks, keys: that left.
+      progress: whether the pass over the leaves took anything out.
+      more: whether there may be more to take.
+    """
+
+    alone: Scalar
+    chained: Scalar
+    place: Scalar
+    inside: Scalar
+    leaf: Scalar
+    node: Scalar
+    key: Scalar
+    blocks: Scalar
+    keys: Scalar
+    progress: Scalar
+    more: Scalar
+
+
 def select(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Takes keys that are not resident out until enough blocks left (RTP-LLM `selectAndEvict[ForGroup]`).
 
@@ -45,100 +71,115 @@ def select(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWor
     Returns:
       The workspace, how many blocks and how many keys left.
     """
-    if not work.sizes.nodes:
-        return _by_use(work, view, wanted)
-    work, (place, _) = leaves.first_from(work, wanted.least > 0, jnp.int32(0))
-    chained = place < work.sizes.buckets.places
-    bit = jnp.right_shift(view.whole(CacheField.ALONE), jnp.maximum(wanted.group, 0)) & 1
-    loosened = chained & (wanted.group >= 0) & (bit != 0)
-    work, alone = _alone(work, view, wanted._replace(least=jnp.where(loosened, wanted.least, 0)))
-    chained_least = jnp.where(chained & (alone == 0), wanted.least, 0)
-    work, blocks, keys = _by_chain(work, view, wanted._replace(least=chained_least))
-    work, used, used_keys = _by_use(work, view, wanted._replace(least=jnp.where(chained, 0, wanted.least)))
-    return work, alone + blocks + used, keys + used_keys
-
-
-def _by_use(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWorkspace, Scalar, Scalar]:
-    """Takes the least recently used keys out, of a group those that it has a block under."""
-    ring, group = work.ring, wanted.group
     work, (oldest,) = peek(
-        wanted.least > 0, lambda w: (w.read("items", w.item(ring, Item.NEXT)),), work, ("items",), (ring,)
+        wanted.least > 0, lambda w: (w.read("items", w.item(w.ring, Item.NEXT)),), work, ("items",), (work.ring,)
     )
+    if not work.sizes.nodes:
+        return _by_use(work, view, wanted, oldest)
+    work, (place, _) = leaves.first_from(work, wanted.least > 0, jnp.int32(0))
+    leafy = place < work.sizes.buckets.places
+    bit = jnp.right_shift(view.whole(CacheField.ALONE), jnp.maximum(wanted.group, 0)) & 1
+    alone = leafy & (wanted.group >= 0) & (bit != 0)
+    work = _begin_pass(work, leafy)
+    walk = Walk(alone, leafy & ~alone, 0, False, 0, 0, oldest, 0, 0, False, leafy | (oldest != work.ring))
+
+    def one(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+        return _take_next(w, view, wanted, Walk(*local))
+
+    def going(local: tuple[Scalar, ...]) -> Scalar:
+        at = Walk(*local)
+        return at.more & (at.inside | (at.blocks < wanted.least))
+
+    work, local = loop(going, one, work, walk, writes=WRITES)
+    return work, Walk(*local).blocks, Walk(*local).keys
+
+
+def _by_use(
+    work: PooledWorkspace, view: View, wanted: Wanted, oldest: Scalar
+) -> tuple[PooledWorkspace, Scalar, Scalar]:
+    """Takes the least recently used keys out, of a group those that it has a block under."""
+    ring = work.ring
 
     def body(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
         key, blocks, keys = local
-        w, (after, flags, own) = peek(
-            key >= 0,
-            lambda v: (
-                v.read("items", v.item(key, Item.NEXT)),
-                v.read("items", v.item(key, Item.FLAGS)),
-                v.read("items", v.cached(key, jnp.maximum(group, 0))),
-            ),
-            w,
-            ("items",),
-            (ring, 0, 0),
-        )
-        goes = ((flags & item_table.RESIDENT) == 0) & ((group < 0) | (own != 0))
+        w, after, goes = _in_order_of_use(w, key, wanted.group, key >= 0)
         w, left = _remove(w, view, goes, key, wanted.keep)
-        return w, (after, blocks + jnp.where(group < 0, left, goes), keys + goes)
+        return w, (after, blocks + jnp.where(wanted.group < 0, left, goes), keys + goes)
 
     going = lambda c: (c[0] != ring) & (c[1] < wanted.least)  # noqa: E731
     work, (_, blocks, keys) = loop(going, body, work, (oldest, 0, 0), writes=WRITES)
     return work, blocks, keys
 
 
-def _by_chain(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWorkspace, Scalar, Scalar]:
-    """Takes chains out, each from its leaf up, the one with the oldest leaf first.
+def _in_order_of_use(
+    work: PooledWorkspace, key: Scalar, group: Scalar, enabled: Scalar
+) -> tuple[PooledWorkspace, Scalar, Scalar]:
+    """The key that was used after this one, and whether this one goes."""
+    work, (after, flags, own) = peek(
+        enabled,
+        lambda v: (
+            v.read("items", v.item(key, Item.NEXT)),
+            v.read("items", v.item(key, Item.FLAGS)),
+            v.read("items", v.cached(key, jnp.maximum(group, 0))),
+        ),
+        work,
+        ("items",),
+        (work.ring, item_table.RESIDENT, 0),
+    )
+    return work, after, ((flags & item_table.RESIDENT) == 0) & ((group < 0) | (own != 0))
 
-    For a group passes are made over the leaves that there are at the beginning of each; a chain goes if it has the
-    group, or stands in the way of an ancestor that has it and below which nothing is resident. In a chain nothing is
-    either, so one walk up answers both.
+
+def _take_next(work: PooledWorkspace, view: View, wanted: Wanted, at: Walk) -> tuple[PooledWorkspace, Walk]:
+    """Takes out what the rule at work says comes next, if anything: all rules in one trip, so that the removal, which
+    is most of the program, is compiled once.
+
+    Chains go each from its top down, the one with the oldest leaf first. For a group passes are made over the leaves
+    that there are at the beginning of each; a chain goes if it has the group, or stands in the way of an ancestor that
+    has it and below which nothing is resident. In a chain nothing is either, so one walk up answers both.
     """
-    none, any_group = work.sizes.buckets.places, wanted.group < 0
-    work = _begin_pass(work, wanted.least > 0)
-
-    def one(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
-        place, blocks, keys, progress, _ = local
-        w, (place, leaf) = leaves.first_from(w, place >= 0, place)
-        over = place == none
-        w, listed = _is_listed(w, leaf)
-        w, found = _has_above(w, leaf, wanted.group, ~over & listed & ~any_group)
-        goes = ~over & (any_group | found)
-        w, own, left = _take_chain(w, view, leaf, wanted, goes)
-        w = _begin_pass(w, over & progress)
-        following = jnp.where(any_group | over, 0, place + 1)
-        return w, (following, blocks + own, keys + left, ~over & (progress | goes), ~over | progress)
-
-    start = (0, 0, 0, False, True)
-    work, local = loop(lambda c: (c[1] < wanted.least) & c[4], one, work, start, writes=WRITES)
-    return work, local[1], local[2]
-
-
-def _alone(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWorkspace, Scalar]:
-    """Takes one block of the group from each chain, nearest to its leaf but never the leaf's; how many."""
-    none = work.sizes.buckets.places
-    work = _begin_pass(work, wanted.least > 0)
-
-    def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
-        place, blocks = local
-        w, (place, leaf) = leaves.first_from(w, place >= 0, place)
-        w, listed = _is_listed(w, leaf)
-
-        def climb(v: PooledWorkspace, at: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
-            node, _, _ = at
-            above = tree.look_up(v, node)
-            further = (above.parent != 0) & ~above.pinned & above.alone
-            node = jnp.where(further, above.parent - 1, node)
-            has = v.read("items", v.cached(prefix_tree.key_of(v, node), wanted.group)) != 0
-            return v, (node, further & ~has, further & has)
-
-        start = (leaf, (place != none) & listed, False)
-        w, (node, _, found) = loop(lambda c: c[1], climb, w, start, reads=("nodes", "items"))
-        w = _take_slot(w, view, found, prefix_tree.key_of(w, node), wanted.group)
-        return w, (jnp.where(place == none, none, place + 1), blocks + found)
-
-    work, (_, blocks) = loop(lambda c: (c[0] < none) & (c[1] < wanted.least), one, work, (0, 0), writes=WRITES)
-    return work, blocks
+    any_group, group = wanted.group < 0, jnp.maximum(wanted.group, 0)
+    seeks = at.alone | (at.chained & ~at.inside)
+    work, (place, leaf) = leaves.first_from(work, seeks, at.place)
+    over = seeks & (place == work.sizes.buckets.places)
+    work, listed = _is_listed(work, leaf)
+    met = seeks & ~over & listed
+    work, above, loses = _above_leaf(work, leaf, group, at.alone & met)
+    work, empty = _take_slot(work, view, loses, prefix_tree.key_of(work, above), group)
+    work, found = _has_above(work, leaf, group, at.chained & met & ~any_group)
+    begins = at.chained & seeks & ~over & (any_group | found)
+    work, top = tree.top(work, begins, leaf)
+    leaf, node, taken = jnp.where(begins, leaf, at.leaf), jnp.where(begins, top, at.node), begins | at.inside
+    work, (child, own) = peek(
+        taken,
+        lambda w: (
+            w.read("nodes", w.node(node, Node.CHILD)),
+            w.read("items", w.cached(prefix_tree.key_of(w, node), group)),
+        ),
+        work,
+        ("nodes", "items"),
+        (0, 0),
+    )
+    by_use = ~at.alone & ~at.chained
+    work, after, goes = _in_order_of_use(work, at.key, wanted.group, by_use)
+    key = jnp.where(by_use, at.key, prefix_tree.key_of(work, jnp.where(at.alone, above, node)))
+    work, left = _remove(work, view, empty | taken | goes, key, wanted.keep)
+    counted = jnp.where(any_group, left, (taken & (own != 0)) | goes)
+    blocks = at.blocks + jnp.where(at.alone, loses, counted)
+    chains_next = over & at.alone & (blocks == 0)
+    work = _begin_pass(work, chains_next | (over & at.chained & at.progress))
+    return work, Walk(
+        alone=at.alone & ~over,
+        chained=at.chained | (over & at.alone),
+        place=jnp.where(seeks, jnp.where(over | (any_group & at.chained), 0, place + 1), at.place),
+        inside=taken & (node != leaf),
+        leaf=leaf,
+        node=jnp.where(taken, jnp.maximum(child - 1, 0), node),
+        key=after,
+        blocks=blocks,
+        keys=at.keys + (taken | goes),
+        progress=jnp.where(at.chained & seeks, ~over & (at.progress | begins), at.progress),
+        more=jnp.where(by_use, after != work.ring, ~over | chains_next | (at.chained & at.progress)),
+    )
 
 
 def _begin_pass(work: PooledWorkspace, present: Scalar) -> PooledWorkspace:
@@ -161,7 +202,6 @@ def _is_listed(work: PooledWorkspace, leaf: Scalar) -> tuple[PooledWorkspace, Sc
 
 def _has_above(work: PooledWorkspace, leaf: Scalar, group: Scalar, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
     """True if a group has a block under a leaf's key or one above it below which nothing is resident."""
-    group = jnp.maximum(group, 0)
 
     def climb(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
         node, _, _ = local
@@ -174,33 +214,27 @@ def _has_above(work: PooledWorkspace, leaf: Scalar, group: Scalar, enabled: Scal
     return work, found
 
 
-def _take_chain(
-    work: PooledWorkspace, view: View, leaf: Scalar, wanted: Wanted, enabled: Scalar
+def _above_leaf(
+    work: PooledWorkspace, leaf: Scalar, group: Scalar, enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar, Scalar]:
-    """Takes a leaf's chain out, from its top down; how many blocks that count, and how many keys."""
-    work, node = tree.top(work, enabled, leaf)
-    group = jnp.maximum(wanted.group, 0)
+    """The node of a leaf's chain above it, nearest to it, under whose key a group has a block; and whether there is."""
 
-    def one(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
-        node, blocks, keys, _ = local
-        key = prefix_tree.key_of(w, node)
-        w, (child, own) = peek(
-            node >= 0,
-            lambda v: (v.read("nodes", v.node(node, Node.CHILD)), v.read("items", v.cached(key, group))),
-            w,
-            ("nodes", "items"),
-            (0, 0),
-        )
-        w, left = _remove(w, view, node >= 0, key, wanted.keep)
-        counted = jnp.where(wanted.group < 0, left, own != 0)
-        return w, (jnp.maximum(child - 1, 0), blocks + counted, keys + 1, node != leaf)
+    def climb(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+        node, _, _ = local
+        above = tree.look_up(w, node)
+        further = (above.parent != 0) & ~above.pinned & above.alone
+        node = jnp.where(further, above.parent - 1, node)
+        has = w.read("items", w.cached(prefix_tree.key_of(w, node), group)) != 0
+        return w, (node, further & ~has, further & has)
 
-    work, (_, blocks, keys, _) = loop(lambda c: c[3], one, work, (node, 0, 0, enabled), writes=WRITES)
-    return work, blocks, keys
+    work, (node, _, found) = loop(lambda c: c[1], climb, work, (leaf, enabled, False), reads=("nodes", "items"))
+    return work, node, found
 
 
-def _take_slot(work: PooledWorkspace, view: View, present: Scalar, key: Scalar, group: Scalar) -> PooledWorkspace:
-    """Takes a group's block from a key, which counts as used in the order of keys and leaves if it has no other."""
+def _take_slot(
+    work: PooledWorkspace, view: View, present: Scalar, key: Scalar, group: Scalar
+) -> tuple[PooledWorkspace, Scalar]:
+    """Takes a group's block from a key, which counts as used in the order of keys; whether the key has no other."""
     work, (block, *seen) = peek(
         present,
         lambda w: (w.read("items", w.cached(key, group)), *recency.look(w, key)),
@@ -222,7 +256,7 @@ def _take_slot(work: PooledWorkspace, view: View, present: Scalar, key: Scalar, 
     work, (_, empty) = loop(
         lambda c: (c[0] < view.num_groups) & c[1], look, work, (0, jnp.asarray(present)), reads=("items",)
     )
-    return _remove(work, view, empty, key, jnp.bool_(False))[0]
+    return work, empty
 
 
 def _remove(
