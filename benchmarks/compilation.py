@@ -1,4 +1,4 @@
-"""Time to trace and to compile: whole steps and arrivals, the machine with every operation, and the schedule.
+"""Time to trace and to compile: whole steps and arrivals, the machines with every operation, and the schedule.
 
 taskset -c 0 python benchmarks/compilation.py       # seconds of one core
 """
@@ -74,7 +74,27 @@ def programs() -> dict[str, Callable[[], Any]]:
         "run, every operation": lambda: run(0),
         "run, reporting ids and events": lambda: run(1000),
         "the schedule of hkv replay": scheduled,
+        "RTP-LLM": lambda: rtp_program(prefix_tree=False),
+        "RTP-LLM, with a prefix tree": lambda: rtp_program(prefix_tree=True),
     }
+
+
+def rtp_program(*, prefix_tree: bool) -> Any:
+    """Every operation under RTP-LLM's rules."""
+    import jax
+
+    from hkv.dialects.rtp_llm import machine
+    from hkv.dialects.rtp_llm.config import RtpConfig
+    from hkv.machine.operations import WIDTH, Operations
+    from hkv.model.topology import Topology
+    from hkv.spec import spec_from_text
+
+    topology = Topology.of_specs([spec_from_text(text) for text in GROUPS.split(",")])
+    config = RtpConfig(topology=topology, num_blocks=(1024,), prefix_tree=prefix_tree)
+    parameters, state = machine.init(config, machine.buckets_for(config, tokens=4096))
+    operations = Operations(np.zeros((1001, WIDTH), np.int32), np.zeros(4096, np.int32))  # type: ignore[arg-type]
+    function = jax.jit(lambda *given: machine.run(*given, ids=1000), donate_argnums=1)
+    return function.lower(parameters, state, operations)
 
 
 def serving_programs() -> dict[str, Callable[[], Any]]:
