@@ -19,7 +19,6 @@ from reference.dialects.vllm.manager import Manager
 from reference.dialects.vllm.request import Request
 from reference.keys import fingerprint
 from reference.state.key_table import Key
-from reference.state.pool import NULL
 
 OK, NO_ROOM, ROW_FULL, NOT_RUNNING, OUT_OF_RANGE, CROSSES_STATE = 0, 2, 3, 6, 10, 25
 """Statuses, as `hkv.state.status.Status` numbers them."""
@@ -102,8 +101,15 @@ class StepMamba(MambaKind):
             super()._leave_copy_to_cache(row, copy)
 
 
+IN_STEPS = (StepMamba,)
+"""Kinds whose rules whole steps change, each a subclass of the kind that it stands for."""
+
 STEPS = dataclasses.replace(
-    VLLM, kinds={name: StepMamba if kind is MambaKind else kind for name, kind in VLLM.kinds.items()}
+    VLLM,
+    kinds={
+        name: next((changed for changed in IN_STEPS if kind in changed.__bases__), kind)
+        for name, kind in VLLM.kinds.items()
+    },
 )
 """vLLM 0.33's rules, as whole steps follow them."""
 
@@ -287,12 +293,10 @@ class Rows:
         request = self.request(row)
         assert request is not None
         for group, kind in enumerate(self.manager.cache.kinds):
-            held = kind.rows.get(request.id)
-            if isinstance(held, MambaRow) and held.checkpoint is not None:
-                position, column = held.checkpoint
-                block = held.blocks[column]
-                if block != NULL:
-                    self.checkpoints.append((row, group, position - (request.num_computed - count), block))
+            left = kind.checkpoint(request.id)
+            if left is not None:
+                length, block = left
+                self.checkpoints.append((row, group, length - (request.num_computed - count), block))
 
     def blocks(self, row: int, group: int) -> list[int]:
         """The block ids of a row's request in a group."""

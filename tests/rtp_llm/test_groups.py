@@ -198,7 +198,8 @@ def test_cleanup_keeps_grid_and_tail() -> None:
 
 def test_sparse_groups_have_no_prefix_match() -> None:
     window = kind(SWA)
-    assert not hasattr(window, "match_prefix")
+    with pytest.raises(OperationError):
+        window.match_prefix([5])
     assert window.match(5) == N
     with pytest.raises(OperationError):
         kind(FULL).match(5)

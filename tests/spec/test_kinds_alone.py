@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -68,7 +68,7 @@ HOMES = {cls.__name__: cls.__module__.replace(".", "/") + ".py" for cls in _desc
 """Every class of layer, what kinds share and dialects' own among them, and its file, the one that may check for it."""
 
 
-def _class_checks(tree: ast.Module, path: str = "") -> Iterator[int]:
+def _class_checks(tree: ast.Module, path: str = "", homes: Mapping[str, str] = HOMES) -> Iterator[int]:
     for node in ast.walk(tree):
         checked: list[ast.AST] = []
         if (
@@ -81,7 +81,7 @@ def _class_checks(tree: ast.Module, path: str = "") -> Iterator[int]:
             checked = [node.cls]
         elif isinstance(node, ast.Compare):
             checked = [node.left, *node.comparators]
-        if any(HOMES.get(name, path) != path for part in checked for name in _named(part)):
+        if any(homes.get(name, path) != path for part in checked for name in _named(part)):
             yield getattr(node, "lineno", 0)
 
 
@@ -102,6 +102,19 @@ def test_no_class_of_a_kind_is_checked_elsewhere():
     assert AttentionSpec.__name__ not in CLASSES
     assert {"AttentionSpec", opaque.OpaqueRegion.__name__, *CLASSES} <= HOMES.keys()
     found = [f"{name}:{line}" for name, tree in _trees().items() for line in _class_checks(tree, name)]
+    assert found == []
+
+
+def test_no_class_of_a_reference_kind_is_checked_elsewhere():
+    rules = sorted(ROOT.glob("reference/dialects/*/kinds/*.py"))
+    parsed = [(path, node) for path in rules for node in ast.walk(ast.parse(path.read_text()))]
+    concrete = [(path, node) for path, node in parsed if isinstance(node, ast.ClassDef) and node.bases]
+    classes = {node.name: str(path.relative_to(ROOT)) for path, node in concrete}
+    assert {"MambaRow", "MambaKind", "FullKind", "LinearKind"} <= classes.keys()
+    elsewhere = {
+        name: tree for name, tree in _trees().items() if not name.startswith("reference/dialects/rtp_llm/kinds/")
+    }
+    found = [f"{name}:{line}" for name, tree in elsewhere.items() for line in _class_checks(tree, name, classes)]
     assert found == []
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.model.group_policy import CpMapping, GroupType
 from reference.dialects.rtp_llm.allocator import Allocator
-from reference.dialects.rtp_llm.kinds.full import FullKind
-from reference.dialects.rtp_llm.kinds.linear import LinearKind
 
 
 class JointReuse(NamedTuple):
@@ -30,9 +28,9 @@ def joint_reuse(allocator: Allocator, keys: Sequence[int]) -> JointReuse:
     Full groups want a block under every key, and vote even if their policy forbids reuse. Of the others only the last
     key counts: LINEAR groups always vote, SWA groups if their policy allows reuse. Looking counts as using.
     """
-    hits = {kind.group: kind.match_prefix(keys) for kind in allocator.kinds if isinstance(kind, FullKind)}
+    hits = {kind.group: kind.match_prefix(keys) for kind in allocator.kinds if kind.by_prefix}
     longest = min([len(keys), *map(len, hits.values())])
-    voters = [kind for kind in allocator.kinds if votes(allocator, kind.group)]
+    voters = [kind for kind in allocator.kinds if kind.votes]
     if not voters:
         return JointReuse(longest, _lists(allocator, longest, hits, {}))
     for position in range(longest - 1, -1, -1):
@@ -40,14 +38,6 @@ def joint_reuse(allocator: Allocator, keys: Sequence[int]) -> JointReuse:
         if NULL not in last.values():
             return JointReuse(position + 1, _lists(allocator, position + 1, hits, last))
     return JointReuse(0, [[] for _ in allocator.kinds])
-
-
-def votes(allocator: Allocator, group: int) -> bool:
-    """True if a hit cannot end at a key under which the group has no block."""
-    kind = allocator.kinds[group]
-    if isinstance(kind, FullKind):
-        return False
-    return isinstance(kind, LinearKind) or kind.policy.enable_prefix_reuse
 
 
 def reused_tokens(allocator: Allocator, keys: int) -> int:

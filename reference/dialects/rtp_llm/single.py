@@ -6,7 +6,6 @@ from hkv.dialects.rtp_llm.config import SINGLE, RtpConfig
 from hkv.errors import ConfigError
 from reference.dialects.rtp_llm.allocator import Allocator
 from reference.dialects.rtp_llm.forks import fork_single
-from reference.dialects.rtp_llm.kinds.full import FullKind
 from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, Verdict
 from reference.dialects.rtp_llm.resource import BatchResource
 
@@ -18,9 +17,7 @@ class SingleAllocator(Allocator):
         if config.name != SINGLE:
             raise ConfigError("groups", config.topology.tags, "one full-attention group for the single allocator")
         super().__init__(config)
-        kind = self.kinds[0]
-        assert isinstance(kind, FullKind)
-        self.kind = kind
+        self.kind = self.kinds[0]
         self.pool = self.pools[0]
 
     def first_need(self, info: MallocInfo) -> int:

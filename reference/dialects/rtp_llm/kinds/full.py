@@ -14,6 +14,11 @@ class FullKind(Kind):
     """RTP-LLM `FullKVCacheGroup`. Its lists have no holes."""
 
     sparse = False
+    by_prefix = True
+
+    @property
+    def votes(self) -> bool:
+        return False
 
     def need(self, seq: int, current: int, reserve: int) -> int:
         return max(self.slots(seq + reserve) - current, 0)
@@ -40,7 +45,6 @@ class FullKind(Kind):
         raise OperationError("key", key, "a prefix: a full group is matched from the first key on")
 
     def match_prefix(self, keys: Sequence[int]) -> list[int]:
-        """The blocks of the longest run of keys from the first on that the cache has (RTP-LLM `matchPrefix`)."""
         found: list[int] = []
         for key in keys if self.cache is not None else ():
             block = super().match(key)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hkv.dialects.rtp_llm.config import NULL
+from hkv.errors import OperationError
 from hkv.model.group_policy import GroupPolicy
 from reference.dialects.rtp_llm.block_ids import BlockIds
 from reference.dialects.rtp_llm.eviction import evict_and_free_for_group
@@ -39,6 +40,9 @@ class Kind:
 
     sparse = True
     """True if a list may have holes."""
+
+    by_prefix = False
+    """True if a hit is matched from the first key on (`match_prefix`), not by its last key alone (`match`)."""
 
     def __init__(
         self,
@@ -93,6 +97,15 @@ class Kind:
     def cleanup(self, blocks: BlockIds, reuse: bool, reserve: int = 0) -> None:
         """Give back what decoding on does not need (RTP-LLM `removeSkippedBlocks`)."""
         raise NotImplementedError
+
+    @property
+    def votes(self) -> bool:
+        """True if a hit cannot end at a key under which the group has no block."""
+        return self.policy.enable_prefix_reuse
+
+    def match_prefix(self, keys: Sequence[int]) -> list[int]:
+        """The blocks of the longest run of keys from the first on that the cache has (RTP-LLM `matchPrefix`)."""
+        raise OperationError("keys", list(keys), "one key: this group is matched by the last key of a hit")
 
     def match(self, key: int) -> int:
         """This group's block under a key, or `NULL` (RTP-LLM `matchSingleKey`)."""

@@ -16,6 +16,10 @@ class LinearKind(Kind):
     """
 
     @property
+    def votes(self) -> bool:
+        return True
+
+    @property
     def tail(self) -> int:
         """States at the end that an allocation materialises."""
         return max(1, self.policy.active_tail_blocks)
