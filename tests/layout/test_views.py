@@ -27,19 +27,24 @@ read_whole = jax.jit(jax_views.read, static_argnums=1)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def read_and_write(raw: jax.Array, strided: StridedView, fresh: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both in one compilation."""
-    return jax_views.read(raw, strided), jax_views.write(raw, strided, fresh)
+def read_and_write(
+    raws: list[jax.Array], views: tuple[StridedView, ...], fresh: list[jax.Array]
+) -> list[tuple[jax.Array, jax.Array]]:
+    """Both for each of several views, in one compilation."""
+    given = zip(raws, views, fresh, strict=True)
+    return [(jax_views.read(raw, view), jax_views.write(raw, view, new)) for raw, view, new in given]
 
 
-def check_jax(raw: np.ndarray, strided: StridedView) -> None:
+def check_jax(*cases: tuple[np.ndarray, StridedView]) -> None:
     """JAX reads what NumPy sees there, and writes what NumPy writes there, every other byte unchanged."""
-    seen = numpy_views.view(raw, strided)
-    fresh = random_bytes(seen.nbytes, 1).view(seen.dtype).reshape(seen.shape)
-    read, written = map(np.asarray, read_and_write(raw, strided, fresh))
-    assert np.array_equal(bits(read), bits(seen))
-    seen[...] = fresh
-    assert np.array_equal(written, raw)
+    raws, views = zip(*cases, strict=True)
+    seen = [numpy_views.view(raw, strided) for raw, strided in cases]
+    fresh = [random_bytes(each.nbytes, 1).view(each.dtype).reshape(each.shape) for each in seen]
+    found = jax.tree.map(np.asarray, read_and_write(list(raws), views, fresh))
+    for (read, written), raw, strided, shown, new in zip(found, raws, views, seen, fresh, strict=True):
+        assert np.array_equal(bits(read), bits(shown)), strided
+        shown[...] = new
+        assert np.array_equal(written, raw), strided
 
 
 ALL_SIZES = [DISTINCT, *COINCIDENCES]
@@ -59,24 +64,25 @@ def kernel_splits(layout_order: Order, sizes: dict[str, int]) -> list[int | None
     return [None, *(k for k in (1, 2) if dense and sizes["states"] % k == 0 and k < sizes["states"])]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", Order, ids=lambda order: order.value)
-def test_jax_reads_and_writes_what_numpy_sees(order, dtype):
+def test_jax_reads_and_writes_what_numpy_sees(order):
     sizes = {**DISTINCT, "num_layers": 2}
-    for kernel in kernel_splits(order, sizes):
-        layout = fixed_case(sizes, order, dtype, kernel_block_size=kernel).layout()
-        check_jax(random_bytes(layout.end), layout.layer_view(1))
+    splits = kernel_splits(order, sizes)
+    layouts = [fixed_case(sizes, order, dtype, kernel_block_size=k).layout() for dtype in DTYPES for k in splits]
+    check_jax(*((random_bytes(layout.end), layout.layer_view(1)) for layout in layouts))
 
 
-@pytest.mark.parametrize("sizes", ALL_SIZES, ids=str)
 @pytest.mark.parametrize("order", Order, ids=lambda order: order.value)
-def test_jax_agrees_where_sizes_coincide(order, sizes):
-    layout = fixed_case(sizes, order).layout()
-    raw = random_bytes(layout.end)
-    for layer in {0, sizes["num_layers"] - 1}:
-        strided = layout.layer_view(layer)
-        read = np.asarray(read_whole(raw, strided))
-        assert np.array_equal(bits(read), bits(numpy_views.view(raw, strided)))
+def test_jax_agrees_where_sizes_coincide(order):
+    raws, views = [], []
+    for sizes in ALL_SIZES:
+        layout = fixed_case(sizes, order).layout()
+        for layer in sorted({0, sizes["num_layers"] - 1}):
+            raws.append(random_bytes(layout.end))
+            views.append(layout.layer_view(layer))
+    reading = jax.jit(lambda raws: [jax_views.read(raw, view) for raw, view in zip(raws, views, strict=True)])
+    for found, raw, strided in zip(reading(raws), raws, views, strict=True):
+        assert np.array_equal(bits(np.asarray(found)), bits(numpy_views.view(raw, strided))), strided
 
 
 @given(cases(), st.data())
@@ -88,18 +94,18 @@ def test_jax_moves_any_part_of_any_layout(case, data):
         strided = layout.part_view(part.name, data.draw(st.integers(0, case.num_layers - 1)))
     except LayoutError:
         assume(False)
-    check_jax(random_bytes(layout.end + -layout.end % 16), strided)
+    check_jax((random_bytes(layout.end + -layout.end % 16), strided))
 
 
 def test_blocks_that_are_not_there_read_zeros_and_drop_writes():
     layout = fixed_case(DISTINCT, Order.LBHNC).layout()
     strided, raw = layout.layer_view(2), random_bytes(layout.end)
-    blocks = jnp.asarray([-1, 3, 7, 2**31 - 1, -(2**31)], jnp.int32)
-    read = np.asarray(read_jitted(jnp.asarray(raw), strided, blocks))
+    blocks = np.int32([-1, 3, 7, 2**31 - 1, -(2**31)])
+    read = np.asarray(read_jitted(raw, strided, blocks))
     assert np.array_equal(bits(read[1]), bits(numpy_views.view(raw, strided)[3]))
     assert not bits(read[[0, 2, 3, 4]]).any()
-    values = jnp.ones((5, *strided.shape[1:]), jnp.float16)
-    written = np.asarray(write_in_place(jnp.asarray(raw), strided, blocks, values))
+    values = np.ones((5, *strided.shape[1:]), np.float16)
+    written = np.asarray(write_in_place(raw.copy(), strided, blocks, values))
     numpy_views.view(raw, strided)[3] = 1
     assert np.array_equal(written, raw)
 
@@ -110,9 +116,9 @@ def test_nan_payloads_survive():
     raw = np.zeros(layout.end, np.uint8)
     payloads = np.arange(strided.size, dtype=np.uint16) % 126 + 0x7F81
     numpy_views.view(raw, strided)[...] = payloads.view(numpy_views.numpy_dtype("bfloat16")).reshape(strided.shape)
-    read = jax_views.read(jnp.asarray(raw), strided)
-    assert np.array_equal(bits(np.asarray(read)), bits(payloads))
-    back = jax_views.write(jnp.zeros(layout.end, jnp.uint8), strided, read)
+    read = np.asarray(read_whole(raw, strided))
+    assert np.array_equal(bits(read), bits(payloads))
+    back = jax.jit(jax_views.write, static_argnums=1)(np.zeros(layout.end, np.uint8), strided, read)
     assert np.array_equal(np.asarray(back), raw)
 
 
@@ -134,9 +140,17 @@ def test_no_pool_is_copied(order, word):
         assert pool_sized(compiled.as_text(), size) <= {"parameter", "bitcast", "scatter", "fusion", "gather"}
     assert writing.memory_analysis().alias_size_in_bytes == layout.end
     if order is not Order.LBHNC:
-        words = (jax.ShapeDtypeStruct((layout.end // 2,), jnp.uint16), blocks, values.update(dtype=jnp.uint16))
-        transposed = jax.jit(functools.partial(naive_write, layout=layout), donate_argnums=0).lower(*words).compile()
-        assert transposed.memory_analysis().temp_size_in_bytes >= layout.end, "the check above can fail"
+        assert bytes_of_a_transposed_write(layout, 3) >= layout.end, "the check above can fail"
+
+
+@functools.cache
+def bytes_of_a_transposed_write(layout: Layout, count: int) -> int:
+    """Memory that writing some blocks through a transposed pool takes."""
+    pool = jax.ShapeDtypeStruct((layout.end // 2,), jnp.uint16)
+    values = jax.ShapeDtypeStruct((count, *layout.layer_view(2).shape[1:]), jnp.uint16)
+    blocks = jax.ShapeDtypeStruct((count,), jnp.int32)
+    writing = jax.jit(functools.partial(naive_write, layout=layout), donate_argnums=0).lower(pool, blocks, values)
+    return writing.compile().memory_analysis().temp_size_in_bytes
 
 
 def naive_write(pool: jax.Array, blocks: jax.Array, values: jax.Array, layout: Layout) -> jax.Array:
@@ -170,10 +184,10 @@ def test_a_pool_of_more_than_two_gigabytes_is_addressed_in_rows():
 @pytest.mark.parametrize(
     ("buffer", "message"),
     [
-        (jnp.zeros(40, jnp.int8), "unsigned words"),
-        (jnp.zeros((4, 10), jnp.uint8), "one axis"),
-        (jnp.zeros(12, jnp.uint32), "at most 2 bytes"),
-        (jnp.zeros(8, jnp.uint8), "at least 40 bytes"),
+        (np.zeros(40, np.int8), "unsigned words"),
+        (np.zeros((4, 10), np.uint8), "one axis"),
+        (np.zeros(12, np.uint32), "at most 2 bytes"),
+        (np.zeros(8, np.uint8), "at least 40 bytes"),
     ],
 )
 def test_buffers_that_jax_cannot_use_are_refused(buffer, message):
@@ -184,9 +198,9 @@ def test_buffers_that_jax_cannot_use_are_refused(buffer, message):
 def test_values_of_another_dtype_are_refused():
     strided = StridedView((4, 5), (10, 2), 0, "float16")
     with pytest.raises(LayoutError, match=r"values = 'float32\[4, 5\]': expected float16\[4, 5\]"):
-        jax_views.write(jnp.zeros(40, jnp.uint8), strided, jnp.zeros((4, 5)))
+        jax_views.write(np.zeros(40, np.uint8), strided, np.zeros((4, 5), np.float32))
     with pytest.raises(LayoutError, match="32 bits"):
-        jax_views.read(jnp.zeros(64, jnp.uint8), StridedView((4, 2), (16, 8), 0, "float64"))
+        jax_views.read(np.zeros(64, np.uint8), StridedView((4, 2), (16, 8), 0, "float64"))
 
 
 def test_numpy_refuses_what_is_no_byte_buffer():
