@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,11 +26,11 @@ PLACES = np.int32([0, 3, 5])
 
 
 def pool():
-    return jnp.zeros(LAYOUT.end, jnp.uint8)
+    return np.zeros(LAYOUT.end, np.uint8)
 
 
 def tokens(seed):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=(3, 2, 4)).astype(np.float32))
+    return np.random.default_rng(seed).normal(size=(3, 2, 4)).astype(np.float32)
 
 
 def through_the_pool(keys, values):
@@ -54,12 +56,18 @@ REFUSED = r"values\['key'\] = 'float32\[3, 2, 4\], differentiated': expected no 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "checkpoint"])
 def test_a_gradient_through_a_write_is_refused(transform):
-    function = transform(lambda keys: attention(through_the_pool, jnp.ones((2, 4)), keys, tokens(1)))
-    assert np.any(np.asarray(jax.grad(lambda keys: attention(dense, jnp.ones((2, 4)), keys, tokens(1)))(tokens(0))))
+    function = transform(lambda keys: attention(through_the_pool, np.ones((2, 4), np.float32), keys, tokens(1)))
+    assert has_a_gradient_without_pages()
     with pytest.raises(LayoutError, match=REFUSED):
         jax.grad(function)(tokens(0))
     with pytest.raises(LayoutError, match=REFUSED):
         jax.jvp(function, (tokens(0),), (tokens(2),))
+
+
+@functools.cache
+def has_a_gradient_without_pages():
+    loss = jax.jit(jax.grad(lambda keys: attention(dense, np.ones((2, 4), np.float32), keys, tokens(1))))
+    return bool(np.any(np.asarray(loss(tokens(0)))))
 
 
 def test_a_gradient_through_a_write_in_a_scan_is_refused():
@@ -98,7 +106,7 @@ def test_a_gradient_through_whole_blocks_is_refused():
         return jnp.sum(paged.scatter(pool(), LAYOUT, np.int32(0), TABLE, {"key": keys})[0].astype(jnp.float32))
 
     with pytest.raises(LayoutError, match=r"values\['key'\]"):
-        jax.grad(loss)(jnp.ones((8, 2, 4)))
+        jax.grad(loss)(np.ones((8, 2, 4), np.float32))
 
 
 def test_a_gradient_through_a_view_is_refused():
@@ -108,7 +116,7 @@ def test_a_gradient_through_a_view_is_refused():
         return jnp.sum(jax_views.read(jax_views.write(pool(), view, blocks), view))
 
     with pytest.raises(LayoutError, match=r"values = .* expected no derivative"):
-        jax.grad(loss)(jnp.ones(view.shape, jnp.float32))
+        jax.grad(loss)(np.ones(view.shape, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -124,4 +132,4 @@ def test_a_float8_value_has_a_derivative_until_it_is_written():
     def loss(x):
         return jnp.sum(quantize_per_tensor(x, jnp.float32(0.5), "float8_e4m3fn").astype(jnp.float32))
 
-    assert np.array_equal(jax.grad(loss)(tokens(0)), np.full((3, 2, 4), 2, np.float32))
+    assert np.array_equal(jax.jit(jax.grad(loss))(tokens(0)), np.full((3, 2, 4), 2, np.float32))
