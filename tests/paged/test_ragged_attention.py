@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from hkv import paged
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout, Order
 from hkv.layout.content import quantize
+from hkv.layout.views import numpy as numpy_views
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.spec import FullAttention, Mamba, MLAAttention
 
@@ -46,27 +46,15 @@ def filled(layout, seed, spoilt=()):
     """A pool of numbers from -2 to 2, NaN in the blocks that are spoilt where their dtype has one."""
     source = np.random.default_rng(seed)
     pool = np.zeros(layout.end, np.uint8)
-    blocks = np.repeat(np.arange(layout.num_blocks), layout.states_per_block)
-    states = np.tile(np.arange(layout.states_per_block), layout.num_blocks)
-    buffer = jnp.asarray(pool)
     for layer in range(layout.num_layers):
-        values = {}
         for part in layout.content:
-            dtype = numpy_dtype(part.dtype)
-            heads = layout.shape[2] if part.heads is None else part.heads
-            whole = dtype == np.int8
-            content = (
-                source.integers(-90, 90, (len(blocks), heads, *part.shape))
-                if whole
-                else source.uniform(-2, 2, (len(blocks), heads, *part.shape))
-            )
-            content = np.asarray(content * (0.01 if part.name.endswith("scale") else 1)).astype(dtype)
+            view = numpy_views.view(pool, layout.part_view(part.name, layer))
+            whole = view.dtype == np.int8
+            content = source.integers(-90, 90, view.shape) if whole else source.uniform(-2, 2, view.shape)
+            view[...] = np.asarray(content * (0.01 if part.name.endswith("scale") else 1)).astype(view.dtype)
             if not whole:
-                content[np.isin(blocks, spoilt)] = np.nan
-            values[part.name] = jnp.asarray(content)
-        buffer, dropped = paged.write(buffer, layout, layer, jnp.asarray(blocks), jnp.asarray(states), values)
-        assert int(dropped) == 0
-    return buffer
+                view[list(spoilt)] = np.nan
+    return pool
 
 
 @st.composite
@@ -126,9 +114,7 @@ def paged_like_jax(dtype, mask_window, soft_cap, seed):
         num_blocks=blocks,
     )
     buffer = filled(layout, seed)
-    pages = jax.lax.bitcast_convert_type(
-        np.asarray(buffer).reshape(blocks, block, 2 * heads, size, -1), numpy_dtype(dtype)
-    )
+    pages = buffer.view(numpy_dtype(dtype)).reshape(blocks, block, 2 * heads, size)
     source = np.random.default_rng(seed)
     lengths, asked = np.array([37, 8, 21], np.int32), np.array([5, 1, 21])
     starts = np.cumsum([0, *asked]).astype(np.int32)
@@ -137,17 +123,15 @@ def paged_like_jax(dtype, mask_window, soft_cap, seed):
     mine = paged.attention(
         buffer, layout, 0, query, table, starts, lengths, window=mask_window, scale=0.1, soft_cap=soft_cap
     )
-    theirs = kernel.ref_ragged_paged_attention(
-        jnp.asarray(query),
-        pages,
-        lengths,
-        table,
-        starts,
-        np.array([3], np.int32),
-        sm_scale=0.1,
-        sliding_window=mask_window,
-        soft_cap=soft_cap,
-    )
+
+    @jax.jit
+    def attend(query, pages):
+        rows = (lengths, table, starts, np.array([3], np.int32))
+        return kernel.ref_ragged_paged_attention(
+            query, pages, *rows, sm_scale=0.1, sliding_window=mask_window, soft_cap=soft_cap
+        )
+
+    theirs = attend(query, pages)
     return np.asarray(mine), np.asarray(theirs)
 
 
@@ -171,11 +155,13 @@ def test_it_is_jaxs_attention_of_the_same_keys(window):
     length, asked = 19, 11
     table = np.array([[3, 9, 1, 7, 12]], np.int32)
     found, _ = paged.gather(buffer, layout, 1, table[0])
-    values = jnp.pad(found["value"], ((0, 0), (0, 0), (0, 4)))  # JAX wants values of the keys' size
+    keys, values = (np.asarray(found[name])[:length] for name in ("key", "value"))
+    values = np.pad(values, ((0, 0), (0, 0), (0, 4)))  # JAX wants values of the keys' size
     query = np.random.default_rng(7).uniform(-1, 1, (length, 4, 8)).astype(np.float32)
-    want = jax.nn.dot_product_attention(
-        query, found["key"][:length], values[:length], is_causal=True, local_window_size=window and (window - 1, 0)
+    attend = functools.partial(
+        jax.nn.dot_product_attention, is_causal=True, local_window_size=window and (window - 1, 0)
     )
+    want = np.asarray(jax.jit(attend)(query, keys, values))
     got = paged.attention(
         buffer, layout, 1, query[-asked:], table, np.array([0, asked]), np.array([length]), window=window
     )
@@ -188,15 +174,16 @@ def test_what_no_query_sees_may_be_anything():
     table = np.array([[0, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]], np.int32)
     starts, lengths = np.array([0, 2, 5]), np.array([18, 3])
     query = np.random.default_rng(1).uniform(-1, 1, (6, 4, 8)).astype(np.float32)
-    run = functools.partial(
-        paged.attention, layout=layout, layer=0, query=query, cu_q_lens=starts, kv_lens=lengths, window=6
-    )
-    clean = run(filled(layout, 5), table=table)
-    spoilt = run(filled(layout, 5, spoilt=[2, 6, 8, 9, 10, 11, 12]), table=table)
+
+    def run(pool):
+        return np.asarray(paged.attention(pool, layout, 0, query, table, starts, lengths, window=6))
+
+    clean = run(filled(layout, 5))
+    spoilt = run(filled(layout, 5, spoilt=[2, 6, 8, 9, 10, 11, 12]))
     np.testing.assert_array_equal(clean, spoilt)
     assert np.isfinite(clean).all()
-    assert not np.asarray(clean[5]).any()
-    assert np.isnan(run(filled(layout, 5, spoilt=[4]), table=table)[:2]).all()
+    assert not clean[5].any()
+    assert np.isnan(run(filled(layout, 5, spoilt=[4]))[:2]).all()
 
 
 def test_only_columns_in_reach_are_walked():
