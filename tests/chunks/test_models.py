@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -115,7 +114,7 @@ class Cache:
         generator = np.random.default_rng(seed)
         tensors = [
             tuple(
-                jnp.asarray(generator.integers(0, 256, page_shape(group), dtype=np.uint8))
+                generator.integers(0, 256, page_shape(group), dtype=np.uint8)
                 for _ in range(num_tensors(TRAITS[group.geometry.format].structure, group.geometry.num_layers))
             )
             for group in groups
@@ -152,7 +151,7 @@ def key_of(chunk_hash: bytes, entry: int) -> bytes:
 def store(cache: Cache, block_ids: list[list[int]], keys: list[bytes], tier: MemoryTier) -> None:
     for index, entry in enumerate(cache.objects):
         absent = null_chunks(cache.groups, entry, block_ids, cache.model.chunk)
-        buffers = {chunk: jnp.zeros((1, cache.layouts[index].nbytes), jnp.uint8) for chunk in range(NUM_CHUNKS)}
+        buffers = {chunk: np.zeros((1, cache.layouts[index].nbytes), np.uint8) for chunk in range(NUM_CHUNKS)}
         present = [not missing for missing in absent]
         for launch in plan_transfer(cache.groups, entry, block_ids, cache.model.chunk, "store", present):
             (chunk,) = launch.objects
@@ -163,7 +162,7 @@ def store(cache: Cache, block_ids: list[list[int]], keys: list[bytes], tier: Mem
             assert int(dropped) == 0
         for chunk, buffer in buffers.items():
             if present[chunk]:
-                assert tier.store(key_of(keys[chunk], index), buffer[0])
+                assert tier.store(key_of(keys[chunk], index), np.asarray(buffer)[0])
 
 
 def retrieve(cache: Cache, block_ids: list[list[int]], keys: list[bytes], disk: DiskTier, skip_tokens: int = 0) -> int:
@@ -179,7 +178,7 @@ def retrieve(cache: Cache, block_ids: list[list[int]], keys: list[bytes], disk: 
         plan = plan_transfer(cache.groups, entry, ids, cache.model.chunk, "retrieve", present, skip_tokens)
         for launch in plan:
             stored = [disk.retrieve(key_of(keys[chunk], index)) for chunk in launch.objects]
-            objects = jnp.asarray(np.stack([found.data for found in stored if found is not None]))
+            objects = np.stack([found.data for found in stored if found is not None])
             transfer = cache.transfer(index, launch.group)
             transfer.check_call(cache.tensors[launch.group], objects, launch.block_ids, launch.skip)
             cache.tensors[launch.group], dropped = unpack(
@@ -211,7 +210,7 @@ def through_the_tiers(cache, folder, block_ids, keys):
         for key in memory.keys:
             assert disk.store(key, np.asarray(memory.retrieve(key)))
             assert memory.evict(key)
-    cache.tensors = [tuple(jnp.full_like(tensor, POISON) for tensor in group) for group in cache.tensors]
+    cache.tensors = [tuple(np.full_like(tensor, POISON) for tensor in group) for group in cache.tensors]
 
 
 @pytest.mark.parametrize("skip_tokens", [0, 1], ids=["all", "after a skip"])
