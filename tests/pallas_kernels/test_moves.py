@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import reference.paged.moves as reference
 from hkv.paged.implementations import choose
+from pallas_kernels.move import pallas_triton
 from pallas_kernels.move.moves import Move
 from tests.pallas_kernels import cases
 
@@ -136,18 +138,22 @@ def check_pages(data, length, zeros, own):
         written.append((-1, 0) if taken else start)
         busy.append(written[-1])
     tables = read, np.int32(written)
-    move = Move(None if own else 0, 0, *tables, 3, 8, 8 * length, zeros and not own, own, PAGE)
+    move = by_page(*tables, length, zeros and not own, own)
     arrays = [cases.random_words((UNITS * 8,), np.uint32, seed) for seed in range(2)]
     expected = [arrays[1].copy()]
     reference.move_runs(arrays[:1], expected, [move])
 
-    @jax.jit
-    def moved(source, target, read, written):
-        some = dataclasses.replace(move, read=read, written=written)
-        return choose("xla").move_runs([source], [target], [some])
-
-    (found,) = moved(*arrays, *tables)
+    (found,) = move_by_page(*arrays, *tables, length, zeros and not own, own)
     assert cases.bits(found) == cases.bits(expected[0])
+
+
+def by_page(read, written, length, zeros, own):
+    return Move(None if own else 0, 0, read, written, 3, 8, 8 * length, zeros, own, PAGE)
+
+
+@functools.partial(jax.jit, static_argnames=("length", "zeros", "own"))
+def move_by_page(source, target, read, written, length, zeros, own):
+    return choose("xla").move_runs([source], [target], [by_page(read, written, length, zeros, own)])
 
 
 def test_runs_by_page():
@@ -214,15 +220,20 @@ def check_units(implementation):
     source, target = (cases.random_words((156,), np.uint32, seed) for seed in (0, 1))
     expected = [target.copy()]
     reference.move_runs([source], expected, moves)
-    (found,) = choose(implementation).move_runs([jnp.asarray(source)], [jnp.asarray(target)], moves)
+    (found,) = jax.jit(lambda source, target: choose(implementation).move_runs([source], [target], moves))(
+        source, target
+    )
     assert cases.bits(found) == cases.bits(expected[0])
 
 
-def test_more_moves_than_a_launch_takes():
-    moves = [Move(0, 0, np.int32([i]), np.int32([39 - i]), 1, 4, 4) for i in range(40)]
-    source = cases.random_words((160,), np.uint32, 0)
-    expected = [np.zeros(160, np.uint32)]
+@pytest.mark.parametrize("implementation", INTERPRETED)
+def test_more_moves_than_a_launch_takes(implementation):
+    """Two full launches and a rest. Launches are made small: a move is a branch of the program, and takes its time."""
+    moves = [Move(0, 0, np.int32([i]), np.int32([9 - i]), 1, 4, 4) for i in range(10)]
+    source, target = cases.random_words((40,), np.uint32, 0), np.zeros(40, np.uint32)
+    expected = [target.copy()]
     reference.move_runs([source], expected, moves)
-    for implementation in INTERPRETED:
-        (found,) = choose(implementation).move_runs([jnp.asarray(source)], [jnp.zeros(160, jnp.uint32)], moves)
-        assert cases.bits(found) == cases.bits(expected[0])
+    with mock.patch.object(pallas_triton, "MAX_MOVES", 4):
+        moved = jax.jit(lambda source, target: choose(implementation).move_runs([source], [target], moves))
+        (found,) = moved(source, target)
+    assert cases.bits(found) == cases.bits(expected[0])

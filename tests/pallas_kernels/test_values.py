@@ -9,7 +9,6 @@ import subprocess
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -67,7 +66,7 @@ def check_gather(implementation, shape):
     @settings(max_examples=examples_of(implementation))
     def check(starts, seed):
         arrays = [cases.random_words((cases.NUM_ROWS, row), dtype, seed + index) for index in range(pools)]
-        found = JITTED[implementation](tuple(map(jnp.asarray, arrays)), starts, rows_per_run)
+        found = JITTED[implementation](tuple(arrays), starts, rows_per_run)
         assert cases.bits(found) == cases.bits(cases.gather_by_loops(arrays, starts, rows_per_run))
 
     check()
@@ -88,7 +87,7 @@ def check_scatter(implementation, shape):
     def check(starts, seed):
         arrays = [cases.random_words((cases.NUM_ROWS, row), dtype, seed + index) for index in range(pools)]
         values = cases.random_words((pools, n, runs, rows_per_run, row), dtype, seed + 99)
-        found = JITTED_SCATTER[implementation](tuple(map(jnp.asarray, arrays)), starts, jnp.asarray(values))
+        found = JITTED_SCATTER[implementation](tuple(arrays), starts, values)
         expected = cases.scatter_by_loops(arrays, starts, values)
         assert [cases.bits(pool) for pool in found] == [cases.bits(pool) for pool in expected]
 
@@ -98,15 +97,15 @@ def check_scatter(implementation, shape):
 @pytest.mark.parametrize("shape", [shape for name, shape in SHAPES.items() if name not in BULK])
 def test_runs_that_no_bulk_copy_can_move_are_refused(shape):
     row, dtype, pools, n, runs, rows_per_run = shape
-    arrays = tuple(jnp.zeros((cases.NUM_ROWS, row), dtype) for _ in range(pools))
-    starts, values = np.zeros((pools, n, runs), np.int32), jnp.zeros((pools, n, runs, rows_per_run, row), dtype)
+    arrays = tuple(np.zeros((cases.NUM_ROWS, row), dtype) for _ in range(pools))
+    starts, values = np.zeros((pools, n, runs), np.int32), np.zeros((pools, n, runs, rows_per_run, row), dtype)
     with pytest.raises(ConfigError, match="implementation = 'mosaic:interpret'"):
         choose("mosaic:interpret").gather_runs(arrays, starts, rows_per_run)
     with pytest.raises(ConfigError, match="implementation = 'mosaic:interpret'"):
         choose("mosaic:interpret").scatter_runs(arrays, starts, values)
     for moved, argument in ((as_moves.gather_runs, rows_per_run), (as_moves.scatter_runs, values)):
         with pytest.raises(ValueError, match="expected lines of a multiple of 16 bytes"):
-            moved(mosaic.move_runs, arrays, jnp.asarray(starts), argument)
+            moved(mosaic.move_runs, arrays, starts, argument)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +113,11 @@ def test_runs_that_no_bulk_copy_can_move_are_refused(shape):
     [(name, row) for name in JITTED for row in (132, 256) if row == 256 or not name.startswith("mosaic")],
 )
 def test_nothing_to_move(implementation, row):
-    pool = jnp.asarray(cases.random_words((cases.NUM_ROWS, row), np.uint8, 0))
+    pool = cases.random_words((cases.NUM_ROWS, row), np.uint8, 0)
     starts = np.zeros((1, 0, 2), np.int32)
-    found = choose(implementation).gather_runs((pool,), starts, 2)
+    found = JITTED[implementation]((pool,), starts, 2)
     assert found.shape == (1, 0, 2, 2, row)
-    (kept,) = choose(implementation).scatter_runs((pool,), starts, jnp.zeros((1, 0, 2, 2, row), np.uint8))
+    (kept,) = JITTED_SCATTER[implementation]((pool,), starts, np.zeros((1, 0, 2, 2, row), np.uint8))
     assert cases.bits(kept) == cases.bits(pool)
 
 
@@ -133,13 +132,13 @@ def more_tiles_than_stages(implementation):
     starts = np.random.default_rng(0).permutation(40)[:20].astype(np.int32).reshape(1, 20, 1)
     # Few tiles would be spread over all multiprocessors, one a program.
     with mock.patch.object(tma_tiles, "PROGRAMS", 1):
-        found = choose(implementation).gather_runs((jnp.asarray(pool),), starts, 1)
+        found = jax.jit(choose(implementation).gather_runs, static_argnums=2)((pool,), starts, 1)
         assert cases.bits(found) == cases.bits(pool[starts[0, :, 0]])
         if OLD_JAX and implementation.startswith("mosaic"):
             return
         values = cases.random_words((1, 20, 1, 1, 128), np.uint8, 4)
         starts[0, 5, 0] = starts[0, 11, 0] = -1
-        (written,) = choose(implementation).scatter_runs((jnp.asarray(pool),), starts, jnp.asarray(values))
+        (written,) = jax.jit(choose(implementation).scatter_runs)((pool,), starts, values)
         assert cases.bits(written) == cases.bits(cases.scatter_by_loops([pool], starts, values)[0])
 
 
