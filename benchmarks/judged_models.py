@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.judges.recorded import (
@@ -47,7 +47,8 @@ prefill of gated delta nets, which keeps a checkpoint block.
 """
 
 
-def judgements() -> Iterator[tuple[RecordedCase, Judgement]]:
+@functools.cache
+def judgements() -> tuple[tuple[RecordedCase, Judgement], ...]:
     """Every config with what comes of it: the worst of all its numbers of ranks."""
     order = (
         Outcome.DIFFERENT,
@@ -57,8 +58,10 @@ def judgements() -> Iterator[tuple[RecordedCase, Judgement]]:
         Outcome.EQUAL,
         Outcome.REFUSED,
     )
-    for case in recorded_cases().values():
-        yield case, min((judge(case, ranks) for ranks in case.answers), key=lambda each: order.index(each.outcome))
+    return tuple(
+        (case, min((judge(case, ranks) for ranks in case.answers), key=lambda each: order.index(each.outcome)))
+        for case in recorded_cases().values()
+    )
 
 
 def counts() -> dict[str, collections.Counter[Outcome]]:
