@@ -20,6 +20,9 @@ SMALL_MODEL = "tests/data/models/llama.json"
 LOG = "tests/data/oplogs/eagle-12.jsonl"
 NUMPY = "hkv.dialects.vllm.engines.numpy:NumpyEngine"
 
+SILENT = "cmd:sort"
+"""A process that answers nothing, and ends as soon as its input does."""
+
 SPIED: dict[str, Any] = {"planted": planted, "differ": differ, "Shrinker": shrink.Shrinker}
 """Functions that the test replaces, as they are."""
 
@@ -228,14 +231,14 @@ ROWS = [
         "--dialect rtp-llm/hybrid",
         "--timeout 5",
     ),
-    *_rows("watch cmd:sleep-60 --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
+    *_rows(f"watch {SILENT} --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
     *_rows(
         "check {in}/rtp.jsonl",
         "--engine hkv.dialects.rtp_llm.engines.numpy:RtpNumpyEngine;--coverage;--json -",
         "--bugs window-one-never-hits;--timeout 5",
     ),
     *_rows("check docs/upstream-bugs/window-one-never-hits.jsonl", "--bugs window-one-never-hits"),
-    *_rows(f"check {LOG} --timeout 0.1 --engine cmd:sleep-60", "--timeout 0.2"),
+    *_rows(f"check {LOG} --timeout 0.1 --engine {SILENT}", "--timeout 0.2"),
     *_rows(
         DIFF,
         f"--engines numpy,{NUMPY};--seeds 2;--first-seed 3;--feature eagle;--kinds mamba;"
@@ -251,7 +254,7 @@ ROWS = [
     *_rows(
         "diff --engines {in}/wrong.py:Wrong,numpy --seeds 1 --steps 4 --feature core", "--no-shrink;--save {out}/saved"
     ),
-    *_rows("diff --engines cmd:sleep-60,numpy --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
+    *_rows(f"diff --engines {SILENT},numpy --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
     *_rows(
         RECORD,
         f"--engine {NUMPY};--seed 2;--feature eagle;--kinds mamba;--max-groups 1;--version 1;--steps 3;--json -;"
@@ -263,13 +266,13 @@ ROWS = [
         "--seed 2;--steps 3;--json -;--dialect rtp-llm/hybrid-pool",
         "--timeout 5;--version 1",
     ),
-    *_rows("record --engine cmd:sleep-60 --timeout 0.1 --feature core --seed 1 -o {out}/new.jsonl", "--timeout 0.2"),
+    *_rows(f"record --engine {SILENT} --timeout 0.1 --feature core --seed 1 -o {{out}}/new.jsonl", "--timeout 0.2"),
     *_rows(
         "shrink tests/data/oplogs/core-0.jsonl -o {out}/small.jsonl --engine {in}/wrong.py:Wrong",
         f"--engine {{in}}/wrong.py:Worse;--against {NUMPY};--ids isomorphic;-o {{out}}/s.jsonl;--json -",
         "--timeout 5",
     ),
-    *_rows(f"shrink {LOG} -o {{out}}/small.jsonl --engine cmd:sleep-60 --timeout 0.1", "--timeout 0.2"),
+    *_rows(f"shrink {LOG} -o {{out}}/small.jsonl --engine {SILENT} --timeout 0.1", "--timeout 0.2"),
     *_rows(f"explain {LOG} --line 24", "--line 25;--request r1;--json -"),
     *_rows(
         FULL,
