@@ -61,6 +61,14 @@ def test_blocks_that_divide_no_id_are_compiled_and_checked(monkeypatch, capsys, 
     assert {group["group"] for group in replayed["groups"]} == {"mamba:80", "full:80"}
 
 
+def test_a_checked_replay_of_typed_groups(monkeypatch, capsys, chat):
+    """As many groups as the model above has: one program replays both."""
+    arguments = ("--groups", ",".join(["full:16", "swa:16:64"] * 4), "--num-blocks", "819", "--check")
+    code, out, err = run(monkeypatch, capsys, "replay", chat, *arguments)
+    assert (code, err) == (0, "")
+    assert "engine jax" in out
+
+
 @pytest.mark.parametrize(
     ("tokens", "ids", "hit"),
     [(1064, [1, 2, 4], 576), (1536, [1, 2, 3], 1152), (1536, [1, 2, 4], 576)],
