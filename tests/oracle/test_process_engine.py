@@ -22,7 +22,7 @@ from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.engines.process import ProcessEngine
 from hkv.dialects.vllm.log.structs import LookupOp
 from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
-from hkv.oracle.engines import engine_factory
+from hkv.oracle.engines import engine_factory, line_process
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import differ, draw, record
 
@@ -101,18 +101,24 @@ def test_an_error_of_the_engine_is_an_error(program) -> None:
     assert engine.num_free() == HEADER.num_blocks - 1
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that does not end by itself is killed at once."""
+    monkeypatch.setattr(line_process, "PATIENCE", 0.1)
+
+
 ACCEPT = "import sys, time, os, signal\nsys.stdin.readline()\nprint('null', flush=True)\n"
 
 FAILURES = [
     ("sys.stdin.readline(); sys.exit(3)", "ended with exit status 3"),
     ("sys.stdin.readline(); os.kill(os.getpid(), signal.SIGKILL)", "ended with signal SIGKILL"),
     ("sys.stdin.readline(); print('{\"hit\": ', end='', flush=True)", 'exit status 0 after {"hit":'),
-    ("time.sleep(60)", "silent for 0.3 seconds"),
-    ("sys.stdin.readline(); print('{', end='', flush=True); time.sleep(60)", "silent for 0.3 seconds"),
+    ("sys.stdin.read()", "silent for 0.3 seconds"),
+    ("sys.stdin.readline(); print('{', end='', flush=True); sys.stdin.read()", "silent for 0.3 seconds"),
     ("sys.stdin.readline(); print('Traceback: it broke', flush=True); sys.stdin.readline()", "Traceback: it broke"),
     ("sys.stdin.readline(); print('null', flush=True); sys.stdin.readline()", "None"),
     ('sys.stdin.readline(); print(\'{"hit": "x"}\', flush=True); sys.stdin.readline()', "Expected"),
-    ("print('hello', flush=True); time.sleep(60)", "hello"),
+    ("print('hello', flush=True); sys.stdin.read()", "hello"),
 ]
 
 
@@ -133,6 +139,7 @@ def test_failures_are_named_in_one_line(program, text: str, message: str) -> Non
         engine.step()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_an_engine_that_closes_its_input_is_noticed(program) -> None:
     engine = ProcessEngine(
         HEADER,
@@ -144,6 +151,7 @@ def test_an_engine_that_closes_its_input_is_noticed(program) -> None:
         engine.lookup("r1")
 
 
+@pytest.mark.usefixtures("impatient")
 def test_an_engine_that_does_not_read_is_noticed(program) -> None:
     engine = ProcessEngine(HEADER, program(ACCEPT + "time.sleep(60)"))
     engine._process._timeout = 0.3
@@ -173,6 +181,7 @@ def test_programs_that_cannot_start(name: str) -> None:
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="no /proc to look for zombies in")
+@pytest.mark.usefixtures("impatient")
 def test_no_process_is_left(program) -> None:
     command = program(ACCEPT + "sys.stdin.read()")
     stubborn = program(ACCEPT + "time.sleep(60)")
