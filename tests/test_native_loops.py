@@ -19,8 +19,9 @@ def long(x):
         _, y = jax.lax.while_loop(lambda d: d[0] < i % 5, inner, (0, y))
         return i + 1, y + y[::-1]
     return jax.lax.while_loop(lambda c: c[0] < 100, outer, (0, x))
-print(jax.jit(long).lower(jnp.zeros(2000, jnp.int32)).compile().as_text().count("while("))
-print(jax.jit(long).lower(jnp.zeros(2000, jnp.int32)).compile().as_text().split("ENTRY")[1].count("xla_cpu_small_call"))
+text = jax.jit(long).lower(jnp.zeros(2000, jnp.int32)).compile().as_text()
+print(text.count("while("))
+print(text.split("ENTRY")[1].count("xla_cpu_small_call"))
 """
 
 

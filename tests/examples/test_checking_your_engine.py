@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import unittest
 
 import pytest
@@ -23,13 +22,16 @@ from hkv.errors import ConfigError
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.implemented import flags_for
 from hkv.oracle.record import Only, draw
+from tests.cli.commands import perform
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TEXT = (ROOT / "docs" / "checking-your-engine.md").read_text()
 
 
-def test_every_command_prints_what_it_says(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_every_command_prints_what_it_says(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     commands = shown_in(TEXT)
@@ -38,11 +40,15 @@ def test_every_command_prints_what_it_says(tmp_path: pathlib.Path, monkeypatch: 
         command, words = shown.command, shlex.split(shown.command)
         if shutil.which("gcc") is None and (words[0] == "gcc" or "cmd:./my-engine,numpy" in words):
             continue
-        program = [sys.executable, "-m", "hkv"] if words[0] == "hkv" else words[:1]
-        done = subprocess.run([*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.stderr == "", command
-        assert (problem := difference(shown, done.stdout)) is None, problem
-        assert done.returncode == (1 if "WrongEngine" in command else 0), command
+        if words[0] == "hkv":
+            done = perform(words[1:], tmp_path)
+            status, out = done.status, done.out.decode()
+        else:
+            program = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+            status, out = program.returncode, program.stdout
+        assert capfd.readouterr().err == "", command
+        assert (problem := difference(shown, out)) is None, problem
+        assert status == (1 if "WrongEngine" in command else 0), command
 
 
 def test_the_wrong_engine_is_short_and_its_diagnosis_shown() -> None:

@@ -180,6 +180,16 @@ def test_hits_under_traffic_are_the_definition_unless_a_named_cause_applies(data
 # The comparison finds defects of one line.
 
 
+@pytest.fixture(scope="module")
+def fine() -> tuple[Case, ...]:
+    """Cases in which no named cause applies, and nothing differs as long as there is no defect."""
+    found = [found for number in range(2500) if (found := drawn(number)) is not None]
+    found.append(case([full(1), swa(1, 1), mamba(1)], [1], 4, [[1, 2, 3, 4], [4], [1]]))
+    found.append(case([ChunkedLocal(block_size=1, chunk=4)], [], 4, [[2, 3]]))
+    assert not any(differs(each) for each in found)
+    return tuple(found)
+
+
 @pytest.mark.parametrize(
     ("function", "text", "defect"),
     [
@@ -195,11 +205,7 @@ def test_hits_under_traffic_are_the_definition_unless_a_named_cause_applies(data
         (ChunkedLocalKind.find, "break", "continue"),
     ],
 )
-def test_a_planted_defect_is_found(function, text, defect):
-    fine = [found for number in range(2500) if (found := drawn(number)) is not None]
-    fine.append(case([full(1), swa(1, 1), mamba(1)], [1], 4, [[1, 2, 3, 4], [4], [1]]))
-    fine.append(case([ChunkedLocal(block_size=1, chunk=4)], [], 4, [[2, 3]]))
-    assert not any(differs(found) for found in fine)
+def test_a_planted_defect_is_found(fine, function, text, defect):
     with planted(function, text, defect):
         assert any(differs(found) for found in fine)
 
