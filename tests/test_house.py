@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -67,22 +68,38 @@ FOUND_BY_FOLDER = ("hkv.cli.", "hkv.model.huggingface.families.", "hkv.dialects.
 """Packages whose modules are found by listing them."""
 
 
-def code_of(*folders: str) -> Iterator[tuple[str, ast.Module]]:
+Nodes = tuple[ast.AST, ...]
+"""All nodes of a file."""
+
+
+@functools.cache
+def nodes_of(path: pathlib.Path) -> Nodes:
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """Millions of nodes would slow down the tests that come after these in the process."""
+    yield
+    nodes_of.cache_clear()
+
+
+def code_of(*folders: str) -> Iterator[tuple[str, Nodes]]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+            yield path.relative_to(ROOT).as_posix(), nodes_of(path)
 
 
-def strings(tree: ast.AST) -> Iterator[ast.Constant]:
+def strings(nodes: Nodes) -> Iterator[ast.Constant]:
     """String constants that are no docstrings."""
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    told = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
             yield node
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def imported(nodes: Nodes) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             yield node.lineno, f"{node.module} {' '.join(name.name for name in node.names)}"
         elif isinstance(node, ast.Import):
@@ -92,8 +109,8 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_dialect_is_named_outside_its_folder(room: str) -> None:
     named = []
-    for path, tree in code_of(room):
-        found = [(node.lineno, str(node.value)) for node in strings(tree)] + list(imported(tree))
+    for path, nodes in code_of(room):
+        found = [(node.lineno, str(node.value)) for node in strings(nodes)] + list(imported(nodes))
         named += [f"{path}:{line}: {text}" for line, text in found if NAMES.search(text)]
     assert not named
 
@@ -101,15 +118,15 @@ def test_no_dialect_is_named_outside_its_folder(room: str) -> None:
 def test_names_are_found_where_they_are() -> None:
     """The count above is of something: the registry has some."""
     found = [
-        node.value for path, tree in code_of("dialects") if path == "dialects/registry.py" for node in strings(tree)
+        node.value for path, nodes in code_of("dialects") if path == "dialects/registry.py" for node in strings(nodes)
     ]
     assert sum(bool(NAMES.search(str(value))) for value in found) > 4
 
 
 def test_every_module_is_used() -> None:
-    used = {str(node.value).partition(":")[0] for _, tree in code_of("") for node in strings(tree)}
-    for _, tree in code_of(""):
-        for node in ast.walk(tree):
+    used = {str(node.value).partition(":")[0] for _, nodes in code_of("") for node in strings(nodes)}
+    for _, nodes in code_of(""):
+        for node in nodes:
             if isinstance(node, ast.ImportFrom):
                 used |= {str(node.module), *(f"{node.module}.{name.name}" for name in node.names)}
             elif isinstance(node, ast.Import):
@@ -121,14 +138,14 @@ def test_every_module_is_used() -> None:
 
 def calls(*folders: str) -> set[str]:
     """Names of attributes that code of these folders asks for."""
-    return {node.attr for _, tree in code_of(*folders) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {node.attr for _, nodes in code_of(*folders) for node in nodes if isinstance(node, ast.Attribute)}
 
 
 def test_everything_in_the_contract_is_asked_for() -> None:
     offered = {name for name in vars(Dialect) if not name.startswith("_")} | set(Dialect.__annotations__)
     asked = calls(*ROOMS)
     for path in sorted((ROOT / "dialects").glob("*.py")):
-        asked |= {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        asked |= {node.attr for node in nodes_of(path) if isinstance(node, ast.Attribute)}
     assert not offered - asked
 
 
@@ -139,9 +156,22 @@ def test_every_rule_of_the_record_is_called() -> None:
     assert {field.name for field in dataclasses.fields(Rules)} == called
 
 
-def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of statements in which other statements stand."""
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Statements of a module at any depth; none of their expressions, which are most of its nodes."""
+    left: list[ast.AST] = [tree]
+    while left:
+        yield (node := left.pop())
+        for block in BLOCKS:
+            left += getattr(node, block, ())
+
+
+def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
     """Docstrings of a module, its classes, functions and attributes."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,17 +42,26 @@ OTHER_NAMES = {
 """Places where a word that is also a kind's name means something else."""
 
 
-@functools.cache
-def _trees() -> dict[str, ast.Module]:
+Nodes = Sequence[ast.AST]
+"""All nodes of a file, or of a piece of code."""
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, Nodes]:
+    """Every file outside the kinds' own folders."""
     paths = [path for root in ("hkv", "reference") for path in sorted((ROOT / root).rglob("*.py"))]
     names = {path.relative_to(ROOT).as_posix(): path for path in paths}
     outside = {name: path for name, path in names.items() if not name.startswith((*OWN, *PLANTED))}
     assert len(outside) > 300
-    return {name: ast.parse(path.read_text()) for name, path in outside.items()}
+    return {name: _nodes(path.read_text()) for name, path in outside.items()}
 
 
-def _named(node: ast.AST) -> Iterator[str]:
-    for child in ast.walk(node):
+def _nodes(text: str) -> Nodes:
+    return list(ast.walk(ast.parse(text)))
+
+
+def _named(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for child in nodes:
         if isinstance(child, ast.Name | ast.Attribute):
             yield child.id if isinstance(child, ast.Name) else child.attr
 
@@ -68,8 +76,8 @@ HOMES = {cls.__name__: cls.__module__.replace(".", "/") + ".py" for cls in _desc
 """Every class of layer, what kinds share and dialects' own among them, and its file, the one that may check for it."""
 
 
-def _class_checks(tree: ast.Module, path: str = "", homes: Mapping[str, str] = HOMES) -> Iterator[int]:
-    for node in ast.walk(tree):
+def _class_checks(nodes: Nodes, path: str = "", homes: Mapping[str, str] = HOMES) -> Iterator[int]:
+    for node in nodes:
         checked: list[ast.AST] = []
         if (
             isinstance(node, ast.Call)
@@ -81,12 +89,12 @@ def _class_checks(tree: ast.Module, path: str = "", homes: Mapping[str, str] = H
             checked = [node.cls]
         elif isinstance(node, ast.Compare):
             checked = [node.left, *node.comparators]
-        if any(homes.get(name, path) != path for part in checked for name in _named(part)):
+        if any(homes.get(name, path) != path for part in checked for name in _named(ast.walk(part))):
             yield getattr(node, "lineno", 0)
 
 
-def _name_checks(tree: ast.Module) -> Iterator[int]:
-    for node in ast.walk(tree):
+def _name_checks(nodes: Nodes) -> Iterator[int]:
+    for node in nodes:
         parts: list[ast.AST] = []
         if isinstance(node, ast.Compare):
             parts = [node.left, *node.comparators]
@@ -97,49 +105,47 @@ def _name_checks(tree: ast.Module) -> Iterator[int]:
             yield getattr(node, "lineno", 0)
 
 
-def test_no_class_of_a_kind_is_checked_elsewhere():
+def test_no_class_of_a_kind_is_checked_elsewhere(files):
     assert not issubclass(AttentionSpec, tuple(KINDS.values())), "geometry that kinds share is no kind"
     assert AttentionSpec.__name__ not in CLASSES
     assert {"AttentionSpec", opaque.OpaqueRegion.__name__, *CLASSES} <= HOMES.keys()
-    found = [f"{name}:{line}" for name, tree in _trees().items() for line in _class_checks(tree, name)]
+    found = [f"{name}:{line}" for name, nodes in files.items() for line in _class_checks(nodes, name)]
     assert found == []
 
 
-def test_no_class_of_a_reference_kind_is_checked_elsewhere():
+def test_no_class_of_a_reference_kind_is_checked_elsewhere(files):
     rules = sorted(ROOT.glob("reference/dialects/*/kinds/*.py"))
-    parsed = [(path, node) for path in rules for node in ast.walk(ast.parse(path.read_text()))]
+    parsed = [(path, node) for path in rules for node in _nodes(path.read_text())]
     concrete = [(path, node) for path, node in parsed if isinstance(node, ast.ClassDef) and node.bases]
     classes = {node.name: str(path.relative_to(ROOT)) for path, node in concrete}
     assert {"MambaRow", "MambaKind", "FullKind", "LinearKind"} <= classes.keys()
-    elsewhere = {
-        name: tree for name, tree in _trees().items() if not name.startswith("reference/dialects/rtp_llm/kinds/")
-    }
-    found = [f"{name}:{line}" for name, tree in elsewhere.items() for line in _class_checks(tree, name, classes)]
+    others = {name: nodes for name, nodes in files.items() if not name.startswith("reference/dialects/rtp_llm/kinds/")}
+    found = [f"{name}:{line}" for name, nodes in others.items() for line in _class_checks(nodes, name, classes)]
     assert found == []
 
 
-def test_no_name_of_a_kind_is_compared_elsewhere():
-    trees = {name: tree for name, tree in _trees().items() if not name.startswith(tuple(OTHER_NAMES))}
-    found = [f"{name}:{line}" for name, tree in trees.items() for line in _name_checks(tree)]
-    assert found == [f"hkv/dialects/vllm/planning/promotion.py:{line}" for line in _sole_field(trees)]
+def test_no_name_of_a_kind_is_compared_elsewhere(files):
+    others = {name: nodes for name, nodes in files.items() if not name.startswith(tuple(OTHER_NAMES))}
+    found = [f"{name}:{line}" for name, nodes in others.items() for line in _name_checks(nodes)]
+    assert found == [f"hkv/dialects/vllm/planning/promotion.py:{line}" for line in _sole_field(files)]
 
 
-def _sole_field(trees: dict[str, ast.Module]) -> Iterator[int]:
+def _sole_field(files: dict[str, Nodes]) -> Iterator[int]:
     """Lines in which `sliding_window` is the name of a field that cannot be merged, not of the kind."""
-    for node in ast.walk(trees["hkv/dialects/vllm/planning/promotion.py"]):
+    for node in files["hkv/dialects/vllm/planning/promotion.py"]:
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "error.argument":
             yield getattr(node, "lineno", 0)
 
 
-def test_only_what_makes_layers_names_their_classes():
-    found = {name for name, tree in _trees().items() if set(_named(tree)) & CLASSES.keys()}
+def test_only_what_makes_layers_names_their_classes(files):
+    found = {name for name, nodes in files.items() if set(_named(nodes)) & CLASSES.keys()}
     assert found == set(MAKERS)
 
 
-def test_kinds_have_no_numbers_to_compare():
+def test_kinds_have_no_numbers_to_compare(files):
     assert not [name for name, module in kinds.all_kinds().items() if hasattr(module, "NUMBER")]
-    for name, tree in _trees().items():
-        assert "KIND" not in set(_named(tree)), name
+    for name, nodes in files.items():
+        assert "KIND" not in set(_named(nodes)), name
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -159,9 +165,9 @@ def test_a_kind_says_everything(kind):
     ],
 )
 def test_a_check_of_a_class_is_found(text):
-    assert list(_class_checks(ast.parse(text))) == [1]
+    assert list(_class_checks(_nodes(text))) == [1]
 
 
 @pytest.mark.parametrize("text", ["spec.kind == 'mamba'", "kind in ('mla', 'x')", "group['kind'] != 'opaque'"])
 def test_a_comparison_with_a_name_is_found(text):
-    assert list(_name_checks(ast.parse(text))) == [1]
+    assert list(_name_checks(_nodes(text))) == [1]
