@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli.check import command
+from tests.cli.commands import perform
 from tests.oracle.sample import ALLOCATE, HEADER, OPERATIONS, encode, sample
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -81,9 +82,11 @@ def test_bugs(good: pathlib.Path) -> None:
     assert CliRunner().invoke(command, [str(good), "--bugs", "window-one-never-hits, negative-estimate"]).exit_code == 0
 
 
-def test_exit_status_of_the_program(good: pathlib.Path, bad: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    assert run(str(good)).returncode == 0
+def test_exit_status_of_the_program(
+    good: pathlib.Path, bad: pathlib.Path, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run(str(bad)).returncode == 1
+    assert perform(["check", str(good)], tmp_path).status == 0
     (tmp_path / "ugly.jsonl").write_bytes(sample() + b'{"op":"jump"}\n')
     ugly = str(tmp_path / "ugly.jsonl")
     for arguments, message in (
@@ -93,11 +96,12 @@ def test_exit_status_of_the_program(good: pathlib.Path, bad: pathlib.Path, tmp_p
         ([str(good), "--bugs", "nonsense"], "hkv: bugs = 'nonsense'"),
         ([], "Missing argument"),
     ):
-        done = run(*arguments)
-        assert done.returncode == 2, done
-        assert len(done.stderr.splitlines()) == 1
-        assert message in done.stderr
-        assert done.stdout == ""
+        capfd.readouterr()
+        done = perform(["check", *arguments], tmp_path)
+        told = capfd.readouterr().err
+        assert (done.status, done.out) == (2, b""), told
+        assert len(told.splitlines()) == 1
+        assert message in told
 
 
 def test_one_that_cannot_be_read_does_not_hide_the_rest(good: pathlib.Path, bad: pathlib.Path) -> None:

@@ -53,21 +53,26 @@ def test_hkv_does_not_know_it_without_the_package(tmp_path):
     assert not done
 
 
-def test_a_recorded_log_is_checked_and_explained(site, tmp_path):
-    log = tmp_path / "toy.jsonl"
+@pytest.fixture(scope="module")
+def recorded(site, tmp_path_factory):
+    """A log of the dialect's own engine."""
+    log = tmp_path_factory.mktemp("recorded") / "toy.jsonl"
     hkv(site, "record", "--dialect", "toy-radix", "--feature", "core", "--seed", "3", "--steps", "4", "-o", log)
-    operations = [json.loads(line) for line in log.read_text().splitlines()][1:]
-    assert "1 of 1 logs agree with engine numpy" in hkv(site, "check", log)
+    return log
+
+
+def test_a_recorded_log_is_checked_and_explained(site, recorded):
+    operations = [json.loads(line) for line in recorded.read_text().splitlines()][1:]
+    assert "1 of 1 logs agree with engine numpy" in hkv(site, "check", recorded)
     line = next(index for index, each in enumerate(operations, 2) if each["op"] == "admit" and each["want"]["hit"])
-    told = json.loads(hkv(site, "explain", log, "--line", str(line), "--json", "-"))
+    told = json.loads(hkv(site, "explain", recorded, "--line", str(line), "--json", "-"))
     assert told["hit"] == operations[line - 2]["want"]["hit"] == told["groups"][0]["largest"]
     assert told["departed"] is None
 
 
-def test_a_log_of_somebody_else_is_told_to_depart(site, tmp_path):
+def test_a_log_of_somebody_else_is_told_to_depart(site, recorded, tmp_path):
     log = tmp_path / "toy.jsonl"
-    hkv(site, "record", "--dialect", "toy-radix", "--feature", "core", "--seed", "3", "--steps", "4", "-o", log)
-    lines = log.read_text().splitlines()
+    lines = recorded.read_text().splitlines()
     changed = next(index for index, line in enumerate(lines) if '"blocks":[' in line)
     lines[changed] = lines[changed].replace('"blocks":[', '"blocks":[7,')
     log.write_text("\n".join(lines) + "\n")
