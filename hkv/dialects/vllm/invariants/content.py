@@ -34,14 +34,14 @@ def index(moment: Moment) -> Iterator[str]:
     Mamba checkpoint inside a chunk stands in a column of its own: 15 tokens in blocks of 4 leave the state after 12 in
     column 2 as usual, but one after 14 would stand there too.
     """
-    config, ledger = moment.config, moment.ledger
+    config, ledger, sizes = moment.config, moment.ledger, moment.config.block_sizes
     for block, (group, tokens, key) in moment.after.cached.items():
         names = moment.book.prefixes.get(key, set())
         if not any(ledger.length(name) == tokens for name in names):
             yield f"block {block} is known by {key} for {tokens} tokens, a prefix no request ever had"
         for id, owner_group, column in moment.after.owners.get(block, ()):
-            start = column * config.block_size(owner_group)
-            inside = start < tokens <= start + config.block_size(owner_group)
+            start = column * sizes[owner_group]
+            inside = start < tokens <= start + sizes[owner_group]
             if owner_group != group or not (inside or _holds_checkpoints(config, group)):
                 yield f"block {block} at column {column} of group {owner_group} is cached as {tokens} tokens of {group}"
             elif ledger.prefix(id, tokens) not in names:
