@@ -1,17 +1,36 @@
-"""Fixtures of what holds for every command: a folder of inputs, and an explorer that compiles nothing."""
+"""Fixtures of what holds for every command: inputs, vectors that are made once, an explorer that compiles nothing."""
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 import pytest
 
 from hkv.dialects.vllm.explorer import Counterexample, Report
 from hkv.oracle.log_file import read_log
+from hkv.oracle.vectors import document
 from tests.cli.commands import Inputs, make_inputs
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+MAKE_DOCUMENTS = document.documents
+
+
+@functools.cache
+def documents() -> tuple[tuple[str, dict[str, Any]], ...]:
+    """What is written as vectors, which always is the same, and is only read."""
+    return tuple(MAKE_DOCUMENTS())
+
+
+@pytest.fixture(autouse=True)
+def vectors_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making them takes half a second, and `tests/oracle/test_vectors.py` is about them; here they are written."""
+    monkeypatch.setattr(document, "documents", documents)
 
 
 @pytest.fixture
