@@ -23,7 +23,7 @@ MAKE_DOCUMENTS = document.documents
 
 @functools.cache
 def documents() -> tuple[tuple[str, dict[str, Any]], ...]:
-    """What is written as vectors, which always is the same, and is only read."""
+    """The content of all vectors, which is always the same, and only read."""
     return tuple(MAKE_DOCUMENTS())
 
 
