@@ -27,6 +27,16 @@ from hkv.errors import ConfigError, OperationError
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LOG = ROOT / "tests" / "data" / "oplogs"
 MODEL = ROOT / "tests" / "data" / "models" / "gemma3_text.json"
+SPECS = [
+    hkv.FullAttention(block_size=4),
+    hkv.SlidingWindow(block_size=4, window=6),
+    hkv.ChunkedLocal(block_size=4, chunk=8),
+    hkv.MLAAttention(block_size=4),
+    hkv.Mamba(block_size=4),
+    hkv.OpaqueState(block_size=4),
+]
+TEXT, PLACES = 30, 8
+"""Tokens that are given to one row, and to a step: one size for all tests, which share their programs so."""
 TRACE = [{"timestamp": 40 * i, "input_length": 900, "output_length": 9, "hash_ids": [0, 1 + i % 3]} for i in range(12)]
 
 
@@ -65,6 +75,12 @@ def test_no_verb_takes_anything() -> None:
         assert not hints & {inspect.Parameter.empty, typing.Any, "Any"}, name
 
 
+def small_cache() -> hkv.Cache:
+    """Two groups and twelve blocks for two rows."""
+    config = hkv.cache_config(hkv.Topology.of_specs(SPECS[:2]), 13, max_model_len=32)
+    return hkv.init(config, rows=2, row_blocks=8)
+
+
 @pytest.fixture
 def trace(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "trace.jsonl"
@@ -81,30 +97,21 @@ def test_every_name_works_with_every_submodule_imported(trace: pathlib.Path) -> 
             importlib.import_module(name)
     called = set(hkv.__all__) - {"testing", "HKVError", "Cache"}
 
-    specs = [
-        hkv.FullAttention(block_size=4),
-        hkv.SlidingWindow(block_size=4, window=6),
-        hkv.ChunkedLocal(block_size=4, chunk=8),
-        hkv.MLAAttention(block_size=4),
-        hkv.Mamba(block_size=4),
-        hkv.OpaqueState(block_size=4),
-    ]
-    for spec in specs:
+    for spec in SPECS:
         assert hkv.Layout.of_spec(spec, "LBHNC", num_blocks=3).num_blocks == 3
-    config = hkv.cache_config(hkv.Topology.of_specs(specs), 64, max_model_len=64)
-    cache = hkv.init(config, rows=2, row_blocks=16)
+    cache = small_cache()
     assert isinstance(cache, hkv.Cache)
     cache, found = hkv.arrive(cache, jnp.array([0]), jnp.ones((1, 8), jnp.int32), jnp.array([8]))
-    cache, _ = hkv.step(cache, jnp.ones(8, jnp.int32), jnp.array([0, 8, 8]))
+    cache, _ = hkv.step(cache, jnp.ones(PLACES, jnp.int32), jnp.array([0, 8, 8]))
     assert cache.computed.tolist() == [8, 0]
     assert found.hits.tolist() == [0]
     assert hkv.longest_hit(cache, jnp.ones(9, jnp.int32)).length == 8
-    cache, given = hkv.allocate(cache, 1, jnp.ones(9, jnp.int32))
+    cache, given = hkv.allocate(cache, 1, jnp.ones(TEXT, jnp.int32), 9)
     assert given.hit == 8
     cache, status = hkv.finish(cache, jnp.array([0]))
     cache, last = hkv.free(cache, 1)
     assert [*status.tolist(), int(last)] == [0, 0]
-    assert cache.free_blocks == 63
+    assert cache.free_blocks == 12
 
     model = hkv.read_model(MODEL)
     assert hkv.plan(model, "8GiB").requests >= 1
@@ -113,9 +120,9 @@ def test_every_name_works_with_every_submodule_imported(trace: pathlib.Path) -> 
     assert hkv.explain(log, 2 + next(_lookups(log))).hit >= 0
     assert hkv.record("core", 3, "numpy", steps=2).log.operations
     assert hkv.diff("numpy", features=["core"], seeds=1, steps=2).agrees
-    assert len(hkv.replay_trace(trace, specs[:2], 2000, engine="numpy").requests["hit"]) == len(TRACE)
+    assert len(hkv.replay_trace(trace, SPECS[:2], 2000, engine="numpy").requests["hit"]) == len(TRACE)
     names = {"write", "gather", "scatter", "copy_blocks", "zero_blocks"}
-    _pages(specs[0])
+    _pages(SPECS[0])
     used = set(re.findall(r"hkv\.(\w+)\b", inspect.getsource(sys.modules[__name__])))
     assert called - names <= used
     assert callable(hkv.testing.run_watched)
@@ -145,9 +152,8 @@ def _pages(spec) -> None:
 
 
 def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
-    config = hkv.cache_config(hkv.Topology.of_specs([hkv.FullAttention(block_size=4)]), 8, max_model_len=32)
-    cache = hkv.init(config, rows=2, row_blocks=4)
-    ones, ends = jnp.ones((2, 1), jnp.int32), jnp.arange(3)
+    cache = small_cache()
+    ones, ends = jnp.ones((PLACES, 1), jnp.int32), jnp.arange(3)
     counts = ones[:, 0]
     for arguments, name in (
         ((ones, ends), "tokens"),
@@ -169,9 +175,7 @@ def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
 
 
 def test_a_refused_request_takes_nothing() -> None:
-    config = hkv.cache_config(hkv.Topology.of_specs([hkv.FullAttention(block_size=4)]), 8, max_model_len=32)
-    cache = hkv.init(config, rows=2, row_blocks=8)
-    text = jnp.arange(30)  # one length, so that one program serves all of them
+    cache, text = small_cache(), jnp.arange(TEXT)
     cache, first = hkv.allocate(cache, 0, text, 17)
     before = [np.asarray(leaf) for leaf in (cache.tables, cache.computed, cache.running, cache.free_blocks)]
     for row, count in ((1, 30), (5, 3), (-1, 3)):
