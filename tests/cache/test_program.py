@@ -26,16 +26,16 @@ def test_a_thousand_configurations_share_a_handful_of_sizes() -> None:
         buckets = cache.buckets_for(settings)
         of_config(settings, buckets.groups)
         found.add(buckets)
-    assert len(found) <= 4
+    assert len(found) <= 2
 
 
 def test_configurations_with_the_same_sizes_share_a_program() -> None:
-    cache.forget_programs()
+    before = cache.count_programs()
     for seed in range(60):
         engine = JaxEngine(draw_header(RandomChoices(seed), FEATURES[seed % len(FEATURES)]))
         engine.request("a", list(range(9)), None)
         engine.lookup("a")
-    assert cache.count_programs() <= 2
+    assert cache.count_programs() <= before + 2
 
 
 def test_nothing_is_transferred_between_inputs_and_outputs() -> None:

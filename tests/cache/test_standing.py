@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,20 +100,31 @@ def test_nor_when_they_come_with_the_next_chunk():
     assert covered(pair)[0] == 0
 
 
+@jax.jit
+def standing(word: jax.Array, first: jax.Array, seen: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Which of 64 entries stand: from `first` on; from `seen` on, once those before are; and with one entry more."""
+    left = export.passed(word, first, seen)
+    more = export.with_entry(left, seen, first + WINDOW, jnp.bool_(True))
+    places = jnp.arange(2 * WINDOW)
+    after = seen + places
+    return (
+        export.stands(word, first, first + places),
+        export.stands(left, seen, after),
+        export.stands(more, seen, after),
+    )
+
+
 @given(st.integers(0, 1000), st.integers(0, (1 << WINDOW) - 1), st.integers(0, WINDOW + 8))
 def test_entries_that_were_passed_stand_no_longer(first: int, places: int, count: int):
     entries = {first + place for place in range(WINDOW) if places >> place & 1}
-    word = jnp.int32(
-        sum(1 << entry % WINDOW for entry in entries) - (sum(entry % WINDOW == 31 for entry in entries) << 32)
-    )
+    word = sum(1 << entry % WINDOW for entry in entries) - (sum(entry % WINDOW == 31 for entry in entries) << 32)
     seen = first + count
-    left = export.passed(word, jnp.int32(first), jnp.int32(seen))
-    window, after = jnp.arange(first, first + 2 * WINDOW), jnp.arange(seen, seen + 2 * WINDOW)
-    assert set(window[export.stands(word, first, window)].tolist()) == entries
-    assert set(after[export.stands(left, seen, after)].tolist()) == {entry for entry in entries if entry >= seen}
-    more = export.with_entry(left, seen, jnp.int32(first + WINDOW), True)
+    before, left, more = standing(*np.int32([word, first, seen]))
+    window, after = np.arange(first, first + 2 * WINDOW), np.arange(seen, seen + 2 * WINDOW)
+    assert set(window[before].tolist()) == entries
+    assert set(after[left].tolist()) == {entry for entry in entries if entry >= seen}
     near = {first + WINDOW} if count in range(1, WINDOW + 1) else set()
-    assert set(after[export.stands(more, seen, after)].tolist()) == {*near, *(each for each in entries if each >= seen)}
+    assert set(after[more].tolist()) == {*near, *(each for each in entries if each >= seen)}
 
 
 def test_a_state_at_the_end_of_its_column_keeps_the_key_that_it_has():

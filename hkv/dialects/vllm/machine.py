@@ -69,7 +69,7 @@ def buckets_for(config: VllmConfig, *, requests: int = 32, keys: int = 4096, tok
         row=size(row, 512),
         chain=size(chain, 512),
         keys=bucket(keys, 1024),
-        parts=size(parts + 1, 8) - 1 if parts or small else 0,
+        parts=size(parts + 1, 16 if small else 8) - 1 if parts or small else 0,
     )
 
 
