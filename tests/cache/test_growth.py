@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 from hkv.dialects.vllm.engines import jax_batches
@@ -35,15 +36,14 @@ def test_a_larger_state_says_the_same() -> None:
     assert found.buckets.keys > old.keys
     assert len(found.state.rows) == found.buckets.requests + 1
     slots = {id: request.slot for id, request in engine._requests.items() if id != "more"}
-    assert engine._reader.state(found.state, slots) == before
+    assert engine._reader.state(jax.device_get(found.state), slots) == before
 
 
 def test_events_beyond_the_least_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The room is that of the program that all of these tests run, the least of it a quarter."""
     usual = jax_batches.EVENTS
-    header = to_header(
-        config(*(FullAttention(block_size=size) for size in (1, 2, 4)), num_blocks=250, hash_block_size=1), "core"
-    )
+    specs = [FullAttention(block_size=size) for size in (1, 2, 4)]
+    header = to_header(config(*specs, num_blocks=250, hash_block_size=1), "core")
     engine, reference = JaxEngine(header), NumpyEngine(header)
     for each in (engine, reference):
         each.request("a", list(range(96)), None)
