@@ -74,7 +74,8 @@ def test_a_whole_prefix_is_found_afterwards():
 @pytest.mark.parametrize("group", [-2, 7])
 def test_a_group_that_does_not_exist_is_refused(group):
     pair = Pair(build("full:2", num_blocks=9))
-    state, blocks, status = inserted(pair.state, np.array([0, group], np.int32), np.ones((2, 4), np.uint32))
+    groups = np.array([0, group] + [-1] * (K - 2), np.int32)
+    state, blocks, status = inserted(pair.state, groups, np.ones((K, 4), np.uint32))
     assert int(status) == Status.OUT_OF_RANGE
-    assert blocks.tolist() == [-1, -1]
+    assert blocks.tolist() == [-1] * K
     assert not np.asarray(state.refs).any()

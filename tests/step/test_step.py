@@ -34,6 +34,8 @@ from tests.step.sample import assert_same, configs, state_of
 R, W, T, N, L = 5, 20, 6, 64, 3
 PLACES = R * (T + L)
 ROOM = 3 * R * (T + L + 24)
+SMALL = 6
+"""A room that a step may need more than."""
 CHAIN, PARTS = 8 * W, 4
 
 
@@ -61,9 +63,10 @@ class Pair:
 
     def start(self, row, root=ROOT, prompt=0) -> None:
         self.rows.start(row, root, prompt)
-        roots, prompts = np.array([root, root], np.uint32), np.array([prompt, 0], np.int32)
-        self.state, status = serving.start(self.state, np.array([row, -1], np.int32), roots, prompts)
-        assert status.tolist() == [OK, OK]
+        rows, roots, prompts = np.full(R, -1, np.int32), np.tile(np.uint32(root), (R, 1)), np.zeros(R, np.int32)
+        rows[0], prompts[0] = row, prompt
+        self.state, status = serving.start(self.state, rows, roots, prompts)
+        assert status.tolist() == [OK] * R
 
     def finish(self, *rows) -> None:
         for row in rows:
@@ -354,18 +357,19 @@ def test_misuse_takes_nothing_and_says_why():
     for _ in range(2):
         assert pair.step([[1] * T, [], [], [], []])[0] == OK
     assert pair.step([[1] * T, [], [], [], []])[0] == Status.ROW_FULL
-    state, status = serving.start(pair.state, np.array([0, 1, 99], np.int32), np.zeros((3, 4), np.uint32))
-    assert status.tolist() == [Status.NOT_WAITING, Status.OK, Status.NO_SUCH_SLOT]
-    _, status = serving.finish(state, np.array([2, 99, -1], np.int32))
-    assert status.tolist() == [Status.NO_SUCH_SLOT, Status.NO_SUCH_SLOT, Status.OK]
+    roots, prompts = np.zeros((R, 4), np.uint32), np.zeros(R, np.int32)
+    state, status = serving.start(pair.state, np.array([0, 1, 99, -1, -1], np.int32), roots, prompts)
+    assert status.tolist() == [Status.NOT_WAITING, OK, Status.NO_SUCH_SLOT, OK, OK]
+    _, status = serving.finish(state, np.array([2, 99, -1, -1, -1], np.int32))
+    assert status.tolist() == [Status.NO_SUCH_SLOT, Status.NO_SUCH_SLOT, OK, OK, OK]
 
 
 def test_a_row_named_twice_is_taken_once():
     """Given back twice, its blocks would be free while others hold them."""
     pair = Pair(build("full:2", num_blocks=60))
-    rows, roots = np.int32([0, 0, 1]), np.tile(np.uint32(ROOT), (3, 1))
-    pair.state, status = serving.start(pair.state, rows, roots)
-    assert status.tolist() == [OK, Status.NO_SUCH_SLOT, OK]
+    rows, roots = np.int32([0, 0, 1, -1, -1]), np.tile(np.uint32(ROOT), (R, 1))
+    pair.state, status = serving.start(pair.state, rows, roots, np.zeros(R, np.int32))
+    assert status.tolist() == [OK, Status.NO_SUCH_SLOT, OK, OK, OK]
     pair.rows.start(0)
     pair.rows.start(1)
     new = batch([[1] * 4, [2] * 4, [], [], []], order=[0, 1, 2, 3, 4])
@@ -384,16 +388,16 @@ def test_a_row_named_twice_is_taken_once():
 
 def test_what_a_small_room_leaves_is_done_by_later_steps():
     config = build("full:2,swa:2:3", num_blocks=60, scheduler_block_size=2)
-    wide, narrow = Pair(config), Pair(config, room=4)
+    wide, narrow = Pair(config), Pair(config, room=SMALL)
     for pair in (wide, narrow):
         pair.start(0)
         pair.start(1)
     wide.step([[1] * 4, [2] * 4, [], [], []])
     wide.step([[1], [2], [], [], []])
-    narrow.state, first = serving.jitted(4)(narrow.parameters, narrow.state, batch([[1] * 4, [2] * 4, [], [], []]))
+    narrow.state, first = serving.jitted(SMALL)(narrow.parameters, narrow.state, batch([[1] * 4, [2] * 4, [], [], []]))
     assert first.status.tolist()[:2] == [Status.OK, Status.STEP_FULL]
-    narrow.state, second = serving.jitted(4)(narrow.parameters, narrow.state, batch([[], [2] * 4, [], [], []]))
-    narrow.state, third = serving.jitted(4)(narrow.parameters, narrow.state, batch([[1], [2], [], [], []]))
+    narrow.state, second = serving.jitted(SMALL)(narrow.parameters, narrow.state, batch([[], [2] * 4, [], [], []]))
+    narrow.state, third = serving.jitted(SMALL)(narrow.parameters, narrow.state, batch([[1], [2], [], [], []]))
     assert not second.status.any()
     assert not third.status.any()
     for name in ("requests", "chains", "hashing"):
@@ -404,13 +408,13 @@ def test_what_a_small_room_leaves_is_done_by_later_steps():
 
 
 def test_giving_back_waits_for_room():
-    config = build("swa:2:3", num_blocks=60)
-    pair = Pair(config)
-    pair.start(0)
-    pair.step([[1] * T, [], [], [], []])
-    state, result = serving.jitted(1)(pair.parameters, pair.state, batch([[1], [], [], [], []]))
-    assert result.deferred.tolist() == [1, 0]
-    _, result = serving.jitted(1)(pair.parameters, state, batch([[1], [], [], [], []]))
+    pair = Pair(build("swa:2:3", num_blocks=60))
+    for row in range(R):
+        pair.start(row)
+    pair.step([[1] * T] * R)
+    state, result = serving.jitted(SMALL)(pair.parameters, pair.state, batch([[1]] * R))
+    assert result.deferred.tolist() == [2 * R - SMALL, 0]
+    _, result = serving.jitted(SMALL)(pair.parameters, state, batch([[1]] * R))
     assert result.deferred.tolist() == [0, 0]
 
 
@@ -472,12 +476,13 @@ def test_other_roots_share_nothing():
 
 def test_room_for_bounds_steady_decoding():
     config = build("full:2,swa:4:5", num_blocks=60)
-    room = serving.room_for(config, queries=R, tokens=R)
-    pair = Pair(config, room)
+    assert serving.room_for(config, queries=2, tokens=2) == SMALL
+    pair = Pair(config, SMALL)
     for row in range(R):
         pair.start(row)
-    for _ in range(16):
-        assert pair.step([[1]] * R) == [OK] * R
+    for first in range(8 * R):
+        served = first % R, (first + 1) % R
+        assert pair.step([[1] if row in served else [] for row in range(R)]) == [OK] * R
 
 
 def test_counters_count_on_beyond_the_ring():
