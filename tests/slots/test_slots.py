@@ -281,7 +281,8 @@ def test_several_groups_in_one_call(geometries, tables, positions):
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(of_twin, geometries))
     mapping = jax.vmap(jitted.slot_mapping, in_axes=(0, 0, None, None, None, None))
     rows = [i % ROWS for i in range(TOKENS)]
-    got, dropped = mapping(stacked, i32(tables), i32([WIDTH] * ROWS), i32(31), i32(rows), i32(positions))
+    asked = i32(tables), i32([WIDTH] * ROWS), i32(31), i32(rows), i32(positions)
+    got, dropped = jax.device_get(mapping(stacked, *asked))
     for group, (geometry, table) in enumerate(zip(geometries, tables, strict=True)):
         want, want_dropped = plain.slot_mapping(geometry, table, [WIDTH] * ROWS, 31, rows, positions)
         assert pairs(Slots(got.blocks[group], got.offsets[group])) == want

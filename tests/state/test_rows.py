@@ -35,10 +35,17 @@ def i32(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
+def batch(*values: int) -> np.ndarray:
+    """Values and padding: of one length, as all rows are of one size, so that a few programs serve all tests."""
+    return i32(*values, *[0] * (BATCH - len(values)))
+
+
+def empty(ratio: int, null: int = N) -> BlockRows:
+    return init_rows(ROWS, WIDTH, ratio=ratio, null=null, span=max(ratio, SPAN))
+
+
 def start(blocks: list[int], ratio: int, null: int = N) -> BlockRows:
-    rows, status = jitted.assign(
-        init_rows(1, 8, ratio=ratio, null=null), np.int32(0), i32(*blocks), np.int32(len(blocks))
-    )
+    rows, status = jitted.assign(empty(ratio, null), np.int32(0), batch(*blocks), np.int32(len(blocks)))
     assert status == Status.OK
     return rows
 
@@ -60,12 +67,12 @@ def test_a9_kernel_blocks_of_a_full_group():
 
 
 def test_remove_keeps_the_length():
-    rows, _ = jitted.remove(start([1, 2, 3], 2), np.int32(0), i32(0, 2), np.int32(2))
+    rows, _ = jitted.remove(start([1, 2, 3], 2), np.int32(0), batch(0, 2), np.int32(2))
     assert row_of(rows) == ([N, 2, N], [N, N, 4, 5, N, N])
 
 
 def test_the_null_block_of_a_zero_convention_has_kernel_blocks():
-    rows, _ = jitted.remove(start([2, 5], 4, null=0), np.int32(0), i32(0), np.int32(1))
+    rows, _ = jitted.remove(start([2, 5], 4, null=0), np.int32(0), batch(0), np.int32(1))
     assert row_of(rows) == ([0, 5], [0, 1, 2, 3, 20, 21, 22, 23])
 
 
@@ -80,30 +87,30 @@ def test_swap_exchanges_two_slots_and_their_kernel_blocks():
 
 
 def test_a_moved_row_leaves_nothing_behind():
-    rows = init_rows(2, 4, ratio=2)
-    rows, _ = jitted.append(rows, np.int32(0), i32(3, 4, 5), np.int32(3))
-    rows, _ = jitted.append(rows, np.int32(1), i32(6, 7, 8), np.int32(2))
+    rows = empty(ratio=2)
+    rows, _ = jitted.append(rows, np.int32(0), batch(3, 4, 5), np.int32(3))
+    rows, _ = jitted.append(rows, np.int32(1), batch(6, 7, 8), np.int32(2))
     rows, _ = jitted.move(rows, np.int32(1), np.int32(0))
-    assert rows.blocks.tolist() == [[6, 7, 0, 0], [0] * 4]
-    assert rows.kernel_blocks.tolist() == [[12, 13, 14, 15, 0, 0, 0, 0], [0] * 8]
-    assert rows.lengths.tolist() == [2, 0]
+    assert rows.blocks.tolist() == [[6, 7, 0, 0, 0, 0], [0] * WIDTH, [0] * WIDTH]
+    assert rows.kernel_blocks.tolist() == [[12, 13, 14, 15] + [0] * (WIDTH * SPAN - 4)] + [[0] * WIDTH * SPAN] * 2
+    assert rows.lengths.tolist() == [2, 0, 0]
 
 
 def test_a_count_near_2_to_31_is_refused():
     for function in (jitted.append, jitted.assign, jitted.remove):
         for count in (INT32_MAX, -INT32_MAX - 1):
-            rows, status = function(start([1, 2], 2), np.int32(0), i32(1), np.int32(count))
+            rows, status = function(start([1, 2], 2), np.int32(0), batch(1), np.int32(count))
             assert (row_of(rows), status) == (([1, 2], [2, 3, 4, 5]), Status.BAD_COUNT)
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 3, 7])
 def test_the_last_block_an_int32_can_name(ratio):
     last = (INT32_MAX - ratio + 1) // ratio
-    rows, status = jitted.append(init_rows(1, 8, ratio=ratio), np.int32(0), i32(last), np.int32(1))
+    rows, status = jitted.append(empty(ratio), np.int32(0), batch(last), np.int32(1))
     assert status == Status.OK
     assert row_of(rows)[1] == [last * ratio + j for j in range(ratio)]
     if last < INT32_MAX:
-        rows, status = jitted.append(rows, np.int32(0), i32(last + 1), np.int32(1))
+        rows, status = jitted.append(rows, np.int32(0), batch(last + 1), np.int32(1))
         assert (int(rows.lengths[0]), status) == (1, Status.BAD_BLOCK)
 
 
@@ -206,8 +213,7 @@ def test_rows_of_several_groups_at_once():
 
 def test_ratio_and_null_are_data_and_cost_no_compilation():
     def serve(ratio: int, null: int) -> None:
-        rows = init_rows(2, 5, ratio=ratio, null=null, span=3)
-        rows, _ = jitted.append(rows, np.int32(0), i32(1, 2, 3), np.int32(3))
+        rows, _ = jitted.append(empty(ratio, null), np.int32(0), batch(1, 2, 3), np.int32(3))
         rows, _ = jitted.set_at(rows, np.int32(0), np.int32(1), np.int32(null))
         rows, _, _ = jitted.pop(rows, np.int32(0))
 
@@ -220,7 +226,7 @@ def test_ratio_and_null_are_data_and_cost_no_compilation():
 
 
 def test_an_operation_takes_its_rows_over():
-    rows = init_rows(2, 5, ratio=2)
-    grown, _ = jitted.append(rows, np.int32(0), i32(1, 2), np.int32(2))
+    rows = empty(ratio=2)
+    grown, _ = jitted.append(rows, np.int32(0), batch(1, 2), np.int32(2))
     assert all(leaf.is_deleted() for leaf in (rows.blocks, rows.kernel_blocks, rows.lengths))
     assert not grown.blocks.is_deleted()
