@@ -47,7 +47,7 @@ def turn(groups=3):
     ok = (COUNTS > 0) & (LENGTHS > 0)
     tables = np.random.default_rng(2).permutation(np.arange(1, 1 + len(ok) * groups * WIDTH))
     tables = np.where(ok[:, None, None], tables.reshape(len(ok), groups, WIDTH), 0)
-    none = jnp.zeros(0, jnp.int32)
+    none = jnp.asarray(np.zeros(0, np.int32))
     blocks = {"reads": jnp.asarray(tables[:, :, 0]), "writes": jnp.asarray(np.where(ok[:, None], tables[:, :, 1], -1))}
     result = StepResult(status=none, allowed=none, blocks=none, offsets=none, deferred=none, **blocks)
     starts = np.concatenate([[0], np.cumsum(COUNTS)]).astype(np.int32)
@@ -90,10 +90,11 @@ def written(made, asked, layer):
     draw, (part, _) = np.random.default_rng(4), made.layer(layer).layout.content
     shape, dtype = (12, HEADS, *part.shape), numpy_dtype(part.dtype)
     key, value = (jnp.asarray(draw.uniform(-9, 9, shape).astype(dtype)) for _ in range(2))
-    query = jnp.minimum(jnp.searchsorted(asked.cu_q_lens, jnp.arange(12), side="right") - 1, len(COUNTS) - 1)
-    column, offset = jnp.maximum(asked.positions, 0) // BLOCK, asked.positions % BLOCK
-    blocks = jnp.where(asked.positions >= 0, asked.tables[query, made.layer(layer).group, column], -1)
-    slots = {name: jnp.stack([array] * 3) for name, array in (("blocks", blocks), ("offsets", offset))}
+    starts, positions, tables = map(np.asarray, (asked.cu_q_lens, asked.positions, asked.tables))
+    query = np.minimum(np.searchsorted(starts, np.arange(12), side="right") - 1, len(COUNTS) - 1)
+    column, offset = np.maximum(positions, 0) // BLOCK, positions % BLOCK
+    blocks = np.where(positions >= 0, tables[query, made.layer(layer).group, column], -1)
+    slots = {name: jnp.asarray(np.stack([array] * 3)) for name, array in (("blocks", blocks), ("offsets", offset))}
     asked = dataclasses.replace(asked, result=dataclasses.replace(asked.result, **slots))
     return key, value, serving.write(made, layer, asked, {"key": key, "value": value})
 
@@ -139,7 +140,8 @@ def test_pages_are_those_that_are_written(dtype, size):
     key, value, found = written(made, asked, "second")
     pages = serving.kernel_pages(found, "second")
     assert pages.dtype == numpy_dtype(dtype)
-    page = np.asarray(pages)[BLOCKS + asked.tables[0, 0, 16 // BLOCK], 0]
+    page = np.asarray(pages)[BLOCKS + np.asarray(asked.tables)[0, 0, 16 // BLOCK], 0]
+    key, value = np.asarray(key), np.asarray(value)
     np.testing.assert_array_equal(page, np.stack([key[0], value[0]], axis=1).reshape(2 * HEADS, size))
 
 
@@ -151,9 +153,9 @@ def test_latents_are_pages_too():
     asked = turn(groups=1)
     found = serving.kernel_pages(made, "b")
     assert (found.shape, found.dtype) == ((2 * BLOCKS, BLOCK, 24), jnp.bfloat16)
-    index = serving.ragged(made, asked, "b").page_indices.reshape(5, WIDTH)[2]
-    want, _ = hkv.gather(made.pool, made.layer("b").layout, 1, asked.tables[2, 0])
-    np.testing.assert_array_equal(found[index].reshape(-1, 24), want["latent"][:, 0])
+    index = np.asarray(serving.ragged(made, asked, "b").page_indices).reshape(5, WIDTH)[2]
+    want, _ = hkv.gather(made.pool, made.layer("b").layout, 1, np.asarray(asked.tables)[2, 0])
+    np.testing.assert_array_equal(np.asarray(found)[index].reshape(-1, 24), np.asarray(want["latent"])[:, 0])
 
 
 def test_fields_are_those_of_tpu_inference():
@@ -186,7 +188,8 @@ def test_states_are_carried_to_where_they_are_read():
     slots = serving.tpu_inference(carried, asked, "first", "state")["mamba_state_indices"]
     layout = made.layer("state").layout
     found, _ = hkv.gather(carried.pool, layout, 0, slots)
-    np.testing.assert_array_equal(found["state0"][:3, 0], before[:3])
+    before = np.asarray(before)
+    np.testing.assert_array_equal(np.asarray(found["state0"])[:3, 0], before[:3])
     assert not np.asarray(before[1]).any()
     assert np.asarray(before[0]).any()
 
