@@ -202,7 +202,8 @@ def init(config: VllmConfig, *, rows: int, row_blocks: int) -> Cache:
     """
     parameters, empty = state.init(config, rows=rows, row=row_blocks)
     sizes, unit = tuple(config.block_sizes), state.registration_unit(config)
-    return jax.tree.map(jnp.asarray, Cache(parameters, empty, sizes, unit, state.extra_blocks(config)))
+    # Not by jnp.asarray, which compiles a program for each shape.
+    return jax.device_put(Cache(parameters, empty, sizes, unit, state.extra_blocks(config)))
 
 
 @typed_jit(donate_argnames="cache")

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def content(cache: PlannedCache, layer: int, tag: str, count: int, seed: int) ->
 
 
 def device(pools: Sequence[np.ndarray]) -> data_plane.Pools:
-    return tuple(map(jnp.asarray, pools))
+    return jax.device_put(tuple(pool.copy() for pool in pools))  # which the reference changes in place
 
 
 def same(got: Sequence[Any], want: Sequence[np.ndarray]) -> bool:
@@ -116,9 +117,9 @@ def test_write(data: st.DataObject, name: str) -> None:
         cache,
         layer,
         tag,
-        jnp.int32(blocks),
-        jnp.int32(states),
-        {k: jnp.asarray(v) for k, v in values.items()},
+        np.int32(blocks),
+        np.int32(states),
+        jax.device_put(values),
     )
     assert int(dropped) == reference.write(pools, cache, layer, tag, blocks, states, values)
     assert same(got, pools)
@@ -132,14 +133,12 @@ def test_gather_and_scatter(data: st.DataObject, name: str) -> None:
     table = data.draw(st.lists(ids, min_size=3, max_size=3, unique=True))
     pools = filled(cache, 2)
     dtypes = {part: numpy_dtype(view.dtype) for part, view in cache.layer_cache(layer, tag).parts.items()}
-    found, dropped = data_plane.gather(device(pools), cache, layer, tag, jnp.int32(table))
+    found, dropped = data_plane.gather(device(pools), cache, layer, tag, np.int32(table))
     want, missing = reference.gather(pools, cache, layer, tag, table, dtypes)
     assert (list(found), int(dropped)) == (list(want), missing)
     assert same(list(found.values()), list(want.values()))
     values = content(cache, layer, tag, len(next(iter(want.values()))), 3)
-    got, dropped = data_plane.scatter(
-        device(pools), cache, layer, tag, jnp.int32(table), {part: jnp.asarray(array) for part, array in values.items()}
-    )
+    got, dropped = data_plane.scatter(device(pools), cache, layer, tag, np.int32(table), jax.device_put(values))
     assert int(dropped) == reference.scatter(pools, cache, layer, tag, table, values)
     assert same(got, pools)
 
@@ -153,11 +152,11 @@ def test_copy_and_zero(data: st.DataObject, name: str) -> None:
     sources = data.draw(st.lists(ids, min_size=3, max_size=3))
     targets = data.draw(st.lists(ids, min_size=3, max_size=3, unique=True))
     pools = filled(cache, 4)
-    got, dropped = data_plane.copy(device(pools), cache, tag, jnp.int32(sources), jnp.int32(targets))
+    got, dropped = data_plane.copy(device(pools), cache, tag, np.int32(sources), np.int32(targets))
     assert int(dropped) == reference.copy(pools, cache, tag, sources, targets)
     for moved, want, carries in zip(got, pools, data_bytes(name), strict=True):
         assert (np.asarray(moved)[carries] == want[carries]).all(), "RTP-LLM copies padding too, which nobody reads"
-    got, dropped = data_plane.zero(device(pools), cache, tag, jnp.int32(targets))
+    got, dropped = data_plane.zero(device(pools), cache, tag, np.int32(targets))
     assert int(dropped) == reference.zero(pools, cache, tag, targets)
     assert same(got, pools)
 
@@ -166,14 +165,14 @@ def test_a_kernel_block_is_a_part_of_its_block() -> None:
     """RTP-LLM's dual index: block p is kernel blocks `p * kernel_blocks` and on."""
     cache = CACHES["float8, scales, kernel blocks, drafts"]
     pools = filled(cache, 5)
-    whole, _ = data_plane.gather(device(pools), cache, 1, None, jnp.int32([3, 2]))
-    parts, _ = data_plane.gather(device(pools), cache, 1, None, jnp.int32([6, 7, 4, 5]), in_kernel_blocks=True)
+    whole, _ = data_plane.gather(device(pools), cache, 1, None, np.int32([3, 2]))
+    parts, _ = data_plane.gather(device(pools), cache, 1, None, np.int32([6, 7, 4, 5]), in_kernel_blocks=True)
     for part in whole:
         assert np.asarray(whole[part]).tobytes() == np.asarray(parts[part]).tobytes()
     values = {part: jnp.asarray(array) for part, array in content(cache, 1, "default", 2, 6).items()}
-    one_way, _ = data_plane.write(device(pools), cache, 1, None, jnp.int32([3, 2]), jnp.int32([5, 2]), values)
+    one_way, _ = data_plane.write(device(pools), cache, 1, None, np.int32([3, 2]), np.int32([5, 2]), values)
     other, _ = data_plane.write(
-        device(pools), cache, 1, None, jnp.int32([7, 4]), jnp.int32([1, 2]), values, in_kernel_blocks=True
+        device(pools), cache, 1, None, np.int32([7, 4]), np.int32([1, 2]), values, in_kernel_blocks=True
     )
     assert same(one_way, [np.asarray(pool) for pool in other])
 
@@ -188,7 +187,7 @@ def test_a_kernel_block_is_a_part_of_its_block() -> None:
 def test_every_implementation_moves_the_same(implementation: str, spec: LayerSpec) -> None:
     cache = planned([one("default", spec)], kernel_block_size=4)
     pools = filled(cache, 7)
-    table = jnp.int32([4, 1])
+    table = np.int32([4, 1])
     want, _ = data_plane.gather(device(pools), cache, 0, None, table)
     got, _ = data_plane.gather(device(pools), cache, 0, None, table, implementation=implementation)
     assert same(list(got.values()), [np.asarray(array) for array in want.values()])
@@ -203,11 +202,11 @@ def test_what_does_not_exist_is_refused() -> None:
     cache = CACHES["keys and values"]
     pools = device(filled(cache, 8))
     with pytest.raises(LayoutError, match="one of key, value"):
-        data_plane.gather(pools, cache, 0, None, jnp.int32([1]), ["latent"])
+        data_plane.gather(pools, cache, 0, None, np.int32([1]), ["latent"])
     with pytest.raises(LayoutError, match="one of default"):
-        data_plane.zero(pools, cache, "full", jnp.int32([1]))
+        data_plane.zero(pools, cache, "full", np.int32([1]))
     with pytest.raises(LayoutError, match="the index of a layer"):
-        data_plane.gather(pools, cache, 7, None, jnp.int32([1]))
+        data_plane.gather(pools, cache, 7, None, np.int32([1]))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def served(dtype="float32", order="LBNHC", size=SIZE, **spec):
 
 def filled(made, dtype):
     numbers = np.random.default_rng(1).uniform(-1, 1, made.pool.nbytes // numpy_dtype(dtype).itemsize)
-    return dataclasses.replace(made, pool=jnp.asarray(numbers.astype(numpy_dtype(dtype)).view(np.uint32)))
+    return dataclasses.replace(made, pool=jax.device_put(numbers.astype(numpy_dtype(dtype)).view(np.uint32)))
 
 
 def turn(groups=3):
@@ -47,15 +47,18 @@ def turn(groups=3):
     ok = (COUNTS > 0) & (LENGTHS > 0)
     tables = np.random.default_rng(2).permutation(np.arange(1, 1 + len(ok) * groups * WIDTH))
     tables = np.where(ok[:, None, None], tables.reshape(len(ok), groups, WIDTH), 0)
-    none = jnp.asarray(np.zeros(0, np.int32))
-    blocks = {"reads": jnp.asarray(tables[:, :, 0]), "writes": jnp.asarray(np.where(ok[:, None], tables[:, :, 1], -1))}
-    result = StepResult(status=none, allowed=none, blocks=none, offsets=none, deferred=none, **blocks)
+    none = jax.device_put(np.zeros(0, np.int32))
+    blocks = {
+        "reads": tables[:, :, 0].astype(np.int32),
+        "writes": np.where(ok[:, None], tables[:, :, 1], -1).astype(np.int32),
+    }
+    result = StepResult(status=none, allowed=none, blocks=none, offsets=none, deferred=none, **jax.device_put(blocks))
     starts = np.concatenate([[0], np.cumsum(COUNTS)]).astype(np.int32)
     positions = np.full(12, -1)
     for start, count, length in zip(starts, COUNTS * ok, LENGTHS, strict=False):
         positions[start : start + count] = np.arange(length - count, length)
     arrays = (ok, positions.astype(np.int32), starts, LENGTHS.astype(np.int32), tables.astype(np.int32))
-    return serving.Turn(result, *map(jnp.asarray, arrays))
+    return serving.Turn(result, *jax.device_put(arrays))
 
 
 def read_by_jax(made, asked, layer, query, **settings):
@@ -89,12 +92,15 @@ def written(made, asked, layer):
     """New keys and values of all tokens, the cache with those that are no padding, and a step that says where."""
     draw, (part, _) = np.random.default_rng(4), made.layer(layer).layout.content
     shape, dtype = (12, HEADS, *part.shape), numpy_dtype(part.dtype)
-    key, value = (jnp.asarray(draw.uniform(-9, 9, shape).astype(dtype)) for _ in range(2))
+    key, value = (jax.device_put(draw.uniform(-9, 9, shape).astype(dtype)) for _ in range(2))
     starts, positions, tables = map(np.asarray, (asked.cu_q_lens, asked.positions, asked.tables))
     query = np.minimum(np.searchsorted(starts, np.arange(12), side="right") - 1, len(COUNTS) - 1)
     column, offset = np.maximum(positions, 0) // BLOCK, positions % BLOCK
     blocks = np.where(positions >= 0, tables[query, made.layer(layer).group, column], -1)
-    slots = {name: jnp.asarray(np.stack([array] * 3)) for name, array in (("blocks", blocks), ("offsets", offset))}
+    slots = {
+        name: jax.device_put(np.stack([array] * 3).astype(np.int32))
+        for name, array in (("blocks", blocks), ("offsets", offset))
+    }
     asked = dataclasses.replace(asked, result=dataclasses.replace(asked.result, **slots))
     return key, value, serving.write(made, layer, asked, {"key": key, "value": value})
 

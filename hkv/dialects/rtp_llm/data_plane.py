@@ -25,7 +25,7 @@ Values = Mapping[str, jax.Array]
 
 def on_device(cache: PlannedCache) -> Pools:
     """New pools as JAX arrays, uint8 `[size]` each, as `PlannedCache.pools` fills them."""
-    return tuple(jnp.asarray(pool) for pool in cache.pools())
+    return jax.device_put(cache.pools())
 
 
 def write(
