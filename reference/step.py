@@ -19,6 +19,7 @@ from reference.dialects.vllm.manager import Manager
 from reference.dialects.vllm.request import Request
 from reference.keys import fingerprint
 from reference.state.key_table import Key
+from reference.state.pool import NULL
 
 OK, NO_ROOM, ROW_FULL, NOT_RUNNING, OUT_OF_RANGE, CROSSES_STATE = 0, 2, 3, 6, 10, 25
 """Statuses, as `hkv.state.status.Status` numbers them."""
@@ -92,6 +93,14 @@ class StepMamba(MambaKind):
         if row.checkpoint is None and tokens > len(request.keys) * self.hash_block_size:
             return None
         return super()._register_tail(row, request, tokens)
+
+    def checkpoint(self, id: str) -> tuple[int, int] | None:
+        left = self.row(id).checkpoint if id in self.rows else None
+        if left is None:
+            return None
+        length, column = left
+        block = self.row(id).blocks[column]
+        return None if block == NULL else (length, block)
 
     def _leave_copy_to_cache(self, row: MambaRow, copy: int) -> None:
         assert row.partial is not None

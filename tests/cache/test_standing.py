@@ -102,7 +102,7 @@ def test_nor_when_they_come_with_the_next_chunk():
 
 @jax.jit
 def standing(word: jax.Array, first: jax.Array, seen: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Which of 64 entries stand: from `first` on; from `seen` on, once those before are; and with one entry more."""
+    """Entries, of 64, that stand: from `first` on; from `seen` on, once those before are; and with one entry more."""
     left = export.passed(word, first, seen)
     more = export.with_entry(left, seen, first + WINDOW, jnp.bool_(True))
     places = jnp.arange(2 * WINDOW)

@@ -78,7 +78,7 @@ CALLS = {
 
 
 def with_starts(function, *arguments):
-    """What a function returns, and the starts of the one scatter in it."""
+    """Result of a function, and the starts of the one scatter in it."""
     seen, real = [], jax.lax.scatter
 
     def scatter(pool, starts, *rest, **named):

@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Where an eviction under a prefix tree stands.
+    """State of an eviction under a prefix tree.
 
     Attributes:
       alone, chained: the rule at work: blocks that leave alone, or chains; keys in order of use where neither is.

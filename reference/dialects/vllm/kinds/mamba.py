@@ -143,13 +143,6 @@ class MambaKind(Kind):
             new = min(new, 1 + copied + (1 if position else 0) + (0 if row.grown else self.scratch))
         return new + self.evictable(hit)
 
-    def checkpoint(self, id: str) -> tuple[int, int] | None:
-        row = self.rows.get(id)
-        if not isinstance(row, MambaRow) or row.checkpoint is None:
-            return None
-        length, column = row.checkpoint
-        return None if row.blocks[column] == NULL else (length, row.blocks[column])
-
     def _leave_checkpoint(self, row: MambaRow) -> None:
         """Notes the last chunk's columns that hold other states, if they are only looked at now that others follow.
 
