@@ -19,6 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 native_loops.enable()  # before any test uses JAX: programs compile in half the time, and run several times faster
 # All workers, and all commands that tests run, share one folder of compiled programs, which leaves the user's alone.
+# Small ones are kept too: tests compile a thousand, each in the time in which ten are read.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
 keep_programs(os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(ROOT / ".jax_cache"))
 OPTIMIZED = ROOT / "tests" / "slow" / "optimized"
 PROFILE = os.environ.get("HKV_HYPOTHESIS_PROFILE", "hkv")
