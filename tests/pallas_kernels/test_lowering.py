@@ -1,4 +1,7 @@
-"""Every kernel, operation, layout and dtype lowers to CUDA on a machine that has no GPU."""
+"""Every kernel and operation lowers to CUDA on a machine that has no GPU: of layouts, those that kernels differ on.
+
+`tests/slow/pallas_kernels/test_lowering_layouts.py` goes through the other layouts and dtypes.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,23 @@ def calls(program):
     return CALL.findall(text)
 
 
-@pytest.mark.parametrize("kernel", programs.KERNELS)
-@pytest.mark.parametrize("name", programs.LAYOUTS)
-def test_paged_operations(name, kernel):
+LAYOUTS = ("LBNHC", "132 bytes", "656 bytes")
+
+
+def check_paged_operations(name, kernel):
+    """A program of all operations on one layout calls the kernels that it should."""
     found = calls(programs.paged_program(programs.LAYOUTS[name], kernel, *programs.OPERATIONS))
     # A copy that may overlap is read and then written; everything else is one launch, whatever the number of parts.
     # With `auto`, whole planes are bulk copies of their own, beside what lies in small pieces.
     assert 6 <= len(found) <= (9 if kernel == "auto" and name in ("132 bytes", "656 bytes") else 6)
     assert set(found) <= {"mosaic_gpu", "__gpu$xla.gpu.triton"} if kernel == "auto" else {"__gpu$xla.gpu.triton"}
     assert kernel != "auto" or "mosaic_gpu" in found
+
+
+@pytest.mark.parametrize("kernel", programs.KERNELS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_paged_operations(name, kernel):
+    check_paged_operations(name, kernel)
 
 
 def test_a_kernel_that_is_named_is_the_one_that_is_called():
@@ -50,7 +61,7 @@ def test_runs_that_a_named_kernel_cannot_move_are_refused(layout):
         calls(programs.paged_program(programs.LAYOUTS[layout], "mosaic", "write"))
 
 
-@pytest.mark.parametrize("layout", ["LBNHC", "132 bytes", "656 bytes"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("operation", programs.OPERATIONS)
 def test_the_kernels_that_are_reported_are_called(layout, operation):
     program = programs.paged_program(programs.LAYOUTS[layout], "auto", operation)

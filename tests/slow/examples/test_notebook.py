@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from matplotlib import pyplot
 
-NOTEBOOK = pathlib.Path(__file__).resolve().parent.parent.parent / "examples" / "size_a_cache.ipynb"
+NOTEBOOK = pathlib.Path(__file__).resolve().parents[3] / "examples" / "size_a_cache.ipynb"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:matplotlib")
