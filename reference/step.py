@@ -95,6 +95,7 @@ class StepMamba(MambaKind):
         return super()._register_tail(row, request, tokens)
 
     def checkpoint(self, id: str) -> tuple[int, int] | None:
+        """The state that the chunk at hand leaves inside it: its length in tokens, and its block; None for none."""
         left = self.row(id).checkpoint if id in self.rows else None
         if left is None:
             return None
@@ -241,9 +242,8 @@ class Rows:
         for row in [] if interleaved else taking:
             self._retire(row, in_flight[row])
         kinds = self.manager.cache.kinds
-        for kind in kinds:
-            if isinstance(kind, StepMamba):
-                kind.waited_for = frozenset(block for block, refs in enumerate(self.manager.pool.refs) if refs > 1)
+        for _, kind in self._states():
+            kind.waited_for = frozenset(block for block, refs in enumerate(self.manager.pool.refs) if refs > 1)
         self.copies, self.checkpoints = [], []
         for row in taking:
             before = [len(kind.copies) for kind in kinds]
@@ -298,10 +298,14 @@ class Rows:
         self.manager.advance(request.id, len(tokens))
         return OK
 
+    def _states(self) -> list[tuple[int, StepMamba]]:
+        """Groups whose rules whole steps change, by index."""
+        return [(group, kind) for group, kind in enumerate(self.manager.cache.kinds) if isinstance(kind, IN_STEPS)]
+
     def _note_checkpoints(self, row: int, count: int) -> None:
         request = self.request(row)
         assert request is not None
-        for group, kind in enumerate(self.manager.cache.kinds):
+        for group, kind in self._states():
             left = kind.checkpoint(request.id)
             if left is not None:
                 length, block = left

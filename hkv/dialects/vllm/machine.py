@@ -41,6 +41,11 @@ def init(config: VllmConfig, buckets: Buckets) -> tuple[Parameters, State]:
     return of_config(config, buckets.groups), empty(buckets, config.num_blocks)
 
 
+def inner_keys(config: VllmConfig) -> int:
+    """Most keys that end inside a block, before its own; 0 where nothing is cached."""
+    return max((size // config.hash_block_size for size in config.block_sizes), default=1) - 1 if config.caching else 0
+
+
 def buckets_for(config: VllmConfig, *, requests: int = 32, keys: int = 4096, tokens: int | None = None) -> Buckets:
     """Static sizes that a configuration fits, rounded up so that few executables serve many configurations.
 
@@ -58,7 +63,7 @@ def buckets_for(config: VllmConfig, *, requests: int = 32, keys: int = 4096, tok
     small = config.num_blocks <= SMALL
     scratch = max((spec.scratch_blocks for spec in config.topology.specs), default=0)
     row = max(-(-longest // size) for size in sizes) + 2 + scratch
-    parts = max((size // config.hash_block_size for size in sizes), default=1) - 1 if config.caching else 0
+    parts = inner_keys(config)
     groups, chain = max(8 if small else 4, 1 << len(sizes).bit_length()), -(-tokens // config.hash_block_size) + 2
     large = bucket(requests, 8) * groups * bucket(row, 512) > MOST_ENTRIES
     size = nearest if large else bucket

@@ -33,6 +33,7 @@ from hkv.dialects.vllm.log.structs import (
     Offers,
     Operation,
 )
+from hkv.dialects.vllm.machine import inner_keys
 from hkv.dialects.vllm.rules.operations import Code, Flag
 from hkv.errors import OperationError
 from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity, digest_by_name
@@ -65,8 +66,7 @@ class JaxEngine:
         self._records = True
         self._dispatcher = Dispatcher(self.config, self._take_events)
         self._groups = len(self.config.topology.groups)
-        sizes, unit = self.config.block_sizes, self.config.hash_block_size
-        self._parts = max(1, *(size // unit for size in sizes)) - 1  # keys that end inside a block
+        self._inner_keys = inner_keys(self.config)
         self._reader = reading.Reader(self.config, self._dispatcher.parameters, self._interner, self._version)
         self._events: list[CacheEvent] = []
         self._answers = Answers([self.config.zeroes(group) for group in range(self._groups)])
@@ -267,7 +267,7 @@ class JaxEngine:
         for block in blocks:
             if type(block) is not int or not 0 <= block < self.config.num_blocks:
                 raise OperationError("blocks", block, f"block ids from 0 to {self.config.num_blocks - 1}")
-        room = Room(0, len(blocks) * (1 + self._parts))
+        room = Room(0, len(blocks) * (1 + self._inner_keys))
         self._add(Code.EVICT, None, payload=blocks, room=room)
 
     def copies(self, hold: bool = False) -> list[tuple[int, int]]:
@@ -497,4 +497,4 @@ class JaxEngine:
 
     def _room_of(self, tokens: int) -> Room:
         blocks = self._blocks(max(0, tokens))
-        return Room(blocks, blocks * (3 + self._parts) + 4 * self._groups)
+        return Room(blocks, blocks * (3 + self._inner_keys) + 4 * self._groups)

@@ -279,11 +279,8 @@ class _GroupView:
 
     def _last_lacking(self, keys: Sequence[int], hit: int, boundary: int) -> int | None:
         """Index of the last whole block that is needed at `boundary` and not cached; None when there is none."""
-        absence, group, size, unit = self._engine.absence, self.index, self._block, self._hash_block
-        for index in reversed(self._still_open(hit, boundary)):
-            if absence(group, keys[(index + 1) * size // unit - 1]) != CACHED:
-                return index
-        return None
+        blocks = self._still_open(hit, boundary)
+        return next((index for index in reversed(blocks) if self._absence(keys, index) != CACHED), None)
 
     def _reads_all(self, boundary: int) -> bool:
         return not self._spec.snapshot and self._spec.readable(boundary).start == 0

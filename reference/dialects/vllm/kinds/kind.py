@@ -345,10 +345,6 @@ class Kind:
     def take_tail(self, id: str) -> Offer | None:
         """The state at the end of a request's prompt, inside a block that nothing was copied from yet; none here."""
 
-    def checkpoint(self, id: str) -> tuple[int, int] | None:
-        """The state that the chunk at hand leaves inside it: its length in tokens, and its block."""
-        return None
-
     def take_copies(self) -> list[tuple[int, int]]:
         """The copies queued since they were last taken; the caller gives back their references."""
         copies, self.copies = self.copies, []
