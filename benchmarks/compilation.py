@@ -21,6 +21,8 @@ from rich.table import Table
 
 from hkv.cache import single_thread
 from hkv.machine import native_loops
+from hkv.model.topology import Topology
+from hkv.spec import spec_from_text
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"
 
@@ -39,6 +41,11 @@ def measure(make: Callable[[], Any], repeats: int) -> dict[str, list[float]]:
         seconds["trace"].append(traced - start)
         seconds["compile"].append(time.process_time() - traced)
     return seconds
+
+
+def topology() -> Topology:
+    """The groups of all programs but the schedule."""
+    return Topology.of_specs([spec_from_text(text) for text in GROUPS.split(",")])
 
 
 def programs() -> dict[str, Callable[[], Any]]:
@@ -86,11 +93,8 @@ def rtp_program(*, prefix_tree: bool) -> Any:
     from hkv.dialects.rtp_llm import machine
     from hkv.dialects.rtp_llm.config import RtpConfig
     from hkv.machine.operations import WIDTH, Operations
-    from hkv.model.topology import Topology
-    from hkv.spec import spec_from_text
 
-    topology = Topology.of_specs([spec_from_text(text) for text in GROUPS.split(",")])
-    config = RtpConfig(topology=topology, num_blocks=(1024,), prefix_tree=prefix_tree)
+    config = RtpConfig(topology=topology(), num_blocks=(1024,), prefix_tree=prefix_tree)
     parameters, state = machine.init(config, machine.buckets_for(config, tokens=4096))
     operations = Operations(np.zeros((1001, WIDTH), np.int32), np.zeros(4096, np.int32))  # type: ignore[arg-type]
     function = jax.jit(lambda *given: machine.run(*given, ids=1000), donate_argnums=1)
@@ -105,12 +109,9 @@ def serving_programs() -> dict[str, Callable[[], Any]]:
     from hkv.cache import step as serving
     from hkv.cache.state import StepBatch
     from hkv.dialects.vllm.config import VllmConfig
-    from hkv.model.topology import Topology
-    from hkv.spec import spec_from_text
 
     rows, coming, tokens = 256, 8, 512
-    topology = Topology.of_specs([spec_from_text(text) for text in GROUPS.split(",")])
-    config = VllmConfig(topology=topology, num_blocks=65536, hash_block_size=16, scheduler_block_size=16)
+    config = VllmConfig(topology=topology(), num_blocks=65536, hash_block_size=16, scheduler_block_size=16)
     parameters, state = serving.init(config, rows=rows, row=256)
     whole, lines = np.zeros(rows + tokens - 1, np.int32), np.arange(rows, dtype=np.int32)
     batch = StepBatch(whole, np.arange(rows + 1, dtype=np.int32), lines, 0 * lines, 0 * lines)  # type: ignore[arg-type]
