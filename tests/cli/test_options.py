@@ -6,7 +6,7 @@ import json
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -203,31 +203,45 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def first_outcome() -> Callable[..., tuple[Any, ...]]:
-    """`outcome` of a command line when it was first asked for: many rows add to the same one."""
-    known: dict[tuple[str, ...], tuple[Any, ...]] = {}
+def known_outcomes() -> dict[tuple[str, ...], tuple[Any, ...]]:
+    """First outcomes of command lines: many rows add to the same one."""
+    return {}
 
-    def asked(arguments: list[str], heard: list[str], folder: pathlib.Path) -> tuple[Any, ...]:
-        if tuple(arguments) not in known:
-            known[tuple(arguments)] = outcome(arguments, heard, folder)
-        return known[tuple(arguments)]
 
-    return asked
+class Outcomes:
+    """`outcome` of command lines of `ROWS`, run in the project's folder."""
+
+    def __init__(
+        self, inputs: pathlib.Path, out: pathlib.Path, heard: list[str], known: dict[tuple[str, ...], tuple[Any, ...]]
+    ) -> None:
+        self._inputs, self._out, self._heard, self._known = inputs, out, heard, known
+
+    def now(self, arguments: Sequence[str]) -> tuple[Any, ...]:
+        """The command line is run."""
+        return outcome([each.replace("{in}", str(self._inputs)) for each in arguments], self._heard, self._out)
+
+    def first(self, arguments: Sequence[str]) -> tuple[Any, ...]:
+        """The command line is run if no test of this file asked for its first outcome before."""
+        if tuple(arguments) not in self._known:
+            self._known[tuple(arguments)] = self.now(arguments)
+        return self._known[tuple(arguments)]
+
+
+@pytest.fixture
+def outcomes(
+    inputs: pathlib.Path,
+    out: pathlib.Path,
+    known_outcomes: dict[tuple[str, ...], tuple[Any, ...]],
+    spies: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Outcomes:
+    monkeypatch.chdir(ROOT)
+    return Outcomes(inputs, out, spies, known_outcomes)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.title for row in ROWS])
-def test_an_option_changes_something_or_is_refused(
-    row: Row,
-    inputs: pathlib.Path,
-    out: pathlib.Path,
-    first_outcome: Callable[..., tuple[Any, ...]],
-    spies: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(ROOT)
-    base = [argument.replace("{in}", str(inputs)) for argument in row.base]
-    added = [argument.replace("{in}", str(inputs)) for argument in (row.option, *row.value)]
-    before, after = first_outcome(base, spies, out), outcome([*base, *added], spies, out)
+def test_an_option_changes_something_or_is_refused(row: Row, outcomes: Outcomes) -> None:
+    before, after = outcomes.first(row.base), outcomes.now([*row.base, row.option, *row.value])
     if row.expected == REFUSED:
         assert after[0], f"accepted: {after[2]}"
         names = {name.lstrip("-").replace("-", "[-_]") for name in (row.option, *names_of(row))}
@@ -238,16 +252,8 @@ def test_an_option_changes_something_or_is_refused(
     assert before != after, "accepted and ignored"
 
 
-def test_a_command_line_leads_to_the_same_twice(
-    inputs: pathlib.Path,
-    out: pathlib.Path,
-    first_outcome: Callable[..., tuple[Any, ...]],
-    spies: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_command_line_leads_to_the_same_twice(outcomes: Outcomes) -> None:
     """Otherwise every option would seem to change something."""
-    monkeypatch.chdir(ROOT)
     for base in {row.base for row in ROWS if row.base[0] in ("trace", "trace import", "record", "check", "explore")}:
-        arguments = [argument.replace("{in}", str(inputs)) for argument in base]
-        if not any("cmd:" in argument for argument in arguments):
-            assert outcome(arguments, spies, out) == first_outcome(arguments, spies, out)
+        if not any("cmd:" in argument for argument in base):
+            assert outcomes.now(base) == outcomes.first(base)
