@@ -108,5 +108,8 @@ class FileError(HKVError):
 
 
 def _shorten(value: object, limit: int = 120) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = "a value nested too deeply to be shown"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from contextlib import AbstractContextManager
 import click
 
 import hkv
+from hkv import input_file
+from hkv.byte_size import parse_bytes
 from hkv.cli.compilation_cache import compilation_cache_option
 from hkv.cli.interruption import INTERRUPTED, Interruption
 from hkv.cli.standard_output import StandardOutputError, standard_output
@@ -73,12 +76,29 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(COMMANDS.items()))
 
 
+def _set_input_limit(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Hands the limit on in the environment, where worker processes find it too."""
+    if value:
+        parse_bytes(value, "--input-limit")
+        os.environ[input_file.LIMIT] = value
+
+
 @click.command(
     cls=LazyGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @compilation_cache_option
+@click.option(
+    "--input-limit",
+    metavar="SIZE",
+    envvar=input_file.LIMIT,
+    show_envvar=True,
+    expose_value=False,
+    callback=_set_input_limit,
+    help="Most bytes of a compressed input, once decompressed; a JSON document may have half, a line a sixteenth.  "
+    "[default: 256MiB]",
+)
 @click.version_option(hkv.__version__, prog_name="hkv")
 @click.pass_context
 def cli(context: click.Context) -> None:

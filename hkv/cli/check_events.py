@@ -22,6 +22,7 @@ from hkv.limits import MAX_COUNT, MAX_SECONDS
 from hkv.oracle.events.stream import (
     Gap,
     Item,
+    Malformed,
     Message,
     Reconnection,
     Restart,
@@ -133,6 +134,10 @@ class _Checked:
                 text = f"connected anew after batch {item.last}: if the publisher began anew, batches before are lost"
                 self.problems.append(Problem(item.seq, "reconnection", text))
                 self.index.forget()
+            case Malformed():
+                frames = ", ".join(map(str, item.frames))
+                text = f"frames of {frames} bytes, not a topic, 8 bytes of sequence number and a batch"
+                self.problems.append(Problem(item.last, "message", text))
             case Restart():
                 self.restarts += 1
                 self.index = KeyIndex()

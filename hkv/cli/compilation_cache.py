@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import pathlib
-import sys
 import warnings
 
 import click
 from click.core import ParameterSource
 
 from hkv.errors import ConfigError
+from hkv.machine.program_folder import distrusted, user_folder
 
 VARIABLE = "HKV_COMPILATION_CACHE"
 PROGRAMS = "HKV_PROGRAM_FOLDER"
@@ -32,19 +32,6 @@ ENTRY, USED = "-cache", "-atime"
 """Suffixes of JAX's files: a program, and when it was last used, which is written after it."""
 
 
-def user_folder() -> pathlib.Path | None:
-    """The user's folder for what can be made again, by the conventions of the platform; None if there is none."""
-    try:
-        home = pathlib.Path.home()
-    except RuntimeError:
-        return None
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "hkv"
-    variable, fallback = ("LOCALAPPDATA", home) if sys.platform == "win32" else ("XDG_CACHE_HOME", home / ".cache")
-    named = pathlib.Path(os.environ.get(variable, ""))
-    return (named if named.is_absolute() else fallback) / "hkv"
-
-
 def keep_programs(where: str | None, *, insist: bool = False) -> None:
     """Asks JAX, before it is imported, to keep compiled programs in a folder.
 
@@ -54,7 +41,7 @@ def keep_programs(where: str | None, *, insist: bool = False) -> None:
       insist: a folder that cannot be made or written is an error, where nothing would be kept otherwise.
 
     Raises:
-      ConfigError: such a folder, if `insist`.
+      ConfigError: such a folder, if `insist`; a folder that was named and that somebody else may write to.
     """
     if where == OFF:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
@@ -66,6 +53,12 @@ def keep_programs(where: str | None, *, insist: bool = False) -> None:
     if folder is None or not _ready(folder):
         if insist:
             raise ConfigError("--compilation-cache", where, f"a folder that can be written, or {OFF}")
+        return
+    if reason := distrusted(folder):
+        if where is not None:
+            expected = f"a folder that nobody else may write to, as programs kept there are run: {reason}"
+            raise ConfigError("--compilation-cache", where, expected)
+        click.echo(f"hkv: compiled programs are not kept: {reason}", err=True)
         return
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[PROGRAMS] = str(folder.absolute())
     os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MAX_SIZE))
@@ -98,6 +91,6 @@ compilation_cache_option = click.option(
     show_envvar=True,
     expose_value=False,
     callback=_chosen,
-    help="Where compiled programs are kept, so that the next command need not compile them.  [default: the user's "
-    "cache folder]",
+    help="Where compiled programs are kept, so that the next command need not compile them. They are run as the user "
+    "who reads them: a folder that others may write to is refused.  [default: the user's cache folder]",
 )

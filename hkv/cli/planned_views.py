@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from hkv.errors import ConfigError, FileError
+from hkv.errors import ConfigError
+from hkv.input_file import decode_json, read_whole
 from hkv.layout.strided import StridedView
 
 
@@ -42,12 +41,7 @@ def planned_views(path: str) -> list[PlannedView]:
       ConfigError: it is no plan that lays out pools.
     """
     expected = "a plan that lays its pools out, as hkv plan --json writes it under a dialect with layer caches"
-    try:
-        report = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(path, None, "", error.strerror, "a readable plan") from error
-    except ValueError as error:
-        raise ConfigError("--plan", path, expected) from error
+    report = decode_json(read_whole(path), path, None, expected)
     try:
         return [
             PlannedView(int(layer), cache["tag"], cache["pool"], part, _view(view), cache["kernel_blocks"])

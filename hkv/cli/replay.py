@@ -21,6 +21,7 @@ from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.cli.progress import progress_bar
 from hkv.dialects import registry
 from hkv.errors import ConfigError
+from hkv.input_file import shown
 from hkv.limits import (
     MAX_BLOCKS,
     MAX_COUNT,
@@ -41,7 +42,6 @@ from hkv.replay.run import COMPILED, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
 from hkv.replay.tables import tables
 from hkv.replay.traces.reader import TOKENS_PER_ID, TraceRequest, read_trace
-from hkv.replay.traces.source import shown
 from hkv.spec import LayerSpec, spec_from_text, text_forms
 
 DIFFERENT = 1

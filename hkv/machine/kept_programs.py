@@ -6,8 +6,9 @@ JAX and its settings, the machine, the shapes of the arguments. An answer is the
 `jax.experimental.serialize_executable` writes it.
 
 Nothing is kept unless the environment variable `HKV_PROGRAM_FOLDER` names a folder, as the command line sees to
-(`hkv.cli.compilation_cache`). Loading an executable is running its code: the folder is to be the user's own, as that of
-JAX's cache is. Code that is patched after it was imported is not seen; whoever does that keeps nothing.
+(`hkv.cli.compilation_cache`). Loading an executable is running its code: only a file of the user's own, sealed with the
+user's key, is loaded (`hkv.machine.program_folder`). Code that is patched after it was imported is not seen; whoever
+does that keeps nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from typing import Any
 import jax
 import jaxlib.version
 from jax.experimental import serialize_executable
+
+from hkv.machine.program_folder import read_own, sealed, unsealed, user_key, write_new
 
 FOLDER = "HKV_PROGRAM_FOLDER"
 """Environment variable: the folder in which executables are kept; nothing is kept where it is empty or not set."""
@@ -70,7 +73,7 @@ class KeptProgram:
     def _executable(self, folder: pathlib.Path, arguments: Any, shapes: Any) -> Callable[..., Any]:
         path = folder / f"{self._name}-{_digest(_made_from(), self._name, repr(shapes))}{SUFFIX}"
         with contextlib.suppress(Exception):  # absent, damaged, or of a machine that this one is not: made again
-            written = zlib.decompress(path.read_bytes())
+            written = _read(path)
             returned = jax.tree.structure(self._returns(*arguments))
             loaded = serialize_executable.deserialize_and_load(
                 written, shapes[0], returned, execution_devices=jax.devices()[:1]
@@ -80,7 +83,9 @@ class KeptProgram:
         compiled = self._compiled(*arguments)
         with contextlib.suppress(Exception):  # what cannot be written is made again, too
             written, _, _ = serialize_executable.serialize(compiled)
-            keep(path, zlib.compress(written, 1))
+            key = user_key()
+            if key is not None:
+                keep(path, sealed(path.name, zlib.compress(written, 1), key))
         return compiled
 
     def _compiled(self, *arguments: Any) -> jax.stages.Compiled:
@@ -110,6 +115,19 @@ class KeptProgram:
         return len(self._loaded) + self._jitted._cache_size()
 
 
+def _read(path: pathlib.Path) -> bytes:
+    """The executable in a file of the user's own.
+
+    Raises:
+      Exception: there is none, it is somebody else's, or its seal is not the user's.
+    """
+    key, written = user_key(), read_own(path)
+    contents = None if key is None or written is None else unsealed(path.name, written, key)
+    if contents is None:
+        raise PermissionError(path)
+    return zlib.decompress(contents)
+
+
 def keep(path: pathlib.Path, contents: bytes, limit: int = MAX_SIZE) -> None:
     """Writes a file whole or not at all, and removes those of its folder that were used longest ago.
 
@@ -121,9 +139,9 @@ def keep(path: pathlib.Path, contents: bytes, limit: int = MAX_SIZE) -> None:
     Raises:
       OSError: it cannot be written.
     """
-    staging = path.with_name(f".{path.name}.{os.getpid()}")
+    staging = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        staging.write_bytes(contents)
+        write_new(staging, contents)
         staging.replace(path)
     finally:
         staging.unlink(missing_ok=True)

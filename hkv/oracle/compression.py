@@ -1,4 +1,4 @@
-"""Logs as compressed files: gzip and Zstandard, by the ends of their names."""
+"""Logs written as compressed files: gzip and Zstandard, by the ends of their names."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import importlib
 import pathlib
 from typing import Any, BinaryIO, cast
 
-from hkv.errors import FileError, MissingExtraError
+from hkv.errors import MissingExtraError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 """Ends of the names of logs."""
-
-_GZIP, _ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 def open_output(path: pathlib.Path) -> BinaryIO:
@@ -26,28 +24,6 @@ def open_output(path: pathlib.Path) -> BinaryIO:
     if path.suffix == ".zst":
         return cast(BinaryIO, zstandard().open(path, "wb"))
     return path.open("wb")
-
-
-def decompressed(data: bytes, path: str) -> bytes:
-    """Content of a file, decompressed if its first bytes say that it is compressed.
-
-    Raises:
-      FileError: it is damaged.
-      MissingExtraError: it is a Zstandard file, and there is no package for that.
-    """
-    if data.startswith(_GZIP):
-        try:
-            return gzip.decompress(data)
-        except (OSError, EOFError) as error:
-            raise FileError(path, None, "", str(error), "a whole gzip file") from error
-    if data.startswith(_ZSTANDARD):
-        library = zstandard()
-        try:
-            with library.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
-                return reader.read()
-        except library.ZstdError as error:
-            raise FileError(path, None, "", str(error), "a whole Zstandard file") from error
-    return data
 
 
 def zstandard() -> Any:

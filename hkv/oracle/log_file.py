@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import itertools
 import os
 import pathlib
 import re
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +16,9 @@ import msgspec
 from hkv.dialects import registry
 from hkv.dialects.dialect import Dialect
 from hkv.errors import FileError, HKVError
+from hkv.input_file import STANDARD_INPUT, lines_of, opened
 from hkv.oracle.atomic import write_atomically
-from hkv.oracle.compression import SUFFIXES, decompressed
+from hkv.oracle.compression import SUFFIXES
 from hkv.oracle.log_format import parse_object
 
 
@@ -38,10 +40,6 @@ class Log:
     def dialect(self) -> Dialect:
         """Dialect whose rules the log follows."""
         return registry.dialect_of(self.header.dialect)
-
-
-STANDARD_INPUT = "-"
-"""Path that stands for standard input."""
 
 
 def find_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -75,12 +73,14 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     Raises:
       FileError: the file cannot be read, or is no log; names file, line, field, value and what was expected.
     """
-    data = decompressed(read_bytes(path), str(path))
-    parts = 0
-    while (part := part_path(pathlib.Path(path), parts + 1)).exists():
-        data += decompressed(read_bytes(part), str(part))
-        parts += 1
-    return parse_log(data, str(path))
+    return _parse(_lines_of_parts(pathlib.Path(path)), str(path))
+
+
+def _lines_of_parts(path: pathlib.Path) -> Iterator[bytes]:
+    parts = itertools.takewhile(pathlib.Path.exists, (part_path(path, number) for number in itertools.count(1)))
+    for part in itertools.chain([path], parts):
+        with opened(str(part)) as file:
+            yield from lines_of(file, str(part))
 
 
 def part_path(path: pathlib.Path, part: int) -> pathlib.Path:
@@ -91,31 +91,27 @@ def part_path(path: pathlib.Path, part: int) -> pathlib.Path:
     return path.with_name(f"{stem}.part{part}.jsonl{rest}")
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file, or of standard input.
-
-    Raises:
-      FileError: it cannot be read.
-    """
-    try:
-        return sys.stdin.buffer.read() if str(path) == STANDARD_INPUT else pathlib.Path(path).read_bytes()
-    except OSError as error:
-        raise FileError(str(path), None, "", error.strerror or str(error), "a file that can be read") from error
-
-
 def parse_log(data: bytes, path: str) -> Log:
     """The log that these bytes are; `path` is for messages only.
 
     Raises:
       FileError: they are none.
     """
-    lines = split_lines(data, path)
-    found = parse_object(lines[0], path, 1)
+    return _parse(lines_of(io.BytesIO(data), path), path)
+
+
+def _parse(content: Iterator[bytes], path: str) -> Log:
+    """The log of these lines, which are read one by one: a file that is no log is refused at its first line."""
+    stripped = (line.removesuffix(b"\n") for line in content)
+    first = next(stripped, None)
+    if first is None:
+        raise FileError(path, None, "", "an empty file", "a header on the first line")
+    found = parse_object(first, path, 1)
     dialect = _dialect_of(found)
-    header = dialect.log.parse_header(lines[0], found, path)
+    header = dialect.log.parse_header(first, found, path)
     lifecycle = dialect.lifecycle(header)
     operations = []
-    for number, line in enumerate(lines[1:], 2):
+    for number, line in enumerate(stripped, 2):
         operation = dialect.log.parse_operation(line, path, number, header)
         try:
             lifecycle.follow(operation)
@@ -132,20 +128,6 @@ def _dialect_of(found: dict[str, Any]) -> Dialect:
         return registry.dialect_of(found.get("dialect"))
     except HKVError:
         return registry.dialect_of(registry.DEFAULT)
-
-
-def split_lines(data: bytes, path: str) -> list[bytes]:
-    """The lines of a log, at least one.
-
-    Raises:
-      FileError: there is none.
-    """
-    lines = data.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    if not lines:
-        raise FileError(path, None, "", "an empty file", "a header on the first line")
-    return lines
 
 
 def write_log(path: str | os.PathLike[str], header: Any, operations: Sequence[Any], answers: Sequence[Any]) -> None:

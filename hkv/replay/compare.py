@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from hkv.columns import Columns
 from hkv.errors import ConfigError, FileError
+from hkv.input_file import decode_json, read_whole
 from hkv.replay.attribution import CAUSES
 from hkv.replay.result import ReplayResult
 from hkv.replay.sweep import COLUMNS
@@ -92,13 +92,12 @@ def read_side(path: str | os.PathLike[str]) -> Side:
       FileError: the file is none.
     """
     name, expected = os.fspath(path), "a replay, as hkv replay --json writes it"
+    found = decode_json(read_whole(name), name, None, expected, dict[str, Any])
     try:
-        with open(path, "rb") as file:
-            found = msgspec.json.decode(file.read(), type=dict[str, Any])
         columns = {column: np.array(values) for column, values in found["requests"].items()}
         missing = {"prompt", "hit", "admitted", *CAUSES} - columns.keys() or set(TOTALS) - found["totals"].keys()
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:
-        raise FileError(name, None, "", type(error).__name__, expected) from None
+    except (KeyError, AttributeError, TypeError, ValueError):
+        raise FileError(name, None, "", sorted(found)[:8], expected) from None
     if missing:
         raise FileError(name, None, min(missing), "nothing", expected)
     return Side(name, found["totals"], columns)

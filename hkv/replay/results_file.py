@@ -10,6 +10,7 @@ import msgspec
 
 import hkv
 from hkv.errors import FileError
+from hkv.input_file import decode_json
 from hkv.replay.points import Point
 from hkv.replay.sweep import Row
 from hkv.replay.traces.interned import InternedTrace
@@ -60,11 +61,10 @@ def _earlier(path: str) -> dict[str, Row]:
     with open(path, "rb") as file:
         lines = file.read().split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
-        try:
-            row = msgspec.json.decode(line, type=dict[str, Any])
-            done[row.pop("key")] = row
-        except (msgspec.MsgspecError, KeyError, UnicodeDecodeError) as error:
-            raise FileError(path, number, "", line[:60].decode("utf-8", "replace"), f"a point ({error})") from None
+        row = decode_json(line, path, number, "a point", dict[str, Any])
+        if "key" not in row:
+            raise FileError(path, number, "key", None, "the key of a point")
+        done[row.pop("key")] = row
     if lines[-1]:
         raise FileError(path, len(lines), "", lines[-1][:60].decode("utf-8", "replace"), "a whole line")
     return done

@@ -101,6 +101,40 @@ def test_a_folder_that_cannot_be_is_an_error_only_where_it_was_typed(monkeypatch
     assert folder() is None
 
 
+def planted(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, how: str) -> str:
+    """Makes the folder one that somebody else may write to, and returns what is said of it."""
+    folder.mkdir(parents=True, mode=0o700)
+    if how == "folder":
+        folder.chmod(0o777)
+        return f"others may write to {folder}"
+    if how == "file":
+        folder.chmod(0o755)
+        (folder / "program.executable").write_bytes(b"")
+        (folder / "program.executable").chmod(0o666)
+        return f"others may write to {folder / 'program.executable'}"
+    if how == "parent":
+        folder.parent.chmod(0o777)
+        return f"others may write to {folder.parent}, above it"
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    return f"{folder} belongs to another user"
+
+
+@pytest.mark.parametrize("how", ["folder", "file", "parent", "owner"])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path, monkeypatch, capsys, how):
+    named = tmp_path / "above" / "named"
+    reason = planted(named, monkeypatch, how)
+    monkeypatch.setenv("HKV_COMPILATION_CACHE", str(named))
+    result = CliRunner().invoke(cli, ["check", "nothing"])
+    assert isinstance(result.exception, ConfigError)
+    assert reason in str(result.exception)
+    assert folder() is None
+    monkeypatch.setattr(compilation_cache, "user_folder", lambda: named)
+    keep_programs(None)
+    assert folder() is None
+    assert f"compiled programs are not kept: {reason}" in capsys.readouterr().err
+
+
 def test_a_second_process_finds_the_program(tmp_path, monkeypatch):
     """Also after a write that was cut off, and silently when the folder is damaged."""
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import threading
+import time
 from collections.abc import Container
 
 import pytest
@@ -188,6 +189,61 @@ def test_endpoints_are_checked() -> None:
         done = CliRunner().invoke(command, arguments)
         assert isinstance(done.exception, ConfigError)
         assert "endpoint" in str(done.exception)
+
+
+class Hostile:
+    """A publisher that sends whatever it likes, and answers a replay without end."""
+
+    def __init__(self, *messages: list[bytes]) -> None:
+        self._messages, self._ended = messages, threading.Event()
+        self._context = zmq.Context()
+        self._out, self._answers = self._context.socket(zmq.XPUB), self._context.socket(zmq.ROUTER)
+        self.endpoint, self.replay_endpoint = (
+            f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}" for socket in (self._out, self._answers)
+        )
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Hostile:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._context.destroy(linger=0)
+
+    def _run(self) -> None:
+        while not self._out.poll(50):
+            if self._ended.is_set():
+                return
+        for message in self._messages:
+            self._out.send_multipart(message)
+        while not self._ended.is_set():
+            if self._answers.poll(50):
+                sender = self._answers.recv_multipart()[0]
+                while not self._ended.is_set() and not self._answers.poll(1):
+                    self._answers.send_multipart([sender, b"", (0).to_bytes(8, "big"), PAYLOADS[0]])
+
+
+def test_a_replay_without_end_ends_with_the_time() -> None:
+    with (
+        Hostile([b"", (5).to_bytes(8, "big"), PAYLOADS[5]]) as publisher,
+        Subscription(publisher.endpoint, publisher.replay_endpoint, seconds=0.5) as subscription,
+    ):
+        started = time.monotonic()
+        items = list(subscription)
+        assert time.monotonic() - started < 5
+    assert items[-2:] == [Gap(1, 4), Message(5, PAYLOADS[5])]
+
+
+def test_messages_of_another_protocol_are_told_and_passed_over() -> None:
+    wrong = [[b"alone"], [b"", b"short", PAYLOADS[0]], [b"", (0).to_bytes(8, "big"), PAYLOADS[0], b"more"]]
+    with Hostile(*wrong, [b"", bytes(8), PAYLOADS[0]]) as publisher:
+        runner = CliRunner()
+        result = runner.invoke(command, ["--endpoint", publisher.endpoint, "--batches", "1", "--seconds", "10"])
+    assert result.exit_code == 1
+    assert "batch -1: message: frames of 5 bytes, not a topic, 8 bytes of sequence number" in result.output
+    assert "1 batches, 1 events: 3 problems" in result.output
 
 
 def test_a_recording_checks(tmp_path: pathlib.Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 from typing import Any
 
 import jax.numpy as jnp
@@ -38,7 +39,11 @@ def called(kept: KeptProgram, width: int = 4) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+def folder(
+    tmp_path: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> pathlib.Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user")))
+    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv(FOLDER, str(tmp_path))
     return tmp_path
 
@@ -81,6 +86,48 @@ def test_a_damaged_file_is_made_again(folder, damage):
     assert function.traced == 1
     called(program(function))
     assert function.traced == 1
+
+
+def test_a_program_that_another_user_sealed_is_made_again(folder, tmp_path_factory, monkeypatch):
+    with monkeypatch.context() as stranger:
+        stranger.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("stranger")))
+        called(program(Counted()))
+    (path,) = executables(folder)
+    planted = path.read_bytes()
+    function = Counted()
+    called(program(function))
+    assert function.traced == 1
+    assert path.read_bytes() != planted
+
+
+@pytest.mark.parametrize("mode", [0o622, 0o662])
+def test_a_program_that_others_may_write_is_made_again(folder, mode):
+    called(program(Counted()))
+    (path,) = executables(folder)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(mode)
+    function = Counted()
+    called(program(function))
+    assert function.traced == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_and_a_program_under_another_name_are_not_loaded(folder):
+    called(program(Counted()))
+    (path,) = executables(folder)
+    aside = path.rename(path.with_suffix(".aside"))
+    path.symlink_to(aside)
+    function = Counted()
+    called(program(function))
+    assert function.traced == 1
+    assert not path.is_symlink()
+    another = Counted()
+    called(program(another, "counted-1"))
+    (other,) = [found for found in executables(folder) if found.name.startswith("counted-1")]
+    other.write_bytes(path.read_bytes())
+    again = Counted()
+    called(program(again, "counted-1"))
+    assert again.traced == 1
 
 
 def test_nothing_is_kept_unless_a_folder_is_named(tmp_path, monkeypatch):

@@ -247,5 +247,5 @@ def test_find_logs(tmp_path: pathlib.Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match="without logs"):
         find_logs([tmp_path / "empty"])
-    with pytest.raises(FileError, match=r"empty.*can be read"):
+    with pytest.raises(FileError, match=r"empty.*a readable file"):
         read_log(tmp_path / "empty")

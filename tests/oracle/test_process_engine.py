@@ -10,6 +10,7 @@ import select
 import shlex
 import sys
 import textwrap
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -191,6 +192,25 @@ def test_no_process_is_left(program) -> None:
     del engines
     gc.collect()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_what_an_engine_started_ends_with_it(program, tmp_path: pathlib.Path) -> None:
+    started = tmp_path / "started"
+    spawn = f"""
+    import subprocess
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.DEVNULL)
+    open({str(started)!r}, "w").write(str(child.pid))
+    """
+    engine = ProcessEngine(HEADER, program(textwrap.dedent(ACCEPT) + textwrap.dedent(spawn) + "sys.stdin.read()\n"))
+    deadline = time.monotonic() + 20
+    while not (started.exists() and started.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    status = pathlib.Path(f"/proc/{started.read_text()}/stat")
+    assert status.exists()
+    engine.close()
+    while status.exists() and status.read_text().split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not status.exists() or status.read_text().split()[2] == "Z"
 
 
 def test_check_and_diff_report_a_death_as_the_difference(program, tmp_path: pathlib.Path) -> None:

@@ -12,16 +12,19 @@ import time
 import weakref
 
 from hkv.errors import EngineProcessError, EngineTimeoutError
+from hkv.input_file import LINES_IN_LIMIT, input_limit
 
 PATIENCE = 1.0
 """Seconds that a process has to end by itself once its input was closed."""
 
-LONGEST = 1 << 28
-"""Bytes of the longest line that is read."""
+RECEIVED = 1 << 16
+"""Most bytes that are read at once."""
 
 
 class LineProcess:
-    """A process; its standard error is ours. It ends with this object at the latest, and leaves no zombie.
+    """A process; its standard error is ours. It ends with this object at the latest, with all that it started.
+
+    It leads a session of its own, so that what it started can be ended with it; Ctrl-C reaches HKV, which ends it.
 
     Args:
       command: as a shell would split it; no shell runs.
@@ -39,7 +42,9 @@ class LineProcess:
             arguments = shlex.split(command)
             if not arguments:
                 raise ValueError("no program named")
-            self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            self._process = subprocess.Popen(
+                arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+            )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise EngineProcessError("engine", f"cmd:{command}", f"a program that starts ({reason})") from error
@@ -70,7 +75,7 @@ class LineProcess:
             self.close()
             raise
         except KeyboardInterrupt:
-            self._process.kill()  # at once: an interrupted command ends without waiting for anyone
+            _kill_session(self._process)  # at once: an interrupted command ends without waiting for anyone
             raise
 
     def close(self) -> None:
@@ -95,17 +100,21 @@ class LineProcess:
 
     def _read(self, what: str) -> bytes:
         deadline = time.monotonic() + self._timeout
-        while b"\n" not in self._rest:
+        longest = input_limit() // LINES_IN_LIMIT
+        found = bytearray()
+        while (end := found.find(b"\n", max(0, len(found) - RECEIVED))) < 0:
             if not select.select([self._output], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                self._too_slow(f"an answer to {what}" + (f" beyond {_shown(self._rest)}" if self._rest else ""))
-            self._rest += self._receive(what)
-            if len(self._rest) > LONGEST:
-                raise EngineProcessError("engine wrote", _shown(self._rest), f"a line, in answer to {what}")
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
+                self._too_slow(f"an answer to {what}" + (f" beyond {_shown(found)}" if found else ""))
+            self._rest = bytes(found[:RECEIVED])  # for messages, should it end now
+            found += self._receive(what)
+            if len(found) > longest:
+                expected = f"a line of at most {longest:,} bytes, in answer to {what}"
+                raise EngineProcessError("engine wrote", _shown(found), expected)
+        self._rest = bytes(found[end + 1 :])
+        return bytes(found[:end])
 
     def _receive(self, what: str) -> bytes:
-        data = os.read(self._output, 1 << 16)
+        data = os.read(self._output, RECEIVED)
         if not data:
             self._died(what)
         return data
@@ -131,8 +140,8 @@ def _status(code: int) -> str:
         return f"signal {-code}"
 
 
-def _shown(data: bytes, limit: int = 80) -> str:
-    text = data.decode("utf-8", "replace").rstrip("\n")
+def _shown(data: bytes | bytearray, limit: int = 80) -> str:
+    text = data[: 4 * limit].decode("utf-8", "replace").rstrip("\n")
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
@@ -141,8 +150,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         assert pipe is not None
         with contextlib.suppress(OSError):
             pipe.close()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    _kill_session(process)
+    process.wait()
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kills the process and all that it started and that did not leave its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import importlib
+import math
 import os
-import pathlib
 import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from hkv.errors import ConfigError, FileError, MissingExtraError
+from hkv.errors import ConfigError, MissingExtraError
+from hkv.input_file import LINES_IN_LIMIT, decode_json, input_limit, lines_of, opened
 from hkv.output_file import OutputFile
 
 END = -1
@@ -66,7 +67,15 @@ class Reconnection:
     seq: int
 
 
-Item = Message | Gap | Restart | Reconnection
+@dataclasses.dataclass(frozen=True)
+class Malformed:
+    """A message that is none of the protocol's, after the batch `last`: the bytes of each of its frames."""
+
+    last: int
+    frames: tuple[int, ...]
+
+
+Item = Message | Gap | Restart | Reconnection | Malformed
 
 
 class Sequencer:
@@ -90,6 +99,11 @@ class Sequencer:
         self._next = 0
         self._last = b""
         self._replayed: dict[int, bytes] = {}
+
+    @property
+    def last(self) -> int:
+        """Sequence number of the last batch that was taken, -1 before the first."""
+        return self._next - 1
 
     def reconnected(self) -> None:
         """The connection to the publisher was lost and is there again: the next message may be of another publisher."""
@@ -170,7 +184,7 @@ class Subscription:
         except ImportError:
             raise MissingExtraError("zmq", "events", "to follow a publisher of KV events") from None
         self._context = self._zmq.Context()
-        self._seconds = seconds
+        self._seconds, self._deadline = seconds, math.inf
         self._sequencer = Sequencer(None if replay_endpoint is None else self._ask)
         self._replay_endpoint = replay_endpoint
         self._socket = self._context.socket(self._zmq.SUB)
@@ -198,16 +212,19 @@ class Subscription:
         self._context.destroy(linger=0)
 
     def __iter__(self) -> Iterator[Item]:
-        deadline = None if self._seconds is None else time.monotonic() + self._seconds
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._socket.poll(None if left is None else int(left * 1000)):
-                return
+        self._deadline = math.inf if self._seconds is None else time.monotonic() + self._seconds
+        while self._arrives(self._socket, math.inf):
             frames = self._socket.recv_multipart()
-            if len(frames) != 3 or len(frames[1]) != 8:
-                raise ConfigError("message", [len(frame) for frame in frames], "topic, 8 bytes of number, batch")
             self._note_connections()
+            if len(frames) != 3 or len(frames[1]) != 8:
+                yield Malformed(self._sequencer.last, tuple(map(len, frames)))
+                continue
             yield from self._sequencer.take(int.from_bytes(frames[1], "big"), frames[2])
+
+    def _arrives(self, socket: Any, patience: float) -> bool:
+        """Waits for a message, no longer than so many seconds, and never beyond the time that was given in all."""
+        left = min(self._deadline - time.monotonic(), patience)
+        return left > 0 and bool(socket.poll(None if left == math.inf else math.ceil(left * 1000)))
 
     def _note_connections(self) -> None:
         """Tells the sequencer when the publisher was connected to again."""
@@ -219,21 +236,30 @@ class Subscription:
                 self._sequencer.reconnected()
 
     def _ask(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """The publisher's answer to a request for everything from `start` on."""
+        """The publisher's answer to a request for everything from `start` on.
+
+        It ends with the publisher's word, with silence, with the time, with what is no answer, or with more bytes than
+        an input may have: what was asked for and did not come is then a gap.
+        """
         socket = self._context.socket(self._zmq.DEALER)
+        left = input_limit() // 4
         try:
             self._connect(socket, "replay_endpoint", self._replay_endpoint)
             socket.send_multipart((b"", start.to_bytes(8, "big")))
-            while socket.poll(int(REPLAY_PATIENCE * 1000)):
-                *_, number, payload = socket.recv_multipart()
-                seq = int.from_bytes(number, "big", signed=True)
+            while left > 0 and self._arrives(socket, REPLAY_PATIENCE):
+                frames = socket.recv_multipart()
+                if len(frames) < 2 or len(frames[-2]) != 8:
+                    return
+                seq = int.from_bytes(frames[-2], "big", signed=True)
                 if seq == END:
                     return
-                yield seq, payload
+                left -= sum(map(len, frames))
+                yield seq, frames[-1]
         finally:
             socket.close(linger=0)
 
     def _connect(self, socket: Any, name: str, endpoint: str | None) -> None:
+        socket.setsockopt(self._zmq.MAXMSGSIZE, input_limit() // LINES_IN_LIMIT)
         try:
             socket.connect(endpoint)
         except self._zmq.ZMQError as error:
@@ -246,26 +272,19 @@ def read_recording(path: str | os.PathLike[str]) -> Iterator[Item]:
     Raises:
       FileError: the file cannot be read, or is none; names the line.
     """
-    try:
-        lines = pathlib.Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise FileError(str(path), None, "", error.strerror or str(error), "a file that can be read") from error
-    yield from read_recording_lines(lines, str(path))
+    with opened(str(path)) as file:
+        yield from read_recording_lines(lines_of(file, str(path)), str(path))
 
 
-def read_recording_lines(lines: Iterable[bytes], path: str) -> Iterator[Item]:
+def read_recording_lines(recorded: Iterable[bytes], path: str) -> Iterator[Item]:
     """The messages of a recording's lines; `path` is for messages only.
 
     Raises:
       FileError: they are none; names the line.
     """
     sequencer = Sequencer()
-    for number, line in enumerate(lines, 1):
-        try:
-            found = msgspec.json.decode(line, type=_Line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            text = line[:60].decode("utf-8", "replace")
-            raise FileError(path, number, "", text, f"a line with seq and payload ({error})") from error
+    for number, line in enumerate(recorded, 1):
+        found = decode_json(line, path, number, "a line with seq and payload", _Line)
         yield from sequencer.take(found.seq, found.payload)
 
 

@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from hkv.errors import FileError
-from hkv.replay.traces.source import opened, shown
+from hkv.input_file import decode_json, lines_of, opened, shown
 
 MAX_LENGTH = 2**31 - 1
 """Most tokens a prompt or an output may have."""
@@ -81,7 +79,7 @@ def _read_lines(path: str, file: Any, tokens_per_id: int | None, limit: int | No
     predecessors: dict[int, tuple[int, int]] = {}
     latest: int | float = 0
     count = 0
-    for number, text in enumerate(file, start=1):
+    for number, text in enumerate(lines_of(file, path), start=1):
         if count == limit:
             return
         if not text.strip():
@@ -119,11 +117,7 @@ class _Line:
     def __init__(self, path: str, number: int, text: bytes) -> None:
         self.path = path
         self.number = number
-        try:
-            value = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            shown = text.decode("utf-8", "replace").strip()
-            raise self.error("", shown, f"a JSON object ({error})") from None
+        value = decode_json(text, path, number, "a JSON object")
         if not isinstance(value, dict):
             raise self.error("", value, "a JSON object")
         self.fields: dict[str, Any] = value

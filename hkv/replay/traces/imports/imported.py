@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hkv.errors import ConfigError, FileError
-from hkv.replay.traces.source import shown
+from hkv.input_file import shown
 
 MAX_LENGTH = 2**31 - 1
 """Most tokens a prompt or an output may have."""

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from hkv.errors import ConfigError
+from hkv.input_file import lines_of, opened, shown
 from hkv.oracle.events.stream import Item, Message, read_recording_lines
 from hkv.oracle.events.wire import BlockStored, Hash, decode_batch
 from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks
-from hkv.replay.traces.source import opened, shown
 
 SILENCE = 5000
 """Milliseconds after which blocks that go on from a request are another one's: the next turn of a chat."""
@@ -41,7 +41,7 @@ class _Open:
 def kv_events(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
     """Requests of a recording that `hkv check-events --record` wrote."""
     with opened(path) as file:
-        yield from requests_of(read_recording_lines(file, shown(path)), options, remarks)
+        yield from requests_of(read_recording_lines(lines_of(file, path), shown(path)), options, remarks)
 
 
 def requests_of(items: Iterable[Item], options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 from collections.abc import Iterator
 
-import msgspec
-
 from hkv.errors import FileError
+from hkv.input_file import decode_json, lines_of, opened, read_whole, shown
 from hkv.replay.traces.imports.imported import Fields
-from hkv.replay.traces.source import opened, shown
 
 
 def json_lines(path: str) -> Iterator[Fields]:
@@ -20,17 +19,13 @@ def json_lines(path: str) -> Iterator[Fields]:
       FileError: the file cannot be read, or a line is no object.
     """
     with opened(path) as file:
-        for number, text in enumerate(file, start=1):
+        for number, text in enumerate(lines_of(file, path), start=1):
             if text.strip():
                 yield Fields(path, number, _object(path, number, text))
 
 
 def _object(path: str, number: int, text: bytes) -> dict[str, object]:
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        told = text[:80].decode("utf-8", "replace").strip()
-        raise FileError(shown(path), number, "", told, f"a JSON object ({error})") from None
+    value = decode_json(text, path, number, "a JSON object")
     if not isinstance(value, dict):
         raise FileError(shown(path), number, "", value, "a JSON object")
     return value
@@ -42,17 +37,13 @@ def json_entries(path: str) -> Iterator[Fields]:
     Raises:
       FileError: the file cannot be read, or has something else.
     """
-    with opened(path) as file:
-        text = file.read()
+    text = read_whole(path)
     if not text.lstrip().startswith(b"["):
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(lines_of(io.BytesIO(text), path), start=1):
             if line.strip():
                 yield Fields(path, number, _object(path, number, line))
         return
-    try:
-        entries = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FileError(shown(path), None, "", text[:80].decode("utf-8", "replace"), f"JSON ({error})") from None
+    entries = decode_json(text, path, None, "JSON")
     for number, entry in enumerate(entries, start=1):
         if not isinstance(entry, dict):
             raise FileError(shown(path), number, "", entry, "a JSON object")
@@ -67,7 +58,7 @@ def csv_rows(path: str, columns: tuple[str, ...]) -> Iterator[Fields]:
     """
     with opened(path) as file:
         try:
-            rows = csv.reader(codecs.iterdecode(file, "utf-8-sig"))
+            rows = csv.reader(codecs.iterdecode(lines_of(file, path), "utf-8-sig"))
             names = next(rows, [])
             for column in columns:
                 if column not in names:

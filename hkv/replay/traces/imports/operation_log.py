@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hkv.oracle.log_file import parse_log
+from hkv.oracle.log_file import read_log
 from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks
-from hkv.replay.traces.source import opened, shown
 
 EXTRA = "requests with an adapter, images, a salt or embeddings, left out: tokens alone do not name their prefixes"
 SEQUENCES = "requests of several sequences, of which the first is taken"
@@ -15,8 +14,7 @@ SEQUENCES = "requests of several sequences, of which the first is taken"
 
 def operation_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
     """The requests of a log, whichever dialect it follows; a log without `step` has one request a step."""
-    with opened(path) as file:
-        log = parse_log(file.read(), shown(path))
+    log = read_log(path)
     steps, stepped = 0, any(_name(operation) == "step" for operation in log.operations)
     prompts: dict[str, tuple[int, float, list[int]]] = {}
     said: dict[str, list[int]] = {}

@@ -1,0 +1,112 @@
+"""Files of strangers: bombs, nesting and endless lines are refused in one line, in little memory and time."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from hkv.errors import FileError
+from hkv.input_file import LIMIT, decode_json, input_limit, lines_of, opened, read_whole
+from hkv.replay.traces.imports.lines import json_entries
+
+MEMORY = 300 << 20
+"""Most bytes that a command may take to refuse what it was given."""
+
+SECONDS = 60
+"""A bound against running without end; refusals take about a second each."""
+
+NESTED = b'{"a":' * 200_000 + b"1" + b"}" * 200_000
+
+READERS = {
+    "check": "check {}",
+    "check invariants": "check --invariants {}",
+    "explain": "explain {} --line 2",
+    "shrink": "shrink {}",
+    "replay": "replay {} --groups full:16 --num-blocks 100",
+    "sweep": "sweep {} --groups full:16 --num-blocks 100 --retention dense,0",
+    "compare": "compare {} --groups full:16 --num-blocks 100 --retention dense,0",
+    "compare saved": "compare {0} {0}",
+    "check-events": "check-events {}",
+    "layout": "layout --plan {}",
+    "plan": "plan {} --memory 80GiB",
+    "import lines": "trace import {} --from mooncake -o out.jsonl",
+    "import rows": "trace import {} --from azure -o out.jsonl",
+    "import events": "trace import {} --from kv-events -o out.jsonl",
+    "import log": "trace import {} --from operation-log -o out.jsonl",
+}
+"""Every command that reads a file."""
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+    """Files by what is wrong with them; the bombs are 2 MB that stand for 2 GiB."""
+    folder = tmp_path_factory.mktemp("hostile")
+    files = {name: folder / name for name in ("zeros.gz", "newlines.gz", "nested.json", "line.json")}
+    for name, unit in (("zeros.gz", b"0"), ("newlines.gz", b"\n")):
+        member = gzip.compress(unit * (1 << 26), compresslevel=6)
+        files[name].write_bytes(member * 32)
+    files["nested.json"].write_bytes(NESTED)
+    files["line.json"].write_bytes(b'{"a":"' + b"x" * 20_000_000 + b'"}\n')
+    return files
+
+
+def refused(command: str, folder: pathlib.Path) -> str:
+    """Runs a command that is to refuse its input, and returns its one line."""
+    arguments = [sys.executable, "-m", "hkv", "--compilation-cache", "off", *shlex.split(command)]
+    messages = folder / "messages"
+    with messages.open("wb") as errors:
+        process = subprocess.Popen(arguments, cwd=folder, stdout=errors, stderr=errors)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    text = messages.read_text()
+    assert (process.returncode, len(text.splitlines())) == (2, 1), text
+    scale = 1 if sys.platform == "darwin" else 1024
+    assert used.ru_maxrss * scale < MEMORY, f"{used.ru_maxrss * scale >> 20} MiB"
+    assert used.ru_utime + used.ru_stime < SECONDS
+    return text
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_refuses(hostile, reader, tmp_path):
+    kinds = hostile if reader in ("check", "replay") else ("zeros.gz", "nested.json")
+    for kind in kinds:
+        assert hostile[kind].name in refused(READERS[reader].format(hostile[kind]), tmp_path)
+
+
+def test_lists_of_conversations_are_read_within_the_limit(hostile, tmp_path):
+    listed = tmp_path / "listed.gz"
+    listed.write_bytes(gzip.compress(b"[") + gzip.compress(b"0," * (1 << 24)) * 8)
+    for path, reason in ((listed, "134,217,728 bytes"), (hostile["nested.json"], "nested too deeply")):
+        with pytest.raises(FileError, match=reason):
+            list(json_entries(str(path)))
+
+
+def test_what_is_read_has_a_limit_that_can_be_raised(tmp_path, monkeypatch):
+    path = str(tmp_path / "input.gz")
+    pathlib.Path(path).write_bytes(gzip.compress(b'{"a": 1}\n' * 1000))
+    monkeypatch.setenv(LIMIT, "8KiB")
+    with pytest.raises(ValueError, match=r"more than 8,192 bytes of content.*--input-limit"):
+        read_whole(path)
+    with opened(path) as file, pytest.raises(ValueError, match=r"more than 8,192 bytes of content"):
+        list(lines_of(file, path))
+    monkeypatch.setenv(LIMIT, "18000B")
+    assert len(read_whole(path)) == 9000
+    monkeypatch.setenv(LIMIT, "112B")
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"1234567\n12345678\n")
+    with opened(str(plain)) as file, pytest.raises(ValueError, match=r"plain:1 = 'a line of more than 7 bytes'"):
+        list(lines_of(file, str(plain)))
+    monkeypatch.setenv(LIMIT, "much")
+    with pytest.raises(ValueError, match=r"HKV_INPUT_LIMIT = 'much': expected a size"):
+        input_limit()
+
+
+def test_nesting_is_named():
+    with pytest.raises(ValueError, match=r"file:3 = .*expected a line \(nested too deeply\)"):
+        decode_json(NESTED, "file", 3, "a line")
