@@ -41,6 +41,8 @@ SMALLEST = (
     "layout --spec full:16",
     "vectors vectors",
     "watch numpy --seeds 1 --steps 2 --feature core",
+    "mutate examples/toy_engine.py --sample 2 --by 'hkv watch examples/toy_engine.py:ToyEngine --kinds full_attention "
+    "--max-groups 1 --version 1 --feature core --seeds 1'",
     "check-events events.jsonl",
 )
 
@@ -95,6 +97,7 @@ PLACEHOLDERS = (
     (r"--from FORMAT\b", "--from mooncake"),
     (r"--line N\b", "--line 12"),
     (r"--engines numpy,NAME\b", "--engines numpy,jax"),
+    (r"^mutate MODULE --by COMMAND$", "mutate hkv.limits --by \"python -c 'import hkv.limits'\" --sample 1"),
     (r"^watch ENGINE$", "watch numpy --feature core --seeds 1"),
     (r"--engine NAME LOGS", "--engine numpy LOG"),
     (r"\bNAME\b", "window-one-never-hits"),

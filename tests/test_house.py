@@ -51,6 +51,7 @@ UNUSED = {
     "hkv.oracle.log_schema": "python -m hkv.oracle.log_schema",
     "hkv.replay.plain": "for dialects of other packages",
     "hkv.state.rows": "the dual index",
+    "hkv.testing.mutation.judge.sitecustomize": "run by Python at the start of judges",
     "hkv.testing.plugin": "loaded by pytest",
     "hkv.testing.state_machine": "for test suites",
     "hkv.tier.disk": "serving",

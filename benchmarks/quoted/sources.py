@@ -53,6 +53,11 @@ RESHARDED = {
     **{f"{name}_sent": rf"^{row} *{NUMBER}MiB" for name, row in PAIRS.items()},
     **{f"{name}_forwarded": rf"^{row} *[\d.]+MiB +{NUMBER}MiB" for name, row in PAIRS.items()},
 }
+MUTATE = (
+    "hkv mutate examples/toy_engine.py:ToyEngine.reset --by 'hkv watch examples/toy_engine.py:ToyEngine "
+    "--kinds full_attention --max-groups 1 --version 1 --feature core --seeds 2'"
+)
+
 CAPACITY = (
     "hkv plan llama-3.1-8b mistral-nemo-12b qwen3-coder-480b-a35b gemma-3-27b gemma-4-31b gpt-oss-120b llama-4-scout "
     "command-a mimo-v2-flash minimax-m2.5 deepseek-v3.2 deepseek-v4-flash glm-5.2 kimi-k2.5 "
@@ -102,6 +107,7 @@ COMMANDS = (
     Source("explore", "python benchmarks/explore.py --seconds 7200", EXPLORED, Cost.MINUTES),
     Source("capacity", CAPACITY, {"output": r"\A([\s\S]*)\Z"}),
     Source("plant", "hkv explore --plant window-one-short", {"output": r"\A([\s\S]*)\Z"}, status=1, apart=True),
+    Source("mutate toy", MUTATE, {"output": r"\A([\s\S]*)\Z"}, status=1),
     Source("mutants", "python -m tests.mutants --json -", {}, Cost.MINUTES),
     Source("late copy", "python -m tests.mutants --only hit-inside-a-block-of-this-step --json -"),
     Source("resharding", "python benchmarks/resharding.py --repeats 1", RESHARDED),

@@ -30,6 +30,7 @@ COMMANDS = {
     "explain": "What happened to a request up to a line, and why its hit is not longer.",
     "explore": "Check every state that a small cache can reach, exhaustively.",
     "layout": "Draw where a block's bytes lie, and answer for addresses.",
+    "mutate": "Edit a module in one place after another, and see what a test suite notices.",
     "plan": "Groups, pages, block counts and tensors of a model.",
     "record": "Record a log of random traffic from an engine.",
     "replay": "Replay a request trace through a hybrid cache.",

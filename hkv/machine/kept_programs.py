@@ -36,6 +36,9 @@ FOLDER = "HKV_PROGRAM_FOLDER"
 LEAST_SECONDS, NEVER = "jax_persistent_cache_min_compile_time_secs", 1e9
 """JAX's setting: programs that compile faster are not put into its cache; seconds that no compilation takes."""
 
+EDITED = "HKV_EDITED_SOURCE"
+"""Environment variable of judges of `hkv mutate`: a source is not what its file has, so that nothing is kept."""
+
 SUFFIX = ".executable"
 
 MAX_SIZE = 1 << 28
@@ -62,7 +65,7 @@ class KeptProgram:
     def __call__(self, *arguments: Any) -> Any:
         """Runs the function, compiled for the shapes and dtypes of its arguments."""
         folder = os.environ.get(FOLDER)
-        if not folder:
+        if not folder or EDITED in os.environ:
             return self._jitted(*arguments)
         leaves, structure = jax.tree.flatten((arguments, {}))
         shapes = (structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))

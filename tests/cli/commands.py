@@ -40,6 +40,7 @@ INPUTS = {
     "explain": ("{log}", "--line", "3"),
     "explore": ("--num-blocks", "3", "--save", "{folder}/found.jsonl"),
     "layout": ("--spec", "full:16"),
+    "mutate": ("hkv.limits", "--by", "python -c 'import hkv.limits'", "--sample", "1"),
     "plan": ("{model}", "--memory", "8GiB"),
     "record": (
         "--engine",
@@ -63,7 +64,7 @@ INPUTS = {
 }
 """Arguments of each command, the names of files left open."""
 
-DIFFERENT = {"diff": 1, "explore": 1, "watch": 1}
+DIFFERENT = {"diff": 1, "explore": 1, "mutate": 1, "watch": 1}
 """Exit statuses of these uses that are not 0: all find something, so that they write everything that they can."""
 
 FILES = {

@@ -57,6 +57,7 @@ PLAN_RTP_POOLS = "plan tests/data/models/deepseek_v4.json --memory 80GiB --diale
 PLAN_EXPERTS = "plan tests/data/models/gpt_oss.json --memory 80GiB"
 PLAN_WINDOWS = "plan tests/data/models/gemma3_text.json --memory 80GiB"
 DRAFT = "tests/data/models/llama.json"
+MUTATE = ("mutate", "hkv.limits", "--by", "python -c 'import hkv.limits'", "--sample", "1")
 
 REPLAY = "replay {in}/trace.jsonl --tokens-per-id 16 --json - --engine numpy --groups full:16,swa:16:64 --num-blocks 60"
 REPLAY_MODEL = (
@@ -331,5 +332,9 @@ ROWS = [
         "check-events --endpoint tcp://127.0.0.1:1",
         "--endpoint tcp://127.0.0.1:2;--replay-endpoint tcp://127.0.0.1:3;--topic kv;--seconds 3",
     ),
+    *(Row(MUTATE, *option, CHANGES) for option in (("--seed", ("1",)), ("--sample", ("2",)), ("--list", ()))),
+    Row(MUTATE, "--json", ("-",), CHANGES),
+    *(Row(MUTATE, option, (value,), REFUSED) for option, value in (("--by", "false"), ("--timeout", "0.001"))),
+    Row(MUTATE, "--state", (".",), REFUSED),
     *_rows("vectors {out}/vectors", "--json -"),
 ]

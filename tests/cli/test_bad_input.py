@@ -203,6 +203,8 @@ TEXTS = [
     *((command, "--kinds", value) for command in ("diff", "record") for value in ("x", "full_attention,x")),
     *(("diff", "--engines", value) for value in ("", "numpy", "numpy,x", "cmd:/nowhere/e,numpy")),
     *(("check", "--bugs", value) for value in ("x", "x,y")),
+    *(("mutate", "--by", value) for value in ("", "'", "false", "true", "/nowhere/judge")),
+    *(("mutate", "--state", value) for value in ("", ".", "nowhere/trials", "pyproject.toml")),
     *(("watch", "--kinds", value) for value in ("x", "full_attention,x")),
     *(("check", "--fail-on", value) for value in ("x", "x,y")),
     *(("explain", "--request", value) for value in ("", "no such request")),

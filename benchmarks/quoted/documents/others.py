@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.quoted.claim import AnyClaim, Claim, Output
+from benchmarks.quoted.sources import MUTATE
 
-EXPLORE, SHARDING = "docs/explore.md", "docs/sharding.md"
+EXPLORE, MUTATION, SHARDING = "docs/explore.md", "docs/mutation.md", "docs/sharding.md"
 
 
 def _resharded(row: str, name: str, forwarded: bool = False) -> Claim:
@@ -41,6 +42,7 @@ CLAIMS: tuple[AnyClaim, ...] = (
         lambda made: {"transitions": made["transitions"]},
     ),
     Output(EXPLORE, "hkv explore --plant window-one-short", ("plant",)),
+    Output(MUTATION, MUTATE, ("mutate toy",)),
     Claim(
         "docs/mutants.md",
         "{killed} of {mutants} mutants killed",
