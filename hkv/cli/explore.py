@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from hkv.cli.engine_options import dialect_option
 from hkv.cli.interruption import interruption
@@ -17,6 +13,7 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.numbers import SECONDS, Number
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
 from hkv.cli.own_options import commands, own_options, refuse_others
+from hkv.cli.progress import level_bar
 from hkv.cli.replay import Groups
 from hkv.dialects import explore_command, registry
 from hkv.errors import ConfigError
@@ -82,7 +79,7 @@ def command(context: click.Context, dialect: str, json_path: str | None, save: s
                 _show_counterexample(found, path)
         write_json(json_path, {**done.record, "counterexample": None if found is None else _record(found, path)})
 
-    with interruption().saying(finish), _bar() as progress:
+    with interruption().saying(finish), level_bar("compiling") as progress:
         search.run(progress)
     finish()
     context.exit(0 if search.found().counterexample is None else BROKEN)
@@ -91,20 +88,6 @@ def command(context: click.Context, dialect: str, json_path: str | None, save: s
 def _check_folder(path: str) -> None:
     if path != STANDARD_OUTPUT and not pathlib.Path(path).parent.is_dir():
         raise ConfigError("save", path, "a file in a folder that exists")
-
-
-@contextlib.contextmanager
-def _bar() -> Iterator[explore_command.Progress]:
-    """Shows what a search says of itself; the bar fills within a level."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("compiling", total=None)
-
-        def progress(text: str, share: float) -> None:
-            bar.update(task, description=text, total=1.0, completed=share)
-
-        yield progress
 
 
 def _show_counterexample(found: explore_command.Counterexample, path: str) -> None:

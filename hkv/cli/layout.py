@@ -12,11 +12,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.given_options import refuse_given
+from hkv.cli.given_options import is_given, refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.layout_drawing import figure, show
 from hkv.cli.output_option import OutputPath, talks, write_output
-from hkv.cli.planned_views import held, planned_views, print_views, selected, view_record
+from hkv.cli.planned_views import check_place, held, planned_views, print_views, selected, view_record
 from hkv.errors import HKVError, LayoutError
 from hkv.layout.block_layout import Layout, Place, copy_width
 from hkv.layout.content import QUANTIZATIONS, quantize
@@ -161,7 +161,10 @@ def _show_plan(
     """Answers about the pools of a plan."""
     names = [parameter.name for parameter in click.get_current_context().command.params]
     refuse_given([name for name in names if name and name not in OF_PLANS], "nothing with --plan, which has the layers")
-    views = selected(planned_views(path), layer, tag)
+    planned = planned_views(path)
+    if offsets or is_given("pool"):
+        check_place(planned, pool, offsets)
+    views = selected([view for view in planned if not is_given("pool") or view.pool == pool], layer, tag)
     found = [answer for byte in offsets for answer in held(views, pool, byte)]
     shown = [] if offsets else [view_record(view) for view in views]
     if talks(json_path, None):

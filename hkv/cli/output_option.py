@@ -30,6 +30,8 @@ class OutputPath(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         path = os.fspath(value)
+        if path.startswith("--"):
+            self.fail(f"{path!r} is an option; a file to write comes first, - for standard output", param, ctx)
         if path != STANDARD_OUTPUT and not _is_standard_output(path):
             _check(path)
             return path

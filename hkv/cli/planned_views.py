@@ -72,8 +72,26 @@ def selected(views: Sequence[PlannedView], layer: int | None, tag: str | None) -
     return [view for view in mine if tag in (None, view.tag)]
 
 
+def check_place(views: Sequence[PlannedView], pool: int, offsets: Sequence[int]) -> None:
+    """Checks that a plan has a pool, and the pool those bytes.
+
+    Raises:
+      ConfigError: it has not.
+    """
+    pools = sorted({view.pool for view in views})
+    if pool not in pools:
+        raise ConfigError("--pool", pool, f"a pool of the plan, from {pools[0]} to {pools[-1]}")
+    end = max(planned.view.end for planned in views if planned.pool == pool)
+    for byte in offsets:
+        if byte >= end:
+            raise ConfigError("--byte", byte, f"less than {end}, where the last element of pool {pool} ends")
+
+
 def held(views: Sequence[PlannedView], pool: int, byte: int) -> list[dict[str, Any]]:
-    """Elements that a byte of a pool belongs to: one a group where groups share a pool, none for padding."""
+    """Elements that a byte of a pool belongs to: one a group where groups share a pool.
+
+    Where there is none, one record says so, with no `part`: padding, or an element of a layer that was not chosen.
+    """
     found = []
     for planned in views:
         place = planned.view.locate(byte) if planned.pool == pool else None
@@ -96,7 +114,7 @@ def held(views: Sequence[PlannedView], pool: int, byte: int) -> list[dict[str, A
                     "byte_of_element": inside,
                 }
             )
-    return found
+    return found or [{"byte": byte, "pool": pool, "part": None}]
 
 
 def view_record(planned: PlannedView) -> dict[str, Any]:
@@ -119,8 +137,11 @@ def print_views(views: Sequence[dict[str, Any]], bytes_held: Sequence[dict[str, 
     console = Console(highlight=False)
     if views:
         console.print(_table("Views, strides in bytes", views))
-    if bytes_held:
-        console.print(_table("Bytes", bytes_held))
+    if elements := [answer for answer in bytes_held if answer["part"] is not None]:
+        console.print(_table("Bytes", elements))
+    for answer in bytes_held:
+        if answer["part"] is None:
+            console.print(f"byte {answer['byte']} of pool {answer['pool']}: padding, or no element of a chosen layer")
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:

@@ -28,7 +28,7 @@ SHOWN = {
     "first use": (FIRST_USE,),
     "not in the trace": (TRACE,),
     "evicted": (EVICTED,),
-    "not kept": (RETIRED, NOT_RETAINED),
+    "not retained": (RETIRED, NOT_RETAINED),
     "blocks, units, draft": (LAST_TOKEN, BLOCK, UNIT, DRAFT),
 }
 """Causes that are drawn together, by what they are called; the rest is called so."""

@@ -176,6 +176,15 @@ def test_a_plan_says_which_element_a_byte_is(hkv, tmp_path):
     status, out, _ = hkv("layout", "--plan", path, "--layer", "0")
     assert status == 0
     assert "hca_state" in out
+    status, _, err = hkv("layout", "--plan", path, "--pool", "9")
+    assert (status, err) == (2, "hkv: --pool = 9: expected a pool of the plan, from 0 to 6\n")
+    status, out, _ = hkv("layout", "--plan", path, "--pool", "6", "--json", "-")
+    assert {view["pool"] for view in json.loads(out)["views"]} == {6}
+    status, _, err = hkv("layout", "--plan", path, "--pool", "0", "--byte", "1000000000000")
+    assert status == 2
+    assert "expected less than" in err
+    padding = hkv("layout", "--plan", path, "--pool", "0", "--byte", "1200")
+    assert padding == (0, "byte 1200 of pool 0: padding, or no element of a chosen layer\n", "")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"layer_caches": 3}', '{"layer_caches": {"0": [{}]}}'])

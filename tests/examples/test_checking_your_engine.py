@@ -22,6 +22,7 @@ from hkv.errors import ConfigError
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.implemented import flags_for
 from hkv.oracle.record import Only, draw
+from hkv.oracle.verbs import check
 from tests.cli.commands import perform
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -130,3 +131,9 @@ def test_what_an_engine_needs_is_there() -> None:
     assert set(vllm.__all__) <= set(dir(vllm))
     with pytest.raises(AttributeError, match="nothing"):
         _ = vllm.nothing
+
+
+def test_the_sample_log_differs_where_its_engine_hits_a_stale_key() -> None:
+    (log,) = check([ROOT / "examples" / "data" / "stale_key.jsonl"]).checked
+    assert log.difference is not None
+    assert (log.difference.line, log.difference.field, log.difference.want, log.difference.got) == (8, "hit", 2, 0)
