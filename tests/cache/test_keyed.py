@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from hkv.spec import FullAttention
+from hkv.model.topology import Topology
+from hkv.spec import FullAttention, SlidingWindow
 from tests.cache.build import config
 from tests.cache.pair import Pair
 
@@ -22,3 +25,16 @@ def test_given_keys_beyond_the_lookahead_are_not_used(lookahead: int) -> None:
         hits.append(pair.lookup("b"))
         pair.drop("b")
     assert hits == [(tokens - max(lookahead, 1)) // 4 * 4 for tokens in range(5, 30)]
+
+
+@pytest.mark.parametrize(("cached", "hit"), [(3, 0), (5, 8), (7, 16)])
+def test_what_the_drop_leaves_of_a_short_window_is_rounded_again(cached: int, hit: int) -> None:
+    """Too few blocks for the window, but all from the first one on: a hit ends where both groups' blocks do."""
+    specs = FullAttention(block_size=8), SlidingWindow(block_size=4, window=65)
+    settings = dataclasses.replace(config(*specs), topology=Topology.of_specs(specs, [1]), eagle=True)
+    pair = Pair(settings)
+    pair.request("a", 4 * cached, range(100, 100 + cached))
+    assert pair.allocate("a", 4 * cached)
+    pair.advance("a", 4 * cached)
+    pair.request("b", 60, range(100, 115))
+    assert pair.lookup("b") == hit

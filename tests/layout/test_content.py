@@ -9,6 +9,7 @@ import pytest
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import QUANTIZATIONS, content_parts, packing, quantize
+from hkv.layout.strided import StridedView
 from hkv.spec import FullAttention, MLAAttention, OpaqueState
 from hkv.spec.dtypes import item_bytes
 
@@ -124,3 +125,8 @@ def test_a_part_knows_its_bytes():
     for name, (spec, _, _) in SIZES.items():
         for part in content_parts(quantize(spec, name), 4):
             assert part.nbytes == math.prod(part.shape) * item_bytes(part.dtype)
+
+
+def test_runs_rise_whatever_the_order_of_the_axes():
+    view = StridedView((2, 3, 2), (16, 64, 4), 8, "int32")
+    assert list(view.runs()) == [(8 + start, 8) for start in (0, 16, 64, 80, 128, 144)]

@@ -18,6 +18,7 @@ import hkv
 from hkv import serving
 from hkv.errors import ConfigError, FileError, MissingExtraError, OperationError
 from hkv.model.topology import Group
+from hkv.serving.objects import chunk_objects
 from tests.cache.hlo import large_copies
 
 R, LONGEST, BUDGET, WIDTH, VOCABULARY, BLOCKS = 3, 40, 12, 8, 16, 22
@@ -274,6 +275,32 @@ def test_a_plan_is_served_and_no_layer_lies_on_another():
         assert (found["key"][:20] == number + 1).all()
         assert (found["value"][:20] == -number - 1).all()
         assert not found["key"][20:].any()
+
+
+@pytest.mark.parametrize(
+    ("left", "rows", "counts"),
+    [
+        ((8, 1, 0), [1, 0, -1], [1, 4, 0]),  # the state before the final token is kept, not the one behind it
+        ((7, 8, 2), [0, 1, 2], [4, 4, 2]),  # two tokens are no decode: first come, first served
+        ((9, 2, 1), [2, 0, 1], [1, 8, 2]),
+    ],
+)
+def test_chunks_end_where_states_are_kept_and_decodes_come_first(left, rows, counts):
+    served = serving.from_config(config(), rows=R)
+    tokens = np.arange(R * LONGEST).reshape(R, LONGEST) % VOCABULARY
+    asked = [row for row in range(R) if left[row]]
+    served, _ = serving.arrive(served, np.array(asked), tokens[asked], np.array([left[row] for row in asked]))
+    plan = serving.schedule(served, tokens, np.array(left), np.arange(R), budget=BUDGET)
+    assert (plan.rows.tolist(), plan.counts.tolist()) == (rows, counts)
+
+
+@pytest.mark.parametrize("eagle", [False, True])
+def test_a_hit_that_a_draft_takes_back_finds_the_state_before_it(eagle):
+    """Chunks of a block: attention takes a hit back by one, so that the states after the last two are read."""
+    made = dataclasses.replace(config(), eagle=eagle)
+    objects = chunk_objects(serving.from_config(made, rows=R), 4)
+    windows = {entry.members[0].layers[0].name: entry.window for entry in objects.entries}
+    assert windows == ({"full": -1, "near": -1, "state": 2} if eagle else {"full": -1, "near": 2, "state": 1})
 
 
 def test_a_layer_sees_what_its_kind_does():
