@@ -41,7 +41,8 @@ from hkv.replay.result import document
 from hkv.replay.run import COMPILED, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
 from hkv.replay.tables import tables
-from hkv.replay.traces.reader import TOKENS_PER_ID, TraceRequest, read_trace
+from hkv.replay.traces.interned import InternedTrace
+from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import LayerSpec, spec_from_text, text_forms
 
 DIFFERENT = 1
@@ -196,8 +197,8 @@ def command(ctx: click.Context, **options: Any) -> int:
             print(f"hkv: engine {options['engine']}: {reason}", file=sys.stderr)
     if options["plot_path"]:
         check_plot_path(options["plot_path"])
-    trace = list(read_trace(options["trace"], options["tokens_per_id"], options["limit"]))
-    total = len(trace)
+    trace = InternedTrace(read_trace(options["trace"], options["tokens_per_id"], options["limit"]))
+    total = len(trace.requests)
     counted = _Counted()
 
     def stopped() -> None:
@@ -243,7 +244,7 @@ class _Counted:
 
 
 def _replay(
-    trace: Sequence[TraceRequest],
+    trace: InternedTrace,
     studied: StudiedCache,
     timing: Timing,
     options: dict[str, Any],

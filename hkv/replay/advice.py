@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hkv.replay import summary
-from hkv.replay.attribution import BLOCK, DRAFT, FIRST_USE, TRACE, UNIT
+from hkv.replay.attribution import BLOCK, DRAFT, FIRST_USE, TRACE, UNIT, Missed
 from hkv.replay.ceilings import Ceiling
-from hkv.replay.missed import Missed, missed
-from hkv.replay.reasons import EVICTED, NOT_RETAINED, RETIRED, WAITING
+from hkv.replay.reasons import EVICTED, NOT_RETAINED
 from hkv.replay.run import EVICTS_NOTHING, Outcome
 
 WORTH_SAYING = 0.01
@@ -22,13 +21,13 @@ def advice(outcome: Outcome, ceilings: Sequence[Ceiling] = ()) -> list[str]:
       outcome: the replay, of a trace.
       ceilings: what other replays of it found.
     """
-    found, prompt = missed(outcome), summary.totals(outcome)["prompt_tokens"]
+    found, prompt = outcome.missed, summary.totals(outcome)["prompt_tokens"]
     if not prompt:
         return []
     names = [group.spec.to_text() for group in outcome.cache.groups]
     said = [each for each in _sentences(outcome, found, names) if each[0] >= WORTH_SAYING * prompt]
     sentences = [f"{tokens / prompt:.1%} {text}" for tokens, text in sorted(said, reverse=True)]
-    return [*sentences, *(_of_ceiling(each, summary.totals(outcome)["hit_rate"]) for each in ceilings)]
+    return [*sentences, *_of_ceilings(ceilings, summary.totals(outcome)["hit_rate"])]
 
 
 def _sentences(outcome: Outcome, found: Missed, names: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -40,21 +39,11 @@ def _sentences(outcome: Outcome, found: Missed, names: Sequence[str]) -> Iterato
         yield tokens[TRACE], f"may be shared within ids of {size:,} tokens, which the trace does not say."
     else:
         yield tokens[TRACE], "are of prompts that the trace does not name: it says nothing about hits."
-    if found.evicted:
-        most = max(found.evicted, key=lambda each: each.tokens)
-        yield (
-            tokens[EVICTED],
-            (
-                f"was evicted: {most.tokens / max(tokens[EVICTED], 1):.0%} of that when {names[most.taker]} took "
-                f"blocks of {names[most.group]}, {most.steps:,} steps (median) before it was asked for again."
-            ),
-        )
-    lost = tokens[RETIRED] + tokens[NOT_RETAINED]
-    if lost:
-        sums = [counter[RETIRED] + counter[NOT_RETAINED] for counter in found.ended_by]
-        group = max(range(len(sums)), key=lambda place: sums[place])
-        yield lost, f"was computed but not kept to resume from: most by {names[group]}."
-    yield tokens[WAITING], "each group had, but no boundary that all of them had."
+    if outcome.unevicted is not None:
+        yield tokens[EVICTED], f"was evicted{_pressure(found, names)}: {_without_evictions(outcome.unevicted)}."
+    sums = [counter[NOT_RETAINED] for counter in found.by_group]
+    most = f": most by {names[max(range(len(sums)), key=lambda place: sums[place])]}" if any(sums) else ""
+    yield tokens[NOT_RETAINED], f"was computed but not kept to resume from, evictions or not{most}."
     yield (
         tokens[UNIT],
         f"lies after the last multiple of {unit:,} tokens, where hits end: smaller blocks would find it.",
@@ -63,7 +52,27 @@ def _sentences(outcome: Outcome, found: Missed, names: Sequence[str]) -> Iterato
     yield tokens[DRAFT], "is given up for the draft module's proof."
 
 
-def _of_ceiling(ceiling: Ceiling, rate: float) -> str:
-    more = "more" if ceiling.hit_rate > rate else "less" if ceiling.hit_rate < rate else "the same"
-    bound = " (with evictions still)" if ceiling.evictions and ceiling.change == EVICTS_NOTHING else ""
-    return f"{ceiling.change}: {ceiling.hit_rate:.2%}, {more}{bound}."
+def _pressure(found: Missed, names: Sequence[str]) -> str:
+    """By which group's pressure most was evicted, and how long before."""
+    if not found.evicted:
+        return ""
+    most = max(found.evicted, key=lambda each: (each.tokens, names[each.group], names[each.taker]))
+    share = most.tokens / max(found.tokens[EVICTED], 1)
+    took = f"{share:.0%} of that after {names[most.taker]} took blocks of {names[most.group]}"
+    return f", {took}, {most.steps:,} steps (median) before it was asked for again"
+
+
+def _without_evictions(unevicted: Outcome) -> str:
+    found = f"a pool that evicts nothing hits {summary.totals(unevicted)['hit_rate']:.2%}"
+    return f"{found}, and the largest one still evicts" if unevicted.evictions else found
+
+
+def _of_ceilings(ceilings: Sequence[Ceiling], rate: float) -> Iterator[str]:
+    """Each replay with something changed, and the one that finds most."""
+    for ceiling in ceilings:
+        more = "more" if ceiling.hit_rate > rate else "less" if ceiling.hit_rate < rate else "the same"
+        bound = " (with evictions still)" if ceiling.evictions and ceiling.change == EVICTS_NOTHING else ""
+        yield f"{ceiling.change}: {ceiling.hit_rate:.2%}, {more}{bound}."
+    if len(ceilings) > 1:
+        best = max(ceilings, key=lambda each: each.hit_tokens)
+        yield f"Most is found by this: {best.change}." if best.hit_rate > rate else "None of these finds more."

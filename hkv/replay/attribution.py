@@ -1,29 +1,25 @@
-"""The cause of every prompt token that was not a hit: one each, so that hits and causes add up to the prompt.
+"""The cause of every prompt token that was not a hit: one each, so that hits and causes add up to the prompts.
 
 A prompt is cut at falling limits: what anybody asked for before, what whole blocks, whole units of hits and a draft's
-proof leave of that, and how far each group could have gone. The tokens between two limits have the cause that lies
-between them. `docs/replay.md` defines each.
+proof leave of that, up to where it had been computed, and what the same replay finds in a pool that evicts nothing. The
+tokens between two limits have the cause that lies between them. `docs/replay.md` defines each.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from hkv.replay.hit_units import HitUnits
-from hkv.replay.reasons import (
-    CACHING_OFF,
-    EVICTED,
-    FELL_SHORT,
-    NEVER_SEEN,
-    NOT_RETAINED,
-    NOT_SHARED,
-    RETIRED,
-    WAITING,
-    WHOLE_PROMPT,
-    GroupSearch,
-)
+import numpy as np
+
+from hkv.columns import Columns
+from hkv.replay.reasons import CACHING_OFF, COMPLETE, EVICTED, HAD, NOT_RETAINED, NOT_SHARED, NOTHING, Lacking
 from hkv.replay.record import RequestRecord
+
+if TYPE_CHECKING:
+    from hkv.replay.run import Outcome
 
 FIRST_USE = "first use"
 TRACE = "trace granularity"
@@ -32,6 +28,7 @@ BLOCK = "block granularity"
 UNIT = "hit unit"
 DRAFT = "draft drop"
 NOT_COMPUTED = "not computed yet"
+FELL_SHORT = "lookup fell short"
 UNTOLD = "not told by the engine"
 
 CAUSES = (
@@ -42,114 +39,159 @@ CAUSES = (
     UNIT,
     DRAFT,
     NOT_COMPUTED,
-    EVICTED,
-    RETIRED,
     NOT_RETAINED,
-    WAITING,
     FELL_SHORT,
+    EVICTED,
     NOT_SHARED,
     CACHING_OFF,
     UNTOLD,
 )
 """Every cause, in the order in which tables list them."""
 
-OF_REASON = {NEVER_SEEN: NOT_COMPUTED, "not finished": NOT_COMPUTED}
-"""Causes of reasons that have another name: an earlier request began so, or else it would be a first use."""
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Attributed:
-    """One request's tokens by cause.
+@dataclasses.dataclass(frozen=True)
+class Evicted:
+    """Tokens that were evicted, of requests for which one group's block had been handed out to another, or the same.
 
     Attributes:
-      tokens: of each cause, by name; causes of no token are left out. With the hit they add up to the prompt.
-      groups: of each group, where the engine tells: the same for the part that the cache decides, the group seen alone.
-      group: the group that ended the hit, or -1.
-      evicted: the step with work in which the block was evicted that it lacked, as `GroupSearch.evicted`; or 0.
-      taker: the group that got that block, or -1.
+      group: the group that lacked it.
+      taker: the group that got it.
+      tokens: prompt tokens that were evicted; those of a request that lacked blocks of several groups count for each.
+      requests: these requests.
+      steps: steps between eviction and admission, their median over these requests.
     """
 
-    tokens: dict[str, int]
-    groups: tuple[dict[str, int], ...] = ()
-    group: int = -1
-    evicted: int = 0
-    taker: int = -1
+    group: int
+    taker: int
+    tokens: int
+    requests: int
+    steps: int
 
 
-def attribute(record: RequestRecord, unresolved: int, units: HitUnits) -> Attributed:
-    """Attributes the tokens of a request that was admitted.
+@dataclasses.dataclass(frozen=True)
+class Missed:
+    """Prompt tokens of a replay that were no hits, at first admissions, by cause.
 
-    Args:
-      record: the request.
-      unresolved: tokens after `RequestRecord.seen` of which the trace cannot say whether they are shared.
-      units: the units in which the cache finds prefixes.
+    Attributes:
+      tokens: by cause; with the hit tokens they add up to the prompts.
+      by_group: of each group, tokens by cause of requests for which it lacked something; several may have lacked it.
+      lacking: of each group, requests by what it lacked at the boundary that was asked about: where a pool that evicts
+        nothing would have resumed, if that is beyond the hit, else where everything computed would have taken it.
+      evicted: the evictions among them, where the dialect tells of them.
+      requests: one column a cause, int64[n], and of the eviction that was longest ago `evicted_steps_before` and
+        `evicted_for`, -1 for none.
     """
-    prompt, seen, hit = record.prompt, record.seen, record.hit
-    last, blocks, whole, proven = (int(limit) for limit in units.boundaries(prompt, seen))
+
+    tokens: Mapping[str, int]
+    by_group: tuple[Mapping[str, int], ...]
+    lacking: tuple[Mapping[str, int], ...]
+    evicted: tuple[Evicted, ...]
+    requests: Columns
+
+
+def attributed(outcome: Outcome) -> Missed:
+    """The attribution of a replay's requests, in the order of the trace; those never admitted have nothing.
+
+    Raises:
+      ValueError: the replay was not of a trace.
+    """
+    records = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
+    others: Sequence[RequestRecord | None] = [None] * len(records)
+    if outcome.unevicted is not None:
+        others = [outcome.unevicted.recorder.requests.get(record.index) for record in records]
+    columns = _columns(outcome, records, others)
+    groups = range(len(outcome.cache.groups))
+    by_group: list[collections.Counter[str]] = [collections.Counter() for _ in groups]
+    lacking: list[collections.Counter[str]] = [collections.Counter() for _ in groups]
+    ages: dict[tuple[int, int], list[tuple[int, int]]] = collections.defaultdict(list)
+    before, taker = np.full((2, len(records)), -1, np.int64)
+    steps, lost = outcome.recorder.steps.step, columns[EVICTED].tolist()
+    rest = {cause: columns[cause].tolist() for cause in (NOT_COMPUTED, NOT_RETAINED, FELL_SHORT)}
+    for place, (record, other) in enumerate(zip(records, others, strict=True)):
+        if record.admitted < 0:
+            continue
+        for group, each in enumerate(record.lacking):
+            if each.reason == EVICTED and lost[place]:
+                by_group[group][EVICTED] += lost[place]
+                if each.evicted:
+                    age = record.admitted - steps[each.evicted - 2]  # the count is 2 in the first step
+                    ages[group, each.taker].append((age, lost[place]))
+                    if age > before[place]:
+                        before[place], taker[place] = age, each.taker
+        beyond: tuple[Lacking, ...] = () if other is None else other.lacking
+        asked = record if lost[place] or other is None else other
+        for group, each in enumerate(asked.lacking):
+            lacking[group][NOTHING if each.reason == HAD and asked.computed <= asked.hit else each.reason] += 1
+        for group, each in enumerate(beyond):
+            if each.reason not in COMPLETE:
+                for cause, tokens in rest.items():
+                    if tokens[place]:
+                        by_group[group][cause] += tokens[place]
+    return Missed(
+        {cause: int(columns[cause].sum()) for cause in CAUSES},
+        tuple(by_group),
+        tuple(lacking),
+        tuple(_evicted(*pair, found) for pair, found in sorted(ages.items())),
+        {**columns, "evicted_steps_before": before, "evicted_for": taker},
+    )
+
+
+def _columns(outcome: Outcome, records: Sequence[RequestRecord], others: Sequence[RequestRecord | None]) -> Columns:
+    """Tokens of each request by cause."""
+    if outcome.trace is None:
+        raise ValueError("outcome.trace")
+    prompt, seen, hit, admitted = (
+        np.array([getattr(record, name) for record in records], np.int64)
+        for name in ("prompt", "seen", "hit", "admitted")
+    )
+    unresolved = np.array([outcome.trace.unresolved[record.index] for record in records], np.int64)
+    units = outcome.cache.hit_units
+    last, blocks, whole, proven = units.boundaries(prompt, seen)
     cuts = [
-        (prompt, FIRST_USE),
-        (min(seen + unresolved, prompt), TRACE),
-        (seen, LAST_TOKEN),
-        (last, BLOCK),
-        (blocks, UNIT),
-        (whole, DRAFT),
+        (FIRST_USE, prompt),
+        (TRACE, np.minimum(seen + unresolved, prompt)),
+        (LAST_TOKEN, seen),
+        (BLOCK, last),
+        (UNIT, blocks),
+        (DRAFT, whole),
     ]
-    limiting, decided = _decided(record, max(proven, hit), units)
-    tokens = _between([*cuts, *decided], hit)
-    if limiting < 0 or EVICTED not in tokens or not record.searches:
-        return Attributed(tokens, _alone(record, proven), limiting)
-    search = record.searches[limiting]
-    return Attributed(tokens, _alone(record, proven), limiting, search.evicted, search.taker)
+    top = np.maximum(proven, hit)
+    if not outcome.cache.reuses or not units.shared:
+        cuts.append((NOT_SHARED if outcome.cache.reuses else CACHING_OFF, top))
+    else:
+        told = np.array([other is not None and other.admitted >= 0 for other in others], bool)
+        found, computed = (
+            np.array([0 if other is None else getattr(other, name) for other in others], np.int64)
+            for name in ("hit", "computed")
+        )
+        resumed = np.where(told, np.clip(found, hit, top), hit)
+        cuts += [(UNTOLD, top), (NOT_COMPUTED, np.where(told, top, hit))]
+        cuts += [(NOT_RETAINED, np.where(told, np.clip(computed, resumed, top), hit)), (EVICTED, resumed)]
+    columns = {cause: np.zeros(len(records), np.int64) for cause in CAUSES}
+    ends = [*(limit for _, limit in cuts[1:]), hit]
+    for (cause, limit), end in zip(cuts, ends, strict=True):
+        columns[cause] = np.where(admitted >= 0, np.maximum(limit, hit) - np.maximum(end, hit), 0)
+    short = np.array([other is not None and _all_had(other.lacking) for other in others], bool)
+    columns[FELL_SHORT] = np.where(short, columns[NOT_RETAINED], 0)
+    columns[NOT_RETAINED] -= columns[FELL_SHORT]
+    return columns
 
 
-def _between(cuts: Sequence[tuple[int, str]], hit: int) -> dict[str, int]:
-    """Tokens between each limit and the next one, the hit being the last, by the cause that each limit is named by."""
-    tokens: dict[str, int] = {}
-    ends = [limit for limit, _ in cuts[1:]] + [hit]
-    for (limit, cause), end in zip(cuts, ends, strict=True):
-        if max(limit, hit) > max(end, hit):
-            tokens[cause] = tokens.get(cause, 0) + max(limit, hit) - max(end, hit)
-    return tokens
+def _all_had(lacking: Sequence[Lacking]) -> bool:
+    """True if every group that shares blocks had all that was needed, and the lookup found less nevertheless."""
+    reasons = {each.reason for each in lacking}
+    return HAD in reasons and reasons <= COMPLETE
 
 
-def _decided(record: RequestRecord, top: int, units: HitUnits) -> tuple[int, list[tuple[int, str]]]:
-    """The group that ended the hit, and limits from `top` down of the part that the cache decides."""
-    if top <= record.hit:
-        return -1, [(top, UNTOLD)]
-    if not units.shared:
-        return -1, [(top, NOT_SHARED)]
-    if not record.searches:
-        return _by_reasons(record, top)
-    shared = [group for group, search in enumerate(record.searches) if search.reason not in (NOT_SHARED, CACHING_OFF)]
-    if not shared:
-        return -1, [(top, CACHING_OFF)]
-    limiting = min(shared, key=lambda group: record.searches[group].resumes)
-    together = FELL_SHORT if FELL_SHORT in record.reasons else WAITING
-    search = record.searches[limiting]
-    return limiting, [*_own(search, top), (min(search.resumes, top), together)]
+def _evicted(group: int, taker: int, found: list[tuple[int, int]]) -> Evicted:
+    ages = sorted(age for age, _ in found)
+    return Evicted(group, taker, sum(tokens for _, tokens in found), len(found), ages[len(ages) // 2])
 
 
-def _own(search: GroupSearch, top: int) -> list[tuple[int, str]]:
-    """Limits of one group, beyond where it could resume: up to where its blocks were computed, and beyond that."""
-    computed = max(min(search.computed, top), search.resumes)
-    return [(top, NOT_COMPUTED), (computed, OF_REASON.get(search.reason, search.reason))]
-
-
-def _by_reasons(record: RequestRecord, top: int) -> tuple[int, list[tuple[int, str]]]:
-    """The same where the dialect tells no more than reasons: one cause for the whole part."""
-    for group, reason in enumerate(record.reasons):
-        if reason not in (WAITING, WHOLE_PROMPT, NOT_SHARED):
-            return group, [(top, OF_REASON.get(reason, reason))]
-    return -1, [(top, WAITING if WAITING in record.reasons else UNTOLD)]
-
-
-def _alone(record: RequestRecord, top: int) -> tuple[dict[str, int], ...]:
-    """Each group's own causes between the hit and `top`: it waits for others as far as it could have gone itself."""
-    found = []
-    for search in record.searches:
-        if search.reason in (NOT_SHARED, CACHING_OFF):
-            cuts = [(top, search.reason)]
-        else:
-            cuts = [*_own(search, max(top, record.hit)), (search.resumes, WAITING)]
-        found.append(_between(cuts, record.hit) if top > record.hit else {})
-    return tuple(found)
+def as_plain(found: Missed) -> dict[str, Any]:
+    """Sums, as values that JSON has."""
+    return {
+        "tokens": dict(found.tokens),
+        "by_group": [{cause: counter[cause] for cause in CAUSES if counter[cause]} for counter in found.by_group],
+        "evicted": [dataclasses.asdict(each) for each in found.evicted],
+    }

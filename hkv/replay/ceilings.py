@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from hkv.replay import summary
-from hkv.replay.run import COMPILED, Outcome, Timing, default_engine, replay
+from hkv.replay.run import COMPILED, EVICTS_NOTHING, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
-from hkv.replay.traces.reader import TraceRequest
+from hkv.replay.traces.interned import InternedTrace
 
 MAX_KEYS = 16_000_000
 """Prefix keys of a replay for a ceiling; a trace that needs more, in blocks of one token, is not replayed so."""
@@ -32,12 +31,12 @@ class Ceiling:
 
 
 def ceilings(
-    trace: Sequence[TraceRequest], outcome: Outcome, schedule: Schedule, timing: Timing, engine: str = COMPILED
+    trace: InternedTrace, outcome: Outcome, schedule: Schedule, timing: Timing, engine: str = COMPILED
 ) -> tuple[Ceiling, ...]:
     """Replays a trace once more for each change that the cache's dialect offers.
 
     Args:
-      trace: the requests.
+      trace: the trace.
       outcome: the replay as it is.
       schedule: the numbers that steered it.
       timing: as then.
@@ -46,15 +45,15 @@ def ceilings(
     Raises:
       HKVError: a changed cache cannot be replayed.
     """
-    served = [each for each in trace if each.input_length + each.output_length <= schedule.max_model_len]
+    served = [each for each in trace.requests if each.input_length + each.output_length <= schedule.max_model_len]
     tokens = sum(each.input_length + each.output_length for each in served)
     found = []
     for change, cache in outcome.cache.changed(tokens, len(served)).items():
         if tokens // cache.key_tokens > MAX_KEYS:
             continue
-        changed = replay(
-            trace, cache, schedule, timing, engine=default_engine(cache)[0] if engine == COMPILED else engine
-        )
+        name = default_engine(cache)[0] if engine == COMPILED else engine
+        changed = outcome.unevicted if change == EVICTS_NOTHING else None
+        changed = changed or replay(trace, cache, schedule, timing, engine=name, causes=False)
         totals = summary.totals(changed)
         found.append(Ceiling(change, totals["hit_tokens"], totals["hit_rate"], changed.evictions))
     return tuple(found)

@@ -30,7 +30,7 @@ class Difference(Exception):  # noqa: N818 - the answer of a check, not an error
 
 
 def compare_records(mine: Recorder, other: Recorder, names: tuple[str, str]) -> None:
-    """Compares every request's fate, every step and every reason.
+    """Compares every request's fate, what groups lacked for it among that, and every step.
 
     Raises:
       Difference: names the first one.
@@ -43,9 +43,6 @@ def compare_records(mine: Recorder, other: Recorder, names: tuple[str, str]) -> 
             step = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
             at = min(len(ours), len(theirs)) if step is None else step
             compare(f"{field.name} of the {at + 1}th step with work", ours[at : at + 1], theirs[at : at + 1], names)
-    if mine.reasons is not None and other.reasons is not None:
-        for group, (ours, theirs) in enumerate(zip(mine.reasons, other.reasons, strict=True)):
-            compare(f"reasons of group {group}", dict(ours), dict(theirs), names)
 
 
 def compare(field: str, mine: object, other: object, names: tuple[str, str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from hkv.errors import ConfigError, EngineFailure
+from hkv.replay.reasons import Lacking
 from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder, RequestRecord, StepRecords
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.schedule_state import ARRIVING, FATE, Ending, Fate, Machine, Mode, Number
+from hkv.state.key_table import eviction_of
 from hkv.state.status import Status
 
 STEPS = 4096
@@ -35,7 +36,7 @@ class Incoming:
     """A trace as arrays.
 
     Attributes:
-      requests: int32[n + 1, 4], `hkv.replay.schedule_state.Trace.requests`.
+      requests: int32[n + 1, 5], `hkv.replay.schedule_state.Trace.requests`.
       keys: int32[m], as in `Trace.keys`.
       ends: int64[n + 1], where each request's keys begin, and where the last ones end.
       num_keys: distinct prefix keys: all keys are below it.
@@ -82,7 +83,7 @@ def incoming(arrivals: Sequence[Arrival], max_model_len: int) -> Incoming:
     keys = np.concatenate([np.zeros(0, np.int32), *(part for part in parts if len(part))]).astype(np.int32)
     requests = np.zeros((len(arrivals) + 1, ARRIVING), np.int32)
     for index, each in enumerate(arrivals):
-        requests[index] = each.step, each.prompt, each.output, ends[index]
+        requests[index] = each.step, each.prompt, each.output, ends[index], each.asked
     seen = np.array([arrival.seen for arrival in arrivals], np.int64)
     return Incoming(requests, keys, ends, int(keys.max(initial=-1)) + 1, seen)
 
@@ -188,13 +189,30 @@ class Dispatches(abc.ABC):
 
     @property
     def fates(self) -> np.ndarray:
-        """int32[requests, 8 + groups]: `Fate`, and the reasons of each request of the trace."""
+        """int32[requests, 8 + groups]: `Fate` of each request of the trace, and why its hit ended."""
         return np.asarray(self._resident.fates)[: self._trace.count, : FATE + self._groups]
 
+    def _lacking(self, reasons: Sequence[str]) -> list[tuple[int, tuple[Lacking, ...]]]:
+        """Of each request, up to where its blocks were computed, and what each group lacked there."""
+        fates = np.asarray(self._resident.fates)[: self._trace.count]
+        width = (fates.shape[1] - FATE - 1) // 2
+        told: list[list[int]] = fates[:, FATE : FATE + self._groups].tolist()
+        past: list[list[int]] = fates[:, FATE + width :].tolist()
+        found: list[tuple[int, tuple[Lacking, ...]]] = []
+        for codes, (computed, *values) in zip(told, past, strict=True):
+            pairs = zip(codes, values, strict=False)
+            found.append((computed, tuple(Lacking(reasons[code], *eviction_of(each, width)) for code, each in pairs)))
+        return found
+
     def _record(self, recorder: Recorder, reasons: Sequence[str]) -> None:
-        """Fills a recorder with everything that happened, as the plain schedule's observer would have recorded it."""
+        """Fills a recorder with everything that happened, as the plain schedule's observer would have recorded it.
+
+        Args:
+          recorder: the recorder.
+          reasons: names of the reasons why hits ended, by their codes; none where nobody asked.
+        """
         fates = self.fates
-        seen = np.broadcast_to(self._trace.seen, len(fates))
+        seen, lacking = np.broadcast_to(self._trace.seen, len(fates)), self._lacking(reasons) if reasons else ()
         for index, (row, fate) in enumerate(zip(self._trace.requests.tolist(), fates.tolist(), strict=False)):
             recorder.requests[index] = RequestRecord(
                 index=index,
@@ -210,16 +228,10 @@ class Dispatches(abc.ABC):
                 recovered=fate[Fate.RECOVERED],
                 seen=int(seen[index]),
             )
-            if fate[Fate.ADMITTED] >= 0:
-                told = map(reasons.__getitem__, fate[FATE : FATE + self._groups])
-                recorder.requests[index].reasons = tuple(told)
+            if reasons and fate[Fate.ADMITTED] >= 0:
+                recorder.requests[index].computed, recorder.requests[index].lacking = lacking[index]
         columns = [part.T for part in self._samples]
         names = [field.name for field in dataclasses.fields(StepRecords)]
         if columns:
             values = np.concatenate(columns, axis=1).tolist()
             recorder.steps = StepRecords(**dict(zip(names, values, strict=True)))
-        admitted = fates[fates[:, Fate.ADMITTED] >= 0]
-        recorder.reasons = [
-            collections.Counter(map(reasons.__getitem__, admitted[:, FATE + group].tolist()))
-            for group in range(self._groups)
-        ]

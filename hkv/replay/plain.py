@@ -102,7 +102,7 @@ class PlainCache(ReplayedCache):
     def plain(
         self, schedule: Schedule, coming: Iterable[Arrival], driven: Any, oracle: Any, progress: Progress
     ) -> Outcome:
-        recorder = Recorder(self.blocks + 1, len(self._groups), None, progress)
+        recorder = Recorder(self.blocks + 1, None, progress)
         started = time.perf_counter()
         steps = self._loop(driven, self.key_tokens, schedule, coming, recorder).run()
         seconds = time.perf_counter() - started

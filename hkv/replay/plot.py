@@ -13,9 +13,8 @@ from hkv.columns import Columns
 from hkv.plot_path import check_plot_path
 from hkv.replay import summary
 from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, LAST_TOKEN, TRACE, UNIT
-from hkv.replay.missed import missed
 from hkv.replay.occupancy import Kind, Occupancy
-from hkv.replay.reasons import EVICTED, NOT_RETAINED, RETIRED
+from hkv.replay.reasons import EVICTED, NOT_RETAINED
 from hkv.replay.run import Outcome
 
 HIT, CUMULATIVE, BLOCKS, WAITING, RUNNING = "#2a7f9e", "#12313d", "#7a9e3f", "#c8553d", "#5a6c75"
@@ -28,7 +27,7 @@ SHOWN = {
     "first use": (FIRST_USE,),
     "not in the trace": (TRACE,),
     "evicted": (EVICTED,),
-    "not retained": (RETIRED, NOT_RETAINED),
+    "not retained": (NOT_RETAINED,),
     "blocks, units, draft": (LAST_TOKEN, BLOCK, UNIT, DRAFT),
 }
 """Causes that are drawn together, by what they are called; the rest is called so."""
@@ -89,7 +88,7 @@ def _draw_hits(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float)
 
 def causes_over_time(outcome: Outcome, edges: np.ndarray) -> dict[str, np.ndarray]:
     """Prompt tokens first admitted between each two edges, in steps: hits, and the causes of `SHOWN`, by name."""
-    found = missed(outcome).requests
+    found = outcome.missed.requests
     records = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
     admitted = np.array([record.admitted for record in records])
     there = admitted >= 0

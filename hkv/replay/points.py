@@ -18,7 +18,7 @@ from hkv.machine import native_loops
 from hkv.replay import summary
 from hkv.replay.command import StudiedCache
 from hkv.replay.result import ReplayResult, result_of
-from hkv.replay.run import EVICTS_NOTHING, ReplayedCache, Timing, default_engine, replay
+from hkv.replay.run import ReplayedCache, Timing, default_engine, replay, without_evictions
 from hkv.replay.sweep import COLUMNS, Row
 from hkv.replay.traces.interned import InternedTrace
 
@@ -73,19 +73,17 @@ def measured(point: Point, trace: InternedTrace) -> Row:
     """
     studied = point.studied()
     cache = _infinite(studied, trace) if point.infinite else studied.cache
-    cache.room, cache.diagnoses = point.room, False
+    cache.room = point.room
     engine = default_engine(cache)[0] if point.engine is None else point.engine
-    totals = summary.totals(replay(trace, cache, studied.schedule, point.timing, engine=engine))
+    totals = summary.totals(replay(trace, cache, studied.schedule, point.timing, engine=engine, causes=False))
     return {"options": dict(point.labels), **{name: totals[name] for name in COLUMNS}}
 
 
 def _infinite(studied: StudiedCache, trace: InternedTrace) -> ReplayedCache:
-    lengths = [each.input_length + each.output_length for each in trace.requests]
-    served = [length for length in lengths if length <= studied.schedule.max_model_len]
-    changed = studied.cache.changed(sum(served), len(served))
-    if EVICTS_NOTHING not in changed:
+    changed = without_evictions(trace, studied.cache, studied.schedule.max_model_len)
+    if changed is None:
         raise ConfigError("bounds", studied.name, "a dialect that can make a pool so large, and prefix caching")
-    return changed[EVICTS_NOTHING]
+    return changed
 
 
 def in_processes(

@@ -1,63 +1,54 @@
-"""Reasons why a cache hit ended where it did: those that every dialect has, and the protocol `HitReasons`."""
+"""State of the blocks that would take a hit further: each group's, and the protocol `HitReasons` of what tells them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-WHOLE_PROMPT = "whole prompt"
-WAITING = "waiting for another group"
+NOTHING = "nothing to find"
+HAD = "had it"
+NEVER_SEEN = "never seen"
+UNFINISHED = "not finished"
+EVICTED = "evicted"
+RETIRED = "retired window"
+NOT_RETAINED = "not retained"
 NOT_SHARED = "never shared"
 CACHING_OFF = "caching is off"
-RETIRED = "retired window"
-NEVER_SEEN = "never seen"
-EVICTED = "evicted"
-NOT_RETAINED = "not retained"
-FELL_SHORT = "lookup fell short"
+
+COMPLETE = frozenset((NOTHING, HAD, NOT_SHARED, CACHING_OFF))
+"""Reasons of groups that lack nothing, or that nobody asks."""
+
+NOT_COMPUTED = frozenset((NEVER_SEEN, UNFINISHED))
+"""Reasons of groups whose blocks nobody has computed to the end."""
 
 
-class GroupSearch(NamedTuple):
-    """One group's side of a lookup: how far it could have gone alone, and what it lacked there. Lengths are tokens.
+class Lacking(NamedTuple):
+    """State of the blocks that one group needs at a boundary.
 
     Attributes:
-      resumes: the furthest boundary, at least the hit, at which a request could have resumed, were this the only group.
-      reason: why not at the one after it, among the dialect's names of reasons; `WHOLE_PROMPT` where there is none.
-      computed: up to where the group's blocks had been computed by anybody.
-      evicted: the step with work in which the block that was lacking had been evicted, the first being 2; 0 if it was
-        not.
-      taker: the group that got that block, or -1.
+      reason: `HAD` where all are there; else the reason why one of them is not, among the dialect's names.
+      evicted: the step with work in which that block was evicted, the first being 2; 0 if it was not, or nobody knows.
+      taker: the group that got it, or -1.
     """
 
-    resumes: int
     reason: str
-    computed: int
     evicted: int = 0
     taker: int = -1
 
 
 class HitReasons(Protocol):
-    """Says why a hit ended where it did."""
+    """Says what groups lack beyond a hit."""
 
-    def reasons(self, keys: Sequence[int], tokens: int, hit: int) -> list[str]:
-        """One reason per group, for a request that is about to be allocated its blocks.
-
-        Args:
-          keys: the request's prefix keys.
-          tokens: tokens the request has.
-          hit: tokens that were found.
-        """
-        ...
-
-    def searches(self, keys: Sequence[int], prompt: int, seen: int, hit: int) -> list[GroupSearch]:
-        """Each group's side of the same lookup, up to where the prefixes seen before can have taken it.
+    def lacking(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[Lacking]]:
+        """State of each group's blocks, for a request that is about to be allocated its own.
 
         Args:
           keys: the request's prefix keys.
-          prompt: tokens the request has.
-          seen: tokens of it that an earlier request had too.
           hit: tokens that were found.
+          asked: a boundary at which hits may end.
 
         Returns:
-          One per group, or none where the dialect does not tell.
+          The furthest boundary up to `asked` whose blocks have been computed by anybody; and, one a group, what it
+          lacks there, `NOTHING` where nothing was asked.
         """
         ...

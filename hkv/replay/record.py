@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from hkv.replay.reasons import GroupSearch, HitReasons
+from hkv.replay.reasons import HitReasons, Lacking
 from hkv.replay.schedule import Arrival, LiveRequest
 
 FINISHED = "finished"
@@ -31,8 +30,8 @@ class RequestRecord:
       recomputed: tokens it had when it came back, over all its returns.
       recovered: of these, tokens found in the cache.
       seen: tokens at its start that an earlier request had too (`hkv.replay.schedule.Arrival.seen`).
-      reasons: why its hit ended at its first admission, one per group; none where nothing tells.
-      searches: each group's side of that lookup; none where nothing tells.
+      computed: tokens, at most `hkv.replay.schedule.Arrival.asked`, whose blocks had been computed by anybody then.
+      lacking: what each group lacked there; nothing where the engine cannot tell.
     """
 
     index: int
@@ -47,8 +46,8 @@ class RequestRecord:
     recomputed: int = 0
     recovered: int = 0
     seen: int = 0
-    reasons: tuple[str, ...] = ()
-    searches: tuple[GroupSearch, ...] = ()
+    computed: int = 0
+    lacking: tuple[Lacking, ...] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -81,29 +80,21 @@ class Recorder:
 
     Args:
       num_blocks: blocks in the pool, the null block included.
-      num_groups: groups of the cache.
       diagnosis: finds why hits ended, or None when the engine cannot tell.
       progress: called each time a request has finished or is refused for good.
 
     Attributes:
       requests: by index.
       steps: the time series.
-      reasons: per group, why hits ended at first admissions, counted; None without a diagnosis.
     """
 
-    def __init__(
-        self, num_blocks: int, num_groups: int, diagnosis: HitReasons | None, progress: Callable[[], None]
-    ) -> None:
+    def __init__(self, num_blocks: int, diagnosis: HitReasons | None, progress: Callable[[], None]) -> None:
         self.requests: dict[int, RequestRecord] = {}
         self.steps = StepRecords()
-        self.reasons: list[collections.Counter[str]] | None = None
-        if diagnosis is not None:
-            self.reasons = [collections.Counter() for _ in range(num_groups)]
         self._capacity = num_blocks - 1
         self._diagnosis = diagnosis
         self._progress = progress
-        self._pending: list[str] = []
-        self._searches: list[GroupSearch] = []
+        self._told: tuple[int, Sequence[Lacking]] = 0, ()
         self._step = StepSums()
 
     def too_long(self, step: int, arrival: Arrival) -> None:
@@ -111,8 +102,7 @@ class Recorder:
 
     def looked_up(self, step: int, live: LiveRequest, hit: int) -> None:
         if self._diagnosis is not None and not live.preemptions:
-            self._pending = self._diagnosis.reasons(live.keys, live.tokens, hit)
-            self._searches = self._diagnosis.searches(live.keys, live.tokens, live.arrival.seen, hit)
+            self._told = self._diagnosis.lacking(live.keys, hit, live.arrival.asked)
 
     def put_off(self, step: int, live: LiveRequest) -> None:
         self._step.put_off = 1
@@ -124,11 +114,9 @@ class Recorder:
             record.recovered += hit
             return
         record.hit, record.admitted = hit, step
-        record.reasons, record.searches = tuple(self._pending), tuple(self._searches)
+        record.computed, record.lacking = self._told[0], tuple(self._told[1])
         self._step.prompt_tokens += live.tokens
         self._step.hit_tokens += hit
-        for counter, reason in zip(self.reasons or (), self._pending, strict=True):
-            counter[reason] += 1
 
     def preempted(self, step: int, live: LiveRequest) -> None:
         self._record(live.arrival).preemptions += 1
@@ -151,12 +139,6 @@ class Recorder:
 
     def finished(self, step: int, live: LiveRequest) -> None:
         self._end(live.arrival, FINISHED, step)
-
-    def forget_reasons(self) -> None:
-        """Of a replay in which nobody asked why hits ended: it has no reasons."""
-        self.reasons = None
-        for record in self.requests.values():
-            record.reasons, record.searches = (), ()
 
     def _end(self, arrival: Arrival, outcome: str, step: int) -> None:
         record = self._record(arrival)

@@ -12,8 +12,8 @@ import hkv
 from hkv.columns import Columns
 from hkv.replay import summary
 from hkv.replay.advice import advice
+from hkv.replay.attribution import as_plain
 from hkv.replay.ceilings import Ceiling
-from hkv.replay.missed import as_plain, missed
 from hkv.replay.record import RequestRecord
 from hkv.replay.run import Outcome
 
@@ -25,12 +25,11 @@ class ReplayResult:
     Attributes:
       engine: name of the engine.
       totals: numbers over the whole replay, by name; None where the engine does not count.
-      groups: one entry a group: `group`, `layers` (how many), `eagle`, and, where the engine knows them, the number of
-        requests whose hit ended there for each reason.
-      requests: one entry a request, in the trace's order: the fields of `hkv.replay.record.RequestRecord` but for its
-        searches, its prompt tokens by the cause for which they were no hits (`hkv.replay.attribution.CAUSES`), and
-        `ended_by` (the group that ended the hit), `evicted_steps_before` and `evicted_for` (who got the block
-        that was lacking): -1 for none.
+      groups: one entry a group: `group`, `layers` (how many), `eagle`, and, where the engine tells, the number of
+        requests by what the group lacked beyond their hits (`hkv.replay.attribution.Missed.lacking`).
+      requests: one entry a request, in the trace's order: the fields of `hkv.replay.record.RequestRecord` but for what
+        groups lacked, its prompt tokens by the cause for which they were no hits (`hkv.replay.attribution.CAUSES`), and
+        `evicted_steps_before` and `evicted_for` (who got the block that was lacking): -1 for none.
       steps: one entry a step with work: the fields of `hkv.replay.record.StepRecords`.
       occupancy: one entry a sample, at the ends of at most 256 steps: `step`, and of group 0 `held_0`, `cached_0` and
         `evictable_0`, its blocks that requests hold, that are cached, and that are cached and not held; and so on.
@@ -48,10 +47,10 @@ class ReplayResult:
 def result_of(outcome: Outcome, engine: str) -> ReplayResult:
     """The result of a replay by the engine of that name."""
     requests = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
-    fields = [field.name for field in dataclasses.fields(RequestRecord) if field.name not in ("reasons", "searches")]
+    fields = [field.name for field in dataclasses.fields(RequestRecord) if field.name != "lacking"]
     groups = summary.groups(outcome)
-    counted = outcome.cache.reasons if outcome.recorder.reasons is not None else ()
-    columns: Columns = {} if outcome.trace is None else missed(outcome).requests
+    counted = outcome.cache.reasons if groups and groups[0]["reasons"] is not None else ()
+    columns: Columns = {} if outcome.trace is None else outcome.missed.requests
     return ReplayResult(
         engine,
         summary.totals(outcome),
@@ -84,7 +83,7 @@ def document(
         "totals": result.totals,
         "groups": summary.groups(outcome),
         "monitored": outcome.monitored(),
-        "missed": None if outcome.trace is None else as_plain(missed(outcome)),
+        "missed": None if outcome.trace is None else as_plain(outcome.missed),
         "ceilings": [dataclasses.asdict(each) for each in ceilings],
         "advice": [] if outcome.trace is None else advice(outcome, ceilings),
         "requests": {name: column.tolist() for name, column in result.requests.items()},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from hkv.errors import ConfigError, HKVError
 from hkv.model.topology import Group
+from hkv.replay.attribution import Missed, attributed
 from hkv.replay.hit_units import HitUnits
 from hkv.replay.occupancy import MOST, Occupancy
 from hkv.replay.optimal import Pool
@@ -65,7 +67,7 @@ class ReplayedCache(abc.ABC):
       reasons: names of the reasons why hits end, in the order in which tables list them; none where nothing tells.
       room: blocks that compiled programs have room for at least, so that caches of several sizes share one.
       sampling: steps between two samples of its occupancy at first; 0: none are taken.
-      diagnoses: whether compiled programs find out why hits ended, which takes most of their time where requests wait.
+      diagnoses: whether compiled programs find out why hits ended.
     """
 
     config: Any
@@ -193,6 +195,7 @@ class Outcome:
       occupancy: blocks of each group over time; None where nobody asked, or the dialect does not tell.
       state: the cache's state at the end, as the dialect's logs have it, when called; None where nobody knows.
       monitored: what the engine's operators would see then, when called.
+      unevicted: the same replay in a pool that evicts nothing; None where nobody asked, or the dialect has none.
     """
 
     cache: ReplayedCache
@@ -206,6 +209,12 @@ class Outcome:
     occupancy: Occupancy | None = None
     state: Callable[[], Any] | None = None
     monitored: Callable[[], Mapping[str, Any]] = dict
+    unevicted: Outcome | None = None
+
+    @functools.cached_property
+    def missed(self) -> Missed:
+        """Causes of its misses. Raises ValueError where it was not a replay of a trace."""
+        return attributed(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +259,12 @@ class _Keys:
 
 
 def interned_arrivals(
-    trace: InternedTrace, key_tokens: int, max_model_len: int, timing: Timing, lists: bool = True
+    trace: InternedTrace,
+    key_tokens: int,
+    max_model_len: int,
+    timing: Timing,
+    lists: bool = True,
+    asked: Sequence[int] = (),
 ) -> Iterator[Arrival]:
     """The same of a trace that is interned, with the tokens that earlier requests had too.
 
@@ -260,12 +274,14 @@ def interned_arrivals(
       max_model_len: most tokens of a request that is served.
       timing: makes steps of the requests' times.
       lists: whether keys are lists, for engines in Python; else int32 arrays.
+      asked: `Arrival.asked` of each request.
     """
     keys, seen = trace.keys(key_tokens, max_model_len), trace.shared(max_model_len)[0].tolist()
+    asked = asked or [0] * len(seen)
     for index, request in enumerate(trace.requests):
         step = timing.step_of(request.timestamp)
         made = _InternedKeys(keys, index, lists)
-        yield Arrival(index, step, request.input_length, request.output_length, made, seen[index])
+        yield Arrival(index, step, request.input_length, request.output_length, made, seen[index], asked[index])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -301,6 +317,7 @@ def replay(
     tokens_per_id: int | None = None,
     limit: int | None = None,
     sampled: bool = False,
+    causes: bool = True,
     progress: Progress = lambda: None,
 ) -> Outcome:
     """Replays a trace.
@@ -316,6 +333,8 @@ def replay(
       tokens_per_id: tokens that one of the trace's `hash_ids` stands for; None for what the trace says.
       limit: most requests to replay, or None for all; of a trace given as requests, all are replayed.
       sampled: whether to count each group's blocks now and then.
+      causes: whether to find out why prompts were not found: the trace is then replayed in a pool that evicts nothing
+        too, by the same engine if that is one of HKV's; this is not checked.
       progress: called each time a request has finished or is refused for good.
 
     Raises:
@@ -328,7 +347,9 @@ def replay(
         trace = InternedTrace(read_trace(trace, tokens_per_id, limit) if isinstance(trace, str) else trace)
     last = max((timing.step_of(each.timestamp) for each in trace.requests[-1:]), default=0)
     cache.sampling = max(1, last // MOST) if sampled else 0
-    coming = interned_arrivals(trace, cache.key_tokens, schedule.max_model_len, timing, lists=engine != COMPILED)
+    cache.diagnoses = causes
+    unevicted, asked = _without_evictions(trace, cache, schedule, timing, engine) if causes else (None, ())
+    coming = _coming(trace, cache, schedule, timing, engine, asked)
     outcome = _replayed(coming, cache, schedule, engine, check, progress)
     facts = TraceFacts(
         trace.granularity,
@@ -345,7 +366,41 @@ def replay(
         prompts = ((now, keys.of(index)[:count].tolist()) for index, (now, count) in enumerate(whole))
         return cache.monitored(outcome.state(), prompts)
 
-    return dataclasses.replace(outcome, trace=facts, monitored=monitored)
+    return dataclasses.replace(outcome, trace=facts, monitored=monitored, unevicted=unevicted)
+
+
+def _coming(
+    trace: InternedTrace, cache: ReplayedCache, schedule: Schedule, timing: Timing, engine: str, asked: Sequence[int]
+) -> Iterator[Arrival]:
+    return interned_arrivals(
+        trace, cache.key_tokens, schedule.max_model_len, timing, lists=engine != COMPILED, asked=asked
+    )
+
+
+def without_evictions(trace: InternedTrace, cache: ReplayedCache, max_model_len: int) -> ReplayedCache | None:
+    """The same cache with a pool that evicts nothing of a trace; None where its dialect has none, or nothing is cached.
+
+    Where no pool may be so large, it is the largest, and evicts something still.
+    """
+    lengths = [each.input_length + each.output_length for each in trace.requests]
+    served = [length for length in lengths if length <= max_model_len]
+    return cache.changed(sum(served), len(served)).get(EVICTS_NOTHING)
+
+
+def _without_evictions(
+    trace: InternedTrace, cache: ReplayedCache, schedule: Schedule, timing: Timing, engine: str
+) -> tuple[Outcome | None, Sequence[int]]:
+    """The replay in a pool that evicts nothing, and its hits: the boundaries up to which the other one is asked."""
+    changed = without_evictions(trace, cache, schedule.max_model_len)
+    if changed is None:
+        return None, ()
+    if engine != REFERENCE:
+        engine = default_engine(changed)[0]
+    prompts = [each.input_length for each in trace.requests]
+    seen = cache.hit_units.boundaries(prompts, trace.shared(schedule.max_model_len)[0])[-1]
+    coming = _coming(trace, changed, schedule, timing, engine, seen.tolist())
+    outcome = _replayed(coming, changed, schedule, engine, False, lambda: None)
+    return outcome, [outcome.recorder.requests[index].hit for index in range(len(prompts))]
 
 
 def _replayed(

@@ -53,6 +53,7 @@ class Arrival:
       output: tokens it generates.
       keys: makes its prefix keys, called once, on arrival, for requests that are not too long.
       seen: tokens at the start of its prompt that an earlier request that is not too long had too, as far as is known.
+      asked: the boundary up to which it is asked why its hit ended.
     """
 
     index: int
@@ -61,6 +62,7 @@ class Arrival:
     output: int
     keys: Callable[[], Sequence[int]]
     seen: int = 0
+    asked: int = 0
 
 
 @dataclasses.dataclass(slots=True, eq=False)

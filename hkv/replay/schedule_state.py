@@ -48,9 +48,11 @@ class Arriving(enum.IntEnum):
     PROMPT = 1
     OUTPUT = 2
     KEY_START = 3
+    ASKED = 4
+    """The boundary up to which it is asked why its hit ended."""
 
 
-ARRIVING = 4
+ARRIVING = 5
 """Columns of `Trace.requests`."""
 
 
@@ -60,7 +62,7 @@ class Trace:
     """Read-only input of a replay.
 
     Attributes:
-      requests: int32[requests + 1, 4], a row a request, columns `Arriving`; the last row is spare.
+      requests: int32[requests + 1, 5], a row a request, columns `Arriving`; the last row is spare.
       keys: int32[keys], every request's prefix keys, one request after the other, output included.
       numbers: int32[13], `Number`.
     """
@@ -102,7 +104,7 @@ SEAT = 8
 
 
 class Fate(enum.IntEnum):
-    """Columns of `Resident.fates`: the outcome of a request; the reasons why its hit ended follow, one a group."""
+    """Columns of `Resident.fates`: the outcome of a request; what `ScheduleArrays.computed` says follows."""
 
     HIT = 0
     ADMITTED = 1
@@ -116,21 +118,7 @@ class Fate(enum.IntEnum):
 
 
 FATE = 8
-"""Columns of `Resident.fates` before those of the groups: first a reason each, then a search each."""
-
-
-class Searching(enum.IntEnum):
-    """One group's search: `hkv.replay.reasons.GroupSearch`, in `Resident.fates`."""
-
-    RESUMES = 0
-    REASON = 1
-    COMPUTED = 2
-    EVICTION = 3
-    """Value of the key table for the block that was lacking, if it was evicted; else 0."""
-
-
-SEARCH = 4
-"""Columns of one group's search."""
+"""Columns of `Resident.fates` before a reason of each group, how far blocks were computed, an eviction of each."""
 
 
 class Ending(enum.IntEnum):
@@ -264,7 +252,7 @@ def empty_arrays(slots: int, spare: int, groups: int, requests: int, steps: int)
         "order": np.zeros(spare + 1, np.int32),
         "vacant": vacant,
         "stack": np.zeros(requests + 1, np.int32),
-        "fates": np.zeros((requests + 1, FATE + (1 + SEARCH) * groups), np.int32),
+        "fates": np.zeros((requests + 1, FATE + 1 + 2 * groups), np.int32),
         "samples": np.zeros((steps + 1, SAMPLE), np.int32),
         "machine": machine,
     }
@@ -279,8 +267,8 @@ class ScheduleResident:
       order: int32[slots + 1], slots of the running requests in order of admission.
       vacant: int32[slots + 1], a stack of slots that hold no request.
       stack: int32[requests + 1], preempted requests, the next to be admitted last.
-      fates: int32[requests + 1, 8 + 5 * groups], `Fate` of each request of the trace, why its hit ended, by group, and
-        `Searching` of each group.
+      fates: int32[requests + 1, 9 + 2 * groups], `Fate` of each request of the trace, why its hit ended, by group, up
+        to where its blocks were computed, and, by group, what the key table says of an eviction.
       samples: int32[steps + 1, 8], the steps of one dispatch.
       machine: int32[25], `Machine`.
     """
@@ -315,11 +303,15 @@ class ScheduleArrays(FlatArrays):
 
     def fate(self, request: Any, column: Any) -> Scalar:
         """Index into `fates`."""
-        return request * (FATE + (1 + SEARCH) * self.sizes.buckets.groups) + column
+        return request * (FATE + 1 + 2 * self.sizes.buckets.groups) + column
 
-    def search(self, request: Any, group: Any) -> Scalar:
-        """Index into `fates` of the first column of a group's search."""
-        return self.fate(request, FATE + self.sizes.buckets.groups + group * SEARCH)
+    def computed(self, request: Any) -> Scalar:
+        """Index into `fates`: tokens up to which the blocks were computed that a request asked for."""
+        return self.fate(request, FATE + self.sizes.buckets.groups)
+
+    def eviction(self, request: Any, group: Any) -> Scalar:
+        """Index into `fates`: value of the key table for the block that a group lacked, if it was evicted; else 0."""
+        return self.computed(request) + 1 + group
 
     def get_seat(self, slot: Scalar, *columns: Seat) -> tuple[Scalar, ...]:
         """Columns of a seat."""

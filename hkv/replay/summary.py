@@ -60,8 +60,10 @@ def _trace(outcome: Outcome) -> dict[str, Any]:
 
 
 def groups(outcome: Outcome) -> list[dict[str, Any]]:
-    """Per group: name, layers if known, whether it serves a draft module, and why hits ended, over first admissions."""
-    counters, known = outcome.recorder.reasons, outcome.cache.reasons
+    """Per group: name, layers if known, whether it serves a draft module, and what it lacked, over first admissions."""
+    counters, known = None if outcome.trace is None else outcome.missed.lacking, outcome.cache.reasons
+    if counters is not None and not any(counters):
+        counters = None
     return [
         {
             "group": outcome.cache.group_names[index],

@@ -10,9 +10,8 @@ from rich.table import Table
 
 from hkv.replay import summary
 from hkv.replay.advice import advice
-from hkv.replay.attribution import TRACE
+from hkv.replay.attribution import TRACE, Missed
 from hkv.replay.ceilings import Ceiling
-from hkv.replay.missed import Missed, missed
 from hkv.replay.reasons import EVICTED
 from hkv.replay.run import Outcome
 
@@ -23,7 +22,7 @@ UNBOUNDED = 10_000
 
 
 def tables(outcome: Outcome, engine: str, ceilings: Sequence[Ceiling] = ()) -> Iterator[RenderableType]:
-    """The totals, why hits ended, and blocks in use over time.
+    """The totals, why prompts were no hits, and blocks in use over time.
 
     Args:
       outcome: the replay.
@@ -79,16 +78,16 @@ def _recovery(recovered: int, recomputed: int) -> str:
 
 def _reasons(outcome: Outcome, engine: str) -> RenderableType:
     if not outcome.cache.reasons:
-        return "Why hits ended: under these rules nothing tells\n"
+        return "What groups lacked: under these rules nothing tells\n"
     groups = summary.groups(outcome)
-    if outcome.recorder.reasons is None:
-        return f"Why hits ended: {summary.UNAVAILABLE}: {engine} (add --check, or use --engine numpy)\n"
+    if not groups or groups[0]["reasons"] is None:
+        return f"What groups lacked: {summary.UNAVAILABLE}: {engine} (add --check, or use --engine numpy)\n"
     return _Reasons(groups, outcome.cache.reasons)
 
 
 def _missed(outcome: Outcome) -> Table:
     """Every prompt token: a hit, or the cause for which it was none."""
-    totals, found = summary.totals(outcome), missed(outcome)
+    totals, found = summary.totals(outcome), outcome.missed
     names = outcome.cache.group_names
     table = Table(title="Prompt tokens, and why they were no hits", title_justify="left")
     table.add_column("cause", no_wrap=True)
@@ -104,7 +103,7 @@ def _missed(outcome: Outcome) -> Table:
 
 
 def _remark(cause: str, outcome: Outcome, found: Missed, names: Sequence[str]) -> str:
-    """Groups that ended hits for this cause; for evictions, by whose pressure."""
+    """The group that lacked blocks for most of it; for evictions, by whose pressure."""
     assert outcome.trace is not None
     if cause == TRACE:
         size = outcome.trace.tokens_per_id
@@ -112,8 +111,8 @@ def _remark(cause: str, outcome: Outcome, found: Missed, names: Sequence[str]) -
     if cause == EVICTED and found.evicted:
         most = max(found.evicted, key=lambda each: each.tokens)
         return f"most: {names[most.group]}, for {names[most.taker]}, {most.steps:,} steps before (median)"
-    ended = [(counter[cause], name) for counter, name in zip(found.ended_by, names, strict=True) if counter[cause]]
-    return f"most: {max(ended)[1]}" if ended and len(names) > 1 else ""
+    lacked = [(counter[cause], name) for counter, name in zip(found.by_group, names, strict=True) if counter[cause]]
+    return f"most: {max(lacked)[1]}" if lacked and len(names) > 1 else ""
 
 
 class _Reasons:
@@ -124,7 +123,7 @@ class _Reasons:
         self._reasons = [reason for reason in reasons if any(group["reasons"][reason] for group in groups)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide = self._table("reason")
+        wide = self._table("beyond the hit")
         for group in self._groups:
             wide.add_column(_heading(group), justify="right", no_wrap=True)
         for reason in self._reasons:
@@ -141,7 +140,7 @@ class _Reasons:
 
     @staticmethod
     def _table(first: str) -> Table:
-        table = Table(title="Why hits ended where they did, requests", title_justify="left")
+        table = Table(title="What each group lacked beyond the hits, requests", title_justify="left")
         table.add_column(first, no_wrap=True)
         return table
 

@@ -39,8 +39,8 @@ def test_tables(monkeypatch, capsys, trace):
     for text in (
         "hit rate",
         "7,200",
-        "Why hits ended",
-        "never seen",
+        "What each group lacked",
+        "nothing to find",
         "swa:16:64",
         "Blocks in use over time",
         "engine jax",

@@ -31,13 +31,13 @@ def test_the_command_alone_prints_its_usage_in_lines() -> None:
 
 
 def groups(count: int) -> list[dict[str, Any]]:
-    reasons = {"never seen": 380, "evicted": 70, "waiting for another group": 50, "retired window": 0}
+    reasons = {"never seen": 380, "evicted": 70, "nothing to find": 50, "retired window": 0}
     return [
         {"group": f"swa:16:{2**n}", "layers": [n], "eagle": n == 1, "reasons": reasons} for n in range(10, 10 + count)
     ]
 
 
-@pytest.mark.parametrize(("count", "first"), [(3, "reason"), (7, "group")])
+@pytest.mark.parametrize(("count", "first"), [(3, "beyond the hit"), (7, "group")])
 def test_heads_are_whole_at_80_columns(count: int, first: str) -> None:
     """Three groups are columns; seven are rows."""
     many = groups(count)
@@ -46,7 +46,7 @@ def test_heads_are_whole_at_80_columns(count: int, first: str) -> None:
     shown = text.getvalue()
     assert "…" not in shown
     assert re.search(rf"┃ {first} ", shown)
-    for word in (*(group["group"] for group in many), "seen", "evicted", "waiting", "another"):
+    for word in (*(group["group"] for group in many), "seen", "evicted", "nothing", "find"):
         assert word in shown
     assert "retired" not in shown
 

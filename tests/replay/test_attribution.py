@@ -3,21 +3,18 @@
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.replay.advice import advice
-from hkv.replay.attribution import CAUSES, attribute
+from hkv.replay.attribution import CAUSES
 from hkv.replay.ceilings import ceilings
-from hkv.replay.hit_units import HitUnits
-from hkv.replay.missed import missed
 from hkv.replay.plot import causes_over_time
-from hkv.replay.record import RequestRecord
 from hkv.replay.result import result_of
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
+from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TraceRequest
 from hkv.replay.traces.sharing import BLOCK, shared_prefixes
 from hkv.spec import OpaqueState, spec_from_text
@@ -52,7 +49,7 @@ def causes(groups, requests, *, num_blocks=60, schedule=None, **options):
     ]
     for request, each in zip(requests, told, strict=True):
         assert sum(each.values()) == request.input_length
-    sums = missed(outcome)
+    sums = outcome.missed
     assert sum(sums.tokens.values()) + sum(columns["hit"]) == sum(columns["prompt"])
     return told
 
@@ -115,11 +112,10 @@ def test_evictions_and_by_whose_pressure():
     schedule = Schedule(step_tokens=64, max_model_len=40)
     cache = VllmReplayedCache(cache_config([spec_from_text("full:4")], 10, schedule))
     outcome = replay(requests, cache, schedule, Timing())
-    (evicted,) = missed(outcome).evicted
+    (evicted,) = outcome.missed.evicted
     assert (evicted.group, evicted.taker, evicted.tokens, evicted.requests) == (0, 0, 4, 1)
     assert evicted.steps == 20, "the second request came one second, 20 steps, before the third"
     columns = result_of(outcome, "numpy").requests
-    assert columns["ended_by"].tolist() == [-1, -1, 0]
     assert columns["evicted_for"].tolist() == [-1, -1, 0]
     assert columns["evicted_steps_before"].tolist() == [-1, -1, 20]
 
@@ -133,49 +129,13 @@ def test_windows_that_were_not_retained():
 
 def test_states_that_were_passed_over():
     told = causes("full:4,mamba:4", of_tokens(range(1, 26), [*range(1, 18), 99]))
-    assert told[1] == {"retired window": 16, "block granularity": 1, "first use": 1}
+    assert told[1] == {"not retained": 16, "block granularity": 1, "first use": 1}
 
 
 def test_caching_off_and_groups_that_are_never_shared():
     requests = of_tokens(ABC, [*ABC, 99])
     assert causes("full:4", requests, caching=False)[1] == {"caching is off": 12, "first use": 1}
     assert causes([OpaqueState(block_size=4)], requests)[1]["never shared"] == 12
-
-
-def record_of(**fields):
-    return RequestRecord(**{"index": 0, "prompt": 40, "output": 0, "arrived": 0, "admitted": 0, "seen": 36, **fields})
-
-
-def test_groups_that_never_agree_wait_for_each_other():
-    from hkv.replay.reasons import GroupSearch
-
-    searches = (GroupSearch(24, "evicted", 36, 3, 1), GroupSearch(16, "retired window", 28))
-    told = attribute(record_of(hit=8, reasons=("waiting for another group",) * 2, searches=searches), 0, HitUnits(4, 4))
-    assert told.tokens == {
-        "first use": 4, "not computed yet": 8, "retired window": 12, "waiting for another group": 8,
-    }  # fmt: skip
-    assert (told.group, told.evicted) == (1, 0)
-    assert told.groups == (
-        {"evicted": 12, "waiting for another group": 16},
-        {"not computed yet": 8, "retired window": 12, "waiting for another group": 8},
-    )
-    short = attribute(record_of(hit=8, reasons=("lookup fell short",) * 2, searches=searches), 0, HitUnits(4, 4))
-    assert short.tokens["lookup fell short"] == 8
-
-
-@pytest.mark.parametrize(
-    ("reasons", "cause"),
-    [
-        (("waiting for another group", "retired window"), "retired window"),
-        (("never seen", "never shared"), "not computed yet"),
-        (("whole prompt", "not finished"), "not computed yet"),
-        (("waiting for another group",) * 2, "waiting for another group"),
-        ((), "not told by the engine"),
-    ],
-)
-def test_a_dialect_that_tells_reasons_only_has_one_cause_for_the_caches_part(reasons, cause):
-    told = attribute(record_of(hit=8, reasons=reasons), 0, HitUnits(4, 4))
-    assert told.tokens == {"first use": 4, cause: 28}
 
 
 @given(
@@ -232,7 +192,7 @@ def test_ceilings_are_replays_with_one_thing_changed():
         return outcome, sum(record.hit for record in outcome.recorder.requests.values())
 
     outcome, plain = hits(specs, 30, 0)
-    found = {each.change: each for each in ceilings(requests, outcome, schedule, Timing(), "numpy")}
+    found = {each.change: each for each in ceilings(InternedTrace(requests), outcome, schedule, Timing(), "numpy")}
     infinite, dense, fine = found["A pool that evicts nothing"], found["Dense retention"], found["Blocks of 1, 1"]
     assert infinite.evictions == 0 < outcome.evictions
     assert infinite.hit_tokens == hits(specs, 1000, 0)[1] > plain

@@ -1,15 +1,21 @@
-"""Reasons against their definition: every boundary tried, with what `reads` says a query there needs."""
+"""Lacking blocks against their definition: what `reads` says a query at the boundary needs."""
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.vllm.schedule.diagnosis import FELL_SHORT, Diagnosis
+from hkv.dialects.vllm.schedule.diagnosis import Diagnosis
 from hkv.dialects.vllm.schedule.run import cache_config
-from hkv.replay.reasons import RETIRED, WAITING, WHOLE_PROMPT
+from hkv.replay.reasons import HAD, NOTHING, RETIRED
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 
-NAMES = {"never seen": "never seen", "evicted": "evicted", "retired": RETIRED, "not retained": "not retained"}
+NAMES = {
+    "cached": HAD,
+    "never seen": "never seen",
+    "evicted": "evicted",
+    "retired": RETIRED,
+    "not retained": "not retained",
+}
 
 
 class RandomCache:
@@ -39,43 +45,43 @@ def needed(config, group, boundary):
     return indices
 
 
-def fits(config, boundary, tokens):
-    """True if a hit may end there: before the last token, with room for a draft's proof in whole hash blocks."""
-    proofs = [config.block_size(g) for g in config.eagle_group_ids if not config.topology.specs[g].snapshot]
-    whole = tokens // config.hash_block_size * config.hash_block_size
-    return boundary < tokens and all(boundary + proof <= whole for proof in proofs)
-
-
 def named(lacking, reads_all, sinks):
     """The block that the reason is about: the first of the sinks', or where all is read; else the last."""
     return lacking[0] if reads_all or lacking[0] < sinks else lacking[-1]
 
 
-def by_definition(config, cache, tokens, hit):
+def whole(config, cache, group, hit, boundary):
+    """States of the whole blocks of a group between a hit and a boundary, a draft's proof among them."""
+    size = config.block_size(group)
+    proof = size * (group in config.eagle_group_ids and not config.topology.specs[group].snapshot)
+    return [cache.block(group, index) for index in range(hit // size, (boundary + proof) // size)]
+
+
+def by_definition(config, cache, hit, asked, boundaries):
+    """The furthest boundary whose blocks somebody computed in every group, and what each group lacks there."""
     groups = range(len(config.topology.groups))
-    grid = config.scheduler_block_size if len(groups) > 1 else config.block_size(0)
-    whole = tokens // config.hash_block_size * config.hash_block_size
-    proofs = [config.block_size(g) * (g in config.eagle_group_ids) for g in groups]
-    further = [n for n in range(hit + 1, tokens) if n % grid == 0 and all(n + proof <= whole for proof in proofs)]
-    if not further:
-        return [WHOLE_PROMPT for _ in groups]
-    can = [{n for n in further if all(cache.block(g, i) == "cached" for i in needed(config, g, n))} for g in groups]
-    if set.intersection(*can):
-        return [FELL_SHORT for _ in groups]
+    further = [n for n in boundaries if hit < n <= asked]
+    seen = [
+        [n for n in further if all(state != "never seen" for state in whole(config, cache, g, hit, n))] for g in groups
+    ]
+    boundary = min((max(each, default=hit) for each in seen), default=hit)
+    if boundary == hit:
+        return hit, [NOTHING for _ in groups]
     told = []
     for g in groups:
-        lacking = [i for i in needed(config, g, further[0]) if cache.block(g, i) != "cached"]
+        lacking = [i for i in needed(config, g, boundary) if cache.block(g, i) != "cached"]
         spec, size = config.topology.specs[g], config.block_size(g)
-        reads_all = spec.readable(further[0]).start == 0
-        told.append(WAITING if can[g] else NAMES[cache.block(g, named(lacking, reads_all, -(-spec.sinks // size)))])
-    return told
+        reads_all = spec.readable(boundary).start == 0
+        state = cache.block(g, named(lacking, reads_all, -(-spec.sinks // size))) if lacking else "cached"
+        told.append(NAMES[state])
+    return boundary, told
 
 
 STATE = st.sampled_from(["cached"] * 6 + ["evicted", "retired", "not retained"])
 
 
 def reasons_are_what_they_say(text, eagle, data):
-    """Draws what a cache of these groups holds, and a hit, and compares."""
+    """Draws what a cache of these groups holds, a hit, and a boundary that is asked about, and compares."""
     specs = [spec_from_text(part) for part in text.split(",")]
     config = cache_config(specs, 100, Schedule(max_model_len=64, step_tokens=16), eagle=eagle)
     tokens = data.draw(st.integers(2, 48), label="tokens")
@@ -89,25 +95,11 @@ def reasons_are_what_they_say(text, eagle, data):
         if not n or all(cache.block(g, i) == "cached" for g in range(len(specs)) for i in needed(config, g, n))
     ]
     hit = data.draw(st.sampled_from(possible), label="hit")
-    told = Diagnosis(config, cache).reasons(list(range(64)), tokens, hit)
-    assert told == by_definition(config, cache, tokens, hit)
-    for group, search in enumerate(Diagnosis(config, cache).searches(list(range(64)), tokens, tokens, hit)):
-        top = max((n for n in boundaries if n > hit and fits(config, n, tokens)), default=hit)
-        further = [n for n in boundaries if hit < n <= top]
-        lacks = {n: [cache.block(group, i) for i in needed(config, group, n)] for n in further}
-        can = [n for n in further if set(lacks[n]) <= {"cached"}]
-        assert search.resumes == max(can, default=hit)
-        size, proof = config.block_size(group), config.block_size(group) * (len(needed(config, group, 0)) > 0)
-        whole = [
-            n
-            for n in further
-            if all(cache.block(group, i) != "never seen" for i in range(hit // size, (n + proof) // size))
-        ]
-        assert search.computed == (max(whole, default=hit) if further else hit)
-        ends = lacks.get(search.resumes + grid)
-        assert search.reason == WHOLE_PROMPT if ends is None else search.reason in {NAMES.get(why) for why in ends}
-    for reason in set(told):
-        event(reason)
+    asked = data.draw(st.sampled_from(boundaries), label="asked")
+    computed, told = Diagnosis(config, cache).lacking(list(range(64)), hit, asked)
+    assert (computed, [each.reason for each in told]) == by_definition(config, cache, hit, asked, boundaries)
+    for each in told:
+        event(each.reason)
 
 
 @settings(max_examples=500)

@@ -20,7 +20,7 @@ def arrivals(*rows):
 
 def run(engine, rows, **schedule):
     schedule = Schedule(**{"step_tokens": 8, "decode_tokens": 1, "max_running": 4, **schedule})
-    recorder = Recorder(engine.free_blocks + 1, 1, None, lambda: None)
+    recorder = Recorder(engine.free_blocks + 1, None, lambda: None)
     steps = Replay(engine, schedule, Chunking(schedule.step_tokens), arrivals(*rows), recorder).run()
     return steps, recorder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.schedule.record import RtpDiagnosis, RtpRecorder
 from hkv.dialects.rtp_llm.schedule.run import keyed_rtp_engine, rtp_cache
 from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
+from hkv.replay.reasons import COMPLETE
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import spec_from_text
 from tests.cli.test_replay import run
@@ -36,8 +38,8 @@ def test_a_prompt_is_hit_when_its_request_has_finished(monkeypatch, capsys, trac
     path = trace((0, [0, 1], 8, 4), (1, [0, 1], 8, 1), (9, [0, 1], 8, 1))
     found = replayed(monkeypatch, capsys, path, "--dialect", SINGLE, "--groups", "full:2", "--num-blocks", "40")
     assert found["requests"]["hit"] == [0, 0, 6], "the last key is never looked for"
-    assert found["groups"][0]["reasons"]["not finished"] == 1
-    assert found["groups"][0]["reasons"]["whole prompt"] == 1
+    assert found["requests"]["not computed yet"] == [0, 6, 0]
+    assert found["groups"][0]["reasons"]["nothing to find"] == 3
     # Two tokens a step are generated after the prompt's; 8 + 2 tokens in 5 blocks are entered, of the second nothing.
     assert (found["totals"]["blocks_cached_peak"], found["totals"]["blocks_not_cached_twice"]) == (5, 4 + 1)
     assert found["totals"]["verdicts"] == {"admission": {"granted": 3}, "growth": {"granted": 1}}
@@ -85,10 +87,11 @@ def test_states_lie_on_the_grid_and_at_the_end(monkeypatch, capsys, trace) -> No
     found = replayed(monkeypatch, capsys, path, *arguments, "2")
     assert found["requests"]["hit"] == [0, 16]
     full, state = (group["reasons"] for group in found["groups"])
-    assert (full["waiting for another group"], state["retired window"]) == (1, 1)
+    assert (full["had it"], state["retired window"]) == (1, 1)
+    assert found["requests"]["not retained"] == [0, 4]
     off = replayed(monkeypatch, capsys, path, *arguments, "1", "--no-caching")
     assert off["requests"]["hit"] == [0, 0]
-    assert off["groups"][0]["reasons"]["caching is off"] == 2
+    assert off["requests"]["caching is off"] == [0, 20]
     assert off["steps"]["in_use"][0] == 6 + 1, "one state without reuse"
 
 
@@ -115,7 +118,8 @@ def draw(rng: random.Random) -> tuple[RtpConfig, Schedule, list[Arrival]]:
         prompt, output = max(1, len(kept) * size + rng.randint(-1, 9)), rng.randint(0, 9)
         keys = [*kept[: prompt // size], *range(fresh, fresh + 20)]
         fresh += 20
-        arrivals.append(Arrival(index, index // 2, prompt, output, lambda keys=keys: keys))
+        asked = (prompt - 1) // size * size
+        arrivals.append(Arrival(index, index // 2, prompt, output, lambda keys=keys: keys, asked=asked))
     schedule = Schedule(
         step_tokens=rng.choice([8, 40]),
         decode_tokens=rng.choice([1, 2]),
@@ -131,6 +135,16 @@ class AskingAlways(RtpReplay):
 
     def _slots(self, tokens: int) -> tuple[int, ...]:
         return (tokens,)
+
+
+def longest(diagnosis: RtpDiagnosis, keys: Sequence[int]) -> int:
+    """The longest prefix of `keys` whose groups lack nothing, in keys."""
+    size = diagnosis._config.block_size
+    for count in range(len(keys), 0, -1):
+        computed, told = diagnosis.lacking(keys, 0, count * size)
+        if computed == count * size and all(each.reason in COMPLETE for each in told):
+            return count
+    return 0
 
 
 class Definition(RtpRecorder):
@@ -149,7 +163,7 @@ class Definition(RtpRecorder):
         super().asked(step, live)
         diagnosis, size = self._diagnosis, self.size
         assert isinstance(diagnosis, RtpDiagnosis)
-        self.expected = diagnosis.longest(live.keys[: (live.tokens - 1) // size]) * size
+        self.expected = longest(diagnosis, live.keys[: (live.tokens - 1) // size]) * size
 
 
 def test_allocations_left_out_change_nothing_and_hits_are_the_longest() -> None:
@@ -163,13 +177,13 @@ def test_allocations_left_out_change_nothing_and_hits_are_the_longest() -> None:
             recorder = Definition(config, diagnosis, None, lambda: None)
             recorder.size = config.block_size
             steps = kind(engine, config.block_size, True, schedule, arrivals, recorder).run()
-            records.append((steps, recorder.requests, recorder.steps, recorder.reasons, engine.perform(STATE)))
+            records.append((steps, recorder.requests, recorder.steps, engine.perform(STATE)))
             hits += recorder.hits
             preempted += sum(request.preemptions for request in recorder.requests.values())
         assert records[0] == records[1]
         assert all(request.outcome for request in records[0][1].values())
-        assert records[0][4].lists == {}
-        assert not any(pool.request or pool.connector for pool in records[0][4].pools), "every block is given back"
+        assert records[0][3].lists == {}
+        assert not any(pool.request or pool.connector for pool in records[0][3].pools), "every block is given back"
     assert hits > 100
     assert preempted > 0
 
@@ -309,6 +323,6 @@ def test_tables(monkeypatch, capsys, trace, tmp_path) -> None:
         monkeypatch, capsys, "replay", path, *arguments, "--engine", "numpy", "--plot", str(tmp_path / "a.svg")
     )
     assert (code, err) == (0, "")
-    for text in ("of 12", "1 granted", "blocks cached, peak", "whole prompt", "swa:4:4", "engine numpy"):
+    for text in ("of 12", "1 granted", "blocks cached, peak", "nothing to find", "swa:4:4", "engine numpy"):
         assert text in out
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()

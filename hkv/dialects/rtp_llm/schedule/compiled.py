@@ -109,7 +109,7 @@ class RtpCompiledReplay(Dispatches):
     ) -> None:
         require_expressible(config)
         self.config = config
-        self._num_keys = trace.num_keys
+        self._num_keys, self._diagnose = trace.num_keys, diagnose
         sizes = sizes or RtpSizes.of(config, schedule, trace)
         parameters, state = rtp_cache.init(config, sizes.buckets)
         reserve = schedule.lookahead + 1 if schedule.lookahead else 0
@@ -145,7 +145,7 @@ class RtpCompiledReplay(Dispatches):
     def recorder(self) -> RtpRecorder:
         """Everything that happened, as the plain schedule's observer would have recorded it."""
         recorder, tally = RtpRecorder(self.config, None, None, lambda: None), self.tally
-        self._record(recorder, REASONS)
+        self._record(recorder, REASONS if self._diagnose else ())
         recorder.cached_peak = int(tally.cached_peak)
         for place, kind in ((0, "admission"), (len(VERDICTS), "growth")):
             counts = zip(NAMES, tally[place : place + len(VERDICTS)], strict=True)

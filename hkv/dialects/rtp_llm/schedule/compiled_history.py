@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 
-from hkv.dialects.rtp_llm.explain.key_history import EVICTED, NEVER_SEEN, UNFINISHED
+from hkv.dialects.rtp_llm.explain.key_history import EVICTED
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.rtp_llm.schedule.compiled_state import INSERTED, RtpScheduleWorkspace, group_bit
 from hkv.dialects.rtp_llm.schedule.record import REASONS
-from hkv.replay.reasons import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT
+from hkv.replay.reasons import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED
 from hkv.replay.schedule_state import FATE, Arriving, Number, Trace
 from hkv.state.loops import Scalar, divide, loop, peek, read, when
 
-WHOLE, NEVER, RUNNING, GONE, SKIPPED, ELSEWHERE, UNSHARED, OFF = (
-    REASONS.index(reason)
-    for reason in (
-        WHOLE_PROMPT,
-        NEVER_SEEN,
-        UNFINISHED,
-        EVICTED,
-        RETIRED,
-        WAITING,
-        NOT_SHARED,
-        CACHING_OFF,
-    )
+NOTHING_CODE, HAD_CODE, GONE, SKIPPED, UNSHARED, OFF = map(
+    REASONS.index, (NOTHING, HAD, EVICTED, RETIRED, NOT_SHARED, CACHING_OFF)
 )
 
 Work = RtpScheduleWorkspace
@@ -97,86 +85,51 @@ def enter(work: Work, view: View, slot: Scalar, keys: Scalar, enabled: Scalar) -
     return work, (taken, twice)
 
 
-class _Search(NamedTuple):
-    """A prefix: where its keys begin in the trace, and how many are looked for."""
-
-    start: Scalar
-    count: Scalar
-
-    def key(self, trace: Trace, place: Scalar) -> Scalar:
-        """One of its keys, the first where there is none of that number."""
-        inside = (place >= 0) & (place < self.count)
-        return read(trace.keys, self.start + jnp.where(inside, place, 0))
-
-
-def diagnose(work: Work, view: View, trace: Trace, request: Scalar, tokens: Scalar, enabled: Scalar) -> Work:
-    """Writes one reason a group to the request's fate, before it asks for its blocks.
+def diagnose(work: Work, view: View, trace: Trace, request: Scalar, enabled: Scalar) -> Work:
+    """Writes to a request's fate up to where its blocks were computed, and what each group lacks there.
 
     Args:
       work: needs `items`, `history` and `fates` to write; only `fates` is changed.
       view: the configuration.
       trace: the requests, and whether anything is cached.
-      request: its number in the trace.
-      tokens: tokens it has.
+      request: its number in the trace; it is about to ask for its blocks.
       enabled: whether to do it.
     """
     names = ("items", "history", "fates")
-    caching = trace.number(Number.CACHING) != 0
-    count = jnp.where(caching, divide(jnp.maximum(tokens - 1, 0), view.whole(CacheField.BLOCK)), 0)
-    search = _Search(trace.request(request, Arriving.KEY_START), count)
+    caching, size = trace.number(Number.CACHING) != 0, view.whole(CacheField.BLOCK)
+    asked = jnp.where(caching, divide(trace.request(request, Arriving.ASKED), size), 0)
+    start = trace.request(request, Arriving.KEY_START)
+
+    def key(place: Scalar) -> Scalar:
+        inside = (place >= 0) & (place < asked)
+        return read(trace.keys, start + jnp.where(inside, place, 0))
 
     def body(w: Work) -> Work:
-        w, hit = _longest(w, view, trace, search)
-        key = search.key(trace, hit)
+        def forward(v: Work, local: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:
+            entered = (v.read("history", v.past(key(local[0]))) & INSERTED) != 0
+            return v, (local[0] + entered, entered)
+
+        w, (computed, _) = loop(lambda c: (c[0] < asked) & c[1], forward, w, (0, True), writes=("history",))
 
         def name(v: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
             (group,) = local
-            v, (past, users, block) = peek(
-                group >= 0,
-                lambda u: (
-                    u.read("history", u.past(key)),
-                    u.read("history", u.users(key)),
-                    u.read("items", u.cached(key, group)),
-                ),
-                v,
-                ("history", "items"),
-                (0, 0, 0),
-            )
-            reason = jnp.where(users > 0, RUNNING, NEVER)
-            reason = jnp.where((past & INSERTED) != 0, SKIPPED, reason)
-            reason = jnp.where((past & group_bit(group)) != 0, GONE, reason)
-            reason = jnp.where(block != 0, ELSEWHERE, reason)
-            reason = jnp.where(hit >= count, WHOLE, reason)
-            shared = view.flag(group, GroupField.FULL) | view.flag(group, GroupField.VOTES)
+            full = view.flag(group, GroupField.FULL)
+
+            def has(u: Work, at: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:
+                there = u.read("items", u.cached(key(at[0]), group)) != 0
+                return u, (at[0] + there, there & (at[0] + 1 < computed))
+
+            first = jnp.where(full, 0, jnp.maximum(computed - 1, 0))
+            v, (place, _) = loop(lambda c: c[1], has, v, (first, computed > 0), reads=("items",))
+            v, (past,) = peek(group >= 0, lambda u: (u.read("history", u.past(key(place))),), v, ("history",), (0,))
+            reason = jnp.where((past & group_bit(group)) != 0, GONE, SKIPPED)
+            reason = jnp.where(place >= computed, HAD_CODE, reason)
+            reason = jnp.where(computed == 0, NOTHING_CODE, reason)
+            shared = full | view.flag(group, GroupField.VOTES)
             reason = jnp.where(caching, jnp.where(shared, reason, UNSHARED), OFF)
             return v.write("fates", reason, v.fate(request, FATE + group)), (group + 1,)
 
-        return loop(lambda c: c[0] < view.num_groups, name, w, (0,), writes=names)[0]
+        w, _ = loop(lambda c: c[0] < view.num_groups, name, w, (0,), writes=names)
+        return w.write("fates", computed * size, w.computed(request))
 
     return when(enabled, body, work, writes=names)
-
-
-def _longest(work: Work, view: View, trace: Trace, search: _Search) -> tuple[Work, Scalar]:
-    """The longest prefix that all groups have, in keys: full groups all of it, others that vote its last."""
-
-    def have(w: Work, place: Scalar, field: GroupField) -> tuple[Work, Scalar]:
-        key = search.key(trace, place)
-
-        def ask(v: Work, local: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:
-            group, all_have = local
-            return v, (group + 1, all_have & (~view.flag(group, field) | (v.read("items", v.cached(key, group)) != 0)))
-
-        w, (_, agreed) = loop(lambda c: (c[0] < view.num_groups) & c[1], ask, w, (0, True), reads=("items",))
-        return w, agreed
-
-    def forward(w: Work, local: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:
-        w, agreed = have(w, local[0], GroupField.FULL)
-        return w, (local[0] + agreed, agreed)
-
-    def back(w: Work, local: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:
-        w, agreed = have(w, local[0] - 1, GroupField.VOTES)
-        return w, (jnp.where(agreed, local[0], local[0] - 1), agreed)
-
-    work, (longest, _) = loop(lambda c: (c[0] < search.count) & c[1], forward, work, (0, True), writes=("items",))
-    work, (longest, _) = loop(lambda c: (c[0] > 0) & ~c[1], back, work, (longest, False), writes=("items",))
-    return work, longest

@@ -116,7 +116,7 @@ def _trip(w: Work, view: View, trace: Trace, m: Machine, tally: Tally) -> tuple[
     w, m = schedule_loop.compute(w, trace, m)
     w, seat = schedule_loop.at_hand(w, m)
     diagnosed = m.at(Mode.TAKE) & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
-    w = rtp_compiled_history.diagnose(w, view, trace, seat.request, seat.tokens, diagnosed)
+    w = rtp_compiled_history.diagnose(w, view, trace, seat.request, diagnosed)
     w, answer = _arrive(w, view, trace, m, seat)
     w, answer, tally = _enter(w, view, trace, m, seat, answer, tally)
     w, answer = _allocate(w, view, trace, m, seat, answer)

@@ -9,24 +9,22 @@ from typing import Protocol, runtime_checkable
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.explain import key_history
 from hkv.model.group_policy import GroupType
-from hkv.replay.reasons import CACHING_OFF, NOT_SHARED, RETIRED, WAITING, WHOLE_PROMPT, GroupSearch
+from hkv.replay.reasons import CACHING_OFF, HAD, NOT_COMPUTED, NOT_SHARED, NOTHING, RETIRED, Lacking
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import LiveRequest
 
 REASONS = (
-    WHOLE_PROMPT,
-    key_history.NEVER_SEEN,
-    key_history.UNFINISHED,
+    NOTHING,
+    HAD,
     key_history.EVICTED,
     RETIRED,
-    WAITING,
     NOT_SHARED,
     CACHING_OFF,
 )
 """Reasons why hits end under RTP-LLM's rules, in the order in which tables list them; see `docs/replay.md`."""
 
-_REASON = {
-    key_history.CACHED: WAITING,
+REASON = {
+    key_history.CACHED: HAD,
     key_history.NOT_KEPT: RETIRED,
     key_history.EVICTED: key_history.EVICTED,
     key_history.UNFINISHED: key_history.UNFINISHED,
@@ -44,7 +42,7 @@ class RtpMissDiagnosis(Protocol):
 
 
 class RtpDiagnosis:
-    """Finds why a hit ends where it does, by the definition of a joint hit.
+    """Tells what groups lack, by the definition of a joint hit: full groups all of it, the others its last key.
 
     Args:
       config: the cache.
@@ -63,37 +61,23 @@ class RtpDiagnosis:
             or (config.policies[group].group_type is GroupType.SWA and config.policies[group].enable_prefix_reuse)
         ]
 
-    def longest(self, keys: Sequence[int]) -> int:
-        """The longest prefix of `keys` that all groups have, in keys: full groups all of it, the others its last."""
-        longest = 0
-        while longest < len(keys) and all(self._has(group, keys[longest]) for group in self._full):
-            longest += 1
-        while longest and not all(self._has(group, keys[longest - 1]) for group in self._ends):
-            longest -= 1
-        return longest
-
-    def reasons(self, keys: Sequence[int], tokens: int, hit: int) -> list[str]:
-        """One reason per group, for a request about to ask for its blocks; `hit` is not used."""
-        groups = range(len(self._config.policies))
+    def lacking(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[Lacking]]:
+        """State of each group at the furthest boundary that was computed. Nobody knows `hit` yet; it is not used."""
+        groups, size = range(len(self._config.policies)), self._config.block_size
         if not self._caching:
-            return [CACHING_OFF for _ in groups]
-        known = keys[: (tokens - 1) // self._config.block_size]
-        hit = self.longest(known)
-        return [self._reason(group, known, hit) for group in groups]
+            return 0, [Lacking(CACHING_OFF) for _ in groups]
+        states = (self._engine.absence(0, key) for key in keys[: asked // size])
+        unfinished = (place for place, state in enumerate(states) if REASON[state] in NOT_COMPUTED)
+        computed = next(unfinished, asked // size)
+        return computed * size, [Lacking(self._reason(group, keys[:computed])) for group in groups]
 
-    def searches(self, keys: Sequence[int], prompt: int, seen: int, hit: int) -> list[GroupSearch]:
-        """None: a joint hit is one search, and its reasons say all."""
-        return []
-
-    def _reason(self, group: int, keys: Sequence[int], hit: int) -> str:
+    def _reason(self, group: int, keys: Sequence[int]) -> str:
+        """State of the first key that a full group lacks, and of the last one in a group that keeps the end alone."""
         if group not in self._full and group not in self._ends:
             return NOT_SHARED
-        if hit == len(keys):
-            return WHOLE_PROMPT
-        return _REASON[self._engine.absence(group, keys[hit])]
-
-    def _has(self, group: int, key: int) -> bool:
-        return self._engine.absence(group, key) == key_history.CACHED
+        states = [self._engine.absence(group, key) for key in (keys if group in self._full else keys[-1:])]
+        missing = (state for state in states if state != key_history.CACHED)
+        return REASON[next(missing, key_history.CACHED)] if keys else NOTHING
 
 
 class RtpRecorder(Recorder):
@@ -118,7 +102,7 @@ class RtpRecorder(Recorder):
         progress: Callable[[], None],
     ) -> None:
         usable = sum(config.num_blocks) - len(config.num_blocks)
-        super().__init__(usable + 1, len(config.policies), diagnosis, progress)
+        super().__init__(usable + 1, diagnosis, progress)
         self.verdicts: dict[str, collections.Counter[str]] = {
             "admission": collections.Counter(),
             "growth": collections.Counter(),

@@ -227,8 +227,6 @@ class RtpReplayedCache(ReplayedCache):
         steps = running.run((lambda: None) if check else progress)
         seconds = time.perf_counter() - started
         outcome = outcome_of(running, self, schedule, steps, seconds)
-        if not self.diagnoses and not check:
-            outcome.recorder.forget_reasons()
         if check:
             again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
             verify(running, outcome, schedule, again, progress=progress)

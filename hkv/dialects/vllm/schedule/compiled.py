@@ -14,14 +14,12 @@ from hkv.dialects.vllm.schedule import compiled_state, program
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.compiled_occupancy import of_arrays
 from hkv.dialects.vllm.schedule.compiled_state import DiagnosedTrace, Resident
-from hkv.dialects.vllm.schedule.diagnosis import REASONS, hit_units, proof
+from hkv.dialects.vllm.schedule.diagnosis import REASONS, proof
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
 from hkv.replay.occupancy import Sampling
-from hkv.replay.reasons import GroupSearch
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Schedule
-from hkv.replay.schedule_state import FATE, SEARCH, Arriving, Fate, Machine, Number
-from hkv.state.key_table import eviction_of
+from hkv.replay.schedule_state import Machine, Number
 from hkv.state.state import Buckets, Counter, State
 from hkv.state.workspace import COPY_WORDS
 
@@ -138,25 +136,9 @@ class CompiledReplay(Dispatches):
 
     def recorder(self) -> Recorder:
         """Everything that happened, as the plain schedule's observer would have recorded it; reasons if asked for."""
-        recorder = Recorder(self.config.num_blocks, len(self.config.topology.groups), None, lambda: None)
-        self._record(recorder, REASONS)
-        if self._diagnose:
-            self._record_searches(recorder)
-        else:
-            recorder.forget_reasons()
+        recorder = Recorder(self.config.num_blocks, None, lambda: None)
+        self._record(recorder, REASONS if self._diagnose else ())
         return recorder
-
-    def _record_searches(self, recorder: Recorder) -> None:
-        """Fills in each group's side of every lookup that led to an admission."""
-        width, groups = self._resident.cache.buckets.groups, len(self.config.topology.groups)
-        fates = np.asarray(self._resident.fates)[: self._trace.count]
-        first = FATE + width
-        for index in np.flatnonzero(fates[:, Fate.ADMITTED] >= 0).tolist():
-            row = fates[index, first : first + SEARCH * groups].reshape(groups, SEARCH).tolist()
-            recorder.requests[index].searches = tuple(
-                GroupSearch(resumes, REASONS[reason], computed, *eviction_of(value, width))
-                for resumes, reason, computed, value in row
-            )
 
 
 def _inputs(
@@ -173,9 +155,7 @@ def _inputs(
         kept_hash=chunking.hash_block_size,
         diagnose=diagnose,
     )
-    reach = np.zeros(sizes.requests + 1, np.int32)
-    reach[: trace.count] = hit_units(config).boundaries(trace.requests[:-1, Arriving.PROMPT], trace.seen)[-1]
-    return DiagnosedTrace(*arrays, diagnosed(config, parameters), reach)  # type: ignore[arg-type]
+    return DiagnosedTrace(*arrays, diagnosed(config, parameters))  # type: ignore[arg-type]
 
 
 def diagnosed(config: VllmConfig, parameters: Parameters) -> np.ndarray:

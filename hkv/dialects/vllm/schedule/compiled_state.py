@@ -24,11 +24,9 @@ class DiagnosedTrace(Trace):
 
     Attributes:
       diagnosed: int32[groups, 16], `Parameters.groups` as `compiled_reasons` wants them.
-      reach: int32[requests + 1], up to where the prefixes seen before can have taken each request's hit.
     """
 
     diagnosed: jax.Array
-    reach: jax.Array
 
 
 @jax.tree_util.register_dataclass

@@ -207,9 +207,8 @@ def _diagnosed(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seat
     """Reasons why the hit of the candidate ended, where it is admitted for the first time; nothing was taken yet."""
     asked = admitted & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
     looking = View(view.cache, trace.diagnosed.reshape(-1), None, view.width)
-    reach = trace.reach[m.head.astype(jnp.uint32)]
-    keys = _num_keys(view, trace, m.head)
-    lookup = compiled_reasons.Lookup(m.candidate, m.head, seat.tokens, m.hit, reach, keys)
+    keys, boundary = _num_keys(view, trace, m.head), trace.request(m.head, Arriving.ASKED)
+    lookup = compiled_reasons.Lookup(m.candidate, m.head, m.hit, boundary, keys)
     return compiled_reasons.diagnose(w, looking, lookup, asked)
 
 

@@ -172,7 +172,7 @@ class VllmReplayedCache(ReplayedCache):
     ) -> Outcome:
         config = self.config
         diagnosis = Diagnosis(config, oracle) if isinstance(oracle, MissDiagnosis) else None
-        recorder = Recorder(config.num_blocks, len(config.topology.groups), diagnosis, progress)
+        recorder = Recorder(config.num_blocks, diagnosis, progress)
         started = time.perf_counter()
         chunking, groups, sampling = Chunking.of(config, schedule.step_tokens), len(self.groups), self._samples()
         steps = Replay(driven, schedule, chunking, coming, recorder, sampling, groups).run()
