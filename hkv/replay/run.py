@@ -396,6 +396,7 @@ def _without_evictions(
         return None, ()
     if engine != REFERENCE:
         engine = default_engine(changed)[0]
+    cache.room = changed.room = max(cache.room, changed.blocks + 1)  # so that both replays share one program
     prompts = [each.input_length for each in trace.requests]
     seen = cache.hit_units.boundaries(prompts, trace.shared(schedule.max_model_len)[0])[-1]
     coming = _coming(trace, changed, schedule, timing, engine, seen.tolist())
