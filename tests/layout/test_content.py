@@ -130,3 +130,9 @@ def test_a_part_knows_its_bytes():
 def test_runs_rise_whatever_the_order_of_the_axes():
     view = StridedView((2, 3, 2), (16, 64, 4), 8, "int32")
     assert list(view.runs()) == [(8 + start, 8) for start in (0, 16, 64, 80, 128, 144)]
+
+
+@pytest.mark.parametrize("index", [(-1, 0), (0, -1), (2, 0), (0, 3), (0, 1.0), (True, 0), (0,), (0, 0, 0)])
+def test_an_index_that_is_none_of_a_view_is_refused(index):
+    with pytest.raises(LayoutError, match="index"):
+        StridedView((2, 3), (16, 4), 0, "int32").address(*index)

@@ -88,6 +88,7 @@ def told(source: str) -> set[str]:
         ("if TYPE_CHECKING: a = 1", ""),
         ("raise E(f'{a + 1}', 2)", ""),
         ("assert a < 1", ""),
+        ("x = zip(a, b, strict=True)", "`a, b` -> `b, a`"),
         ("logger.info(a + 1)", ""),
         ("a < b  # pragma: no mutate", ""),
         ("@deco(1)\ndef f(a: L[1] = 2) -> L[3]: ...", "`2` -> `1`; `2` -> `3`"),

@@ -158,7 +158,12 @@ class _Finder:
 
     def visit(self, node: ast.AST, place: _Place) -> None:
         """Collects the edits of a node and of all below it."""
-        if isinstance(node, _SKIPPED) or _tells(node) or UNTOUCHED in self._lines[getattr(node, "lineno", 1) - 1]:
+        if (
+            isinstance(node, _SKIPPED)
+            or _tells(node)
+            or _asserts(node)
+            or UNTOUCHED in self._lines[getattr(node, "lineno", 1) - 1]
+        ):
             return
         if isinstance(node, ast.stmt):
             place = place._replace(statement=node.lineno, span=self._span(node))
@@ -304,6 +309,11 @@ def _tells(node: ast.AST) -> bool:
     while isinstance(function, ast.Attribute):
         function = function.value
     return isinstance(function, ast.Name) and function.id in LOGGERS
+
+
+def _asserts(node: ast.AST) -> bool:
+    """True for `strict=True` of `zip`, which is an assertion."""
+    return isinstance(node, ast.keyword) and node.arg == "strict"
 
 
 def _for_checkers(node: ast.AST) -> bool:
