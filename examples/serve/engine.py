@@ -1,6 +1,7 @@
 """Serves a checkpoint with HKV's cache: first come, first served, in chunks, preempting the last to come.
 
-A turn is one jitted function: scheduling, blocks, and the forward pass over the pages, drafts included.
+A turn is one jitted function: scheduling, blocks, and the forward pass over the pages, drafts included. The cache is in
+debug mode, so that a layer which reads what none has written is named.
 """
 
 # jax.numpy types some of its own arguments as unknown.
@@ -18,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import checkify
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import hkv
@@ -94,7 +96,7 @@ class Engine:
         self.plan = hkv.plan(
             model, memory, layout=layout, max_model_len=longest, max_in_flight_tokens=budget, options=options
         )
-        self.served = serving.from_plan(self.plan, rows=rows)
+        self.served = serving.from_plan(self.plan, rows=rows, debug=True)
         self.history = np.zeros((rows, longest), np.int32)
         self.known, self.arrived = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         self.running: dict[int, Request] = {}
@@ -103,7 +105,7 @@ class Engine:
         turn = functools.partial(_turn, self.config, budget, HEADS if devices > 1 else None)
         if devices > 1:
             turn = self._shared(turn, devices)
-        self._turn = jax.jit(turn, donate_argnums=1)
+        self._turn = jax.jit(checkify.checkify(turn), donate_argnums=1)
 
     def serve(self, requests: Sequence[Request]) -> None:
         """Serves all requests to their ends."""
@@ -151,7 +153,8 @@ class Engine:
         if self._limit:
             ends = np.minimum(ends, np.asarray(self.served.cache.computed) + self._limit())
         asked = (jnp.asarray(array) for array in (self.history, self.known, ends, self.arrived))
-        self.served, found = self._turn(self.weights, self.served, *asked)
+        error, (self.served, found) = self._turn(self.weights, self.served, *asked)
+        error.throw()
         rows, starts, positions, logits = (
             np.asarray(found[name]) for name in ("rows", "starts", "positions", "logits")
         )

@@ -8,6 +8,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import checkify
 
 import hkv
 from examples.serve.cached import Cached
@@ -25,9 +26,10 @@ def generate(folder: pathlib.Path, prompts: list[list[int]], new: int) -> list[t
     # Groups, pages and blocks follow from the config and the memory, as vLLM plans them.
     model = hkv.read_model(folder, dtype="float32", block_size=4, gdn_prefill="triton")
     plan = hkv.plan(model, "1MiB", max_model_len=LONGEST, max_in_flight_tokens=BUDGET)
-    served = serving.from_plan(plan, rows=ROWS)
+    served = serving.from_plan(plan, rows=ROWS, debug=True)  # every read is checked
 
     @functools.partial(jax.jit, donate_argnums=0)
+    @checkify.checkify
     def turn(served: serving.Serving, history: jax.Array, known: jax.Array) -> tuple[serving.Serving, jax.Array]:
         # What to compute: decodes and chunks of prefill, as far as blocks of the cache allow.
         batch = serving.schedule(served, history, known, jnp.arange(ROWS), budget=BUDGET)
@@ -43,7 +45,8 @@ def generate(folder: pathlib.Path, prompts: list[list[int]], new: int) -> list[t
         history = jnp.zeros((ROWS, LONGEST), jnp.int32).at[0, : len(prompt)].set(jnp.array(prompt))
         served, arrival = serving.arrive(served, row, history[:1], jnp.array([len(prompt)]))
         while len(tokens) < len(prompt) + new:
-            served, said = turn(served, history, jnp.array([len(tokens), 0]))
+            error, (served, said) = turn(served, history, jnp.array([len(tokens), 0]))
+            error.throw()
             if served.cache.computed[0] == len(tokens):  # else it was a chunk of the prompt
                 history = history.at[0, len(tokens)].set(said)
                 tokens.append(int(said))

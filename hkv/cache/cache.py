@@ -230,11 +230,11 @@ def arrive(
       The cache, and the hits.
 
     Raises:
-      OperationError: an array of another shape or dtype.
+      OperationError: an array of another shape or dtype, or an empty one.
     """
-    rows = require_array("rows", rows, (None,))
+    rows = _some("rows", require_array("rows", rows, (None,)))
     size = rows.shape[0]
-    tokens = require_array("tokens", tokens, (size, None))
+    tokens = _some("tokens", require_array("tokens", tokens, (size, None)))
     counts = require_array("counts", counts, (size,))
     roots = _roots(size) if roots is None else require_array("roots", roots, (size, 4), np.uint32)
     prompts = counts if prompts is None else require_array("prompts", prompts, (size,))
@@ -300,9 +300,9 @@ def finish(cache: Cache, rows: jax.Array) -> tuple[Cache, jax.Array]:
       The cache, and a status int32[K].
 
     Raises:
-      OperationError: an array of another shape or dtype.
+      OperationError: an array of another shape or dtype, or an empty one.
     """
-    after, status = whole.finish(cache.state, require_array("rows", rows, (None,)))
+    after, status = whole.finish(cache.state, _some("rows", require_array("rows", rows, (None,))))
     return _with(cache, after), status
 
 
@@ -316,9 +316,9 @@ def longest_hit(cache: Cache, tokens: jax.Array, count: jax.Array | int | None =
       count: int[], tokens of it; None for all. Nothing is found for a count outside the prompt.
 
     Raises:
-      OperationError: an array of another shape or dtype.
+      OperationError: an array of another shape or dtype, or a prompt of no token.
     """
-    tokens = require_array("tokens", tokens, (None,))
+    tokens = _some("tokens", require_array("tokens", tokens, (None,)))
     count = _count(tokens, count)
     counts = jnp.where((count >= 0) & (count <= tokens.shape[0]), count, 0)[None]
     *_, found = arrivals.look_up(cache.parameters, cache.state, _roots(1), tokens[None], counts)
@@ -350,9 +350,10 @@ def allocate(
       The cache, and the slots.
 
     Raises:
-      OperationError: an array of another shape or dtype.
+      OperationError: an array of another shape or dtype, or no token.
     """
-    given = require_array("row", row, ()), require_array("tokens", tokens, (None,)), require_array("drafts", drafts, ())
+    text = _some("tokens", require_array("tokens", tokens, (None,)))
+    given = require_array("row", row, ()), text, require_array("drafts", drafts, ())
     cache, at, text, drafted, total, roots = unified(cache, *given, _count(given[1], count), _roots(1))
     parameters, before = cache.parameters, cache.state
     rows, groups, width = before.rows.shape
@@ -412,6 +413,13 @@ def _with(cache: Cache, after: StepState) -> Cache:
     """The cache with another state, of the same shapes and dtypes: a loop can carry it."""
     chex.assert_trees_all_equal_shapes_and_dtypes(cache.state, after)
     return dataclasses.replace(cache, state=after)
+
+
+def _some(name: str, array: jax.Array) -> jax.Array:
+    """The array, if it has elements: compiled code indexes its first."""
+    if not array.size:
+        raise OperationError(name, f"{array.dtype}{list(array.shape)}", "at least one")
+    return array
 
 
 def _roots(size: int) -> jax.Array:

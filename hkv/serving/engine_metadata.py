@@ -109,7 +109,8 @@ def tpu_inference(serving: Serving, turn: Turn, layer: str, state_layer: str | N
         "request_distribution": found.distribution,
     }
     if state_layer is not None:
-        fields["mamba_state_indices"] = jnp.maximum(turn.result.writes[:, serving.layer(state_layer).group], 0)
+        group = serving.layer(state_layer, states=True).group
+        fields["mamba_state_indices"] = jnp.maximum(turn.result.writes[:, group], 0)
     return fields
 
 

@@ -35,9 +35,11 @@ def restore(path: str | os.PathLike[str], config: VllmConfig, like: Serving) -> 
       like: an empty `Serving` of the same sizes.
 
     Raises:
-      OperationError: a file of other layers, or of a cache of another kind.
+      OperationError: a file of other layers, or of a cache of another kind; `like` in debug mode.
       FileError, ConfigError, LayoutError: as `hkv.cache.checkpoint.restore`.
     """
+    if like.marks is not None:
+        raise OperationError("like", "a cache in debug mode", "debug=False: a file does not say what was written")
     found = checkpoint.restore(path, config, {POOL: like.layers[0].layout})
     if not isinstance(found.state, StepState):
         raise OperationError("path", str(path), "the state of a cache for whole steps")

@@ -26,6 +26,7 @@ class LayerPages:
       unit: tokens; a query at n reads from `reach` before the last multiple of `unit` on.
       reach: tokens; see `unit`.
       sink_tokens: first tokens of a request that every query reads besides.
+      states: whether its pages hold recurrent or opaque states, not a token in each slot.
     """
 
     name: str
@@ -35,6 +36,7 @@ class LayerPages:
     unit: int
     reach: int
     sink_tokens: int
+    states: bool
 
 
 def placed(
@@ -57,6 +59,7 @@ def placed(
             unit=max(1, int(fields[groups[name], GroupField.UNIT])),
             reach=int(fields[groups[name], GroupField.REACH]),
             sink_tokens=config.topology.specs[groups[name]].sinks,
+            states=bool(fields[groups[name], GroupField.STATES]),
         )
         for name, (layout, index) in layouts.items()
     )

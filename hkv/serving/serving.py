@@ -11,8 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from hkv.array_arguments import require_array
 from hkv.cache import cache as caches
 from hkv.cache.arrivals import ArrivalResult
 from hkv.cache.cache import Cache
@@ -22,10 +24,12 @@ from hkv.cache.state import PAD, StepResult
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.rules.reads import UNLIMITED
-from hkv.errors import ConfigError, OperationError
+from hkv.errors import ConfigError, LayoutError, OperationError
 from hkv.paged import operations as paged
 from hkv.paged.ragged_attention import attention
+from hkv.serving import marks
 from hkv.serving.copies import copied
+from hkv.serving.marks import Marks, Span
 from hkv.serving.pages import LayerPages, overlaid, placed, state_unit
 from hkv.state.status import Status
 
@@ -44,6 +48,7 @@ class Serving:
       state_unit: static; tokens at whose multiples recurrent states are kept; 1 where there are none.
       tail_unit: static; tokens at whose last multiple in a prompt a state is kept besides; 0 where hits end with
         blocks.
+      marks: what has been written, in debug mode; None outside it.
     """
 
     cache: Cache
@@ -51,17 +56,28 @@ class Serving:
     layers: tuple[LayerPages, ...] = dataclasses.field(metadata={"static": True})
     state_unit: int = dataclasses.field(metadata={"static": True})
     tail_unit: int = dataclasses.field(metadata={"static": True}, default=0)
+    marks: Marks | None = None
 
-    def layer(self, name: str) -> LayerPages:
+    def layer(self, name: str, *, states: bool | None = None) -> LayerPages:
         """The place of a layer.
 
+        Args:
+          name: the layer's.
+          states: whether it has to be one of states (True) or of tokens (False); None for either.
+
         Raises:
-          OperationError: no such layer.
+          OperationError: no such layer, or one of the other sort.
         """
         for layer in self.layers:
             if layer.name == name:
-                return layer
-        raise OperationError("layer", name, f"one of {', '.join(layer.name for layer in self.layers)}")
+                break
+        else:
+            raise OperationError("layer", name, f"one of {', '.join(layer.name for layer in self.layers)}")
+        if states and not layer.states:
+            raise OperationError("layer", name, "a layer of states; this one keeps tokens, for write and attend")
+        if states is False and layer.states:
+            raise OperationError("layer", name, "a layer of tokens; this one keeps states, for read_state, write_state")
+        return layer
 
 
 @jax.tree_util.register_dataclass
@@ -76,6 +92,7 @@ class Turn:
       cu_q_lens: int32[Q + 1], where each query begins, as the step was given them.
       kv_lens: int32[Q], tokens of each row once the query is written, drafts included; 0 for those not served.
       tables: int32[Q, G, W], block ids of each query's row; 0, the null block, where there is none.
+      span: the step and its tokens, in debug mode; None outside it.
     """
 
     result: StepResult
@@ -84,6 +101,7 @@ class Turn:
     cu_q_lens: jax.Array
     kv_lens: jax.Array
     tables: jax.Array
+    span: Span | None = None
 
 
 def from_plan(
@@ -93,6 +111,7 @@ def from_plan(
     row_blocks: int | None = None,
     worker: int = 0,
     retention_interval: int | None = None,
+    debug: bool = False,
 ) -> Serving:
     """The cache and the empty pool that a plan describes, of one worker.
 
@@ -103,6 +122,7 @@ def from_plan(
         states for its drafts.
       worker: index of the worker.
       retention_interval: as in `hkv.cache_config`; vLLM 0.33's default is 0.
+      debug: whether every read is checked (`hkv.serving.marks`): a byte a slot and layer, and `checkify` inside `jit`.
 
     Raises:
       ConfigError: the plan has what whole steps cannot express, named.
@@ -111,10 +131,12 @@ def from_plan(
     groups = {name: index for index, group in enumerate(plan.served.plan.groups) for name in group.names}
     layouts = plan.layouts(worker)
     size = max(tensor.size for tensor in plan.served.plan.workers[worker].tensors)
-    return _made(config, layouts, groups, size, rows, row_blocks)
+    return _made(config, layouts, groups, size, rows, row_blocks, debug)
 
 
-def from_config(config: VllmConfig, *, rows: int, row_blocks: int | None = None, order: str = "LBNHC") -> Serving:
+def from_config(
+    config: VllmConfig, *, rows: int, row_blocks: int | None = None, order: str = "LBNHC", debug: bool = False
+) -> Serving:
     """The cache of a configuration whose groups name their layers, and an empty pool in which the groups overlap.
 
     Args:
@@ -123,22 +145,30 @@ def from_config(config: VllmConfig, *, rows: int, row_blocks: int | None = None,
       row_blocks: most blocks of a request in one group; None for as many as `max_model_len` tokens need, with states
         for their drafts.
       order: physical order of the pool's axes, one that keeps a page together.
+      debug: as in `from_plan`.
 
     Raises:
       ConfigError: the configuration has what whole steps cannot express, or a group names no layers.
       LayoutError: pages that cannot lie so.
     """
     layouts, groups, size = overlaid(config, order)
-    return _made(config, layouts, groups, size, rows, row_blocks)
+    return _made(config, layouts, groups, size, rows, row_blocks, debug)
 
 
 def _made(
-    config: VllmConfig, layouts: Mapping[str, Any], groups: Mapping[str, int], size: int, rows: int, width: int | None
+    config: VllmConfig,
+    layouts: Mapping[str, Any],
+    groups: Mapping[str, int],
+    size: int,
+    rows: int,
+    width: int | None,
+    debug: bool,
 ) -> Serving:
     cache = caches.init(config, rows=rows, row_blocks=_longest(config) if width is None else width)
     pool = jnp.zeros(-(-size // 4), jnp.uint32)
     tail = config.hash_block_size if config.partial_hits else 0
-    return Serving(cache, pool, placed(config, layouts, groups), state_unit(config), tail)
+    layers = placed(config, layouts, groups)
+    return Serving(cache, pool, layers, state_unit(config), tail, marks.unwritten(layers) if debug else None)
 
 
 def _longest(config: VllmConfig) -> int:
@@ -157,6 +187,10 @@ def arrive(
 ) -> tuple[Serving, ArrivalResult]:
     """Requests begin in empty rows with the longest prefix that the cache has: `hkv.arrive`."""
     cache, found = caches.arrive(serving.cache, rows, tokens, counts, roots, prompts)
+    if serving.marks is not None:
+        took = (found.status == int(Status.OK)) & (jnp.asarray(rows) >= 0)
+        tables = cache.tables[jnp.where(took, rows, 0)]
+        marks.require_found(serving.marks, serving.layers, tables, jnp.where(took, found.hits, 0))
     return dataclasses.replace(serving, cache=cache), found
 
 
@@ -179,6 +213,8 @@ def step(
     Blocks that hits end inside are copied here, before anything is written: every earlier step's pages and states have
     to be in the pool.
     """
+    if serving.marks is not None:
+        marks.require_batch(jnp.asarray(cu_q_lens, jnp.int32), tokens.shape[0])
     before = serving.cache.computed
     cache, result = caches.step(serving.cache, tokens, cu_q_lens, rows, drafts, in_flight)
     queries = cu_q_lens.shape[0] - 1
@@ -193,9 +229,13 @@ def step(
     live = (within >= 0) & (within < asked[query]) & served[query]
     positions = jnp.where(live, before[place][query] + within, PAD)
     tables = jnp.where(served[:, None, None], cache.tables[place], 0)
-    turn = Turn(result, served, positions, starts, kv_lens, tables)
     pool = serving.pool if result.copies is None else copied(serving.pool, serving.layers, result.copies)
-    return dataclasses.replace(serving, cache=cache, pool=pool), turn
+    written, span = serving.marks, None
+    if written is not None:
+        written = marks.handed_out(written, serving.layers, result)
+        span = Span(written.step, before[place], cache.computed[place])
+    turn = Turn(result, served, positions, starts, kv_lens, tables, span)
+    return dataclasses.replace(serving, cache=cache, pool=pool, marks=written), turn
 
 
 def write(serving: Serving, layer: str, turn: Turn, values: Values) -> Serving:
@@ -207,15 +247,37 @@ def write(serving: Serving, layer: str, turn: Turn, values: Values) -> Serving:
       serving: the cache and its pool.
       layer: the layer's name (static).
       turn: of this step.
-      values: per part of the page, `[N, heads, *part.shape]` of the part's dtype. Padding is written nowhere.
+      values: every part of the page, `[N, heads, *part.shape]` of the part's dtype. Padding is written nowhere.
 
     Raises:
-      LayoutError: parts of another name, shape or dtype.
+      OperationError: a layer of states.
+      LayoutError: parts of another name, shape or dtype, or not all of them.
     """
-    at = serving.layer(layer)
+    at = serving.layer(layer, states=False)
+    _require_parts("values", at, values)
+    marked = mark_written(serving, layer, turn)
     blocks, offsets = turn.result.blocks[at.group], turn.result.offsets[at.group]
     pool, _ = paged.write(serving.pool, at.layout, at.index, blocks, offsets, values)
-    return dataclasses.replace(serving, pool=pool)
+    return dataclasses.replace(marked, pool=pool)
+
+
+def mark_written(serving: Serving, layer: str, turn: Turn) -> Serving:
+    """Tells the debug mode that code of the caller's, a kernel, has written a layer's new tokens or states in the pool.
+
+    Changes nothing outside debug mode. `write` and `write_state` need it not.
+    """
+    if (written := serving.marks) is None:
+        return serving
+    at, index = serving.layer(layer), _index(serving, layer)
+    span = _span(serving, turn, "write_state" if at.states else "write")
+    if at.states:
+        written = marks.with_states(written, index, turn.result.writes[:, at.group], span.after)
+        if (left := turn.result.checkpoints) is not None:
+            left = left[:, at.group]
+            written = marks.with_states(written, index, left[:, 1], span.before + left[:, 0])
+    else:
+        written = marks.with_slots(written, index, turn.result.blocks[at.group], turn.result.offsets[at.group])
+    return dataclasses.replace(serving, marks=written)
 
 
 def attend(serving: Serving, layer: str, turn: Turn, query: jax.Array, **settings: Any) -> jax.Array:
@@ -233,10 +295,11 @@ def attend(serving: Serving, layer: str, turn: Turn, query: jax.Array, **setting
       `[N, query heads, value elements]`, zeros for padding.
 
     Raises:
+      OperationError: a layer of states.
       ConfigError: a kind that reads neither a window nor a chunk nor all.
       LayoutError: pages without keys and values, or a query of another shape.
     """
-    at = serving.layer(layer)
+    at = serving.layer(layer, states=False)
     seen: dict[str, Any] = {"sink_tokens": at.sink_tokens}
     if at.unit > 1 and at.reach:
         raise ConfigError(f"layers[{layer!r}]", f"unit {at.unit}, reach {at.reach}", "a window, chunks or all tokens")
@@ -245,6 +308,9 @@ def attend(serving: Serving, layer: str, turn: Turn, query: jax.Array, **setting
     elif at.reach < UNLIMITED:
         seen["window"] = at.reach + 1
     table = turn.tables[:, at.group]
+    if serving.marks is not None:
+        span = _span(serving, turn, "attend")
+        marks.require_seen(serving.marks, _index(serving, layer), at, table, span.before, turn.kv_lens)
     return attention(serving.pool, at.layout, at.index, query, table, turn.cu_q_lens, turn.kv_lens, **seen, **settings)
 
 
@@ -253,8 +319,16 @@ def gather(serving: Serving, layer: str, row: jax.Array | int) -> dict[str, jax.
 
     Returns:
       Per part `[W * states in a block, heads, *part.shape]`.
+
+    Raises:
+      OperationError: a row that is no integer, or a number of none.
     """
-    at = serving.layer(layer)
+    at, rows = serving.layer(layer), serving.cache.tables.shape[0]
+    if isinstance(row, int | np.integer) and not 0 <= row < rows:
+        raise OperationError("row", int(row), f"a row from 0 to {rows - 1}")
+    row = require_array("row", row, ())
+    if serving.marks is not None:
+        marks.require_row(row, rows)
     found, _ = paged.gather(serving.pool, at.layout, at.index, serving.cache.tables[row, at.group])
     return _read_once(found)
 
@@ -263,8 +337,14 @@ def read_state(serving: Serving, layer: str, turn: Turn) -> dict[str, jax.Array]
     """The state before each query, per part `[Q, *part.shape]`; zeros for those that begin.
 
     Read it before any state of this layer is written.
+
+    Raises:
+      OperationError: a layer of tokens.
     """
-    at = serving.layer(layer)
+    at = serving.layer(layer, states=True)
+    if serving.marks is not None:
+        before = _span(serving, turn, "read_state").before
+        marks.require_read(serving.marks, _index(serving, layer), at, turn.result.reads[:, at.group], before)
     found, _ = paged.gather(serving.pool, at.layout, at.index, turn.result.reads[:, at.group])
     return {name: part[:, 0] for name, part in _read_once(found).items()}
 
@@ -274,7 +354,7 @@ def checkpoint_tokens(serving: Serving, layer: str, turn: Turn) -> jax.Array:
 
     For `write_state`'s `checkpoints`, where a recurrent layer's group has `num_prefill_checkpoint_blocks`.
     """
-    at, found = serving.layer(layer), turn.result.checkpoints
+    at, found = serving.layer(layer, states=True), turn.result.checkpoints
     return jnp.full_like(turn.kv_lens, PAD) if found is None else found[:, at.group, 0]
 
 
@@ -292,21 +372,43 @@ def write_state(serving: Serving, layer: str, turn: Turn, values: Values, checkp
         leave none. None only where no group has `num_prefill_checkpoint_blocks`: others will find them.
 
     Raises:
-      OperationError: no `checkpoints` where groups have them.
+      OperationError: a layer of tokens; no `checkpoints` where groups have them.
+      LayoutError: parts of another name, shape or dtype, or not all of them.
     """
-    at, found = serving.layer(layer), turn.result.checkpoints
+    at, found = serving.layer(layer, states=True), turn.result.checkpoints
     if found is not None and checkpoints is None:
         raise OperationError("checkpoints", None, "the states after checkpoint_tokens, as chunks leave states behind")
     due = [(turn.result.writes[:, at.group], values)]
     if found is not None and checkpoints is not None:
         due.append((found[:, at.group, 1], checkpoints))
-    pool = serving.pool
+    for (_, states), name in zip(due, ("values", "checkpoints"), strict=False):
+        _require_parts(name, at, states)
+    marked, pool = mark_written(serving, layer, turn), serving.pool
     for blocks, states in due:
         parts = {name: part[:, None] for name, part in states.items()}
         pool, _ = paged.write(pool, at.layout, at.index, blocks, jnp.zeros_like(blocks), parts)
-    return dataclasses.replace(serving, pool=pool)
+    return dataclasses.replace(marked, pool=pool)
 
 
 def _read_once(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Parts that were gathered, gathered once: else XLA may read again behind a later write, and copies the pool."""
     return lax.optimization_barrier(found)
+
+
+def _require_parts(name: str, at: LayerPages, values: Values) -> None:
+    """Requires all parts of a page: what is not written would be read as whatever the block held before."""
+    wanted = [part.name for part in at.layout.content]
+    if set(values) != set(wanted):
+        raise LayoutError(f"{name} of {at.name!r}", sorted(values), f"every part of its pages: {', '.join(wanted)}")
+
+
+def _index(serving: Serving, layer: str) -> int:
+    return [each.name for each in serving.layers].index(layer)
+
+
+def _span(serving: Serving, turn: Turn, caller: str) -> Span:
+    """The tokens of a turn that a cache in debug mode is asked about, checked to be the last step's."""
+    if serving.marks is None or turn.span is None:
+        raise OperationError("turn", "a turn without debug marks", "the turn of a step of this cache, in debug mode")
+    marks.require_turn(serving.marks, turn.span, caller)
+    return turn.span

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -28,6 +29,8 @@ from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank
 from hkv.keys.fingerprint import ROOT
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.paged import operations as paged
+from hkv.serving import marks
+from hkv.serving.marks import Marks
 from hkv.serving.objects import ChunkObjects, Entry, Member, chunk_objects
 from hkv.serving.serving import Serving
 from hkv.state.status import Status
@@ -36,6 +39,9 @@ from hkv.typed_jit import typed_jit
 
 Array = Any
 """A JAX or a NumPy array."""
+
+Blocks = Mapping[tuple[int, int], int]
+"""The block of each group's entry of a row, whose number is negative."""
 
 
 class ObjectTier(Protocol):
@@ -86,7 +92,8 @@ def store(serving: Serving, offload: Offload, row: int, tokens: Sequence[int], r
       How many objects were stored.
 
     Raises:
-      OperationError: no such row, or tokens that are not those computed in it.
+      OperationError: no such row, or tokens that are not those computed in it; in debug mode, a chunk that a layer has
+        not written.
       ConfigError, LayoutError: as `hkv.serving.objects.chunk_objects`.
       MissingExtraError: blake3 is not installed.
     """
@@ -109,6 +116,8 @@ def store(serving: Serving, offload: Offload, row: int, tokens: Sequence[int], r
             if all(table[member.group, list(_held(member, chunk))].all() for member in entry.members)
             and name not in offload.tier
         ]
+        if serving.marks is not None:
+            _require_written(serving, entry, due, table)
         for _, chunks in batches(due, RETRIEVE_BATCH):
             blocks = _tables(entry, chunks, lambda group, column: int(table[group, column]))
             for chunk, data in zip(chunks, np.asarray(_pack(serving.pool, entry, blocks)), strict=False):
@@ -161,13 +170,42 @@ def load(serving: Serving, offload: Offload, tokens: Sequence[int], root: Sequen
     if int(status) != int(Status.OK):
         return serving, 0
     block = dict(zip(lanes, np.asarray(blocks).tolist(), strict=False))
-    pool = serving.pool
+    pool, written = serving.pool, serving.marks
     for entry, of_kind in zip(objects.entries, found, strict=True):
+        if written is not None:
+            written = _noted(serving, written, entry, list(of_kind), block)
         for _, chunks in batches(list(of_kind), RETRIEVE_BATCH):
             data = np.zeros((RETRIEVE_BATCH, entry.layout.nbytes), np.uint8)
             data[: len(chunks)] = [of_kind[chunk] for chunk in chunks]
             pool = _unpack(pool, entry, data, _tables(entry, chunks, lambda group, column: block[group, -column]))
-    return dataclasses.replace(serving, pool=pool), hit * objects.chunk
+    return dataclasses.replace(serving, pool=pool, marks=written), hit * objects.chunk
+
+
+def _require_written(serving: Serving, entry: Entry, chunks: Sequence[int], table: np.ndarray) -> None:
+    """Requires the debug marks of all that chunks' objects would hold."""
+    assert serving.marks is not None
+    for member, chunk in itertools.product(entry.members, chunks):
+        columns = _held(member, chunk)
+        lengths = _lengths(serving.cache, member, columns)
+        for layer in member.layers:
+            held = np.asarray(serving.marks.layers[serving.layers.index(layer)])[table[member.group, list(columns)]]
+            if not (held == lengths if layer.states else held).all():
+                raise OperationError("row", f"chunk {chunk} of layer {layer.name!r}", "pages that were written")
+
+
+def _noted(serving: Serving, written: Marks, entry: Entry, chunks: Sequence[int], block: Blocks) -> Marks:
+    """The debug marks with the blocks of chunks' objects written."""
+    for member, chunk in itertools.product(entry.members, chunks):
+        columns = _held(member, chunk)
+        ids, lengths = [block[member.group, -column] for column in columns], _lengths(serving.cache, member, columns)
+        for layer in member.layers:
+            written = marks.whole_blocks(written, serving.layers.index(layer), layer, np.array(ids), lengths)
+    return written
+
+
+def _lengths(cache: Cache, member: Member, columns: range) -> np.ndarray:
+    """Tokens before the end of each entry of a row."""
+    return (np.array(columns) + 1) * cache.block_sizes[member.group]
 
 
 def _names(offload: Offload, objects: ChunkObjects, tokens: Sequence[int], root: Sequence[int]) -> list[list[bytes]]:

@@ -171,6 +171,16 @@ def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
         hkv.allocate(cache, jnp.float32(1), counts)
     with pytest.raises(OperationError, match="roots"):
         hkv.arrive(cache, counts, ones, counts, ones)
+    for call in (
+        lambda: hkv.longest_hit(cache, counts[:0]),
+        lambda: hkv.allocate(cache, 0, counts[:0]),
+        lambda: hkv.arrive(cache, counts[:1], ones[:1, :0], counts[:1]),
+    ):
+        with pytest.raises(OperationError, match=r"tokens = 'int32\[.*0\]': expected at least one"):
+            call()
+    for call in (lambda: hkv.arrive(cache, counts[:0], ones[:0], counts[:0]), lambda: hkv.finish(cache, counts[:0])):
+        with pytest.raises(OperationError, match=r"rows = 'int32\[0\]': expected at least one"):
+            call()
     hkv.step(cache, counts, ends)  # nothing was donated by the refusals
 
 

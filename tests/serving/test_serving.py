@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 import re
 import sys
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import checkify
 
 import hkv
 from hkv import serving
@@ -111,8 +111,7 @@ def turn_of(served, history, known, arrived, targets):
     return served, history, known.at[place].add(1, mode="drop"), serving.victim(served, plan, turn, arrived)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def serve(served, history, known, arrived, targets):
+def turns(served, history, known, arrived, targets):
     """Turns until every row has its tokens, or one has to be preempted."""
 
     def more(carry):
@@ -124,11 +123,16 @@ def serve(served, history, known, arrived, targets):
     return lax.while_loop(more, body, (served, history, known, jnp.int32(-1)))
 
 
-class Host:
-    """Requests in rows; those that are preempted return."""
+serve = jax.jit(turns, donate_argnums=0)
+checked = jax.jit(checkify.checkify(turns), donate_argnums=0)
+"""`serve` of a cache in debug mode: an error beside what it gives."""
 
-    def __init__(self, made: hkv.VllmConfig | None = None) -> None:
-        self.served = serving.from_config(config() if made is None else made, rows=R)
+
+class Host:
+    """Requests in rows of a cache in debug mode; those that are preempted return."""
+
+    def __init__(self, made: hkv.VllmConfig | None = None, *, debug: bool = True) -> None:
+        self.served = serving.from_config(config() if made is None else made, rows=R, debug=debug)
         self.history = np.zeros((R, LONGEST), np.int32)
         self.known, self.arrived, self.targets = (np.zeros(R, np.int32) for _ in range(3))
         self.preempted = 0
@@ -145,7 +149,12 @@ class Host:
 
     def run(self) -> None:
         while True:
-            found = serve(self.served, self.history, self.known, self.arrived, self.targets)
+            given = self.served, self.history, self.known, self.arrived, self.targets
+            if self.served.marks is None:
+                found = serve(*given)
+            else:
+                error, found = checked(*given)
+                error.throw()
             self.served = found[0]
             self.history, self.known, victim = (np.array(array) for array in found[1:])
             if victim < 0:
@@ -199,22 +208,23 @@ def test_tokens_are_those_without_a_cache_through_hits_and_preemption():
 
 def test_the_pool_is_changed_in_place():
     """No array of the pool's size is copied in the loop, and none but constants is made beside it."""
-    host = Host()
+    host = Host(debug=False)
     lowered = serve.lower(host.served, host.history, host.known, host.arrived, host.targets)
     copied = large_copies(lowered.compile().as_text(), host.served.pool.size)
     assert [line for line in copied if " scatter(" not in line] == []
 
 
 @pytest.mark.parametrize(
-    ("save", "restore"), [(serving.save, serving.restore), (serving.save_orbax, serving.restore_orbax)]
+    ("save", "restore", "debug"),
+    [(serving.save, serving.restore, False), (serving.save_orbax, serving.restore_orbax, True)],
 )
-def test_a_file_gives_back_the_cache_and_its_pages(save, restore, tmp_path):
+def test_a_file_gives_back_the_cache_and_its_pages(save, restore, debug, tmp_path):
     """Bit for bit, and what is restored goes on with the same tokens from the same blocks."""
-    host = Host()
+    host = Host(debug=debug)
     host.arrive(0, PROMPTS[0], 16)
     host.run()
     save(tmp_path / "served", config(), host.served)
-    back = restore(tmp_path / "served", config(), serving.from_config(config(), rows=R))
+    back = restore(tmp_path / "served", config(), serving.from_config(config(), rows=R, debug=debug))
     jax.tree.map(np.testing.assert_array_equal, back, host.served)
     with pytest.raises(ConfigError, match="num_blocks"):
         restore(tmp_path / "served", config(23), back)

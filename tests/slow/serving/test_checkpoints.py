@@ -68,7 +68,7 @@ def test_a_prompts_last_chunk_goes_on_behind_its_last_state(unit):
 
 
 def test_states_are_written_in_place():
-    host = Host(config(unit=4))
+    host = Host(config(unit=4), debug=False)
     lowered = serve.lower(host.served, host.history, host.known, host.arrived, host.targets)
     copied = large_copies(lowered.compile().as_text(), host.served.pool.size)
     assert [line for line in copied if " scatter(" not in line] == []

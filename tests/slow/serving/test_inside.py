@@ -72,7 +72,7 @@ def test_tokens_are_those_without_a_cache_where_blocks_run_out():
 
 def test_copies_are_made_in_place():
     """No array of the pool's size is copied in the loop, copies of blocks included."""
-    host = Host(config())
+    host = Host(config(), debug=False)
     lowered = serve.lower(host.served, host.history, host.known, host.arrived, host.targets)
     copied = large_copies(lowered.compile().as_text(), host.served.pool.size)
     assert [line for line in copied if " scatter(" not in line] == []
