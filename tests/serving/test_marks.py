@@ -1,4 +1,4 @@
-"""What a served cache accepted in silence, and was wrong for later, is named: when traced, or in debug mode."""
+"""Uses of a served cache that were wrong later in silence are named: when traced, or in debug mode."""
 
 from __future__ import annotations
 
