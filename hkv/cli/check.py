@@ -61,9 +61,9 @@ def command(
 
     A LOG is a file in the format of docs/oplog.md, - for standard input, or a folder of *.jsonl files; gzip and
     Zstandard are read (*.jsonl.gz, *.jsonl.zst). For each log that differs, the first differing line is printed: file,
-    line, operation, field, wanted, got, and the last operations on the request. Logs whose configuration the engine
-    says it does not implement are counted and left out. Of several logs, one that cannot be read does not hide the
-    others; one without operations agrees with nothing.
+    line, operation, field, what the log and the engine say, and the last operations on the request. Logs whose
+    configuration the engine says it does not implement are counted and left out. Of several logs, one that cannot be
+    read does not hide the others; one without operations agrees with nothing.
 
     With --invariants no engine is asked: a log is judged by what always holds in such a cache (docs/invariants.md).
 

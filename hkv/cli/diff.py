@@ -18,7 +18,7 @@ from hkv.cli.engine_options import (
     timeout_option,
     traffic_options,
 )
-from hkv.cli.failing_case import print_case, print_log
+from hkv.cli.failing_case import print_case, print_log, print_other
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputFolder
@@ -35,7 +35,8 @@ from hkv.oracle.engines.process import PREFIX
 @click.command("diff")
 @click.option(
     "--engines",
-    help=f"The engine in doubt, then the one that counts, each one of: {FORMS}.  "
+    help=f"The engine in doubt and the one that counts, each one of: {FORMS}. Beside one of HKV's own, the other "
+    "is in doubt, whichever comes first.  "
     f"[default: {defaults(lambda dialect: ','.join(dialect.default_pair))}]",
 )
 @dialect_option
@@ -60,8 +61,8 @@ def command(
 ) -> None:
     """Drive two engines through the same random traffic and compare every answer, the whole state after each step.
 
-    Stops at the first difference of each feature, makes the case small, names the first invariant that the engine in
-    doubt breaks on it, and saves the log up to it, with the answers of the second engine, for `hkv check`. Seeds whose
+    Stops at the first difference of each feature, makes the case small, names the first invariant that each engine
+    breaks on it, and saves the log up to it, with the answers of the engine that counts, for `hkv check`. Seeds whose
     configuration an engine says it does not implement are counted and left out.
 
     Exit status: 0 no difference, 1 some, 2 unusable input.
@@ -148,7 +149,10 @@ class _Report:
             name = f"{found.feature} seed {found.seed} version {found.version}"
             if self._talk:
                 click.echo(f"{name}: {found.headline}")
-                print_case(found.case, found.operations_before_shrinking, found.broken, found.shrinking_problem)
+                print_case(
+                    found.case, found.operations_before_shrinking, found.broken, found.shrinking_problem, found.engines
+                )
+                print_other(found.engines, found.broken, found.broken_by_other)
             document = found.record()
             if self._folder is not None:
                 path = pathlib.Path(self._folder) / f"{found.feature}-{found.seed}-v{found.version}.jsonl"

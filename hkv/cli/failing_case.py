@@ -17,7 +17,13 @@ MOST = 20
 """Operations of a case that are printed; of a longer one, the last."""
 
 
-def print_case(case: Case, whole: int, broken: Broken | str, problem: str | None = None) -> None:
+def print_case(
+    case: Case,
+    whole: int,
+    broken: Broken | str,
+    problem: str | None = None,
+    engines: tuple[str, str] | None = None,
+) -> None:
     """Prints where the engines differ, which invariant is broken, and the operations that lead there.
 
     Args:
@@ -25,10 +31,13 @@ def print_case(case: Case, whole: int, broken: Broken | str, problem: str | None
       whole: operations it had before.
       broken: result of `first_broken`.
       problem: the error that ended shrinking too early, or None.
+      engines: names of the engine in doubt and of the one that counts; None where they are not to be said.
     """
     mismatch = case.mismatch
     line, operation = len(case.answers) + 1, describe(case.differing[-1]) if case.operations else "header"
-    click.echo(f"  line {line}: {operation}: {mismatch.field}\n    wanted {mismatch.want}\n    got    {mismatch.got}")
+    doubted, counts = ("", "") if engines is None else (f"  ({name})" for name in engines)
+    click.echo(f"  line {line}: {operation}: {mismatch.field}")
+    click.echo(f"    wanted {mismatch.want}{counts}\n    got    {mismatch.got}{doubted}")
     print_broken(case.header, case.operations, broken, whole, len(case.answers))
     if problem is not None:
         click.echo(f"  shrinking ended early, this is the smallest case up to there: {_one_line(problem)}")
@@ -63,6 +72,15 @@ def print_broken(
             click.echo(f"    {index + 2:>4}: {_plain(describe(operations[index]))}")
             if differing is not None and index + 1 == differing < len(operations):
                 click.echo("          from here on the engine in doubt follows its own answers")
+
+
+def print_other(engines: tuple[str, str], broken: Broken | str, other: Broken | str) -> None:
+    """Prints what the invariants say of the engine that counts, where either breaks one; arguments as of
+    `FoundDifference`."""
+    if isinstance(other, Broken):
+        click.echo(f"  {engines[1]} breaks {other.name}, line {other.line}, {other.problem}")
+    elif isinstance(broken, Broken):
+        click.echo(f"  {engines[1]}: {other}")
 
 
 def print_log(path: pathlib.Path | str) -> None:

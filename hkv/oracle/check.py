@@ -44,7 +44,7 @@ class Difference:
     def describe(self) -> str:
         """The report, a few lines of text."""
         subject = f"{self.operation} {self.id}" if self.id else self.operation
-        lines = [f"{self.path}:{self.line}: {subject}: {self.field}", f"  wanted {self.want}", f"  got    {self.got}"]
+        lines = [f"{self.path}:{self.line}: {subject}: {self.field}", f"  log    {self.want}", f"  engine {self.got}"]
         if self.history:
             lines.append("  last operations" + (f" on {self.id}:" if self.id else ":"))
             lines += [f"    {line}: {text}" for line, text in self.history]

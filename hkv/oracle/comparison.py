@@ -11,10 +11,11 @@ from hkv.bugs import bugs_of_part, refuse_bugs
 from hkv.columns import Columns, columns
 from hkv.dialects import registry
 from hkv.errors import ConfigError, EngineFailure, UnsupportedConfigError
-from hkv.oracle.broken_invariant import Broken, first_broken
+from hkv.oracle.broken_invariant import Broken, first_broken, on_its_own, repaired
 from hkv.oracle.capabilities import lacking
 from hkv.oracle.check import describe
 from hkv.oracle.diagnosis import FURTHER_SEEDS, Diagnosis, Traffic, diagnosed, smaller
+from hkv.oracle.engines import trusted_first
 from hkv.oracle.implemented import flags_for
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import Disagreement, Only, differ, draw, features_of
@@ -37,7 +38,9 @@ class FoundDifference:
       case: the operations up to the one that is answered differently, or on to the broken invariant, made small if
         that was wanted.
       operations_before_shrinking: number of operations before.
+      engines: names of the engine in doubt and of the one that counts.
       broken: the first invariant that the engine in doubt breaks on the case; in words, why there is none.
+      broken_by_other: the same of the engine that counts.
       shrinking_problem: the error that ended shrinking too early, or None.
     """
 
@@ -46,7 +49,9 @@ class FoundDifference:
     version: int
     case: Case
     operations_before_shrinking: int
+    engines: tuple[str, str]
     broken: Broken | str
+    broken_by_other: Broken | str
     shrinking_problem: str | None
 
     @property
@@ -61,10 +66,12 @@ class FoundDifference:
 
     @property
     def headline(self) -> str:
-        """First line of a report: the broken invariant and how, or the wrong answer."""
+        """First line of a report: the broken invariant, how, and by whom if not by the engine in doubt; or what is
+        wrong with the answer."""
         if isinstance(self.broken, Broken):
-            problem = " ".join(self.broken.problem.split())
-            return f"{self.broken.name}: " + _LONG.sub(r"[\1..., \2]", problem)
+            return _problem(self.broken)
+        if isinstance(self.broken_by_other, Broken):
+            return f"{self.engines[1]} itself breaks {_problem(self.broken_by_other)}"
         said = registry.dialect_of(self.case.header.dialect).difference(self.case) if self.case.operations else ""
         mismatch = self.case.mismatch
         wrong = mismatch.got if self.case.fails else f"{mismatch.field} is {mismatch.got}, not {mismatch.want}"
@@ -94,8 +101,15 @@ class FoundDifference:
             "operations_before_shrinking": self.operations_before_shrinking,
             "invariant": self.invariant,
             "invariant_problem": self.broken.problem if isinstance(self.broken, Broken) else self.broken,
+            "in_doubt": self.engines[0],
+            "invariant_of_other": self.broken_by_other.name if isinstance(self.broken_by_other, Broken) else None,
             **({} if self.shrinking_problem is None else {"shrinking_problem": self.shrinking_problem}),
         }
+
+
+def _problem(broken: Broken) -> str:
+    """A broken invariant on one line, long lists of blocks shortened."""
+    return f"{broken.name}: " + _LONG.sub(r"[\1..., \2]", " ".join(broken.problem.split()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +181,8 @@ class Comparison:
     """Compares two engines on one seed after the other.
 
     Args:
-      engines: the engine in doubt, and the one that counts; None for the dialect's default.
+      engines: two engines; where one is HKV's own, the other is in doubt (`trusted_first`), else the first. None for
+        the dialect's default.
       only: selection of the configurations that are drawn, and their dialect.
       version: of the log format; None for all in turn.
       steps: scheduling steps a seed.
@@ -176,7 +191,7 @@ class Comparison:
       timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
 
     Attributes:
-      engines: their names.
+      engines: names of the engine in doubt and of the one that counts.
       features: features of the traffic.
     """
 
@@ -191,9 +206,8 @@ class Comparison:
         timeout: float | None = None,
     ) -> None:
         rules = registry.dialect_of(only.dialect)
-        (tested, self._tested), (right, self._right) = (
-            named_engine(engine, timeout) for engine in (engines or rules.default_pair)
-        )
+        counts, doubted = trusted_first(engines or rules.default_pair, only.dialect)
+        (tested, self._tested), (right, self._right) = (named_engine(engine, timeout) for engine in (doubted, counts))
         self.engines = tested, right
         self.features = features_of(only)
         self._only, self._steps, self._ids = only, steps, ids
@@ -307,8 +321,10 @@ class Comparison:
                 found = dataclasses.replace(found, case=shrinker.seen_before(found.case))
             if shrinker.keeps is not None or isinstance(broken, Broken):
                 found = dataclasses.replace(found, broken=broken)
-            version = found.case.header.oplog
-            yield FoundDifference(feature, found.seed, version, found.case, whole, found.broken, shrinker.problem)
+            case = found.case
+            other = on_its_own(self._right, case.header, repaired(case.header, case.operations))[1]
+            said = (self.engines, found.broken, other, shrinker.problem)
+            yield FoundDifference(feature, found.seed, case.header.oplog, case, whole, *said)
         if interrupt is not None:
             raise interrupt
 
@@ -356,8 +372,8 @@ def diff(
 ) -> DiffResult:
     """Drives two engines through the same random traffic and compares every answer (`hkv diff`).
 
-    Stops at the first difference of each feature, makes the case small, and names the first invariant that the engine
-    in doubt breaks on it.
+    Stops at the first difference of each feature, makes the case small, and names the first invariant that either
+    engine breaks on it. Where one of them is HKV's own, the other is in doubt, in whichever order they are given.
 
     Args:
       tested: the engine in doubt.

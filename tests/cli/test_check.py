@@ -48,7 +48,7 @@ def test_difference(good: pathlib.Path, bad: pathlib.Path) -> None:
     result = CliRunner().invoke(command, [str(bad.parent)])
     assert result.exit_code == 1
     assert f"{bad}:5: allocate r1: blocks[0]" in result.output
-    assert "wanted [1, 3]" in result.output
+    assert "log    [1, 3]" in result.output
     assert "1 of 2 logs agree" in result.output
 
 
@@ -159,7 +159,7 @@ def test_junit(good: pathlib.Path, bad: pathlib.Path, tmp_path: pathlib.Path) ->
     suite = ElementTree.parse(report).getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
     (failure,) = suite.iter("failure")
-    assert "wanted [1, 3]" in str(failure.text)
+    assert "log    [1, 3]" in str(failure.text)
 
 
 def test_a_log_that_ends_early_agrees_up_to_there(tmp_path: pathlib.Path) -> None:

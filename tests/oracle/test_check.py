@@ -39,7 +39,7 @@ def test_first_difference(factory: type[NumpyEngine]) -> None:
     assert (difference.field, difference.want, difference.got) == ("blocks[0]", [1, 3], [1, 2])
     assert [line for line, _ in difference.history] == [3, 4, 5]
     report = difference.describe()
-    for part in ("a.jsonl:5: allocate r1: blocks[0]", "wanted [1, 3]", "got    [1, 2]", "request id=r1 tokens=[5,6,7]"):
+    for part in ("a.jsonl:5: allocate r1: blocks[0]", "log    [1, 3]", "engine [1, 2]", "request id=r1 tokens=[5,6,7]"):
         assert part in report
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from hkv.dialects.vllm.dialect import VllmDialect
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, ExtraKeys, Header
 from hkv.oracle.broken_invariant import on_its_own
 from hkv.oracle.comparison import diff
+from hkv.oracle.engines import trusted_first
 from hkv.oracle.record import draw
 
 
@@ -114,6 +116,48 @@ def test_a_defect_is_diagnosed(engine: Any, feature: str, names: set[str]) -> No
     (found,) = result.found
     assert found.invariant in names, found.broken
     assert len(found.case.operations) <= 12
+
+
+def test_the_engine_that_is_not_of_hkv_is_in_doubt_in_either_order() -> None:
+    headlines = []
+    for order in ((FreesUnderAStep, "numpy"), ("numpy", FreesUnderAStep)):
+        result = diff(*order, features=["core"], seeds=60, version=2)
+        assert result.engines == ("FreesUnderAStep", "numpy")
+        (found,) = result.found
+        assert isinstance(found.broken_by_other, str)
+        assert found.case.mismatch.want == found.record()["want"]
+        headlines.append(found.headline)
+    assert headlines[0] == headlines[1]
+    assert headlines[0].startswith("retirement: after allocate ")
+
+
+@pytest.mark.parametrize(
+    ("engines", "expected"),
+    [
+        (("numpy", "vllm"), ("numpy", "vllm")),
+        (("vllm", "numpy"), ("numpy", "vllm")),
+        (("vllm@0.34", "jax"), ("jax", "vllm@0.34")),
+        (("numpy", "jax"), ("numpy", "jax")),
+        (("jax", "numpy"), ("numpy", "jax")),
+        ((SharesAdapters, "cmd:./engine"), ("cmd:./engine", SharesAdapters)),
+        ((NumpyEngine, SharesAdapters), (NumpyEngine, SharesAdapters)),
+    ],
+)
+def test_the_one_that_counts(engines: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    assert trusted_first(engines, "vllm-0.33") == expected
+
+
+def test_an_own_engine_that_breaks_an_invariant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should the reference be wrong, and the engine in doubt right, the report says so."""
+
+    class RightEngine(NumpyEngine):
+        """As the reference was before it became wrong."""
+
+    monkeypatch.setattr(VllmDialect, "engines", {"numpy": f"{__name__}:FreesUnderAStep"})
+    (found,) = diff(RightEngine, "numpy", features=["core"], seeds=60, version=2).found
+    assert found.invariant is None
+    assert found.headline.startswith("numpy itself breaks retirement: after allocate ")
+    assert found.record()["invariant_of_other"] == "retirement"
 
 
 def test_a_request_that_comes_again_is_said_to():

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import pathlib
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,10 +15,34 @@ from hkv.dialects import registry
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.engine import EngineFactory
 
+REFERENCE = "numpy"
+"""Name that a dialect gives to its reference."""
+
 
 def built_in() -> tuple[str, ...]:
     """Names of built-in engines, of every dialect."""
     return tuple(dict.fromkeys(name for dialect in registry.dialects() for name in dialect.engines))
+
+
+def trusted_first(engines: Sequence[Any], dialect: str) -> tuple[Any, Any]:
+    """Two engines, the one that counts and the one in doubt, whichever was named first.
+
+    A reference counts before any other engine, HKV's compiled form before engines of others: those that drive an
+    installed package, run in a process or are somebody's class. Of two of one standing, the second counts.
+
+    Args:
+      engines: names, or factories.
+      dialect: name of the dialect.
+    """
+    rules = registry.dialect_of(dialect)
+
+    def standing(engine: Any) -> int:
+        own = [name for name in rules.engines if name not in rules.engine_versions]
+        names = [engine] if isinstance(engine, str) else [name for name in own if rules.engine(name) is engine]
+        return max((1 + (name == REFERENCE) for name in names if name in own), default=0)
+
+    first, second = engines
+    return (first, second) if standing(first) > standing(second) else (second, first)
 
 
 def forms() -> str:

@@ -254,12 +254,14 @@ class InstalledVllmEngine:
 
     def state(self) -> CacheState:
         blocks = [block for block in self._pool.blocks if not block.is_null]
+        # The null block is asked too: it never has a key, unless somebody registers a skipped column.
+        keyed = [block for block in self._pool.blocks if block.block_hash is not None]
         rows = {id: _ids(self._manager.get_blocks(id).blocks) for id in self._requests}
         return CacheState(
             free=[block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()],
             refs={str(block.block_id): block.ref_cnt for block in blocks if block.ref_cnt},
             rows={id: row for id, row in rows.items() if any(row)},
-            cached={str(b.block_id): vllm_objects.cached_entry(b) for b in blocks if b.block_hash is not None},
+            cached={str(block.block_id): vllm_objects.cached_entry(block) for block in keyed},
         )
 
     def num_free(self) -> int:

@@ -76,7 +76,8 @@ def _found(case: Case, group: int, want: list[int], got: list[int]) -> str:
 def _granted(case: Case) -> str:
     """A grant that had to be a refusal, and the reason for that."""
     story = _story(case)
-    return f"{case.differing[-1].id} is granted blocks and must be refused{story.words(story.answers[-1])[9:]}"
+    _, refused, why = story.words(story.answers[-1]).partition(": refused")
+    return f"{case.differing[-1].id} is granted blocks and must be refused{why if refused else ''}"
 
 
 def _cached(case: Case) -> str:

@@ -112,7 +112,9 @@ def registration(moment: Moment) -> Iterator[str]:
     for block, (group, covered, key) in moment.after.cached.items():
         fresh = moment.before.cached.get(block) != (group, covered, key) and (group, key) not in moved
         if fresh and covered > _registrable(config, group, tokens):
-            yield f"block {block} of group {group} is known by {covered} tokens of {tokens}"
+            reach = _registrable(config, group, tokens)
+            whose = f"the first {covered} tokens of {operation.id}"
+            yield f"block {block} of group {group} is cached as {whose}, beyond the {reach} that a hit may end in"
     granted = isinstance(moment.answer, oplog.Allocation) and moment.answer.blocks is not None
     dense = config.caching and config.retention_interval is None and not config.partial_hits
     dense = dense and not any(spec.replays for spec in config.topology.specs)

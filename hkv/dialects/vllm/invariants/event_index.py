@@ -60,10 +60,10 @@ class EventIndex:
         self._due.clear()
         seen = collections.Counter((group, key) for group, _, key in moment.after.cached.values())
         if missing := [entry for entry in seen - self._blocks if entry not in self._unsure]:
-            yield f"cached, but the events do not say so: {sorted(missing)}"
+            yield f"no stored event names what is cached, as (group, key): {sorted(missing)}"
         gone = [entry for entry in self._blocks - seen if entry[0] in self._single and entry not in self._unsure]
         if gone:
-            yield f"cached by the events, but not so: {sorted(gone)}"
+            yield f"stored by the events, and no block is cached so, as (group, key): {sorted(gone)}"
 
     def _note_report(self, moment: Moment) -> None:
         """A hit of a request that reports: an event for the whole blocks of each group, one for a block's part."""

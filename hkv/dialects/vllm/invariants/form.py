@@ -12,7 +12,8 @@ from hkv.dialects.vllm.invariants.moment import Moment
 def form(moment: Moment) -> Iterator[str]:
     """Blocks, groups and requests that a state names exist; who runs has a row in every group, and nobody else has any.
 
-    Holds after every operation. No exception; a row may be empty in some group, `opaque` or not, but not in all.
+    Holds after every operation. No exception; a row may be empty in some group, `opaque` or not, but not in all. The
+    null block has no key.
     """
     after, config = moment.after, moment.config
     groups = len(config.topology.groups)
@@ -20,6 +21,8 @@ def form(moment: Moment) -> Iterator[str]:
     if strange := sorted(block for block in named if not 0 <= block < config.num_blocks):
         yield f"there are no blocks {strange}"
     for block, (group, tokens, _) in after.cached.items():
+        if not block:
+            yield f"the null block is cached as {tokens} tokens of group {group}, though it holds none"
         if not 0 <= group < groups or tokens < 1:
             yield f"block {block} is known by {tokens} tokens of group {group}"
     running = {id for id, record in moment.ledger.requests.items() if record.running}

@@ -23,10 +23,13 @@ class Snapshot:
       owners: of each block in a row, every `(request, group, column)` that names it.
       entries: every `(group, key in hex)`.
       held: references of blocks that were taken along, by `pop`, `hold` or copies, and are to be given back.
+      num_free: number of free blocks as the engine counts them; None where it does not say.
     """
 
-    def __init__(self, state: CacheState, held: Mapping[int, int] = MappingProxyType({})) -> None:
-        self.held = dict(held)
+    def __init__(
+        self, state: CacheState, held: Mapping[int, int] = MappingProxyType({}), num_free: int | None = None
+    ) -> None:
+        self.held, self.num_free = dict(held), num_free
         self.free = state.free
         self.refs = {int(block): count for block, count in state.refs.items()}
         self.rows: dict[str, Rows] = state.rows

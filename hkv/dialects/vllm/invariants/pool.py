@@ -19,9 +19,12 @@ FAR = 1 << 20
 def conservation(moment: Moment) -> Iterator[str]:
     """Free and referenced blocks are all blocks but the null block, each in one of the two states, queued once.
 
-    Holds after every operation. No exception: a cached block is free or referenced like any other.
+    Holds after every operation. No exception: a cached block is free or referenced like any other. What the engine
+    counts as free (`num_free`, where it says so) is the length of the queue.
     """
     after = moment.after
+    if after.num_free not in (None, len(after.free)):
+        yield f"{after.num_free} blocks are counted as free, and {len(after.free)} are in the queue"
     queued = collections.Counter(after.free)
     for block, times in queued.items():
         if times > 1:

@@ -107,7 +107,7 @@ def release(moment: Moment) -> Iterator[str]:
     if isinstance(operation, oplog.ResetOp):
         ok = isinstance(moment.answer, oplog.Reset) and moment.answer.ok
         if ok != (not before.refs):
-            yield f"reset answered {ok} with {len(before.refs)} blocks in use"
+            yield f"reset answered {ok} with {len(before.refs)} blocks in use, {len(before.free)} in the queue"
         if ok and after.cached:
             yield f"blocks {sorted(after.cached)} are still cached"
         return

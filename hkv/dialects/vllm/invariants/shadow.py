@@ -256,7 +256,9 @@ class Shadow:
     def _what(self, found: int | None, block: int) -> str:
         if not block:
             return "the null block"
-        return "where there is poison" if found is None else "which holds the content of another prefix"
+        if found is None:
+            return "which nobody has written since the block was handed out"
+        return "which holds the content of another prefix"
 
     def _named(self, record: RequestRecord, end: int) -> list[int]:
         """Names of the prefixes that end in each of the first `end` tokens."""

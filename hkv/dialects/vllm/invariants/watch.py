@@ -6,6 +6,7 @@ import collections
 from collections.abc import Iterable
 
 from hkv.dialects.vllm.engines.engine import Engine, apply
+from hkv.dialects.vllm.engines.process import ProcessEngine
 from hkv.dialects.vllm.invariants.invariant import INVARIANTS
 from hkv.dialects.vllm.invariants.moment import KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.log import structs as oplog
@@ -32,6 +33,8 @@ class Watch:
 
     def __init__(self, engine: Engine, header: Header, invariants: Iterable[Invariant] | None = None) -> None:
         self._engine = engine
+        # A program in a process of its own need not know the question.
+        self._num_free = None if isinstance(engine, ProcessEngine) else getattr(engine, "num_free", None)
         self._config = to_config(header)
         chosen = INVARIANTS.values() if invariants is None else invariants
         # What a state names must exist before anything else can be asked of it.
@@ -75,7 +78,7 @@ class Watch:
         return apply(self._engine, operation)
 
     def _read(self) -> Snapshot:
-        return Snapshot(self._engine.state(), self._held)
+        return Snapshot(self._engine.state(), self._held, None if self._num_free is None else self._num_free())
 
     def _ask(self, invariant: Invariant, moment: Moment) -> None:
         invariant(moment)
