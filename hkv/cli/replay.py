@@ -165,6 +165,13 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
     type=click.IntRange(0, MAX_COUNT),
     help="Keep N requests in the system, whatever the time stamps; 0: off.",
 )
+@click.option(
+    "--warmup",
+    metavar="N|P%",
+    default="0",
+    show_default=True,
+    help="The first N requests, or P percent of them, do not count as prompts, hits or misses.",
+)
 @click.option("--ceilings", is_flag=True, help="Replay again with one cause of misses removed at a time.")
 @json_option
 @click.option(
@@ -250,7 +257,7 @@ def _replay(
     options: dict[str, Any],
     progress: Callable[[], None],
 ) -> Outcome:
-    how: dict[str, Any] = {name: options[name] for name in ("engine", "check")}
+    how: dict[str, Any] = {name: options[name] for name in ("engine", "check", "warmup")}
     how["sampled"] = bool(options["plot_path"] or options["json_path"])
     return replay(trace, studied.cache, studied.schedule, timing, progress=progress, **how)
 

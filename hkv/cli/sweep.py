@@ -124,11 +124,11 @@ def _table(answer: Mapping[str, Any]) -> Table:
     table = Table(title=answer["line"] or "Sweep", title_justify="left")
     bounded = any(sweep.OPTIMAL in row for row in answer["points"])
     more = ("optimal", "gap") if bounded else ()
-    for name in ("pool", "hit rate", *more, "evictions", "preemptions", "never fits"):
+    for name in ("pool", "hit rate", *more, "evictions", "preemptions", "refused"):
         table.add_column(name, justify="right")
     for row in answer["points"]:
         evictions = "" if row["evictions"] is None else f"{row['evictions']:,}"
-        columns = [evictions, f"{row['preemptions']:,}", f"{row['never_fit']:,}"]
+        columns = [evictions, f"{row['preemptions']:,}", f"{sweep.refused(row):,}"]
         if bounded:
             best = sweep.optimal_rate(row)
             columns[:0] = [f"{best:.2%}", f"{best - row['hit_rate']:.2%}"]
@@ -138,7 +138,8 @@ def _table(answer: Mapping[str, Any]) -> Table:
 
 def _sentences(answer: Mapping[str, Any]) -> Iterator[str]:
     best, bend, infinite = answer["highest"], answer["knee"], answer["infinite"]
-    yield f"highest: {best['hit_rate']:.2%}, with {_shown(best)}"
+    lost = f", {sweep.refused(best):,} requests refused" if sweep.refused(best) else ""
+    yield f"highest: {best['hit_rate']:.2%}, with {_shown(best)}{lost}"
     if infinite is not None:
         still = f", with {infinite['evictions']:,} evictions still" if infinite["evictions"] else ""
         yield f"infinite: {infinite['hit_rate']:.2%}{still}"

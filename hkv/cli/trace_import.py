@@ -25,12 +25,20 @@ from hkv.replay.traces.imports.kv_events import requests_of
 from hkv.replay.traces.imports.own_lines import own_lines
 from hkv.replay.traces.imports.synthetic import MODELS, SharedPrefix
 from hkv.replay.traces.imports.texts import TEMPLATES
+from hkv.replay.traces.imports.tokenizer import BYTES
 
 COMMON = {"source", "format", "output", "limit", "json_path"}
 """Parameters that mean something to every format."""
 
 SYNTHETIC_TOKENS = 16
 """Tokens of an id where prefixes are made up."""
+
+
+class TokenizerFile(click.Path):
+    """A file, or `bytes`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == BYTES else super().convert(value, param, ctx)
 
 
 @click.command("import")
@@ -51,7 +59,10 @@ SYNTHETIC_TOKENS = 16
     help="Tokens that an id of SOURCE stands for; where it has texts or tokens, ids of so many are written instead.",
 )
 @click.option(
-    "--tokenizer", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="tokenizer.json, for texts."
+    "--tokenizer",
+    metavar="FILE",
+    type=TokenizerFile(exists=True, dir_okay=False),
+    help="tokenizer.json, for texts; or `bytes`: each byte of UTF-8 is a token.",
 )
 @click.option(
     "--template",
@@ -106,8 +117,9 @@ def command(source: str | None, format: str, output: str, json_path: str | None,
 
     SOURCE is a file, perhaps compressed (gzip, Zstandard), a pipe, or - for standard input. Formats with ids of blocks:
     mooncake, bailian, timed-trace, dynamo (sessions with delays). With texts, which want --tokenizer: sharegpt,
-    openai-chat, openai-batch, prompts. Of lengths and times alone, so that nothing is ever found in a cache: azure,
-    burstgpt. And kv-events (vLLM's, recorded by `hkv check-events --record` or from --endpoint) and operation-log.
+    openai-chat, openai-batch, prompts, text (a prompt a line). Of lengths and times alone, so that nothing is ever
+    found in a cache: azure, burstgpt. And kv-events (vLLM's, recorded by `hkv check-events --record` or from
+    --endpoint) and operation-log.
 
     \b
     Example:

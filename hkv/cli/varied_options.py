@@ -92,5 +92,13 @@ def points_of(words: Words) -> list[Point]:
             default = context.get_parameter_source("engine") is ParameterSource.DEFAULT
             engine = None if default else options["engine"]
             single.prepared(options)
-            points.append(Point(labels=labels, options=options, timing=single.timing_of(options), engine=engine))
+            points.append(
+                Point(
+                    labels=labels,
+                    options=options,
+                    timing=single.timing_of(options),
+                    engine=engine,
+                    warmup=options["warmup"],
+                )
+            )
     return points

@@ -90,7 +90,7 @@ class Missed:
 
 
 def attributed(outcome: Outcome) -> Missed:
-    """The attribution of a replay's requests, in the order of the trace; those never admitted have nothing.
+    """The attribution of a replay's requests, in the order of the trace; none where never admitted, or of the warm-up.
 
     Raises:
       ValueError: the replay was not of a trace.
@@ -108,7 +108,7 @@ def attributed(outcome: Outcome) -> Missed:
     steps, lost = outcome.recorder.steps.step, columns[EVICTED].tolist()
     rest = {cause: columns[cause].tolist() for cause in (NOT_COMPUTED, NOT_RETAINED, FELL_SHORT)}
     for place, (record, other) in enumerate(zip(records, others, strict=True)):
-        if record.admitted < 0:
+        if record.admitted < 0 or record.index < outcome.warmup:
             continue
         for group, each in enumerate(record.lacking):
             if each.reason == EVICTED and lost[place]:
@@ -167,10 +167,11 @@ def _columns(outcome: Outcome, records: Sequence[RequestRecord], others: Sequenc
         resumed = np.where(told, np.clip(found, hit, top), hit)
         cuts += [(UNTOLD, top), (NOT_COMPUTED, np.where(told, top, hit))]
         cuts += [(NOT_RETAINED, np.where(told, np.clip(computed, resumed, top), hit)), (EVICTED, resumed)]
+    counted = (admitted >= 0) & (np.array([record.index for record in records]) >= outcome.warmup)
     columns = {cause: np.zeros(len(records), np.int64) for cause in CAUSES}
     ends = [*(limit for _, limit in cuts[1:]), hit]
     for (cause, limit), end in zip(cuts, ends, strict=True):
-        columns[cause] = np.where(admitted >= 0, np.maximum(limit, hit) - np.maximum(end, hit), 0)
+        columns[cause] = np.where(counted, np.maximum(limit, hit) - np.maximum(end, hit), 0)
     short = np.array([other is not None and _all_had(other.lacking) for other in others], bool)
     columns[FELL_SHORT] = np.where(short, columns[NOT_RETAINED], 0)
     columns[NOT_RETAINED] -= columns[FELL_SHORT]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from hkv.replay.optimal import optimal_hits
 from hkv.replay.points import Point
 from hkv.replay.reuse import Reuse, reuse
+from hkv.replay.run import warmup_requests
 from hkv.replay.sweep import OPTIMAL, Row, line_of, size_of
 from hkv.replay.traces.interned import InternedTrace
 
@@ -30,9 +33,18 @@ def with_optimal(points: Sequence[Point], rows: Sequence[Row], trace: InternedTr
             continue
         if asked not in found:
             found[asked] = reuse(trace, *asked)
-        hits = optimal_hits(found[asked], cache.pools, studied.schedule.lookahead)
+        hits = optimal_hits(_after(found[asked], trace, point), cache.pools, studied.schedule.lookahead)
         more.append({**row, OPTIMAL: int(hits.sum())})
     return more
+
+
+def _after(reuse: Reuse, trace: InternedTrace, point: Point) -> Reuse:
+    """The reuse of which the requests after the warm-up alone have something."""
+    first = warmup_requests(point.warmup, len(trace.requests))
+    counts = reuse.requests >= first
+    return dataclasses.replace(
+        reuse, free=np.where(counts, reuse.free, 0), spans=reuse.spans[counts[reuse.spans[:, 1]]]
+    )
 
 
 def infinite_points(points: Sequence[Point], rows: Sequence[Row]) -> dict[str, Point]:

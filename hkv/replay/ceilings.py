@@ -53,7 +53,9 @@ def ceilings(
             continue
         name = default_engine(cache)[0] if engine == COMPILED else engine
         changed = outcome.unevicted if change == EVICTS_NOTHING else None
-        changed = changed or replay(trace, cache, schedule, timing, engine=name, causes=False)
+        changed = changed or replay(
+            trace, cache, schedule, timing, engine=name, causes=False, warmup=str(outcome.warmup)
+        )
         totals = summary.totals(changed)
         found.append(Ceiling(change, totals["hit_tokens"], totals["hit_rate"], changed.evictions))
     return tuple(found)

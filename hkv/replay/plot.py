@@ -96,7 +96,7 @@ def causes_over_time(outcome: Outcome, edges: np.ndarray) -> dict[str, np.ndarra
     def over_time(tokens: np.ndarray) -> np.ndarray:
         return np.histogram(admitted[there], edges, weights=tokens[there].astype(float))[0]
 
-    hits = np.array([record.hit for record in records], np.int64)
+    hits = np.array([record.hit if record.index >= outcome.warmup else 0 for record in records], np.int64)
     return {"hit": over_time(hits), **{name: over_time(tokens) for name, tokens in grouped_causes(found).items()}}
 
 

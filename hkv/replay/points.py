@@ -6,9 +6,12 @@ import concurrent.futures
 import dataclasses
 import functools
 import multiprocessing
+import multiprocessing.process
 import os
 import pickle
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -36,6 +39,7 @@ class Point:
       engine: name of the engine; None for the compiled one, where it has the cache's rules, else the NumPy engine.
       room: blocks that its compiled program has room for, so that the points of a line share one.
       infinite: whether the pool is replaced by one that evicts nothing.
+      warmup: requests at the beginning that do not count, as `hkv.replay.run.warmup_requests` takes them.
     """
 
     labels: Mapping[str, str]
@@ -44,6 +48,7 @@ class Point:
     engine: str | None = None
     room: int = 0
     infinite: bool = False
+    warmup: str = "0"
 
     def studied(self) -> StudiedCache:
         """The cache that it is about, without `infinite`.
@@ -62,7 +67,8 @@ def replayed(point: Point, trace: InternedTrace) -> ReplayResult:
     """
     studied = point.studied()
     engine = default_engine(studied.cache)[0] if point.engine is None else point.engine
-    return result_of(replay(trace, studied.cache, studied.schedule, point.timing, engine=engine), engine)
+    outcome = replay(trace, studied.cache, studied.schedule, point.timing, engine=engine, warmup=point.warmup)
+    return result_of(outcome, engine)
 
 
 def measured(point: Point, trace: InternedTrace) -> Row:
@@ -75,7 +81,10 @@ def measured(point: Point, trace: InternedTrace) -> Row:
     cache = _infinite(studied, trace) if point.infinite else studied.cache
     cache.room = point.room
     engine = default_engine(cache)[0] if point.engine is None else point.engine
-    totals = summary.totals(replay(trace, cache, studied.schedule, point.timing, engine=engine, causes=False))
+    outcome = replay(trace, cache, studied.schedule, point.timing, engine=engine, causes=False, warmup=point.warmup)
+    totals = summary.totals(outcome)
+    prompts = sum(each.input_length for each in trace.requests[outcome.warmup :])
+    totals |= {"prompt_tokens": prompts, "hit_rate": totals["hit_tokens"] / prompts if prompts else 0.0}
     return {"options": dict(point.labels), **{name: totals[name] for name in COLUMNS}}
 
 
@@ -107,7 +116,7 @@ def in_processes(
     spawned = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory(prefix="hkv-sweep-") as folder,
-        concurrent.futures.ProcessPoolExecutor(min(jobs, len(points)), spawned, native_loops.enable) as pool,
+        concurrent.futures.ProcessPoolExecutor(min(jobs, len(points)), spawned, _begin) as pool,
     ):
         path = os.path.join(folder, "trace")
         with open(path, "wb") as file:
@@ -119,6 +128,20 @@ def in_processes(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _begin() -> None:
+    """Prepares a process: it ends with the one that started it, however that ended, and leaves Ctrl-C to it."""
+    native_loops.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _in_process(work: Callable[[Point, InternedTrace], Found], point: Point, path: str) -> Found:

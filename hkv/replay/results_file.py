@@ -49,7 +49,15 @@ class ResultsFile:
 
     def _key(self, point: Point) -> str:
         asked = {name: value for name, value in point.options.items() if name not in NOT_ASKED}
-        depends = (hkv.__version__, self._trace, sorted(asked.items()), point.timing, point.engine, point.infinite)
+        depends = (
+            hkv.__version__,
+            self._trace,
+            sorted(asked.items()),
+            point.timing,
+            point.engine,
+            point.infinite,
+            point.warmup,
+        )
         return hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
 
 

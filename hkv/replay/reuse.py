@@ -19,6 +19,7 @@ class Reuse:
 
     Attributes:
       unit: tokens of a unit.
+      requests: int64[n], the requests' numbers in the trace.
       prompts: int64[n], tokens of each prompt.
       lengths: int64[n], tokens of each prompt and its output.
       free: int64[n], units of each prompt that an earlier request generated: no cache need have kept them.
@@ -27,6 +28,7 @@ class Reuse:
     """
 
     unit: int
+    requests: np.ndarray
     prompts: np.ndarray
     lengths: np.ndarray
     free: np.ndarray
@@ -63,4 +65,4 @@ def reuse(trace: InternedTrace, units: HitUnits, max_model_len: int) -> Reuse:
                 spans.append((int(last[end]), place, count))
         brought[named[:whole]] = place
         generated[named[whole:]] = True
-    return Reuse(units.unit, prompts, lengths, free, np.array(spans, np.int64).reshape(-1, 3))
+    return Reuse(units.unit, served, prompts, lengths, free, np.array(spans, np.int64).reshape(-1, 3))

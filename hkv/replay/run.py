@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from hkv.errors import ConfigError, HKVError
+from hkv.limits import whole_number
 from hkv.model.topology import Group
 from hkv.replay.attribution import Missed, attributed
 from hkv.replay.hit_units import HitUnits
@@ -195,6 +196,7 @@ class Outcome:
       occupancy: blocks of each group over time; None where nobody asked, or the dialect does not tell.
       state: the cache's state at the end, as the dialect's logs have it, when called; None where nobody knows.
       monitored: what the engine's operators would see then, when called.
+      warmup: requests at the beginning that do not count as prompts, hits or misses.
       unevicted: the same replay in a pool that evicts nothing; None where nobody asked, or the dialect has none.
     """
 
@@ -209,6 +211,7 @@ class Outcome:
     occupancy: Occupancy | None = None
     state: Callable[[], Any] | None = None
     monitored: Callable[[], Mapping[str, Any]] = dict
+    warmup: int = 0
     unevicted: Outcome | None = None
 
     @functools.cached_property
@@ -318,6 +321,7 @@ def replay(
     limit: int | None = None,
     sampled: bool = False,
     causes: bool = True,
+    warmup: str = "0",
     progress: Progress = lambda: None,
 ) -> Outcome:
     """Replays a trace.
@@ -335,6 +339,7 @@ def replay(
       sampled: whether to count each group's blocks now and then.
       causes: whether to find out why prompts were not found: the trace is then replayed in a pool that evicts nothing
         too, by the same engine if that is one of HKV's; this is not checked.
+      warmup: requests at the beginning that do not count, or so many percent of them, such as `50%`.
       progress: called each time a request has finished or is refused for good.
 
     Raises:
@@ -347,10 +352,11 @@ def replay(
         trace = InternedTrace(read_trace(trace, tokens_per_id, limit) if isinstance(trace, str) else trace)
     last = max((timing.step_of(each.timestamp) for each in trace.requests[-1:]), default=0)
     cache.sampling = max(1, last // MOST) if sampled else 0
-    cache.diagnoses = causes
-    unevicted, asked = _without_evictions(trace, cache, schedule, timing, engine) if causes else (None, ())
+    driven = None if engine == COMPILED else cache.engine(engine)
+    cache.diagnoses, first = causes, warmup_requests(warmup, len(trace.requests))
+    unevicted, asked = _without_evictions(trace, cache, schedule, timing, engine, first) if causes else (None, ())
     coming = _coming(trace, cache, schedule, timing, engine, asked)
-    outcome = _replayed(coming, cache, schedule, engine, check, progress)
+    outcome = _replayed(coming, cache, schedule, engine, driven, check, progress)
     facts = TraceFacts(
         trace.granularity,
         sum(not request.tokens_per_id for request in trace.requests),
@@ -366,7 +372,20 @@ def replay(
         prompts = ((now, keys.of(index)[:count].tolist()) for index, (now, count) in enumerate(whole))
         return cache.monitored(outcome.state(), prompts)
 
-    return dataclasses.replace(outcome, trace=facts, monitored=monitored, unevicted=unevicted)
+    return dataclasses.replace(outcome, trace=facts, monitored=monitored, unevicted=unevicted, warmup=first)
+
+
+def warmup_requests(text: str, requests: int) -> int:
+    """Requests at the beginning of a trace that do not count: a number, or a percentage such as `50%`, rounded down.
+
+    Raises:
+      ConfigError: neither, or none would be left.
+    """
+    number = whole_number(text.removesuffix("%"))
+    count = None if number is None else number * requests // 100 if text.endswith("%") else number
+    if count is None or not 0 <= count < requests:
+        raise ConfigError("warmup", text, f"a number of requests below {requests}, or a percentage below 100%")
+    return count
 
 
 def _coming(
@@ -388,7 +407,7 @@ def without_evictions(trace: InternedTrace, cache: ReplayedCache, max_model_len:
 
 
 def _without_evictions(
-    trace: InternedTrace, cache: ReplayedCache, schedule: Schedule, timing: Timing, engine: str
+    trace: InternedTrace, cache: ReplayedCache, schedule: Schedule, timing: Timing, engine: str, first: int
 ) -> tuple[Outcome | None, Sequence[int]]:
     """The replay in a pool that evicts nothing, and its hits: the boundaries up to which the other one is asked."""
     changed = without_evictions(trace, cache, schedule.max_model_len)
@@ -400,16 +419,24 @@ def _without_evictions(
     prompts = [each.input_length for each in trace.requests]
     seen = cache.hit_units.boundaries(prompts, trace.shared(schedule.max_model_len)[0])[-1]
     coming = _coming(trace, changed, schedule, timing, engine, seen.tolist())
-    outcome = _replayed(coming, changed, schedule, engine, False, lambda: None)
-    return outcome, [outcome.recorder.requests[index].hit for index in range(len(prompts))]
+    driven = None if engine == COMPILED else changed.engine(engine)
+    outcome = _replayed(coming, changed, schedule, engine, driven, False, lambda: None)
+    return dataclasses.replace(outcome, warmup=first), [
+        outcome.recorder.requests[index].hit for index in range(len(prompts))
+    ]
 
 
 def _replayed(
-    coming: Iterable[Arrival], cache: ReplayedCache, schedule: Schedule, engine: str, check: bool, progress: Progress
+    coming: Iterable[Arrival],
+    cache: ReplayedCache,
+    schedule: Schedule,
+    engine: str,
+    driven: Any,
+    check: bool,
+    progress: Progress,
 ) -> Outcome:
-    if engine == COMPILED:
+    if driven is None:
         return cache.compiled(schedule, list(coming), check, progress)
-    driven = cache.engine(engine)
     oracle = driven
     if check:
         oracle = cache.engine(REFERENCE)

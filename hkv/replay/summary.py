@@ -17,11 +17,13 @@ def totals(outcome: Outcome) -> dict[str, Any]:
     steps = outcome.recorder.steps
     outcomes = collections.Counter(request.outcome for request in requests)
     admitted = [request for request in requests if request.admitted >= 0]
-    prompt = sum(request.prompt for request in admitted)
-    hit = sum(request.hit for request in admitted)
+    counted = [request for request in admitted if request.index >= outcome.warmup]
+    prompt = sum(request.prompt for request in counted)
+    hit = sum(request.hit for request in counted)
     in_use = sorted(steps.in_use)
     return {
         "requests": len(requests),
+        "warmup": outcome.warmup,
         "finished": outcomes[FINISHED],
         "never_fit": outcomes[NEVER_FITS],
         "too_long": outcomes[TOO_LONG],

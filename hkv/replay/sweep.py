@@ -41,7 +41,8 @@ COLUMNS = (
     "never_fit",
     "too_long",
 )
-"""Totals of a replay that a sweep keeps."""
+"""Numbers of each point: totals of its replay, but for `hit_rate` and `prompt_tokens`, which are of all prompts of the
+trace, those of refused requests too: a pool that refuses long prompts would seem to hit more of them."""
 
 OPTIMAL = "optimal_tokens"
 """Column of hit tokens that no choice of evictions exceeds, where it was asked for."""
@@ -107,6 +108,11 @@ def lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         found.setdefault(line_of(row["options"]), []).append(row)
     return {rest: sorted(each, key=lambda row: size_of(row["options"])) for rest, each in found.items()}
+
+
+def refused(row: Row) -> int:
+    """Requests of a point that were refused for good: too long, or too large for the whole pool."""
+    return row["too_long"] + row["never_fit"]
 
 
 def optimal_rate(row: Row) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hkv.plot_path import check_plot_path
-from hkv.replay.sweep import MEMORY, OPTIMAL, Row, lines, optimal_rate, size_of
+from hkv.replay.sweep import MEMORY, OPTIMAL, Row, lines, optimal_rate, refused, size_of
 
 OPTIMAL_LABEL, INFINITE_LABEL = "at most, by any choice of evictions", "a pool that evicts nothing"
 
@@ -36,6 +36,11 @@ def drawn(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row
         (drawn_line,) = panel.plot(sizes, [100 * row["hit_rate"] for row in line], marker="o", markersize=4)
         drawn_line.set_label(name or "as replayed")
         colour = drawn_line.get_color()
+        for size, row in zip(sizes, line, strict=True):
+            if refused(row):
+                at = (size, 100 * row["hit_rate"])
+                panel.plot(*at, marker="o", markersize=7, markerfacecolor="white", color=colour)
+                panel.annotate(f"{refused(row):,} refused", at, (4, 6), textcoords="offset points", fontsize=8)
         if OPTIMAL in line[0]:
             panel.plot(
                 sizes, [100 * optimal_rate(row) for row in line], color=colour, linestyle=":", label=OPTIMAL_LABEL

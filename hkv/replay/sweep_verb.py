@@ -24,7 +24,7 @@ from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
 from hkv.replay.verb import cache_options, replay_trace
 
-ELSEWHERE = ("trace", "engine", "check", "tokens_per_id", "limit", "step_ms", "speed", "dialect_options")
+ELSEWHERE = ("trace", "engine", "check", "tokens_per_id", "limit", "step_ms", "speed", "dialect_options", "warmup")
 """Arguments of `replay_trace` that say nothing about the cache or the schedule."""
 
 SIZES = {"memory": options_of_sweeps.MEMORY, "num_blocks": options_of_sweeps.BLOCKS}
@@ -56,6 +56,7 @@ def sweep(
     limit: int | None = None,
     step_ms: int = 50,
     speed: int | Fraction = 1,
+    warmup: int | str = 0,
     jobs: int = 1,
     bounds: bool = False,
     results: str | os.PathLike[str] | None = None,
@@ -72,6 +73,7 @@ def sweep(
       limit: as in `replay_trace`.
       step_ms: as in `replay_trace`.
       speed: as in `replay_trace`.
+      warmup: as in `replay_trace`.
       jobs: processes that replay at once; with more than one, a script needs the guard `if __name__ == "__main__"`.
       bounds: whether to find what a pool that evicts nothing hits, and the most that any choice of evictions could.
       results: path of a file of JSON lines, one a point; points that stand there are not replayed again.
@@ -83,7 +85,13 @@ def sweep(
         raise ConfigError("vary", sorted(vary), "values of memory or of num_blocks among them")
     timing = Timing(step_ms=step_ms, speed=Fraction(speed))
     points = [
-        Point(labels=_labels(values), options=_options({**(options or {}), **values}), timing=timing, engine=engine)
+        Point(
+            labels=_labels(values),
+            options=_options({**(options or {}), **values}),
+            timing=timing,
+            engine=engine,
+            warmup=str(warmup),
+        )
         for values in _combinations(vary)
     ]
     interned = InternedTrace(read_trace(os.fspath(trace), tokens_per_id, limit))

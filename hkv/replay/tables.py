@@ -47,7 +47,7 @@ def _totals(outcome: Outcome, engine: str) -> Table:
         ("requests", totals["requests"], f"{totals['finished']:,} finished"),
         ("prompt tokens", totals["prompt_tokens"], ""),
         ("hit tokens", totals["hit_tokens"], ""),
-        ("hit rate", f"{totals['hit_rate']:.2%}", "of prompt tokens, at first admission"),
+        ("hit rate", f"{totals['hit_rate']:.2%}", _counted(outcome)),
         ("output tokens", totals["output_tokens"], ""),
         ("blocks in use, peak", totals["blocks_in_use_peak"], f"of {totals['blocks']:,}"),
         ("blocks in use, median", totals["blocks_in_use_median"], "over steps with work"),
@@ -66,6 +66,11 @@ def _totals(outcome: Outcome, engine: str) -> Table:
     for what, value, remark in rows:
         table.add_row(what, f"{value:,}" if isinstance(value, int) else value, remark)
     return table
+
+
+def _counted(outcome: Outcome) -> str:
+    after = f", after {outcome.warmup:,} requests" if outcome.warmup else ""
+    return f"of prompt tokens, at first admission{after}"
 
 
 def _or_unavailable(value: int | None, engine: str) -> int | str:

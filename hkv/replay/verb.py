@@ -43,6 +43,7 @@ def replay_trace(
     max_model_len: int | str | None = None,
     lookahead: int = 0,
     closed_loop: int = 0,
+    warmup: int | str = 0,
 ) -> ReplayResult:
     """Replays a request trace through a hybrid cache (`hkv replay`; `docs/replay.md` defines every number).
 
@@ -70,6 +71,7 @@ def replay_trace(
       max_model_len: most tokens of prompt and output; `auto`, with a model, for the most that fit; None: the default.
       lookahead: slots allocated for draft tokens.
       closed_loop: requests kept in the system, whatever the time stamps; 0 to follow them.
+      warmup: requests at the beginning that do not count as prompts, hits or misses, or so many percent (`50%`).
 
     Raises:
       HKVError: the trace, the cache, the dialect or the engine cannot be used.
@@ -107,6 +109,7 @@ def replay_trace(
         tokens_per_id=tokens_per_id,
         limit=limit,
         sampled=True,
+        warmup=str(warmup),
     )
     return result_of(outcome, name)
 

@@ -68,7 +68,7 @@ REPLAY_RTP = f"{REPLAYED} --dialect rtp-llm/hybrid --groups full:16,mamba:16 --n
 REPLAY_RTP_MODEL = f"{REPLAYED} --dialect rtp-llm/single --model {SMALL_MODEL} --memory 3GiB"
 SCHEDULE = (
     "--limit 4;--step-ms 500;--speed 1/100;--step-tokens 32;--decode-tokens 5;--max-running 2;"
-    "--max-model-len 80;--closed-loop 1;--no-caching;--ceilings;--json {out}/out.json;--plot {out}/out.svg;"
+    "--max-model-len 80;--closed-loop 1;--no-caching;--warmup 2;--ceilings;--json {out}/out.json;--plot {out}/out.svg;"
 )
 
 TRACE = "trace {workload} -o {{out}}/new.jsonl --requests 20"

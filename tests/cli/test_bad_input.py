@@ -154,6 +154,7 @@ TEXTS = [
     *(("replay", "--num-blocks", value) for value in ("1000000000000", HUGE, LONG, "-5", "0", "1", "nan", "", "5,")),
     *(("replay", "--max-model-len", value) for value in (HUGE, LONG, "-1", "0", "nan", "", "auto")),
     *(("replay", "--speed", value) for value in (HUGE, LONG, "1e999999999", "-1", "0", "nan", "inf", "1/0", "")),
+    *(("replay", "--warmup", value) for value in (HUGE, LONG, "-1", "100%", "1.5%", "nan", "")),
     *(("replay", "--retention", value) for value in (HUGE, LONG, "-1", "nan", "7", "")),
     *(("replay", "--eagle", value) for value in (HUGE, LONG, "-1", "nan", "9", "")),
     *(("replay", "--engine", value) for value in ("", "nothing", "cmd:", "cmd:/nowhere/engine", "nowhere.py:Engine")),

@@ -2,6 +2,12 @@
 
 import csv
 import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +16,8 @@ from hkv.cli import cli
 from hkv.errors import ConfigError, FileError
 from hkv.replay import points, sweep
 from hkv.replay.sweep import first_reaching, knee, lines, values
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +174,88 @@ def test_knee_and_targets():
     assert knee(rows((100, 0.1), (200, 0.2))) is None
     assert knee(rows((100, 0.1), (200, 0.1), (400, 0.1))) is None
     assert lines(list(reversed(line))) == {"": line}
+
+
+def test_requests_that_a_pool_refuses_count_for_every_point(tmp_path):
+    """Three short prompts that are shared, and a long one that the smallest pool refuses: it does not seem the best."""
+    lines = [{"timestamp": 100 * i, "input_length": 64, "output_length": 1, "hash_ids": [0, 1]} for i in range(3)]
+    lines += [{"timestamp": 400, "input_length": 640, "output_length": 1, "hash_ids": list(range(2, 22))}]
+    path, plot = tmp_path / "trace.jsonl", tmp_path / "plot.svg"
+    path.write_text("".join(json.dumps({**line, "tokens_per_id": 32}) + "\n" for line in lines))
+    asked = ("sweep", str(path), "--engine", "numpy", "--groups", "full:16", "--num-blocks", "8;60", "--jobs", "1")
+    (line,) = json.loads(run(*asked, "--json", "-", "--plot", str(plot)).stdout)["lines"]
+    small, large = line["points"]
+    assert (small["never_fit"], large["never_fit"]) == (1, 0)
+    assert small["prompt_tokens"] == large["prompt_tokens"] == 3 * 64 + 640
+    assert small["hit_tokens"] == large["hit_tokens"] == 2 * 48
+    assert small["hit_rate"] == large["hit_rate"] == 96 / 832
+    assert "1 refused" in plot.read_text()
+    shown = run(*asked).stdout
+    assert "refused" in shown
+    assert "highest: 11.54%, with 8 blocks, 1 requests refused" in shown
+
+
+@pytest.mark.parametrize("warmup", ["2", "50%"])
+def test_requests_of_a_warmup_do_not_count(tmp_path, warmup):
+    lines = [{"timestamp": 100 * i, "input_length": 64, "output_length": 1, "hash_ids": [0, 1]} for i in range(4)]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps({**line, "tokens_per_id": 32}) + "\n" for line in lines))
+    asked = (str(path), "--engine", "numpy", "--groups", "full:16", "--num-blocks", "60", "--warmup", warmup)
+    (line,) = json.loads(run("sweep", *asked, "--jobs", "1", "--bounds", "--json", "-").stdout)["lines"]
+    (point,) = line["points"]
+    assert (point["hit_tokens"], point["prompt_tokens"], point["hit_rate"]) == (96, 128, 0.75)
+    assert point["optimal_tokens"] == line["infinite"]["hit_tokens"] == 96
+    found = json.loads(run("replay", *asked, "--json", "-").stdout)
+    assert (found["totals"]["hit_tokens"], found["totals"]["prompt_tokens"], found["totals"]["warmup"]) == (96, 128, 2)
+    assert sum(found["missed"]["tokens"].values()) == 32
+    assert found["requests"]["last token"] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("warmup", ["4", "100%", "-1", "half", "1.5%"])
+def test_a_warmup_that_leaves_nothing_is_refused(trace, warmup):
+    with pytest.raises(ConfigError, match="warmup"):
+        run("replay", trace, "--engine", "numpy", "--groups", "full:16", "--num-blocks", "60", "--limit", "4",
+            "--warmup", warmup)  # fmt: skip
+
+
+def note_and_sleep(path, trace):
+    pathlib.Path(path).write_text(str(os.getpid()))
+    time.sleep(300)
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    """However that ends: killed, it has no time to tell them."""
+    code = """
+        import sys
+        from hkv.replay.points import in_processes
+        from hkv.replay.traces.interned import InternedTrace
+        from tests.cli.test_sweep import note_and_sleep
+        if __name__ == "__main__":
+            list(in_processes(note_and_sleep, sys.argv[1:], InternedTrace([]), 2))
+    """
+    script, notes = tmp_path / "script.py", [tmp_path / "first", tmp_path / "second"]
+    script.write_text(textwrap.dedent(code))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen([sys.executable, script, *notes], env=environment, stderr=subprocess.DEVNULL)
+    assert waited(lambda: all(note.exists() and note.read_text() for note in notes))
+    workers = [int(note.read_text()) for note in notes]
+    process.kill()
+    process.wait()
+    assert waited(lambda: not any(map(runs, workers))), "processes are left"
+
+
+def waited(condition):
+    """True as soon as the condition holds, False if it does not for a minute."""
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def runs(number):
+    """True if there is such a process, and it has not ended yet."""
+    try:
+        os.kill(number, 0)
+        return "(zombie)" not in pathlib.Path(f"/proc/{number}/status").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return False

@@ -396,3 +396,36 @@ def test_turns_never_come_before_the_answer_they_follow(delays):
     assert [turn.line for turn in ordered] == list(range(len(delays)))
     for before, turn in itertools.pairwise(ordered):
         assert turn.timestamp == before.timestamp + 6 + (5 if turn.delay is None else turn.delay)
+
+
+def test_plain_text_is_a_prompt_a_line(importing, tokenizer):
+    lines, said = importing("text", "ab\n\nabc\r\n", "--tokenizer", "bytes", "--output-tokens", "3", "--rate", "1")
+    assert [(line["tokens"], line["output_length"]) for line in lines] == [([97, 98], 3), ([97, 98, 99], 3)]
+    assert said["remarks"]["source whose bytes stand for tokens: several times as many as a model's"] == 1
+    lines, said = importing("text", "ab\n", "--tokenizer", tokenizer, "--output-tokens", "0", "--rate", "1")
+    assert lines[0]["tokens"] == [1, 2]
+    assert not any("bytes" in remark for remark in said["remarks"])
+    with pytest.raises(ConfigError, match=r"json, or bytes, each of which is a token then, for --from text"):
+        importing("text", "ab\n", "--output-tokens", "0", "--rate", "1")
+
+
+@pytest.mark.parametrize(
+    ("first", "name"),
+    [
+        ("TIMESTAMP,ContextTokens,GeneratedTokens", "azure"),
+        ("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", "burstgpt"),
+        ('[{"id": "a", "conversations": []}]', "sharegpt"),
+        ('{"custom_id": "a", "body": {"messages": []}}', "openai-batch"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "openai-chat"),
+        ('{"prompt": "a"}', "prompts"),
+        ('{"oplog":2,"dialect":"vllm-0.33"}', "operation-log"),
+    ],
+)
+def test_a_trace_in_another_format_is_refused_by_what_reads_it(tmp_path, first, name):
+    path = tmp_path / "given"
+    path.write_text(first + "\n")
+    with pytest.raises(FileError, match=f"`hkv trace import {path} --from {name} -o FILE` makes one"):
+        list(read_trace(str(path)))
+    path.write_text(json.dumps({"timestamp": 0, "input_length": 3}) + "\n" + first + "\n")
+    with pytest.raises(FileError, match="hash_ids"):
+        list(read_trace(str(path)))

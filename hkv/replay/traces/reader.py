@@ -21,6 +21,17 @@ MAX_TIMESTAMP = 2**53
 TOKENS_PER_ID = 512
 """Tokens that one of Mooncake's `hash_ids` stands for."""
 
+OTHERS = {
+    "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
+    "sharegpt": ('"conversations"',),
+    "openai-batch": ('"custom_id"', '"body"'),
+    "openai-chat": ('"messages"',),
+    "prompts": ('"prompt"',),
+    "operation-log": ('"oplog"',),
+}
+"""Formats of others that their first line shows, by words that all stand in it; `hkv trace import` reads them."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
@@ -84,10 +95,13 @@ def _read_lines(path: str, file: Any, tokens_per_id: int | None, limit: int | No
             return
         if not text.strip():
             continue
-        line = _Line(path, number, text)
-        if "hash_ids" in line.fields:
-            tokens_per_id = line.tokens_per_id(tokens_per_id)
-        request = line.request(tokens_per_id or TOKENS_PER_ID)
+        try:
+            line = _Line(path, number, text)
+            if "hash_ids" in line.fields:
+                tokens_per_id = line.tokens_per_id(tokens_per_id)
+            request = line.request(tokens_per_id or TOKENS_PER_ID)
+        except FileError as error:
+            raise (error if count else _in_another_format(path, number, text) or error) from None
         if request.timestamp < latest:
             raise line.error("timestamp", request.timestamp, f"at least {latest}, the one before")
         latest = request.timestamp
@@ -96,6 +110,16 @@ def _read_lines(path: str, file: Any, tokens_per_id: int | None, limit: int | No
         yield request
     if not count:
         raise FileError(path, None, "", "no request", "at least one request")
+
+
+def _in_another_format(path: str, number: int, text: bytes) -> FileError | None:
+    """The error that names the format of a first line, and the command that reads it; None where it shows none."""
+    start = text[:10_000].decode("utf-8", "replace").strip()
+    for name, words in OTHERS.items():
+        if all(word in start for word in words):
+            expected = f"HKV's own format, of which `hkv trace import {path} --from {name} -o FILE` makes one"
+            return FileError(path, number, "", start[:40], expected)
+    return None
 
 
 def _check_prefixes(line: _Line, hash_ids: list[int], predecessors: dict[int, tuple[int, int]]) -> None:

@@ -8,25 +8,28 @@ from typing import Any
 import msgspec
 
 from hkv.replay.traces.imports.imported import Fields, Imported, ImportOptions, Remarks, require
-from hkv.replay.traces.imports.lines import json_entries, json_lines
+from hkv.replay.traces.imports.lines import json_entries, json_lines, text_lines
 from hkv.replay.traces.imports.texts import TEMPLATES, Message, Prompts, text_of
-from hkv.replay.traces.imports.tokenizer import load_tokenizer
+from hkv.replay.traces.imports.tokenizer import BYTES, load_tokenizer
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
          "bing": "assistant", "assistant": "assistant", "system": "system"}  # fmt: skip
 """Roles of speakers, as ShareGPT's files name them."""
 
 UNANSWERED = "conversations without a question that was answered, left out"
+AS_BYTES = "source whose bytes stand for tokens: several times as many as a model's"
 
 
-def _prompts(options: ImportOptions, format: str) -> Prompts:
-    tokenizer = require(options, "tokenizer", format, "a tokenizer.json")
+def _prompts(options: ImportOptions, format: str, remarks: Remarks) -> Prompts:
+    tokenizer = require(options, "tokenizer", format, "a tokenizer.json, or bytes, each of which is a token then")
+    if tokenizer == BYTES:
+        remarks.note(AS_BYTES)
     return Prompts(load_tokenizer(tokenizer), TEMPLATES[options.template])
 
 
 def sharegpt(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
     """ShareGPT's conversations: every answer is a request whose prompt is all that was said before it."""
-    prompts = _prompts(options, "sharegpt")
+    prompts = _prompts(options, "sharegpt", remarks)
     for entry in json_entries(path):
         said: list[Message] = []
         answered = 0
@@ -51,7 +54,7 @@ def openai_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[
     or among the line's own fields; without one, a last message of the assistant is the answer. Seconds of arrival are
     `timestamp` or `created`.
     """
-    prompts = _prompts(options, "openai-chat")
+    prompts = _prompts(options, "openai-chat", remarks)
     for line in json_lines(path):
         asked = next((line.values[name] for name in ("request", "body") if name in line.values), line.values)
         answered = line.values.get("response", line.values if "choices" in line.values else None)
@@ -60,7 +63,7 @@ def openai_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[
 
 def openai_batch(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
     """A file of OpenAI's batch API; its answers, where they are known, come from the batch's output file."""
-    prompts = _prompts(options, "openai-batch")
+    prompts = _prompts(options, "openai-batch", remarks)
     answers = {}
     for line in json_lines(options.answers) if options.answers else ():
         response = line.values.get("response")
@@ -72,7 +75,7 @@ def openai_batch(path: str, options: ImportOptions, remarks: Remarks) -> Iterato
 
 def prompt_lines(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
     """Lines with a `prompt`, and perhaps `output_tokens`: what `vllm bench serve` reads as a custom dataset."""
-    prompts = _prompts(options, "prompts")
+    prompts = _prompts(options, "prompts", remarks)
     for line in json_lines(path):
         text = line.values.get("prompt")
         if not isinstance(text, str):
@@ -80,6 +83,14 @@ def prompt_lines(path: str, options: ImportOptions, remarks: Remarks) -> Iterato
         output = line.integer("output_tokens") if "output_tokens" in line.values else options.output_tokens
         arrival = line.number("timestamp") * 1000 if "timestamp" in line.values else None
         yield prompts.request(line, [Message("user", text)], None, output, timestamp=arrival)
+
+
+def plain_text(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+    """Plain text: every line that is not empty is a prompt."""
+    prompts = _prompts(options, "text", remarks)
+    for number, text in text_lines(path):
+        line = Fields(path, number, {})
+        yield prompts.request(line, [Message("user", text)], None, options.output_tokens)
 
 
 def _request(

@@ -48,6 +48,7 @@ FORMATS = {
     "openai-chat": Format(chats.openai_log, (*TEXTS, *UNTIMED, "output_tokens")),
     "openai-batch": Format(chats.openai_batch, (*TEXTS, *UNTIMED, "output_tokens", "answers")),
     "prompts": Format(chats.prompt_lines, (*TEXTS, *UNTIMED, "output_tokens")),
+    "text": Format(chats.plain_text, (*TEXTS, *UNTIMED, "output_tokens")),
     "kv-events": Format(
         kv_events.kv_events,
         ("tokens_per_id", "group", "endpoint", "replay_endpoint", "topic", "seconds"),

@@ -24,6 +24,22 @@ def json_lines(path: str) -> Iterator[Fields]:
                 yield Fields(path, number, _object(path, number, text))
 
 
+def text_lines(path: str) -> Iterator[tuple[int, str]]:
+    """Lines of text that are not empty, without their ends, with their numbers.
+
+    Raises:
+      FileError: the file cannot be read, or is not UTF-8.
+    """
+    with opened(path) as file:
+        for number, line in enumerate(lines_of(file, path), start=1):
+            try:
+                text = line.decode("utf-8-sig").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise FileError(shown(path), number, "", str(error), "text in UTF-8") from None
+            if text.strip():
+                yield number, text
+
+
 def _object(path: str, number: int, text: bytes) -> dict[str, object]:
     value = decode_json(text, path, number, "a JSON object")
     if not isinstance(value, dict):

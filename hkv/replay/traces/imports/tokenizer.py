@@ -1,4 +1,4 @@
-"""Texts as tokens, by a `tokenizer.json`."""
+"""Texts as tokens, by a `tokenizer.json`, or byte by byte."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from hkv.errors import FileError, MissingExtraError
 
 Tokenize = Callable[[str], Sequence[int]]
 
+BYTES = "bytes"
+"""Name of the tokenizer that makes a token of every byte of UTF-8."""
+
 
 def load_tokenizer(path: str) -> Tokenize:
     """A function from a piece of text to its tokens, none added at its ends; what it was given before, it remembers.
 
     Args:
-      path: a `tokenizer.json`, as models bring it.
+      path: a `tokenizer.json`, as models bring it; or `BYTES`.
 
     Raises:
       MissingExtraError: the package `tokenizers` is not installed.
       FileError: the file is none.
     """
+    if path == BYTES:
+        return lambda text: text.encode()
     try:
         package: Any = importlib.import_module("tokenizers")
     except ImportError:
