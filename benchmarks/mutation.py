@@ -60,17 +60,18 @@ def _judge(tests: str) -> str:
     return f"pytest -x -q -n 0 {tests}" if tests.startswith("tests/") else tests
 
 
-DIFF = "hkv diff --engines {} --no-shrink --seeds {}"
 TOY = "examples/toy_engine.py"
-OF_TOY = "--kinds full_attention --max-groups 1 --version 1 --feature core"
+OF_TOY = "--kinds full_attention --max-groups 1 --version 1 --feature core --seeds 20 --no-shrink"
 EXAMPLES = "tests/examples/test_checking_your_engine.py"
 
 CAMPAIGNS = (
     Campaign(
         "hkv/layout/strided.py", 20, "tests/layout/test_content.py tests/layout/test_addresses.py", "tests/layout"
     ),
-    Campaign("hkv/chunks/kernel_groups.py", 14, "tests/chunks/test_vectors_groups.py", "tests/chunks"),
-    Campaign("hkv/serving/scheduler.py", 12, "tests/serving -k chunks_end", "tests/serving tests/slow/serving"),
+    Campaign("hkv/chunks/kernel_groups.py", 14, "tests/chunks -k vectors", "tests/chunks"),
+    Campaign(
+        "hkv/serving/scheduler.py", 8, "tests/serving -k 'chunks_end or preemption'", "tests/serving tests/slow/serving"
+    ),
     Campaign("hkv/state/free_queue.py", 6, "tests/state/test_pool.py", "tests/state tests/cache"),
     Campaign("hkv/cache/arrivals.py", 4, "tests/step/test_arrivals.py", "tests/cache tests/step tests/slow/step"),
     Campaign("hkv/paged/words.py", 3, "tests/paged/test_operations.py", "tests/paged"),
@@ -78,10 +79,11 @@ CAMPAIGNS = (
         "hkv/dialects/vllm/rules/finders.py", 6, "tests/cache/test_keyed.py", "tests/cache tests/kinds tests/slow/cache"
     ),
     Campaign("hkv/dialects/rtp_llm/rules/lists.py", 6, "tests/rtp_llm/test_compiled_lists.py", "tests/rtp_llm"),
-    Campaign(TOY, 40, DIFF.format(f"{TOY}:ToyEngine,numpy", 20) + f" {OF_TOY}"),
+    Campaign(TOY, 40, f"hkv diff --engines {TOY}:ToyEngine,numpy {OF_TOY}"),
     Campaign(TOY, 6, f"{EXAMPLES} -k 'python_that or state_machine'"),
 )
-IN_VLLM = Campaign("vllm.v1.core.single_type_kv_cache_manager", 26, DIFF.format("numpy,vllm", 4))
+MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
+IN_VLLM = Campaign(MANAGERS, 26, "hkv diff --engines numpy,vllm --seeds 4 --no-shrink")
 
 
 @click.command()

@@ -136,3 +136,10 @@ def test_runs_rise_whatever_the_order_of_the_axes():
 def test_an_index_that_is_none_of_a_view_is_refused(index):
     with pytest.raises(LayoutError, match="index"):
         StridedView((2, 3), (16, 4), 0, "int32").address(*index)
+
+
+def test_as_many_runs_as_there_may_be_are_listed(monkeypatch):
+    monkeypatch.setattr("hkv.layout.strided.MAX_RUNS", 6)
+    assert len(list(StridedView((2, 3), (64, 16), 0, "int32").runs())) == 6
+    with pytest.raises(LayoutError, match="at most 6 stretches"):
+        list(StridedView((2, 3, 2), (64, 16, 8), 0, "int32").runs())

@@ -273,6 +273,24 @@ def test_the_ring_is_squeezed_when_it_is_full() -> None:
     both.check()
 
 
+def test_the_ring_is_squeezed_once_it_has_come_round() -> None:
+    """The head has passed the ring's end by then: positions are no places any more."""
+    both = Both()
+    for _ in range(BUCKETS.queue // 7 + 1):
+        both.take(0, 7)
+        for key, block in enumerate(both.row[:7]):
+            both.add(block, 0, key)  # so that it goes to the tail
+        both.release(0, 7)
+    head, tail = np.asarray(both.state.counters)[[Counter.HEAD, Counter.TAIL]]
+    assert head > BUCKETS.queue
+    blocks = both.row[:7]
+    for _ in range(BUCKETS.queue // len(blocks)):
+        both.hit(0, blocks)
+        both.release(0, len(blocks))
+        both.check()
+    assert int(np.asarray(both.state.counters)[Counter.TAIL]) - tail < BUCKETS.queue
+
+
 def test_a_single_dropped_block_does_not_touch_the_queue() -> None:
     both = Both()
     order = list(both.pool.free)
