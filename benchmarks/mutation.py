@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -27,6 +28,9 @@ EXPLAINED = ROOT / "benchmarks" / "mutation_survivors.toml"
 
 BEGIN, END = "<!-- scores -->\n", "<!-- end -->"
 SEED = 0
+LIMIT = 900
+"""Seconds of a trial, whose programs are compiled anew."""
+
 NOTICED = ("killed", "timed out")
 
 
@@ -122,8 +126,9 @@ def command(
 
 def _judged(module: str, judge: str, python: str, path: pathlib.Path, drawn: Sequence[str]) -> dict[str, Any]:
     """The result of `hkv mutate`, as its `--json` has it."""
-    files = ["--state", f"{path}.jsonl", "--json", f"{path}.json"]
-    done = subprocess.run([python, "-m", "hkv", "mutate", module, "--by", judge, *drawn, *files], cwd=ROOT)
+    files = ["--state", f"{path}.jsonl", "--json", f"{path}.json", "--timeout", str(LIMIT)]
+    command = [python, "-m", "hkv", "mutate", module, "--by", judge, *drawn, *files]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"HKV_HYPOTHESIS_PROFILE": "judge"})
     if done.returncode not in (0, 1):
         sys.exit(f"{module}: exit status {done.returncode}")
     return json.loads(pathlib.Path(f"{path}.json").read_text("utf-8"))

@@ -8,7 +8,7 @@ import secrets
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
 from hkv.cli.compilation_cache import keep_programs
@@ -35,6 +35,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("thorough", settings.get_profile("hkv"), max_examples=2000)
+# An edit is noticed by the first example that fails (`benchmarks/mutation.py`): nobody reads it.
+unshrunk = {"phases": (Phase.explicit, Phase.generate), "report_multiple_bugs": False}
+settings.register_profile("judge", settings.get_profile("hkv"), **unshrunk)
 settings.register_profile("campaign", settings.get_profile("thorough"), derandomize=False)
 settings.load_profile(PROFILE)
 

@@ -27,8 +27,8 @@ from hkv.testing.mutation.trials import Judge, State, Target, Verdict, killed, t
 @click.option(
     "--timeout",
     type=SECONDS,
-    help="Seconds of processor time that a judge may use, and ten times as many by the clock.  [default: three times "
-    "what it uses on unedited code, and 10]",
+    help="Seconds of processor time that a judge may use, and ten times as many by the clock.  [default: five times "
+    "what it uses on unedited code, and 30]",
 )
 @click.option(
     "--state", metavar="F", type=click.Path(), help="Keep verdicts in the file F, and begin with those in it."

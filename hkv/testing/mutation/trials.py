@@ -142,7 +142,7 @@ class Judge:
     Args:
       target: the module.
       command: command line; `hkv`, `pytest` and `python` are run by this interpreter.
-      limit: seconds of processor time of one run; None for three times what the check takes, and 10.
+      limit: seconds of processor time of one run; None for five times what the check takes, and 30.
 
     Raises:
       ConfigError: an empty command, or one that cannot be read.
@@ -175,7 +175,7 @@ class Judge:
             raise ConfigError("--by", self._text, f"exit status 0 on unedited code, not {run.status} ({run.said})")
         if not run.seen:
             raise ConfigError("--by", self._text, f"a judge that imports {self._target.path}: it passed without")
-        self._limit = self._limit or 3 * run.seconds + 10
+        self._limit = self._limit or 5 * run.seconds + 30
         self._reached = run.reached
         return run
 
