@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from hkv.bugs import bugs_of_part
 
 bugs_option = click.option(
-    "--bugs", default="", metavar="NAMES", help="Upstream defects to reproduce, by name, comma-separated."
+    "--bugs",
+    multiple=True,
+    metavar="NAMES",
+    help="Upstream defects to reproduce, comma-separated; may be given again.",
 )
 
 
-def bugs_of(names: str, part: str) -> tuple[str, ...]:
+def bugs_of(names: Sequence[str], part: str) -> tuple[str, ...]:
     """The defects that `--bugs` names.
 
     Args:
-      names: as typed.
+      names: as typed, one text for each time that the option was given.
       part: subject of the command: `planning` or `manager`.
 
     Raises:
       ConfigError: there is no such defect, or it is one of another part.
     """
-    return bugs_of_part((name.strip() for name in names.split(",") if name.strip()), part)
+    each = (name.strip() for text in names for name in text.split(","))
+    return bugs_of_part(dict.fromkeys(name for name in each if name), part)

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hkv.bugs import BUGS
 from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
 from hkv.cli.given_options import refuse_given
@@ -50,7 +51,7 @@ def command(
     logs: Sequence[str],
     engine: str,
     invariants: bool,
-    bugs: str,
+    bugs: tuple[str, ...],
     coverage: bool,
     fail_on: str,
     junit: str | None,
@@ -63,7 +64,8 @@ def command(
     Zstandard are read (*.jsonl.gz, *.jsonl.zst). For each log that differs, the first differing line is printed: file,
     line, operation, field, what the log and the engine say, and the last operations on the request. Logs whose
     configuration the engine says it does not implement are counted and left out. Of several logs, one that cannot be
-    read does not hide the others; one without operations agrees with nothing.
+    read does not hide the others; one without operations agrees with nothing. A log that agrees once a known upstream
+    defect is named (--bugs) gets the verdict "known defect", with the defect's name.
 
     With --invariants no engine is asked: a log is judged by what always holds in such a cache (docs/invariants.md).
 
@@ -113,11 +115,15 @@ def _failing(text: str) -> frozenset[str]:
 def _print(result: CheckResult) -> None:
     for difference in result.differences:
         click.echo(difference.describe() + "\n")
+    for log in result.checked:
+        for name in log.known_defects:
+            click.echo(f"known defect: {log.path} agrees under {name}: {BUGS[name].behaviour} ({BUGS[name].engine})")
     if result.rules:
         Console().print(_coverage_table(result))
     empty = [path for path, (verdict, _) in result.verdicts.items() if verdict == "empty"]
     logs, operations = len(result.checked), result.operations
-    agreed = logs - len(result.differences) - len(empty)
+    known = sum(bool(log.known_defects) for log in result.checked)
+    agreed = logs - len(result.differences) - len(empty) - known
     for path, problem in result.unusable.items():
         click.echo(f"unusable: {problem if path in problem else f'{path}: {problem}'}")
     for path in empty:
@@ -126,7 +132,8 @@ def _print(result: CheckResult) -> None:
         if log.ended:
             click.echo(f"ends early: {log.path}: {log.ended}")
     if result.engine:
-        click.echo(f"{agreed} of {logs} logs agree with engine {result.engine} ({operations:,} operations)")
+        under = f", {known} more under known defects of the engine recorded" if known else ""
+        click.echo(f"{agreed} of {logs} logs agree with engine {result.engine}{under} ({operations:,} operations)")
     else:
         asked = frozenset[str]().union(*(log.asked for log in result.checked))
         click.echo(

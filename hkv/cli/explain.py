@@ -27,7 +27,11 @@ MOST_LACKS = 3
 @click.option(
     "--line", required=True, type=click.IntRange(1, MAX_COUNT), help="Line of the LOG, the header being line 1."
 )
-@click.option("--request", metavar="ID", help="The request to tell about. [default: the one that the line names]")
+@click.option(
+    "--request",
+    metavar="ID",
+    help="The request to tell about. [default: the last one that is named up to the line]",
+)
 @json_option
 def command(log: str, line: int, request: str | None, json_path: str | None) -> None:
     """Tell what happened to a request and its blocks up to a line of a LOG, and why its hit is not longer.
@@ -49,6 +53,8 @@ def _print(found: Explanation, title: str) -> None:
     click.echo(f"line {found.line}: {found.operation}")
     if found.answer:
         click.echo(f"  the reference{found.answer}")
+    if found.differs:
+        click.echo(f"  {found.differs}")
     if found.departed is not None:
         place = "this line" if found.departed == found.line else f"line {found.departed}"
         click.echo(f"  the log's own answers are others from {place} on; what follows is the reference's account")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
+from hkv.bugs import BUGS
 from hkv.errors import EngineProcessError, FileError, HKVError, UnsupportedConfigError
 from hkv.oracle.capabilities import compare, lacking
 from hkv.oracle.engine import EngineFactory, answers, failure_of
@@ -19,6 +22,9 @@ AnyHeader = TypeVar("AnyHeader", bound=msgspec.Struct)
 
 HISTORY = 6
 """Number of earlier operations on the same request that a report shows."""
+
+MOST_DEFECTS = 3
+"""Upstream defects that are tried together on one log."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +87,39 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
         if mismatch := compare(dialect, want, got, log.header.oplog, lacks):
             return _difference(log, index, mismatch.field, mismatch.want, mismatch.got)
     return None
+
+
+def known_defects(log: Log, factory: EngineFactory, difference: Difference, bugs: Sequence[str]) -> tuple[str, ...]:
+    """Names of the fewest upstream defects under which a log agrees that differs without them; empty where none do.
+
+    Logs of live engines do not say which defects their traffic ran into: one that was recorded before a defect had a
+    name differs until it is named. Defects are added one at a time, each time the one that moves the first difference
+    furthest, so that a few that show on different lines are found together.
+
+    Args:
+      log: the log.
+      factory: makes the engine that it differs from.
+      difference: the first difference, with `bugs` reproduced.
+      bugs: defects that are reproduced already.
+    """
+    found: list[str] = []
+    line = difference.line
+    names = [bug.name for bug in BUGS.values() if bug.part == "manager"]
+    while len(found) < MOST_DEFECTS:
+        reached: dict[str, float] = {}
+        for name in names:
+            if name not in (*bugs, *found):
+                with contextlib.suppress(HKVError):  # the configuration or the engine knows no such defect
+                    other = check_log(log, factory, (*bugs, *found, name))
+                    reached[name] = math.inf if other is None else other.line
+        best = max(reached, key=lambda name: reached[name], default="")
+        if not best or reached[best] <= line:
+            return ()
+        found.append(best)
+        if reached[best] == math.inf:
+            return tuple(found)
+        line = int(reached[best])
+    return ()
 
 
 def judge_log(log: Log) -> tuple[Difference | None, frozenset[str]]:

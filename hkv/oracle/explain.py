@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -67,6 +67,7 @@ class Explanation:
       operation: the operation there.
       answer: the reference's answer to it, in words.
       departed: the first line, up to this one, at which the log's answer is not the reference's, or None.
+      differs: the first difference between the two answers to the line itself, in words; "" where there is none.
       request: the request.
       situation: its state before the line, in words.
       events: operations on it, and the answers.
@@ -91,6 +92,7 @@ class Explanation:
     found: int | None
     causes: tuple[str, ...]
     groups: tuple[Resumption, ...]
+    differs: str = ""
 
 
 def find_request(log: Log, line: int, request: str | None, arrives: type) -> tuple[Any, str, int]:
@@ -99,21 +101,33 @@ def find_request(log: Log, line: int, request: str | None, arrives: type) -> tup
     Args:
       log: the log.
       line: 1-based line number of an operation.
-      request: the request; None for the one that the line names.
+      request: the request; None for the one that the line names, or the last one named before it and not dropped.
       arrives: the type of the operation by which a request arrives, which is one that comes before.
 
     Raises:
       FileError: there is no such line.
-      ConfigError: the line names no request and none was given.
+      ConfigError: no line up to this one names a request, and none was given.
     """
     if not 2 <= line <= len(log.operations) + 1:
         raise FileError(log.path, None, "line", line, f"a line with an operation, from 2 to {len(log.operations) + 1}")
     operation = log.operations[line - 2]
-    id = request if request is not None else getattr(operation, "id", None)
+    id = request if request is not None else _named_last(log.operations[: line - 1])
     if id is None:
-        raise ConfigError("request", None, f"a request, since line {line} ({describe(operation)}) names none")
+        raise ConfigError("request", None, f"a request, since no line up to {line} ({describe(operation)}) names one")
     came = isinstance(operation, arrives) and getattr(operation, "id", None) == id
     return operation, id, line - 1 if came else line - 2
+
+
+def _named_last(operations: Sequence[Any]) -> str | None:
+    """The request that the last operation names; or that the one before does, if the last names none, and so on."""
+    dropped = set[str]()
+    for operation in reversed(operations):
+        id = getattr(operation, "id", None)
+        if id is not None and id not in dropped:
+            if operation is operations[-1] or type(operation).__struct_config__.tag != "drop":
+                return id
+            dropped.add(id)
+    return None
 
 
 def check_there(id: str, line: int, requests: Mapping[str, object]) -> None:

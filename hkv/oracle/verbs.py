@@ -13,7 +13,7 @@ from hkv.dialects import registry
 from hkv.errors import ConfigError, FileError, UnsupportedConfigError
 from hkv.oracle.atomic import write_atomically
 from hkv.oracle.capabilities import lacking
-from hkv.oracle.check import Difference, check_log, judge_log
+from hkv.oracle.check import Difference, check_log, judge_log, known_defects
 from hkv.oracle.engine import EngineFactory
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.explain import Explanation
@@ -53,6 +53,7 @@ class CheckedLog:
       exercised: number of times that it exercised each rule; empty unless coverage was asked for.
       ended: reason why it ends before the recorded cache did; "" where it does not.
       asked: names of the invariants that it was judged by; empty where an engine was.
+      known_defects: names of upstream defects (`hkv.bugs`) with which it agrees and without which it differs.
     """
 
     path: str
@@ -61,19 +62,23 @@ class CheckedLog:
     exercised: Mapping[str, int]
     ended: str = ""
     asked: frozenset[str] = frozenset()
+    known_defects: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> tuple[str, str]:
         """One of `VERDICTS`, and what there is to say of it."""
         if self.difference is not None:
             return "differs", self.difference.describe()
+        if self.known_defects:
+            return "known defect", f"agrees under {', '.join(self.known_defects)}"
         if not self.operations:
             return "empty", "a log without operations"
         return ("ends early", self.ended) if self.ended else ("agrees", "")
 
 
-VERDICTS = ("agrees", "differs", "ends early", "empty", "not implemented", "unusable")
-"""Verdicts on logs. One that ends early agrees up to there; an empty one says nothing."""
+VERDICTS = ("agrees", "differs", "known defect", "ends early", "empty", "not implemented", "unusable")
+"""Verdicts on logs. One that ends early agrees up to there; one of a known defect does once that is reproduced; an
+empty one says nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,11 +188,15 @@ class Check:
         except UnsupportedConfigError as error:
             self._unsupported[path] = str(error.value)
             return
+        known: tuple[str, ...] = ()
+        if difference is not None and self._factory is not None and log.dialect.has_bugs:
+            known = known_defects(log, self._factory, difference, self._bugs)
         exercised = log.dialect.exercised(log) if self._coverage else {}
         if self._coverage:
             self._rules |= log.dialect.coverage
         ended = log.dialect.ended(log)
-        self._checked.append(CheckedLog(path, len(log.operations), difference, exercised, ended, asked))
+        difference = None if known else difference
+        self._checked.append(CheckedLog(path, len(log.operations), difference, exercised, ended, asked, known))
 
     def _made(self, log: Log) -> EngineFactory:
         """The factory, of whose engines it is noted what they lack."""

@@ -43,6 +43,18 @@ def test_a_hit() -> None:
     assert (group.largest, group.next, group.lacks) == (2, None, ())
 
 
+def test_a_line_without_a_request_is_told_of_the_last_one() -> None:
+    assert explain(log(), 9).request == "r2"
+    with_events = log({"op": "events", "want": []}, header={"oplog": 1})
+    found = explain(with_events, 12, "r1")
+    assert found.answer.startswith(": stored 1 blocks of group 0, 2 tokens")
+    assert "; removed from group 0" in found.answer
+    assert found.differs == "number of stored events: the log has 0, the reference 1"
+    assert explain(with_events, 12, "r1").departed == 12
+    with pytest.raises(ConfigError, match="names one"):
+        explain(log(), 2)
+
+
 def test_a_refusal_says_why() -> None:
     """Block 0 aside there are few blocks: some are asked to be left, or the whole request is asked about."""
     asked = {**ALLOCATE, "id": "r3", "must_fit": False, "want": {"blocks": None}}
@@ -103,7 +115,6 @@ def test_a_log_that_departs() -> None:
         (13, None, FileError),
         (2, None, ConfigError),
         (4, "r2", ConfigError),
-        (9, None, ConfigError),
     ],
 )
 def test_lines_without_a_story(line: int, request_id: str | None, error: type) -> None:

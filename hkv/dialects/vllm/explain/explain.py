@@ -53,4 +53,5 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
         found=answer.hit if isinstance(answer, Hit) else None,
         causes=tuple(sorted(cause.value for cause in causes(story.config, num_tokens))),
         groups=resumed.groups,
+        differs=story.differs,
     )

@@ -11,7 +11,7 @@ from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.invariants import Snapshot
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.compare import compare
-from hkv.dialects.vllm.log.structs import Allocation, Answer, Hit, Operation
+from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheEvent, Hit, Operation
 from hkv.errors import FileError, HKVError
 from hkv.oracle.check import describe
 from hkv.oracle.engine import Failure
@@ -36,6 +36,7 @@ class Story:
         self.lost: dict[Key, tuple[int, int, str]] = {}
         self.answers: list[Answer | Failure] = []
         self.departed: int | None = None
+        self.differs = ""
         self.state = Snapshot(self.engine.state())
 
     def perform(self, index: int) -> Answer | Failure:
@@ -44,8 +45,11 @@ class Story:
         keys = {block: list(self.engine.manager.pool.keys_of(block)) for block in range(self.config.num_blocks)}
         answer = attempt(self.engine, operation)
         self.answers.append(answer)
-        if self.departed is None and compare(getattr(operation, "want", None), answer, self.log.header.oplog):
-            self.departed = line
+        mismatch = compare(getattr(operation, "want", None), answer, self.log.header.oplog)
+        self.differs = ""
+        if mismatch:
+            self.differs = f"{mismatch.field}: the log has {mismatch.want}, the reference {mismatch.got}"
+            self.departed = self.departed or line
         before, self.state = self.state, Snapshot(self.engine.state())
         if id := getattr(operation, "id", None):
             self.requests[id].append((line, f"{_asked(operation)}{self.words(answer)}"))
@@ -72,6 +76,8 @@ class Story:
                 return f": new blocks {answer.blocks}"
             case None:
                 return ""
+            case [CacheEvent(), *_]:
+                return ": " + "; ".join(_told(event) for event in answer if isinstance(event, CacheEvent))
             case _:
                 return ": answered"
 
@@ -84,6 +90,18 @@ class Story:
     def blocks_of(self, id: str) -> set[int]:
         """The blocks in a request's rows."""
         return {block for row in self.state.rows.get(id, []) for block in row if block}
+
+
+def _told(event: CacheEvent) -> str:
+    """An event in words."""
+    keys = "" if event.keys is None else f" {', '.join(event.keys)}"
+    match event.type:
+        case "stored":
+            return f"stored {event.num_blocks} blocks of group {event.group}, {len(event.tokens or ())} tokens:{keys}"
+        case "removed":
+            return f"removed from group {event.group}:{keys}"
+        case _:
+            return event.type
 
 
 def _changes(block: int, operation: Operation, before: Snapshot, after: Snapshot) -> Iterable[str]:
