@@ -28,8 +28,8 @@ EXPLAINED = ROOT / "benchmarks" / "mutation_survivors.toml"
 
 BEGIN, END = "<!-- scores -->\n", "<!-- end -->"
 SEED = 0
-LIMIT = 900
-"""Seconds of a trial, whose programs are compiled anew."""
+SHORT, LONG = "150", "3600"
+"""Seconds of a trial, whose programs are compiled anew, in the sample and by all tests of a room."""
 
 NOTICED = ("killed", "timed out")
 
@@ -109,7 +109,8 @@ def command(
     found = []
     for number, (campaign, (module, judge), python) in enumerate(jobs):
         if only in module:
-            drawn = ["--sample", str(campaign.edits), "--seed", str(SEED)] if sample else []
+            drawn = ["--timeout", SHORT if sample else LONG]
+            drawn += ["--sample", str(campaign.edits), "--seed", str(SEED)] if sample else []
             path = folder / f"{number}-{module.replace('/', '.')}"
             found.append(_judged(module, judge, python, path, drawn))
             print(_row(found[-1]), flush=True)
@@ -126,7 +127,7 @@ def command(
 
 def _judged(module: str, judge: str, python: str, path: pathlib.Path, drawn: Sequence[str]) -> dict[str, Any]:
     """The result of `hkv mutate`, as its `--json` has it."""
-    files = ["--state", f"{path}.jsonl", "--json", f"{path}.json", "--timeout", str(LIMIT)]
+    files = ["--state", f"{path}.jsonl", "--json", f"{path}.json"]
     command = [python, "-m", "hkv", "mutate", module, "--by", judge, *drawn, *files]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"HKV_HYPOTHESIS_PROFILE": "judge"})
     if done.returncode not in (0, 1):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hkv.chunks.detection import Hints, detect, discover_per_layer_formats, hint_of_vllm_layout, plane_row_elements
-from hkv.chunks.kernel_groups import (
-    page_geometry,
-)
+from hkv.chunks.formats import TRAITS
+from hkv.chunks.kernel_groups import PageGeometry, page_geometry
 from hkv.chunks.tensor_view import TensorView, recover_contiguous_view
 from hkv.errors import LayoutError
 from tests.chunks.kernel_group_builders import F
@@ -150,3 +149,21 @@ def test_no_other_gap_is_accepted(shape, strides):
 def test_formats_with_planes_must_be_tight(fmt, shape, strides):
     with pytest.raises(LayoutError, match="tight"):
         page_geometry(F(fmt), [TensorView(shape, strides=strides)], 1)
+
+
+EXTENTS = {"NB": 7, "NL": 2, "TWO": 2, "BS": 4, "NH": 3, "HS": 8, "CS": 16, "ONE": 1, "BSV": 4, "BSS": 8}
+"""An extent for every axis that names of formats have; of those of format 14, slots and bytes of a row."""
+
+
+@pytest.mark.parametrize("found", [found for found in F if TRAITS[found].block_axis], ids=lambda found: found.name)
+def test_pages_have_the_axes_of_the_name(found):
+    *levels, tensor = found.name.replace("TWO_HS", "CS").split("_X_")
+    view = TensorView(tuple(EXTENTS[axis] for axis in tensor.split("_")))
+    traits, tensors = TRAITS[found], view
+    for _ in levels:
+        tensors = [tensors]
+    heads, row = 1 if traits.mla else 3, 16 if traits.fused else 8
+    stride = view.element_strides[tensor.split("_").index("NB")] if traits.padded_blocks else 0
+    assert page_geometry(found, tensors, 5) == PageGeometry(
+        found, traits.kv_size, 5, 7, 4, heads, row, "bfloat16", stride
+    )

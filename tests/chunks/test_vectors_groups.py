@@ -69,6 +69,11 @@ def test_formats_separate_layers_of_one_geometry():
     assert len(group_layers(formats, seen)) == 2
 
 
+def test_layers_without_infos_are_of_the_first_engine_group():
+    (found,) = group_layers([F(3), F(3)], [TensorView((7, 64, 576))] * 2)
+    assert found.info == EngineGroupInfo(0, (0, 1))
+
+
 def test_infos_must_describe_the_groups():
     views = [TensorView((7, 64, 576)), TensorView((7, 64, 576))]
     with pytest.raises(LayoutError, match="infos"):

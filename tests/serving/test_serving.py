@@ -302,6 +302,9 @@ def test_chunks_end_where_states_are_kept_and_decodes_come_first(left, rows, cou
     served, _ = serving.arrive(served, np.array(asked), tokens[asked], np.array([left[row] for row in asked]))
     plan = serving.schedule(served, tokens, np.array(left), np.arange(R), budget=BUDGET)
     assert (plan.rows.tolist(), plan.counts.tolist()) == (rows, counts)
+    assert plan.cu_q_lens.tolist() == np.cumsum([0, *counts]).tolist()
+    chunks = [tokens[row, :count] for row, count in zip(rows, counts, strict=True)]
+    assert plan.tokens.tolist() == [*np.concatenate(chunks).tolist(), *[0] * (BUDGET - sum(counts))]
 
 
 @pytest.mark.parametrize("eagle", [False, True])
