@@ -18,7 +18,7 @@ from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_outp
 from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.dialects import registry
 from hkv.dialects.capacity import Capacity
-from hkv.dialects.option_list import OneOrMore
+from hkv.dialects.option_list import OneOrMore, Several
 from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
 from hkv.model.huggingface import KV_DTYPES, check_layer_list, load_config
 from hkv.plot_path import check_plot_path
@@ -108,7 +108,15 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
     help="Draft tokens verified in one step.",
 )
 @own_options(COMMANDS)
-@click.option("--dialect", type=click.Choice(PLANNED), default=PLANNED[0], show_default=True, help="Whose memory plan.")
+@click.option(
+    "dialects",
+    "--dialect",
+    type=OneOrMore(click.Choice(PLANNED)),
+    metavar=f"[{'|'.join(PLANNED)}],...",
+    default=PLANNED[0],
+    show_default=True,
+    help="Whose memory plan.",
+)
 @bugs_option
 @json_option
 @click.option("--csv", "csv_path", metavar="F", type=OutputPath(), help="Write the table as CSV to the file F.")
@@ -120,7 +128,7 @@ def command(
     ctx: click.Context,
     configs: tuple[str, ...],
     layers: tuple[str, ...],
-    dialect: str,
+    dialects: Several,
     json_path: str | None,
     csv_path: str | None,
     plot_path: str | None,
@@ -131,12 +139,14 @@ def command(
     CONFIG is a model's config.json, the folder it is in, or a released model by name (gpt-oss-20b). Sizes are those of
     one tensor-parallel rank. How many of the longest requests fit at once is found by letting them run in the pool.
 
-    Of several models, or several values of --tp, --pp, --dcp, --kv-cache-dtype or --max-model-len with commas between
-    them, it makes one table: a row for each combination.
+    Of several models, or several values of --tp, --pp, --dcp, --kv-cache-dtype, --max-model-len or --dialect with
+    commas between them, it makes one table: a row for each combination.
 
     Example: hkv plan Qwen3-Next-80B/config.json --memory 80GiB --tp 2 --max-model-len 131072
 
     Example: hkv plan --layers layers.json --memory 80GiB
+
+    Example: hkv plan Qwen3-Next-80B-A3B --memory 80GiB --dialect vllm-0.33,rtp-llm
 
     Example: hkv plan gpt-oss-20b gemma-3-27b --memory 80GiB --tp 1,2 --kv-cache-dtype auto,fp8 --csv capacity.csv
     """
@@ -147,11 +157,13 @@ def command(
         raise click.UsageError("Missing argument 'CONFIG...', or --layers FILE in its place.")
     options["bugs"] = frozenset(bugs_of(options["bugs"], "planning"))
     memory = None if options["memory"] is None else parse_bytes(options["memory"])
-    rules = PLANNERS[dialect]
-    planner = rules.plan_command()
-    refuse_others(planner, COMMANDS, dialect)
-    if not rules.has_bugs:
-        refuse_given(["bugs"], f"nothing with --dialect {dialect}, of which no upstream defect is known")
+    planners = {dialect: PLANNERS[dialect].plan_command() for dialect in dialects}
+    for dialect, planner in planners.items():
+        refuse_others(planner, COMMANDS, dialect)
+        if not PLANNERS[dialect].has_bugs:
+            refuse_given(["bugs"], f"nothing with --dialect {dialect}, of which no upstream defect is known")
+    if len(planners) > 1:
+        options = {"dialect": dialects, **options}
     options["given"] = {name for name in ctx.params if is_given(name)}
     if plot_path is not None:
         check_plot_path(plot_path)
@@ -159,7 +171,7 @@ def command(
     wanted = combinations(configs, options)
     if len(wanted) == 1 and csv_path is None and plot_path is None:
         config, choice = wanted[0]
-        plan = planner.plan(memory, {**options, **choice, "config": config})
+        plan = planners[dialects[0]].plan(memory, {**options, **choice, "config": config})
         if json_path != STANDARD_OUTPUT:
             plan.show(Console(soft_wrap=False))
         write_json(json_path, plan.report)
@@ -168,6 +180,7 @@ def command(
         load_config(config)  # a name that nobody knows is a slip, not a refused combination
 
     def capacity(config: str, choice: dict[str, Any]) -> Capacity:
+        planner = planners[choice.get("dialect", dialects[0])]
         return planner.capacity(memory, {**options, **choice, "config": config})
 
     rows = capacity_rows(wanted, capacity)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from hkv.byte_size import show_bytes
 from hkv.dialects.capacity import Capacity
+from hkv.dialects.option_list import OneOrMore
 from hkv.errors import ConfigError, PlanError, UnsupportedConfigError
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 
@@ -76,6 +77,16 @@ class PlanCommand(abc.ABC):
         """
         expected = "one model and one value of each option with this dialect, whose plan has no concurrency"
         raise UnsupportedConfigError("table, --csv or --plot", options["config"], expected)
+
+
+def length_option() -> click.Option:
+    """`--max-model-len`, of dialects that say how many requests fit."""
+    return click.Option(
+        ["--max-model-len"],
+        type=OneOrMore(click.STRING),
+        metavar="N,...",
+        help="Tokens of the longest request, 32k and 32K as vLLM reads them; `auto` for the longest that fits.",
+    )
 
 
 def given_memory(memory: int | None) -> int:

@@ -16,6 +16,7 @@ from hkv.cli.capacity_plot import lengths_between
 from hkv.cli.capacity_rows import CapacityRow
 from hkv.cli.plan import command
 from hkv.dialects.capacity import Capacity
+from hkv.dialects.plan_command import ModelPlan, PlanCommand
 from hkv.errors import ConfigError, FileError, PlanError, UnsupportedConfigError
 
 MODELS = ("gpt-oss-20b", "gemma-3-27b", "qwen3-next-80b-a3b", "llama-3.1-8b")
@@ -175,8 +176,29 @@ def test_a_plot_of_another_format_is_refused_before_any_work() -> None:
 
 
 def test_a_dialect_that_does_not_say_what_fits() -> None:
+    class Silent(PlanCommand):
+        def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
+            raise NotImplementedError
+
     with pytest.raises(UnsupportedConfigError, match="--csv"):
-        run("llama-3.1-8b", "--dialect", "rtp-llm", "--csv", "-")
+        Silent().capacity(None, {"config": "a"})
+
+
+def test_two_engines_in_one_table() -> None:
+    """Rows of both, each what its plan alone says; an option that one of them lacks is refused."""
+    found = rows("llama-3.1-8b", "qwen3-next-80b-a3b", "--dialect", "vllm-0.33,rtp-llm", "--max-model-len", "32000")
+    assert [row["dialect"] for row in found] == ["vllm-0.33", "rtp-llm"] * 2
+    for row in found:
+        result = run(row["model"], "--dialect", row["dialect"], "--max-model-len", "32000", "--json", "-")
+        report = json.loads(result.output)
+        assert report["num_blocks"] == row["num_blocks"]
+        if row["dialect"] == "rtp-llm":
+            assert (report["requests"], report["concurrency"]) == (row["requests"], row["concurrency"])
+    assert [row["token_bytes"] for row in found[:2]] == [131072] * 2
+    lines = run("llama-3.1-8b", "--dialect", "vllm-0.33,rtp-llm", "--max-model-len", "32000").output.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["llama-3.1-8b", "vllm-0.33", "rtp-llm"]
+    with pytest.raises(ConfigError, match="--gpu-memory is not for --dialect rtp-llm"):
+        run("llama-3.1-8b", "--dialect", "vllm-0.33,rtp-llm", "--gpu-memory", "80GiB")
 
 
 def test_a_hundred_rows_take_less_than_five_seconds() -> None:

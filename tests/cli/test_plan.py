@@ -107,6 +107,51 @@ def test_rtp_llm_says_what_its_own_groups_cost() -> None:
     assert (hybrid["model"]["token_bytes"], hybrid["model"]["sequence_bytes"]) == (24576, 2 * 36 * 2097152)
 
 
+def test_rtp_llm_has_one_float8() -> None:
+    """`fp8_e4m3` stands in the list of its types, and was refused as vLLM's."""
+    for name, fp8 in (("llama", "fp8"), ("deepseek_v3", "fp8_ds_mla")):
+        found = [plan(name, "--dialect", "rtp-llm", "--kv-dtype", dtype) for dtype in ("fp8_e4m3", fp8)]
+        assert found[0]["groups"] == found[1]["groups"]
+        assert "float8_e4m3fn" in {
+            found[0]["layer_caches"]["0"][0]["parts"][part]["dtype"]
+            for part in ("key", "latent")
+            if part in found[0]["layer_caches"]["0"][0]["parts"]
+        }
+
+
+def test_rtp_llm_keeps_states_in_its_servers_type() -> None:
+    """bfloat16, whatever the config says, unless the server's flag says otherwise."""
+    asked = ("qwen3_5_moe_text", "--dialect", "rtp-llm", "--block-size", "1088")
+    found = {dtype: plan(*asked, *(["--state-dtype", dtype] if dtype else [])) for dtype in ("", "bfloat16", "float32")}
+    state = {name: report["layer_caches"]["0"][0]["parts"]["state"]["dtype"] for name, report in found.items()}
+    assert state == {"": "bfloat16", "bfloat16": "bfloat16", "float32": "float32"}
+    with pytest.raises(HKVError, match="state_dtype = 'float16': expected one of RTP-LLM's: bfloat16, float32"):
+        plan(*asked, "--state-dtype", "float16")
+
+
+def test_rtp_llm_takes_the_smallest_block_that_fits_where_none_is_asked_for() -> None:
+    report = plan("qwen3_5_moe_text", "--dialect", "rtp-llm")
+    (full, *states) = report["groups"]
+    assert full["block_size"] == 576
+    assert full["block_bytes"] >= states[0]["block_bytes"] > full["block_bytes"] * 512 // 576
+    assert any(note.startswith("block size: 576, the smallest multiple of 64") for note in report["model"]["notes"])
+    with pytest.raises(HKVError, match="not padded"):
+        plan("qwen3_5_moe_text", "--dialect", "rtp-llm", "--block-size", "512")
+    assert plan("llama", "--dialect", "rtp-llm")["groups"][0]["block_size"] == 64
+    windows = plan("gemma3_text", "--dialect", "rtp-llm")
+    assert windows["pools"] == "independent"
+    assert any(note.startswith("pools: one a group") for note in windows["model"]["notes"])
+
+
+def test_rtp_llm_says_how_many_requests_fit() -> None:
+    line = [str(MODELS / "mistral.json"), "--memory", "80GiB", "--dialect", "rtp-llm", "--max-model-len", "8k"]
+    result = CliRunner(env={"COLUMNS": "120"}).invoke(command, [*line, "--reserve-ratio", "0"], catch_exceptions=False)
+    assert "10,240 of 8 MiB of windows, block 0 reserved" in result.output  # it was "of 0 B"
+    assert "requests     157 of 8,000 tokens at once, without reuse, beside 0 % in reserve" in result.output
+    with pytest.raises(HKVError, match="a number of tokens with --dialect rtp-llm"):
+        plan("llama", "--dialect", "rtp-llm", "--max-model-len", "auto")
+
+
 def test_rtp_llm_deals_blocks_out_to_ranks() -> None:
     """Blocks cost what they cost on one rank; what they hold of a sequence grows with the ranks, states do not."""
     asked = ("qwen3_next", "--dialect", "rtp-llm", "--block-size", "1024")

@@ -122,6 +122,10 @@ class RtpConfig:
         return CpSlotMapper(self.cp_rank, self.cp_size, self.block_size)
 
 
+RESERVE_RATIO = 5
+"""Percent of its blocks that RTP-LLM leaves free at a first allocation unless told otherwise."""
+
+
 def reserve_for_ratio(ratio: int, available: int) -> int:
     """Blocks that stay free when `ratio` percent of `available` blocks are reserved, rounded down."""
     return ratio * available // 100

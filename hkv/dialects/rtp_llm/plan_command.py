@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from hkv.dialects.plan_command import ModelPlan, PlanCommand, given_memory, read_models
+from hkv.dialects.capacity import Capacity
+from hkv.dialects.plan_command import ModelPlan, PlanCommand, given_memory, length_option, read_models
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
-from hkv.dialects.rtp_llm.planning import RtpOptions
+from hkv.dialects.rtp_llm.planning import RtpOptions, served_options
+from hkv.dialects.rtp_llm.planning.concurrency import capacity_of, reserve_option, reserve_ratio
 from hkv.dialects.rtp_llm.planning.elements import check_kv_dtype
 from hkv.dialects.rtp_llm.planning.options import ROLES
-from hkv.dialects.rtp_llm.planning.report import pool_report
+from hkv.dialects.rtp_llm.planning.report import PlannedModel, pool_report
 from hkv.dialects.rtp_llm.planning.tables import print_pools
 from hkv.dialects.rtp_llm.view_report import view_report
 from hkv.errors import ConfigError
@@ -20,6 +23,7 @@ from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, whole_numb
 from hkv.model.huggingface import load_config
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.served_dtype import served_dtype
+from hkv.request_length import parse_length
 
 BLOCK_SIZE = 64
 """Tokens per block unless told otherwise."""
@@ -38,7 +42,9 @@ class RtpPlanCommand(PlanCommand):
                 help="Copies of the draft, with --dialect rtp-llm.",
             ),
             click.Option(
-                ["--pools"], type=click.Choice(["shared", "independent"]), default="shared", show_default=True
+                ["--pools"],
+                type=click.Choice(["shared", "independent"]),
+                help="One pool, or one a group; left out, one where the model's groups can share it.",
             ),
             click.Option(
                 ["--role"],
@@ -66,39 +72,57 @@ class RtpPlanCommand(PlanCommand):
                 metavar="TAG=N",
                 help="Blocks of the pool of that group; repeatable.",
             ),
+            length_option(),
+            reserve_option(),
         )
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
-        budget = given_memory(memory)
-        if options["pp"] > 1:
-            raise ConfigError("--pp", options["pp"], "1 with --dialect rtp-llm, which has no pipeline stages")
-        if options["dcp"] > 1 and options["tp"] > 1:
-            expected = "1 with --dcp: RTP-LLM's ranks either split heads or deal blocks out"
-            raise ConfigError("--tp", options["tp"], expected)
-        if options["draft_path"] is None and "draft_modules" in options["given"]:
-            expected = "--draft CONFIG beside it, the module that is copied"
-            raise ConfigError("--draft-modules", options["draft_modules"], expected)
-        fields = decoder_fields(load_config(options["config"]))
-        check_kv_dtype(options["kv_dtype"], options["dtype"] or served_dtype(fields)[0])
-        # A rank holds whole blocks, not parts of each; and heads are split by RTP-LLM's own rule.
-        model, draft = read_models({**options, "tp": 1}, 1)
-        wanted = RtpOptions(
-            block_size=options["block_size"] or BLOCK_SIZE,
-            kernel_block_size=options["kernel_block_size"],
-            pools=options["pools"],
-            drafts=options["speculative_tokens"],
-            modules=options["draft_modules"],
-            tensor_parallel=options["tp"],
-            ranks=options["dcp"],
-            step=options["linear_step"],
-            pinned=options["pinned_pools"],
-            role=options["role"] or "",
-            prefill_ranks=options["prefill_ranks"],
-            explicit_blocks=tuple(map(_explicit, options["explicit_blocks"])),
-        )
-        cache = PlannedCache.of_model(model, wanted, memory=budget, draft=draft)
-        report = {**pool_report(model, cache.plan, wanted), **view_report(cache)}
+        planned = _planned(memory, options)
+        report = {**pool_report(planned), **view_report(planned.cache)}
         return ModelPlan(report, lambda console: print_pools(console, report))
+
+    def capacity(self, memory: int | None, options: dict[str, Any]) -> Capacity:
+        return _planned(memory, options).capacity
+
+
+def _planned(memory: int | None, options: dict[str, Any]) -> PlannedModel:
+    budget = given_memory(memory)
+    if options["pp"] > 1:
+        raise ConfigError("--pp", options["pp"], "1 with --dialect rtp-llm, which has no pipeline stages")
+    if options["dcp"] > 1 and options["tp"] > 1:
+        expected = "1 with --dcp: RTP-LLM's ranks either split heads or deal blocks out"
+        raise ConfigError("--tp", options["tp"], expected)
+    if options["draft_path"] is None and "draft_modules" in options["given"]:
+        expected = "--draft CONFIG beside it, the module that is copied"
+        raise ConfigError("--draft-modules", options["draft_modules"], expected)
+    length = parse_length(options["max_model_len"])
+    if length == 0:
+        raise ConfigError("--max-model-len", "auto", "a number of tokens with --dialect rtp-llm")
+    fields = decoder_fields(load_config(options["config"]))
+    check_kv_dtype(options["kv_dtype"], options["dtype"] or served_dtype(fields)[0])
+    # A rank holds whole blocks, not parts of each; heads are split by RTP-LLM's own rule, and float8 is one type.
+    float8 = {"kv_dtype": "fp8"} if options["kv_dtype"] == "fp8_e4m3" else {}
+    model, draft = read_models({**options, **float8, "tp": 1, "state_dtype": None}, 1)
+    asked = RtpOptions(
+        block_size=options["block_size"] or BLOCK_SIZE,
+        kernel_block_size=options["kernel_block_size"],
+        pools=options["pools"] or "shared",
+        drafts=options["speculative_tokens"],
+        modules=options["draft_modules"],
+        tensor_parallel=options["tp"],
+        ranks=options["dcp"],
+        step=options["linear_step"],
+        pinned=options["pinned_pools"],
+        role=options["role"] or "",
+        prefill_ranks=options["prefill_ranks"],
+        explicit_blocks=tuple(map(_explicit, options["explicit_blocks"])),
+        **({"state_dtype": options["state_dtype"]} if options["state_dtype"] else {}),
+    )
+    wanted, notes = served_options(model, asked, {name for name in ("block_size", "pools") if options[name]})
+    cache = PlannedCache.of_model(model, wanted, memory=budget, draft=draft)
+    ratio = reserve_ratio(options)
+    capacity = capacity_of(cache.plan, wanted, length or model.max_model_len, ratio)
+    return PlannedModel(dataclasses.replace(model, notes=(*model.notes, *notes)), cache, wanted, capacity, ratio)
 
 
 def _explicit(text: str) -> tuple[str, int]:

@@ -11,8 +11,9 @@ from hkv.byte_size import parse_bytes, show_bytes
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
 from hkv.dialects.rtp_llm.plan_command import BLOCK_SIZE
 from hkv.dialects.rtp_llm.planned import config_of_plan
-from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm
-from hkv.dialects.rtp_llm.schedule.run import RESERVE_RATIO, RtpReplayedCache, check_replayable, rtp_cache
+from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm, served_options
+from hkv.dialects.rtp_llm.planning.concurrency import reserve_option, reserve_ratio
+from hkv.dialects.rtp_llm.schedule.run import RtpReplayedCache, check_replayable, rtp_cache
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS
 from hkv.model.huggingface import ReadOptions, load_config, read_model
@@ -31,11 +32,7 @@ class RtpReplayCommand(ReplayCommand):
                 type=click.IntRange(0, MAX_TOKENS),
                 help="rtp-llm: blocks between two kept states.  [default: 1]",
             ),
-            click.Option(
-                ["--reserve-ratio"],
-                type=click.IntRange(0, 100),
-                help=f"rtp-llm: percent of the blocks that a first allocation leaves free.  [default: {RESERVE_RATIO}]",
-            ),
+            reserve_option("rtp-llm: "),
             click.Option(["--prefix-tree"], is_flag=True, help="rtp-llm: evict chains of the prefix tree."),
             click.Option(["--independent-eviction"], is_flag=True, help="rtp-llm: windows may lose blocks alone."),
         )
@@ -64,23 +61,22 @@ class RtpReplayCommand(ReplayCommand):
             ),
         )
         pools = "independent" if options["dialect"] == HYBRID_POOL else "shared"
-        plan = plan_rtp_llm(
-            model,
-            parse_bytes(options["memory"]),
-            RtpOptions(
-                block_size=options["block_size"] or BLOCK_SIZE,
-                pools=pools,
-                tensor_parallel=options["tp"] or 1,
-                step=_step(options),
-                drafts=options["lookahead"],
-            ),
+        asked = RtpOptions(
+            block_size=options["block_size"] or BLOCK_SIZE,
+            pools=pools,
+            tensor_parallel=options["tp"] or 1,
+            step=_step(options),
+            drafts=options["lookahead"],
         )
+        given = {"pools", *(["block_size"] if options["block_size"] else [])}
+        wanted, _ = served_options(model, asked, given)
+        plan = plan_rtp_llm(model, parse_bytes(options["memory"]), wanted)
         config = config_of_plan(
             plan,
             linear_step=_step(options),
             prefix_tree=options["prefix_tree"],
             independent_eviction=options["independent_eviction"],
-            reserve_blocks=reserve_for_ratio(_ratio(options), plan.num_blocks - 1),
+            reserve_blocks=reserve_for_ratio(reserve_ratio(options), plan.num_blocks - 1),
         )
         check_replayable(config, options["dialect"], options["caching"])
         if options["caching"]:
@@ -113,7 +109,7 @@ def config_of_groups(options: dict[str, Any], num_blocks: Sequence[int], *, cach
         options["groups"],
         num_blocks,
         linear_step=_step(options),
-        reserve_ratio=_ratio(options),
+        reserve_ratio=reserve_ratio(options),
         prefix_tree=options["prefix_tree"],
         independent_eviction=options["independent_eviction"],
         caching=caching,
@@ -128,7 +124,7 @@ def _resolved(config: RtpConfig, schedule: Schedule, options: dict[str, Any]) ->
     said = (
         f"blocks of {config.block_size} tokens",
         f"states kept every {config.linear_step}",
-        f"{_ratio(options)} % of the blocks in reserve",
+        f"{reserve_ratio(options)} % of the blocks in reserve",
         f"eviction {eviction}",
         f"reuse {'on' if options['caching'] else 'off'}",
         f"{schedule.step_tokens:,} tokens a step",
@@ -154,7 +150,3 @@ def _remark(name: str, config: RtpConfig, memory: int) -> str:
 
 def _step(options: dict[str, Any]) -> int:
     return 1 if options["linear_step"] is None else options["linear_step"]
-
-
-def _ratio(options: dict[str, Any]) -> int:
-    return RESERVE_RATIO if options["reserve_ratio"] is None else options["reserve_ratio"]

@@ -3,7 +3,7 @@
 from hkv.dialects.rtp_llm.planning.budget import blocks_for_budget, cache_memory
 from hkv.dialects.rtp_llm.planning.descriptions import DescribedModel, describe_model
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
-from hkv.dialects.rtp_llm.planning.planner import plan_described, plan_rtp_llm
+from hkv.dialects.rtp_llm.planning.planner import plan_described, plan_rtp_llm, served_options
 from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "describe_model",
     "plan_described",
     "plan_rtp_llm",
+    "served_options",
 ]

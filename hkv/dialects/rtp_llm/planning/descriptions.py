@@ -15,10 +15,13 @@ from hkv.model.draft_modules import DEFAULT_TAG
 from hkv.model.group_policy import GroupType, group_type_of
 from hkv.model.huggingface import Model
 from hkv.model.layer_description import CacheDescription, LayerDescription
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, Mamba
 
 ORDINARY_BLOCK, LONG_BLOCK = 64, 256
 """Tokens of a block that nobody set, and those that DeepSeek-V4 then has (RTP-LLM)."""
+
+MATRICES = ("value heads", "rows", "columns")
+"""Axes of a recurrent state; a convolution's has fewer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +61,7 @@ def describe_model(model: Model, options: RtpOptions, *, draft: bool = False) ->
     if options.pinned:
         raise PlanError("pinned", True, f"False for {model.model_type}, which has no pools of fixed size")
     caches = _one_cache_each(model)
-    specs = [dataclasses.replace(spec, block_size=options.block_size) for spec, _ in caches]
+    specs = [_served(spec, options) for spec, _ in caches]
     indexed = {indexer for _, indexer in caches}
     if len(indexed) > 1:
         raise PlanError("indexers", len(indexed), "one for every layer or none, under RTP-LLM")
@@ -66,6 +69,18 @@ def describe_model(model: Model, options: RtpOptions, *, draft: bool = False) ->
     tags = _tags(described, specs, options, draft)
     layers = (LayerDescription(caches=(_cache(tag, spec),)) for tag, spec in zip(tags, specs, strict=True))
     return dataclasses.replace(described, layers=tuple(layers))
+
+
+def _served(spec: LayerSpec, options: RtpOptions) -> LayerSpec:
+    """A layer in the server's blocks, its recurrent state in the server's element type."""
+    spec = dataclasses.replace(spec, block_size=options.block_size)
+    if not isinstance(spec, Mamba):
+        return spec
+    dtypes = (
+        options.state_dtype if len(shape) == len(MATRICES) else dtype
+        for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+    )
+    return dataclasses.replace(spec, dtypes=tuple(dtypes))
 
 
 def _cache(tag: str, spec: LayerSpec) -> CacheDescription:

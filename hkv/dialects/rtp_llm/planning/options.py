@@ -10,6 +10,9 @@ from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
 ROLES = ("both", "prefill", "decode")
 """Work of a server: prompts, decoding, or both (RTP-LLM `RoleType` PREFILL, DECODE, PDFUSION)."""
 
+STATE_DTYPES = ("bfloat16", "float32")
+"""Element types that RTP-LLM's server can be told to keep recurrent states in."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RtpOptions:
@@ -31,6 +34,8 @@ class RtpOptions:
         rings and windows are as long as theirs together.
       explicit_blocks: blocks of pools of a fixed size, by the groups' tags; of independent pools only. They are paid
         from the memory unless `pinned`.
+      state_dtype: element type of recurrent states that a model's config describes, whatever the config says of them
+        (RTP-LLM `ssm_state_dtype`, a flag of its server).
     """
 
     block_size: int = 64
@@ -45,6 +50,7 @@ class RtpOptions:
     role: str = ""
     prefill_ranks: int = 1
     explicit_blocks: tuple[tuple[str, int], ...] = ()
+    state_dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
         check_whole("block_size", self.block_size, 1, MAX_TOKENS, PlanError)
@@ -56,6 +62,8 @@ class RtpOptions:
             check_whole(name, getattr(self, name), least, MAX_SPECULATIVE_TOKENS, PlanError)
         if self.pools not in ("shared", "independent"):
             raise PlanError("pools", self.pools, "shared or independent")
+        if self.state_dtype not in STATE_DTYPES:
+            raise PlanError("state_dtype", self.state_dtype, f"one of RTP-LLM's: {', '.join(STATE_DTYPES)}")
         if not self.role:
             object.__setattr__(self, "role", "prefill" if self.ranks > 1 else "both")
         if self.role not in ROLES:

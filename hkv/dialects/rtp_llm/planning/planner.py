@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hkv.dialects.rtp_llm.planning.blocks import block_of
 from hkv.dialects.rtp_llm.planning.budget import blocks_for_budget
@@ -21,7 +21,7 @@ from hkv.dialects.rtp_llm.planning.pools import (
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes
 from hkv.errors import PlanError
 from hkv.limits import MAX_BLOCKS, check_whole
-from hkv.model.group_policy import GroupPolicy, GroupType, MemoryPlacement
+from hkv.model.group_policy import GroupPolicy, GroupType, MemoryPlacement, group_type_of
 from hkv.model.huggingface import Model
 from hkv.model.layer_description import CacheDescription, LayerDescription
 
@@ -44,6 +44,45 @@ def plan_rtp_llm(model: Model, memory: int, options: RtpOptions, draft: Model | 
     described = describe_model(model, options)
     module = None if draft is None else describe_model(draft, options, draft=True)
     return plan_described(described, options, memory=memory, draft=module)
+
+
+def served_options(model: Model, options: RtpOptions, given: Collection[str]) -> tuple[RtpOptions, list[str]]:
+    """Options with which the model can be served, where those that nobody gave cannot.
+
+    Pools are a pool a group for models whose groups one pool cannot hold; blocks of the default size become as many
+    times longer as full attention needs to have the bytes of a state in one pool.
+
+    Args:
+      model: the model.
+      options: settings of the server.
+      given: names of those that somebody chose.
+
+    Returns:
+      The options, and a note for each that was changed.
+
+    Raises:
+      PlanError: as `plan_rtp_llm`, of what cannot be mended so.
+    """
+    notes: list[str] = []
+    kinds = {group_type_of(layer.spec) for layer in model.layers if layer.spec is not None}
+    apart = model.model_type == "deepseek_v4" or not kinds <= {GroupType.FULL, GroupType.LINEAR}
+    if apart and "pools" not in given:
+        options = dataclasses.replace(options, pools="independent")
+        notes.append("pools: one a group, as one pool holds full attention and recurrent states alone")
+    if "block_size" in given or options.pools == "independent" or GroupType.LINEAR not in kinds:
+        return options, notes
+    described = describe_model(model, options)
+    blocks = {
+        tag: block_of(cache.spec, options, described.latent_sizes, described.indexer_size)
+        for tag, cache in _caches(described.layers, options).items()
+    }
+    state = max((block.bytes for block in blocks.values() if block.kind == "linear"), default=0)
+    full = min((block.bytes for block in blocks.values() if block.kind != "linear"), default=state)
+    if full < state:
+        options = dataclasses.replace(options, block_size=-(-state // full) * options.block_size)
+        size = f"the smallest multiple of {ORDINARY_BLOCK} in which full attention has the {state:,} bytes of a state"
+        notes.append(f"block size: {options.block_size}, {size}")
+    return options, notes
 
 
 def plan_described(

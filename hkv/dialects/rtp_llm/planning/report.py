@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 from typing import Any
 
+from hkv.dialects.capacity import Capacity
 from hkv.dialects.plan_command import model_record
+from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model
 
 
-def pool_report(model: Model, plan: PoolPlan, options: RtpOptions) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class PlannedModel:
+    """A model, its planned cache, and what fits into it.
+
+    Attributes:
+      model: the model.
+      cache: its cache.
+      options: the settings that it was planned for.
+      capacity: requests that fit.
+      reserve_ratio: percent of the blocks that a first allocation leaves free.
+    """
+
+    model: Model
+    cache: PlannedCache
+    options: RtpOptions
+    capacity: Capacity
+    reserve_ratio: int
+
+
+def pool_report(planned: PlannedModel) -> dict[str, Any]:
     """RTP-LLM's plan as plain values."""
+    model, plan, options, fits = planned.model, planned.cache.plan, planned.options, planned.capacity
     return {
         "model": {
             **model_record(model),
@@ -31,6 +54,10 @@ def pool_report(model: Model, plan: PoolPlan, options: RtpOptions) -> dict[str, 
         "memory": plan.memory,
         "ranks": plan.ranks,
         "token_capacity": plan.token_capacity,
+        "max_model_len": fits.max_model_len,
+        "concurrency": fits.concurrency,
+        "requests": fits.requests,
+        "reserve_ratio": planned.reserve_ratio,
         "groups": [{**_pool_group(group), "tokens_per_slot": plan.tokens_per_slot(group)} for group in plan.groups],
         "draft_modules": [[_pool_group(group) for group in module] for module in plan.modules],
     }

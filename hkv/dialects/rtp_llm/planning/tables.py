@@ -16,8 +16,13 @@ SHORT_KINDS = {"opaque_kv": "kv", "opaque_state": "state"}
 def print_pools(console: Console, report: dict[str, Any]) -> None:
     """Prints groups and pools."""
     facts = [
-        ("blocks", f"{report['num_blocks']:,} of {show_bytes(report['bytes_per_block'])}, block 0 reserved"),
+        ("blocks", _blocks_text(report)),
         ("fixed pools", show_bytes(report["reserve_bytes"])),
+        (
+            "requests",
+            f"{report['requests']:,} of {report['max_model_len']:,} tokens at once, without reuse, beside "
+            f"{report['reserve_ratio']} % in reserve; {report['concurrency']:,.2f} in all blocks",
+        ),
     ]
     if (ranks := report["ranks"]) > 1:
         facts.append(("capacity", f"{report['token_capacity']:,} tokens, their blocks dealt out to {ranks} ranks"))
@@ -44,6 +49,13 @@ def print_pools(console: Console, report: dict[str, Any]) -> None:
     for row in zip(*shown.values(), strict=True):
         table.add_row(*row)
     console.print(table)
+
+
+def _blocks_text(report: dict[str, Any]) -> str:
+    """Blocks and what one more costs: of the paged pools, and of the pools of windows, where there are any."""
+    costs = [report["bytes_per_block"], report["tail_bytes_per_block"]]
+    sizes = [f"{show_bytes(cost)}{' of windows' * tail}" for tail, cost in enumerate(costs) if cost]
+    return f"{report['num_blocks']:,} of {' and '.join(sizes)}, block 0 reserved"
 
 
 def _modules_text(modules: list[list[dict[str, Any]]]) -> str:

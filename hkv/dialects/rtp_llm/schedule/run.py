@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from hkv.dialects.rtp_llm import monitoring
-from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
+from hkv.dialects.rtp_llm.config import HYBRID_POOL, RESERVE_RATIO, RtpConfig, reserve_for_ratio
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.dialects.rtp_llm.log.structs import RtpState, StateOp
@@ -31,9 +31,6 @@ from hkv.spec import LayerSpec
 
 if TYPE_CHECKING:
     from hkv.dialects.rtp_llm.schedule.compiled import RtpCompiledReplay
-
-RESERVE_RATIO = 5
-"""Percent of its blocks that RTP-LLM leaves free at a first allocation unless told otherwise."""
 
 
 def rtp_cache(

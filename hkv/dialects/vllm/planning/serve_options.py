@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hkv.byte_size import parse_bytes
-from hkv.dialects.option_list import OneOrMore
+from hkv.dialects.plan_command import length_option
 from hkv.dialects.vllm.planning.devices import DEFAULT_DEVICE, DEVICES
 from hkv.dialects.vllm.planning.engine_options import (
     ALL2ALL_BACKENDS,
@@ -66,12 +66,7 @@ def memory_options() -> Sequence[click.Option]:
 def batch_options() -> Sequence[click.Option]:
     """Options of a step and of the number of steps that run at once."""
     return (
-        click.Option(
-            ["--max-model-len"],
-            type=OneOrMore(click.STRING),
-            metavar="N,...",
-            help="Tokens of the longest request, 32k and 32K as vLLM reads them; `auto` for the longest that fits.",
-        ),
+        length_option(),
         click.Option(
             ["--max-num-batched-tokens"],
             type=click.IntRange(1, MAX_TOKENS),
