@@ -57,7 +57,7 @@ class Reached:
 
 def run(feature: str, seed: int, every: coverage.CoverageData) -> Reached:
     """Performs the traffic of a seed under coverage, which is added to `every`."""
-    version = DIALECT.drawn_versions[seed % len(DIALECT.drawn_versions)]
+    version = DIALECT.versions[seed % len(DIALECT.versions)]
     header, choices = draw(feature, seed, version)
     if feature != STEERED:
         choices = RandomChoices(seed)  # as the configuration will be gone through if it is kept

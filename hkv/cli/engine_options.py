@@ -56,6 +56,9 @@ dialect_option = click.option(
 FORMS = forms()
 """Forms in which an engine may be named."""
 
+VERSIONS = click.IntRange(1, max(version for dialect in registry.dialects() for version in dialect.versions))
+"""Type of an option for the version of the log format."""
+
 FEATURE_NAMES = tuple(
     dict.fromkeys(
         feature for dialect in registry.dialects() for name in dialect.names for feature in dialect.features(name)
@@ -85,8 +88,8 @@ def traffic_options(seeds: int) -> Callable[[Callable[..., Any]], Callable[..., 
     Args:
       seeds: default of `--seeds`.
     """
-    features, versions = click.Choice(FEATURE_NAMES), click.IntRange(1, 3)
-    said = "Version of the log format; 3 is for live engines. [default: 1 and 2 in turn]"
+    features = click.Choice(FEATURE_NAMES)
+    said = "Version of the log format.  [default: all that have the kinds that are asked for, in turn]"
     count = {"show_default": True, "type": click.IntRange(1, MAX_COUNT)}
     first = click.IntRange(0, MAX_SEED)
     options = (
@@ -94,7 +97,7 @@ def traffic_options(seeds: int) -> Callable[[Callable[..., Any]], Callable[..., 
         click.option("--first-seed", default=0, show_default=True, type=first, help="The first of them."),
         click.option("--feature", "features", multiple=True, type=features, help="Only this feature; repeatable."),
         only_options,
-        click.option("--version", type=versions, help=said),
+        click.option("--version", type=VERSIONS, help=said),
         click.option("--steps", default=16, help="Scheduling steps a seed.", **count),
     )
 

@@ -7,6 +7,7 @@ import click
 from hkv.cli.engine_options import (
     FEATURE_NAMES,
     FORMS,
+    VERSIONS,
     check_timeout,
     defaults,
     dialect_option,
@@ -32,7 +33,7 @@ from hkv.oracle.verbs import record
     "--seed", required=True, type=click.IntRange(0, MAX_SEED), help="Seed of the traffic; the same seed, the same log."
 )
 @only_options
-@click.option("--version", default=2, show_default=True, type=click.IntRange(1, 3), help="Version of the log format.")
+@click.option("--version", type=VERSIONS, help="Version of the log.  [default: 2, or the first that has the kinds]")
 @click.option("--steps", default=16, show_default=True, type=click.IntRange(1, MAX_COUNT), help="Scheduling steps.")
 @click.option(
     "-o", "--output", required=True, metavar="LOG", type=OutputPath(), help="File to write; - for standard output."
@@ -46,7 +47,7 @@ def command(
     seed: int,
     kinds: str | None,
     max_groups: int | None,
-    version: int,
+    version: int | None,
     steps: int,
     output: str,
     timeout: float,

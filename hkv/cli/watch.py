@@ -18,8 +18,8 @@ from hkv.cli.failing_case import print_broken
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.progress import progress_bar
-from hkv.dialects import registry
 from hkv.oracle.engines import engine_factory
+from hkv.oracle.record import features_of
 from hkv.oracle.watched import Found, Watching
 
 
@@ -54,10 +54,10 @@ def command(
 
     Example: hkv watch examples/wrong_engine.py:WrongEngine --kinds full_attention --max-groups 1 --version 1
     """
-    rules = registry.dialect_of(dialect)
     check_timeout(engine)
-    watching = Watching(engine_factory(engine, timeout), only_of(kinds, max_groups, dialect), version, steps)
-    chosen = features or rules.features(dialect)
+    only = only_of(kinds, max_groups, dialect)
+    watching = Watching(engine_factory(engine, timeout), only, version, steps)
+    chosen = features or features_of(only, version)
     found: list[Found] = []
 
     def tell() -> None:

@@ -76,7 +76,6 @@ class Dialect(abc.ABC):
       names: as the `dialect` field of a log's header names it; several where they differ in data alone.
       title: as people call it, its version included.
       versions: of the log format, oldest first.
-      live_versions: those of them that are for logs of live engines; traffic of them is drawn only where asked for.
       kinds: names of the kinds of groups that random configurations may have.
       engines: names of built-in engines to where they live, `module:attribute`; each takes a header.
       engine_versions: of those that drive an installed package, the version that is driven unless another is named.
@@ -90,7 +89,6 @@ class Dialect(abc.ABC):
     names: tuple[str, ...]
     title: str
     versions: tuple[int, ...] = (2,)
-    live_versions: tuple[int, ...] = ()
     kinds: tuple[str, ...] = ()
     engines: Mapping[str, str] = MappingProxyType({})
     engine_versions: Mapping[str, str] = MappingProxyType({})
@@ -102,10 +100,9 @@ class Dialect(abc.ABC):
 
     # Logs
 
-    @property
-    def drawn_versions(self) -> tuple[int, ...]:
-        """Versions of which random traffic is drawn where none is asked for."""
-        return tuple(version for version in self.versions if version not in self.live_versions)
+    def drawn_versions(self, kinds: frozenset[str]) -> tuple[int, ...]:
+        """Versions of which random traffic about these kinds is drawn, in turn, where none is asked for."""
+        return self.versions
 
     @property
     @abc.abstractmethod
@@ -121,6 +118,10 @@ class Dialect(abc.ABC):
     def perform(self, engine: Any, operation: Any) -> Any:
         """Performs one operation on an engine and returns its answer, None where the operation has none."""
         return engine.perform(operation)
+
+    def missing_methods(self, engine: Any, header: Any) -> tuple[str, ...]:
+        """Methods that a log of this header may ask an engine for and that this one does not have."""
+        return ()
 
     def answer_type(self, operation: Any) -> Any:
         """The type of the answer to an operation; None where there is none."""

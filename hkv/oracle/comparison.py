@@ -15,6 +15,7 @@ from hkv.oracle.broken_invariant import Broken, first_broken, on_its_own, repair
 from hkv.oracle.capabilities import lacking
 from hkv.oracle.check import describe
 from hkv.oracle.diagnosis import FURTHER_SEEDS, Diagnosis, Traffic, diagnosed, smaller
+from hkv.oracle.engine import make_engine
 from hkv.oracle.engines import trusted_first
 from hkv.oracle.implemented import flags_for
 from hkv.oracle.log_file import write_log
@@ -209,9 +210,9 @@ class Comparison:
         counts, doubted = trusted_first(engines or rules.default_pair, only.dialect)
         (tested, self._tested), (right, self._right) = (named_engine(engine, timeout) for engine in (doubted, counts))
         self.engines = tested, right
-        self.features = features_of(only)
+        self.features = features_of(only, version)
         self._only, self._steps, self._ids = only, steps, ids
-        self._versions = rules.drawn_versions if version is None else (version,)
+        self._versions = rules.drawn_versions(only.kinds) if version is None else (version,)
         self._bugs = bugs_of_part(bugs, "manager")
         refuse_bugs(self._bugs, rules.title, rules.has_bugs)
         self._operations = self._unsupported = self._compared = 0
@@ -230,7 +231,7 @@ class Comparison:
         rules = registry.dialect_of(self._only.dialect)
         for factory in (self._tested, self._right):
             try:
-                lacks = lacking(rules, factory(draw(features[0], 0, self._versions[0], self._only)[0]))
+                lacks = lacking(rules, make_engine(factory, draw(features[0], 0, self._versions[0], self._only)[0]))
                 self._not_compared |= {name: each for name, each in rules.capabilities.items() if name in lacks}
             except UnsupportedConfigError:  # it may implement the next one
                 continue

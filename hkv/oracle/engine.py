@@ -7,8 +7,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from hkv.dialects import registry
 from hkv.dialects.dialect import Dialect
-from hkv.errors import EngineTimeoutError, HKVError
+from hkv.errors import EngineTimeoutError, HKVError, UnsupportedConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,19 @@ class BatchEngine(Protocol):
     def run(self, operations: Sequence[Any]) -> list[Any]:
         """Performs operations in order and returns the answer to each."""
         ...
+
+
+def make_engine(factory: EngineFactory, header: Any) -> Any:
+    """An engine of a header's configuration.
+
+    Raises:
+      UnsupportedConfigError: it does not implement it, or has no methods for what logs of its version ask for.
+    """
+    engine = factory(header)
+    if missing := registry.dialect_of(header.dialect).missing_methods(engine, header):
+        expected = f"an engine that has {', '.join(missing)}, which version {header.oplog} of the log asks for"
+        raise UnsupportedConfigError("engine", type(engine).__name__, expected)
+    return engine
 
 
 def attempt(dialect: Dialect, engine: Any, operation: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hkv.dialects import registry
-from hkv.oracle.engine import EngineFactory
+from hkv.oracle.engine import EngineFactory, make_engine
 from hkv.testing.choices import RandomChoices
 
 DRAWS = 300
@@ -23,7 +23,7 @@ def flags_for(factory: EngineFactory, dialect: str) -> str:
       dialect: name of the configurations' dialect.
     """
     rules = registry.dialect_of(dialect)
-    versions, features = rules.drawn_versions, rules.short_features(dialect)
+    versions, features = rules.drawn_versions(frozenset()), rules.short_features(dialect)
     found = [
         (kind, version, feature)
         for version in versions
@@ -34,7 +34,7 @@ def flags_for(factory: EngineFactory, dialect: str) -> str:
         return ""
     kinds, taken, about = (list(dict.fromkeys(column)) for column in zip(*found, strict=True))
     flags = [f"--kinds {','.join(kinds)}", "--max-groups 1"]
-    flags += [f"--version {taken[0]}"] if len(taken) < len(versions) else []
+    flags += [f"--version {taken[-1]}"] if len(taken) < len(versions) else []
     flags += [f"--feature {feature}" for feature in about] if len(about) < len(features) else []
     return " ".join(flags)
 
@@ -56,7 +56,7 @@ def _kinds(factory: EngineFactory, feature: str, version: int, dialect: str) -> 
 
 def _implements(factory: EngineFactory, header: Any) -> bool:
     try:
-        factory(header)
+        make_engine(factory, header)
     except Exception:  # some engines refuse in their own words
         return False
     return True

@@ -9,7 +9,7 @@ from hkv.dialects.dialect import Dialect
 from hkv.errors import EngineProcessError, MissingExtraError, UnsupportedConfigError
 from hkv.oracle.capabilities import compare, lacking
 from hkv.oracle.compare import Mismatch
-from hkv.oracle.engine import EngineFactory, Failure, attempt, failure_of
+from hkv.oracle.engine import EngineFactory, Failure, attempt, failure_of, make_engine
 from hkv.oracle.renaming import SameNames
 
 
@@ -60,7 +60,7 @@ def make_pair(tested: EngineFactory, right: EngineFactory, header: Any, ids: str
     made: list[Any] = []
     for factory in (tested, right):
         try:
-            made.append(factory(header))
+            made.append(make_engine(factory, header))
         except (UnsupportedConfigError, EngineProcessError, MissingExtraError):
             raise
         except Exception as error:

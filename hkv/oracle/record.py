@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from hkv.oracle.pair import make_pair
 from hkv.oracle.steering import STEERED, Kept, draw_kept
 from hkv.testing.choices import RandomChoices
 
-DRAWS = 20_000
+DRAWS = 2_000
 """Configurations of one seed that are looked at for one that is wanted."""
 
 
@@ -85,12 +86,30 @@ ALL = Only()
 """No restriction."""
 
 
-def features_of(only: Only) -> tuple[str, ...]:
-    """Features that have configurations in a selection, as far as that is known without drawing: all that the dialect
-    has, but for `STEERED` where none is kept of them."""
+@functools.cache
+def features_of(only: Only, version: int | None = None) -> tuple[str, ...]:
+    """Features that have configurations in a selection, of that version, or of all that are drawn in turn.
+
+    Raises:
+      ConfigError: there is none.
+    """
     dialect = registry.dialect_of(only.dialect)
-    steered = any(_kept(version, only) for version in dialect.drawn_versions)
-    return tuple(each for each in dialect.features(only.dialect) if steered or each != STEERED)
+    versions = dialect.drawn_versions(only.kinds) if version is None else (version,)
+
+    def has(feature: str) -> bool:
+        try:
+            return all(draw(feature, 0, each, only) for each in versions)
+        except ConfigError as error:
+            if error.argument != "feature":
+                raise
+            return False
+
+    features = dialect.features(only.dialect)
+    if only == Only(dialect=only.dialect):
+        return features
+    if not (found := tuple(feature for feature in features if has(feature))):
+        raise ConfigError("kinds", ",".join(sorted(only.kinds)), "kinds that make up a configuration, in few groups")
+    return found
 
 
 def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Any, RandomChoices]:
@@ -107,7 +126,7 @@ def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Any, 
         raise ConfigError("version", version, f"one of {dialect.versions} for {only.dialect}")
     kept = _kept(version, only) if feature == STEERED else []
     if kept:
-        return draw_kept(kept, seed, version, dialect.drawn_versions)
+        return draw_kept(kept, seed, version, dialect.drawn_versions(only.kinds))
     choices = RandomChoices(seed)
     for _ in range(DRAWS if feature != STEERED else 0):
         header = dialect.draw_header(choices, feature, version, only.dialect, only.kinds)

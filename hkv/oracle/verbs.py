@@ -27,6 +27,10 @@ EngineLike: TypeAlias = str | EngineFactory
 Path: TypeAlias = str | os.PathLike[str]
 
 
+RECORDED = 2
+"""Version of the log format that is recorded by default, or the first later one that has the kinds asked for."""
+
+
 def named_engine(engine: EngineLike, timeout: float | None = None) -> tuple[str, EngineFactory]:
     """An engine's name, for reports, and its factory.
 
@@ -304,7 +308,7 @@ def record(
     dialect: str = registry.DEFAULT,
     kinds: Iterable[str] = (),
     max_groups: int | None = None,
-    version: int = 2,
+    version: int | None = None,
     steps: int = 16,
     timeout: float | None = None,
 ) -> RecordResult:
@@ -317,7 +321,7 @@ def record(
       dialect: name of the dialect, as headers give it.
       kinds: only groups of these kinds; none for all.
       max_groups: most groups; None for any number.
-      version: of the log format.
+      version: of the log format; None for the first from 2 on that has these kinds.
       steps: scheduling steps.
       timeout: as in `check`.
 
@@ -327,6 +331,7 @@ def record(
     """
     only = Only(frozenset(kinds), max_groups, dialect)
     rules = registry.dialect_of(dialect)
+    version = version or next(each for each in rules.drawn_versions(only.kinds) if each >= RECORDED)
     name, factory = named_engine(rules.default_recorded if engine is None else engine, timeout)
     recording: Recording = record_traffic(factory, feature, seed, version, steps, only)
     content = log_bytes(recording.header, recording.operations, recording.answers)

@@ -10,7 +10,7 @@ from hkv.errors import ConfigError, HKVError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken
 from hkv.oracle.capabilities import judged, lacking
 from hkv.oracle.check import describe
-from hkv.oracle.engine import EngineFactory, failure_of
+from hkv.oracle.engine import EngineFactory, failure_of, make_engine
 from hkv.oracle.invariant import InvariantError
 from hkv.oracle.record import Only, draw
 
@@ -57,7 +57,7 @@ class Watching:
     def __init__(self, factory: EngineFactory, only: Only, version: int | None = None, steps: int = 16) -> None:
         self._factory, self._only, self._steps = factory, only, steps
         self._rules = registry.dialect_of(only.dialect)
-        self._versions = self._rules.drawn_versions if version is None else (version,)
+        self._versions = self._rules.drawn_versions(only.kinds) if version is None else (version,)
         self.seeds = self.not_implemented = self.performed = 0
         self.reason = ""
         self.lacks: dict[str, str] = {}
@@ -74,7 +74,7 @@ class Watching:
         version = self._versions[seed % len(self._versions)]
         header, choices = draw(feature, seed, version, self._only)
         try:
-            engine = self._factory(header)
+            engine = make_engine(self._factory, header)
         except UnsupportedConfigError as error:
             self.not_implemented += 1
             self.reason = self.reason or str(error.value)

@@ -69,8 +69,8 @@ def run_watched(
       ConfigError: the engine implements none of the configurations.
     """
     rules, only = registry.dialect_of(dialect), Only(frozenset(kinds), max_groups, dialect)
-    watching = Watching(factory, only, rules.drawn_versions[-1] if version is None else version, steps)
-    for feature in tuple(features) or features_of(only):
+    watching = Watching(factory, only, rules.drawn_versions(only.kinds)[-1] if version is None else version, steps)
+    for feature in tuple(features) or features_of(only, version):
         for seed in range(first_seed, first_seed + seeds):
             found = watching.seed(feature, seed)
             if found is not None:

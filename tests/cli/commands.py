@@ -101,7 +101,7 @@ def make_inputs(folder: pathlib.Path) -> Inputs:
     """Writes the files."""
     inputs = Inputs(*(folder / name for name in ("log.jsonl", "failing.jsonl", "trace.jsonl", "events.jsonl")))
     only = Only(frozenset({"full_attention"}), 1)
-    recording = record(NumpyEngine, "core", 2, 1, 16, only)
+    recording = record(NumpyEngine, "core", 1, 1, 16, only)
     write_log(inputs.log, recording.header, recording.operations[:6], recording.answers[:6])
     shrinker = Shrinker(engine_factory(WRONG, 10.0), NumpyEngine)
     case = shrinker.failing(recording.header, recording.operations)

@@ -34,7 +34,7 @@ ONE_FULL = ["--kinds", "full_attention", "--max-groups", "1", "--version", "1", 
 
 @pytest.fixture
 def log(tmp_path: pathlib.Path) -> pathlib.Path:
-    recording = record(NumpyEngine, "core", 2, 1, 16, Only(frozenset({"full_attention"}), 1))
+    recording = record(NumpyEngine, "core", 1, 1, 16, Only(frozenset({"full_attention"}), 1))
     path = tmp_path / "long.jsonl"
     write_log(path, recording.header, recording.operations, recording.answers)
     return path
@@ -69,8 +69,8 @@ def test_diff_names_invariant_and_operation(tmp_path: pathlib.Path) -> None:
     arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--save", str(tmp_path), "--json", "-"]
     done = CliRunner().invoke(diff, arguments)
     found = json.loads(done.stdout)["differences"]["core"]
-    assert (found["invariant"], found["operation"], found["operations"]) == ("index", "lookup id=r4", 7)
-    assert found["operations_before_shrinking"] == 70
+    assert (found["invariant"], found["operation"], found["operations"]) == ("index", "lookup id=r12", 7)
+    assert found["operations_before_shrinking"] == 236
     assert len(read_log(found["log"]).operations) == 7
 
 
@@ -95,7 +95,7 @@ def test_a_difference_is_reported_though_shrinking_fails(tmp_path: pathlib.Path,
     (line,) = (line for line in done.output.splitlines() if "shrinking ended early" in line)
     assert "TypeError: object of type 'int' has no len() at " in line
     found = json.loads((tmp_path / "found.json").read_text())["differences"]["core"]
-    assert len(read_log(found["log"]).operations) == found["operations"] < 70
+    assert len(read_log(found["log"]).operations) == found["operations"] < 236
     assert found["shrinking_problem"].startswith("TypeError")
 
 
@@ -104,8 +104,8 @@ def test_a_difference_is_reported_though_shrinking_is_interrupted(tmp_path: path
     arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--save", str(tmp_path)]
     done = CliRunner().invoke(diff, arguments, standalone_mode=False)
     assert isinstance(done.exception, click.Abort)
-    assert "core seed 2 version 1: index: after allocate r3: " in done.output
-    assert len(read_log(tmp_path / "core-2-v1.jsonl").operations) < 70
+    assert "core seed 0 version 1: index: after allocate r12: " in done.output
+    assert len(read_log(tmp_path / "core-0-v1.jsonl").operations) < 236
 
 
 def test_a_small_log_is_written_though_shrinking_is_interrupted(log: pathlib.Path, monkeypatch: Patch) -> None:
@@ -125,8 +125,8 @@ def test_a_difference_is_reported_though_the_search_for_others_is_interrupted(mo
     arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--feature", "eagle"]
     done = CliRunner().invoke(diff, arguments, standalone_mode=False)
     assert isinstance(done.exception, click.Abort)
-    assert "core seed 2 version 1: index: after allocate r3: " in done.output
-    assert "  70 operations, on" in done.output
+    assert "core seed 0 version 1: index: after allocate r11: " in done.output
+    assert "  236 operations, on" in done.output
 
 
 def test_a_difference_is_printed_though_its_log_cannot_be_saved(tmp_path: pathlib.Path) -> None:
@@ -134,15 +134,15 @@ def test_a_difference_is_printed_though_its_log_cannot_be_saved(tmp_path: pathli
     with at_most(40):  # as on a full disk: what can be known before is refused before
         done = CliRunner().invoke(diff, arguments)
     assert isinstance(done.exception, HKVError)
-    assert "core seed 2 version 1: index: after allocate r3: block 1 holds" in done.output
+    assert "core seed 0 version 1: index: after allocate r11: block" in done.output
 
 
 def test_diff_without_shrinking(tmp_path: pathlib.Path) -> None:
     arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--no-shrink"]
     done = CliRunner().invoke(diff, arguments)
     assert done.exit_code == 1
-    assert "  70 operations, on" in done.output
-    assert "50 more before these" in done.output
+    assert "  236 operations, on" in done.output
+    assert "216 more before these" in done.output
     assert "broken invariant: index" in done.output
 
 

@@ -53,7 +53,7 @@ def test_recorded_logs(engine: str, tmp_path: pathlib.Path) -> None:
 def test_it_says_what_it_does_not_implement(engine: str) -> None:
     done = CliRunner().invoke(diff, ["--engines", f"{engine},numpy", "--seeds", "6", "--feature", "core", *ONE_FULL])
     assert done.exit_code == 0, done.output
-    assert "3 of them not implemented (only version 1 of the log format)" in done.output
+    assert "4 of them not implemented (only version 1 of the log format)" in done.output
     done = CliRunner().invoke(diff, ["--engines", f"{engine},numpy", "--seeds", "2", "--feature", "eagle"])
     assert done.exit_code == 1
     assert "one configuration at least that both engines implement" in str(done.exception)

@@ -17,6 +17,7 @@ from benchmarks.quoted.console import CUT, difference, shown_in
 from hkv.cli.diff import command as diff
 from hkv.dialects import vllm
 from hkv.dialects.vllm import Engine
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Header
 from hkv.errors import ConfigError
 from hkv.oracle.engines import engine_factory
@@ -96,7 +97,7 @@ def ran(shown: str) -> unittest.TestResult:
     space: dict = {}
     exec(shown, space)
     case = space["TestToyEngine"]
-    case.settings = settings(max_examples=60, stateful_step_count=30, phases=[Phase.generate])
+    case.settings = settings(max_examples=200, stateful_step_count=30, phases=[Phase.generate])
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
     return result
@@ -110,15 +111,16 @@ def test_an_engine_of_one_group_is_told_its_flags() -> None:
     assert flags.startswith("--kinds full_attention --max-groups 1 --version 1 --feature core")
     done = CliRunner().invoke(diff, [*engines, "--seeds", "4", "--steps", "4", *flags.split()])
     assert (done.exit_code, "most are not implemented" in done.output) == (0, False), done.output
-    few = CliRunner().invoke(diff, [*engines, "--seeds", "40", "--steps", "1", "--feature", "core"])
+    few = CliRunner().invoke(diff, [*engines, "--seeds", "250", "--steps", "1", "--feature", "core"])
     assert few.exit_code == 0, few.output
     assert few.output.endswith(f"most are not implemented; configurations that are can be drawn with {flags}\n")
 
 
 def test_flags_are_those_of_what_an_engine_can_be_made_of() -> None:
-    def windows_only(header: Header) -> None:
+    def windows_only(header: Header) -> NumpyEngine:
         if header.groups[0]["kind"] != "sliding_window":
             raise RuntimeError("not implemented")
+        return NumpyEngine(header)
 
     assert flags_for(windows_only, "vllm-0.33").startswith("--kinds sliding_window --max-groups 1 --feature core")
     assert flags_for(engine_factory("numpy"), "rtp-llm/single") == "--kinds FULL --max-groups 1"

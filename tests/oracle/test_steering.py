@@ -10,8 +10,11 @@ from hkv.dialects.vllm.log.coverage import Observer
 from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING
 from hkv.dialects.vllm.traffic.kept import kept, written
 from hkv.errors import ConfigError
+from hkv.oracle.comparison import Comparison
 from hkv.oracle.record import ALL, Only, draw, features_of, record
 from hkv.oracle.steering import EACH, STEERED, choose
+
+VERSIONS = registry.dialect_of(registry.DEFAULT).versions
 
 
 def test_what_few_reach_comes_first_and_every_sort_is_there():
@@ -25,12 +28,13 @@ def test_what_few_reach_comes_first_and_every_sort_is_there():
 
 def test_a_seed_is_a_kept_configuration():
     """The first seeds go through what is kept, in order, each with the version that it was kept with."""
-    every = [(kept(1), 0), (kept(2), 1)]
-    for version, (ours, parity) in enumerate(every, 1):
+    count = len(VERSIONS)
+    for turn, version in enumerate(VERSIONS):
+        ours = kept(version)
         assert len(ours) > 5
         for place in (0, 3, len(ours) - 1):
-            header, choices = draw(STEERED, 2 * place + parity, version)
-            again, others = draw(STEERED, 2 * (place + len(ours)) + parity, version)
+            header, choices = draw(STEERED, count * place + turn, version)
+            again, others = draw(STEERED, count * (place + len(ours)) + turn, version)
             assert header == again == ours[place].header
             assert header.oplog == version
             assert [choices.integer(0, 9) for _ in range(40)] != [others.integer(0, 9) for _ in range(40)]
@@ -46,11 +50,11 @@ def test_the_newest_version_draws_the_same_configurations():
 def test_a_selection_without_kept_configurations_has_no_such_feature():
     assert features_of(ALL) == (STEERED, *REACHING, *FEATURES)
     none = Only(frozenset({"chunk_pair"}))
-    assert features_of(none) == (*REACHING, *FEATURES)
+    assert features_of(none) == tuple(each for each in (*REACHING, *FEATURES) if each != "partial")
     with pytest.raises(ConfigError, match="feature = 'steered'"):
         draw(STEERED, 0, 2, none)
     few = Only(max_groups=1)
-    assert all(len(draw(STEERED, seed, 1 + seed % 2, few)[0].groups) == 1 for seed in range(6))
+    assert all(len(draw(STEERED, seed, VERSIONS[seed % len(VERSIONS)], few)[0].groups) == 1 for seed in range(6))
 
 
 def test_the_file_says_what_is_kept():
@@ -82,3 +86,27 @@ def test_other_dialects_have_no_such_feature():
             if name != "vllm-0.33":
                 assert STEERED not in dialect.features(name)
                 assert not dialect.kept(2, name)
+
+
+def test_versions_in_turn_are_those_of_the_kinds_that_are_asked_for():
+    dialect = registry.dialect_of(registry.DEFAULT)
+    assert dialect.drawn_versions(frozenset()) == VERSIONS
+    for kind, first in (("sink_window", 2), ("cross_attention", 3)):
+        only = Only(frozenset({kind, "full_attention"}))
+        assert dialect.drawn_versions(only.kinds) == tuple(each for each in VERSIONS if each >= first)
+        compared = Comparison(("numpy", "numpy"), only, steps=2)
+        compared.require(compared.features)
+        assert not any(compared.seed("core", seed) for seed in range(4))
+    with pytest.raises(ConfigError, match="kinds = 'opaque'"):
+        features_of(Only(frozenset({"opaque"})))
+
+
+def test_an_engine_without_the_methods_of_a_version_is_left_out_by_name():
+    class Early(NumpyEngine):
+        retire = property()  # type: ignore[assignment]
+
+    compared = Comparison((Early, "numpy"), Only(), steps=2)
+    assert not any(compared.seed("core", seed) for seed in range(2 * len(VERSIONS)))
+    result = compared.result([])
+    assert result.not_implemented == 2 * sum(version > 2 for version in VERSIONS)
+    assert "an engine that has retire" in result.reason

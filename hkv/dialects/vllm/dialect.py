@@ -39,7 +39,6 @@ class VllmDialect(Dialect):
     names = (NAME,)
     title = "vLLM 0.33"
     versions = (1, 2, 3)
-    live_versions = (3,)
     kinds = kinds.names()
     engines = MappingProxyType(
         {
@@ -71,6 +70,11 @@ class VllmDialect(Dialect):
 
         return apply(engine, operation)
 
+    def missing_methods(self, engine: Any, header: Header) -> tuple[str, ...]:
+        from hkv.dialects.vllm.engines.engine import missing_methods
+
+        return missing_methods(engine, header.oplog)
+
     def answer_type(self, operation: Any) -> Any:
         from hkv.dialects.vllm.engines.engine import answer_type
 
@@ -96,6 +100,12 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.shrink_rules import SHRINK_RULES
 
         return SHRINK_RULES
+
+    def drawn_versions(self, kinds: frozenset[str]) -> tuple[int, ...]:
+        from hkv.spec import KINDS
+
+        known = max((KINDS[kind].log_version for kind in kinds), default=1)
+        return tuple(version for version in self.versions if version >= known)
 
     def features(self, name: str) -> tuple[str, ...]:
         from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING

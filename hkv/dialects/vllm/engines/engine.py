@@ -103,6 +103,12 @@ class KeyedEngine(Engine, Protocol):
         ...
 
 
+def missing_methods(engine: object, version: int) -> tuple[str, ...]:
+    """Methods of the operations that a version of the log adds and that an engine does not have."""
+    wanted = LiveEngine if version > 2 else None
+    return tuple(name for name in vars(wanted) if name[0] != "_" and not hasattr(engine, name)) if wanted else ()
+
+
 def apply(engine: Any, operation: Operation) -> Answer:
     """Performs one operation on an engine and returns its answer (None where the operation has none)."""
     match operation:

@@ -302,7 +302,7 @@ def _draw_groups(choices: Choices, feature: str, version: int, ranks: int, asked
 
     sizes = choices.pick(SIZES)
     count = choices.integer(2 if feature == "partial" else 1, 5 if choices.chance(20) else 4)
-    chunked = feature == "core" and choices.chance(40)
+    chunked = feature == "core" and choices.chance(40) and _wanted("aligned_blocks", asked)
     kinds = _kinds(feature, version, asked, chunked)
     if any(KINDS[kind].aligned_blocks for kind in kinds):
         sizes = (choices.pick(sizes),)  # its finder wants every block as long as the alignment of hits
@@ -317,9 +317,10 @@ def _draw_groups(choices: Choices, feature: str, version: int, ranks: int, asked
     stateful = any(KINDS[entry["kind"]].snapshot for entry in entries)
     if feature in ("partial", "speculative_state") and not stateful:
         entries[choices.integer(0, count - 1)] = draw(_first("snapshot"), sizes[-1])
-    if version > 1 and choices.chance(25):
+    if version > 1 and choices.chance(25) and _wanted("one_block", asked):
         entries.insert(choices.integer(0, count), draw(_first("one_block"), choices.pick(sizes)))
-    if version > 2 and ((replayed := _first("replays")) in asked or choices.chance(12)):
+    replayed = _first("replays")
+    if version > 2 and (replayed in asked or (not asked and choices.chance(12))):
         entries.insert(choices.integer(0, len(entries)), draw(replayed, choices.pick(sizes)))
     if len(entries) > 1 and choices.chance(25):
         entries[-1] = dict(choices.pick([entry for entry in entries if KINDS[entry["kind"]].prefix_cacheable]))
@@ -341,13 +342,17 @@ def _with_encoder(
 
 
 def _kinds(feature: str, version: int, asked: frozenset[str], chunked: bool) -> list[str]:
-    """The kinds to pick from, each as often as it weighs; one that vLLM lacks only where it is asked for."""
-    ordered = _ordered()
+    """The kinds to pick from, each as often as it weighs: of those that are asked for, where some can be picked, and of
+    those that vLLM lacks only such."""
+    ordered = [kind for kind in _ordered() if KINDS[kind].log_version <= version]
     weighed = [kind for kind in ordered for _ in range(KINDS[kind].draw_weight(feature, version))]
     own = [kind for kind in ordered if kind in asked and KINDS[kind].vllm_name is None]
-    if own:
-        weighed = [kind for kind in weighed if kind in asked] + own
-    return weighed + [_first("aligned_blocks")] * chunked
+    of_asked = [kind for kind in weighed if kind in asked] + own + [_first("aligned_blocks")] * chunked
+    return of_asked if asked and of_asked else weighed + [_first("aligned_blocks")] * chunked
+
+
+def _wanted(flag: str, asked: frozenset[str]) -> bool:
+    return not asked or _first(flag) in asked
 
 
 def _ordered() -> list[str]:
