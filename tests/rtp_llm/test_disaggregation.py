@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -14,16 +13,16 @@ import pytest
 
 from hkv.dialects.rtp_llm.disaggregation import Lists, Move, Server, arrived_tokens, carry, plan_moves
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
-from hkv.dialects.rtp_llm.planning import DescribedModel, PoolGroup, RtpOptions, dsv4
+from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions, dsv4
 from hkv.dialects.rtp_llm.transfers import tensor_parallel_peers
 from hkv.errors import PlanError
-from hkv.layout.views import numpy as numpy_views
 from hkv.mesh.parallel_shape import ParallelShape
 from hkv.mesh.resharding.plan import Side, plan_resharding
 from hkv.model.group_policy import GroupType
 from hkv.model.layer_description import LayerDescription
 from hkv.spec import MLAAttention
 from reference.dialects.rtp_llm.manager import Manager
+from reference.dialects.rtp_llm.shares import Whole
 from tests.rtp_llm.described import attention, one, recurrent
 
 SENTINEL = 0xA5
@@ -98,81 +97,12 @@ def lists_of(server: Server, tokens: int, rank: int, seed: int) -> Lists:
     return found
 
 
-def owned(heads: int, ranks: int, rank: int) -> slice:
-    """Heads of a rank by RTP-LLM's rule: a share each, or one of `gcd` shares, ranks in a row alike."""
-    shares = ranks if heads % ranks == 0 else math.gcd(heads, ranks)
-    share = rank * shares // ranks if ranks > 1 else 0  # ranks that deal blocks out hold all heads
-    return slice(share * heads // shares, (share + 1) * heads // shares)
-
-
-class Whole:
+def whole_of(kind: Kind, tokens: int, ranks: int) -> Whole:
     """The same model on one rank that holds everything, and its random content."""
-
-    def __init__(self, kind: Kind, tokens: int, ranks: int) -> None:
-        role = {"role": "decode", "prefill_ranks": ranks} if ranks > 1 else {}
-        self.server = kind.server(**role)
-        self.ranks = ranks
-        self.lists = lists_of(self.server, tokens, 0, 99)
-        self.pools = [
-            np.random.default_rng(7).integers(0, 256, size, np.uint8) for size in self.server.cache.pool_sizes
-        ]
-        self.keys = -(-tokens // self.server.block_size)
-
-    def parts(self, cache: PlannedCache, pools: Pools, layer: int, tag: str, block: int) -> dict[str, np.ndarray]:
-        """Views of one block, `[kernel blocks, heads, states, ...]` by part."""
-        found = cache.layer_cache(layer, tag)
-        rows = slice(block * found.kernel_blocks, (block + 1) * found.kernel_blocks)
-        return {name: numpy_views.view(pools[found.pool], view)[rows] for name, view in found.parts.items()}
-
-    def raw(self, cache: PlannedCache, pools: Pools, layer: int, tag: str, block: int) -> list[np.ndarray]:
-        """Bytes of one block and of its scales."""
-        home = cache.addresses.home(layer, tag)
-        starts = (home.region.kv_address(home.slot, block), home.region.scale_address(home.slot, block))
-        sizes = (home.group.stride, home.group.scale_stride)
-        return [pools[home.pool][at : at + size] for at, size in zip(starts, sizes, strict=True) if at is not None]
-
-    def key_of(self, group: PoolGroup, slot: int) -> int:
-        compact = self.ranks if group.block.seq_size > self.server.block_size else 1
-        return min((slot + 1) * compact - 1, self.keys - 1)
-
-    def share(self, server: Server, pools: Pools, lists: Lists, rank: int, least: int = 0) -> None:
-        """Writes what a rank of a server holds of the request, full groups' blocks from key `least` on."""
-        for group, mine in zip(self.server.groups, server.groups, strict=True):
-            for slot, block in enumerate(self.lists[group.tag]):
-                key = self.key_of(group, slot)
-                full = group.policy.group_type is GroupType.FULL
-                dealt = full and server.options.ranks > 1
-                if block == -1 or (full and key < least) or (dealt and key % server.options.ranks != rank):
-                    continue
-                there = lists[group.tag][slot // server.options.ranks if dealt else slot]
-                for layer in mine.layers:
-                    self.share_block(server, mine, pools, layer, block, there, rank)
-
-    def share_block(
-        self, server: Server, group: PoolGroup, pools: Pools, layer: int, block: int, there: int, rank: int
-    ) -> None:
-        here, tag = (self.server.cache, self.pools), group.tag
-        if group.block.kind in ("mha", "linear"):
-            mine = self.parts(server.cache, pools, layer, tag, there)
-            for name, all_of in self.parts(*here, layer, tag, block).items():
-                heads = owned(12, server.options.tensor_parallel, rank)
-                if name == "state":
-                    mine[name].view(np.uint8)[:] = all_of[:, :, :, heads].view(np.uint8)
-                elif name == "conv":
-                    thirds = all_of.reshape(*all_of.shape[:-1], 3, 12, 2)[..., heads, :]
-                    mine[name][:] = thirds.reshape(mine[name].shape)
-                else:
-                    raw = all_of[:, heads]
-                    mine[name].view(np.uint8)[:] = np.ascontiguousarray(raw).view(np.uint8)
-            return
-        for mine, all_of in zip(
-            self.raw(server.cache, pools, layer, tag, there), self.raw(*here, layer, tag, block), strict=True
-        ):
-            sliced = group.policy.cp_slice.name != "NONE" and server.options.ranks > 1
-            length = len(mine)
-            if sliced and group.policy.cp_slice.name == "PAYLOAD_BYTES":
-                length = group.block.payload
-            mine[:length] = all_of[rank * length : (rank + 1) * length] if sliced else all_of
+    role = {"role": "decode", "prefill_ranks": ranks} if ranks > 1 else {}
+    server = kind.server(**role)
+    pools = [np.random.default_rng(7).integers(0, 256, size, np.uint8) for size in server.cache.pool_sizes]
+    return Whole(server, pools, lists_of(server, tokens, 0, 99), tokens)
 
 
 def fresh(server: Server) -> list[Pools]:
@@ -205,7 +135,7 @@ def transfer(
 
     With `alike`, all ranks of a server have one list.
     """
-    whole = Whole(kind, tokens, source.options.ranks)
+    whole = whole_of(kind, tokens, source.options.ranks)
     lists = [
         [draw(server, tokens, 0 if alike else rank, seed) for rank in range(server.ranks)]
         for seed, server in ((1, source), (2, target))
