@@ -112,7 +112,7 @@ def scattered(server: Server, lists: Lists, wanted: Pools) -> data_plane.Pools:
 
 
 def same(found: Sequence[Sequence[Any]], wanted: Sequence[Pools]) -> tuple[str, bool]:
-    """How many bytes were compared, and whether all are equal: those that nothing should have changed too."""
+    """Number of bytes compared, and whether all are equal: those that nothing should have changed too."""
     pairs = [pair for mine, theirs in zip(found, wanted, strict=True) for pair in zip(mine, theirs, strict=True)]
     text = f"{sum(theirs.nbytes for _, theirs in pairs):,} bytes of {len(found)} rank{'s' * (len(found) > 1)}"
     return text, all(np.array_equal(np.asarray(mine), theirs) for mine, theirs in pairs)
