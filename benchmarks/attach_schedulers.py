@@ -5,6 +5,9 @@ chunked prefill, priorities, the watermark, loads of a connector (in the step or
 prompt, failing now and then), streaming sessions, aborts and resets; a model is never run, tokens are drawn. Prints how
 many logs are complete, and how many agree with each engine; needs vLLM 0.33.
 
+With `--shadow` no log is written: the engine beside each manager performs every call at once, with events on, whose
+hashes are integers, vLLM's default, in every other run.
+
 Example: python benchmarks/attach_schedulers.py --runs 500 --engines numpy,jax
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -73,10 +77,11 @@ def groups_of(draw: random.Random) -> list[Any]:
     )
 
 
-def scheduler(draw: random.Random, model: str) -> Any:
+def scheduler(draw: random.Random, model: str, events: bool) -> Any:
     """A scheduler of drawn settings."""
     from vllm.config import (
         CacheConfig,
+        KVEventsConfig,
         KVTransferConfig,
         ModelConfig,
         ParallelConfig,
@@ -123,6 +128,7 @@ def scheduler(draw: random.Random, model: str) -> Any:
         )
         if loads
         else None,
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if events else None,
     )
     register_all_kvcache_specs(config)
     blocks = draw.choice([24, 40, 80])
@@ -152,15 +158,18 @@ class Run:
       draw: source of decisions.
       model: folder of the model's description.
       sessions: source of decisions about streaming sessions; None for none.
+      events: whether the manager notes KV events.
     """
 
-    def __init__(self, draw: random.Random, model: str, sessions: random.Random | None = None) -> None:
+    def __init__(
+        self, draw: random.Random, model: str, sessions: random.Random | None = None, events: bool = False
+    ) -> None:
         from vllm.utils.hashing import sha256_cbor
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
         init_none_hash(sha256_cbor)
         self.draw, self.hasher = draw, get_request_block_hasher(16, sha256_cbor)
-        self.scheduler, self.drafts, self.asynchronous = scheduler(draw, model)
+        self.scheduler, self.drafts, self.asynchronous = scheduler(draw, model, events)
         self.outputs: collections.deque[Any] = collections.deque()
         self.texts: list[list[int]] = []
         self.arrived = 0
@@ -281,6 +290,23 @@ def record_runs(folder: pathlib.Path, runs: range, steps: int, sessions: bool = 
     return problems
 
 
+def shadow_runs(folder: pathlib.Path, runs: range, steps: int, engine: str) -> tuple[int, list[str]]:
+    """Runs with an engine beside each manager: operations compared, and the differences in words."""
+    session = Session(AttachSettings(folder=str(folder), mode="shadow", engine=engine))
+    with tempfile.TemporaryDirectory() as model:
+        (pathlib.Path(model) / "config.json").write_text(json.dumps(MODEL))
+        for number in runs:
+            os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = str(number % 2)
+            session.label = f"run-{number}"
+            run = Run(random.Random(number), model, events=True)
+            attach(run.scheduler.kv_cache_manager, session, run.scheduler.vllm_config.max_in_flight_tokens)
+            with contextlib.suppress(Exception):  # what vLLM itself does not survive is told of by `record_runs`
+                for _ in range(steps):
+                    run.step()
+    compared = sum(shadow.operations for shadow in session.shadows)
+    return compared, [shadow.difference.describe() for shadow in session.shadows if shadow.difference is not None]
+
+
 def main() -> None:
     """Records and checks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -290,9 +316,15 @@ def main() -> None:
     parser.add_argument("--engines", default="numpy")
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--sessions", action="store_true", help="with streaming sessions")
+    parser.add_argument("--shadow", action="store_true", help="with the first engine beside, and no log")
     arguments = parser.parse_args()
     folder = arguments.folder or pathlib.Path(tempfile.mkdtemp())
     runs = range(arguments.first, arguments.first + arguments.runs)
+    if arguments.shadow:
+        compared, differences = shadow_runs(folder, runs, arguments.steps, arguments.engines.split(",")[0])
+        print(f"{compared:,} operations compared in {len(runs)} runs, {len(differences)} differences")
+        print("\n".join(differences[:5]))
+        sys.exit(1 if differences else 0)
     problems = record_runs(folder, runs, arguments.steps, arguments.sessions)
     logs = [read_log(path) for path in find_logs([str(folder)])]
     ended = [log.operations[-1].reason for log in logs if type(log.operations[-1]).__name__ == "EndOp"]

@@ -23,7 +23,7 @@ def open_output(path: pathlib.Path) -> BinaryIO:
         return cast(BinaryIO, gzip.open(path, "wb", compresslevel=4))
     if path.suffix == ".zst":
         return cast(BinaryIO, zstandard().open(path, "wb"))
-    return path.open("wb")
+    return cast(BinaryIO, path.open("wb", buffering=0))
 
 
 def zstandard() -> Any:

@@ -1,10 +1,16 @@
-"""All live caches that one process observes: their files, the thread that writes them, and those left out."""
+"""All live caches that one process observes: their files, the thread that writes them, and those left out.
+
+A process may be forked with a session in it, as vLLM's engine core is by default. The child goes on with a session of
+its own: a new writing thread, and files named after itself. Caches that the parent made stay the parent's.
+"""
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import os
 import pathlib
+import weakref
 from typing import Protocol
 
 from hkv.dialects.dialect import Dialect
@@ -43,7 +49,29 @@ class Session:
         self._count = 0
         self._observed: list[Observed] = []
         self._lasting: list[Observed] = []
+        self._recorded: list[RecordSink] = []
+        self._closed = False
         atexit.register(self.close)
+        self._end_with_process()
+        # A process of `multiprocessing` ends without `atexit`, and forgets what is to be done at its end as it begins.
+        multiprocessing.util.register_after_fork(self, Session._end_with_process)
+        begun = weakref.WeakMethod(self._begin_in_child)
+        os.register_at_fork(after_in_child=lambda: (begin := begun()) and begin())
+
+    def _end_with_process(self) -> None:
+        multiprocessing.util.Finalize(self, self.close, exitpriority=0)
+
+    def _begin_in_child(self) -> None:
+        if self._closed:
+            return
+        self._writer.restart()
+        for sink in self._recorded:
+            sink.let_go()
+        self._recorded = []
+        for observed in self._observed:
+            observed.close()
+            self.refuse(type(observed).__name__, "made before this process was forked: its parent observes it")
+        self._observed = []
 
     def sink(self, dialect: Dialect) -> Sink:
         """Sink for the operations of the next cache."""
@@ -51,7 +79,9 @@ class Session:
         suffix = f".{self.settings.compression}" if self.settings.compression else ""
         path = self._folder / f"{self.label or os.getpid()}-{self._count}.jsonl{suffix}"
         if self.settings.mode == "record":
-            return RecordSink(LogFile(path, dialect, self.settings.part_bytes), self._writer)
+            recorded = RecordSink(LogFile(path, dialect, self.settings.part_bytes), self._writer)
+            self._recorded.append(recorded)
+            return recorded
         shadow = ShadowSink(path.with_suffix("") if suffix else path, self.settings)
         self.shadows.append(shadow)
         return shadow
@@ -97,6 +127,9 @@ class Session:
           Exception: the error that kept a log from being written.
         """
         atexit.unregister(self.close)
+        if self._closed:
+            return
+        self._closed = True
         self.close_all()
         for observed in self._lasting:
             observed.close()

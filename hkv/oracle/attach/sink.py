@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import pathlib
 import sys
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from hkv.oracle.log_format import LARGEST
 
 TOGETHER = 256
 """Calls for which the writing thread is woken."""
+
+BACKLOG = 1 << 16
+"""Calls that may wait for the writing thread; the observed engine waits for it at the end of a step with more."""
 
 AT_ONCE = 32
 """Calls that it performs before it lets the observed engine's thread run, which would else wait for milliseconds."""
@@ -81,6 +85,7 @@ class RecordSink:
         self._calls: collections.deque[Any] = collections.deque()
         self._perform: Callable[[Any], None] | None = None
         self.begin, self.operation = file.begin, file.operation
+        writer.every_tick(self._write_all)
 
     def calls_to(self, perform: Callable[[Any], None]) -> Callable[[Any], None]:
         self._perform = perform
@@ -90,10 +95,26 @@ class RecordSink:
         # The thread is woken seldom: it takes the interpreter from the observed engine whenever it runs.
         if len(self._calls) >= TOGETHER:
             self._writer.put(self._perform_all)
+            if len(self._calls) >= BACKLOG:
+                self._writer.flush()
 
     def close(self) -> None:
-        self._writer.put(self._perform_all)
-        self._writer.put(self._file.close)
+        self._writer.put(self._close)
+
+    def let_go(self) -> None:
+        """Leaves the log to the parent, in a forked process."""
+        self._calls.clear()
+        self._file.let_go()
+
+    def _close(self) -> None:
+        self._perform_all()
+        self._file.close()
+        with contextlib.suppress(ValueError):  # a forked process writes none of its parent's
+            self._writer.no_tick(self._write_all)
+
+    def _write_all(self) -> None:
+        self._perform_all()
+        self._file.flush()
 
     def _perform_all(self) -> None:
         calls, perform = self._calls, self._perform
@@ -148,8 +169,9 @@ class ShadowSink:
         want = attempt(self._dialect, self._engine, operation)
         self._performed.append(operation)
         self._answers.append(want)
-        if mismatch := self._dialect.compare(want, answer, self._header.oplog):
-            self._differ(mismatch.field, mismatch.want, mismatch.got)
+        # In the order in which `check` holds a log to an engine: what the live cache does not tell is not compared.
+        if mismatch := self._dialect.compare(answer, want, self._header.oplog):
+            self._differ(mismatch.field, mismatch.got, mismatch.want)
 
     def close(self) -> None:
         self._performed, self._answers, self._engine = [], [], None

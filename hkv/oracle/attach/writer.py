@@ -1,7 +1,14 @@
-"""Log files that a thread of their own encodes and writes, so that the observed engine waits for neither."""
+"""Log files that a thread of their own encodes and writes, so that the observed engine waits for neither.
+
+What was said is on disk within `TICK` seconds and what a write takes, however the process ends: the thread performs
+what waits and flushes, whole lines at a time, whether it is woken or not. A process that forks loses its threads:
+`restart` makes a new one in the child, where files that the parent writes are let go.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
 import queue
 import threading
@@ -18,6 +25,12 @@ from hkv.oracle.log_file import encode, part_path
 PAUSE = 2e-4
 """Seconds for which the thread lets others run."""
 
+TICK = 0.5
+"""Seconds between two times that everything said so far is written."""
+
+WRITTEN = 1 << 16
+"""Bytes of lines that are kept until the next tick, at most."""
+
 
 class LogWriter:
     """A thread that writes logs.
@@ -27,11 +40,24 @@ class LogWriter:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="hkv-log-writer", daemon=True)
         self.problem: Exception | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins with a new thread and nothing to do; for a child process, whose parent does what it was given."""
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._ticking: list[Callable[[], None]] = []
         self._hurried = False
+        self._thread = threading.Thread(target=self._run, name="hkv-log-writer", daemon=True)
         self._thread.start()
+
+    def every_tick(self, task: Callable[[], None]) -> None:
+        """Has the thread do something every `TICK` seconds."""
+        self._ticking.append(task)
+
+    def no_tick(self, task: Callable[[], None]) -> None:
+        """Has it do so no longer."""
+        self._ticking.remove(task)
 
     def put(self, task: Callable[[], None]) -> None:
         """Has the thread do something, after everything it was given before."""
@@ -53,15 +79,31 @@ class LogWriter:
     def close(self) -> None:
         """Ends the thread, everything given so far done."""
         self._hurried = True
+        self._queue.put(self._tick)
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (task := self._queue.get()) is not None:
-            try:
-                task()
-            except Exception as error:
-                self.problem = self.problem or error
+        due = time.monotonic() + TICK
+        while True:
+            with contextlib.suppress(queue.Empty):
+                task = self._queue.get(timeout=max(0.0, due - time.monotonic()))
+                if task is None:
+                    return
+                self._try(task)
+            if time.monotonic() >= due:
+                self._tick()
+                due = time.monotonic() + TICK
+
+    def _tick(self) -> None:
+        for task in list(self._ticking):
+            self._try(task)
+
+    def _try(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception as error:
+            self.problem = self.problem or error
 
 
 class LogFile:
@@ -80,6 +122,9 @@ class LogFile:
         self._encode = msgspec.json.Encoder().encode
         self._answered: dict[type, bool] = {}
         self._output: BinaryIO | None = None
+        self._lines: list[bytes] = []
+        self._kept = 0
+        self._gone = False
 
     def begin(self, header: Any) -> None:
         """Writes the header."""
@@ -99,17 +144,45 @@ class LogFile:
             self._answered[kind] = "want" in kind.__struct_fields__  # type: ignore[attr-defined]
         return self._answered[kind]
 
+    def flush(self) -> None:
+        """Writes all lines so far, in one call, so that a process that is killed leaves whole lines."""
+        if self._output is not None and self._lines and not self._gone:
+            left = memoryview(b"".join(self._lines))
+            while left:
+                left = left[self._output.write(left) :]
+            self._output.flush()
+        self._lines.clear()
+        self._kept = 0
+
+    def let_go(self) -> None:
+        """Leaves the file to the parent, in a forked process: nothing more is written.
+
+        The file object is not asked for anything, since a thread of the parent may have held its lock as the process
+        forked; a compressed one would write its end when it is collected, which then goes nowhere.
+        """
+        self._gone = True
+        if self._output is not None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._output.fileno())
+            os.close(nowhere)
+
     def close(self) -> None:
         """Closes the file."""
-        if self._output is not None:
+        self.flush()
+        if self._output is not None and not self._gone:
             self._output.close()
             self._output = None
 
     def _write(self, line: bytes) -> None:
+        if self._gone:
+            return
         if self._limit is not None and self._written and self._written + len(line) > self._limit:
             self.close()
             self._part, self._written = self._part + 1, 0
         if self._output is None:
             self._output = open_output(part_path(self.path, self._part))
-        self._output.write(line + b"\n")
+        self._lines.append(line + b"\n")
         self._written += len(line) + 1
+        self._kept += len(line) + 1
+        if self._kept >= WRITTEN:
+            self.flush()
