@@ -22,7 +22,7 @@ from hkv.plot_path import check_plot_path
 from hkv.replay import compare_plot
 from hkv.replay.attribution import CAUSES
 from hkv.replay.compare import TOTALS, CompareResult, Side, compared, most_changed, read_side, side_of
-from hkv.replay.points import in_processes, replayed
+from hkv.replay.points import at_once, replayed
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
 
@@ -85,7 +85,7 @@ def _made(words: varied_options.Words, jobs: int) -> list[Side]:
     trace = InternedTrace(read_trace(words.files[0], known["tokens_per_id"], known["limit"]))
     sides: dict[int, Side] = {}
     with progress_bar("compare", len(points)) as advance:
-        for place, result in in_processes(replayed, points, trace, jobs):
+        for place, result in at_once(replayed, points, trace, jobs):
             name = " ".join(f"{option} {points[place].labels[option]}" for option in varying)
             sides[place] = side_of(name, result)
             advance()

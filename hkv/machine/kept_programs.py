@@ -20,6 +20,7 @@ import os
 import pathlib
 import platform
 import secrets
+import threading
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,7 @@ class KeptProgram:
         self._function, self._donated, self._name, self._returns = function, donated, name, returns
         self._jitted: Any = jax.jit(function, donate_argnums=donated)
         self._loaded: dict[Any, Callable[..., Any]] = {}
+        self._loading = threading.Lock()
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the function, compiled for the shapes and dtypes of its arguments."""
@@ -69,8 +71,9 @@ class KeptProgram:
             return self._jitted(*arguments)
         leaves, structure = jax.tree.flatten((arguments, {}))
         shapes = (structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))
-        if shapes not in self._loaded:
-            self._loaded[shapes] = self._executable(pathlib.Path(folder), arguments, shapes)
+        with self._loading:  # several threads replay at once, and one of them loads the program for all
+            if shapes not in self._loaded:
+                self._loaded[shapes] = self._executable(pathlib.Path(folder), arguments, shapes)
         return self._loaded[shapes](*arguments)
 
     def _executable(self, folder: pathlib.Path, arguments: Any, shapes: Any) -> Callable[..., Any]:

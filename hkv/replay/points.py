@@ -1,4 +1,4 @@
-"""Points of a sweep: replays of one trace that differ in their options, several at once in processes."""
+"""Points of a sweep: replays of one trace that differ in their options, several at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hkv.machine import native_loops
 from hkv.replay import summary
 from hkv.replay.command import StudiedCache
 from hkv.replay.result import ReplayResult, result_of
-from hkv.replay.run import ReplayedCache, Timing, default_engine, replay, without_evictions
+from hkv.replay.run import COMPILED, ReplayedCache, Timing, default_engine, replay, without_evictions
 from hkv.replay.sweep import COLUMNS, Row
 from hkv.replay.traces.interned import InternedTrace
 
@@ -57,6 +57,11 @@ class Point:
           HKVError: there is no such cache.
         """
         return registry.dialect_of(self.options["dialect"]).replay_command().studied(dict(self.options))
+
+    @property
+    def compiled(self) -> bool:
+        """True if the compiled engine replays it."""
+        return (default_engine(self.studied().cache)[0] if self.engine is None else self.engine) == COMPILED
 
 
 def replayed(point: Point, trace: InternedTrace) -> ReplayResult:
@@ -95,16 +100,18 @@ def _infinite(studied: StudiedCache, trace: InternedTrace) -> ReplayedCache:
     return changed
 
 
-def in_processes(
+def at_once(
     work: Callable[[Point, InternedTrace], Found], points: Sequence[Point], trace: InternedTrace, jobs: int
 ) -> Iterator[tuple[int, Found]]:
-    """Has work done on points in so many processes. Yields a point's place and what was found, as they come.
+    """Has work done on so many points at once. Yields a point's place and what was found, as they come.
+
+    Compiled replays run in threads, which share the trace and the program; others, in Python, in processes.
 
     Args:
       work: a function of a module.
       points: the points.
       trace: the trace.
-      jobs: processes; with one, the work is done in this one.
+      jobs: points that are worked on at once.
 
     Raises:
       HKVError: one cannot be replayed.
@@ -112,6 +119,10 @@ def in_processes(
     if jobs == 1 or len(points) < 2:
         for place, point in enumerate(points):
             yield place, work(point, trace)
+        return
+    if all(point.compiled for point in points):
+        with concurrent.futures.ThreadPoolExecutor(min(jobs, len(points))) as pool:
+            yield from _as_completed(pool, {pool.submit(work, each, trace): i for i, each in enumerate(points)})
         return
     spawned = multiprocessing.get_context("spawn")
     with (
@@ -121,13 +132,18 @@ def in_processes(
         path = os.path.join(folder, "trace")
         with open(path, "wb") as file:
             pickle.dump(trace, file, pickle.HIGHEST_PROTOCOL)
-        waiting = {pool.submit(_in_process, work, point, path): place for place, point in enumerate(points)}
-        try:
-            for future in concurrent.futures.as_completed(waiting):
-                yield waiting[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        yield from _as_completed(pool, {pool.submit(_in_process, work, each, path): i for i, each in enumerate(points)})
+
+
+def _as_completed(
+    pool: concurrent.futures.Executor, waiting: Mapping[concurrent.futures.Future[Found], int]
+) -> Iterator[tuple[int, Found]]:
+    try:
+        for future in concurrent.futures.as_completed(waiting):
+            yield waiting[future], future.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def _begin() -> None:

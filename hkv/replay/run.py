@@ -391,9 +391,14 @@ def warmup_requests(text: str, requests: int) -> int:
 def _coming(
     trace: InternedTrace, cache: ReplayedCache, schedule: Schedule, timing: Timing, engine: str, asked: Sequence[int]
 ) -> Iterator[Arrival]:
-    return interned_arrivals(
-        trace, cache.key_tokens, schedule.max_model_len, timing, lists=engine != COMPILED, asked=asked
-    )
+    """The requests on their way in; those of a compiled replay that is asked nothing are made once for all."""
+    known = cache.key_tokens, schedule.max_model_len, timing
+    compiled = engine == COMPILED
+    if not compiled or asked:
+        return interned_arrivals(trace, *known, lists=not compiled, asked=asked)
+    if known not in trace.arrivals:
+        trace.arrivals[known] = list(interned_arrivals(trace, *known, lists=False))
+    return iter(trace.arrivals[known])
 
 
 def without_evictions(trace: InternedTrace, cache: ReplayedCache, max_model_len: int) -> ReplayedCache | None:

@@ -81,7 +81,7 @@ def _rows(
     left = [place for place in range(len(points)) if place not in rows]
     asked = [points[place] for place in left]
     if ray is None or not asked:
-        found = point_work.in_processes(point_work.measured, asked, trace, jobs)
+        found = point_work.at_once(point_work.measured, asked, trace, jobs)
     else:
         found = in_cluster(point_work.measured, asked, trace, ray)
     for number, row in found:

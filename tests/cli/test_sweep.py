@@ -1,6 +1,7 @@
 """`hkv sweep`: every point is what `hkv replay` finds; earlier points are not replayed again."""
 
 import csv
+import dataclasses
 import json
 import os
 import pathlib
@@ -218,8 +219,16 @@ def test_a_warmup_that_leaves_nothing_is_refused(trace, warmup):
             "--warmup", warmup)  # fmt: skip
 
 
-def note_and_sleep(path, trace):
-    pathlib.Path(path).write_text(str(os.getpid()))
+@dataclasses.dataclass
+class Note:
+    """A point whose work is to say in which process it is done, and to go on for long."""
+
+    path: str
+    compiled = False
+
+
+def note_and_sleep(note, trace):
+    pathlib.Path(note.path).write_text(str(os.getpid()))
     time.sleep(300)
 
 
@@ -227,11 +236,11 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     """However that ends: killed, it has no time to tell them."""
     code = """
         import sys
-        from hkv.replay.points import in_processes
+        from hkv.replay.points import at_once
         from hkv.replay.traces.interned import InternedTrace
-        from tests.cli.test_sweep import note_and_sleep
+        from tests.cli.test_sweep import Note, note_and_sleep
         if __name__ == "__main__":
-            list(in_processes(note_and_sleep, sys.argv[1:], InternedTrace([]), 2))
+            list(at_once(note_and_sleep, list(map(Note, sys.argv[1:])), InternedTrace([]), 2))
     """
     script, notes = tmp_path / "script.py", [tmp_path / "first", tmp_path / "second"]
     script.write_text(textwrap.dedent(code))

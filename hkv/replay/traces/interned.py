@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,12 +38,14 @@ class InternedTrace:
 
     Attributes:
       requests: the same.
+      arrivals: lists of arrivals that replays of it made, by what these depend on.
       granularity: tokens of the finest part that the trace names, as `hkv.replay.traces.reader.granularity`.
     """
 
     def __init__(self, requests: Iterable[TraceRequest]) -> None:
         self.requests: Sequence[TraceRequest] = list(requests)
         self.granularity = granularity(self.requests)
+        self.arrivals: dict[Any, list[Any]] = {}
         self._keys: dict[tuple[int, int], Interned] = {}
         self._shared: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 

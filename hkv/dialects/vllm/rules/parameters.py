@@ -44,13 +44,15 @@ CacheField = enum.IntEnum(
         "GRAIN",
         "JUNCTIONS",
         "MOST_SCRATCH",
+        "SILENT",
     ),
     start=0,
 )
 """Columns of `Parameters.cache`: what belongs to no group. Lengths are in tokens, `NUM_BLOCKS` and `WATERMARK` in
 blocks. ALIGNMENT: to what hits are aligned. GRAIN: to what registration is. RETAINED: to what lengths that are retained
 are rounded, 0 where retention is dense. JUNCTIONS: whether states are kept where others were seen to branch off.
-MOST_SCRATCH: most blocks of scratch in a row."""
+MOST_SCRATCH: most blocks of scratch in a row. SILENT: whether nothing need be noted of blocks that are not registered,
+which only the reasons of misses ask for."""
 
 GroupField = enum.IntEnum(
     "GroupField",

@@ -144,6 +144,7 @@ def _group(
             i, late, failed = local
             late = late & (i >= full)
             inside, until = kept.stretch(i, full)
+            i = jnp.where(view.whole(CacheField.SILENT) != 0, kept.skip(i, inside, until), i)
             w, (i, phase, _, entry, value, stopped) = loop(
                 lambda c: (c[0] < until) & ~c[-1],
                 plain,

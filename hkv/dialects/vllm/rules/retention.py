@@ -45,6 +45,11 @@ class Kept(NamedTuple):
         """The phase of the next entry."""
         return jnp.where(phase + 1 == self.period, 0, phase + 1)
 
+    def skip(self, entry: Scalar, inside: Scalar, until: Scalar) -> Scalar:
+        """The next entry up to `until` that is retained, from one that is at the beginning of a stretch."""
+        gap = jnp.where(inside, 0, jnp.maximum(self.least - self.phase(entry), 0))
+        return jnp.minimum(entry + gap, jnp.maximum(until, entry))
+
     def stretch(self, entry: Scalar, stop: Scalar) -> tuple[Scalar, Scalar]:
         """True if an entry is retained for one of the ends; and the entry, at most `stop`, up to which that holds."""
         inside, until = jnp.bool_(False), stop

@@ -9,7 +9,7 @@ import numpy as np
 
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, of_config
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters, of_config
 from hkv.dialects.vllm.schedule import compiled_state, program
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.compiled_occupancy import of_arrays
@@ -101,6 +101,7 @@ class CompiledReplay(Dispatches):
         self._diagnose, self._sampling, self._done = diagnose, sampling, 0
         sizes = sizes or Sizes.of(config, schedule, trace)
         parameters, state = cache.init(config, sizes.buckets)
+        np.asarray(parameters.cache)[CacheField.SILENT] = not diagnose
         self._parameters = jax.device_put(parameters)
         self._inputs = jax.device_put(_inputs(config, schedule, trace, sizes, parameters, diagnose))
         resident = jax.device_put(compiled_state.begin(state, sizes.requests, steps))

@@ -131,6 +131,12 @@ def both(config, schedule, arrivals):
     compared.check_all_compared()
     run.compare_outcomes(outcome, other, NAMES)
     agreement.compare_queues(mine.free_queue(), reference.state().free, NAMES)
+    silent = compiled.CompiledReplay(
+        config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS, diagnose=False
+    )
+    assert silent.run() == steps
+    assert np.array_equal(np.concatenate(silent.ids), np.concatenate(mine.ids)), "notes for reasons change blocks"
+    assert silent.free_queue() == mine.free_queue()
     return outcome
 
 
