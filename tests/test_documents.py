@@ -1,4 +1,4 @@
-"""`docs/new-engine-version.md`: its tables are the code's, and its delta of a dialect runs."""
+"""Python blocks of every page run; the tables of `docs/new-engine-version.md` are the code's."""
 
 from __future__ import annotations
 
@@ -30,3 +30,33 @@ def test_the_delta_of_a_dialect_differs_where_its_rule_does(tmp_path: pathlib.Pa
     changed, old = engine_factory(f"{path}:NextEngine"), engine_factory("numpy")
     found = [differ(changed, old, "core", seed, 2, 16, only=Only(frozenset({kind}))) for seed in range(6)]
     assert any(parted is not None for _, parted in found) == differs
+
+
+PAGES = sorted(path.stem for path in DOCS.glob("*.md") if "```python\n" in path.read_text())
+ELSEWHERE = {
+    "serving": "tests/slow/serving/test_page.py",
+    "sharding": "tests/slow/resharding/on_eight_devices/test_transfer.py",
+}
+"""Pages whose code compiles large programs or wants a mesh, and what runs them."""
+
+
+def run_page(page: str) -> None:
+    """Executes the Python blocks of a page, each after those before it."""
+    names: dict[str, object] = {"__name__": f"docs.{page}"}
+    for code in re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL):
+        exec(compile(code, f"docs/{page}.md", "exec"), names)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
+def test_the_python_of_a_page_runs_from_its_first_block_to_its_last(
+    page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(DOCS.parent / "examples"))
+    run_page(page)
+
+
+def test_pages_that_run_elsewhere_do() -> None:
+    for page, test in ELSEWHERE.items():
+        assert page in PAGES
+        assert page in (DOCS.parent / test).read_text()
