@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hkv.machine import kept_programs
-from hkv.machine.kept_programs import FOLDER, SUFFIX, KeptProgram, keep
+from hkv.machine.kept_programs import EDITED, FOLDER, SUFFIX, KeptProgram, keep
 
 
 class Counted:
@@ -134,6 +134,18 @@ def test_nothing_is_kept_unless_a_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv(FOLDER, raising=False)
     called(program(Counted()))
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_kept_of_edited_code(folder, monkeypatch):
+    """An import hook has put another text in the place of a source, whose file is as it was (`hkv mutate`)."""
+    called(program(Counted()))
+    (kept,) = executables(folder)
+    monkeypatch.setenv(EDITED, str(folder))
+    edited = Counted()
+    called(program(edited))
+    called(program(edited, "counted-1"))
+    assert edited.traced
+    assert executables(folder) == [kept]
 
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path, monkeypatch):

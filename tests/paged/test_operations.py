@@ -6,6 +6,7 @@ import itertools
 import re
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -88,6 +89,17 @@ def values_of(layout, count, seed, names=None):
 
 def bits(array):
     return np.asarray(array).tobytes()
+
+
+def test_a_pool_keeps_its_dtype_and_rank():
+    """What moves are words, of whatever the pool is made of."""
+    layout = LAYOUTS["one head, float32"]
+    bytes_of_pool, slots = pool_of(layout, 0), (np.array([0, 3], np.int32), np.array([1, 2], np.int32))
+    values = values_of(layout, 2, 1)
+    pools = (bytes_of_pool, bytes_of_pool.view(np.float32).reshape(2, -1), bytes_of_pool.view(ml_dtypes.bfloat16))
+    want, *found = [paged.write(jax.numpy.asarray(pool), layout, 0, *slots, values)[0] for pool in pools]
+    assert [(each.dtype, each.shape) for each in found] == [(pool.dtype, pool.shape) for pool in pools[1:]]
+    assert [bits(each) for each in found] == [bits(want)] * 2
 
 
 layouts = st.sampled_from(sorted(LAYOUTS)).map(LAYOUTS.get)

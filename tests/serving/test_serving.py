@@ -19,6 +19,7 @@ from hkv import serving
 from hkv.errors import ConfigError, FileError, MissingExtraError, OperationError
 from hkv.model.topology import Group
 from hkv.serving.objects import chunk_objects
+from hkv.state.status import Status
 from tests.cache.hlo import large_copies
 
 R, LONGEST, BUDGET, WIDTH, VOCABULARY, BLOCKS = 3, 40, 12, 8, 16, 22
@@ -305,6 +306,18 @@ def test_chunks_end_where_states_are_kept_and_decodes_come_first(left, rows, cou
     assert plan.cu_q_lens.tolist() == np.cumsum([0, *counts]).tolist()
     chunks = [tokens[row, :count] for row, count in zip(rows, counts, strict=True)]
     assert plan.tokens.tolist() == [*np.concatenate(chunks).tolist(), *[0] * (BUDGET - sum(counts))]
+
+
+def test_only_a_row_that_runs_is_preempted_and_only_if_one_was_refused():
+    served, history = serving.from_config(config(), rows=R), np.zeros((R, LONGEST), np.int32)
+    served, _ = serving.arrive(served, np.array([1]), history[:1], np.array([9]))
+    arrived = np.array([9, 0, 3])
+    plan = serving.schedule(served, history, np.array([0, 9, 0]), arrived, budget=BUDGET)
+    served, turn = serving.step(served, plan.tokens, plan.cu_q_lens, plan.rows)
+    assert serving.victim(served, plan, turn, arrived) == -1
+    status = np.full_like(turn.result.status, int(Status.NO_ROOM))
+    refused = dataclasses.replace(turn, result=dataclasses.replace(turn.result, status=status))
+    assert serving.victim(served, plan, refused, arrived) == 1
 
 
 @pytest.mark.parametrize("eagle", [False, True])
