@@ -74,7 +74,7 @@ CAMPAIGNS = (
     ),
     Campaign("hkv/chunks/kernel_groups.py", 14, "tests/chunks -k vectors", "tests/chunks"),
     Campaign(
-        "hkv/serving/scheduler.py", 8, "tests/serving -k 'chunks_end or preemption'", "tests/serving tests/slow/serving"
+        "hkv/serving/scheduler.py", 8, "tests/serving -k 'chunks_end or preempt'", "tests/serving tests/slow/serving"
     ),
     Campaign("hkv/state/free_queue.py", 6, "tests/state/test_pool.py", "tests/state tests/cache"),
     Campaign("hkv/cache/arrivals.py", 4, "tests/step/test_arrivals.py", "tests/cache tests/step tests/slow/step"),

@@ -71,12 +71,12 @@ def command(
     by = Judge(target, judge, timeout)
     kept = State(None if state is None else pathlib.Path(state), target, judge)
     report = _Report(target, judge, every, chosen, kept, json_path, seed if len(chosen) < len(every) else None)
-    with interruption().saying(report.tell), progress_bar("trying", len(chosen) + 1) as advance:
-        by.check()
-        advance()
-        for edit in chosen:
-            if edit.key not in kept.verdicts:
-                kept.add(by.try_edit(edit))
+    left = [edit for edit in chosen if edit.key not in kept.verdicts]
+    with interruption().saying(report.tell), progress_bar("trying", len(left)) as advance:
+        if left:
+            by.check()
+        for edit in left:
+            kept.add(by.try_edit(edit))
             advance()
     report.tell()
     context.exit(0 if killed(report.verdicts()) == len(chosen) else 1)

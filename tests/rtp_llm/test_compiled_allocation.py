@@ -148,6 +148,13 @@ def test_window_lists() -> None:
     assert window.free() == free - 2
 
 
+def test_a_hole_before_a_tail_of_one_block_is_no_error() -> None:
+    for tail, blocks in ((1, "..x"), (2, ".xx")):
+        window = alone(SWA, active_tail_blocks=tail)
+        assert window.begin(12, reuse=False, device_cache=False) == OK
+        assert shape(window.lists()[0]) == blocks
+
+
 def test_grid_and_tail() -> None:
     window = alone(SWA, step=3, enable_prefix_reuse=True)
     assert window.begin(40) == OK

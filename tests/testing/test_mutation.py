@@ -189,6 +189,8 @@ def test_what_is_judged_is_not_judged_again(folder: pathlib.Path) -> None:
     assert "0 of 6 edits" in mutate("--state", str(state), "--sample", "6", "--seed", "3").output
     whole = json.loads(mutate("--state", str(state), "--json", "-").output)
     assert (whole["judged"], len(state.read_text().splitlines())) == (13, 14)
+    (folder / "check.py").unlink()
+    assert json.loads(mutate("--state", str(state), "--json", "-").output) == whole, "nothing is left to be judged"
 
 
 @pytest.mark.parametrize("change", ["module", "judge", "content", "folder"])
