@@ -92,7 +92,7 @@ def bits(array):
 
 
 def test_a_pool_keeps_its_dtype_and_rank():
-    """What moves are words, of whatever the pool is made of."""
+    """Words move, whatever the pool is made of."""
     layout = LAYOUTS["one head, float32"]
     bytes_of_pool, slots = pool_of(layout, 0), (np.array([0, 3], np.int32), np.array([1, 2], np.int32))
     values = values_of(layout, 2, 1)
