@@ -113,9 +113,10 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
     "--dialect",
     type=OneOrMore(click.Choice(PLANNED)),
     metavar=f"[{'|'.join(PLANNED)}],...",
-    default=PLANNED[0],
+    multiple=True,
+    default=PLANNED[:1],
     show_default=True,
-    help="Whose memory plan.",
+    help="Whose memory plan; repeatable.",
 )
 @bugs_option
 @json_option
@@ -128,7 +129,7 @@ def command(
     ctx: click.Context,
     configs: tuple[str, ...],
     layers: tuple[str, ...],
-    dialects: Several,
+    dialects: tuple[Several, ...],
     json_path: str | None,
     csv_path: str | None,
     plot_path: str | None,
@@ -157,13 +158,14 @@ def command(
         raise click.UsageError("Missing argument 'CONFIG...', or --layers FILE in its place.")
     options["bugs"] = frozenset(bugs_of(options["bugs"], "planning"))
     memory = None if options["memory"] is None else parse_bytes(options["memory"])
-    planners = {dialect: PLANNERS[dialect].plan_command() for dialect in dialects}
+    chosen = Several(dict.fromkeys(dialect for some in dialects for dialect in some))
+    planners = {dialect: PLANNERS[dialect].plan_command() for dialect in chosen}
     for dialect, planner in planners.items():
         refuse_others(planner, COMMANDS, dialect)
         if not PLANNERS[dialect].has_bugs:
             refuse_given(["bugs"], f"nothing with --dialect {dialect}, of which no upstream defect is known")
     if len(planners) > 1:
-        options = {"dialect": dialects, **options}
+        options = {"dialect": chosen, **options}
     options["given"] = {name for name in ctx.params if is_given(name)}
     if plot_path is not None:
         check_plot_path(plot_path)
@@ -171,7 +173,7 @@ def command(
     wanted = combinations(configs, options)
     if len(wanted) == 1 and csv_path is None and plot_path is None:
         config, choice = wanted[0]
-        plan = planners[dialects[0]].plan(memory, {**options, **choice, "config": config})
+        plan = planners[chosen[0]].plan(memory, {**options, **choice, "config": config})
         if json_path != STANDARD_OUTPUT:
             plan.show(Console(soft_wrap=False))
         write_json(json_path, plan.report)
@@ -180,7 +182,7 @@ def command(
         load_config(config)  # a name that nobody knows is a slip, not a refused combination
 
     def capacity(config: str, choice: dict[str, Any]) -> Capacity:
-        planner = planners[choice.get("dialect", dialects[0])]
+        planner = planners[choice.get("dialect", chosen[0])]
         return planner.capacity(memory, {**options, **choice, "config": config})
 
     rows = capacity_rows(wanted, capacity)

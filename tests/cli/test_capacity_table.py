@@ -195,7 +195,8 @@ def test_two_engines_in_one_table() -> None:
         if row["dialect"] == "rtp-llm":
             assert (report["requests"], report["concurrency"]) == (row["requests"], row["concurrency"])
     assert [row["token_bytes"] for row in found[:2]] == [131072] * 2
-    lines = run("llama-3.1-8b", "--dialect", "vllm-0.33,rtp-llm", "--max-model-len", "32000").output.splitlines()
+    twice = ("--dialect", "vllm-0.33", "--dialect", "rtp-llm")
+    lines = run("llama-3.1-8b", *twice, "--max-model-len", "32000").output.splitlines()
     assert [line.split()[0] for line in lines[2:]] == ["llama-3.1-8b", "vllm-0.33", "rtp-llm"]
     with pytest.raises(ConfigError, match="--gpu-memory is not for --dialect rtp-llm"):
         run("llama-3.1-8b", "--dialect", "vllm-0.33,rtp-llm", "--gpu-memory", "80GiB")
