@@ -20,7 +20,7 @@ from hkv.spec.opaque import OpaqueState
 from hkv.spec.sliding_window import SlidingWindow
 from hkv.spec.sliding_window_mla import SlidingWindowMLA
 from hkv.spec.uniform import is_cp_sharded, is_uniform_type
-from hkv.spec.written import spec_from_log, spec_from_text, text_forms
+from hkv.spec.written import log_variants, spec_from_log, spec_from_text, text_forms
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -44,6 +44,7 @@ __all__ = [
     "SlidingWindowMLA",
     "is_cp_sharded",
     "is_uniform_type",
+    "log_variants",
     "spec_from_log",
     "spec_from_text",
     "text_forms",

@@ -119,6 +119,9 @@ class LayerSpec:
     later_log_fields: ClassVar[Mapping[str, int]] = MappingProxyType({})
     """Of `log_fields`, those that a later version of the log format added, with that version."""
 
+    log_variant: ClassVar[str] = ""
+    """Field of logs, of version 3, that tells this class from another of its `kind`, which is managed alike."""
+
     event_kind: ClassVar[str | None] = None
     """The kind's name in vLLM 0.33's KV events; None where no such event can name it."""
 

@@ -22,6 +22,7 @@ class ReplayedWindow(SlidingWindowMLA):
     kind: ClassVar[str] = "replayed_window"
     short_name: ClassVar[str] = "replayed"
     log_version: ClassVar[int] = 3
+    log_variant: ClassVar[str] = ""
     prefix_cacheable: ClassVar[bool] = False
     replays: ClassVar[bool] = True
     vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from hkv.spec.attention import all_of, same_attention, unique
 from hkv.spec.layer import Draw, LayerSpec
@@ -28,6 +28,7 @@ class SlidingWindowMLA(SlidingWindow):
     single_vector: ClassVar[bool] = True
     planned_weight: ClassVar[int] = 1
     joins_latent: ClassVar[bool] = False
+    log_variant: ClassVar[str] = "latent"
     event_kind: ClassVar[str | None] = "sliding_window_mla"
     vllm_name: ClassVar[str | None] = "SlidingWindowMLASpec"
     vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -53,6 +54,10 @@ class SlidingWindowMLA(SlidingWindow):
     def draw_planned(cls, choices: Draw) -> LayerSpec:
         fields = draw_latent({**cls.draw_geometry(choices), "cp_sharded": False}, choices)
         return cls(**fields, window=choices.pick((8, 16, 128)))
+
+    def to_log(self) -> dict[str, Any]:
+        """As of a window, and marked as the latent one."""
+        return {**super().to_log(), self.log_variant: True} if self.log_variant else super().to_log()
 
     def page_bytes_of(self, tokens: int) -> int:
         """Bytes of a page cut down to `tokens` tokens, aligned like the whole one."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from hkv.errors import SpecError
 from hkv.limits import whole_number
-from hkv.spec.layer import KINDS, LayerSpec
+from hkv.spec.layer import CLASSES, KINDS, LayerSpec
 
 
 def spec_from_log(fields: Mapping[str, Any]) -> LayerSpec:
@@ -25,6 +25,11 @@ def spec_from_log(fields: Mapping[str, Any]) -> LayerSpec:
     if cls is None:
         raise SpecError("kind", kind, f"one of {', '.join(sorted(KINDS))}")
     rest = {name: value for name, value in fields.items() if name != "kind"}
+    for variant in log_variants(cls):
+        marked = rest.pop(variant.log_variant, False)
+        if type(marked) is not bool:
+            raise SpecError(variant.log_variant, marked, "true or false")
+        cls = variant if marked else cls
     allowed = {"block_size", *cls.log_fields}
     if unknown := sorted(set(rest) - allowed):
         raise SpecError(unknown[0], rest[unknown[0]], f"a field of {kind}: {', '.join(sorted(allowed))}")
@@ -32,6 +37,11 @@ def spec_from_log(fields: Mapping[str, Any]) -> LayerSpec:
     if missing := sorted(required - set(rest)):
         raise SpecError(missing[0], None, f"to be given for {kind}")
     return cls(**rest)
+
+
+def log_variants(cls: type[LayerSpec]) -> tuple[type[LayerSpec], ...]:
+    """Classes that logs tell from a kind's own by a field of theirs."""
+    return tuple(other for other in CLASSES.values() if other.log_variant and other.kind == cls.kind)
 
 
 def text_forms() -> tuple[str, ...]:

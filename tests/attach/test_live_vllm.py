@@ -32,14 +32,14 @@ def manager_of(header: Header) -> Any:
     return vllm_objects.manager(to_config(header))
 
 
-def request_of(id: str, tokens: list[int], extra: ExtraKeys | None = None) -> Any:
+def request_of(id: str, tokens: list[int], extra: ExtraKeys | None = None, size: int = 2) -> Any:
     from vllm.utils.hashing import sha256_cbor
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
     from hkv.dialects.vllm.engines import vllm_objects
 
     init_none_hash(sha256_cbor)
-    return vllm_objects.request(id, tokens, extra, get_request_block_hasher(2, sha256_cbor))
+    return vllm_objects.request(id, tokens, extra, get_request_block_hasher(size, sha256_cbor))
 
 
 @pytest.fixture

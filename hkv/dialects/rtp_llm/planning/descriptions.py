@@ -15,7 +15,7 @@ from hkv.model.draft_modules import DEFAULT_TAG
 from hkv.model.group_policy import GroupType, group_type_of
 from hkv.model.huggingface import Model
 from hkv.model.layer_description import CacheDescription, LayerDescription
-from hkv.spec import LayerSpec, Mamba
+from hkv.spec import LayerSpec
 
 ORDINARY_BLOCK, LONG_BLOCK = 64, 256
 """Tokens of a block that nobody set, and those that DeepSeek-V4 then has (RTP-LLM)."""
@@ -74,13 +74,15 @@ def describe_model(model: Model, options: RtpOptions, *, draft: bool = False) ->
 def _served(spec: LayerSpec, options: RtpOptions) -> LayerSpec:
     """A layer in the server's blocks, its recurrent state in the server's element type."""
     spec = dataclasses.replace(spec, block_size=options.block_size)
-    if not isinstance(spec, Mamba):
+    shapes: tuple[tuple[int, ...], ...] = getattr(spec, "shapes", ())  # of recurrent states; others have none
+    dtypes: tuple[str, ...] = getattr(spec, "dtypes", ())
+    if not shapes:
         return spec
-    dtypes = (
+    served = (
         options.state_dtype if len(shape) == len(MATRICES) else dtype
-        for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
     )
-    return dataclasses.replace(spec, dtypes=tuple(dtypes))
+    return dataclasses.replace(spec, **{"dtypes": tuple(served)})
 
 
 def _cache(tag: str, spec: LayerSpec) -> CacheDescription:

@@ -10,7 +10,7 @@ from hkv.dialects.vllm.engines.vllm_objects import KINDS_BY_CLASS, REPLAYED
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.traffic.headers import MANAGER_BUGS
 from hkv.errors import UnsupportedConfigError
-from hkv.spec import KINDS
+from hkv.spec import KINDS, log_variants
 
 FEATURE = "attached"
 """The `feature` of logs of live caches."""
@@ -97,6 +97,7 @@ def _entry(index: int, group: Any, single: Any) -> dict[str, Any]:
             entry |= _mode(name, spec.mamba_cache_mode)
         elif (value := getattr(spec, names.get(field, field))) or field not in cls.later_log_fields:
             entry[field] = value
+    entry |= {other.log_variant: True for other in log_variants(cls) if other.vllm_name == type(spec).__name__}
     if not cls.prefix_cacheable and single.kv_cache_spec.prefix_cacheable:
         raise UnsupportedConfigError(name, type(spec).__name__, "a group that is never cached, as its kind is")
     return entry

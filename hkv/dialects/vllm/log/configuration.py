@@ -9,7 +9,7 @@ from hkv.dialects.vllm.log.structs import Header
 from hkv.errors import ConfigError
 from hkv.keys.chained import GIVEN, SEED
 from hkv.model.topology import Topology
-from hkv.spec import KINDS, LayerSpec, spec_from_log
+from hkv.spec import KINDS, LayerSpec, log_variants, spec_from_log
 
 VERSIONS = (1, 2, 3)
 
@@ -100,7 +100,8 @@ def _check_before_version_3(header: Header) -> None:
         kind = KINDS.get(str(group.get("kind")))
         if kind is not None and kind.log_version > max(2, header.oplog):
             raise ConfigError("kind", group["kind"], f"version {kind.log_version} of the log format")
-        for name, version in kind.later_log_fields.items() if kind is not None else ():
+        later = {} if kind is None else dict.fromkeys((cls.log_variant for cls in log_variants(kind)), 3)
+        for name, version in (later | dict(kind.later_log_fields)).items() if kind is not None else ():
             if name in group and header.oplog < version:
                 raise ConfigError(name, group[name], f"version {version} of the log format")
 

@@ -14,6 +14,7 @@ from hkv.dialects.vllm.log.configuration import VERSIONS, to_config
 from hkv.dialects.vllm.log.structs import Header, Operation
 from hkv.errors import FileError
 from hkv.oracle.log_format import LARGEST, LogFormat, check_answered
+from hkv.spec import CLASSES
 
 COUNTS = (
     "new",
@@ -138,10 +139,14 @@ def _encode_event(event: oplog.CacheEvent) -> dict[str, Any]:
     return {**fields, **msgspec.to_builtins(event)}
 
 
+SWITCHES = {"cp_sharded", *(cls.log_variant for cls in CLASSES.values() if cls.log_variant)}
+"""Fields of groups that are true or false."""
+
+
 def _check_group_field(field: str, name: str, value: object, path: str) -> None:
     if name in ("kind", "cache_mode"):
         good, expected = isinstance(value, str), f"the name of a {'kind' if name == 'kind' else 'mode'}"
-    elif name == "cp_sharded":
+    elif name in SWITCHES:
         good, expected = isinstance(value, bool), "true or false"
     else:
         good = value is None or (type(value) is int and 0 <= value <= LARGEST)

@@ -9,7 +9,7 @@ from typing import Any
 from hkv.dialects.vllm.log.structs import EVENT_FIELDS, LIVE_FIELDS, LIVE_OPERATIONS
 from hkv.keys.chained import GIVEN, SEED
 from hkv.limits import MAX_TOKENS
-from hkv.spec import KINDS, LayerSpec
+from hkv.spec import KINDS, LayerSpec, log_variants
 
 MODES = ["align", "none"]
 """Values that a field of text may have."""
@@ -83,7 +83,8 @@ def complete(definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _later_fields() -> list[str]:
     """Fields of groups that version 3 added."""
-    return sorted({name for spec in KINDS.values() for name in spec.later_log_fields})
+    variants = {variant.log_variant for spec in KINDS.values() for variant in log_variants(spec)}
+    return sorted(variants.union(*(spec.later_log_fields for spec in KINDS.values())))
 
 
 def _events(struct: dict[str, Any]) -> dict[str, Any]:
@@ -108,6 +109,7 @@ def _group(spec: type[LayerSpec]) -> dict[str, Any]:
     defaults = {field.name: field.default for field in dataclasses.fields(spec)}
     names = ("block_size", *spec.log_fields)
     fields = {name: _value(hints[name], defaults[name]) for name in names}
+    fields |= {variant.log_variant: {"type": "boolean"} for variant in log_variants(spec)}
     required = [name for name in names if defaults[name] is dataclasses.MISSING]
     return _object({"kind": {"const": spec.kind}, **fields}, ["kind", *required])
 

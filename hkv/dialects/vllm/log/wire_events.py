@@ -8,7 +8,7 @@ from typing import Any
 from hkv.dialects.vllm.log.structs import CacheEvent, Header
 from hkv.errors import ConfigError
 from hkv.oracle.events.wire import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
-from hkv.spec import KINDS
+from hkv.spec import spec_from_log
 
 
 def wire_events(events: Sequence[CacheEvent], header: Header) -> list[Event]:
@@ -42,6 +42,6 @@ def _wire(event: CacheEvent, groups: Sequence[dict[str, Any]]) -> Event:
         medium=DEVICE,
         lora_name=None,
         group_idx=event.group,
-        kv_cache_spec_kind=KINDS[group["kind"]].event_kind,
+        kv_cache_spec_kind=spec_from_log(group).event_kind,
         kv_cache_spec_sliding_window=group.get("window"),
     )

@@ -1,0 +1,121 @@
+"""Every class of vLLM 0.33's specs, with KV events: recorded, shadowed, judged by invariants, or refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+from typing import Any
+
+import pytest
+
+from hkv.dialects.vllm.log.structs import EventsOp
+from hkv.errors import HKVError
+from hkv.oracle.attach.session import Session
+from hkv.oracle.attach.settings import AttachSettings
+from hkv.oracle.check import check_log, judge_log
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import read_log
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+REFUSED = {
+    "EncoderOnlyAttentionSpec": "no cache of its own",
+    "HiSparseHotSpec": "a role that logs have no words for",
+    "HiSparseResidentSpec": "a role that logs have no words for",
+    "RSWASpec": "retention of another window",
+    "SinkFullAttentionSpec": "sink blocks of its own",
+    "UniformTypeKVCacheSpecs": "stands for several specs of one class",
+    "TQFullAttentionSpec": "another packing's own class",
+}
+"""Classes without words in a log; every other is recorded."""
+
+ALONE = ("FullAttentionSpec", "CrossAttentionSpec", "CircularBufferSpec")
+"""Classes that no event but full attention's is about: it itself, and those that are never cached."""
+
+SPEC_FIELDS: dict[str, Any] = {
+    "block_size": 4,
+    "num_kv_heads": 1,
+    "head_size": 8,
+    "sliding_window": 6,
+    "attention_chunk_size": 8,
+    "shapes": ((4,),),
+    "sink_len": 4,
+    "mamba_cache_mode": "align",
+}
+
+
+def classes() -> list[str]:
+    """Names of the concrete classes of specs, or of those known where vLLM is not installed."""
+    try:
+        from vllm.v1 import kv_cache_interface as vllm
+    except ImportError:
+        return ["SlidingWindowMLASpec"]
+    found = [each for _, each in inspect.getmembers(vllm, inspect.isclass) if issubclass(each, vllm.KVCacheSpec)]
+    return sorted({each.__name__ for each in found} - {"KVCacheSpec", "AttentionSpec"})
+
+
+def manager(name: str) -> Any:
+    """A manager of one group of that class, beside full attention where it cannot be alone, events on."""
+    import torch
+    from vllm.v1 import kv_cache_interface as vllm
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    cls = getattr(vllm, name)
+    given = {"dtype": torch.bfloat16, "dtypes": (torch.float32,), **SPEC_FIELDS}
+    named = {field: value for field, value in given.items() if field in cls.__dataclass_fields__}
+    full = vllm.FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
+    specs = [full, cls(**named)] if name != "FullAttentionSpec" else [full]
+    groups = [vllm.KVCacheGroupSpec([f"layer{index}"], spec) for index, spec in enumerate(specs)]
+    config = vllm.KVCacheConfig(num_blocks=40, kv_cache_tensors=[], kv_cache_groups=groups)
+    return KVCacheManager(
+        config,
+        max_model_len=64,
+        scheduler_block_size=4,
+        hash_block_size=4,
+        enable_caching=name != "CrossAttentionSpec",
+        enable_kv_cache_events=True,
+    )
+
+
+def drive(live: Any) -> None:
+    """Prompts that share a beginning, in two chunks each, with their events."""
+    from tests.attach.test_live_vllm import request_of
+
+    for number in range(3):
+        request = request_of(f"r{number}", [*range(1, 13), number, 20, 21, 22], size=4)
+        live.new_step_starts()
+        _, hit, _ = live.get_computed_blocks(request)
+        live.allocate_slots(request, 12 - hit, hit, live.get_computed_blocks(request)[0])
+        request.num_computed_tokens = 12
+        live.take_events()
+        live.new_step_starts()
+        live.allocate_slots(request, 4)
+        request.num_computed_tokens = 16
+        live.take_events()
+        live.free(request)
+    live.take_events()
+
+
+@pytest.mark.parametrize("name", classes())
+def test_a_class_is_told_rightly_or_refused(name: str, tmp_path: pathlib.Path) -> None:
+    from hkv.dialects.vllm.attach.attach import attach
+
+    if name in REFUSED:
+        with pytest.raises((HKVError, TypeError, AssertionError, ValueError, AttributeError)):
+            attach(manager(name), Session(AttachSettings(folder=str(tmp_path))))
+        return
+    for mode in ("record", "shadow"):
+        session = Session(AttachSettings(folder=str(tmp_path), mode=mode, states="step"))
+        session.label = mode
+        live = manager(name)
+        attach(live, session)
+        drive(live)
+        session.close()
+        assert [shadow.difference for shadow in session.shadows] == [None] * (mode == "shadow"), mode
+    log = read_log(tmp_path / "record-1.jsonl")
+    assert log.dialect.ended(log) == ""
+    events = [event for each in log.operations if isinstance(each, EventsOp) for event in each.want or ()]
+    told = {event.spec_kind for event in events if event.type == "stored" and event.num_blocks}
+    assert told - {"full_attention"} or name in ALONE
+    assert check_log(log, engine_factory("numpy")) is None
+    assert judge_log(log)[0] is None
