@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -70,7 +71,8 @@ LOGGERS = frozenset({"logger", "logging", "log", "warnings", "print", "click", "
 UNTOUCHED = "# pragma: no mutate"
 """Comment on a line whose edits nobody wants to hear of."""
 
-_SKIPPED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.pattern)
+_ALIAS: tuple[type[ast.AST], ...] = (ast.TypeAlias,) if sys.version_info >= (3, 12) else ()
+_SKIPPED = (*_ALIAS, ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.pattern)
 _UNREAD = frozenset({"annotation", "returns", "decorator_list", "type_params", "bases"})
 _PRIMARY = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
