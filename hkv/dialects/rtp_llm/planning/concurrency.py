@@ -15,7 +15,8 @@ from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan
 from hkv.model.group_policy import GroupType
 
 DECODED = 2
-"""Blocks behind the prompt that a request has decoded here, after which it holds all the states it ever does."""
+"""Blocks behind the prompt, and as many more as tokens are held ahead, that a request has decoded here: it then has all
+the states that it ever holds."""
 
 
 class _Held(NamedTuple):
@@ -51,8 +52,8 @@ def reserve_ratio(options: dict[str, Any]) -> int:
 def capacity_of(plan: PoolPlan, options: RtpOptions, tokens: int, ratio: int) -> Capacity:
     """Requests of one length that fit into the pools at once, without reuse of prefixes.
 
-    Each comes alone, with all but its last two blocks as its prompt, finds its blocks beside the reserve, and decodes
-    to its end; windows and states are pruned as it does (RTP-LLM `removeSkippedBlocks`).
+    Each comes alone, with all but its last blocks (`DECODED`) as its prompt, finds its blocks beside the reserve, and
+    decodes to its end; windows and states are pruned as it does (RTP-LLM `removeSkippedBlocks`).
 
     Args:
       plan: the plan.
@@ -87,18 +88,26 @@ def capacity_of(plan: PoolPlan, options: RtpOptions, tokens: int, ratio: int) ->
 def _held(plan: PoolPlan, group: PoolGroup, tokens: int, ahead: int) -> _Held:
     """Blocks of a group that a request of so many tokens holds, `ahead` tokens to come beside them."""
     size, block = plan.tokens_per_slot(group), max(plan.tokens_per_slot(each) for each in plan.groups)
-    prompt = max(1, tokens - DECODED * block)
-    if group.policy.group_type is GroupType.FULL:
-        last = -(-(tokens + ahead) // size)
-        return _Held(-(-prompt // size), last, last)
+    prompt = max(1, tokens - (DECODED + ahead) * block)
     linear = group.policy.group_type is GroupType.LINEAR
-    more = max(ahead - 1, 0) if linear else -(-(tokens + ahead) // size) - -(-tokens // size)
-    first, slots = -(-prompt // size), -(-tokens // size)
-    tail = max(1, group.policy.active_tail_blocks)
-    last = min(slots, group.kept_blocks)
-    # A block is taken before the one that left the window, or the state before, is given back.
-    most = last + (slots > first and slots > last)
-    return _Held(min(first, tail), most + more, last + more)
+
+    def slots(count: int) -> int:
+        """Entries of the request's list; tokens to come are slots in linear groups, but for one."""
+        return -(-count // size) + max(ahead - 1, 0) if linear else -(-(count + ahead) // size)
+
+    if group.policy.group_type is GroupType.FULL:
+        return _Held(slots(prompt), slots(tokens), slots(tokens))
+    # A first allocation leaves holes before its tail; from then on so many entries are kept at the list's end.
+    whole = -(-prompt // size)
+    holes, kept = max(0, whole - max(1, group.policy.active_tail_blocks)), group.kept_blocks + ahead
+    first = slots(prompt) - holes
+    # An entry is taken before the one that is not kept any more is given back.
+    most = slots(tokens) - max(holes, slots(tokens) - 1 - kept)
+    return _Held(
+        first,
+        max(first, most) if slots(tokens) > slots(prompt) else first,
+        slots(tokens) - max(holes, slots(tokens) - kept),
+    )
 
 
 def _pool(plan: PoolPlan, groups: Sequence[tuple[PoolGroup, _Held]]) -> _Pool:
