@@ -16,6 +16,19 @@ from hkv.oracle.log_file import Log
 from hkv.oracle.reduction import Case
 from reference.hits import hit_alignment
 
+EVENT_WORDS = {
+    "block_size": "block size",
+    "extra_keys": "extra keys (what its keys cover besides tokens)",
+    "lookahead": "lookahead tokens",
+    "lora_name": "adapter",
+    "medium": "medium",
+    "session": "session",
+    "spec_kind": "kind of layers",
+    "tokens": "tokens",
+    "window": "window",
+}
+"""Fields of events, in words."""
+
 SHOWN = 16
 """Hex digits of a key that logs show."""
 
@@ -53,6 +66,9 @@ def difference(case: Case) -> str:
             keys, due = want or got, "were to leave it" if want else "were to stay"
             verb = "stay in" if want else "leave"
             return f"keys of group {keys[0][0]} {verb} the index that {due}"
+        case oplog.EventsOp() if field.rpartition(".")[2].partition("[")[0] in EVENT_WORDS:
+            name = EVENT_WORDS[field.rpartition(".")[2].partition("[")[0]]
+            return f"an event of {field.partition('[')[0]} blocks says {name} {got!r}, not {want!r}"
         case oplog.EventsOp() if field == "number of stored events" or field.endswith(".num_blocks"):
             return _stored(case)
         case _:
@@ -195,6 +211,7 @@ def _wrong_key(case: Case) -> Iterator[str]:
     header = case.header
     if header.hash == GIVEN:
         return
+    unexplained = ""
     pairs = [
         pair for pair in zip(_keys(case.mismatch.want), _keys(case.mismatch.got), strict=False) if len(set(pair)) > 1
     ]
@@ -207,6 +224,12 @@ def _wrong_key(case: Case) -> Iterator[str]:
             for name, less, places in _less(identity) if want in right else ():
                 if got in _chain(header, less, tokens, places):
                     yield f"the keys of {id} leave out {name}, so that they are those of other prefixes too"
+            if want in right and not unexplained:
+                end = (right.index(want) + 1) * header.hash_block_size
+                covers = ", ".join(("its tokens", *dict.fromkeys(name for name, _, _ in _less(identity))))
+                unexplained = f"the key of the first {end} tokens of {id} is not the hash of what it covers: {covers}"
+    if unexplained:
+        yield unexplained
 
 
 def _keys(value: Any) -> list[str]:

@@ -53,7 +53,12 @@ def _key(moment: Moment, event: CacheEvent, place: int, key: str) -> Iterator[st
     reach = moment.config.hash_lookahead
     covered = untagged(extra_keys(identity_of(record.extra), end - event.block_size, end + reach))
     if event.extra_keys is not None and _plain(event.extra_keys[place]) != _plain(covered):
-        yield f"key {key} covers the extra keys {covered}, and is stored with {event.extra_keys[place]}"
+        mine, theirs = (_plain(entry) or [] for entry in (covered, event.extra_keys[place]))
+        lacks = [_component(record, part) for part in mine if part not in theirs]
+        has = [_component(record, part) for part in theirs if part not in mine]
+        wrong = [f"without {', '.join(lacks)}"] * bool(lacks) + [f"with {', '.join(has)}"] * bool(has)
+        said = " and ".join(wrong) or f"in the order {theirs}, not {mine}"
+        yield f"the first {end} tokens of {record.id} are stored {said}, other than what their key {key} covers"
     ahead = record.tokens[end : end + reach]
     if reach and event.lookahead is not None and event.lookahead[place] != ahead:
         yield f"key {key} covers the tokens {ahead} after its block, and is stored with {event.lookahead[place]}"
@@ -67,6 +72,15 @@ def _owner(moment: Moment, key: str) -> tuple[RequestRecord, int] | None:
             if record.keys is None and moment.ledger.prefix(record.id, end) == prefix:
                 return record, end
     return None
+
+
+def _component(record: RequestRecord, part: str | list[str | int]) -> str:
+    """Component of a key besides tokens, in words."""
+    if isinstance(part, list):
+        return f"the multimodal item {part[0]!r} at {part[1]} of its block"
+    if record.extra.lora is not None and part in record.extra.lora:
+        return f"the adapter {part!r}"
+    return f"the cache salt {part!r}" if part == record.extra.salt else f"the prompt embeddings {part!r}"
 
 
 def _plain(entry: list[str | tuple[str, int]] | None) -> list[str | list[str | int]] | None:
