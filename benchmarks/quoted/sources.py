@@ -54,8 +54,8 @@ RESHARDED = {
     **{f"{name}_forwarded": rf"^{row} *[\d.]+MiB +{NUMBER}MiB" for name, row in PAIRS.items()},
 }
 MUTATE = (
-    "hkv mutate examples/toy_engine.py:ToyEngine.reset --by 'hkv watch examples/toy_engine.py:ToyEngine "
-    "--kinds full_attention --max-groups 1 --version 1 --feature core --seeds 2'"
+    "hkv mutate examples/toy_engine.py:ToyEngine.evict --by 'hkv watch examples/toy_engine.py:ToyEngine "
+    "--kinds full_attention --max-groups 1 --version 1 --feature core --seeds 20'"
 )
 
 CAPACITY = (
