@@ -178,4 +178,14 @@ SWEEPS = tuple(
     )
 )
 
-SOURCES = {source.name: source for source in (*COUNTED, *COMMANDS, *REPLAYS, *SWEEPS, *TIMED)}
+MISSES = tuple(
+    Source(
+        f"misses {model}",
+        f"hkv replay TRACE --model {model} --memory 160GiB --device h100 --max-model-len 131072 --json -",
+        {},
+        Cost.MINUTES,
+    )
+    for model in sweep.MODELS
+)
+
+SOURCES = {source.name: source for source in (*COUNTED, *COMMANDS, *REPLAYS, *SWEEPS, *MISSES, *TIMED)}

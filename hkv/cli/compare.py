@@ -31,7 +31,7 @@ from hkv.replay.traces.reader import read_trace
 @click.argument(
     "given", nargs=-1, required=True, type=click.UNPROCESSED, metavar="REPLAY REPLAY... | TRACE [OPTIONS OF REPLAY]"
 )
-@click.option("--jobs", type=click.IntRange(1, MAX_WORKERS), help="Processes that replay.  [default: one a processor]")
+@click.option("--jobs", type=click.IntRange(1, MAX_WORKERS), help="Replays at once.  [default: one a processor]")
 @click.option(
     "--requests",
     "most",

@@ -27,7 +27,7 @@ from hkv.replay.traces.reader import read_trace
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("replayed", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TRACE [OPTIONS OF REPLAY]")
-@click.option("--jobs", type=click.IntRange(1, MAX_WORKERS), help="Processes that replay.  [default: one a processor]")
+@click.option("--jobs", type=click.IntRange(1, MAX_WORKERS), help="Points replayed at once.  [default: processors]")
 @click.option(
     "--ray", metavar="ADDRESS", help="Have a Ray cluster replay: auto, local, HOST:PORT.  [default: processes here]"
 )
@@ -77,7 +77,7 @@ def command(
     if plot_path:
         check_plot_path(plot_path)
     if jobs is not None and ray is not None:
-        raise click.UsageError("--jobs counts processes here; with --ray the cluster says how many there are")
+        raise click.UsageError("--jobs counts what runs here; with --ray the cluster says how many there are")
     words = varied_options.parsed(replayed)
     if len(words.files) != 1:
         raise click.UsageError(f"one TRACE is wanted, not {len(words.files)}")

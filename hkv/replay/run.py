@@ -56,8 +56,13 @@ class Timing:
     def step_of(self, timestamp: float) -> int:
         """The first step that begins at or after a time stamp in milliseconds, exactly."""
         above, below = timestamp.as_integer_ratio()
-        per_step = self.step_ms * self.speed
-        return -(-above * per_step.denominator // (below * per_step.numerator))
+        milliseconds, per = self._of_a_step
+        return -(-above * per // (below * milliseconds))
+
+    @functools.cached_property
+    def _of_a_step(self) -> tuple[int, int]:
+        """Milliseconds of a step in a trace's own time, as a fraction."""
+        return (self.step_ms * self.speed).as_integer_ratio()
 
 
 class ReplayedCache(abc.ABC):
@@ -420,7 +425,8 @@ def _without_evictions(
         return None, ()
     if engine != REFERENCE:
         engine = default_engine(changed)[0]
-    cache.room = changed.room = max(cache.room, changed.blocks + 1)  # so that both replays share one program
+    if not cache.sampling:  # both replays share one program; samples look at all blocks that there is room for
+        cache.room = changed.room = max(cache.room, changed.blocks + 1)
     prompts = [each.input_length for each in trace.requests]
     seen = cache.hit_units.boundaries(prompts, trace.shared(schedule.max_model_len)[0])[-1]
     coming = _coming(trace, changed, schedule, timing, engine, seen.tolist())

@@ -74,7 +74,8 @@ def sweep(
       step_ms: as in `replay_trace`.
       speed: as in `replay_trace`.
       warmup: as in `replay_trace`.
-      jobs: processes that replay at once; with more than one, a script needs the guard `if __name__ == "__main__"`.
+      jobs: points replayed at once, by the compiled engine in threads; by others in processes, for which a script needs
+        the guard `if __name__ == "__main__"`.
       bounds: whether to find what a pool that evicts nothing hits, and the most that any choice of evictions could.
       results: path of a file of JSON lines, one a point; points that stand there are not replayed again.
 

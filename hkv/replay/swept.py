@@ -44,7 +44,7 @@ def swept(
     Args:
       points: the points.
       trace: the trace.
-      jobs: processes.
+      jobs: points replayed at once.
       ray: address of a Ray cluster that replays instead of them; None for none.
       with_bounds: whether to find `sweep.OPTIMAL` of each row, and what each line finds in a pool that evicts nothing.
       results: path of a file of rows, which are not measured again; None for none.

@@ -11,9 +11,9 @@ DOCUMENT = "docs/dialects.md"
 Made = Mapping[str, Any]
 
 
-def _missing(made: Made, cause: str) -> int:
-    """Requests that missed tokens for a cause."""
-    return sum(1 for tokens in made["requests"][cause] if tokens)
+def _missed(made: Made, cause: str) -> float:
+    """Percentage of the prompt tokens that was missed for a cause."""
+    return 100 * made["missed"]["tokens"][cause] / made["totals"]["prompt_tokens"]
 
 
 def _trace(made: Made) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _finished(vllm: Made, rtp: Made) -> dict[str, Any]:
         "vllm_rate": 100 * a["hit_rate"],
         "rtp": b["hit_tokens"],
         "rtp_rate": 100 * b["hit_rate"],
-        "unfinished": _missing(rtp, "not computed yet"),
+        "unfinished": sum(1 for tokens in rtp["requests"]["not computed yet"] if tokens),
         "twice": b["blocks_not_cached_twice"],
         "rtp_peak": b["blocks_in_use_peak"],
         "vllm_peak": a["blocks_in_use_peak"],
@@ -103,9 +103,11 @@ def _states(made: Made) -> dict[str, Any]:
 
 def _reasons(vllm: Made, every: Made, eighth: Made) -> dict[str, Any]:
     return {
-        "every": _missing(every, "evicted"),
-        "eighth": _missing(eighth, "not retained"),
-        "vllm": _missing(vllm, "not retained"),
+        "every": _missed(every, "evicted"),
+        "eighth": _missed(eighth, "evicted"),
+        "eighth_kept": _missed(eighth, "not retained"),
+        "vllm": _missed(vllm, "evicted"),
+        "vllm_kept": _missed(vllm, "not retained"),
     }
 
 
@@ -163,8 +165,9 @@ CLAIMS = (
     Claim(
         DOCUMENT,
         "Where nothing is evicted, {lost} % of the hits: of the first {requests} requests {vllm} tokens are found "
-        "under vLLM ({vllm_rate} % of their prompts), {rtp} under RTP-LLM ({rtp_rate} %). {unfinished} requests "
-        "miss what a request has that has not finished (*not computed yet*), and {twice} blocks are computed "
+        "under vLLM ({vllm_rate} % of their prompts), {rtp} under RTP-LLM ({rtp_rate} %). Under RTP-LLM "
+        "{unfinished} requests miss what another has that has not finished (*not computed yet*), and {twice} "
+        "blocks are computed "
         "of which the cache then has another. At the peak {rtp_peak} blocks are in use instead of {vllm_peak}",
         ("all vllm", "all rtp"),
         _finished,
@@ -195,8 +198,8 @@ CLAIMS = (
     Claim(DOCUMENT, "| RTP-LLM, on every eighth" + ROW, ("states rtp 8",), _states),
     Claim(
         DOCUMENT,
-        "hits end where blocks were evicted ({every} requests); on every eighth, as under vLLM, mostly where no "
-        "state was kept ({eighth} and {vllm}).",
+        "Of the prompt tokens {every} % were evicted with a state on every block; on every eighth {eighth} %, and "
+        "{eighth_kept} % not retained; under vLLM {vllm} % and {vllm_kept} %.",
         ("states vllm", "states rtp", "states rtp 8"),
         _reasons,
     ),

@@ -45,11 +45,28 @@ def _rows(model: str, source: str, rules: tuple[str, ...], pools: str) -> tuple[
     )
 
 
+def _shares(made: Mapping[str, Any]) -> dict[str, float]:
+    """Percentages of the prompt tokens by cause, those beyond any cache's reach together."""
+    totals, tokens = made["totals"], made["missed"]["tokens"]
+    shares = {name: 100 * tokens[name] / totals["prompt_tokens"] for name in tokens}
+    evicted, kept = shares.pop("evicted"), shares.pop("not retained")
+    return {"hit": 100 * totals["hit_rate"], "evicted": evicted, "kept": kept, "rest": sum(shares.values())}
+
+
 CLAIMS: tuple[AnyClaim, ...] = (
     *(
         claim
         for model in MODELS
         for claim in _rows(model, f"sweep {model}", ("vLLM, retention 0", "vLLM, dense"), "vLLM's pool")
+    ),
+    *(
+        Claim(
+            DOCUMENT,
+            f"| {model} | {{hit}} % | {{evicted}} % | {{kept}} % | {{rest}} % |",
+            (f"misses {model}",),
+            _shares,
+        )
+        for model in MODELS
     ),
     *(claim for model in RTP_MODELS for claim in _rows(model, f"sweep {model} rtp", ("RTP-LLM",), "RTP-LLM's pools")),
 )

@@ -114,11 +114,11 @@ def keys_of_ids(
     before = np.cumsum(taken) - taken - np.repeat(np.cumsum(new) - new, counts)
     key_of_id = (start[owner] + before)[first][which]
     named = np.clip(np.minimum(ended, known[owner]) - begun, 0, None)
+    # Keys of a request follow each other in runs: one for each of its ids, and one for what no id names.
+    ids_at, rest_at = np.arange(len(which)) + owner, np.cumsum(counts) + np.arange(len(ids))
+    sizes, begins = np.zeros((2, len(which) + len(ids)), np.int64)
+    sizes[ids_at], sizes[rest_at] = named, totals - known
+    begins[ids_at], begins[rest_at] = key_of_id, start + new
+    begins -= np.cumsum(sizes) - sizes
     ends = np.concatenate([[0], np.cumsum(totals)])
-    keys = np.empty(ends[-1], np.int32)
-    inside = np.arange(named.sum()) - np.repeat(np.cumsum(named) - named, named)
-    keys[np.repeat(ends[owner] + begun, named) + inside] = np.repeat(key_of_id, named) + inside
-    fresh = totals - known
-    after = np.arange(fresh.sum()) - np.repeat(np.cumsum(fresh) - fresh, fresh)
-    keys[np.repeat(ends[:-1] + known, fresh) + after] = np.repeat(start + new, fresh) + after
-    return keys, ends
+    return np.arange(ends[-1], dtype=np.int32) + np.repeat(begins.astype(np.int32), sizes), ends
