@@ -12,6 +12,7 @@ from hkv.dialects.vllm.explain.story import Story
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.keys.chained import GIVEN, PLAIN, PrefixIdentity, block_key, digest_by_name, extra_keys
+from hkv.oracle.check import describe
 from hkv.oracle.log_file import Log
 from hkv.oracle.reduction import Case
 from reference.hits import hit_alignment
@@ -53,11 +54,16 @@ def difference(case: Case) -> str:
         case oplog.LookupOp() if field.startswith("blocks[") and isinstance(want, list) and isinstance(got, list):
             return _found(case, int(field[len("blocks[") : -1]), want, got)
         case oplog.AllocateOp() if case.fails:
-            came = _preempted(case, operation.id)
-            return f"{operation.id}{came} is to get blocks: {got}" if came else ""
+            return f"{operation.id}{_preempted(case, operation.id)} is to get blocks: {_failure(got)}"
+        case _ if case.fails:
+            return f"{describe(operation, 60)}: {_failure(got)}"
         case oplog.AllocateOp() if want is None or got is None:
             came = _preempted(case, operation.id)
             return _granted(case) if want is None else f"{operation.id}{came} is refused, though what it needs is free"
+        case oplog.AllocateOp() if field.startswith("blocks["):
+            group = field[len("blocks[") : -1]
+            given = f"new blocks {got}" if got else "no new block"
+            return f"{operation.id}{_preempted(case, operation.id)} gets {given} in group {group}, not {want or 'none'}"
         case oplog.StateOp() if field == "free" and set(got) != set(want):
             return _freed(case, set(want), set(got))
         case oplog.EventsOp() | oplog.StateOp() if field.endswith(".parent") or ".keys" in field or "cached." in field:
@@ -69,6 +75,8 @@ def difference(case: Case) -> str:
         case oplog.EventsOp() if field.rpartition(".")[2].partition("[")[0] in EVENT_WORDS:
             name = EVENT_WORDS[field.rpartition(".")[2].partition("[")[0]]
             return f"an event of {field.partition('[')[0]} blocks says {name} {got!r}, not {want!r}"
+        case oplog.EventsOp() if field.endswith(".group"):
+            return f"blocks of group {want} are not registered: the event in their place stores blocks of group {got}"
         case oplog.EventsOp() if field == "number of stored events" or field.endswith(".num_blocks"):
             return _stored(case)
         case _:
@@ -87,6 +95,12 @@ def _found(case: Case, group: int, want: list[int], got: list[int]) -> str:
     if not due:
         return f"{operation.id} finds block {found} {place}, where its hit has none"
     return f"{operation.id} finds block {found} {place}, not block {due}, which has its key"
+
+
+def _failure(said: str) -> str:
+    """An engine's failure, without the frame of the error that the installed engine's adapter raises."""
+    _, framed, reason = said.partition("expected vLLM not to raise ")
+    return f"vLLM raises {reason}" if framed else said
 
 
 def _granted(case: Case) -> str:
