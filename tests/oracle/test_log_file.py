@@ -28,7 +28,7 @@ def test_sample_is_read() -> None:
 
 
 HEADERS = [
-    ({"oplog": 4}, "oplog", 4, "versions"),
+    ({"oplog": 5}, "oplog", 5, "versions"),
     ({"oplog": True}, "oplog", True, "versions"),
     ({"dialect": "vllm-0.9"}, "dialect", "vllm-0.9", "vllm-0.33"),
     ({"num_blocks": "8"}, "num_blocks", "8", "int"),

@@ -42,7 +42,7 @@ def test_every_feature_is_recorded_in_every_version() -> None:
     for feature in FEATURES:
         versions = [header.oplog for header in headers if header.feature == feature]
         assert len(versions) >= 12
-        assert set(versions) == {1, 2, 3}
+        assert set(versions) >= {1, 2, 3}
 
 
 def test_every_rule_is_exercised() -> None:

@@ -35,7 +35,7 @@ def validator(name: str) -> jsonschema.Draft202012Validator:
 
 
 HEADER = validator("header")
-OPERATION = {1: validator("operation_1"), 2: validator("operation_2"), 3: validator("operation")}
+OPERATION = {**{version: validator(f"operation_{version}") for version in (1, 2, 3)}, 4: validator("operation")}
 
 
 def validate(lines: list[Any]) -> None:

@@ -134,6 +134,14 @@ class VllmConfig:
         return self.offloads and self.caching and self.topology.specs[group].keeps_states
 
     @property
+    def completed_group(self) -> int | None:
+        """Group of full attention whose hit a connector is told, which completes the others'; None where their common
+        hit counts: without recurrent states, full attention, several groups or caching."""
+        full = [group for group, spec in enumerate(self.topology.specs) if spec.reads_all and spec.prefix_cacheable]
+        recurrent = any(spec.snapshot for spec in self.topology.specs)
+        return full[0] if full and recurrent and self.caching and len(self.topology.specs) > 1 else None
+
+    @property
     def uses_eagle(self) -> bool:
         """True if any group drops a block after a hit."""
         return bool(self.eagle_group_ids)
@@ -173,6 +181,27 @@ class VllmConfig:
     def watermark_blocks(self) -> int:
         """Blocks that admission leaves free while something is running."""
         return int(self.watermark * self.num_blocks)
+
+
+def check_truncation(config: VllmConfig, rows: Sequence[Sequence[int]], tokens: int) -> None:
+    """Checks that the rows of a hit, one for each group, can be cut after so many tokens.
+
+    Raises:
+      OperationError: `tokens` is inside a block, or beyond what a group has that is not recurrent.
+    """
+    if len(rows) != len(config.topology.specs):
+        raise OperationError("rows", f"{len(rows)} rows", f"one for each of {len(config.topology.specs)} groups")
+    if type(tokens) is not int or tokens < 0:
+        raise OperationError("tokens", tokens, "an integer of at least 0")
+    for group, (spec, row) in enumerate(zip(config.topology.specs, rows, strict=True)):
+        size = config.block_size(group)
+        if not spec.prefix_cacheable:
+            if row:
+                raise OperationError("rows", row, f"no block of group {group}, which is not cached")
+        elif tokens % size:
+            raise OperationError("tokens", tokens, f"a multiple of group {group}'s block of {size}")
+        elif tokens // size > len(row) and not spec.snapshot:
+            raise OperationError("tokens", tokens, f"at most the {len(row) * size} of group {group}'s row")
 
 
 def check_encoder(tokens: int, most: int) -> None:

@@ -38,7 +38,7 @@ class VllmDialect(Dialect):
 
     names = (NAME,)
     title = "vLLM 0.33"
-    versions = (1, 2, 3)
+    versions = (1, 2, 3, 4)
     kinds = kinds.names()
     engines = MappingProxyType(
         {

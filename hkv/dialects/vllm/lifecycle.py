@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from hkv.dialects.vllm.config import check_encoder
+from hkv.dialects.vllm.config import check_encoder, check_truncation
 from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Header, Operation
 from hkv.errors import OperationError
 
@@ -46,6 +47,7 @@ class Lifecycle:
     def __init__(self, header: Header) -> None:
         self._header = header
         self.num_blocks = header.num_blocks
+        self._config = to_config(header)
         self._live = header.oplog >= 3
         self._ended = False
         self._found: tuple[str, int] | None = None
@@ -63,8 +65,11 @@ class Lifecycle:
         match operation:
             case oplog.RequestOp():
                 self._arrive(operation)
-            case oplog.LookupOp():
+            case oplog.LookupOp() | oplog.ConnectorLookupOp():
                 self._waiting(operation.id)
+            case oplog.TruncateOp():
+                self._check_rows(operation)
+                check_truncation(self._config, operation.rows, operation.tokens)
             case oplog.AllocateOp():
                 self._check_allocate(operation, found)
             case oplog.AdvanceOp():
@@ -175,7 +180,7 @@ class Lifecycle:
         if operation.in_flight > state.computed:
             raise OperationError("in_flight", operation.in_flight, f"at most the {state.computed} computed tokens")
 
-    def _check_rows(self, operation: oplog.AllocateOp) -> None:
+    def _check_rows(self, operation: oplog.AllocateOp | oplog.TruncateOp) -> None:
         rows = operation.rows or []
         if len(rows) != len(self._header.groups):
             raise OperationError("rows", f"{len(rows)} rows", f"one for each of {len(self._header.groups)} groups")

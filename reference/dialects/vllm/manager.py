@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hkv.bugs import check_bugs
@@ -22,6 +22,7 @@ from reference.state.history import NAMES
 from reference.state.pool import Pool
 
 Sort = TypeVar("Sort", bound=Request)
+Result = TypeVar("Result")
 
 
 class Manager:
@@ -144,16 +145,21 @@ class Manager:
           OperationError: misuse.
           EngineFailure: a defect asked for by name made the engine fail.
         """
+        found = self.searched(id, lambda cache, request: self._rules.hit(cache, request, limit))
+        self._found = (id, found)
+        report_hit(self.cache, self.requests[id], found)
+        return found
+
+    def searched(self, id: str, search: Callable[[Coordinator, Request], Result]) -> Result:
+        """Result of a search of the cache for what a waiting request may resume from; arguments and errors as of
+        `lookup`."""
         request = self._waiting(id)
         try:
-            found = self._rules.hit(self.cache, request, limit)
+            return search(self.cache, request)
         except IndexError as error:
             if "finder-index-error" not in self.config.bugs:
                 raise
             raise EngineFailure("keys", len(request.keys), "a key for every block up to the last token") from error
-        self._found = (id, found)
-        report_hit(self.cache, request, found)
-        return found
 
     def commit(self, id: str, tokens: int, checked: bool = True) -> None:
         """The first `tokens` tokens of a running request are settled: what they filled enters the prefix cache.

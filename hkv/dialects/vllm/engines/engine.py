@@ -83,6 +83,15 @@ class LiveEngine(Engine, Protocol):
 
 
 @runtime_checkable
+class ConnectorEngine(LiveEngine, Protocol):
+    """An engine that also performs what version 4 of the log adds: what a connector asks of it."""
+
+    def connector_lookup(self, id: str, limit: int | None) -> oplog.ConnectorHit: ...
+
+    def truncate(self, rows: oplog.Rows, tokens: int) -> oplog.Rows: ...
+
+
+@runtime_checkable
 class KeyedEngine(Engine, Protocol):
     """An engine that also takes requests whose prefix keys are known beforehand, as a request trace gives them."""
 
@@ -105,8 +114,9 @@ class KeyedEngine(Engine, Protocol):
 
 def missing_methods(engine: object, version: int) -> tuple[str, ...]:
     """Methods of the operations that a version of the log adds and that an engine does not have."""
-    wanted = LiveEngine if version > 2 else None
-    return tuple(name for name in vars(wanted) if name[0] != "_" and not hasattr(engine, name)) if wanted else ()
+    wanted = [LiveEngine, ConnectorEngine][: max(0, version - 2)]
+    names = [name for protocol in wanted for name in vars(protocol) if name[0] != "_"]
+    return tuple(name for name in names if not hasattr(engine, name))
 
 
 def apply(engine: Any, operation: Operation) -> Answer:
@@ -158,7 +168,7 @@ def arrival_fields(operation: oplog.RequestOp) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _apply_live(engine: LiveEngine, operation: Operation) -> Answer:
+def _apply_live(engine: ConnectorEngine, operation: Operation) -> Answer:
     match operation:
         case oplog.ComputedOp():
             return engine.computed(operation.id, operation.tokens)
@@ -180,12 +190,18 @@ def _apply_live(engine: LiveEngine, operation: Operation) -> Answer:
             return engine.offloads()
         case oplog.FinalizeOp():
             return engine.finalize(operation.id, operation.in_flight)
+        case oplog.ConnectorLookupOp():
+            return engine.connector_lookup(operation.id, operation.limit)
+        case oplog.TruncateOp():
+            return oplog.Truncated(engine.truncate(operation.rows, operation.tokens))
         case _:
             return None
 
 
 _ANSWERS: dict[type, type | None] = {
     oplog.LookupOp: Hit,
+    oplog.ConnectorLookupOp: oplog.ConnectorHit,
+    oplog.TruncateOp: oplog.Truncated,
     oplog.AllocateOp: Allocation,
     oplog.CopiesOp: list,
     oplog.ZerosOp: list,

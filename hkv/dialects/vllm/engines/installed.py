@@ -15,12 +15,14 @@ from hkv.dialects.vllm.log.structs import (
     Allocation,
     CacheEvent,
     CacheState,
+    ConnectorHit,
     ExtraKeys,
     Header,
     Hit,
     Offer,
     Offers,
     ResumeOp,
+    Rows,
 )
 from hkv.errors import ConfigError, OperationError
 
@@ -105,6 +107,21 @@ class InstalledVllmEngine:
         blocks, hit, boundary = self._call("lookup", id, self._manager.get_computed_blocks, request, limit)
         self._found = (id, blocks) if hit else None
         return Hit(hit, _ids(blocks.blocks), boundary)
+
+    def connector_lookup(self, id: str, limit: int | None = None) -> ConnectorHit:
+        request = self._waiting(id)
+        lookup, self._found = self._manager.get_computed_blocks_for_connector, None
+        blocks, hit, boundary, diverged = self._call("connector_lookup", id, lookup, request, limit)
+        hits = [hit] * len(self._config.block_sizes)
+        each = getattr(self._manager.coordinator, "find_longest_cache_hit_per_group", None)
+        if each is not None:
+            most = request.num_tokens - 1 if limit is None else limit
+            _, hits = self._call("connector_lookup", id, each, request.block_hashes, most)
+        return ConnectorHit(hit, _ids(blocks.blocks), boundary, diverged, list(hits))
+
+    def truncate(self, rows: Rows, tokens: int) -> Rows:
+        blocks = self._manager.create_kv_cache_blocks(tuple([self._pool.blocks[each] for each in row] for row in rows))
+        return _ids(self._call("truncate", tokens, self._manager.truncate_computed_blocks, blocks, tokens).blocks)
 
     def allocate(self, operation: AllocateOp) -> Allocation:
         request = self._known(operation.id)

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 
 from hkv.bugs import check_bugs
-from hkv.dialects.vllm.config import VllmConfig, check_encoder
+from hkv.dialects.vllm.config import VllmConfig, check_encoder, check_truncation
 from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.engine import apply, arrival_fields
 from hkv.dialects.vllm.engines.hit_reports import spans_of
 from hkv.dialects.vllm.engines.jax_answers import Answers
 from hkv.dialects.vllm.engines.jax_batches import Dispatcher
-from hkv.dialects.vllm.engines.jax_offers import PendingOffers
+from hkv.dialects.vllm.engines.jax_offers import PendingOffers, connector_hit
 from hkv.dialects.vllm.engines.jax_requests import Later, Request, Room, said
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
@@ -121,6 +121,21 @@ class JaxEngine:
     def lookup(self, id: str, limit: int | None = None) -> Hit:
         """The longest common cache hit of a waiting request, of at most `limit` tokens."""
         return self._now(self._lookup(id, limit))
+
+    def connector_lookup(self, id: str, limit: int | None = None) -> oplog.ConnectorHit:
+        """The hit of a waiting request whose groups a connector may complete."""
+        request = self._request(id)
+
+        def by_itself(place: int) -> Hit:
+            with self._dispatcher.searching(place):
+                return self._now(self._search(request, limit))
+
+        return connector_hit(self.config, by_itself, lambda: self.lookup(id, limit))
+
+    def truncate(self, rows: oplog.Rows, tokens: int) -> oplog.Rows:
+        """The rows of a hit up to its first `tokens` tokens."""
+        check_truncation(self.config, rows, tokens)
+        return [row[: tokens // size] for row, size in zip(rows, self.config.block_sizes, strict=True)]
 
     def allocate(self, operation: AllocateOp) -> Allocation:
         """A request gets blocks for its next tokens, or is refused."""
@@ -363,11 +378,9 @@ class JaxEngine:
 
     def _lookup(self, id: str, limit: int | None = None) -> Later:
         request = self._request(id)
-        most = 0 if limit is None else limit + 1
-        room = Room(self._blocks(max(request.num_tokens, most)), 0)
         if request.reports:
             self._flush()  # what happened before is told before
-        later = self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
+        later = self._search(request, limit)
         self._looked_up = later
         if request.reports:
             self._flush()
@@ -375,6 +388,11 @@ class JaxEngine:
             for span in spans_of(later.value, self.config, len(request.numbers)):
                 self._events.append(self._reader.stored(span, request.teller))
         return later
+
+    def _search(self, request: Request, limit: int | None) -> Later:
+        most = 0 if limit is None else limit + 1
+        room = Room(self._blocks(max(request.num_tokens, most)), 0)
+        return self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
 
     def _allocate(self, operation: AllocateOp) -> Later:
         request = self._request(operation.id)

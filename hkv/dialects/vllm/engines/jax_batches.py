@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.jax_answers import check
 from hkv.dialects.vllm.engines.jax_requests import Later, Request, Room
 from hkv.dialects.vllm.rules.operations import Batch, Code
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
 from hkv.machine.operations import bucket
 from hkv.state.state import Buckets
 
@@ -104,6 +106,22 @@ class Dispatcher:
             else:
                 later.value = later.read(row, results.ids)
         self._done(waiting, np.asarray(results.events)[: int(results.counts[1])])
+
+    @contextlib.contextmanager
+    def searching(self, place: int) -> Iterator[None]:
+        """Within it, lookups are of the groups that are looked up together as the one of that place, by themselves."""
+        self.flush()
+        every, groups = self.parameters, np.asarray(self.parameters.groups).copy()
+        cache = np.asarray(every.cache).copy()
+        for field in (GroupField.FINDER_FIRST, GroupField.FINDER_COUNT):
+            groups[0, field] = groups[place, field]
+        cache[CacheField.FINDERS] = cache[CacheField.SINGLE_PASS] = 1
+        self.parameters = jax.device_put(Parameters(cache=cache, groups=groups))  # type: ignore[arg-type]
+        try:
+            yield
+            self.flush()
+        finally:
+            self.parameters = every
 
     def slot(self) -> int:
         """A row for a request that arrives."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from hkv.dialects.vllm.log.structs import CacheState, Offer, Offers
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.log.structs import CacheState, ConnectorHit, Hit, Offer, Offers
+from hkv.dialects.vllm.rules.parameters import finder_groups
 from hkv.state.events import Event
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Row
 
@@ -94,3 +96,23 @@ class PendingOffers:
     def _is_good(self, offer: _State, state: CacheState) -> bool:
         block = str(offer.block)
         return self._stale or (block in state.refs and state.cached.get(block) == offer.entry)
+
+
+def connector_hit(config: VllmConfig, by_itself: Callable[[int], Hit], lookup: Callable[[], Hit]) -> ConnectorHit:
+    """The hit of a request whose groups a connector may complete.
+
+    Args:
+      config: the configuration.
+      by_itself: looks the request up in the groups of one place of `finder_groups` alone.
+      lookup: looks it up in all groups together.
+    """
+    rows, hits = [[] for _ in config.topology.specs], [0] * len(config.topology.specs)
+    for place, members in enumerate(finder_groups(config)):
+        found = by_itself(place)
+        for group in members:
+            rows[group], hits[group] = found.blocks[group], found.hit
+    full = config.completed_group
+    if full is None or max(hits) > hits[full]:
+        found = lookup()
+        return ConnectorHit(found.hit, found.blocks, found.shared_prefix, False, hits)
+    return ConnectorHit(hits[full], rows, 0, min(hits) < hits[full], hits)

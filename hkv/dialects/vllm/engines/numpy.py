@@ -12,12 +12,14 @@ from hkv.dialects.vllm.log.structs import (
     Allocation,
     CacheEvent,
     CacheState,
+    ConnectorHit,
     ExtraKeys,
     Header,
     Hit,
     Offer,
     Offers,
     ResumeOp,
+    Rows,
 )
 from hkv.errors import ConfigError
 from hkv.keys.chained import PLAIN, PrefixIdentity
@@ -80,6 +82,19 @@ class NumpyEngine:
         """The longest common cache hit of a waiting request, of at most `limit` tokens."""
         found = self.manager.lookup(id, limit)
         return Hit(found.hit, found.blocks, found.shared_prefix)
+
+    def connector_lookup(self, id: str, limit: int | None = None) -> ConnectorHit:
+        """The hit of a waiting request whose groups a connector may complete."""
+        from reference.dialects.vllm.connector import connector_lookup
+
+        found, diverged, hits = connector_lookup(self.manager, id, limit)
+        return ConnectorHit(found.hit, found.blocks, found.shared_prefix, diverged, hits)
+
+    def truncate(self, rows: Rows, tokens: int) -> Rows:
+        """The rows of a hit up to its first `tokens` tokens."""
+        from reference.dialects.vllm.connector import truncate
+
+        return truncate(self.manager, rows, tokens)
 
     def allocate(self, operation: AllocateOp) -> Allocation:
         """A request gets blocks for its next tokens, or is refused."""

@@ -50,6 +50,14 @@ class ProcessEngine(EngineProcess):
         """The longest common cache hit of a waiting request, of at most `limit` tokens."""
         return self.perform_as(oplog.LookupOp(id=id, limit=limit), Hit)
 
+    def connector_lookup(self, id: str, limit: int | None = None) -> oplog.ConnectorHit:
+        """The hit of a waiting request whose groups a connector may complete."""
+        return self.perform_as(oplog.ConnectorLookupOp(id=id, limit=limit), oplog.ConnectorHit)
+
+    def truncate(self, rows: oplog.Rows, tokens: int) -> oplog.Rows:
+        """The rows of a hit up to its first `tokens` tokens."""
+        return self.perform_as(oplog.TruncateOp(rows=rows, tokens=tokens), oplog.Truncated).blocks
+
     def allocate(self, operation: AllocateOp) -> Allocation:
         """A request gets blocks for its next tokens, or is refused."""
         return self.perform_as(operation, Allocation)

@@ -5,6 +5,7 @@ engine's internals. `Watch` asks them after every operation.
 """
 
 from hkv.dialects.vllm.invariants import (
+    connector,
     content,
     event_fields,
     event_index,
@@ -28,6 +29,7 @@ __all__ = [
     "Moment",
     "Snapshot",
     "Watch",
+    "connector",
     "content",
     "event_fields",
     "event_index",

@@ -9,13 +9,16 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.invariants.invariant import remembering
 from hkv.dialects.vllm.invariants.moment import Moment
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import CacheEvent, Hit
+from hkv.dialects.vllm.log.structs import CacheEvent, ConnectorHit, Hit
 
 REPORTED_BY_COLUMNS = "hit-reported-by-columns"
 """The defect (`hkv.bugs`) of vLLM 0.33's published hits."""
 
 
-@remembering("event index", "B-I34", after=(oplog.EventsOp, oplog.LookupOp), needs=("events",))
+LOOKUPS = (oplog.LookupOp, oplog.ConnectorLookupOp)
+
+
+@remembering("event index", "B-I34", after=(oplog.EventsOp, *LOOKUPS), needs=("events",))
 class EventIndex:
     """Index of cached keys that a router rebuilds from the event stream. One for each run.
 
@@ -45,7 +48,7 @@ class EventIndex:
         judged. A hit that is published (`report`) looks as what was stored: it has to be there, and how many blocks
         have the keys that it may have named is not judged.
         """
-        if isinstance(moment.operation, oplog.LookupOp):
+        if isinstance(moment.operation, LOOKUPS):
             self._note_report(moment)
             return
         assert isinstance(moment.answer, list)
@@ -67,8 +70,15 @@ class EventIndex:
 
     def _note_report(self, moment: Moment) -> None:
         """A hit of a request that reports: an event for the whole blocks of each group, one for a block's part."""
-        assert isinstance(moment.operation, oplog.LookupOp)
+        assert isinstance(moment.operation, LOOKUPS)
         assert isinstance(moment.answer, Hit)
+        full = self._config.completed_group
+        if (
+            isinstance(moment.answer, ConnectorHit)
+            and full is not None
+            and max(moment.answer.hits) <= moment.answer.hits[full]
+        ):
+            return  # vLLM publishes what all groups agree on
         record, found = moment.ledger.requests[moment.operation.id], moment.answer
         for group, row in enumerate(found.blocks if record.reports and found.hit else ()):
             size, part = self._config.block_size(group), self._config.hash_block_size

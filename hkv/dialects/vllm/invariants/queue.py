@@ -10,7 +10,7 @@ from hkv.dialects.vllm.log import structs as oplog
 
 KEEPING = (oplog.StepOp, oplog.RequestOp, oplog.LookupOp, oplog.AdvanceOp, oplog.AppendOp, oplog.CommitOp)
 OTHERS = (oplog.DropOp, oplog.EvictOp, oplog.ResetOp, oplog.EventsOp, oplog.StateOp)
-LIVE = (oplog.ComputedOp, oplog.DigestOp, oplog.EndOp)
+LIVE = (oplog.ComputedOp, oplog.DigestOp, oplog.EndOp, *oplog.CONNECTOR_OPERATIONS)
 RESTING = KEEPING + OTHERS + LIVE
 """Operations that hand out and take back no block."""
 

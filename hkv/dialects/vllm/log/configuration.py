@@ -11,7 +11,7 @@ from hkv.keys.chained import GIVEN, SEED
 from hkv.model.topology import Topology
 from hkv.spec import KINDS, LayerSpec, log_variants, spec_from_log
 
-VERSIONS = (1, 2, 3)
+VERSIONS = (1, 2, 3, 4)
 
 
 def to_config(header: Header) -> vllm.VllmConfig:

@@ -38,6 +38,8 @@ OPERATIONS: tuple[type[Any], ...] = (
     oplog.StepOp,
     oplog.RequestOp,
     oplog.LookupOp,
+    oplog.ConnectorLookupOp,
+    oplog.TruncateOp,
     oplog.AllocateOp,
     oplog.AdvanceOp,
     oplog.ComputedOp,
@@ -93,6 +95,8 @@ class VllmLogFormat(LogFormat):
     ) -> None:
         if header.oplog < 3:
             _check_not_live(operation, path, number)
+        if header.oplog < 4 and isinstance(operation, oplog.CONNECTOR_OPERATIONS):
+            raise FileError(path, number, "op", operation.__struct_config__.tag, "version 4 of the log format")
         for field, value in _numbers(operation):
             signed = header.oplog >= 3 and field == "tokens" and isinstance(getattr(operation, field), list)
             least = -LARGEST - 1 if signed else 0
@@ -161,7 +165,7 @@ def _check_events(operation: oplog.EventsOp, path: str, number: int, version: in
         field = f"want[{index}]"
         if event.type not in types:
             raise FileError(path, number, f"{field}.type", event.type, f"one of {', '.join(types)}")
-        for name in oplog.EVENT_FIELDS[(0, 2, len(oplog.EVENT_FIELDS))[version - 1] :]:
+        for name in oplog.EVENT_FIELDS[(0, 2, len(oplog.EVENT_FIELDS))[min(version, 3) - 1] :]:
             if getattr(event, name) is not None:
                 least = 2 if name in oplog.EVENT_FIELDS[:2] else 3
                 expected = f"version {least} of the log format"

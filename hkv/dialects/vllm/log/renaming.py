@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,16 +33,26 @@ class Renaming(SameNames):
         self._sizes = tuple(block_sizes)
         self._right: dict[int, int] = {NULL: NULL}
         self._tested: dict[int, int] = {NULL: NULL}
+        self._digest: oplog.Digest | None = None
 
     def operation(self, operation: Operation, states: States) -> Operation:
-        """The operation as the tested engine has to hear it: `evict` names blocks; those without a name are left out.
+        """The operation as the tested engine has to hear it, with its own blocks.
 
-        A block without a name has no key to lose.
+        Of `evict`, those without a name are left out: they have no key to lose.
         """
-        if not isinstance(operation, oplog.EvictOp):
-            return operation
-        self.answer(*states(oplog.StateOp()))
-        return oplog.EvictOp(blocks=[self._tested[block] for block in operation.blocks if block in self._tested])
+        if isinstance(operation, oplog.DigestOp):
+            got = self.answer(*states(oplog.StateOp()))
+            self._digest = oplog.state_digest(got) if isinstance(got, CacheState) else None
+        if isinstance(operation, oplog.EvictOp):
+            self.answer(*states(oplog.StateOp()))
+            return oplog.EvictOp(blocks=[self._tested[block] for block in operation.blocks if block in self._tested])
+        blocks, rows = getattr(operation, "blocks", None), getattr(operation, "rows", None)
+        if blocks is not None:
+            return msgspec.structs.replace(operation, blocks=[self._tested.get(block, block) for block in blocks])
+        if rows is not None:
+            named = [[self._tested.get(block, block) for block in row] for row in rows]
+            return msgspec.structs.replace(operation, rows=named)
+        return operation
 
     def answer(self, want: Answer | Failure, got: Answer | Failure) -> Answer | Failure:
         """The tested engine's answer in the names of the right one's."""
@@ -50,12 +61,15 @@ class Renaming(SameNames):
                 return got
             self._learn(want.blocks, got.blocks)
             return Allocation(self._rows(got.blocks))
-        if isinstance(got, Hit):
-            return Hit(got.hit, self._rows(got.blocks), got.shared_prefix)
+        if isinstance(got, Hit | oplog.Truncated):
+            return msgspec.structs.replace(got, blocks=self._rows(got.blocks))
+        if isinstance(got, oplog.Digest):
+            return self._digest or got
         if isinstance(want, CacheState) and isinstance(got, CacheState):
             return self._state(want, got)
         if isinstance(got, dict):
-            return {id: self._offers(offers) for id, offers in got.items()}
+            wanted = want if isinstance(want, dict) else {}
+            return {id: self._offers(offers, wanted.get(id, [])) for id, offers in got.items()}
         if isinstance(got, list) and got and not isinstance(got[0], oplog.CacheEvent):
             return self._listed(want, got)
         return got
@@ -63,16 +77,24 @@ class Renaming(SameNames):
     def _listed(self, want: Any, got: list[Any]) -> list[Any]:
         """A list of blocks, of copies, or of states that are offered."""
         if isinstance(got[0], int):
-            return [self._name(block) for block in got]
+            return [self._listed_name(*pair) for pair in itertools.zip_longest(got, want or ()) if pair[0] is not None]
         if len(got[0]) == len(("group", "block", "tokens")):
-            return self._offers(got)
+            return self._offers(got, want)
         if isinstance(want, list):
             # A block that an owner leaves to the cache is in no answer before its copy is reported.
             self._learn([[pair[1] for pair in want]], [[pair[1] for pair in got]])
         return [(self._name(source), self._name(target)) for source, target in got]
 
-    def _offers(self, offers: list[oplog.Offer]) -> list[oplog.Offer]:
-        return [(group, self._name(block), tokens) for group, block, tokens in offers]
+    def _listed_name(self, block: int, wanted: int | None) -> int:
+        """A block of a list: by what the other list has in its place, where both were given back since."""
+        nameless = block not in self._right and wanted is not None and wanted not in self._tested
+        return wanted if nameless and wanted is not None else self._name(block)
+
+    def _offers(self, offers: list[oplog.Offer], want: Any) -> list[oplog.Offer]:
+        wanted = [block for _, block, _ in want] if isinstance(want, list) else []
+        wanted += [None] * (len(offers) - len(wanted))
+        pairs = zip(offers, wanted, strict=False)
+        return [(group, self._listed_name(block, right), tokens) for (group, block, tokens), right in pairs]
 
     def learn(self, operation: Operation, states: States) -> None:
         """Takes note of the blocks for external tokens, which no answer to `allocate` lists."""

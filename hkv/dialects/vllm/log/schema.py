@@ -6,7 +6,7 @@ import dataclasses
 import typing
 from typing import Any
 
-from hkv.dialects.vllm.log.structs import EVENT_FIELDS, LIVE_FIELDS, LIVE_OPERATIONS
+from hkv.dialects.vllm.log.structs import CONNECTOR_OPERATIONS, EVENT_FIELDS, LIVE_FIELDS, LIVE_OPERATIONS
 from hkv.keys.chained import GIVEN, SEED
 from hkv.limits import MAX_TOKENS
 from hkv.spec import KINDS, LayerSpec, log_variants
@@ -38,6 +38,9 @@ LIVE = {
     ]
 }
 """Operations that versions before 3 do not know."""
+
+CONNECTOR = {"properties": {"op": {"enum": [str(each.__struct_config__.tag) for each in CONNECTOR_OPERATIONS]}}}
+"""Operations that versions before 4 do not know."""
 
 LATER_EVENTS = {
     "anyOf": [{"required": ["keys"]}, {"required": ["parent"]}, {"properties": {"type": {"const": "cleared"}}}]
@@ -72,7 +75,8 @@ def complete(definitions: dict[str, Any]) -> dict[str, Any]:
                 {"if": {"properties": {"oplog": {"maximum": 2}}}, "then": {"properties": older}},
             ],
         },
-        "operation_2": {"allOf": [{"$ref": "#/$defs/operation"}, {"not": LIVE}]},
+        "operation_3": {"allOf": [{"$ref": "#/$defs/operation"}, {"not": CONNECTOR}]},
+        "operation_2": {"allOf": [{"$ref": "#/$defs/operation_3"}, {"not": LIVE}]},
         "operation_1": {
             "allOf": [{"$ref": "#/$defs/operation_2"}, {"not": {"required": ["extra"]}}],
             "if": {"properties": {"op": {"const": "events"}}},

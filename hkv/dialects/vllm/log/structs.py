@@ -35,7 +35,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     `extra_retained_tokens`.
     """
 
-    oplog: Annotated[int, Meta(extra_json_schema={"enum": [1, 2, 3]})]
+    oplog: Annotated[int, Meta(extra_json_schema={"enum": [1, 2, 3, 4]})]
     dialect: Annotated[str, Meta(extra_json_schema={"const": "vllm-0.33"})]
     feature: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
     num_blocks: Positive
@@ -83,6 +83,24 @@ class Hit(msgspec.Struct, forbid_unknown_fields=True):
     hit: Count
     blocks: Rows
     shared_prefix: Count
+
+
+class ConnectorHit(Hit, forbid_unknown_fields=True):
+    """Answer to `connector_lookup` (version 4).
+
+    Attributes:
+      diverged: whether some group lacks the end of the hit, which a load has to bring.
+      hits: tokens that each group finds by itself.
+    """
+
+    diverged: bool
+    hits: list[Count]
+
+
+class Truncated(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `truncate` (version 4): the blocks per group that are left."""
+
+    blocks: Rows
 
 
 class Allocation(msgspec.Struct, forbid_unknown_fields=True):
@@ -163,6 +181,7 @@ Offers: TypeAlias = dict[str, list[Offer]]
 
 Answer: TypeAlias = (
     Hit
+    | Truncated
     | Allocation
     | Reset
     | CacheState
@@ -206,6 +225,25 @@ class LookupOp(_Op, tag="lookup"):
     id: str
     limit: Count | None = None
     want: Hit | None = None
+
+
+class ConnectorLookupOp(_Op, tag="connector_lookup"):
+    """The hit of a waiting request whose groups a connector may complete (version 4).
+
+    `limit`: as of `lookup`. vLLM 0.33 `get_computed_blocks_for_connector`.
+    """
+
+    id: str
+    limit: Count | None = None
+    want: ConnectorHit | None = None
+
+
+class TruncateOp(_Op, tag="truncate"):
+    """The rows of a hit up to its first `tokens` tokens (version 4, `truncate_computed_blocks`); changes nothing."""
+
+    rows: Rows
+    tokens: Count
+    want: Truncated | None = None
 
 
 class AllocateOp(_Op, tag="allocate"):
@@ -396,6 +434,8 @@ Operation: TypeAlias = (
     StepOp
     | RequestOp
     | LookupOp
+    | ConnectorLookupOp
+    | TruncateOp
     | AllocateOp
     | AdvanceOp
     | ComputedOp
@@ -426,7 +466,10 @@ LIVE_OPERATIONS = (
     *(ComputedOp, ResumeOp, RetireOp, PopOp, ReleaseOp, HoldOp, ZerosOp, UnwrittenOp),
     *(OffloadsOp, FinalizeOp, DigestOp, EndOp),
 )
-"""Operations of version 3 alone."""
+"""Operations that version 3 adds."""
+
+CONNECTOR_OPERATIONS = (ConnectorLookupOp, TruncateOp)
+"""Operations that version 4 adds."""
 
 
 LIVE_FIELDS = ("keys", "session", "report", "limit", "rows", "waiting", "scheduled", "encoder", "loaded", "hold")

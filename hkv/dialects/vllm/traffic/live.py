@@ -11,12 +11,13 @@ import dataclasses
 from typing import Any
 
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import CacheState, Header, Hit, Operation
+from hkv.dialects.vllm.log.structs import CacheState, ConnectorHit, Header, Hit, Operation, Truncated
 from hkv.dialects.vllm.traffic.connector import Connector
 from hkv.dialects.vllm.traffic.headers import later_choices
 from hkv.dialects.vllm.traffic.prompts import VOCABULARY
 from hkv.dialects.vllm.traffic.traffic import Perform, Request, Traffic
 from hkv.keys.chained import GIVEN, KeyChain, sha256_cbor
+from hkv.spec import LayerSpec
 from hkv.testing.choices import Choices
 
 
@@ -31,6 +32,11 @@ class _Scheduled:
         return sum(new for new, _ in self.steps)
 
 
+def _bounds(spec: LayerSpec) -> bool:
+    """True if a row of a hit cannot be cut longer than it is."""
+    return spec.prefix_cacheable and not spec.snapshot
+
+
 class LiveTraffic(Traffic):
     """Traffic of version 3; arguments as of `Traffic`."""
 
@@ -42,12 +48,15 @@ class LiveTraffic(Traffic):
         self._owed: list[list[int]] = []
         self._negative = choices.chance(15)
         self._limit: int | None = None
+        self._diverged = False
         self._chains: dict[str, KeyChain] = {}
         self._encoder = self._config.encoder_tokens
         self._replayed = max((spec.most_read for spec in self._config.topology.specs if spec.replays), default=0)
         self._loads_whole = all(spec.reads_all for spec in self._config.topology.specs)
         self._sizes = [group["block_size"] for group in header.groups]
         self._later = later_choices(header)
+        # Groups by themselves look for keys beyond those that there are (`finder-index-error`).
+        self._connects = header.oplog > 3 and not (careful and header.hash_lookahead > 1)
         self._streams = header.hash_lookahead == 0 and self._later.chance(50)
         self._sessions = (None, "s", "t") if self._later.chance(50) else (None,)
         self._reports = self._may_report() and self._later.chance(50)
@@ -114,6 +123,15 @@ class LiveTraffic(Traffic):
     # What is asked of the cache.
 
     def _look_up(self, request: Request, again: bool = False) -> Hit:
+        self._diverged = False
+        if not again and self._connects and self._later.chance(50):
+            limit = self._later.integer(0, len(request.tokens) - 1) if self._later.chance(15) else None
+            found = self._perform(oplog.ConnectorLookupOp(id=request.id, limit=limit))
+            assert isinstance(found, ConnectorHit)
+            self._truncate(found)
+            if self._adoptable(found):
+                self._diverged = found.diverged
+                return self._keep_found(found)
         if not again:
             self._limit = self._choices.integer(0, len(request.tokens) - 1) if self._choices.chance(15) else None
         return self._keep_found(self._perform(oplog.LookupOp(id=request.id, limit=self._limit)))
@@ -148,10 +166,48 @@ class LiveTraffic(Traffic):
         """A hit that is cut to whole blocks where a load reaches further, or that is written out."""
         unit = self._header.scheduler_block_size
         cut = found.hit - found.hit % unit
+        if isinstance(found, ConnectorHit):
+            return self._completed(found, cut, external)
         if external and cut < found.hit and self._choices.chance(60):
             rows = [row[: cut // self._size(group)] for group, row in enumerate(found.blocks)]
             return cut, external + found.hit - cut, rows if cut else None
         return found.hit, external, found.blocks if found.hit and self._choices.chance(15) else None
+
+    def _crowd(self) -> None:
+        connects, self._connects = self._connects, False  # it adopts what a plain lookup found
+        super()._crowd()
+        self._connects = connects
+
+    def _adoptable(self, found: ConnectorHit) -> bool:
+        """True if the hit may be gone on from: at its end if no group lacks it, after a load if but states do."""
+        if not found.diverged:
+            return True
+        lacking = [group for group, hit in enumerate(found.hits) if hit < found.hit]
+        known = all(self._config.topology.specs[group].snapshot for group in lacking)
+        return known and (self._loads or self._header.feature == "partial") and self._later.chance(80)
+
+    def _truncate(self, found: Hit) -> None:
+        """Asks for less of a hit, for no purpose but the answer."""
+        specs = self._config.topology.specs
+        rows = [row if spec.prefix_cacheable else [] for row, spec in zip(found.blocks, specs, strict=True)]
+        whole = min(
+            (len(row) * self._size(group) for group, row in enumerate(rows) if _bounds(specs[group])), default=0
+        )
+        if whole and self._later.chance(30):
+            most = min(whole, found.hit) // self._header.scheduler_block_size
+            tokens = self._later.integer(0, most) * self._header.scheduler_block_size
+            self._perform(oplog.TruncateOp(rows=rows, tokens=tokens))
+
+    def _completed(self, found: ConnectorHit, cut: int, external: int) -> tuple[int, int, list[list[int]] | None]:
+        """A connector's hit as it is adopted: nothing of one that diverged and that no load completes; of one that a
+        load goes beyond, whole blocks."""
+        if not found.hit or (self._diverged and not external):
+            return 0, external, None
+        if not external or cut == found.hit:
+            return found.hit, external, found.blocks
+        left = self._perform(oplog.TruncateOp(rows=found.blocks, tokens=cut))
+        assert isinstance(left, Truncated)
+        return cut, external + found.hit - cut, left.blocks if cut else None
 
     def _next_tokens(self, request: Request, start: int, drafts: bool = True) -> int:
         unit = self._header.hash_block_size
@@ -165,7 +221,9 @@ class LiveTraffic(Traffic):
 
     def _draw_external(self, request: Request, hit: int) -> int:
         # Of a whole prompt the last token is computed again, and a window, taken after it, lacks what that reads.
-        if not (self._loads or self._header.feature == "partial") or not self._choices.chance(45):
+        if not (self._loads or self._header.feature == "partial"):
+            return 0
+        if not self._diverged and not self._choices.chance(45):
             return 0
         if self._loads_whole and self._loads and self._choices.chance(25):
             return len(request.tokens) - hit
