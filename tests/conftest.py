@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import secrets
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
+from hkv.cli import progress
 from hkv.cli.compilation_cache import keep_programs
+from hkv.errors import ConfigError
 from hkv.machine import native_loops
 from tests import needs, quick_compilation
 
@@ -21,7 +24,9 @@ native_loops.enable()  # before any test uses JAX: programs compile in half the 
 # All workers, and all commands that tests run, share one folder of compiled programs, which leaves the user's alone.
 # Small ones are kept too: tests compile a thousand, each in the time in which ten are read.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
-keep_programs(os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(ROOT / ".jax_cache"))
+with contextlib.suppress(ConfigError):  # a checkout where others may write: everything is compiled anew
+    keep_programs(os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(ROOT / ".jax_cache"))
+progress.SECONDS = 3600.0  # what a slow machine takes is no message
 OPTIMIZED = ROOT / "tests" / "slow" / "optimized"
 PROFILE = os.environ.get("HKV_HYPOTHESIS_PROFILE", "hkv")
 """Every run draws the same examples under `hkv` and `thorough`, other ones each time under `campaign`."""

@@ -16,9 +16,14 @@ from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
 from hkv.cli.given_options import refuse_given
 from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.numbers import Number
 from hkv.cli.output_option import OutputPath, write_output
 from hkv.cli.progress import progress_bar
 from hkv.errors import ConfigError
+from hkv.limits import MAX_SECONDS
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.follow import FollowedLog
+from hkv.oracle.follow import follow as follow_logs
 from hkv.oracle.junit import junit_xml
 from hkv.oracle.log_file import find_logs
 from hkv.oracle.verbs import VERDICTS, Check, CheckResult
@@ -34,6 +39,12 @@ FAILING = ("differs", "unusable", "empty")
     "--invariants", is_flag=True, help="Judge each LOG by the invariants of such caches alone, with no engine beside."
 )
 @bugs_option
+@click.option(
+    "--follow",
+    metavar="SECONDS",
+    type=Number(0.01, MAX_SECONDS),
+    help="Go on as the LOGs grow and others come, until none has grown for so long.",
+)
 @click.option("--coverage", is_flag=True, help="Print which rules the logs exercised, and how often.")
 @click.option(
     "--fail-on",
@@ -52,6 +63,7 @@ def command(
     engine: str,
     invariants: bool,
     bugs: tuple[str, ...],
+    follow: float | None,
     coverage: bool,
     fail_on: str,
     junit: str | None,
@@ -67,6 +79,9 @@ def command(
     read does not hide the others; one without operations agrees with nothing. A log that agrees once a known upstream
     defect is named (--bugs) gets the verdict "known defect", with the defect's name.
 
+    With --follow, logs that a live engine is still writing (docs/attach.md) are held against an engine in this process,
+    a second behind: what the live engine pays is the recording alone.
+
     With --invariants no engine is asked: a log is judged by what always holds in such a cache (docs/invariants.md).
 
     Exit status: 0 all agree, 1 some have a verdict of --fail-on, 2 unusable input.
@@ -78,6 +93,9 @@ def command(
     check_timeout(engine)
     if invariants:
         refuse_given(["engine", "bugs"], "a check against an engine, without --invariants")
+    if follow is not None:
+        refuse_given(["invariants", "bugs", "coverage", "junit", "json_path", "fail_on"], "nothing with --follow")
+        context.exit(_follow(logs, engine, timeout, follow))
     checking = Check(None if invariants else engine, names, coverage, timeout)
     paths = find_logs(logs)
 
@@ -98,6 +116,19 @@ def command(
         write_output(junit, junit_xml(result.engine or "invariants", result.verdicts, failing))
     tell()
     context.exit(1 if any(verdict in failing for verdict, _ in result.verdicts.values()) else 0)
+
+
+def _follow(logs: Sequence[str], engine: str, timeout: float, quiet: float) -> int:
+    """Follows logs as they grow, and tells each difference as it comes; the exit status."""
+    seen: dict[str, FollowedLog] = {}
+    for log in follow_logs(logs, engine_factory(engine, timeout), quiet):
+        if log.difference is not None and log.path not in seen:
+            click.echo(log.difference.describe() + "\n")
+        seen[log.path] = log
+    agree = sum(log.difference is None for log in seen.values())
+    operations = sum(log.operations for log in seen.values())
+    click.echo(f"{agree} of {len(seen)} logs agree with engine {engine} ({operations:,} operations)")
+    return 0 if agree == len(seen) else 1
 
 
 def _failing(text: str) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar where that is a terminal, a line every ten seconds where it is a file or a pipe."""
+"""Progress on stderr: a bar where that is a terminal, a line every twenty seconds where it is a file or a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-SECONDS = 10.0
+SECONDS = 20.0
 """Seconds between two lines, and before the first: what ends sooner prints none."""
 
 
