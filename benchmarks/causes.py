@@ -19,6 +19,7 @@ import click
 import numpy as np
 
 from hkv.dialects import registry
+from hkv.machine import native_loops
 from hkv.replay.advice import advice
 from hkv.replay.attribution import CAUSES, NOT_COMPUTED
 from hkv.replay.ceilings import ceilings
@@ -201,6 +202,7 @@ def _advised(draw: Draw, outcome: Outcome, seed: int) -> dict[str, int]:
 @click.option("--compiled", is_flag=True, help="Compare the compiled replays too.")
 def main(draws: int, first: int, compiled: bool) -> None:
     """Hold causes of misses to what proves them."""
+    native_loops.enable()
     seen: collections.Counter[str] = collections.Counter()
     for seed in range(first, first + draws):
         seen.update(check(seed, compiled))
