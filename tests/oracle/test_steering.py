@@ -40,10 +40,11 @@ def test_a_seed_is_a_kept_configuration():
             assert [choices.integer(0, 9) for _ in range(40)] != [others.integer(0, 9) for _ in range(40)]
 
 
-def test_the_newest_version_draws_the_same_configurations():
-    header, _ = draw(STEERED, 0, 3)
-    assert header.oplog == 3
-    assert header.groups == kept(2)[0].header.groups
+def test_later_versions_draw_the_same_configurations_from_the_middle_on():
+    for version, known in ((3, 2), (4, 1)):
+        header, _ = draw(STEERED, 0, version)
+        assert header.oplog == version
+        assert header.groups == kept(known)[len(kept(known)) // 2].header.groups
     assert all("copied-before-written" in each.header.bugs for each in kept(3) if each.header.partial_hits)
 
 

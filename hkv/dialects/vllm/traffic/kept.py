@@ -26,11 +26,16 @@ class _Line(msgspec.Struct):
 
 @functools.cache
 def kept(version: int) -> tuple[Kept, ...]:
-    """Kept configurations of a version of the log; of the newest, those of the one before, which it may all have."""
+    """Kept configurations of a version of the log.
+
+    Versions 3 and 4 have those of 2 and 1 too, the second half of them first: seeds of all versions in turn then go
+    through everything that is kept.
+    """
     lines = [msgspec.json.decode(line, type=_Line) for line in PLACE.read_bytes().splitlines()]
-    return tuple(
-        Kept(_of_version(line.header, version), line.seed) for line in lines if line.header.oplog == min(version, 2)
-    )
+    known = version if version < 3 else 5 - version
+    every = [Kept(_of_version(line.header, version), line.seed) for line in lines if line.header.oplog == known]
+    half = len(every) // 2 if version > 2 else 0
+    return (*every[half:], *every[:half])
 
 
 def written(every: list[Kept]) -> bytes:
