@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hkv.dialects.vllm.engines.numpy import identity_of
@@ -68,6 +68,11 @@ def difference(case: Case) -> str:
             return _freed(case, set(want), set(got))
         case oplog.EventsOp() | oplog.StateOp() if field.endswith(".parent") or ".keys" in field or "cached." in field:
             return next(_wrong_key(case), "") or (_cached(case) if field.startswith("cached.") else "")
+        case oplog.OffloadsOp():
+            due, given = ("none" if each == "absent" else each for each in (want, got))
+            return f"{field.partition('.')[2] or field} is offered states {given} as (group, block, tokens), not {due}"
+        case oplog.EventsOp() if field == "removed" and [each[:3] for each in want] == [each[:3] for each in got]:
+            return f"removed events say medium {_media(got)}, not {_media(want)}"
         case oplog.EventsOp() if field == "removed":
             keys, due = want or got, "were to leave it" if want else "were to stay"
             verb = "stay in" if want else "leave"
@@ -97,6 +102,10 @@ def _found(case: Case, group: int, want: list[int], got: list[int]) -> str:
     return f"{operation.id} finds block {found} {place}, not block {due}, which has its key"
 
 
+def _media(removed: Sequence[Any]) -> str:
+    return ", ".join(dict.fromkeys(str(each[3]) if len(each) > 3 else "none" for each in removed))
+
+
 def _failure(said: str) -> str:
     """An engine's failure, without the frame of the error that the installed engine's adapter raises."""
     _, framed, reason = said.partition("expected vLLM not to raise ")
@@ -114,7 +123,11 @@ def _cached(case: Case) -> str:
     """A block that has a key and is to have none, or the other way round, and what keeps it; else empty."""
     header, mismatch = case.header, case.mismatch
     missing = mismatch.got == "absent"
-    if header.hash == GIVEN or not (missing or mismatch.want == "absent"):
+    if not missing and mismatch.want != "absent":
+        block = mismatch.field.partition(".")[2].partition("[")[0]
+        (group, tokens, _), (due, length, _) = mismatch.got, mismatch.want
+        return f"block {block} is cached as {tokens} tokens of group {group}, not {length} tokens of group {due}"
+    if header.hash == GIVEN:
         return ""
     entry: Any = mismatch.want if missing else mismatch.got
     group, tokens, key = entry
