@@ -161,4 +161,4 @@ def test_unknown_feature_and_version() -> None:
     with pytest.raises(ConfigError, match=r"one of .*core"):
         record(NumpyEngine, "none", 1, 1, 1)
     with pytest.raises(ConfigError, match="version"):
-        record(NumpyEngine, "core", 1, 4, 1)
+        record(NumpyEngine, "core", 1, 5, 1)
