@@ -70,7 +70,7 @@ class Sides:
 
     def vllm_numpy(self) -> tuple[float, int]:
         """Seconds and hit tokens of the plain schedule over vLLM's NumPy form."""
-        recorder = Recorder(self.vllm.num_blocks, len(self.vllm.topology.groups), None, nobody)
+        recorder = Recorder(self.vllm.num_blocks, None, nobody)
         engine = keyed_engine("numpy", self.vllm)
         chunking = Chunking.of(self.vllm, self._schedule.step_tokens)
         start = time.perf_counter()

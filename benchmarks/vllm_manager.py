@@ -157,7 +157,7 @@ def run_schedule(engine: TimedManager, requests: list[list[int]], keys: np.ndarr
         Arrival(i, step, prompt, output, Keys(keys, start, start + (prompt + output) // config.hash_block_size))
         for i, (step, prompt, output, start) in enumerate(requests)
     ]
-    recorder = Recorder(config.num_blocks, len(config.topology.groups), None, lambda: None)
+    recorder = Recorder(config.num_blocks, None, lambda: None)
     steps = Replay(engine, schedule, Chunking.of(config, schedule.step_tokens), arrivals, recorder).run()  # type: ignore[arg-type]
     records = [recorder.requests[index] for index in range(len(arrivals))]
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from hkv.spec.attention import all_of, same_attention, unique
 from hkv.spec.layer import Draw, LayerSpec
@@ -54,10 +54,6 @@ class SlidingWindowMLA(SlidingWindow):
     def draw_planned(cls, choices: Draw) -> LayerSpec:
         fields = draw_latent({**cls.draw_geometry(choices), "cp_sharded": False}, choices)
         return cls(**fields, window=choices.pick((8, 16, 128)))
-
-    def to_log(self) -> dict[str, Any]:
-        """As of a window, and marked as the latent one."""
-        return {**super().to_log(), self.log_variant: True} if self.log_variant else super().to_log()
 
     def page_bytes_of(self, tokens: int) -> int:
         """Bytes of a page cut down to `tokens` tokens, aligned like the whole one."""

@@ -37,7 +37,7 @@ INPUTS = {
     "check-events": ("{events}",),
     "compare": ("{trace}", "--groups", "full:16", "--num-blocks", "32;64", "--engine", "numpy", "--jobs", "1"),
     "diff": ("--engines", f"{WRONG},numpy", "--no-shrink", "--feature", "core", *ONE_FULL, "--save", "{folder}/found"),
-    "explain": ("{log}", "--line", "3"),
+    "explain": ("{log}", "--line", "6"),
     "explore": ("--num-blocks", "3", "--save", "{folder}/found.jsonl"),
     "layout": ("--spec", "full:16"),
     "mutate": ("hkv.limits", "--by", "python -c 'import hkv.limits'", "--sample", "1"),

@@ -99,7 +99,7 @@ ROWS = [
         "--speculative-tokens 2;--no-prefix-caching;--num-gpu-blocks-override 4000;--max-num-batched-tokens 4096;"
         "--prefix-match-unit 32;--max-num-seqs 7;--json -",
         "--draft-modules 1;--draft-modules 2;--pools independent;--bugs no-such-bug;--bugs window-one-never-hits;"
-        "--role decode;--prefill-ranks 2;--linear-step 2;--pinned-pools;--explicit-blocks full=7",
+        "--role decode;--prefill-ranks 2;--linear-step 2;--pinned-pools;--explicit-blocks full=7;--reserve-ratio 5",
     ),
     *_rows(f"plan {SMALL_MODEL} --memory 80GiB", "--dialect rtp-llm"),
     *_rows("plan tests/data/models/deepseek_v3.json --memory 80GiB --tp 2", "--dcp 2"),
@@ -125,15 +125,17 @@ ROWS = [
     *_rows(
         PLAN_RTP,
         "--memory 40GiB;--tp 2;--dcp 2;--block-size 16;--kernel-block-size 16;--dtype float32;--kv-dtype fp8;"
-        f"--draft {DRAFT};--pools independent;--dialect vllm-0.33;--layers tests/data/layer_list.json;--json -",
-        "--pp 2;--layout BLNHC;--max-model-len 4096;--max-model-len auto;--max-in-flight 64;--max-in-flight 8192;"
+        f"--draft {DRAFT};--pools independent;--dialect vllm-0.33;--layers tests/data/layer_list.json;--json -;"
+        "--max-model-len 4096;--csv {out}/out.csv;--plot {out}/out.svg",
+        "--pp 2;--layout BLNHC;--max-model-len auto;--max-in-flight 64;--max-in-flight 8192;"
         "--no-enable-prefix-caching;--disable-hybrid-kv-cache-manager;--bugs x;--draft-modules 1;--draft-modules 2;"
         "--device h100;--gpu-memory 80GiB;--gpu-memory-utilization 0.9;--weights 1GiB;--activations 1GiB;"
         "--num-gpu-blocks-override 7;--max-num-seqs 7;--max-num-batched-tokens 4096;--async-scheduling;"
         "--enable-chunked-prefill;--performance-mode balanced;--usage-context LLM_CLASS;--speculative-config {};"
         "--prefix-match-unit 16;--dp 2;--ep;--all2all-backend moonep;--gdn-prefill-backend triton;"
-        "--kda-prefill-backend triton;--csv {out}/out.csv;--plot {out}/out.svg",
+        "--kda-prefill-backend triton",
     ),
+    *_rows(f"{PLAN_RTP} --max-model-len 4096", "--reserve-ratio 50"),
     *_rows(
         PLAN_RTP_POOLS,
         "--role decode;--linear-step 4;--pinned-pools;--explicit-blocks hca_state=50",
@@ -225,6 +227,7 @@ ROWS = [
     *_rows(IMPORT.format(source="rtp.jsonl", format="operation-log"), "--step-ms 7"),
     *_rows(f"check {LOG}", f"--engine {NUMPY};--coverage;--json -;--junit -", "--bugs no-such-bug;--timeout 5"),
     *_rows(f"check {LOG}", "--invariants", "--fail-on no-such-verdict"),
+    *_rows(f"check {LOG} --coverage", "", "--follow 1"),
     *_rows(f"check {LOG} --invariants", "", "--engine numpy;--bugs window-one-never-hits"),
     *_rows(
         "watch numpy --seeds 1 --steps 2 --feature core",

@@ -149,6 +149,7 @@ def test_numeric_options_refuse_what_is_out_of_bounds(
 
 
 TEXTS = [
+    *(("plan", "--dialect", value) for value in ("", "nothing", "vllm-0.33,nothing")),
     *(("replay", "--groups", f"{kind}") for kind in (f"full:{HUGE}", f"swa:16:{HUGE}", f"full:{LONG}", "full:nan", "")),
     *(("replay", "--groups", kind) for kind in ("full:2147483647,swa:2147483646:4", "full:-1", "full:0", "mamba:")),
     *(("replay", "--num-blocks", value) for value in ("1000000000000", HUGE, LONG, "-5", "0", "1", "nan", "", "5,")),

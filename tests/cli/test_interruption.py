@@ -165,7 +165,7 @@ def test_shrink_writes_the_smallest_case_so_far(inputs: Inputs, tmp_path: pathli
 def test_diff_says_which_differences_it_found(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     import hkv.cli.diff as module
 
-    monkeypatch.setattr(module.Comparison, "seed", interrupted_at(12, module.Comparison.seed))
+    monkeypatch.setattr(module.Comparison, "seed", interrupted_at(2, module.Comparison.seed))
     arguments = ["--kinds", "full_attention", "--max-groups", "1", "--version", "1", "--seeds", "10"]
     features = ["--feature", "core", "--feature", "eagle"]
     path = tmp_path / "report.json"
