@@ -32,8 +32,8 @@ SMALLEST = (
     "diff --engines numpy,jax --seeds 1 --feature core",
     "diff --engines examples/wrong_engine.py:WrongEngine,numpy --kinds full_attention --max-groups 1 --version 1 "
     "--feature core --save differences",
-    "shrink differences/core-2-v1.jsonl --engine examples/wrong_engine.py:WrongEngine",
-    "explain differences/core-2-v1.jsonl --line 8",
+    "shrink differences/core-0-v1.jsonl --engine examples/wrong_engine.py:WrongEngine",
+    "explain differences/core-0-v1.jsonl --line 8",
     "record --engine numpy --feature core --seed 1 -o core.jsonl",
     "explore --num-blocks 3 --max-model-len 1",
     "plan tests/data/models/gemma3_text.json --memory 80GiB",
@@ -79,6 +79,7 @@ FRAGMENTS = {
     "hkv check-events --record",
     "hkv --compilation-cache",
     "hkv --compilation-cache DIR",
+    "hkv --input-limit 2GiB COMMAND",
     "hkv explore --form lanes",
     "hkv explore --form batched",
     "hkv layout --plan FILE --layer 3 --tag csa_kv",
@@ -115,6 +116,7 @@ SHORTER = (
     (r"^((?:sweep|compare \S+ --)(?!.*--engine).*)$", r"\1 --limit 5 --engine numpy"),
     (r"^(explore (?!.*--plant).*)$", r"\1 --num-blocks 3 --max-model-len 1 --requests 2"),
     (r"--seconds \d+", "--seconds 1"),
+    (r"--follow \d+", "--follow 1"),
     (r"^(diff .*numpy,jax.*|diff .*cmd:.*)$", r"\1 --steps 4"),
 )
 
@@ -217,7 +219,7 @@ def prepared(text: str) -> tuple[str, str | None]:
         return f"{text} --help", None  # a mention of the command as such
     for pattern, replacement in (*PLACEHOLDERS, *SHORTER):
         text = re.sub(pattern, replacement, text)
-    if re.search(r"[, ]vllm\b(?!_)", text):
+    if re.search(r"[, ]vllm\b(?![_-])", text):
         return text, "vLLM 0.33 to be installed"
     return text, "hkv[events]" if "--endpoint" in text else None
 
