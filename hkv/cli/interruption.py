@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 
@@ -58,12 +59,14 @@ class Interruption:
         os.set_blocking(writer, False)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, self._interrupt)
+        usual, sys.unraisablehook = sys.unraisablehook, _unraised
         threading.Thread(target=self._watch, args=(reader,), name="hkv-interruption", daemon=True).start()
         try:
             yield
         finally:
             self._over.set()
             signal.set_wakeup_fd(before)
+            sys.unraisablehook = usual
             if not self.requested:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             os.close(writer)
@@ -124,6 +127,12 @@ class Interruption:
                 words()
             raise
         self._words.remove(words)
+
+
+def _unraised(problem: Any) -> None:
+    """Says nothing of an interrupt that came within a callback, as of JAX's to the garbage collector: it was heard."""
+    if not isinstance(problem.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(problem)
 
 
 def interruption() -> Interruption:

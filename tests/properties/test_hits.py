@@ -196,7 +196,7 @@ def fine() -> tuple[Case, ...]:
         (hits.find_together, "dropped.clear()", "pass"),
         (hits.find_together, "if candidate >= hit", "if True"),
         (hits.find_together, "min(candidate, found[index][1])", "found[index][1]"),
-        (hits._reach, "candidate + margin", "candidate"),
+        (hits.reach, "candidate + margin", "candidate"),
         (FullAttentionKind.find, "hit -= hit % alignment", "pass"),
         (FullAttentionKind._look_inside, "(part + 1) * alignment", "part * alignment"),
         (sliding_window.window_blocks, "(1 if drop else 0)", "0"),
