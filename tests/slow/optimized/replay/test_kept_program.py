@@ -1,4 +1,4 @@
-"""The executable of a whole replay says the same in the process that made it and in those that read it."""
+"""The executables of a whole replay say the same in the process that made them and in those that read them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import sys
 from hkv.machine.kept_programs import SUFFIX
 
 
-def test_it_is_the_same_program_in_every_process(tmp_path):
-    """Also when it is made again beside JAX's own cache, whose executables cannot be written once more."""
+def test_they_are_the_same_programs_in_every_process(tmp_path):
+    """Also when they are made again beside JAX's own cache, whose executables cannot be written once more.
+
+    There are two: samples look at every block of a pool, so that the replay and the one that evicts nothing, which
+    tells causes of misses, have each the program of its own pool's size.
+    """
     cache, trace, report = tmp_path / "cache", tmp_path / "chat.jsonl", tmp_path / "report.json"
     hkv = [sys.executable, "-m", "hkv", "--compilation-cache", str(cache)]
     subprocess.run([*hkv, "trace", "chat", "--requests", "40", "-o", str(trace)], check=True, capture_output=True)
@@ -22,14 +26,17 @@ def test_it_is_the_same_program_in_every_process(tmp_path):
         del found["totals"]["seconds"]
         return found
 
-    def kept() -> list[tuple[str, bytes]]:
-        return [(path.name, path.read_bytes()) for path in cache.glob(f"*{SUFFIX}")]
+    def kept() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in cache.glob(f"*{SUFFIX}")}
 
-    first = replayed()
-    (made,) = kept()
+    first, made = replayed(), kept()
+    assert len(made) == 2
     assert replayed() == first
-    assert kept() == [made]
-    (cache / made[0]).unlink()
+    assert kept() == made
+    for name in made:
+        (cache / name).unlink()
     assert replayed() == first
-    assert [name for name, _ in kept()] == [made[0]]
+    again = kept()
+    assert again.keys() == made.keys()
     assert replayed() == first
+    assert kept() == again
