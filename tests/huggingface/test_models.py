@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import pathlib
+import re
 
 import pytest
 from hypothesis import given
@@ -186,6 +188,16 @@ def test_files_that_are_no_config(tmp_path: pathlib.Path) -> None:
         load_config(tmp_path)
     with pytest.raises(FileError, match="readable"):
         load_config(tmp_path / "absent.json")
+
+
+def test_fields_are_refused_with_their_file(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "nan.json"
+    file.write_text(json.dumps(CONFIGS["llama"] | {"num_hidden_layers": math.nan}))
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(file))}: num_hidden_layers = nan: expected an integer"):
+        read_model(load_config(file))
+    file.write_text('{"model_type": "nobody"}')
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(file))}: model_type = 'nobody'"):
+        read_model(load_config(file))
 
 
 def test_other_spellings_of_the_same_model() -> None:

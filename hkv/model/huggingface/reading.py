@@ -13,7 +13,7 @@ from hkv.model.huggingface import families, inert, wrappers
 from hkv.model.huggingface.decoder import Decoder
 from hkv.model.huggingface.dropped import BORROWING, DROPPED
 from hkv.model.huggingface.family import Family, words
-from hkv.model.huggingface.fields import Fields
+from hkv.model.huggingface.fields import Fields, naming_file
 from hkv.model.huggingface.layer_template import layer_template
 from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.model import Model
@@ -29,6 +29,7 @@ DRAFT = words(
 """Fields of draft modules on which their cache does not depend."""
 
 
+@naming_file
 def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) -> Model:
     """Reads from a model's config what each of its layers caches.
 
@@ -76,6 +77,7 @@ LAYER_LIST = "layer_list"
 """The `model_type` of layers that are listed by hand."""
 
 
+@naming_file
 def decoder_fields(config: Mapping[str, Any]) -> Fields:
     """The decoder's fields of a whole config, with the family they belong to.
 
