@@ -1,4 +1,4 @@
-"""Every class of vLLM 0.33's specs, with KV events: recorded, shadowed, judged by invariants, or refused by name."""
+"""Every class of vLLM 0.33's specs, with KV events and without: recorded, shadowed, judged, or refused by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hkv.dialects.vllm.log.structs import EventsOp
-from hkv.errors import HKVError
+from hkv.errors import UnsupportedConfigError
 from hkv.oracle.attach.session import Session
 from hkv.oracle.attach.settings import AttachSettings
 from hkv.oracle.check import check_log, judge_log
@@ -18,15 +18,14 @@ from hkv.oracle.log_file import read_log
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-REFUSED = {
-    "EncoderOnlyAttentionSpec": "no cache of its own",
-    "HiSparseHotSpec": "a role that logs have no words for",
-    "HiSparseResidentSpec": "a role that logs have no words for",
-    "RSWASpec": "retention of another window",
-    "SinkFullAttentionSpec": "sink blocks of its own",
-    "UniformTypeKVCacheSpecs": "stands for several specs of one class",
-    "TQFullAttentionSpec": "another packing's own class",
+UNMANAGED = {
+    "EncoderOnlyAttentionSpec": "No manager registered",
+    "SinkFullAttentionSpec": "unexpected keyword argument 'needs_kv_cache_zeroing'",
+    "UniformTypeKVCacheSpecs": "kv_cache_specs",
 }
+"""Classes of which vLLM 0.33 itself makes no manager, and its own words for that."""
+
+REFUSED = ("HiSparseHotSpec", "HiSparseResidentSpec", "RSWASpec")
 """Classes without words in a log; every other is recorded."""
 
 ALONE = ("FullAttentionSpec", "CrossAttentionSpec", "CircularBufferSpec")
@@ -41,6 +40,9 @@ SPEC_FIELDS: dict[str, Any] = {
     "shapes": ((4,),),
     "sink_len": 4,
     "mamba_cache_mode": "align",
+    "rswa_window": 6,
+    "page_size": 64,
+    "blocks_per_request": 4,
 }
 
 
@@ -54,8 +56,8 @@ def classes() -> list[str]:
     return sorted({each.__name__ for each in found} - {"KVCacheSpec", "AttentionSpec"})
 
 
-def manager(name: str) -> Any:
-    """A manager of one group of that class, beside full attention where it cannot be alone, events on."""
+def manager(name: str, events: bool) -> Any:
+    """A manager of one group of that class, beside full attention where it cannot be alone."""
     import torch
     from vllm.v1 import kv_cache_interface as vllm
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -73,7 +75,7 @@ def manager(name: str) -> Any:
         scheduler_block_size=4,
         hash_block_size=4,
         enable_caching=name != "CrossAttentionSpec",
-        enable_kv_cache_events=True,
+        enable_kv_cache_events=events,
     )
 
 
@@ -96,26 +98,33 @@ def drive(live: Any) -> None:
     live.take_events()
 
 
+@pytest.mark.parametrize("events", [True, False], ids=["events", "none"])
 @pytest.mark.parametrize("name", classes())
-def test_a_class_is_told_rightly_or_refused(name: str, tmp_path: pathlib.Path) -> None:
+def test_a_class_is_told_rightly_or_refused(name: str, events: bool, tmp_path: pathlib.Path) -> None:
     from hkv.dialects.vllm.attach.attach import attach
 
+    if name in UNMANAGED:
+        with pytest.raises((AssertionError, TypeError), match=UNMANAGED[name]):
+            manager(name, events)
+        return
     if name in REFUSED:
-        with pytest.raises((HKVError, TypeError, AssertionError, ValueError, AttributeError)):
-            attach(manager(name), Session(AttachSettings(folder=str(tmp_path))))
+        live = manager(name, events)
+        with pytest.raises(UnsupportedConfigError, match=rf"groups\[1\] = '{name}': expected one of FullAttentionSpec"):
+            attach(live, Session(AttachSettings(folder=str(tmp_path))))
         return
     for mode in ("record", "shadow"):
         session = Session(AttachSettings(folder=str(tmp_path), mode=mode, states="step"))
         session.label = mode
-        live = manager(name)
+        live = manager(name, events)
         attach(live, session)
         drive(live)
         session.close()
         assert [shadow.difference for shadow in session.shadows] == [None] * (mode == "shadow"), mode
     log = read_log(tmp_path / "record-1.jsonl")
     assert log.dialect.ended(log) == ""
-    events = [event for each in log.operations if isinstance(each, EventsOp) for event in each.want or ()]
-    told = {event.spec_kind for event in events if event.type == "stored" and event.num_blocks}
-    assert told - {"full_attention"} or name in ALONE
+    published = [event for each in log.operations if isinstance(each, EventsOp) for event in each.want or ()]
+    told = {event.spec_kind for event in published if event.type == "stored" and event.num_blocks}
+    assert bool(published) == (events and name != "CrossAttentionSpec")
+    assert not events or told - {"full_attention"} or name in ALONE
     assert check_log(log, engine_factory("numpy")) is None
     assert judge_log(log)[0] is None
