@@ -324,6 +324,9 @@ class Comparison:
                 found = dataclasses.replace(found, broken=broken)
             case = found.case
             other = on_its_own(self._right, case.header, repaired(case.header, case.operations))[1]
+            if isinstance(other, Broken) and isinstance(found.broken, Broken) and other.name == found.broken.name:
+                other = f"both engines break {other.name}: the operations are to blame for that, not an engine"
+                found = dataclasses.replace(found, broken=other)
             said = (self.engines, found.broken, other, shrinker.problem)
             yield FoundDifference(feature, found.seed, case.header.oplog, case, whole, *said)
         if interrupt is not None:

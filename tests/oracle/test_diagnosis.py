@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from hkv.oracle.broken_invariant import on_its_own
 from hkv.oracle.comparison import diff
 from hkv.oracle.engines import trusted_first
 from hkv.oracle.record import draw
+from reference.dialects.vllm.kinds.mamba import MambaKind, MambaRow
 
 
 class FreesUnderAStep(NumpyEngine):
@@ -98,12 +100,30 @@ class RetiresOnce(NumpyEngine):
         self._freed.add(id)
 
 
+class HitsPendingCopies(NumpyEngine):
+    """Resumes from a state whose copy is still to be made."""
+
+    def __init__(self, header: Header) -> None:
+        super().__init__(header)
+        for kind in self.manager.cache.kinds:
+            if isinstance(kind, MambaKind):
+                leave = functools.partial(self._leave, kind, kind._leave_copy_to_cache)
+                kind._leave_copy_to_cache = leave  # type: ignore[method-assign]
+
+    @staticmethod
+    def _leave(kind: MambaKind, leave: Callable[[MambaRow, int], None], row: MambaRow, copy: int) -> None:
+        known = set(kind.new_keys)
+        leave(row, copy)
+        kind.new_keys &= known
+
+
 DEFECTS: list[tuple[type[NumpyEngine], str, set[str]]] = [
     (FreesUnderAStep, "core", {"retirement", "shadow tags", "admission", "hit admission"}),
     (SharesAdapters, "core", {"identity", "soundness", "shadow tags"}),
     (DropsNothing, "eagle", {"draft margin", "registration", "consistency"}),
     (NamesWrongly, "core", {"identity", "soundness", "event index", "shadow tags"}),
     (ReusesUncomputedStates, "speculative_state", {"shadow tags", "hit admission"}),
+    (HitsPendingCopies, "sharing", {"shadow tags", "hit admission"}),
     (KeepsAfterPreemption, "core", {"release", "references", "ownership", "form"}),
 ]
 """Engines that are wrong, the traffic that shows it, and the invariants of which one is to be named."""

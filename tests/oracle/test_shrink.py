@@ -24,6 +24,8 @@ from hkv.dialects.vllm.log.structs import (
     Allocation,
     CacheEvent,
     CacheState,
+    ConnectorHit,
+    ConnectorLookupOp,
     EventsOp,
     FreeOp,
     Header,
@@ -33,11 +35,13 @@ from hkv.dialects.vllm.log.structs import (
     ResetOp,
     StateOp,
     StepOp,
+    TruncateOp,
 )
 from hkv.dialects.vllm.repair import repaired
 from hkv.dialects.vllm.shrink_rules import _with_blocks_set_aside, _without_holders
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import EngineTimeoutError, HKVError
+from hkv.oracle import comparison
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.check import check_log
 from hkv.oracle.compare import Mismatch
@@ -372,3 +376,39 @@ def test_what_the_right_engine_breaks_too_is_no_case_of_an_invariant() -> None:
         broken = first_broken(engine, HEADER, operations)
         assert isinstance(broken, Broken)
         assert broken.name == "shadow tags"
+
+
+FOUND = ConnectorHit(hit=8, blocks=[[3, 4]], shared_prefix=0, diverged=False, hits=[8])
+
+
+@pytest.mark.parametrize(
+    ("before", "answer", "hit", "rows"),
+    [
+        (ConnectorLookupOp(id="r1"), FOUND, 8, [[3, 4]]),
+        (ConnectorLookupOp(id="r1"), Hit(4, [[5]], 0), 4, [[5]]),
+        (ConnectorLookupOp(id="r1"), ConnectorHit(12, [[5, 6, 7]], 0, False, [12]), 8, [[5, 6]]),
+        (ConnectorLookupOp(id="r2"), FOUND, 0, None),
+        (RequestOp(id="r2", tokens=[1]), None, 0, None),
+    ],
+)
+def test_rows_that_are_given_are_those_of_the_lookup_before(before, answer, hit, rows) -> None:
+    """Rows as they were may name blocks that hold nothing once other operations are left out."""
+    lifecycle = Lifecycle(sample.header(oplog=4))
+    lifecycle.follow(RequestOp(id="r1", tokens=[1] * 16))
+    asked = msgspec.convert({**sample.ALLOCATE, "new": 4, "hit": 8, "rows": [[1, 2]]}, AllocateOp)
+    for last in ((before, answer), (TruncateOp(rows=[[3, 4]], tokens=4), None)):
+        performed = [before] if last[0] is before else [before, last[0]]
+        fitted = repaired(asked, lifecycle, performed, [answer, None][: len(performed)])
+        assert isinstance(fitted, AllocateOp)
+        assert (fitted.hit, fitted.rows, fitted.hit + fitted.new) == (hit, rows, 12)
+
+
+def test_an_invariant_that_both_engines_break_is_no_headline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a case may be one that breaks an invariant whichever engine performs it."""
+    broken = Broken("index", 2, "lookup id=r1", "a problem", "a promise")
+    monkeypatch.setattr(comparison, "first_broken", lambda *case: broken)
+    monkeypatch.setattr(comparison, "on_its_own", lambda *case: ((), broken))
+    (found,) = comparison.diff(Optimist, "numpy", features=["core"], seeds=20, version=2).found
+    assert found.invariant is None
+    assert "both engines break index" in str(found.broken)
+    assert found.headline.startswith("r")

@@ -25,7 +25,9 @@ def repaired(
     match operation:
         case oplog.AllocateOp():
             state = lifecycle.requests.get(operation.id)
-            return None if state is None else _allocate(operation, state, _hit_before(operation.id, performed, answers))
+            return (
+                None if state is None else _allocate(operation, state, _found_before(operation.id, performed, answers))
+            )
         case oplog.AdvanceOp():
             state = lifecycle.requests.get(operation.id)
             if state is None or not state.running:
@@ -46,8 +48,8 @@ def repaired(
             return operation
 
 
-def _allocate(operation: oplog.AllocateOp, state: RequestState, found: int) -> oplog.AllocateOp | None:
-    hit = 0 if state.running or not operation.hit else found
+def _allocate(operation: oplog.AllocateOp, state: RequestState, found: Hit | None) -> oplog.AllocateOp | None:
+    hit, rows = (0, None) if state.running or found is None or not operation.hit else _adopted(operation, found)
     external = 0 if state.running else min(operation.external, max(0, state.tokens - hit))
     start = state.computed + hit + external
     if start > state.tokens and not state.running:
@@ -58,13 +60,26 @@ def _allocate(operation: oplog.AllocateOp, state: RequestState, found: int) -> o
     if not hit + external + new:
         return None
     in_flight = min(operation.in_flight, state.computed)
-    return msgspec.structs.replace(operation, hit=hit, external=external, new=new, in_flight=in_flight)
+    return msgspec.structs.replace(operation, hit=hit, rows=rows, external=external, new=new, in_flight=in_flight)
 
 
-def _hit_before(id: str, performed: Sequence[Operation], answers: Sequence[Answer]) -> int:
-    """The hit of a lookup of this request as the last operation."""
-    if performed and isinstance(performed[-1], oplog.LookupOp) and performed[-1].id == id:
-        answer = answers[-1]
-        assert isinstance(answer, Hit)
-        return answer.hit
-    return 0
+def _adopted(operation: oplog.AllocateOp, found: Hit) -> tuple[int, oplog.Rows | None]:
+    """Tokens of a hit that is adopted, and its rows if they are written out: what was found now, cut as it was before.
+
+    Rows as they were written may name blocks that hold nothing any more.
+    """
+    if operation.rows is None:
+        return found.hit, None
+    if operation.hit >= found.hit:
+        return found.hit, found.blocks if found.hit else None
+    return operation.hit, [row[: len(old)] for row, old in zip(found.blocks, operation.rows, strict=False)]
+
+
+def _found_before(id: str, performed: Sequence[Operation], answers: Sequence[Answer]) -> Hit | None:
+    """What a lookup of this request, or a connector's, found right before, cuts of its answer left out."""
+    for operation, answer in zip(reversed(performed), reversed(answers), strict=False):
+        if isinstance(operation, oplog.LookupOp | oplog.ConnectorLookupOp) and operation.id == id:
+            return answer if isinstance(answer, Hit) else None
+        if not isinstance(operation, oplog.TruncateOp | oplog.ComputedOp):
+            return None
+    return None

@@ -116,6 +116,7 @@ class Traffic:
         self._sparse = [not spec.reads_all for spec in self._config.topology.specs]
         self._crowds = self._loads and not self._recurrent and not all(self._sparse[1:])
         self._copying = copies_states(self._config)
+        self._follows = self._sharing and self._copying and bool(self._recurrent)
         self._looks_again = careful and looks_again(header) and LATER_KEY not in header.bugs
         self._begins_inside = careful and begins_inside(header) and BEGUN_KEY not in header.bugs
 
@@ -127,6 +128,8 @@ class Traffic:
         for request in list(self._running):
             if request in self._running:
                 self._continue(request)
+        if self._follows:
+            self._follow()
         while choices.chance(self._load) and len(self._waiting) < 6:
             self._arrive()
         for request in list(self._waiting)[:4]:
@@ -136,6 +139,8 @@ class Traffic:
             self._take_out()
             if self._crowds and choices.chance(30):
                 self._crowd()
+            if self._follows and choices.chance(40):
+                self._lead()
         if choices.chance(6):
             self._evict()
         if self._copying:
@@ -181,6 +186,24 @@ class Traffic:
         found = self._look_up(loader)
         fields = {"hit": found.hit, "external": end - found.hit, "delay": True}
         loader.loading = self._take(loader, 0, shared_prefix=found.shared_prefix, **fields)
+
+    def _lead(self) -> None:
+        """Computes a prompt that nobody had up to where it resumes, for `_follow`."""
+        unit = self._header.hash_block_size
+        most = min(self._header.max_model_len // 2, 4 * self._header.scheduler_block_size)
+        if most > unit:
+            length = self._choices.integer(unit + 1, most)
+            request = self._arrive(Text(tuple(self._prompts.tokens(length)), None))
+            self._take(request, (length - 1) // unit * unit)
+
+    def _follow(self) -> None:
+        """Asks for a prompt anew as its request has just gone on from the state at its end: a copy of that is still to
+        be made, and what it is to hold cannot be read before the next step."""
+        unit = self._header.hash_block_size
+        for other, start in self._writing:
+            if other in self._running and start == (other.prompt - 1) // unit * unit > 0:
+                self._admit(self._arrive(Text(tuple(other.tokens[: other.prompt]), other.extra)))
+                return
 
     def _take(self, request: Request, new: int, **fields: Any) -> bool:
         """Admits a waiting request; whether there was room."""
