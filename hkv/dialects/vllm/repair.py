@@ -76,7 +76,7 @@ def _adopted(operation: oplog.AllocateOp, found: Hit) -> tuple[int, oplog.Rows |
 
 
 def _found_before(id: str, performed: Sequence[Operation], answers: Sequence[Answer]) -> Hit | None:
-    """What a lookup of this request, or a connector's, found right before, cuts of its answer left out."""
+    """Answer to a lookup of this request, or a connector's, right before, whatever was cut of it in between."""
     for operation, answer in zip(reversed(performed), reversed(answers), strict=False):
         if isinstance(operation, oplog.LookupOp | oplog.ConnectorLookupOp) and operation.id == id:
             return answer if isinstance(answer, Hit) else None
