@@ -27,7 +27,7 @@ UNUSED = {
     "hkv.cache.arrivals": "serving",
     "hkv.cache.checkpoint": "serving",
     "hkv.cache.conversion": "serving",
-    "hkv.cache.ragged": "serving",
+    "hkv.cache.token_hashing": "serving",
     "hkv.cache.single_thread": "serving",
     "hkv.cache.slots": "serving",
     "hkv.cache.step": "serving",

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from hkv.cache import exports, tails
 from hkv.cache.copies import numbered
 from hkv.cache.entries import several
-from hkv.cache.lookahead import keyed, lookahead
 from hkv.cache.queries import EveryGroup, Rows, block_sizes, field, spread
 from hkv.cache.spans import DROP, Spans, cut, once, running_sum
 from hkv.cache.state import StepCounter, StepState, counted, replace
+from hkv.cache.token_hashing import keyed, lookahead
 from hkv.dialects.vllm.rules import retention
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters

@@ -133,7 +133,7 @@ class StepState:
       chains: uint32[R, C, 4], the key of each whole hash block of the row's tokens; its link where its key covers
         tokens that are not computed yet.
       hashing: uint32[R, 12], where hashing of the row's tokens stands (`HASH_WORDS`); uint32[R, 12 + L] with the row's
-        last L tokens, where keys cover as many tokens after their hash blocks (`hkv.cache.lookahead`).
+        last L tokens, where keys cover as many tokens after their hash blocks (`hkv.cache.token_hashing`).
       log: int32[Q], a ring: the block (or entry) registered as the n-th is at n modulo Q.
       index: int32[4 * Q], a hash table from keys to blocks (`hkv.cache.key_index`); 0 in slots that are empty. As many
         times longer as blocks have entries.

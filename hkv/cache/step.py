@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.cache import copies, exports, lookahead
+from hkv.cache import copies, exports, token_hashing
 from hkv.cache.blocks import Queue, give_back, move, serve, take
 from hkv.cache.entries import holder, registered, several
 from hkv.cache.queries import EveryGroup, block_sizes, field, fields, known_rows, lines, queries, spread
@@ -258,7 +258,7 @@ def _hash(
 ) -> StepState:
     """The state with the keys of the hash blocks that `counts` new tokens of each row fill."""
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
-    ahead = lookahead.lookahead(state)
+    ahead = token_hashing.lookahead(state)
     tails = state.hashing[lines, :HASH_WORDS] if ahead else state.hashing[lines]
     hashed = hash_tokens(size, tails, computed, starts, counts, tokens)
     rows = state.hashing.shape[0]
@@ -266,7 +266,7 @@ def _hash(
     chains = state.chains.at[place, hashed.column].set(hashed.keys, **DROP)
     tails = hashed.tails
     if ahead:
-        chains, last = lookahead.settle(state, chains, lines, size, starts, counts, computed, tokens)
+        chains, last = token_hashing.settle(state, chains, lines, size, starts, counts, computed, tokens)
         tails = jnp.concatenate([tails, last], axis=1)
     hashing = state.hashing.at[jnp.where(counts > 0, lines, rows)].set(tails, **DROP)
     return replace(state, chains=chains, hashing=hashing)

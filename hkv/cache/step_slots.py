@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.cache.queries import block_sizes, field, spread
-from hkv.cache.ragged import of_queries, token_queries
 from hkv.cache.spans import count_up
 from hkv.cache.state import PAD
+from hkv.cache.token_hashing import of_queries, token_queries
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.state.loops import divide

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.ragged import of_queries, token_queries
-from hkv.cache.spans import DROP, count_up, running_sum
+from hkv.cache.spans import DROP, count_up, cut, running_sum
+from hkv.cache.state import HASH_WORDS, PAD, StepState
 from hkv.cache.varying import unified
 from hkv.keys import fingerprint
 from hkv.state.loops import ceil_divide, divide, remainder
@@ -223,3 +223,167 @@ def _go_on(size: jax.Array, begun: jax.Array, digests: jax.Array, pieces: _Piece
 def _link(keys: jax.Array, digests: jax.Array) -> jax.Array:
     """The keys of blocks after blocks with `keys`, as `fingerprint.keys` links them, uint32[n, 4]."""
     return fingerprint.finish(fingerprint.absorb(keys, digests))
+
+
+# Keys of hash blocks that cover the tokens after them as well (`hash_lookahead`; vLLM 0.33 with EAGLE and MTP).
+#
+# A draft layer's value at a position depends on the token after it: a block's key then names those tokens too, and
+# nothing has to be dropped after a hit. Here such a key is made of the block's link, its key without them, which the
+# row keeps in the key's place until those tokens are there; the row keeps its last tokens for that.
+
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+
+def lookahead(state: StepState) -> int:
+    """Tokens after a hash block that its key covers as well; static."""
+    return state.hashing.shape[1] - HASH_WORDS
+
+
+def keyed(state: StepState, tokens: jax.Array, size: jax.Array) -> jax.Array:
+    """Hash blocks of `size` tokens that have their keys when so many tokens are known. Elementwise."""
+    ahead = lookahead(state)
+    return divide(jnp.maximum(tokens - ahead, 0) if ahead else tokens, size)
+
+
+def key_of(links: jax.Array, after: jax.Array) -> jax.Array:
+    """The keys uint32[..., 4] of hash blocks with `links` uint32[..., 4], and tokens uint32[..., L] after them."""
+    words = jnp.pad(after, [(0, 0)] * (after.ndim - 1) + [(0, -after.shape[-1] % 4)])
+    for first in range(0, words.shape[-1], 4):
+        links = fingerprint.absorb(links, words[..., first : first + 4])
+    return fingerprint.finish(links)
+
+
+def prompt_keys(links: jax.Array, tokens: jax.Array, size: jax.Array, ahead: int) -> jax.Array:
+    """The key of each hash block of prompts, uint32[K, C, 4]; without meaning where tokens after it are lacking.
+
+    Args:
+      links: uint32[K, C, 4].
+      tokens: int32[K, P].
+      size: int32[], tokens of a hash block.
+      ahead: static; tokens after it.
+    """
+    ends = (count_up(links.shape[1]) + 1) * size
+    place = jnp.minimum(ends[:, None] + count_up(ahead)[None], tokens.shape[1] - 1)
+    return key_of(links, tokens[:, place].astype(jnp.uint32))
+
+
+def last_tokens(tokens: jax.Array, counts: jax.Array, ahead: int) -> jax.Array:
+    """The last `ahead` (static) of the first `counts` int32[K] tokens of prompts int32[K, P], uint32[K, ahead]."""
+    place = counts[:, None] - ahead + count_up(ahead)[None]
+    found = jnp.take_along_axis(tokens, jnp.clip(place, 0, tokens.shape[1] - 1), axis=1)
+    return jnp.where(place >= 0, found, 0).astype(jnp.uint32)
+
+
+def settle(
+    state: StepState,
+    chains: jax.Array,
+    lines: jax.Array,
+    size: jax.Array,
+    starts: jax.Array,
+    counts: jax.Array,
+    computed: jax.Array,
+    tokens: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The keys of the hash blocks after which `counts` new tokens of each row bring what is lacking.
+
+    Args:
+      state: the cache before the step.
+      chains: uint32[R, C, 4], with the links of the hash blocks that the tokens fill.
+      lines: int32[Q], the row of each query.
+      size: int32[], tokens of a hash block.
+      starts: int32[Q], the place of each query's first token.
+      counts: int32[Q].
+      computed: int32[Q], tokens before.
+      tokens: int32[N].
+
+    Returns:
+      The chains with keys, and the last tokens of each query's row, uint32[Q, L].
+    """
+    ahead, lanes = lookahead(state), tokens.shape[0]
+    before = state.hashing[lines, HASH_WORDS:]
+    done = keyed(state, computed, size)
+    spans = cut((keyed(state, computed + counts, size) - done)[:, None], lanes)
+
+    def tokens_at(query: jax.Array, position: jax.Array) -> jax.Array:
+        """Tokens of queries int32[n] at positions int32[n, L], from the step or from what was kept, uint32[n, L]."""
+        new = position - computed[query][:, None]
+        place = jnp.clip(starts[query][:, None] + new, 0, lanes - 1)
+        kept = jnp.take_along_axis(before[query], jnp.clip(new + ahead, 0, ahead - 1), axis=1)
+        return jnp.where(new >= 0, tokens[place].astype(jnp.uint32), kept)
+
+    query = spans.line
+    column = done[query] + spans.within
+    after = tokens_at(query, ((column + 1) * size)[:, None] + count_up(ahead)[None])
+    keys = key_of(chains[lines[query], column], after)
+    place = jnp.where(spans.live, lines[query], chains.shape[0])
+    last = tokens_at(count_up(lines.shape[0]), (computed + counts - ahead)[:, None] + count_up(ahead)[None])
+    return chains.at[place, column].set(keys, **DROP), last
+
+
+# Padded and ragged batches: the tokens of R rows as `[R, T]`, or one row's after the other's, as steps take them.
+
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+
+def packed(tokens: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first `counts` tokens of every row, one row's after the other's.
+
+    Args:
+      tokens: int32[R, T].
+      counts: int32[R], 0 to T.
+
+    Returns:
+      int32[R * T], of which what lies behind the last row's tokens is 0, and int32[R + 1], where each row's begin
+      (`cu_q_lens`).
+    """
+    rows, width = tokens.shape
+    ends = running_sum(counts)
+    cu_q_lens = jnp.concatenate([jnp.zeros_like(ends, shape=1), ends])
+    within = count_up(width)[None]
+    place = jnp.where(within < counts[:, None], (ends - counts)[:, None] + within, rows * width)
+    return jnp.zeros_like(tokens, shape=rows * width).at[place].set(tokens, **DROP), cu_q_lens
+
+
+def padded(values: jax.Array, cu_q_lens: jax.Array, width: int) -> jax.Array:
+    """Slots of each row's tokens, padded with -1 to `width` (static).
+
+    Args:
+      values: int32[G, N], slots of a `StepResult`.
+      cu_q_lens: int32[R + 1].
+      width: most tokens of a row.
+
+    Returns:
+      int32[R, G, width].
+    """
+    within = count_up(width)[None]
+    start, end = cu_q_lens[:-1, None], cu_q_lens[1:, None]
+    found = values[:, jnp.minimum(start + within, values.shape[1] - 1)]
+    return jnp.swapaxes(jnp.where((start + within < end)[None], found, PAD), 0, 1)
+
+
+def token_queries(cu_q_lens: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """The query that the token at each place belongs to, and which of its tokens it is.
+
+    Args:
+      cu_q_lens: int32[Q + 1], where each query begins, ascending.
+      size: static; places.
+
+    Returns:
+      int32[size] twice; places outside all queries are given to one that does not have so many tokens, or begins later.
+    """
+    starts = cu_q_lens[:-1]
+    marks = jnp.zeros_like(starts, shape=size).at[starts].add(1, **DROP)
+    query = jnp.maximum(running_sum(marks) - 1, 0)
+    return query, count_up(size) - starts[query]
+
+
+def of_queries(query: jax.Array, *values: jax.Array) -> jax.Array:
+    """Values int32[Q] of the query of each token, int32[values, size]. All are read at once.
+
+    Args:
+      query: int32[size], from `token_queries`.
+      values: int32[Q] each.
+    """
+    return jnp.stack(values, axis=1).at[query].get(mode="clip", wrap_negative_indices=False).T
