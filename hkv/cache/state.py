@@ -186,7 +186,7 @@ class StepResult:
         is refused with CROSSES_STATE, as a chunk that begins inside a block of a recurrent group has to end with it.
       blocks: int32[G, N], the block in which each token is written, -1 for none.
       offsets: int32[G, N], its offset in that block, in tokens, -1 for none. Under context parallelism a
-        block counts the tokens of all ranks that share it; `hkv.cache.step_slots.on_rank` says which are whose.
+        block counts the tokens of all ranks that share it; `hkv.cache.blocks.on_rank` says which are whose.
       reads: int32[Q, G], the block with the state after the tokens computed before, for recurrent and opaque groups; 0
         where there is none: the row begins with zeros.
       writes: int32[Q, G], the block for the state after the query's new tokens, without drafts; -1 for none.

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.cache import copies, exports, token_hashing
-from hkv.cache.blocks import Queue, give_back, move, serve, take
+from hkv.cache.blocks import Queue, give_back, move, serve, slots_of, state_blocks, take
 from hkv.cache.entries import holder, registered, several
 from hkv.cache.queries import EveryGroup, block_sizes, field, fields, known_rows, lines, queries, spread
 from hkv.cache.registration import register
@@ -35,7 +35,6 @@ from hkv.cache.state import (
     replace,
     room_for,
 )
-from hkv.cache.step_slots import slots_of, state_blocks
 from hkv.cache.tails import Turn
 from hkv.cache.token_hashing import hash_tokens
 from hkv.cache.varying import unified

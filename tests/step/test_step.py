@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hkv.cache import step as serving
+from hkv.cache.blocks import on_rank, ranks_of
 from hkv.cache.state import (
     OWN_ERA,
     SLOTS,
@@ -21,7 +22,6 @@ from hkv.cache.state import (
     StepRow,
     checkpoint_groups,
 )
-from hkv.cache.step_slots import on_rank, ranks_of
 from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
 from hkv.spec import FullAttention, Mamba, SlidingWindow
