@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.cache import copies, exports, token_hashing
+from hkv.cache import copies, registration, token_hashing
 from hkv.cache.blocks import Queue, give_back, move, serve, slots_of, state_blocks, take
 from hkv.cache.entries import holder, registered, several
 from hkv.cache.queries import EveryGroup, block_sizes, field, fields, known_rows, lines, queries, spread
@@ -82,7 +82,7 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     left = None
     if rows.export is not None:
         view = EveryGroup(parameters.cache, groups, at.shape[0])
-        left = exports.plan(view, state, at, rows, jnp.where(taking, asked.counts, 0))
+        left = registration.plan(view, state, at, rows, jnp.where(taking, asked.counts, 0))
     spread = _spread(groups, had, grown, rows.grown, left)
     need = jnp.where(recurrent, jnp.maximum(grown - spread.end, 0), new)
     need = jnp.where(taking[:, None], need, 0)
@@ -97,7 +97,7 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     status = jnp.where(taking & ~served, refusal, status)
     if left is not None:
         left = left.only(served)
-        rows = exports.noted(rows, left, taking)
+        rows = registration.noted(rows, left, taking)
     if rows.grown is not None:
         moved = jnp.where(recurrent & served[:, None], spread.moved, 0)
         state = move(state, at, spread.scratch, spread.gap_end, moved, room)
@@ -121,7 +121,7 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     read, write = state_blocks(groups, state.rows, at, had, before, counts)
     result = StepResult(status, asked.allowed, blocks, offsets, read, write, jnp.stack([waiting, later]))
     if left is not None:
-        result = dataclasses.replace(result, checkpoints=exports.answer(state, at, before, left))
+        result = dataclasses.replace(result, checkpoints=registration.answer(state, at, before, left))
     if copied is None:
         return state, result
     return copies.give_back(state, copied), dataclasses.replace(result, copies=copied.pairs())
@@ -237,7 +237,7 @@ def _spread(
     length: jax.Array,
     columns: jax.Array,
     grown: jax.Array | None,
-    left: exports.Exports | None,
+    left: registration.Exports | None,
 ) -> Spread:
     """Shape of recurrent groups' rows of `length` entries that will have `columns`, int32[Q, G] each."""
     scratch = jnp.broadcast_to(field(groups, GroupField.SCRATCH), length.shape)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from hkv.cache.entries import leaves_states
-from hkv.cache.exports import possible
 from hkv.cache.queries import EveryGroup
+from hkv.cache.registration import possible
 from hkv.cache.spans import count_up, running_sum
 from hkv.cache.state import PAD, StepRequest
 from hkv.cache.token_hashing import token_queries

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from hkv.cache import arrivals, copies, exports, inside_hits, registration, tails
+from hkv.cache import arrivals, copies, inside_hits, registration, tails
 from hkv.cache import step as serving
 from hkv.spec import FullAttention, Mamba
 from tests.reference.build import config as build
@@ -66,7 +66,7 @@ def test_configurations_without_states_inside_chunks_trace_nothing_of_them(funct
         raise AssertionError("traced for a configuration whose chunks leave states only where they end")
 
     for name in ("plan", "noted", "units", "looked_at", "answer"):
-        monkeypatch.setattr(exports, name, fail)
+        monkeypatch.setattr(registration, name, fail)
     trace(function, partial_hits=False)
     trace(function, partial_hits=True)
     if function == "step":
