@@ -20,14 +20,12 @@ import numpy as np
 from jax import lax
 
 from hkv.cache import inside_hits
-from hkv.cache.entries import holder, inside, leaves_states
 from hkv.cache.key_index import LANES, bring_up_to_date
 from hkv.cache.key_index import look_up as look_up_keys
 from hkv.cache.queries import Rows, field, known_rows, lines
-from hkv.cache.spans import DROP, count_up, running_sum
+from hkv.cache.spans import DROP, count_up, holder, inside, leaves_states, running_sum, unified
 from hkv.cache.state import HASH_WORDS, PAD, StepCounter, StepRequest, StepState, replace
 from hkv.cache.token_hashing import hash_prompts, keyed, last_tokens, lookahead, prompt_keys
-from hkv.cache.varying import unified
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
 from hkv.machine.native_regions import Dispatched

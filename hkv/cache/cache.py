@@ -24,9 +24,8 @@ from hkv.cache import arrivals, state
 from hkv.cache import step as whole
 from hkv.cache.arrivals import ArrivalResult, Arrivals
 from hkv.cache.queries import before_states
-from hkv.cache.spans import count_up
+from hkv.cache.spans import count_up, unified
 from hkv.cache.state import StepBatch, StepCounter, StepRequest, StepResult, StepRow, StepState
-from hkv.cache.varying import unified
 from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
 from hkv.dialects.vllm.rules.parameters import Parameters
 from hkv.errors import ConfigError, OperationError

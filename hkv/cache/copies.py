@@ -17,9 +17,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hkv.cache.entries import first_words, own
 from hkv.cache.queries import Rows
-from hkv.cache.spans import DROP, count_up, cut, once, running_sum
+from hkv.cache.spans import DROP, count_up, cut, first_words, once, own, running_sum
 from hkv.cache.state import PAD, StepCounter, StepState, replace
 
 

@@ -10,11 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from hkv.cache.arrivals import hold
-from hkv.cache.entries import first_words, holder, own
 from hkv.cache.key_index import bring_up_to_date, look_up
-from hkv.cache.spans import DROP, count_up, running_sum
+from hkv.cache.spans import DROP, count_up, first_words, holder, own, running_sum, unified
 from hkv.cache.state import PAD, StepCounter, StepState, replace
-from hkv.cache.varying import unified
 from hkv.state.status import Status
 
 

@@ -1,6 +1,6 @@
 """Index from keys to the blocks registered under them: a hash table that is brought up to date when requests arrive.
 
-Where blocks have several keys, it is one to entries (`hkv.cache.entries`).
+Where blocks have several keys, it is one to entries (`hkv.cache.spans`).
 
 A step only notes in `StepState.log` which blocks it registers; nothing is done as blocks lose their keys. A slot of the
 table names a block, and means something while that block is registered under a key that belongs near the slot; other
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.entries import registered as is_registered
 from hkv.cache.spans import DROP, count_up
+from hkv.cache.spans import registered as is_registered
 from hkv.cache.state import StepCounter, StepState, replace
 
 LANES = 512

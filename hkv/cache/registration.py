@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from hkv.cache import tails
 from hkv.cache.copies import numbered
-from hkv.cache.entries import several
 from hkv.cache.queries import EveryGroup, Rows, block_sizes, field, spread
-from hkv.cache.spans import DROP, Spans, count_up, cut, once, running_sum
+from hkv.cache.spans import DROP, Spans, count_up, cut, once, running_sum, several
 from hkv.cache.state import PAD, StepCounter, StepState, counted, replace
 from hkv.cache.token_hashing import keyed, lookahead
 from hkv.dialects.vllm.rules import retention

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hkv.cache.varying import marked, varying_axes
+from hkv.cache.state import ERA, OWN_ERA, StepRequest, StepRow, StepState, row_fields
 from hkv.state.loops import divide, remainder
 
 DROP: Any = {"mode": "drop", "wrap_negative_indices": False}
@@ -117,3 +117,99 @@ def _up_to_each(lines: jax.Array) -> jax.Array:
 def count_up(size: int) -> jax.Array:
     """int32[size], 0, 1, 2, ..., whatever JAX's default integer is."""
     return jnp.arange(size, dtype=jnp.int32)
+
+
+# Entries of the index: keys that blocks stand under, of which a block of full attention may have several.
+#
+# Entry b is block b under its only key, or under the key of the whole block. Where hits end inside blocks of full
+# attention (`entry_parts`), entry p * N + b is block b of N under the key of its first p hash blocks. A block's
+# entries count while they are of its era, which begins with the first key that it gets after it had none, or lost
+# those it had.
+
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+
+def several(state: StepState) -> bool:
+    """True if blocks may have several entries; static."""
+    return state.keys.shape[0] > state.refs.shape[0]
+
+
+def holder(state: StepState, entries: jax.Array) -> jax.Array:
+    """The block of each entry."""
+    return remainder(entries, jnp.full_like(entries, state.refs.shape[0])) if several(state) else entries
+
+
+def registered(state: StepState, entries: jax.Array) -> jax.Array:
+    """True for entries under whose keys their blocks can be found."""
+    if not several(state):
+        return state.refs[entries] % 2 == 1
+    block = holder(state, entries)
+    return (state.refs[block] % 2 == 1) & (state.keys[entries, ERA] == state.keys[block, OWN_ERA])
+
+
+def first_words(state: StepState, keys: jax.Array, groups: jax.Array, stamps: jax.Array) -> jax.Array:
+    """Rows of `StepState.keys` for blocks that had no key before, or lose those they had.
+
+    Args:
+      state: the cache, for its shapes.
+      keys: uint32[n, 4].
+      groups: int32[n].
+      stamps: uint32[n], how many blocks were registered before.
+    """
+    words = jnp.concatenate([keys, groups.astype(jnp.uint32)[:, None], stamps[:, None]], axis=1)
+    if not several(state):
+        return words
+    # Eras are counted from 1: no entry that was never written is of one.
+    return jnp.concatenate([words, stamps[:, None] + jnp.uint32(1), stamps[:, None] + jnp.uint32(1)], axis=1)
+
+
+def own(state: StepState, blocks: jax.Array) -> jax.Array:
+    """The entry under its only key, or the whole block's, of each block; past all entries for none of the pool."""
+    if not several(state):
+        return blocks
+    return jnp.where(blocks < state.refs.shape[0], blocks, state.keys.shape[0])
+
+
+def inside(state: StepState) -> bool:
+    """True if hits may end inside blocks; static."""
+    return StepRow.PARTIAL in row_fields(field_count(state))
+
+
+def field_count(state: StepState) -> int:
+    """Fields of each group in a row's line of requests; static."""
+    return (state.requests.shape[1] - len(StepRequest)) // state.rows.shape[1]
+
+
+def leaves_states(state: StepState) -> bool:
+    """True if chunks may leave states behind inside them; static."""
+    return StepRow.EXPORT in row_fields(field_count(state))
+
+
+# Values inside `jax.shard_map`, where JAX knows over which mesh axes each of them varies (`check_vma=True`).
+#
+# Both branches of a conditional, and what a loop carries from trip to trip, have to vary over the same axes.
+# Constants vary over none: they are made like a value that is there (`jnp.zeros_like`), or marked here.
+
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+
+def varying_axes(value: jax.Array) -> frozenset[str]:
+    """Mesh axes that a value varies over; none outside `jax.shard_map`."""
+    kind: Any = jax.typeof(value)
+    # JAX 0.10 keeps them in the manual axis type; others have `vma` itself.
+    return frozenset(kind.mat.varying) if hasattr(kind, "mat") else frozenset(getattr(kind, "vma", ()))
+
+
+def marked(value: jax.Array, axes: frozenset[str]) -> jax.Array:
+    """The value, varying over `axes` too."""
+    missing = tuple(sorted(axes - varying_axes(value)))
+    return lax.pcast(value, missing, to="varying") if missing else value
+
+
+def unified(*trees: Any) -> Any:
+    """The same values as arrays, all varying over the mesh axes that any of them varies over."""
+    values = jax.tree.map(jnp.asarray, trees)
+    axes = frozenset[str]().union(*map(varying_axes, jax.tree.leaves(values)))
+    return jax.tree.map(lambda leaf: marked(leaf, axes), values)

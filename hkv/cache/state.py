@@ -98,7 +98,7 @@ KEY_WORDS = 6
 """Words of a block's key: the fingerprint's four, the group, and how many blocks were registered before it."""
 
 ERA, OWN_ERA = 6, 7
-"""Two words more where blocks have several entries (`hkv.cache.entries`): the entry's era, and that of block b at
+"""Two words more where blocks have several entries (`hkv.cache.spans`): the entry's era, and that of block b at
 entry b."""
 
 SLOTS = 4
@@ -124,7 +124,7 @@ class StepState:
       marks: int32[N], scratch: means nothing between steps.
       keys: uint32[N, 6], what each block is registered under (`KEY_WORDS`); means nothing for blocks that are not. Of
         several blocks with the same key, the one registered first counts. uint32[P * N, 8] where hits end inside blocks
-        of full attention, which hold at most P hash blocks (`hkv.cache.entries`).
+        of full attention, which hold at most P hash blocks (`hkv.cache.spans`).
       rows: int32[R, G, W], block ids; 0 where there is none.
       requests: int32[R, 4 + 3 * G], what each row knows of its request (`StepRequest`), then LENGTH of each group,
         FIRST of each, CACHED of each (`StepRow`); int32[R, 4 + 4 * G] with GROWN, where groups have states for drafts;

@@ -19,10 +19,9 @@ import numpy as np
 
 from hkv.cache import copies, registration, token_hashing
 from hkv.cache.blocks import Queue, give_back, move, serve, slots_of, state_blocks, take
-from hkv.cache.entries import holder, registered, several
 from hkv.cache.queries import EveryGroup, block_sizes, field, fields, known_rows, lines, queries, spread
 from hkv.cache.registration import register
-from hkv.cache.spans import DROP, count_up
+from hkv.cache.spans import DROP, count_up, holder, registered, several, unified
 from hkv.cache.state import (
     HASH_WORDS,
     PAD,
@@ -37,7 +36,6 @@ from hkv.cache.state import (
 )
 from hkv.cache.tails import Turn
 from hkv.cache.token_hashing import hash_tokens
-from hkv.cache.varying import unified
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.admit import Spread, spread_row
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters

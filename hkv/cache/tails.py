@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from hkv.cache.copies import Copies
-from hkv.cache.entries import first_words, registered, several
 from hkv.cache.queries import EveryGroup, Rows, spread
-from hkv.cache.spans import DROP, once, running_sum
+from hkv.cache.spans import DROP, first_words, once, registered, running_sum, several
 from hkv.cache.state import ERA, OWN_ERA, StepState
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
@@ -96,7 +95,7 @@ def due(view: EveryGroup, rows: Rows, turn: Turn, cacheable: jax.Array, full: ja
 
 
 def entries(state: StepState, groups: jax.Array, lanes: Lanes) -> jax.Array:
-    """The entry of each block and key (`hkv.cache.entries`), int32[n]. A state has one, wherever it stands."""
+    """The entry of each block and key (`hkv.cache.spans`), int32[n]. A state has one, wherever it stands."""
     if not several(state):
         return lanes.block
     scale = jnp.maximum(groups[lanes.group, GroupField.SCALE], 1)

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.spans import DROP, count_up, cut, running_sum
+from hkv.cache.spans import DROP, count_up, cut, running_sum, unified
 from hkv.cache.state import HASH_WORDS, PAD, StepState
-from hkv.cache.varying import unified
 from hkv.keys import fingerprint
 from hkv.state.loops import ceil_divide, divide, remainder
 

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from hkv.cache.entries import leaves_states
+from hkv.cache.spans import leaves_states
 from hkv.chunks.formats import EngineKVFormat
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, PageGeometry
 from hkv.chunks.objects import ObjectGroup, ObjectLayout, object_groups, object_layout

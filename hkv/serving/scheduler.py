@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.entries import leaves_states
 from hkv.cache.queries import EveryGroup
 from hkv.cache.registration import possible
-from hkv.cache.spans import count_up, running_sum
+from hkv.cache.spans import count_up, leaves_states, running_sum
 from hkv.cache.state import PAD, StepRequest
 from hkv.cache.token_hashing import token_queries
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
