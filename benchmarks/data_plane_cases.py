@@ -16,8 +16,7 @@ from hkv import paged
 from hkv.chunks.formats import TRAITS, EngineKVFormat
 from hkv.chunks.kernel_groups import PageGeometry
 from hkv.chunks.objects import Region
-from hkv.chunks.pieces import pieces_of
-from hkv.chunks.transfer import Transfer, pack, unpack
+from hkv.chunks.transfer import Transfer, pack, pieces_of, unpack
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import quantize
 from hkv.paged import plan
