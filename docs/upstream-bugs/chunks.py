@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hkv.chunks.detection import Hints, detect
+from hkv.chunks.detection import Hints, TensorView, detect
 from hkv.chunks.formats import TRAITS, EngineKVFormat
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, PageGeometry, group_layers
 from hkv.chunks.objects import object_groups, object_layout
 from hkv.chunks.plans import null_chunks
-from hkv.chunks.tensor_view import TensorView
 from hkv.errors import LayoutError
 
 Bugs = frozenset[str]

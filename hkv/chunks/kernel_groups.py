@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hkv.chunks.detection import Nested, plane_row_elements
+from hkv.chunks.detection import Nested, TensorView, plane_row_elements
 from hkv.chunks.formats import TRAITS, EngineKVFormat, PageOrder, Structure
-from hkv.chunks.tensor_view import TensorView
 from hkv.errors import LayoutError
 from hkv.spec.dtypes import item_bytes
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from hkv.chunks.detection import Hints, detect, discover_per_layer_formats, hint_of_vllm_layout, plane_row_elements
+from hkv.chunks.detection import (
+    Hints,
+    TensorView,
+    detect,
+    discover_per_layer_formats,
+    hint_of_vllm_layout,
+    plane_row_elements,
+    recover_contiguous_view,
+)
 from hkv.chunks.formats import TRAITS
 from hkv.chunks.kernel_groups import PageGeometry, page_geometry
-from hkv.chunks.tensor_view import TensorView, recover_contiguous_view
 from hkv.errors import LayoutError
 from tests.chunks.kernel_group_builders import F
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hkv.chunks.detection import Hints, discover_per_layer_formats
+from hkv.chunks.detection import Hints, TensorView, discover_per_layer_formats
 from hkv.chunks.kernel_groups import (
     EngineGroupInfo,
     expand_block_ids,
@@ -12,7 +12,6 @@ from hkv.chunks.kernel_groups import (
     slice_block_ids,
 )
 from hkv.chunks.objects import object_groups, object_layout
-from hkv.chunks.tensor_view import TensorView
 from hkv.errors import LayoutError
 from tests.chunks.kernel_group_builders import F, group, mla
 

@@ -12,12 +12,11 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from hkv.chunks.detection import Hints
+from hkv.chunks.detection import Hints, TensorView
 from hkv.chunks.formats import EngineKVFormat
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, PageGeometry
 from hkv.chunks.lookup import LookupResult
 from hkv.chunks.objects import ObjectGroup
-from hkv.chunks.tensor_view import TensorView
 from hkv.errors import ConfigError
 
 RELEASE = "0.5.6"
