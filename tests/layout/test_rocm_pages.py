@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.errors import LayoutError
-from hkv.layout.rocm_pages import rocm_pages
+from hkv.layout.resolution import rocm_pages
 from hkv.layout.views.numpy import numpy_dtype, view
 
 DTYPES = st.sampled_from(["float32", "bfloat16", "float8_e4m3fn"])
