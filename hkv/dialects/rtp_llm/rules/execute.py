@@ -12,8 +12,7 @@ from hkv.dialects.rtp_llm.rules import transitions
 from hkv.dialects.rtp_llm.rules.operations import COLUMNS, RtpArgument, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View
 from hkv.dialects.rtp_llm.rules.transitions import Answer, Op
-from hkv.machine.operation_loop import Payload, perform_all
-from hkv.machine.operations import Operations
+from hkv.machine.operations import Operations, Payload, perform_all
 from hkv.state.loops import Scalar, loop
 from hkv.state.pooled import PooledState
 from hkv.state.pooled_workspace import ARRAYS, OUTPUTS, PooledSizes, PooledWorkspace

@@ -28,7 +28,7 @@ from hkv.dialects.rtp_llm.schedule.compiled_state import (
 )
 from hkv.machine import native_loops
 from hkv.machine.kept_programs import KeptProgram
-from hkv.machine.operation_loop import Payload
+from hkv.machine.operations import Payload
 from hkv.replay import schedule_loop
 from hkv.replay.schedule_loop import Seated
 from hkv.replay.schedule_state import Arriving, Machine, Mode, Number, Seat, Trace

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.rules import retire
 from hkv.dialects.vllm.rules.operations import Argument, Code, Flag
 from hkv.dialects.vllm.rules.transitions import Answer, Op
-from hkv.machine.operation_loop import Payload
+from hkv.machine.operations import Payload
 from hkv.state import free_queue
 from hkv.state.loops import Scalar, loop, peek, read
 from hkv.state.status import Status

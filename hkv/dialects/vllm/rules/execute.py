@@ -12,8 +12,7 @@ from hkv.dialects.vllm.rules import calm, copies, fork, live, transitions
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import Parameters, View
 from hkv.dialects.vllm.rules.transitions import Answer
-from hkv.machine.operation_loop import Payload, perform_all
-from hkv.machine.operations import Operations
+from hkv.machine.operations import Operations, Payload, perform_all
 from hkv.state import free_queue
 from hkv.state.loops import Scalar, loop
 from hkv.state.state import State

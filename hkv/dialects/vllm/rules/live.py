@@ -13,7 +13,7 @@ from hkv.dialects.vllm.rules.operations import Argument, Code
 from hkv.dialects.vllm.rules.parameters import View
 from hkv.dialects.vllm.rules.retire import clear_row
 from hkv.dialects.vllm.rules.transitions import EMPTY, RUNNING, WAITING, Answer, Op
-from hkv.machine.operation_loop import Payload
+from hkv.machine.operations import Payload
 from hkv.state.loops import Scalar, loop, read, when
 from hkv.state.state import Request, Row
 from hkv.state.status import Status

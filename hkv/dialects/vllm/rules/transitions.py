@@ -21,7 +21,7 @@ from hkv.dialects.vllm.rules import retire as retirement
 from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Flag
 from hkv.dialects.vllm.rules.parameters import CacheField, View
-from hkv.machine.operation_loop import Payload
+from hkv.machine.operations import Payload
 from hkv.state.loops import Scalar, ceil_divide, loop, peek, read, when
 from hkv.state.state import Request, Row
 from hkv.state.status import Status

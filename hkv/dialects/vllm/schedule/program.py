@@ -21,7 +21,7 @@ from hkv.dialects.vllm.schedule import calm, compiled_reasons
 from hkv.dialects.vllm.schedule.compiled_state import EVERYTHING, DiagnosedTrace, Resident, ScheduleWorkspace
 from hkv.machine import native_loops
 from hkv.machine.kept_programs import KeptProgram
-from hkv.machine.operation_loop import Payload
+from hkv.machine.operations import Payload
 from hkv.replay import schedule_loop
 from hkv.replay.schedule_loop import Seated
 from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Arriving, Machine, Mode, Number, Seat, Trace
