@@ -13,7 +13,7 @@ from hkv import paged
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.views import jax as jax_views
-from hkv.paged.quantization import quantize_per_tensor, quantize_per_token_head
+from hkv.paged.step import quantize_per_tensor, quantize_per_token_head
 from hkv.spec import FullAttention
 
 LAYOUT = Layout.of_spec(
