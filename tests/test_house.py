@@ -55,7 +55,7 @@ UNUSED = {
     "hkv.testing.plugin": "loaded by pytest",
     "hkv.testing.state_machine": "for test suites",
     "hkv.tier.disk": "serving",
-    "hkv.tier.memory": "serving",
+    "hkv.tier.tier": "serving",
 }
 """Modules that nothing in `hkv` uses, and what does or will."""
 

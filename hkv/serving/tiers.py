@@ -45,7 +45,7 @@ Blocks = Mapping[tuple[int, int], int]
 
 
 class ObjectTier(Protocol):
-    """A place for flat objects of bytes by key: `hkv.tier.memory.MemoryTier`, `hkv.tier.disk.DiskTier`."""
+    """A place for flat objects of bytes by key: `hkv.tier.tier.MemoryTier`, `hkv.tier.disk.DiskTier`."""
 
     def __contains__(self, key: bytes, /) -> bool: ...
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from hkv.tier.byte_lru import ByteLRU
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from hkv.errors import OperationError
 
 
 class Tier:
@@ -53,3 +60,200 @@ class Tier:
     def _discard(self, key: bytes) -> None:
         """Lets go of the bytes of an object that is no longer in the order."""
         raise NotImplementedError
+
+
+# Least recently used order over objects of different sizes, with pins: what both tiers evict by.
+
+
+class ByteLRU:
+    """Keys in order of use, with their sizes in bytes and their pins.
+
+    The sum of sizes never exceeds `capacity_bytes`. A pinned key is never chosen for eviction; pins count, so a key
+    pinned twice needs two unpins.
+
+    Args:
+      capacity_bytes: most bytes that all keys together may have.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        if type(capacity_bytes) is not int or capacity_bytes < 1:
+            raise OperationError("capacity_bytes", capacity_bytes, "a positive number of bytes")
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._sizes: OrderedDict[bytes, int] = OrderedDict()
+        self._pins: Counter[bytes] = Counter()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Keys, least recently used first."""
+        return iter(self._sizes)
+
+    def size(self, key: bytes) -> int:
+        """Bytes of a key that is present."""
+        return self._sizes[key]
+
+    def touch(self, key: bytes) -> None:
+        """Makes a present key the most recently used."""
+        self._sizes.move_to_end(key)
+
+    def pin(self, key: bytes) -> None:
+        """Keeps a present key from eviction until it is unpinned as often as it was pinned.
+
+        Raises:
+          OperationError: the key is absent.
+        """
+        if key not in self._sizes:
+            raise OperationError("key", key.hex(), "a key that is stored")
+        self._pins[key] += 1
+
+    def unpin(self, key: bytes) -> None:
+        """Takes back one pin.
+
+        Raises:
+          OperationError: the key has no pin.
+        """
+        if not self._pins[key]:
+            del self._pins[key]
+            raise OperationError("key", key.hex(), "a key that is pinned")
+        self._pins[key] -= 1
+        if not self._pins[key]:
+            del self._pins[key]
+
+    def pinned(self, key: bytes) -> bool:
+        """True if the key has a pin."""
+        return key in self._pins
+
+    def victims(self, size: int, replacing: bytes | None = None) -> list[bytes] | None:
+        """Keys to evict, least recently used first, so that `size` more bytes fit; None when they cannot fit.
+
+        Args:
+          size: bytes wanted.
+          replacing: a present key whose own bytes count as free, and which is not itself a victim.
+        """
+        free = self.capacity_bytes - self.used_bytes + self._sizes.get(replacing or b"", 0)
+        chosen: list[bytes] = []
+        for key in self._sizes:
+            if free >= size:
+                break
+            if key != replacing and key not in self._pins:
+                chosen.append(key)
+                free += self._sizes[key]
+        return chosen if free >= size else None
+
+    def add(self, key: bytes, size: int) -> None:
+        """Enters a key as the most recently used, or changes its size; the caller has made room.
+
+        Raises:
+          OperationError: it does not fit.
+        """
+        used = self.used_bytes - self._sizes.get(key, 0) + size
+        if used > self.capacity_bytes:
+            raise OperationError(
+                "size", size, f"at most the {self.capacity_bytes - self.used_bytes} bytes that are free"
+            )
+        self.used_bytes = used
+        self._sizes[key] = size
+        self._sizes.move_to_end(key)
+
+    def remove(self, key: bytes) -> None:
+        """Forgets a present, unpinned key.
+
+        Raises:
+          OperationError: the key is pinned.
+        """
+        if key in self._pins:
+            raise OperationError("key", key.hex(), "a key without pins")
+        self.used_bytes -= self._sizes.pop(key)
+
+
+# Chunk objects in host memory: pinned through JAX's memory kinds where there is a GPU, NumPy elsewhere.
+
+PLACEMENTS = ("numpy", "pinned_host")
+
+
+class MemoryTier(Tier):
+    """Flat chunk objects by key, evicted least recently used first, bounded in bytes.
+
+    Args:
+      capacity_bytes: most bytes that all objects together may have.
+      placement: `numpy` keeps NumPy arrays; `pinned_host` keeps JAX arrays in page-locked host memory, from which a GPU
+        copies without staging; None chooses `pinned_host` where the default device is a GPU.
+      device: the `jax.Device` whose host memory `pinned_host` uses; None for the default device.
+    """
+
+    def __init__(self, capacity_bytes: int, placement: str | None = None, device: Any = None) -> None:
+        self.device = jax.devices()[0] if device is None else device
+        self.placement = placement or ("pinned_host" if self.device.platform == "gpu" else "numpy")
+        self._to_host = _placer(self.placement, self.device)
+        super().__init__(capacity_bytes)
+        self._objects: dict[bytes, Any] = {}
+
+    def store(self, key: bytes, data: np.ndarray | jax.Array) -> bool:
+        """Copies an object to host memory, evicting others as needed.
+
+        Args:
+          key: the object's key.
+          data: uint8 `[bytes]`.
+
+        Returns:
+          False, with nothing changed, when it cannot fit beside the pinned objects, or would replace a pinned one.
+
+        Raises:
+          OperationError: `data` is not a flat array of bytes.
+        """
+        if data.ndim != 1 or data.dtype != np.uint8:
+            raise OperationError("data", f"{data.dtype}{list(data.shape)}", "a flat uint8 array")
+        if self._order.pinned(key):
+            return False
+        victims = self._order.victims(data.nbytes, replacing=key)
+        if victims is None:
+            return False
+        for victim in victims:
+            self.evict(victim)
+        self._objects[key] = self._to_host(data)
+        self._order.add(key, data.nbytes)
+        return True
+
+    def retrieve(self, key: bytes) -> np.ndarray | jax.Array | None:
+        """The object, uint8 `[bytes]`, in host memory, and the most recently used from now on; None when absent."""
+        if key not in self._order:
+            return None
+        self._order.touch(key)
+        return self._objects[key]
+
+    def retrieve_to_device(self, key: bytes) -> jax.Array | None:
+        """The object as a uint8 `[bytes]` array in the device's memory; None when absent."""
+        data = self.retrieve(key)
+        return None if data is None else jax.device_put(data, jax.sharding.SingleDeviceSharding(self.device))
+
+    def _discard(self, key: bytes) -> None:
+        del self._objects[key]
+
+
+def _placer(placement: str, device: Any) -> Callable[[np.ndarray | jax.Array], Any]:
+    if placement == "numpy":
+        return _numpy_copy
+    if placement != "pinned_host":
+        raise OperationError("placement", placement, f"one of {', '.join(PLACEMENTS)}")
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    if placement not in kinds:
+        raise OperationError("placement", placement, f"a memory kind of {device}: {', '.join(sorted(kinds))}")
+    sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=placement)
+
+    def place(data: np.ndarray | jax.Array) -> jax.Array:
+        # device_put aliases a NumPy buffer even under may_alias=False (seen on the CPU backend), so it gets its own.
+        private = data if isinstance(data, jax.Array) else np.array(data, copy=True)
+        return jax.device_put(private, sharding, may_alias=False)
+
+    return place
+
+
+def _numpy_copy(data: np.ndarray | jax.Array) -> np.ndarray:
+    copy = np.array(data, copy=True)
+    copy.flags.writeable = False
+    return copy

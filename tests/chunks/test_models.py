@@ -22,7 +22,7 @@ from hkv.chunks.transfer import Transfer, pack, unpack
 from hkv.errors import OperationError
 from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank
 from hkv.tier.disk import DiskTier
-from hkv.tier.memory import MemoryTier
+from hkv.tier.tier import MemoryTier
 
 POISON = 0xA5
 NUM_CHUNKS = 3

@@ -13,7 +13,7 @@ from jax.experimental import checkify
 from hkv import serving
 from hkv.errors import LayoutError, OperationError
 from hkv.serving import marks
-from hkv.tier.memory import MemoryTier
+from hkv.tier.tier import MemoryTier
 from tests.serving.test_serving import LONGEST, WIDTH, Host, R, config, turns
 
 TOKENS = 9

@@ -15,7 +15,7 @@ from hkv.errors import OperationError
 from hkv.testing.choices import Choices
 from hkv.tier.disk import DiskTier
 from hkv.tier.file_system import FileSystem
-from hkv.tier.memory import MemoryTier
+from hkv.tier.tier import MemoryTier
 from tests.suites.suite import CaseSuite, case_check
 
 ACTIONS = ("store", "retrieve", "pin", "unpin", "evict", "damage", "reopen")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hkv.errors import OperationError
-from hkv.tier.memory import MemoryTier
+from hkv.tier.tier import MemoryTier
 
 CAPACITY = 100
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])

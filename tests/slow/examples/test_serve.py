@@ -15,7 +15,7 @@ from examples.serve.record import record
 from examples.serve.tutorial import generate
 from hkv import serving
 from hkv.serving.objects import chunk_objects
-from hkv.tier.memory import MemoryTier
+from hkv.tier.tier import MemoryTier
 from tests.slow.examples.served_checkpoints import CHECKPOINTS, engine, expected, served
 
 MODELS = sorted(CONFIGS)

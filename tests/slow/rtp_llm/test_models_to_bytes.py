@@ -20,7 +20,7 @@ from hkv.layout.views.numpy import numpy_dtype
 from hkv.layout.views.numpy import view as numpy_view
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import ReadOptions, read_model
-from hkv.tier.memory import MemoryTier
+from hkv.tier.tier import MemoryTier
 from reference.dialects.rtp_llm.manager import Manager
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent.parent / "data" / "models"

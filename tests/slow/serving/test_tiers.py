@@ -17,7 +17,7 @@ from hkv.model.topology import Group
 from hkv.serving.objects import chunk_objects
 from hkv.serving.tiers import _tables, _unpack
 from hkv.tier.disk import DiskTier
-from hkv.tier.memory import MemoryTier
+from hkv.tier.tier import MemoryTier
 from tests.cache.hlo import large_copies
 from tests.serving.test_serving import LONGEST, PROMPTS, Host, R, check, config
 
