@@ -13,8 +13,7 @@ import numpy as np
 
 from hkv.errors import OperationError
 from hkv.testing.choices import Choices
-from hkv.tier.disk import DiskTier
-from hkv.tier.file_system import FileSystem
+from hkv.tier.disk import DiskTier, FileSystem
 from hkv.tier.tier import MemoryTier
 from tests.suites.suite import CaseSuite, case_check
 

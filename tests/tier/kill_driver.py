@@ -17,8 +17,7 @@ import sys
 
 import numpy as np
 
-from hkv.tier.disk import DiskTier
-from hkv.tier.file_system import FileSystem
+from hkv.tier.disk import DiskTier, FileSystem
 
 CAPACITY = 40_000
 KEYS = [bytes([65 + index]) * 4 for index in range(5)]
