@@ -18,7 +18,7 @@ from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import AllocateOp, Rows
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column
 from hkv.errors import HKVError
-from hkv.keys.interning import Interner
+from hkv.keys.chained import Interner
 from hkv.state.state import Counter
 from hkv.state.status import Status
 from reference.dialects.vllm.fork import fork

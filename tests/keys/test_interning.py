@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hkv.keys.interning import Interner
+from hkv.keys.chained import Interner
 
 
 def test_numbers_are_dense_and_stay() -> None:

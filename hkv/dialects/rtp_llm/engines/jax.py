@@ -18,7 +18,7 @@ from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn
 from hkv.errors import OperationError
-from hkv.keys.interning import Interner
+from hkv.keys.chained import Interner
 from hkv.keys.rolling import RollingKeys, first_keys, next_keys
 from hkv.machine.operations import bucket
 from hkv.state.pooled import Counter, Role, resized

@@ -36,8 +36,7 @@ from hkv.dialects.vllm.log.structs import (
 from hkv.dialects.vllm.machine import inner_keys
 from hkv.dialects.vllm.rules.operations import Code, Flag
 from hkv.errors import OperationError
-from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity, digest_by_name
-from hkv.keys.interning import Interner
+from hkv.keys.chained import PLAIN, GivenKeys, Interner, KeyChain, PrefixIdentity, digest_by_name
 from hkv.state.state import Counter
 from hkv.state.state import Request as RequestWord
 

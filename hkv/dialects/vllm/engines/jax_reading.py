@@ -12,8 +12,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.published import describe_removed, describe_stored
 from hkv.dialects.vllm.log.structs import CacheEvent, CacheState
 from hkv.dialects.vllm.rules.parameters import GroupField, Parameters
-from hkv.keys.chained import PrefixIdentity
-from hkv.keys.interning import Interner
+from hkv.keys.chained import Interner, PrefixIdentity
 from hkv.state.events import Event
 from hkv.state.key_table import eviction_of
 from hkv.state.state import (
