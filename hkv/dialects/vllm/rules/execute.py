@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import calm, copies, fork, live, transitions
+from hkv.dialects.vllm.rules import calm, fork, live, transitions
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import Parameters, View
 from hkv.dialects.vllm.rules.transitions import Answer
@@ -122,7 +122,7 @@ def _seldom(
         if Code.EVICT in only:
             w, got = transitions.evict(w, view, op, got, payload)
         if Code.COPIES in only:
-            w, got = copies.made_copies(w, op, got, payload)
+            w, got = live.made_copies(w, op, got, payload)
         if Code.RESET in only:
             w, got = transitions.reset(w, view, op, got)
         if Code.FORK in only:

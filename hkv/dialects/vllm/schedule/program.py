@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import copies, transitions
+from hkv.dialects.vllm.rules import live, transitions
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
 from hkv.dialects.vllm.rules.parameters import CacheField, Parameters, View
 from hkv.dialects.vllm.rules.transitions import EMPTY, Answer, Op
@@ -122,12 +122,12 @@ def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
 
     def give(v: Any, local: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
         (turn,) = local
-        index, keyed = copies.in_turn(turn, every)
+        index, keyed = live.in_turn(turn, every)
         group, number = divide(index, jnp.maximum(count, 1)), remainder(index, jnp.maximum(count, 1))
         place = v.output("copies", divide(number, jnp.int32(2)))
 
         def look(u: Any) -> tuple[Scalar, ...]:
-            return u.read("copies", place), *copies.describe(u, u.read("copies", place + 1 + (number & 1)))
+            return u.read("copies", place), *live.describe(u, u.read("copies", place + 1 + (number & 1)))
 
         v = free_queue.make_room(v)
         v, (mine, block, known, _) = peek(turn >= 0, look, v, ("copies", "keys", "blocks"), (0, 0, False, False))
@@ -135,7 +135,7 @@ def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
         given = (mine == group) & (known == keyed) & (block != 0)
         return free_queue.release(v, row, given.astype(jnp.int32)), (turn + 1,)
 
-    w, _ = loop(lambda c: c[0] < 2 * every, give, w, (0,), writes=("copies", *copies.WRITES))
+    w, _ = loop(lambda c: c[0] < 2 * every, give, w, (0,), writes=("copies", *live.WRITES))
     return w.replace(num_copies=jnp.where(enabled, 0, w.num_copies))
 
 
