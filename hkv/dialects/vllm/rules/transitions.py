@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import admit, hit, rows, unwritten
 from hkv.dialects.vllm.rules import allocate as allocation
-from hkv.dialects.vllm.rules import evict as eviction
+from hkv.dialects.vllm.rules import allocate as eviction
 from hkv.dialects.vllm.rules import register as registration
 from hkv.dialects.vllm.rules import retire as retirement
 from hkv.dialects.vllm.rules.demand import Demand
