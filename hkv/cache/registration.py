@@ -13,7 +13,7 @@ from hkv.cache.queries import EveryGroup, Rows, block_sizes, field, spread
 from hkv.cache.spans import DROP, Spans, count_up, cut, once, running_sum, several
 from hkv.cache.state import PAD, StepCounter, StepState, counted, replace
 from hkv.cache.token_hashing import keyed, lookahead
-from hkv.dialects.vllm.rules import retention
+from hkv.dialects.vllm.rules import retire
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
 from hkv.dialects.vllm.rules.reads import UNLIMITED
@@ -35,7 +35,7 @@ def _retained(view: EveryGroup, rows: Rows, cacheable: jax.Array, left: Exports 
     if rows.partial is not None:
         resumed &= remainder(cacheable, jnp.broadcast_to(block_sizes(view.groups), cacheable.shape)) == 0
     tail = jnp.where(resumed & (view.group(None, GroupField.TAIL) == 2), whole, 0)
-    ends = jnp.stack([*retention.expected_ends(view, None, prompt, shared), tail], axis=2)
+    ends = jnp.stack([*retire.expected_ends(view, None, prompt, shared), tail], axis=2)
     return jnp.where(view.cache[CacheField.RETAINED] != 0, ends, 0)
 
 

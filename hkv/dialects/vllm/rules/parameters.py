@@ -99,7 +99,7 @@ whether a hit drops a block. CAP: most blocks admission counts. COLUMN: the grou
 whether it is ever hit. STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail
 is registered (1: in a block that goes on to be filled, 2: as a snapshot). FINE: whether hits may end inside a block.
 PERIOD, KEEP and SHIFT: of every PERIOD blocks, counted from SHIFT on, the last KEEP are registered; PERIOD 0: all. With
-sparse retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.rules.retention`). SCRATCH: blocks for
+sparse retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.rules.retire`). SCRATCH: blocks for
 drafts at a row's end. EXPORT_STEP: tokens; at which distances from its start a chunk can leave a state behind, 0: at
 none. EXPORT_UNIT: tokens, to which the lengths of such states are aligned. EXPORT_LAST: whether only a prompt's last
 chunk leaves one. EXPORT_FAILS: defects that such states are to have (`hkv.dialects.vllm.rules.export`). WAITS: whether

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import export, retention, rows, unwritten
+from hkv.dialects.vllm.rules import export, retire, rows, unwritten
 from hkv.dialects.vllm.rules.export import NOTHING_DUE, Due, Ends
 from hkv.dialects.vllm.rules.hit import hashed_keys, resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
@@ -126,7 +126,7 @@ def _group(
         return emit(w, value > 0, Event.KEY, entry)
 
     def everything(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
-        w, kept = retention.kept(w, view, slot, group)
+        w, kept = retire.kept(w, view, slot, group)
         place = jnp.where(full > done, slot, w.spare_slot)
         w = w.set_row(place, group, Row.CACHED, full).set(place, Request.KNOWN, 1)
         w = w.set_row(place, group, Row.STANDING, export.passed(ends.standing, done, full))

@@ -5,14 +5,16 @@ vLLM 0.33 `SingleTypeKVCacheManager.remove_skipped_blocks`, `MambaManager.remove
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import export, rows
 from hkv.dialects.vllm.rules.admit import skipped_blocks
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import free_queue
-from hkv.state.loops import Scalar, loop, peek
-from hkv.state.state import Row
+from hkv.state.loops import Scalar, divide, loop, peek, remainder
+from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
 WRITES = ("rows", "keys", "requests", *free_queue.RELEASE_WRITES)
@@ -65,3 +67,114 @@ def clear_row(work: Workspace, slot: Scalar, group: Scalar) -> Workspace:
     for field in (Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL, Row.GROWN, Row.EXPORT, Row.STANDING):
         work = work.set_row(slot, group, field, 0)
     return work
+
+
+# Sparse retention: which of the blocks that a request filled are worth registering.
+#
+# vLLM 0.33 `SlidingWindowManager.reachable_block_mask` and `MambaManager.reachable_block_mask`. A request that
+# resumes at some length needs the last blocks before it. So the ends of periods are kept, and the blocks before those
+# lengths from which a request is expected to resume: the prompt's end, and where other requests were seen to branch
+# off.
+
+
+class Kept(NamedTuple):
+    """Retained entries of a row: the last ones of each period, and those before some ends. Units are blocks.
+
+    An entry's *phase* is its place within its period, below 0 before the first one.
+
+    Attributes:
+      period: length of a period; 1 if every entry is kept.
+      least: the first phase that is kept.
+      shift: entry at which the first period begins.
+      keep: entries kept before each of the ends.
+      ends: entries after the last one that is kept for a length that is expected; 0 for none.
+    """
+
+    period: Scalar
+    least: Scalar
+    shift: Scalar
+    keep: Scalar
+    ends: tuple[Scalar, ...]
+
+    def phase(self, entry: Scalar) -> Scalar:
+        """The phase of an entry."""
+        place = entry - self.shift
+        return jnp.where(place < 0, place, remainder(jnp.maximum(place, 0), self.period))
+
+    def next_phase(self, phase: Scalar) -> Scalar:
+        """The phase of the next entry."""
+        return jnp.where(phase + 1 == self.period, 0, phase + 1)
+
+    def skip(self, entry: Scalar, inside: Scalar, until: Scalar) -> Scalar:
+        """The next entry up to `until` that is retained, from one that is at the beginning of a stretch."""
+        gap = jnp.where(inside, 0, jnp.maximum(self.least - self.phase(entry), 0))
+        return jnp.minimum(entry + gap, jnp.maximum(until, entry))
+
+    def stretch(self, entry: Scalar, stop: Scalar) -> tuple[Scalar, Scalar]:
+        """True if an entry is retained for one of the ends; and the entry, at most `stop`, up to which that holds."""
+        inside, until = jnp.bool_(False), stop
+        for end in self.ends:
+            begin = end - self.keep
+            near = (entry >= begin) & (entry < end)
+            inside = inside | near
+            change = jnp.where(near, end, jnp.where(entry < begin, begin, stop))
+            until = jnp.minimum(until, change)
+        return inside, until
+
+
+def kept(work: Workspace, view: View, slot: Scalar, group: Scalar) -> tuple[Workspace, Kept]:
+    """Retained entries of a request's row in a group.
+
+    Args:
+      work: needs `requests` to read.
+      view: the configuration.
+      slot: the request.
+      group: the group.
+    """
+    period = view.group(group, GroupField.PERIOD)
+    every = period == 0
+    sparse = ~every & (view.whole(CacheField.RETAINED) != 0)
+    work, ends = peek(
+        sparse,
+        lambda w: expected_ends(view, group, *w.get(slot, Request.PROMPT, Request.SHARED_PREFIX)),
+        work,
+        reads=("requests",),
+        default=(0, 0, 0, 0),
+    )
+    keep, shift = view.group(group, GroupField.KEEP), view.group(group, GroupField.SHIFT)
+    return work, Kept(
+        period=jnp.where(every, 1, period),
+        least=jnp.where(every, 0, period - keep),
+        shift=jnp.where(every, 0, shift),
+        keep=keep,
+        ends=ends,
+    )
+
+
+def expected_ends(view: Any, group: Scalar, prompt: Scalar, junction: Scalar) -> tuple[Scalar, ...]:
+    """Ends of the retained blocks, for each length from which somebody is expected to resume.
+
+    A repeated prompt computes its last token again (vLLM 0.33 `_get_replay_boundaries`). Under the EAGLE drop its hit
+    loses a scheduler block more, counted from the prompt without and with its last token; and a hit at a junction
+    loses a block in the groups under the drop. Elementwise.
+    """
+    unit = view.whole(CacheField.SCHEDULER_BLOCK)
+    drops = view.whole(CacheField.DROPS) != 0
+    block, rounded = view.group(group, GroupField.BLOCK), view.whole(CacheField.RETAINED)
+
+    def replayed(length: Scalar) -> Scalar:
+        return jnp.maximum(divide(length, unit) - 1, 0) * unit
+
+    def end(length: Scalar) -> Scalar:
+        whole = divide(divide(jnp.maximum(length, 0), rounded) * rounded, block) + view.group(group, GroupField.SHIFT)
+        return jnp.where(length >= 0, whole, 0)
+
+    last = jnp.maximum(prompt - 1, 0)
+    known = junction > 0
+    eagle = known & (view.group(group, GroupField.EAGLE) != 0)
+    return (
+        end(jnp.where(drops, replayed(last), last)),
+        end(jnp.where(drops, replayed(prompt), last)),
+        end(jnp.where(known, junction, -1)),
+        end(jnp.where(eagle, junction - block, -1)),
+    )
