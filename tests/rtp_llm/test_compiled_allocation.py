@@ -16,8 +16,7 @@ import pytest
 from hkv.dialects.rtp_llm.rules import admit
 from hkv.dialects.rtp_llm.rules.admit import Ask
 from hkv.dialects.rtp_llm.rules.operations import RtpCode, RtpColumn
-from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View
-from hkv.dialects.rtp_llm.rules.shape import shape_of
+from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View, shape_of
 from hkv.state.pooled import PooledBuckets, Role
 from hkv.state.pooled_workspace import ARRAYS, PooledSizes, PooledWorkspace
 from hkv.state.status import Status

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from hkv.dialects.rtp_llm.rules.operations import RtpCode, RtpColumn
-from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View
-from hkv.dialects.rtp_llm.rules.shape import has_block, shape_of, slots
+from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View, has_block, shape_of, slots
 from hkv.state.item_table import NAMESPACE
 from hkv.state.pooled import Item, Role
 from hkv.state.status import Status

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
-from hkv.dialects.rtp_llm.rules import slot_mapper
+from hkv.dialects.rtp_llm.rules import parameters
 from hkv.model.group_policy import CpMapping
 
 MAPPED = jax.jit(
     lambda tokens, size, ranks, dealt: (
-        slot_mapper.local_blocks(tokens, size, ranks),
-        slot_mapper.effective_tokens(tokens, size, ranks, dealt),
-        slot_mapper.owner(tokens, ranks),
-        slot_mapper.canonical_place(tokens, ranks),
+        parameters.local_blocks(tokens, size, ranks),
+        parameters.effective_tokens(tokens, size, ranks, dealt),
+        parameters.owner(tokens, ranks),
+        parameters.canonical_place(tokens, ranks),
     )
 )
 

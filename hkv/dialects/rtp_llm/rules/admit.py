@@ -6,8 +6,17 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
-from hkv.dialects.rtp_llm.rules.shape import Shape, effective, has_block, shape_of, slots, total
+from hkv.dialects.rtp_llm.rules.parameters import (
+    CacheField,
+    GroupField,
+    Shape,
+    View,
+    effective,
+    has_block,
+    shape_of,
+    slots,
+    total,
+)
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
 from hkv.state.pooled import PoolCounter
 from hkv.state.pooled_workspace import PooledWorkspace

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import prefix_tree
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, View
-from hkv.dialects.rtp_llm.rules.shape import Shape
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, Shape, View
 from hkv.state import item_table, leaves, recency, role_counts, tree
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.nodes import PASS, Node

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import evict, lists
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, View
-from hkv.dialects.rtp_llm.rules.shape import shape_of
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, View, shape_of
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, loop, peek, read
 from hkv.state.pooled import Mark, Request, Role

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import prefix_tree
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, canonical_place
 from hkv.dialects.rtp_llm.rules.prefix_tree import DEFAULT, GPU_CP_CANONICAL, GPU_LOGICAL
-from hkv.dialects.rtp_llm.rules.slot_mapper import canonical_place
 from hkv.state import item_table, recency
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
 from hkv.state.pooled import Counter, Item

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import prefix_tree
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
-from hkv.dialects.rtp_llm.rules.slot_mapper import canonical_place
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, canonical_place
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, divide, loop, peek
 from hkv.state.pooled import Role

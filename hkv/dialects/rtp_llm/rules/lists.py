@@ -8,8 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import evict
-from hkv.dialects.rtp_llm.rules.parameters import View
-from hkv.dialects.rtp_llm.rules.shape import Shape, effective, has_block, on_grid, shape_of, slots, total
+from hkv.dialects.rtp_llm.rules.parameters import Shape, View, effective, has_block, on_grid, shape_of, slots, total
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
 from hkv.state.pooled import Role

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from hkv.dialects.rtp_llm.rules import joint_hit, lists
 from hkv.dialects.rtp_llm.rules.admit import Ask, Capacity, capacity
 from hkv.dialects.rtp_llm.rules.lists import Growth, Sweep
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
-from hkv.dialects.rtp_llm.rules.shape import shape_of, slots
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, shape_of, slots
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.pooled_workspace import PooledWorkspace
 from hkv.state.status import Status

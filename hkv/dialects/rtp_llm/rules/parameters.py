@@ -1,19 +1,21 @@
 """A configuration as data: two small arrays that every compiled rule reads, so that configurations share
-executables."""
+executables.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, SINGLE, RtpConfig
 from hkv.errors import ConfigError
 from hkv.model.group_policy import CpMapping, GroupType
-from hkv.state.loops import Scalar
+from hkv.state.loops import Scalar, ceil_divide, divide, remainder
 from hkv.state.parameter_view import ParameterView
 
 CacheField = enum.IntEnum(
@@ -181,3 +183,106 @@ def _group(config: RtpConfig, group: int) -> dict[str, int]:
         "LOGICAL": config.mapper.logical_block_size(mapping, spec.block_size),
         "EXPLICIT": policy.explicit_block_num != 0,
     }
+
+
+# Shape of a group's lists: all slots of a full group have blocks, of others the last ones and those on a grid.
+
+
+class Shape(NamedTuple):
+    """Parameters of a group's lists; see `GroupField`. `step` is in blocks."""
+
+    group: Scalar
+    pool: Scalar
+    block: Scalar
+    step: Scalar
+    tail: Scalar
+    kept: Scalar
+    grid: Scalar
+    full: Scalar
+    linear: Scalar
+    checked: Scalar
+
+
+def shape_of(view: View, group: Scalar) -> Shape:
+    """Parameters of a group's lists."""
+    return Shape(
+        group=group,
+        pool=view.pool_of(group),
+        block=view.group(group, GroupField.BLOCK),
+        step=view.whole(CacheField.STEP),
+        tail=view.group(group, GroupField.TAIL),
+        kept=view.group(group, GroupField.KEPT),
+        grid=view.flag(group, GroupField.GRID),
+        full=view.flag(group, GroupField.FULL),
+        linear=view.flag(group, GroupField.LINEAR),
+        checked=view.group(group, GroupField.CHECKED),
+    )
+
+
+def slots(shape: Shape, tokens: Scalar) -> Scalar:
+    """Slots that `tokens` tokens fill, the last maybe in part."""
+    return ceil_divide(tokens, shape.block)
+
+
+def total(shape: Shape, tokens: Scalar, reserve: Scalar) -> Scalar:
+    """Slots for `tokens` tokens and a reserve: in tokens, but for linear groups, where it is one more than slots."""
+    states = slots(shape, tokens) + jnp.maximum(reserve - 1, 0)
+    return jnp.where(shape.linear, states, slots(shape, tokens + reserve))
+
+
+def effective(view: View, group: Scalar, tokens: Scalar) -> Scalar:
+    """The length for which a group allocates on this rank (RTP-LLM `effectiveSeqLenForAlloc`)."""
+    dealt = view.flag(group, GroupField.DEALT)
+    return effective_tokens(tokens, view.whole(CacheField.BLOCK), view.whole(CacheField.RANKS), dealt)
+
+
+def on_grid(shape: Shape, position: Scalar, reuse: Scalar) -> Scalar:
+    """True if the block at a position is kept for requests that reuse it."""
+    return shape.grid & reuse & (remainder(position + 1, shape.step) == 0)
+
+
+def has_block(shape: Shape, position: Scalar, filled: Scalar, reserve: Scalar, reuse: Scalar) -> Scalar:
+    """True if an allocation brings a block to a slot.
+
+    Args:
+      shape: the group.
+      position: a slot of those that the allocation makes.
+      filled: slots that tokens fill; those after them are the reserve's.
+      reserve: tokens to come.
+      reuse: True if the request's blocks may be reused.
+    """
+    reserved = (reserve > 0) & (position >= filled)
+    last = (position >= filled - shape.tail) & (position < filled)
+    return reserved | last | on_grid(shape, position, reuse)
+
+
+# Ranks and slots of blocks, on arrays: `hkv.dialects.rtp_llm.context_parallel.CpSlotMapper` inside `jit`.
+#
+# Every argument may be an array or a scalar, int32; they broadcast. Lengths are in tokens, blocks are logical ones.
+
+
+def local_blocks(tokens: Any, block_size: Any, ranks: Any) -> jax.Array:
+    """Slots each rank needs for `tokens` tokens: the same on all, so that the last may stay unused on some."""
+    return ceil_divide(ceil_divide(jnp.maximum(tokens, 0), block_size), ranks)
+
+
+def effective_tokens(tokens: Any, block_size: Any, ranks: Any, dealt: Any) -> jax.Array:
+    """The length for which a group allocates on a rank.
+
+    Args:
+      tokens: of the sequence.
+      block_size: tokens per logical block.
+      ranks: ranks that share the sequence.
+      dealt: bool, whether the group's blocks are dealt out one by one (`CpMapping.BLOCK_ROUND_ROBIN`).
+    """
+    return jnp.where(dealt, local_blocks(tokens, block_size, ranks) * block_size, tokens)
+
+
+def owner(block: Any, ranks: Any) -> tuple[jax.Array, jax.Array]:
+    """Rank and slot of a logical block."""
+    return remainder(block, ranks), divide(block, ranks)
+
+
+def canonical_place(virtual_block: Any, ranks: Any) -> jax.Array:
+    """Index, among a sequence's keys, of a whole virtual block's key: the last rank's in it, which covers them all."""
+    return (jnp.asarray(virtual_block) + 1) * ranks - 1

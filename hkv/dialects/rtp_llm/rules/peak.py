@@ -7,8 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules.admit import longest_list
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, View
-from hkv.dialects.rtp_llm.rules.shape import Shape, has_block, on_grid, shape_of, slots, total
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, Shape, View, has_block, on_grid, shape_of, slots, total
 from hkv.state.loops import Scalar, loop, remainder
 from hkv.state.pooled_workspace import PooledWorkspace
 

@@ -11,8 +11,7 @@ from hkv.dialects.rtp_llm.rules import evict, fork, insert, lists, malloc, peak
 from hkv.dialects.rtp_llm.rules.admit import Ask, longest_list
 from hkv.dialects.rtp_llm.rules.malloc import Stage
 from hkv.dialects.rtp_llm.rules.operations import RtpArgument, RtpCode
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
-from hkv.dialects.rtp_llm.rules.shape import effective, shape_of, total
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, effective, shape_of, total
 from hkv.machine.operations import Payload
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, read, when
