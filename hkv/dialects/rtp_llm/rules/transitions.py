@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.rtp_llm.rules import evict, fork, insert, lists, malloc, peak
+from hkv.dialects.rtp_llm.rules import admit, evict, fork, insert, lists, malloc
 from hkv.dialects.rtp_llm.rules.admit import Ask, longest_list
 from hkv.dialects.rtp_llm.rules.malloc import Stage
 from hkv.dialects.rtp_llm.rules.operations import RtpArgument, RtpCode
@@ -367,7 +367,7 @@ def estimate(work: PooledWorkspace, view: View, op: Op, answer: Answer) -> tuple
     mine = answer.ok & (op.code == int(RtpCode.PEAK))
     remaining, width = op.argument(RtpArgument.TOKENS), op.argument(RtpArgument.SEQUENCES)
     answer = answer.refuse(mine & (remaining < 0), Status.BAD_LENGTH)
-    outlook = peak.Outlook(
+    outlook = admit.Outlook(
         slot=op.slot,
         batch=op.batch,
         seq=op.tokens,
@@ -378,5 +378,5 @@ def estimate(work: PooledWorkspace, view: View, op: Op, answer: Answer) -> tuple
         width=jnp.maximum(op.batch, width),
         fresh=jnp.bool_(False),
     )
-    work, most = peak.batch_peak(work, view, outlook, mine & answer.ok)
+    work, most = admit.batch_peak(work, view, outlook, mine & answer.ok)
     return work, answer._replace(value=jnp.where(mine, most, answer.value))
