@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hkv.dialects.vllm.explorer import Report, Space, explore
 from hkv.dialects.vllm.explorer.definitions import definitions
+from hkv.dialects.vllm.explorer.search import Visited
 from hkv.dialects.vllm.explorer.transition import FORMS, Program, World, start
-from hkv.dialects.vllm.explorer.visited import Visited
 from hkv.dialects.vllm.rules.operations import Code
 from hkv.errors import ConfigError
 from hkv.spec import FullAttention, Mamba, SlidingWindow

@@ -4,8 +4,7 @@
 """
 
 from hkv.dialects.explore_command import Report
-from hkv.dialects.vllm.explorer.counterexample import Counterexample
-from hkv.dialects.vllm.explorer.search import explore
+from hkv.dialects.vllm.explorer.search import Counterexample, explore
 from hkv.dialects.vllm.explorer.space import MOVES, Space
 
 __all__ = ["MOVES", "Counterexample", "Report", "Space", "explore"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -13,12 +13,16 @@ import jax
 import numpy as np
 
 from hkv.dialects.explore_command import Report
-from hkv.dialects.vllm.explorer.counterexample import counterexample
-from hkv.dialects.vllm.explorer.moves import all_moves
+from hkv.dialects.vllm.engines.engine import apply
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
+from hkv.dialects.vllm.explorer.moves import all_moves, to_log
 from hkv.dialects.vllm.explorer.space import Space
-from hkv.dialects.vllm.explorer.transition import LANES, REFUSED, Outcome, Program, names_of, start
-from hkv.dialects.vllm.explorer.visited import Visited
+from hkv.dialects.vllm.explorer.transition import LANES, REFUSED, Outcome, Program, names_of, start, unpack
+from hkv.dialects.vllm.log.configuration import to_header
+from hkv.dialects.vllm.log.structs import Answer, Header, Operation, StateOp
 from hkv.dialects.vllm.rules.operations import Code
+from hkv.errors import HKVError
 
 CHUNK = 4096
 """Worlds stepped in one dispatch."""
@@ -217,3 +221,135 @@ class _Search:
             state = int(parents[state])
         moves = self._moves[np.array(path[::-1])]
         self.report.counterexample = counterexample(self._program, moves, self._chunk, names_of(broken))
+
+
+# A set of 128-bit names in one NumPy table with open addressing: thousands are looked up and entered at once.
+
+FREE = -1
+"""Value of `_owners` for an empty place."""
+
+
+class Visited:
+    """Names that were seen.
+
+    Args:
+      places: size of the table at first, a power of two; it doubles when it is half full.
+    """
+
+    def __init__(self, places: int = 1 << 16) -> None:
+        self._names = np.zeros((places, 2), np.uint64)
+        self._owners = np.full(places, FREE, np.int64)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, names: np.ndarray) -> np.ndarray:
+        """Enters names, and says which of them are new; of equal ones, the first.
+
+        Args:
+          names: uint32[n, 4].
+
+        Returns:
+          bool[n].
+        """
+        while 2 * (self._count + len(names)) > len(self._owners):
+            self._grow()
+        return self._enter(np.ascontiguousarray(names).view(np.uint64).reshape(-1, 2))
+
+    def _enter(self, words: np.ndarray) -> np.ndarray:
+        mask = np.uint64(len(self._owners) - 1)
+        new = np.zeros(len(words), bool)
+        left = np.arange(len(words))
+        place = ((words[:, 0] ^ (words[:, 1] >> np.uint64(17))) & mask).astype(np.int64)
+        while len(left):
+            at = place[left]
+            empty = self._owners[at] == FREE
+            claims = left[empty][::-1]
+            self._owners[place[claims]] = claims  # of several claims on a place, the last written is the first of them
+            won = claims[self._owners[place[claims]] == claims]
+            self._names[place[won]] = words[won]
+            new[won] = True
+            known = np.all(self._names[at] == words[left], axis=1)
+            left = left[~known]
+            place[left[~empty[~known]]] += 1
+            place[left] &= np.int64(mask)
+        self._count += int(new.sum())
+        return new
+
+    def _grow(self) -> None:
+        words = self._names[self._owners != FREE]
+        places = 2 * len(self._owners)
+        self._names = np.zeros((places, 2), np.uint64)
+        self._owners = np.full(places, FREE, np.int64)
+        self._count = 0
+        self._enter(words)
+
+
+# A way to a broken invariant, as a log.
+
+FEATURE = "core"
+"""Feature that the logs are marked with, for statistics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Counterexample:
+    """The shortest way to a broken invariant: no shorter sequence of operations breaks any.
+
+    Attributes:
+      invariants: those that the last operation breaks.
+      header: the configuration.
+      operations: as the log format writes them.
+    """
+
+    invariants: tuple[str, ...]
+    header: Header
+    operations: tuple[Operation, ...]
+
+    def with_answers(self) -> tuple[tuple[Operation, ...], tuple[Answer, ...]]:
+        """The operations and a `state` after them, with what the reference answers to each.
+
+        A defect may have led where the reference does not follow, to a hit that it does not find; the operations then
+        end before that.
+        """
+        engine, performed, answers = NumpyEngine(self.header), [], []
+        assert isinstance(engine, NumpyEngine)
+        for operation in self.operations:
+            try:
+                answers.append(apply(engine, operation))
+            except HKVError:
+                break
+            performed.append(operation)
+        last = StateOp()
+        return (*performed, last), (*answers, apply(engine, last))
+
+
+def counterexample(program: Program, moves: np.ndarray, chunk: int, invariants: Sequence[str]) -> Counterexample:
+    """Follows operations from the empty cache and writes them down.
+
+    Args:
+      program: of the space.
+      moves: int32[n, 4], the operations.
+      chunk: worlds that the program takes.
+      invariants: invariants that the last operation breaks.
+    """
+    header = to_header(program.space.config, FEATURE)
+    return Counterexample(tuple(invariants), header, tuple(written(program, moves, chunk)))
+
+
+def written(program: Program, moves: np.ndarray, chunk: int) -> list[Operation]:
+    """Operations from the empty cache on, as the log format writes them; arguments as `counterexample`."""
+    space, world = program.space, start(program.space)
+    names, arrived, operations = [""] * space.requests, 0, []
+    hits = np.zeros(space.requests, np.int32)
+    for move in moves:
+        ledger = np.asarray(unpack(space, world).ledger)
+        if move[0] == Code.REQUEST:
+            arrived += 1
+            names[move[1]] = f"r{arrived}"
+        looked = move[0] == Code.ALLOCATE and ledger[move[1], Fact.FOCUS] == LOOKED_UP
+        operations.append(to_log(move, ledger, int(hits[move[1]]) if looked else 0, names))
+        worlds = np.broadcast_to(world, (chunk, len(world)))
+        outcome = program(worlds, np.broadcast_to(move, (chunk, 4)))
+        world, hits = np.asarray(outcome.world[0]), np.asarray(outcome.hits[0])
+    return operations
