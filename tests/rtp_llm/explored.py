@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hkv.dialects.rtp_llm.explorer.space import RtpSpace
+from hkv.dialects.rtp_llm.explorer import RtpSpace
 from hkv.dialects.rtp_llm.schedule.run import rtp_cache
 from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
 

@@ -14,8 +14,7 @@ from click.testing import CliRunner
 
 from hkv.cli import cli
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.explorer.search import RtpExplorer
-from hkv.dialects.rtp_llm.explorer.world import World
+from hkv.dialects.rtp_llm.explorer import RtpExplorer, World
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.errors import ConfigError, HKVError

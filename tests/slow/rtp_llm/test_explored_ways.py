@@ -8,7 +8,7 @@ import pytest
 
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.explorer.search import RtpExplorer
+from hkv.dialects.rtp_llm.explorer import RtpExplorer
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.oracle.compare import compare
