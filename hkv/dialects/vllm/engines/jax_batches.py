@@ -13,12 +13,16 @@ import numpy as np
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines import jax_reading as reading
-from hkv.dialects.vllm.engines.jax_answers import check
-from hkv.dialects.vllm.engines.jax_requests import Later, Request, Room
-from hkv.dialects.vllm.rules.operations import Batch, Code
+from hkv.dialects.vllm.engines.jax_reading import Teller
+from hkv.dialects.vllm.engines.numpy import identity_of
+from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Hit, Reset, ResumeOp, Rows
+from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column, Flag
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.errors import EngineFailure, OperationError
+from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity
 from hkv.machine.operations import bucket
 from hkv.state.state import Buckets
+from hkv.state.status import Status
 
 IDS, EVENTS = 4096, 4096
 """Least room for block ids and for events in the results of one dispatch."""
@@ -147,3 +151,204 @@ class Dispatcher:
         self.flush()
         self.state = jax.device_put(reading.resized(jax.device_get(self.state), buckets))
         self.buckets = buckets
+
+
+# Answers of vLLM 0.33's operations, read off what a dispatch of the compiled cache gave.
+
+REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
+"""Statuses with which an allocation may be refused without anything being wrong."""
+
+
+class Answers:
+    """Reads an operation's row of results, and keeps what allocations queued: copies, and blocks to be zeroed.
+
+    Args:
+      zeroed: of each group of the cache, whether its new blocks are to be zeroed.
+
+    Attributes:
+      pending_copies: group, source and target of copies that were not taken yet.
+      zeros: of each group, the blocks that are to be zeroed.
+    """
+
+    def __init__(self, zeroed: Sequence[bool]) -> None:
+        self._groups, self._zeroed = len(zeroed), tuple(zeroed)
+        self.pending_copies: list[list[int]] = []
+        self.zeros: list[list[int]] = [[] for _ in zeroed]
+
+    def take_copies(self) -> list[list[int]]:
+        """Group, source and target of the copies that were queued since they were last taken."""
+        copies, self.pending_copies = self.pending_copies, []
+        return copies
+
+    def hit(self, row: np.ndarray, ids: np.ndarray) -> Hit:
+        """Answer to a lookup."""
+        if row[Column.STATUS] == Status.ENGINE_FAILURE:
+            raise EngineFailure("keys", Status.ENGINE_FAILURE.name, "a key for every block up to the last token")
+        check(row)
+        blocks = self._rows(row, ids, leading=True)
+        return Hit(int(row[Column.VALUE]), blocks, int(row[Column.SHARED_PREFIX]))
+
+    def allocation(self, row: np.ndarray, ids: np.ndarray) -> Allocation:
+        """New blocks by group, or a refusal."""
+        if row[Column.STATUS] in REFUSALS:
+            return Allocation(None)
+        check(row)
+        count, place = int(row[Column.COPIES]), int(row[Column.IDS])
+        copies = ids[place : place + 3 * count].reshape(-1, 3).tolist()
+        self.pending_copies += copies
+        blocks = self._rows(row, ids, leading=False)
+        for group, _, target in copies if row[Column.VALUE] else ():
+            blocks[group].insert(0, target)
+        for zeroed, zeros, new in zip(self._zeroed, self.zeros, blocks, strict=True):
+            zeros += new if zeroed else []
+        return Allocation(blocks)
+
+    def take_zeros(self) -> list[int]:
+        """The blocks that are to be zeroed, group by group, since they were last taken."""
+        zeros, self.zeros = self.zeros, [[] for _ in self._zeroed]
+        return [block for blocks in zeros for block in blocks]
+
+    def zero_loaded(
+        self, rows: Rows, starts: Sequence[int], before: Sequence[int], blocks: Rows, loaded: Sequence[int]
+    ) -> None:
+        """Enters the blocks that an allocation took for tokens from elsewhere, which its answer leaves out.
+
+        Args:
+          rows: the request's rows after it.
+          starts: of each group, the columns of the hit that it adopted.
+          before: of each group, the number of blocks that were to be zeroed before it.
+          blocks: its answer, of each group the new blocks.
+          loaded: groups whose blocks a load writes.
+        """
+        for group, row in enumerate(rows):
+            if self._zeroed[group] and group not in loaded:
+                own = set(blocks[group])
+                external = [block for block in row[starts[group] :] if block and block not in own]
+                self.zeros[group][before[group] : before[group]] = external
+
+    def zero_row(self, rows: Rows, starts: Sequence[int]) -> None:
+        """Enters the blocks of a request's rows from these columns on."""
+        for group, row in enumerate(rows):
+            self.zeros[group] += row[starts[group] :] if self._zeroed[group] else []
+
+    @staticmethod
+    def reset(row: np.ndarray, ids: np.ndarray) -> Reset:
+        """True if the prefix cache was reset."""
+        del ids
+        if row[Column.STATUS] != Status.IN_USE:
+            check(row)
+        return Reset(bool(row[Column.VALUE]))
+
+    def _rows(self, row: np.ndarray, ids: np.ndarray, leading: bool) -> list[list[int]]:
+        place, rows = int(row[Column.IDS]) + 3 * int(row[Column.COPIES]), []
+        for group in range(self._groups):
+            start, end = (int(row[RESULT_FRONT + 2 * group + side]) for side in (0, 1))
+            rows.append([0] * (start if leading else 0) + ids[place : place + end - start].tolist())
+            place += end - start
+        return rows
+
+
+def check(row: np.ndarray) -> None:
+    """Raises what a row's status stands for.
+
+    Raises:
+      EngineFailure: the engine itself fails here, as vLLM would.
+      OperationError: the operation does not apply.
+    """
+    status = Status(int(row[Column.STATUS]))
+    if status == Status.ENGINE_FAILURE:
+        raise EngineFailure("blocks", status.name, "as many free blocks as the estimate said")
+    if status != Status.OK:
+        raise OperationError("operation", status.name, "one that applies to the request's state")
+
+
+# Requests of the compiled cache as the host knows them, and answers that come with the next dispatch.
+
+
+@dataclasses.dataclass
+class Request:
+    """A request as the host knows it.
+
+    Attributes:
+      slot: its request slot in the compiled cache.
+      num_tokens: prompt and output.
+      tokens: the tokens themselves; empty for a keyed request.
+      chain: computes its prefix keys; None for a keyed request.
+      numbers: its prefix keys, interned.
+      identity: everything besides its tokens that identifies its prefix.
+      session: the session that its events name, "" for none.
+      reports: whether its hits are published as events.
+      running: True if it holds blocks, as far as answers have come back.
+    """
+
+    slot: int
+    num_tokens: int
+    tokens: list[int]
+    chain: KeyChain | GivenKeys | None
+    numbers: list[int]
+    identity: PrefixIdentity = PLAIN
+    session: str = ""
+    reports: bool = False
+
+    @property
+    def teller(self) -> Teller:
+        """The request, as far as events say."""
+        return Teller(self.tokens, self.numbers, self.identity, self.session)
+
+    def check_resumption(self, operation: ResumeOp, max_model_len: int) -> None:
+        """Makes sure that a streaming session can go on so.
+
+        Raises:
+          OperationError: more tokens than it has, or may have; a longer prompt; keys where they are computed.
+        """
+        if self.chain is None:
+            raise OperationError("id", operation.id, "a request that came with tokens")
+        if not 0 <= operation.keep <= self.num_tokens:
+            raise OperationError("keep", operation.keep, f"at most the request's {self.num_tokens} tokens")
+        length = operation.keep + len(operation.tokens)
+        if length > max_model_len:
+            raise OperationError("tokens", length, f"at most max_model_len {max_model_len} in all")
+        if not 1 <= operation.prompt <= length:
+            raise OperationError("prompt", operation.prompt, f"1 to {length} tokens")
+        if operation.keys and not isinstance(self.chain, GivenKeys):
+            raise OperationError("keys", operation.keys, "none: this request's are computed")
+
+    def cut(self, operation: ResumeOp, hash_block_size: int) -> None:
+        """Leaves the tokens and keys that stay when a streaming session goes on, and adds the tokens that follow."""
+        assert self.chain is not None
+        identity = None if operation.extra is None else identity_of(operation.extra)
+        self.chain.cut(operation.keep, hash_block_size, identity)
+        if isinstance(self.chain, GivenKeys):
+            self.chain.give(operation.keys or ())
+        self.identity = self.identity if identity is None else identity
+        del self.numbers[operation.keep // hash_block_size :]
+        self.tokens[operation.keep :] = operation.tokens
+        self.num_tokens = len(self.tokens)
+
+
+def said(operation: AllocateOp) -> Flag:
+    """Flags of what an allocation says of its request's status, and of others."""
+    flags = Flag(0)
+    if operation.waiting is not None:
+        flags |= Flag.STATUS | (Flag.WAITING if operation.waiting else Flag(0))
+    if operation.scheduled is not None:
+        flags |= Flag.OTHERS | (Flag.SCHEDULED if operation.scheduled else Flag(0))
+    return flags
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """Room that answers need in the results of a dispatch: block ids and events."""
+
+    ids: int
+    events: int
+
+
+@dataclasses.dataclass
+class Later:
+    """An answer that comes with the next dispatch."""
+
+    read: Any
+    request: Request | None
+    code: Code
+    value: Any = None
