@@ -12,9 +12,8 @@ from hkv.bugs import check_bugs
 from hkv.dialects.vllm.config import VllmConfig, check_encoder, check_truncation
 from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.engine import apply, arrival_fields
-from hkv.dialects.vllm.engines.hit_reports import spans_of
 from hkv.dialects.vllm.engines.jax_batches import Answers, Dispatcher, Later, Request, Room, said
-from hkv.dialects.vllm.engines.jax_offers import PendingOffers, connector_hit
+from hkv.dialects.vllm.engines.jax_reading import PendingOffers, connector_hit, spans_of
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +10,9 @@ import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.published import describe_removed, describe_stored
-from hkv.dialects.vllm.log.structs import CacheEvent, CacheState
-from hkv.dialects.vllm.rules.parameters import GroupField, Parameters
+from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, ConnectorHit, Hit, Offer, Offers
+from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, finder_groups
+from hkv.errors import EngineFailure
 from hkv.keys.chained import Interner, PrefixIdentity
 from hkv.state.events import Event
 from hkv.state.key_table import eviction_of
@@ -214,3 +215,156 @@ def resized(state: State, buckets: Buckets) -> State:
         larger[: len(old) - 1] = old[:-1]
         changes[name] = larger
     return state.replace(**changes)
+
+
+# Events of a compiled cache's hits, for requests whose hits are published (vLLM 0.33 `kv_cache_report_mode` `full`).
+#
+# A lookup changes nothing in the compiled cache; its answer says all that the events do.
+
+BUG = "hit-reported-by-columns"
+
+
+def spans_of(hit: Hit, config: VllmConfig, num_keys: int) -> Iterator[Span]:
+    """Spans of blocks that a hit consists of, one or two a group; none where nothing was hit.
+
+    Args:
+      hit: the answer to the lookup.
+      config: configuration of the cache.
+      num_keys: prefix keys that the request has.
+
+    Raises:
+      EngineFailure: the defect, asked for by name, made the engine fail.
+    """
+    for group, row in enumerate(hit.blocks if hit.hit else ()):
+        if row and BUG in config.bugs:
+            yield _columns(group, len(row), config, num_keys)
+        elif row:
+            yield from _blocks(group, row, hit.hit, config)
+
+
+def _blocks(group: int, row: list[int], hit: int, config: VllmConfig) -> Iterator[Span]:
+    """The whole blocks that are there, and the last hash block of one that the hit ends inside."""
+    size, part = config.block_size(group), config.hash_block_size
+    whole = hit // size
+    ends = [size * (column + 1) for column, block in enumerate(row[:whole]) if block]
+    if ends:
+        yield Span(group, size, 0, whole * size, ends)
+    if hit > whole * size and row[whole]:
+        yield Span(group, part, hit - part, hit, [hit])
+
+
+def _columns(group: int, columns: int, config: VllmConfig, num_keys: int) -> Span:
+    """Every column as a whole block of one rank, as vLLM has it."""
+    size, part = config.topology.specs[group].block_size, config.hash_block_size
+    if size % part:
+        raise EngineFailure("block_size", size, f"a multiple of hash blocks of {part} tokens")
+    if columns * size > num_keys * part:
+        raise EngineFailure("keys", num_keys, f"those of {columns} columns")
+    return Span(group, size, 0, columns * size, [size * (column + 1) for column in range(columns)])
+
+
+# States that a connector is offered, told from what operations of the compiled cache registered and copied.
+
+
+class _State(NamedTuple):
+    """A state of a request, and what its block was known by when it was registered."""
+
+    id: str
+    block: int
+    entry: tuple[int, int, str]
+
+
+class PendingOffers:
+    """Offers that were not taken yet.
+
+    Args:
+      offered: of each group, whether its states are offered.
+      block_sizes: tokens in a block of each group.
+      stale: whether a state is offered that its block does not hold any more (`hkv.bugs`: offer-outlives-state).
+    """
+
+    def __init__(self, offered: Sequence[bool], block_sizes: Sequence[int], stale: bool) -> None:
+        self._offered, self._sizes, self._stale = tuple(offered), tuple(block_sizes), stale
+        self._offers: list[list[_State]] = [[] for _ in offered]
+        self._tails: dict[tuple[str, int], _State] = {}
+
+    def note(
+        self, id: str, events: np.ndarray, copies: Iterable[Sequence[int]], request: np.ndarray, state: CacheState
+    ) -> None:
+        """Takes note of what one operation about a request did.
+
+        Args:
+          id: the request.
+          events: changes to keys, int32[n, 4] (`hkv.state.events`).
+          copies: group, source and target of copies that it left to the cache.
+          request: the request's words in the compiled cache's state, int32[REQUEST_WORDS + GROUP_WORDS * groups].
+          state: the cache after it.
+        """
+        for group, _, target in copies:
+            tail = self._tails.pop((id, group), None)
+            if tail is not None:
+                self._offers[group].append(tail._replace(block=target))
+        for word, group, start, end in events.tolist():
+            if word % 8 == Event.STORED and self._offered[group]:
+                blocks = [str(block) for block in state.rows[id][group][start:end]]
+                known = [_State(id, int(block), state.cached[block]) for block in blocks if block in state.cached]
+                self._offers[group] += known
+            elif word % 8 == Event.STORED_PART and self._offered[group]:
+                self._note_tail(id, group, end, request, state)
+
+    def _note_tail(self, id: str, group: int, end: int, request: np.ndarray, state: CacheState) -> None:
+        """A key that ends inside a block is the prompt's tail where the row notes that block as one to be copied."""
+        column = int(request[REQUEST_WORDS + GROUP_WORDS * group + Row.PARTIAL]) - 1
+        if column >= 0 and end % self._sizes[group]:
+            block = state.rows[id][group][column]
+            self._tails[id, group] = _State(id, block, state.cached[str(block)])
+
+    def take(self, state: CacheState) -> Offers:
+        """The offers, group by group; `state` is the cache now."""
+        answer: Offers = {}
+        for group, offers in enumerate(self._offers):
+            for offer in offers:
+                if self._is_good(offer, state):
+                    answer.setdefault(offer.id, []).append((group, offer.block, offer.entry[1]))
+            offers.clear()
+        return answer
+
+    def finalize(self, id: str, tokens: int, state: CacheState) -> list[Offer]:
+        """The request's tails that are `tokens` long, as the cache is now; there are none of them after this."""
+        tails = [(group, self._tails.pop((id, group), None)) for group in range(len(self._offered))]
+        return [
+            (group, tail.block, tokens)
+            for group, tail in tails
+            if tail is not None and tail.entry[1] == tokens and self._is_good(tail, state)
+        ]
+
+    def withdraw(self, id: str) -> None:
+        """The request ends: nothing of it is offered any more."""
+        for offers in self._offers:
+            offers[:] = [offer for offer in offers if offer.id != id]
+        for group in range(len(self._offered)):
+            self._tails.pop((id, group), None)
+
+    def _is_good(self, offer: _State, state: CacheState) -> bool:
+        block = str(offer.block)
+        return self._stale or (block in state.refs and state.cached.get(block) == offer.entry)
+
+
+def connector_hit(config: VllmConfig, by_itself: Callable[[int], Hit], lookup: Callable[[], Hit]) -> ConnectorHit:
+    """The hit of a request whose groups a connector may complete.
+
+    Args:
+      config: the configuration.
+      by_itself: looks the request up in the groups of one place of `finder_groups` alone.
+      lookup: looks it up in all groups together.
+    """
+    rows, hits = [[] for _ in config.topology.specs], [0] * len(config.topology.specs)
+    for place, members in enumerate(finder_groups(config)):
+        found = by_itself(place)
+        for group in members:
+            rows[group], hits[group] = found.blocks[group], found.hit
+    full = config.completed_group
+    if full is None or max(hits) > hits[full]:
+        found = lookup()
+        return ConnectorHit(found.hit, found.blocks, found.shared_prefix, False, hits)
+    return ConnectorHit(hits[full], rows, 0, min(hits) < hits[full], hits)
