@@ -156,12 +156,12 @@ class VllmDialect(Dialect):
 
     @property
     def capabilities(self) -> Mapping[str, str]:
-        from hkv.dialects.vllm.engines.capabilities import CAPABILITIES
+        from hkv.dialects.vllm.engines.process import CAPABILITIES
 
         return CAPABILITIES
 
     def without(self, answer: Any, lacks: frozenset[str]) -> Any:
-        from hkv.dialects.vllm.engines.capabilities import without
+        from hkv.dialects.vllm.engines.process import without
 
         return without(answer, lacks)
 
