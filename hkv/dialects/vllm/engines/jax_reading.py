@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.engines.published import describe_removed, describe_stored
+from hkv.dialects.vllm.engines.engine import describe_removed, describe_stored
 from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, ConnectorHit, Hit, Offer, Offers
 from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, finder_groups
 from hkv.errors import EngineFailure

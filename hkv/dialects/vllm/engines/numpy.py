@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hkv.dialects.vllm.engines.published import describe_removed, describe_stored
+from hkv.dialects.vllm.engines.engine import describe_removed, describe_stored
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import (
     AllocateOp,

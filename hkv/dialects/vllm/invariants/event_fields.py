@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hkv.dialects.vllm.engines.engine import UNKNOWN, untagged
 from hkv.dialects.vllm.engines.numpy import identity_of
-from hkv.dialects.vllm.engines.published import UNKNOWN, untagged
 from hkv.dialects.vllm.invariants.invariant import invariant
 from hkv.dialects.vllm.invariants.moment import Moment
 from hkv.dialects.vllm.log import structs as oplog
