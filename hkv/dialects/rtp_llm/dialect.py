@@ -70,7 +70,7 @@ class RtpLlmDialect(Dialect):
         return perform_rtp(engine, operation)
 
     def process_engine(self, header: RtpHeader, command: str, timeout: float) -> Any:
-        from hkv.dialects.rtp_llm.engines.process import RtpProcessEngine
+        from hkv.dialects.rtp_llm.engines.engine import RtpProcessEngine
 
         return RtpProcessEngine(header, command, timeout)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpOp
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, OperationError
 from hkv.oracle.engine import Failure, attempt_with
+from hkv.oracle.engines.engine_process import PerformingProcess
 
 
 @runtime_checkable
@@ -56,3 +57,46 @@ def perform_rtp(engine: object, operation: RtpOp) -> RtpAnswer:
 def attempt_rtp(engine: object, operation: RtpOp) -> RtpAnswer | Failure:
     """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
     return attempt_with(perform_rtp, operation.answer_type, engine, operation)
+
+
+# Objects that an engine keeps under names that a log gives: held blocks, exported keys.
+
+
+def check_unused(kept: dict[str, Any], name: str) -> None:
+    """Raises OperationError if something is kept under that name."""
+    if name in kept:
+        raise OperationError("name", name, "a name under which nothing is kept")
+
+
+def taken(kept: dict[str, Any], name: str) -> Any:
+    """Object kept under a name, which is free from then on.
+
+    Raises:
+      OperationError: nothing is.
+    """
+    if name not in kept:
+        raise OperationError("name", name, "a name under which something is kept")
+    return kept.pop(name)
+
+
+# An engine under RTP-LLM's rules in a process of its own: `docs/oplog.md`, "The process protocol".
+
+
+class RtpProcessEngine(PerformingProcess):
+    """A process that performs the operations of RTP-LLM's logs.
+
+    Implements `hkv.dialects.rtp_llm.engines.engine.KeyedRtpEngine`.
+    """
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int) -> None:
+        """A request arrives of which only length and prefix keys are known."""
+        fields = {"op": "request_keyed", "id": id, "num_tokens": num_tokens, "keys": list(keys), "reserve": reserve}
+        self.exchange(fields, "request_keyed", None)
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens are appended to a keyed request."""
+        self.exchange({"op": "extend", "id": id, "tokens": tokens}, "extend", None)
+
+    def num_available(self) -> int:
+        """Blocks that no request and no connector holds, over all pools."""
+        return self.exchange({"op": "num_available"}, "num_available", int)
