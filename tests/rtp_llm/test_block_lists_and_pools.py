@@ -42,7 +42,7 @@ def test_a_layer_of_two_groups_has_no_one_list() -> None:
 
 
 def test_keys_of_this_rank() -> None:
-    from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
+    from hkv.dialects.rtp_llm.config import CpSlotMapper
 
     keys = [100, 101, 200, 201, 300, 301, 400, 401]
     assert CpSlotMapper(1, 2, 4).local_keys(keys) == [101, 201, 301, 401]

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
+from hkv.dialects.rtp_llm.config import CpSlotMapper
 from hkv.dialects.rtp_llm.rules import parameters
 from hkv.model.group_policy import CpMapping
 

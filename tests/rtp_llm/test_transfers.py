@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
+from hkv.dialects.rtp_llm.config import CpSlotMapper
 from hkv.dialects.rtp_llm.transfers import (
     Peer,
     peer_buffers,

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hkv.dialects.rtp_llm.addresses import Home
-from hkv.dialects.rtp_llm.config import NULL
-from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
+from hkv.dialects.rtp_llm.config import NULL, CpSlotMapper
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import PoolGroup, RtpOptions
 from hkv.dialects.rtp_llm.segments import Segment, segments

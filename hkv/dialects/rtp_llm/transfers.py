@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hkv.dialects.rtp_llm.config import NULL
-from hkv.dialects.rtp_llm.context_parallel import CpSlotMapper
+from hkv.dialects.rtp_llm.config import NULL, CpSlotMapper
 from hkv.errors import ConfigError, LayoutError
 from hkv.model.group_policy import CpMapping, CpSlice, GroupPolicy
 

@@ -256,7 +256,7 @@ def has_block(shape: Shape, position: Scalar, filled: Scalar, reserve: Scalar, r
     return reserved | last | on_grid(shape, position, reuse)
 
 
-# Ranks and slots of blocks, on arrays: `hkv.dialects.rtp_llm.context_parallel.CpSlotMapper` inside `jit`.
+# Ranks and slots of blocks, on arrays: `hkv.dialects.rtp_llm.config.CpSlotMapper` inside `jit`.
 #
 # Every argument may be an array or a scalar, int32; they broadcast. Lengths are in tokens, blocks are logical ones.
 
