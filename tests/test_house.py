@@ -35,7 +35,7 @@ UNUSED = {
     "hkv.chunks.status": "held against an installed LMCache by tests",
     "hkv.chunks.transfer": "serving",
     "hkv.dialects.rtp_llm.monitoring": "the dual index",
-    "hkv.dialects.rtp_llm.connector_projection": "the dual index",
+    "hkv.dialects.rtp_llm.transfers": "the dual index",
     "hkv.dialects.rtp_llm.data_plane": "serving",
     "hkv.dialects.rtp_llm.disaggregation": "serving",
     "hkv.dialects.rtp_llm.rules.legacy_cache": "the dual index",

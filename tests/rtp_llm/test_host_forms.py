@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.rtp_llm.connector_projection import project
 from hkv.dialects.rtp_llm.monitoring import slots_missing, token_capacity, tokens_of
+from hkv.dialects.rtp_llm.transfers import project
 from hkv.errors import ConfigError
 from reference.dialects.rtp_llm.connector_projection import project as project_resource
 from reference.dialects.rtp_llm.manager import ALLOCATORS

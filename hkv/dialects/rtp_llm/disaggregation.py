@@ -21,8 +21,7 @@ from hkv.dialects.rtp_llm.addresses import Home
 from hkv.dialects.rtp_llm.config import NULL, CpSlotMapper
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import PoolGroup, RtpOptions
-from hkv.dialects.rtp_llm.segments import Segment, segments
-from hkv.dialects.rtp_llm.transfers import store_plan
+from hkv.dialects.rtp_llm.transfers import Segment, segments, store_plan
 from hkv.errors import PlanError
 from hkv.model.group_policy import CpMapping, GroupType
 
