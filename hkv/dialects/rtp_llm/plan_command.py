@@ -17,8 +17,9 @@ from hkv.dialects.rtp_llm.planning.elements import check_kv_dtype
 from hkv.dialects.rtp_llm.planning.options import ROLES
 from hkv.dialects.rtp_llm.planning.report import PlannedModel, pool_report
 from hkv.dialects.rtp_llm.planning.tables import print_pools
-from hkv.dialects.rtp_llm.view_report import view_report
 from hkv.errors import ConfigError
+from hkv.layout.layer_cache import LayerCache
+from hkv.layout.strided import StridedView
 from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, whole_number
 from hkv.model.huggingface import load_config
 from hkv.model.huggingface.reading import decoder_fields
@@ -136,3 +137,37 @@ def _explicit(text: str) -> tuple[str, int]:
     if not tag or count is None:
         raise ConfigError("--explicit-blocks", text, "TAG=N, such as hca_state=256")
     return tag, count
+
+
+# Pools and views of a planned cache as plain values, for `hkv plan --json`.
+
+
+def view_report(cache: PlannedCache) -> dict[str, Any]:
+    """Bytes of each pool, and each layer's views: their pool, first byte, shape and strides in bytes."""
+    groups = [group for groups in (cache.plan.groups, *cache.plan.modules) for group in groups]
+    layers = sorted({layer for group in groups for layer in group.layers})
+    return {
+        "pool_bytes": list(cache.pool_sizes),
+        "layer_caches": {str(layer): [_cache(found) for found in cache.layer_cache_groups(layer)] for layer in layers},
+    }
+
+
+def _cache(found: LayerCache) -> dict[str, Any]:
+    return {
+        "tag": found.tag,
+        "pool": found.pool,
+        "tokens_per_block": found.tokens_per_block,
+        "kernel_blocks": found.kernel_blocks,
+        "kv": _view(found.kv),
+        "scale": None if found.scale is None else _view(found.scale),
+        "parts": {name: _view(part) for name, part in found.parts.items()},
+    }
+
+
+def _view(view: StridedView) -> dict[str, Any]:
+    return {
+        "offset": view.offset,
+        "shape": list(view.shape),
+        "strides": list(view.strides),
+        "dtype": view.dtype,
+    }
