@@ -5,8 +5,8 @@ from __future__ import annotations
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.log.compare import compare
 from hkv.dialects.vllm.log.configuration import to_header
+from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import (
     AdvanceOp,
     AllocateOp,

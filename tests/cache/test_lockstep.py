@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hkv.dialects.vllm.engines.engine import apply, attempt
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.log.compare import compare
+from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header, drive
 from hkv.oracle.check import describe

@@ -9,8 +9,8 @@ import pytest
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.log.compare import compare
 from hkv.dialects.vllm.log.configuration import to_header
+from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import AllocateOp, Answer, LookupOp, Operation
 from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.spec import FullAttention, Mamba

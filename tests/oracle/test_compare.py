@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hkv.dialects.vllm.log.compare import compare
+from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Allocation, CacheEvent, CacheState, Hit, Reset
 from hkv.oracle.engine import Failure, failure_of
 

@@ -12,7 +12,7 @@ from hkv.dialects.registry import dialect_of
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.compare import compare
+from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import EVENT_FIELDS, CacheEvent, ExtraKeys
 from tests.oracle.test_live_logs import allocate, header, perform
 

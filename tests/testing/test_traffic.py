@@ -11,8 +11,8 @@ from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.compare import compare
 from hkv.dialects.vllm.log.configuration import to_config, to_header
+from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Answer, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import MANAGER_BUGS
 from hkv.dialects.vllm.traffic.traffic import FEATURES, RandomChoices, draw_header, drive

@@ -86,7 +86,7 @@ class VllmDialect(Dialect):
         return ProcessEngine(header, command, timeout)
 
     def compare(self, want: Any, got: Any, version: int) -> Mismatch | None:
-        from hkv.dialects.vllm.log.compare import compare
+        from hkv.dialects.vllm.log.renaming import compare
 
         return compare(want, got, version)
 

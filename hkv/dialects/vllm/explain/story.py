@@ -10,7 +10,7 @@ from hkv.dialects.vllm.engines.engine import attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.invariants import Snapshot
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.compare import compare
+from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheEvent, Hit, Operation
 from hkv.errors import FileError, HKVError
 from hkv.oracle.check import describe
