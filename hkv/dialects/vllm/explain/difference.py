@@ -49,8 +49,15 @@ def difference(case: Case) -> str:
             return f"{operation.id} finds {got} tokens, where {only}{want} can be resumed from{drafts}"
         case oplog.LookupOp() if field == "shared_prefix":
             unit = hit_alignment(to_config(case.header))
-            off = f"no multiple of {unit} and " if got % unit else ""
-            return f"one group of {operation.id} finds {got} tokens, {off}not {want or 'what all groups find'}"
+            said = f"the shared prefix that the lookup of {operation.id} names is of {got} tokens"
+            due = f"one group alone has the first {want} cached" if want else "no group has more than the hit"
+            return f"{said}{f', no multiple of {unit}' if got % unit else ''}: {due}"
+        case oplog.ConnectorLookupOp() if field == "hits":
+            group = next(group for group, pair in enumerate(itertools.zip_longest(want, got)) if len(set(pair)) > 1)
+            found, due = (each[group] if group < len(each) else "none" for each in (got, want))
+            return f"group {group} is said to find {found} tokens of {operation.id} by itself, not {due}"
+        case oplog.ConnectorLookupOp() if field == "diverged":
+            return f"the hit of {operation.id} is {'' if got else 'not '}said to diverge, and its groups {_agree(want)}"
         case oplog.LookupOp() if field.startswith("blocks[") and isinstance(want, list) and isinstance(got, list):
             return _found(case, int(field[len("blocks[") : -1]), want, got)
         case oplog.AllocateOp() if case.fails:
@@ -66,6 +73,11 @@ def difference(case: Case) -> str:
             return f"{operation.id}{_preempted(case, operation.id)} gets {given} in group {group}, not {want or 'none'}"
         case oplog.StateOp() if field == "free" and set(got) != set(want):
             return _freed(case, set(want), set(got))
+        case oplog.StateOp() if field == "free":
+            place, due, first = next(
+                (at, *pair) for at, pair in enumerate(zip(want, got, strict=False)) if len({*pair}) > 1
+            )
+            return f"block {first} stands at place {place} of the queue of free blocks, where block {due} is due"
         case oplog.EventsOp() | oplog.StateOp() if field.endswith(".parent") or ".keys" in field or "cached." in field:
             return next(_wrong_key(case), "") or (_cached(case) if field.startswith("cached.") else "")
         case oplog.OffloadsOp():
@@ -86,6 +98,10 @@ def difference(case: Case) -> str:
             return _stored(case)
         case _:
             return ""
+
+
+def _agree(diverged: bool) -> str:
+    return "do not all have its end" if diverged else "all have its end"
 
 
 def _found(case: Case, group: int, want: list[int], got: list[int]) -> str:

@@ -38,7 +38,9 @@ def index(moment: Moment) -> Iterator[str]:
     for block, (group, tokens, key) in moment.after.cached.items():
         names = moment.book.prefixes.get(key, set())
         if not any(ledger.length(name) == tokens for name in names):
-            yield f"block {block} is known by {key} for {tokens} tokens, a prefix no request ever had"
+            known = sorted({ledger.length(name) for name in names})
+            said = f"stands for {', '.join(map(str, known))}" if known else "is of no prefix that a request ever had"
+            yield f"block {block} is cached as {tokens} tokens of group {group} under key {key}, which {said}"
         for id, owner_group, column in moment.after.owners.get(block, ()):
             start = column * sizes[owner_group]
             inside = start < tokens <= start + sizes[owner_group]
@@ -72,8 +74,10 @@ def key_life(moment: Moment) -> Iterator[str]:
             yield f"blocks {sorted(lost)} lost keys and {sorted(gained)} gained some, not {operation.blocks}"
     elif isinstance(operation, oplog.ResetOp):
         done = isinstance(moment.answer, oplog.Reset) and moment.answer.ok
-        if gained or lost != (set(before.cached) if done else set()):
-            yield f"blocks {sorted(lost)} lost and {sorted(gained)} gained keys"
+        if done and before.cached.keys() - lost:
+            yield f"reset answered True, and blocks {sorted(before.cached.keys() - lost)} keep their keys"
+        elif gained or (lost and not done):
+            yield f"reset answered {done}: {_keys_changed(lost, gained)}"
     elif isinstance(operation, oplog.AllocateOp | oplog.CommitOp):
         taken = set(before.free) - set(after.free)
         own = {block for block, owners in before.owners.items() if any(id == operation.id for id, _, _ in owners)}
@@ -88,7 +92,12 @@ def key_life(moment: Moment) -> Iterator[str]:
         if isinstance(operation, oplog.AllocateOp) and operation.delay and early:
             yield f"blocks {sorted(early)} gained keys, though registration was to wait"
     elif lost or gained:
-        yield f"blocks {sorted(lost)} lost and {sorted(gained)} gained keys"
+        yield f"{_keys_changed(lost, gained)}, though nothing was handed out, computed or evicted"
+
+
+def _keys_changed(lost: set[int], gained: set[int]) -> str:
+    changes = (("lose their keys", lost), ("gain keys", gained))
+    return " and ".join(f"blocks {sorted(blocks)} {verb}" for verb, blocks in changes if blocks)
 
 
 @invariant("registration", "B-I13", "B-I31", after=(oplog.AllocateOp, oplog.CommitOp))

@@ -24,10 +24,14 @@ def form(moment: Moment) -> Iterator[str]:
         if not block:
             yield f"the null block is cached as {tokens} tokens of group {group}, though it holds none"
         if not 0 <= group < groups or tokens < 1:
-            yield f"block {block} is known by {tokens} tokens of group {group}"
+            yield f"block {block} is cached as {tokens} tokens of group {group}, of {groups} groups"
     running = {id for id, record in moment.ledger.requests.items() if record.running}
     for id in sorted(running ^ after.rows.keys()):
-        yield f"{id} runs, and has no row" if id in running else f"{id} does not run, and has {after.rows[id]}"
+        yield (
+            f"{id} was granted blocks, and holds none"
+            if id in running
+            else f"{id} does not run, and holds {after.rows[id]}"
+        )
     for id, rows in after.rows.items():
         if len(rows) != groups:
             yield f"{id} has {len(rows)} rows in {groups} groups"

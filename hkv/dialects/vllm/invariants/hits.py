@@ -32,7 +32,8 @@ def soundness(moment: Moment) -> Iterator[str]:
             end = min(answer.hit, (column + 1) * size)
             problem = _wrong(moment, group, column, end, spec.snapshot)
             if problem:
-                yield f"a hit of {answer.hit} tokens needs column {column} of group {group}, and {problem}"
+                said = ", which is not said to diverge," if isinstance(answer, ConnectorHit) and not diverged else ""
+                yield f"a hit of {answer.hit} tokens{said} needs column {column} of group {group}, and {problem}"
 
 
 def _wrong(moment: Moment, group: int, column: int, end: int, exactly: bool) -> str:

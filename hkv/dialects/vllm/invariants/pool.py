@@ -58,7 +58,8 @@ def references(moment: Moment) -> Iterator[str]:
     if isinstance(moment.operation, oplog.CopiesOp) and isinstance(moment.answer, list):
         ends = collections.Counter(block for copy in moment.answer if isinstance(copy, tuple | list) for block in copy)
         if dict(ends) != moment.before.spare():
-            yield f"copies {moment.answer} held {dict(ends)}, but {moment.before.spare()} was too many"
+            held = moment.before.spare()
+            yield f"copies {moment.answer} are told, and the references that pending copies hold are of blocks {held}"
 
 
 @invariant("ownership", "B-I3")
