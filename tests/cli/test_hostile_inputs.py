@@ -12,6 +12,7 @@ import pytest
 
 from hkv.errors import FileError
 from hkv.input_file import LIMIT, decode_json, input_limit, lines_of, opened, read_whole
+from hkv.replay.traces.imports.formats import FORMATS
 from hkv.replay.traces.imports.lines import json_entries
 
 MEMORY = 300 << 20
@@ -43,12 +44,31 @@ READERS = {
     "check-events": "check-events {}",
     "layout": "layout --plan {}",
     "plan": "plan {} --memory 80GiB",
-    "import lines": "trace import {} --from mooncake -o out.jsonl",
-    "import rows": "trace import {} --from azure -o out.jsonl",
-    "import events": "trace import {} --from kv-events -o out.jsonl",
-    "import log": "trace import {} --from operation-log -o out.jsonl",
+    "plan layers": "plan --layers {} --memory 80GiB",
+    "plan rtp-llm": "plan {} --dialect rtp-llm --memory 80GiB",
+    "mutate": "mutate hkv.limits --state {} --sample 1 --by 'python -c pass'",
+    **{
+        f"import {name}": f"trace import {{}} --from {name} -o out.jsonl"
+        + (" --tokenizer bytes" if "tokenizer" in form.options else "")
+        for name, form in FORMATS.items()
+        if name != "text"
+    },
 }
-"""Every command that reads a file."""
+"""Every command that reads a file. A prompt may be any text: those of `text` have a test of their own."""
+
+ENGINES = {
+    "watch": "watch '{}' --seeds 1 --feature core",
+    "diff": "diff --engines '{},numpy' --seeds 1 --feature core",
+    "record": "record --engine '{}' --feature core --seed 1 -o out.jsonl",
+}
+"""Every command that starts an engine."""
+
+CHATTER = {
+    "zeros": "cmd:cat /dev/zero",
+    "lines": "cmd:yes",
+    "nesting": 'cmd:python -c "print(chr(91) * 200000, flush=True); input()"',
+}
+"""Engines that write without end, or what nobody can read."""
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +97,20 @@ def refused(command: str, folder: pathlib.Path) -> str:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_refuses(hostile, reader, tmp_path):
-    kinds = hostile if reader in ("check", "replay") else ("zeros.gz", "nested.json")
+    kinds = hostile if reader in ("check", "replay") else ("zeros.gz", "nested.json", "line.json")
     for kind in kinds:
         assert hostile[kind].name in refused(READERS[reader].format(hostile[kind]), tmp_path)
+
+
+@pytest.mark.parametrize("starter", ENGINES)
+def test_engines_that_write_without_end_are_ended(starter, tmp_path):
+    for engine in CHATTER.values():
+        assert "hkv: engine wrote = " in refused(ENGINES[starter].format(engine), tmp_path)
+
+
+def test_prompts_have_the_limits_of_lines(hostile, tmp_path):
+    for kind in ("zeros.gz", "newlines.gz", "line.json"):
+        assert kind in refused(f"trace import {hostile[kind]} --from text --tokenizer bytes -o out.jsonl", tmp_path)
 
 
 def test_lists_of_conversations_are_read_within_the_limit(hostile, tmp_path):
