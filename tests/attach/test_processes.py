@@ -64,9 +64,9 @@ def spawned():
 if __name__"""
 
 
-def told(folder: pathlib.Path) -> tuple[int, int]:
+def told(folder: pathlib.Path, seconds: float = 60) -> tuple[int, int]:
     """The serving process, and how many operations it had performed a moment ago."""
-    place, deadline = folder / "told", time.monotonic() + 60
+    place, deadline = folder / "told", time.monotonic() + seconds
     while not place.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
