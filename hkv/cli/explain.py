@@ -58,6 +58,9 @@ def _print(found: Explanation, title: str) -> None:
     if found.departed is not None:
         place = "this line" if found.departed == found.line else f"line {found.departed}"
         click.echo(f"  the log's own answers are others from {place} on; what follows is the reference's account")
+    if not found.request:
+        click.echo("  no request is there up to this line")
+        return
     click.echo(f"\nrequest {found.request}, before this line: {found.situation}")
     for number, text in found.events:
         click.echo(f"  {number:>5}  {text}")

@@ -68,7 +68,7 @@ class Explanation:
       answer: the reference's answer to it, in words.
       departed: the first line, up to this one, at which the log's answer is not the reference's, or None.
       differs: the first difference between the two answers to the line itself, in words; "" where there is none.
-      request: the request.
+      request: the request; "" where none is there, and what follows is empty.
       situation: its state before the line, in words.
       events: operations on it, and the answers.
       blocks: of its blocks, and of those that lost what it would need, what happened to each.
@@ -95,7 +95,7 @@ class Explanation:
     differs: str = ""
 
 
-def find_request(log: Log, line: int, request: str | None, arrives: type) -> tuple[Any, str, int]:
+def find_request(log: Log, line: int, request: str | None, arrives: type, needed: bool = True) -> tuple[Any, str, int]:
     """The operation of a line, the request to tell about, and how many operations come before what is told.
 
     Args:
@@ -103,6 +103,7 @@ def find_request(log: Log, line: int, request: str | None, arrives: type) -> tup
       line: 1-based line number of an operation.
       request: the request; None for the one that the line names, or the last one named before it and not dropped.
       arrives: the type of the operation by which a request arrives, which is one that comes before.
+      needed: whether there has to be a request; else its name is "" where no line names one that was not dropped.
 
     Raises:
       FileError: there is no such line.
@@ -112,6 +113,8 @@ def find_request(log: Log, line: int, request: str | None, arrives: type) -> tup
         raise FileError(log.path, None, "line", line, f"a line with an operation, from 2 to {len(log.operations) + 1}")
     operation = log.operations[line - 2]
     id = request if request is not None else _named_last(log.operations[: line - 1])
+    if id is None and not needed:
+        return operation, "", line - 2
     if id is None:
         raise ConfigError("request", None, f"a request, since no line up to {line} ({describe(operation)}) names one")
     came = isinstance(operation, arrives) and getattr(operation, "id", None) == id

@@ -51,8 +51,26 @@ def test_a_line_without_a_request_is_told_of_the_last_one() -> None:
     assert "; removed from group 0" in found.answer
     assert found.differs == "number of stored events: the log has 0, the reference 1"
     assert explain(with_events, 12, "r1").departed == 12
-    with pytest.raises(ConfigError, match="names one"):
-        explain(log(), 2)
+
+
+def test_a_line_before_any_request_is_told_alone(tmp_path: pathlib.Path) -> None:
+    """A log that differs there was refused, with nothing said about the difference."""
+    stored = {"type": "stored", "group": 0, "num_blocks": 1, "block_size": 2, "tokens": [1, 2]}
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(encode([{**HEADER, "oplog": 1}, {"op": "step"}, {"op": "events", "want": [stored]}]))
+    found = explain(read_log(path), 3)
+    assert (found.request, found.events, found.groups, found.departed) == ("", (), (), 3)
+    assert found.differs == "number of stored events: the log has 1, the reference 0"
+    said = CliRunner().invoke(command, [str(path), "--line", "3"])
+    assert said.exit_code == 0
+    assert said.output.splitlines() == [
+        "line 3: events",
+        "  the reference: nothing",
+        "  number of stored events: the log has 1, the reference 0",
+        "  the log's own answers are others from this line on; what follows is the reference's account",
+        "  no request is there up to this line",
+    ]
+    assert explain(log(), 2).request == ""
 
 
 def test_a_refusal_says_why() -> None:

@@ -15,7 +15,8 @@ from hkv.oracle.log_file import Log
 def explain(log: Log, line: int, request: str | None = None) -> Explanation:
     """Performs a log on the reference up to a line and tells about one request.
 
-    Hits are judged by their definition (`reference.hits`), never by how an engine looks for them.
+    Hits are judged by their definition (`reference.hits`), never by how an engine looks for them. Of a line up to which
+    no request is there, such as an `events` before the first one, the answers are told alone.
 
     Args:
       log: the log.
@@ -24,10 +25,14 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
 
     Raises:
       FileError: there is no such line.
-      ConfigError: the line names no request and none was given, or the request has not arrived by then.
+      ConfigError: the request has not arrived by then.
     """
-    operation, id, stop = find_request(log, line, request, oplog.RequestOp)
+    operation, id, stop = find_request(log, line, request, oplog.RequestOp, needed=False)
     story = Story(log)
+    if not id:
+        for index in range(line - 1):
+            story.perform(index)
+        return _of_a_line(story, line, describe(operation))
     for index in range(stop):
         story.perform(index)
     check_there(id, line, story.engine.manager.requests)
@@ -53,5 +58,25 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
         found=answer.hit if isinstance(answer, Hit) else None,
         causes=tuple(sorted(cause.value for cause in causes(story.config, num_tokens))),
         groups=resumed.groups,
+        differs=story.differs,
+    )
+
+
+def _of_a_line(story: Story, line: int, operation: str) -> Explanation:
+    """The account of the last line that was performed, without a request."""
+    return Explanation(
+        line=line,
+        operation=operation,
+        answer=story.words(story.answers[-1]),
+        departed=story.departed,
+        request="",
+        situation="",
+        events=(),
+        blocks={},
+        alignment=0,
+        hit=0,
+        found=None,
+        causes=(),
+        groups=(),
         differs=story.differs,
     )

@@ -78,6 +78,8 @@ class Story:
                 return ""
             case [CacheEvent(), *_]:
                 return ": " + "; ".join(_told(event) for event in answer if isinstance(event, CacheEvent))
+            case []:
+                return ": nothing"
             case _:
                 return ": answered"
 
