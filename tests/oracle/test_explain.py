@@ -131,7 +131,6 @@ def test_a_log_that_departs() -> None:
     [
         (1, None, FileError),
         (13, None, FileError),
-        (2, None, ConfigError),
         (4, "r2", ConfigError),
     ],
 )
