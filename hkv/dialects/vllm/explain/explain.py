@@ -29,7 +29,7 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
     """
     operation, id, stop = find_request(log, line, request, oplog.RequestOp, needed=False)
     story = Story(log)
-    if not id:
+    if not id and request is None:
         for index in range(line - 1):
             story.perform(index)
         return _of_a_line(story, line, describe(operation))
