@@ -7,21 +7,26 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from hkv.errors import ConfigError, EngineFailure
+from hkv.replay.boundaries import Boundaries
 from hkv.replay.reasons import Lacking
 from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder, RequestRecord, StepRecords
 from hkv.replay.schedule import Arrival, Schedule
-from hkv.replay.schedule_state import ARRIVING, FATE, Ending, Fate, Machine, Mode, Number
+from hkv.replay.schedule_state import ARRIVING, FATE, Arriving, Ending, Fate, Machine, Mode, Number
 from hkv.state.key_table import eviction_of
 from hkv.state.status import Status
+
+LATEST = 1 << 29
+"""Steps that a replay may count to."""
 
 STEPS = 4096
 """Steps of one dispatch."""
 
-LATEST = 1 << 29
-"""Steps that a replay may count to."""
+TELLING = 1024
+"""Steps of a dispatch of a replay that another one waits for."""
 
 OUTCOMES = {
     Ending.NONE: "",
@@ -134,13 +139,15 @@ class Dispatches(abc.ABC):
       groups: groups of the cache.
       room: room for the ids that a dispatch reports; 0: none are.
       resident: arrays on the device: at least `fates`, `samples` and `machine`.
+      inputs: a `hkv.replay.schedule_state.Trace` on the device.
 
     Attributes:
       ids: ids that were reported, in order, dispatch after dispatch.
     """
 
-    def __init__(self, trace: Incoming, groups: int, room: int, resident: Any) -> None:
+    def __init__(self, trace: Incoming, groups: int, room: int, resident: Any, inputs: Any) -> None:
         self._trace, self._groups, self._room, self._resident = trace, groups, room, resident
+        self._inputs = inputs
         self._samples: list[np.ndarray] = []
         self.ids: list[np.ndarray] = []
 
@@ -167,20 +174,51 @@ class Dispatches(abc.ABC):
             self.ids.append(np.array(ids[: int(count)]))
         return machine
 
-    def run(self, progress: Callable[[], None] = lambda: None) -> int:
+    def run(
+        self,
+        progress: Callable[[], None] = lambda: None,
+        tells: Boundaries[Any] | None = None,
+        asks: Boundaries[Any] | None = None,
+    ) -> int:
         """Replays the whole trace. Returns the number of the last step + 1.
 
         Args:
           progress: called each time a request has finished or is refused for good, a dispatch's at once.
+          tells: is told the hits as they become known, for another replay.
+          asks: hits of another replay, `Arrival.asked` of each request; no step begins before they are known of all
+            requests that have arrived by then.
         """
-        ended = 0
+        ended = step = 0
+        if tells is not None:
+            self._change(STEPS=TELLING)
         while True:
+            if asks is not None:
+                self._wait(asks, step)
             machine = self.dispatch()
+            step = int(machine.step)
+            if tells is not None:
+                tells.tell(self.fates[:, Fate.HIT], int(machine.taken))
             for _ in range(ended, int(machine.ended)):
                 progress()
             ended = int(machine.ended)
             if machine.mode == Mode.DONE:
                 return int(machine.step)
+
+    def _wait(self, asks: Boundaries[Any], step: int) -> None:
+        """Waits for hits of requests that a step may admit; the next dispatch ends before others are needed."""
+        steps, count = self._trace.requests[:, Arriving.STEP], self._trace.count
+        known = asks.known(lambda number: number == count or bool(steps[number] > step))
+        requests = np.array(self._inputs.requests)
+        requests[:known, Arriving.ASKED] = asks.hits[:known]
+        self._inputs = dataclasses.replace(self._inputs, requests=jax.device_put(requests))
+        self._change(UNTIL=int(steps[known]) if known < count else 0)
+
+    def _change(self, **values: int) -> None:
+        """Replaces numbers of the next dispatches, by the names of `Number`."""
+        numbers = np.array(self._inputs.numbers)
+        for name, value in values.items():
+            numbers[Number[name]] = value
+        self._inputs = dataclasses.replace(self._inputs, numbers=jax.device_put(numbers))
 
     @property
     def resident(self) -> Any:

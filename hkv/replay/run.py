@@ -13,6 +13,7 @@ from hkv.errors import ConfigError, HKVError
 from hkv.limits import whole_number
 from hkv.model.topology import Group
 from hkv.replay.attribution import Missed, attributed
+from hkv.replay.boundaries import Boundaries
 from hkv.replay.hit_units import HitUnits
 from hkv.replay.occupancy import MOST, Occupancy
 from hkv.replay.optimal import Pool
@@ -30,6 +31,9 @@ COMPILED = "jax"
 
 EVICTS_NOTHING = "A pool that evicts nothing"
 """Name of the change that takes away all evictions, if the pool may be so large (`ReplayedCache.changed`)."""
+
+MOST_WORDS = 1 << 28
+"""Words that describe a cache, about, of two that compiled replays drive at the same time; larger ones take turns."""
 
 Progress = Callable[[], None]
 """Called each time a request has finished or is refused for good."""
@@ -74,12 +78,16 @@ class ReplayedCache(abc.ABC):
       room: blocks that compiled programs have room for at least, so that caches of several sizes share one.
       sampling: steps between two samples of its occupancy at first; 0: none are taken.
       diagnoses: whether compiled programs find out why hits ended.
+      tells: is told the hits of a compiled replay as they become known; None where no other replay waits for them.
+      asks: hits of such a replay, up to which it is asked why hits ended; None where the arrivals say it.
     """
 
     config: Any
     room: int = 0
     sampling: int = 0
     diagnoses: bool = True
+    tells: Boundaries[Any] | None = None
+    asks: Boundaries[Any] | None = None
     reasons: tuple[str, ...] = ()
 
     @property
@@ -359,9 +367,14 @@ def replay(
     cache.sampling = max(1, last // MOST) if sampled else 0
     driven = None if engine == COMPILED else cache.engine(engine)
     cache.diagnoses, first = causes, warmup_requests(warmup, len(trace.requests))
-    unevicted, asked = _without_evictions(trace, cache, schedule, timing, engine, first) if causes else (None, ())
+    other = _without_evictions(trace, cache, schedule, timing, engine, check) if causes else None
+    asked: Sequence[int] = ()
+    if other is not None and cache.asks is None:
+        records = other.found().recorder.requests
+        asked = [records[index].hit for index in range(len(records))]
     coming = _coming(trace, cache, schedule, timing, engine, asked)
     outcome = _replayed(coming, cache, schedule, engine, driven, check, progress)
+    unevicted = None if other is None else dataclasses.replace(other.found(), warmup=first)
     facts = TraceFacts(
         trace.granularity,
         sum(not request.tokens_per_id for request in trace.requests),
@@ -417,12 +430,17 @@ def without_evictions(trace: InternedTrace, cache: ReplayedCache, max_model_len:
 
 
 def _without_evictions(
-    trace: InternedTrace, cache: ReplayedCache, schedule: Schedule, timing: Timing, engine: str, first: int
-) -> tuple[Outcome | None, Sequence[int]]:
-    """The replay in a pool that evicts nothing, and its hits: the boundaries up to which the other one is asked."""
+    trace: InternedTrace, cache: ReplayedCache, schedule: Schedule, timing: Timing, engine: str, check: bool
+) -> Boundaries[Outcome] | None:
+    """The replay in a pool that evicts nothing; its hits are the boundaries up to which the other one is asked.
+
+    Two compiled replays go on at the same time where it is known when requests arrive, and where both fit.
+    """
+    cache.asks = None
     changed = without_evictions(trace, cache, schedule.max_model_len)
     if changed is None:
-        return None, ()
+        return None
+    driving = engine
     if engine != REFERENCE:
         engine = default_engine(changed)[0]
     if not cache.sampling:  # both replays share one program; samples look at all blocks that there is room for
@@ -431,10 +449,16 @@ def _without_evictions(
     seen = cache.hit_units.boundaries(prompts, trace.shared(schedule.max_model_len)[0])[-1]
     coming = _coming(trace, changed, schedule, timing, engine, seen.tolist())
     driven = None if engine == COMPILED else changed.engine(engine)
-    outcome = _replayed(coming, changed, schedule, engine, driven, False, lambda: None)
-    return dataclasses.replace(outcome, warmup=first), [
-        outcome.recorder.requests[index].hit for index in range(len(prompts))
-    ]
+    found: Boundaries[Outcome] = Boundaries(len(prompts))
+    if engine == driving == COMPILED and not check and not schedule.closed_loop and _both_fit(trace, cache, schedule):
+        cache.asks = changed.tells = found
+    found.begin(lambda: _replayed(coming, changed, schedule, engine, driven, False, lambda: None))
+    return found
+
+
+def _both_fit(trace: InternedTrace, cache: ReplayedCache, schedule: Schedule) -> bool:
+    keys = int(trace.keys(cache.key_tokens, schedule.max_model_len).keys.max(initial=0)) + 1
+    return keys * (len(cache.groups) + 1) + 6 * max(cache.room, cache.blocks) <= MOST_WORDS
 
 
 def _replayed(

@@ -24,7 +24,8 @@ def begin(w: Any, trace: Trace, m: Machine) -> tuple[Any, Machine, Scalar]:
     closed = trace.number(Number.CLOSED_LOOP)
     ending = mine & idle & ~left
     arrival = trace.request(m.arrived, Arriving.STEP)
-    step = jnp.where(mine & idle & left & (closed == 0), jnp.maximum(m.step, arrival), m.step)
+    later = jnp.maximum(m.step, jnp.minimum(arrival, trace.until))  # as far as this dispatch may go
+    step = jnp.where(mine & idle & left & (closed == 0), later, m.step)
     spare = w.spare_request
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
@@ -41,7 +42,7 @@ def begin(w: Any, trace: Trace, m: Machine) -> tuple[Any, Machine, Scalar]:
         )
         return v, (arrived + due, waiting + (due & ~long), ended + (due & long), due)
 
-    start = (m.arrived, m.waiting, m.ended, mine & ~ending)
+    start = (m.arrived, m.waiting, m.ended, mine & ~ending & (step < trace.until))
     w, (arrived, waiting, ended, _) = loop(lambda c: c[3], body, w, start, writes=("fates",))
     busy = mine & ((m.active > 0) | (waiting > 0))
     m = m._replace(step=step, arrived=arrived, waiting=waiting, ended=ended)

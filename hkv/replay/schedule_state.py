@@ -29,6 +29,7 @@ Number = enum.IntEnum(
         "CACHING",
         "KEPT_HASH",
         "STEPS",
+        "UNTIL",
     ),
     start=0,
 )
@@ -37,7 +38,7 @@ Number = enum.IntEnum(
 The first six are as in `Schedule`. REQUESTS: requests of the trace. KEPT_BLOCK and KEPT_EAGLE:
 `Chunking.block_size` and `Chunking.eagle`. DIAGNOSE: whether to find out why hits ended. CACHING: whether requests
 reuse and are reused, where the cache itself does not say. KEPT_HASH: `Chunking.hash_block_size`. STEPS: most steps of
-a dispatch, where that is less than its room; 0 for none.
+a dispatch, where that is less than its room; 0 for none. UNTIL: the step before which a dispatch ends; 0 for none.
 """
 
 
@@ -64,7 +65,7 @@ class Trace:
     Attributes:
       requests: int32[requests + 1, 5], a row a request, columns `Arriving`; the last row is spare.
       keys: int32[keys], every request's prefix keys, one request after the other, output included.
-      numbers: int32[13], `Number`.
+      numbers: int32[14], `Number`.
     """
 
     requests: jax.Array
@@ -74,6 +75,12 @@ class Trace:
     def number(self, number: Number) -> Scalar:
         """One of the numbers."""
         return self.numbers[int(number)]
+
+    @property
+    def until(self) -> Scalar:
+        """The step before which a dispatch ends; one that no replay reaches, for none."""
+        until = self.number(Number.UNTIL)
+        return jnp.where(until > 0, until, jnp.iinfo(jnp.int32).max)
 
     def request(self, index: Scalar, column: Arriving) -> Scalar:
         """A column of a request of the trace, whose index may be one too large."""

@@ -116,9 +116,9 @@ class RtpCompiledReplay(Dispatches):
         more = {"lookahead": reserve, "caching": int(caching), "diagnose": int(diagnose)}
         arrays = trace_arrays(schedule, trace, sizes.requests, sizes.keys, **more)
         self._parameters = jax.device_put(parameters)
-        self._inputs = jax.device_put(Trace(*arrays))  # type: ignore[arg-type]
+        inputs = jax.device_put(Trace(*arrays))  # type: ignore[arg-type]
         resident = jax.device_put(rtp_compiled_state.begin(state, sizes.requests, steps))
-        super().__init__(trace, len(config.policies), ids, resident)
+        super().__init__(trace, len(config.policies), ids, resident, inputs)
 
     def _step(self, resident: RtpResident) -> tuple[RtpResident, jax.Array, jax.Array]:
         return rtp_program.compiled(self._room)(self._parameters, self._inputs, resident)

@@ -47,7 +47,8 @@ ALLOCATIONS = (RtpCode.MALLOC, RtpCode.FREE)
 def compiled(ids: int = 0) -> KeptProgram:
     """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
 
-    A dispatch ends when the trace does, when `RtpResident.samples` is full, or when half the ids' room is used.
+    A dispatch ends when the trace does, before `Number.UNTIL`, when `RtpResident.samples` is full, or when half the
+    ids' room is used.
 
     Args:
       ids: room for what allocations report; 0: nothing is, and nothing is compiled for it. Of each allocation: its
@@ -92,7 +93,7 @@ def _dispatch(
 
     def going(local: tuple[Scalar, ...]) -> Scalar:
         m, _, num_ids = _Carry.of(local)
-        full = (m.samples >= steps) | (num_ids > room // 2)
+        full = (m.samples >= steps) | (m.step >= trace.until) | (num_ids > room // 2)
         return (m.mode < int(Mode.DONE)) & ~(m.at(Mode.BEGIN) & full)
 
     def trip(w: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:

@@ -221,7 +221,7 @@ class RtpReplayedCache(ReplayedCache):
         more = {"caching": self.caching, "diagnose": self.diagnoses or check}
         running = compiled.RtpCompiledReplay(config, schedule, prepared, sizes=sizes, ids=room, **more)
         started = time.perf_counter()
-        steps = running.run((lambda: None) if check else progress)
+        steps = running.run((lambda: None) if check else progress, self.tells, self.asks)
         seconds = time.perf_counter() - started
         outcome = outcome_of(running, self, schedule, steps, seconds)
         if check:

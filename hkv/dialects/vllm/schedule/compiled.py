@@ -19,7 +19,7 @@ from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_ar
 from hkv.replay.occupancy import Sampling
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Schedule
-from hkv.replay.schedule_state import Machine, Number
+from hkv.replay.schedule_state import Machine
 from hkv.state.state import Buckets, Counter, State
 from hkv.state.workspace import COPY_WORDS
 
@@ -103,9 +103,9 @@ class CompiledReplay(Dispatches):
         parameters, state = cache.init(config, sizes.buckets)
         np.asarray(parameters.cache)[CacheField.SILENT] = not diagnose
         self._parameters = jax.device_put(parameters)
-        self._inputs = jax.device_put(_inputs(config, schedule, trace, sizes, parameters, diagnose))
+        inputs = jax.device_put(_inputs(config, schedule, trace, sizes, parameters, diagnose))
         resident = jax.device_put(compiled_state.begin(state, sizes.requests, steps))
-        super().__init__(trace, len(config.topology.groups), ids, resident)
+        super().__init__(trace, len(config.topology.groups), ids, resident, inputs)
 
     def _step(self, resident: Resident) -> tuple[Resident, jax.Array, jax.Array]:
         return program.compiled(self._room)(self._parameters, self._inputs, resident)
@@ -114,9 +114,7 @@ class CompiledReplay(Dispatches):
         sampling = self._sampling
         if sampling is None:
             return super().dispatch()
-        numbers = np.array(self._inputs.numbers)
-        numbers[Number.STEPS] = sampling.every - self._done % sampling.every
-        self._inputs = dataclasses.replace(self._inputs, numbers=jax.device_put(numbers))
+        self._change(STEPS=sampling.every - self._done % sampling.every)
         machine = super().dispatch()
         self._done += int(machine.samples)
         if machine.samples and sampling.due(self._done):

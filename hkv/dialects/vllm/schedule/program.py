@@ -38,8 +38,8 @@ Pair = tuple[ScheduleWorkspace, Machine]
 def compiled(ids: int = 0) -> KeptProgram:
     """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
 
-    A dispatch ends when the trace does, after `Number.STEPS` steps or when `Resident.samples` is full, or when half the
-    ids' room is used.
+    A dispatch ends when the trace does, after `Number.STEPS` steps, before `Number.UNTIL`, when `Resident.samples` is
+    full, or when half the ids' room is used.
 
     Args:
       ids: room for block ids; 0: none are reported, and nothing is compiled for them. What lookups found and what
@@ -77,7 +77,7 @@ def _dispatch(
     def going(local: tuple[Scalar, ...]) -> Scalar:
         *scalars, num_ids = local
         m = Machine(*scalars)
-        full = (m.samples >= steps) | (num_ids > room // 2)
+        full = (m.samples >= steps) | (m.step >= trace.until) | (num_ids > room // 2)
         return (m.mode < int(Mode.DONE)) & ~(m.at(Mode.BEGIN) & full)
 
     def trip(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:

@@ -202,7 +202,7 @@ class VllmReplayedCache(ReplayedCache):
             config, schedule, prepared, sizes=sizes, ids=room, diagnose=diagnose, sampling=sampling
         )
         started = time.perf_counter()
-        steps = running.run((lambda: None) if check else progress)
+        steps = running.run((lambda: None) if check else progress, self.tells, self.asks)
         seconds = time.perf_counter() - started
         outcome = Outcome(self, running.recorder(), steps, running.evictions, seconds, config.max_model_len)
         outcome = dataclasses.replace(outcome, occupancy=sampling and sampling.taken())
