@@ -419,6 +419,7 @@ def test_plain_text_is_a_prompt_a_line(importing, tokenizer):
         ('{"messages": [{"role": "user", "content": "a"}]}', "openai-chat"),
         ('{"prompt": "a"}', "prompts"),
         ('{"oplog":2,"dialect":"vllm-0.33"}', "operation-log"),
+        ("Tell me a story.", "text"),
     ],
 )
 def test_a_trace_in_another_format_is_refused_by_what_reads_it(tmp_path, first, name):

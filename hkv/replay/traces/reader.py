@@ -113,13 +113,18 @@ def _read_lines(path: str, file: Any, tokens_per_id: int | None, limit: int | No
 
 
 def _in_another_format(path: str, number: int, text: bytes) -> FileError | None:
-    """The error that names the format of a first line, and the command that reads it; None where it shows none."""
+    """The error that names the format of a first line, and the command that reads it; None where it shows none.
+
+    What does not begin as JSON does may be a prompt: plain text.
+    """
     start = text[:10_000].decode("utf-8", "replace").strip()
-    for name, words in OTHERS.items():
-        if all(word in start for word in words):
-            expected = f"HKV's own format, of which `hkv trace import {path} --from {name} -o FILE` makes one"
-            return FileError(path, number, "", start[:40], expected)
-    return None
+    name = next((name for name, words in OTHERS.items() if all(word in start for word in words)), None)
+    if name is None and start[:1].isalpha():
+        name = "text"
+    if name is None:
+        return None
+    expected = f"HKV's own format, of which `hkv trace import {path} --from {name} -o FILE` makes one"
+    return FileError(path, number, "", start[:40], expected)
 
 
 def _check_prefixes(line: _Line, hash_ids: list[int], predecessors: dict[int, tuple[int, int]]) -> None:

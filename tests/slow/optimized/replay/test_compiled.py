@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import re
+import time
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.diagnosis import REASONS
 from hkv.errors import ConfigError, EngineFailure
 from hkv.replay import dispatches, schedule_loop
+from hkv.replay.boundaries import Boundaries
 from hkv.replay.difference import Difference, compare_records
 from hkv.replay.occupancy import Kind, Sampling
 from hkv.replay.run import Outcome, Timing, default_engine, replay
@@ -137,7 +139,28 @@ def both(config, schedule, arrivals):
     assert silent.run() == steps
     assert np.array_equal(np.concatenate(silent.ids), np.concatenate(mine.ids)), "notes for reasons change blocks"
     assert silent.free_queue() == mine.free_queue()
+    if not schedule.closed_loop:
+        unaware = [dataclasses.replace(arrival, asked=0) for arrival in arrivals]
+        prepared = dispatches.incoming(unaware, schedule.max_model_len)
+        waiting = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS)
+        assert waiting.run(asks=told_in_pieces([arrival.asked for arrival in arrivals])) == steps
+        assert np.array_equal(waiting.resident.fates, mine.resident.fates), "boundaries came too late"
     return outcome
+
+
+def told_in_pieces(hits):
+    """Boundaries of another replay that become known one by one, each a moment after the one before was taken up."""
+    found = Boundaries(len(hits))
+
+    def work():
+        for known in range(0, len(hits), 3):
+            found.tell(np.array(hits), known)
+            time.sleep(0.001)
+        found.tell(np.array(hits), len(hits))
+        return hits
+
+    found.begin(work)
+    return found
 
 
 @st.composite
