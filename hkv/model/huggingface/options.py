@@ -56,6 +56,8 @@ class ReadOptions:
       gdn_prefill: one of `GDN_PREFILLS`, for Qwen3-Next and Qwen3.5.
       kda_prefill: one of `KDA_PREFILLS`, for Kimi K3.
       draft: the layers belong to a draft module.
+      ignore_fields: names of fields that HKV does not know, to be read over whatever they say.
+      strict: refuse every field that HKV does not know, also those on which no byte depends.
     """
 
     block_size: int | None = None
@@ -68,6 +70,8 @@ class ReadOptions:
     gdn_prefill: str = GDN_PREFILLS[0]
     kda_prefill: str = KDA_PREFILLS[0]
     draft: bool = False
+    ignore_fields: tuple[str, ...] = ()
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:

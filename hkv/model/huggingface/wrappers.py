@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
+from hkv.errors import ConfigError
 from hkv.model.huggingface.family import words
 
 
@@ -226,3 +229,27 @@ BY_TYPE = {
     "vipllava": "projector_layernorm_eps vision_feature_layers",
 }
 """Such fields of single models (transformers 5.20)."""
+
+LAYER_LIST = "layer_list"
+"""The `model_type` of layers that are listed by hand."""
+
+ARCHITECTURES = {"LongcatFlashForCausalLM": "longcat_flash", "Mistral3ForConditionalGeneration": "mistral3"}
+"""Types of models by architecture, for files without a `model_type` (vLLM 0.33 `_ARCHITECTURE_TO_MODEL_TYPE`)."""
+
+
+def type_of(config: Mapping[str, Any]) -> str:
+    """The `model_type`, or the one that a list of layers, or an architecture, has without it.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    model_type = config.get("model_type")
+    if model_type is None and isinstance(config.get("layers"), list):
+        return LAYER_LIST
+    if model_type is None:
+        for architecture in config.get("architectures") or ():
+            if architecture in ARCHITECTURES:
+                return ARCHITECTURES[architecture]
+    if not isinstance(model_type, str):
+        raise ConfigError("model_type", model_type, "the name of a type of model")
+    return model_type

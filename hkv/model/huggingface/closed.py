@@ -1,0 +1,161 @@
+"""Fields of a config that HKV does not know: those that may shape a cache are refused, the others are noted.
+
+vLLM's classes have been built with every field that they could read and that HKV does not (`read_fields.json`, made by
+`benchmarks/read_fields.py`). A field that is not in the table of a type that was built changes nothing there: vLLM
+never reads it, or caches the same whatever it says. A type that was not built has no such table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.resources
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hkv.errors import ConfigError
+from hkv.model.huggingface import inert, wrappers
+from hkv.model.huggingface.fields import Fields, show
+from hkv.model.huggingface.known import (
+    DERIVED,
+    DRAFT,
+    known_around,
+    known_families,
+    known_inside,
+    nearest_family,
+    own_fields,
+)
+from hkv.model.huggingface.options import ReadOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """A field that HKV does not know.
+
+    Attributes:
+      place: its path in the file.
+      name: the last part of that.
+      value: its value.
+      owner: the type of model whose field it would be.
+    """
+
+    place: str
+    name: str
+    value: Any
+    owner: str
+
+
+def check_closed(fields: Fields, options: ReadOptions) -> None:
+    """Makes sure that no field of a config that HKV does not know can shape a cache; the others are noted.
+
+    Args:
+      fields: the decoder's, and those around it.
+      options: fields to ignore, and whether all others are refused.
+
+    Raises:
+      ConfigError: there is such a field, or one that is inert only at another value.
+    """
+    _check_values(fields)
+    unknown = [each for each in _unknown(fields) if not (options.draft and each.name in DRAFT)]
+    ignored = [each for each in unknown if {each.place, each.name} & set(options.ignore_fields)]
+    _check_ignored(fields, options, ignored)
+    waiting = [each for each in unknown if each not in ignored]
+    refused = [each for each in waiting if options.strict or options.draft or shapes(each.owner, each.name)]
+    if refused:
+        raise _refusal(fields, refused, options)
+    if ignored:
+        fields.notes["ignored fields"] = f"ignored, as asked: {_listed(ignored)}"
+    if waiting:
+        fields.notes["unknown fields"] = (
+            f"no part of the cache, as vLLM 0.33 builds {fields.family.name}: {_listed(waiting)}"
+        )
+
+
+def shapes(model_type: str, name: str) -> bool:
+    """True if a field that HKV does not read may shape what a type of model caches."""
+    table = read_fields().get(model_type)
+    return table is None or name in table
+
+
+@functools.cache
+def read_fields() -> Mapping[str, frozenset[str]]:
+    """Fields that change what vLLM caches and that HKV does not read, or of which that is not certain, by the type."""
+    text = importlib.resources.files(__package__).joinpath("read_fields.json").read_text(encoding="utf-8")
+    table = json.loads(text)
+    return {name: frozenset(table["every type"]) | frozenset(own) for name, own in table["types"].items()}
+
+
+def _listed(unknown: list[Unknown]) -> str:
+    return ", ".join(f"{each.place} = {_short(each.value)}" for each in unknown)
+
+
+def _short(value: object, most: int = 24) -> str:
+    text = show(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _refusal(fields: Fields, refused: list[Unknown], options: ReadOptions) -> ConfigError:
+    """One error that names all of them."""
+    names, family = ", ".join(each.place for each in refused), fields.family.name
+    value = refused[0].value if len(refused) == 1 else [each.value for each in refused]
+    whose = "a field" if len(refused) == 1 else "fields"
+    if options.strict and not any(shapes(each.owner, each.name) for each in refused):
+        return ConfigError(
+            names, value, f"{whose} that {family} has, with `strict`; no byte of the cache depends on it"
+        )
+    known = {name for key in known_families() for name in own_fields(key)}
+    nearest = next((each.name for each in refused if each.name in known), None)
+    hint = f" ({nearest_family(fields.values, nearest)} has {nearest})" if nearest else ""
+    return ConfigError(names, value, f"{whose} that HKV reads of {family}{hint}; --ignore-field plans without")
+
+
+def _check_ignored(fields: Fields, options: ReadOptions, ignored: list[Unknown]) -> None:
+    """Makes sure that nothing is ignored that decides."""
+    for name in options.ignore_fields:
+        if any(name in (each.place, each.name) for each in ignored):
+            continue
+        last = name.rpartition(".")[2]
+        if last in fields.family.fields or last in fields.family.spellings or last in inert.ONLY or last in DERIVED:
+            expected = f"a field that HKV does not know: on this one depends what {fields.family.name} caches"
+            raise ConfigError("ignore_fields", name, expected)
+
+
+def _unknown(fields: Fields) -> Iterator[Unknown]:
+    """Fields of no known name, null ones apart: the decoder's, then those around it."""
+    known = known_inside(fields) | DERIVED.keys()
+    for name, value in fields.values.items():
+        if value is not None and name not in known:
+            yield Unknown(fields.path + name, name, value, fields.model_type)
+    if fields.outer:
+        around = wrappers.type_of(fields.outer)
+        for name, value in fields.outer.items():
+            if value is not None and name not in known_around(around):
+                yield Unknown(name, name, value, around)
+
+
+def _check_values(fields: Fields) -> None:
+    """Makes sure that fields which are inert at one value have that.
+
+    Raises:
+      ConfigError: one has not.
+    """
+    family, own = fields.family, own_fields(fields.model_type)
+    only = {**{name: value for name, value in inert.ONLY.items() if name not in own}, **family.only}
+    for name, value in fields.values.items():
+        if value is None or name in family.fields or name in family.spellings:
+            continue
+        if name in only:
+            wanted = only[name]
+            if value != wanted and not (wanted is None and isinstance(value, bool)):
+                expected = f"{wanted}: at another value {family.name} caches otherwise"
+                raise ConfigError(fields.path + name, value, expected)
+        elif name in DERIVED and name not in known_inside(fields):
+            derived = DERIVED[name].fget(fields).value  # type: ignore[misc]
+            if value != derived:
+                raise ConfigError(fields.path + name, value, f"{derived}, which is what {family.name} derives")
+    for name, wanted in inert.ONLY.items():
+        value = fields.outer.get(name)
+        if value is not None and value != wanted and wanted is not None:
+            expected = f"{wanted}: at another value {fields.outer['model_type']} caches otherwise"
+            raise ConfigError(name, value, expected)
