@@ -107,6 +107,14 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
     show_default=True,
     help="Draft tokens verified in one step.",
 )
+@click.option(
+    "ignore_fields",
+    "--ignore-field",
+    metavar="NAME,...",
+    multiple=True,
+    help="Fields of CONFIG that HKV does not know, to be read over; noted in the plan. Repeatable.",
+)
+@click.option("--strict", is_flag=True, help="Refuse every field that HKV does not know, whether it matters or not.")
 @own_options(COMMANDS)
 @click.option(
     "dialects",
@@ -156,6 +164,7 @@ def command(
     configs += layers
     if not configs:
         raise click.UsageError("Missing argument 'CONFIG...', or --layers FILE in its place.")
+    options["ignore_fields"] = tuple(name for names in options["ignore_fields"] for name in names.split(",") if name)
     options["bugs"] = frozenset(bugs_of(options["bugs"], "planning"))
     memory = None if options["memory"] is None else parse_bytes(options["memory"])
     chosen = Several(dict.fromkeys(dialect for some in dialects for dialect in some))

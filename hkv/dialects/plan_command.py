@@ -113,7 +113,7 @@ def read_models(options: dict[str, Any], context_parallel: int) -> tuple[Model, 
     if options["kv_dtype"] in VLLM_TYPES:
         raise ConfigError("kv_dtype", options["kv_dtype"], "a type of this dialect: this one is vLLM's")
     reading = {"dtype": options["dtype"], "kv_dtype": options["kv_dtype"], "tensor_parallel": options["tp"]}
-    reading["context_parallel"] = context_parallel
+    reading |= {"context_parallel": context_parallel, **{name: options[name] for name in ("ignore_fields", "strict")}}
     of_model = {name: options[name] for name in ("block_size", "state_dtype", "speculative_tokens")}
     model = read_model(load_config(options["config"]), ReadOptions(**of_model, **reading))
     if options["draft_path"] is None:

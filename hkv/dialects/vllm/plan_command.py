@@ -78,6 +78,8 @@ def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions
         "dtype",
         "state_dtype",
         "kernel_block_size",
+        "ignore_fields",
+        "strict",
     )
     return EngineOptions(
         **{name: options[name] for name in same},

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from hkv.errors import ConfigError, FileError, SpecError
+from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, check_whole
-from hkv.model import released
 from hkv.model.huggingface.family import REQUIRED, Family
-
-Given = ParamSpec("Given")
-Read = TypeVar("Read")
 
 MOST_LAYERS = 10_000
 """More layers than that are a slip of the pen."""
@@ -271,68 +265,3 @@ class Fields:
 def show(value: object) -> str:
     """A value as the file would have it."""
     return json.dumps(value, default=str)
-
-
-class ConfigFile(dict[str, Any]):
-    """A config and the file that it is from, which errors about its fields name.
-
-    Args:
-      fields: the config.
-      path: the file.
-    """
-
-    def __init__(self, fields: Mapping[str, Any], path: pathlib.Path) -> None:
-        super().__init__(fields)
-        self.path = path
-
-
-def naming_file(
-    read: Callable[Concatenate[Mapping[str, Any], Given], Read],
-) -> Callable[Concatenate[Mapping[str, Any], Given], Read]:
-    """The same function of a config, with the config's file before the field in its errors."""
-
-    @functools.wraps(read)
-    def named(config: Mapping[str, Any], *args: Given.args, **options: Given.kwargs) -> Read:
-        try:
-            return read(config, *args, **options)
-        except (ConfigError, SpecError) as error:
-            where = f"{config.path}: " if isinstance(config, ConfigFile) else ""
-            if error.argument.startswith(where):
-                raise
-            raise type(error)(f"{where}{error.argument}", error.value, error.expected) from None
-
-    return named
-
-
-def load_config(path: str | pathlib.Path) -> dict[str, Any]:
-    """The config of a file, of the `config.json` in a folder, or of a released model that HKV ships.
-
-    Args:
-      path: the file or the folder; where there is none, the name of a released model.
-
-    Raises:
-      FileError: it cannot be read, or is not a JSON object; or there is neither a file nor a model of that name.
-    """
-    path = pathlib.Path(path)
-    if not path.exists():
-        return _released_config(path.as_posix())
-    if path.is_dir():
-        path = path / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(str(path), None, "", error.strerror, "a readable config.json") from None
-    except (ValueError, RecursionError) as error:
-        raise FileError(str(path), getattr(error, "lineno", None), "", str(error), "JSON") from None
-    if not isinstance(config, dict):
-        raise FileError(str(path), None, "", type(config).__name__, "a JSON object")
-    return ConfigFile(config, path)
-
-
-def _released_config(name: str) -> dict[str, Any]:
-    model = released.find(name)
-    if model is None:
-        names = ", ".join(released.near(name)) or released.released_models()[0].name
-        expected = f"a readable config.json, the folder it is in, or a released model, such as {names}"
-        raise FileError(name, None, "", "no such file, and no released model of that name", expected)
-    return model.config()

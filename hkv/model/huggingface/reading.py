@@ -11,9 +11,10 @@ from hkv.model.huggingface.closed import check_closed
 from hkv.model.huggingface.decoder import Decoder
 from hkv.model.huggingface.dropped import BORROWING, DROPPED
 from hkv.model.huggingface.family import Family
-from hkv.model.huggingface.fields import Fields, naming_file
+from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.known import known_families, nearest_family
 from hkv.model.huggingface.layer_template import layer_template
+from hkv.model.huggingface.loading import ConfigFile, naming_file
 from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.options import ReadOptions
 from hkv.model.huggingface.wrappers import LAYER_LIST, type_of
@@ -33,6 +34,8 @@ def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) ->
     """
     options = options or ReadOptions()
     fields = decoder_fields(config)
+    if isinstance(config, ConfigFile) and config.note:
+        fields.notes["config"] = config.note
     check_closed(fields, options)
     _check_ranks(fields, options.tensor_parallel)
     return fields.family.read(Decoder(fields, options))

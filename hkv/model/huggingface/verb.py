@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hkv.model.huggingface.fields import load_config
+from hkv.model.huggingface.loading import load_config
 from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.options import GDN_PREFILLS, ReadOptions
 from hkv.model.huggingface.reading import read_model as read_config
@@ -24,6 +24,8 @@ def read_model(
     speculative_tokens: int = 0,
     gdn_prefill: str = GDN_PREFILLS[0],
     draft: bool = False,
+    ignore_fields: Sequence[str] = (),
+    strict: bool = False,
 ) -> Model:
     """Reads from a model's config what each of its layers caches on one tensor-parallel rank.
 
@@ -38,6 +40,8 @@ def read_model(
       speculative_tokens: draft tokens verified in one step.
       gdn_prefill: kernel for prompts of gated delta nets, one of `GDN_PREFILLS`; `triton` keeps no state inside chunks.
       draft: whether the layers belong to a draft module.
+      ignore_fields: names of fields that HKV does not know, to be read over whatever they say.
+      strict: refuse every field that HKV does not know, also those on which no byte depends.
 
     Raises:
       FileError: the file cannot be read.
@@ -55,5 +59,7 @@ def read_model(
         speculative_tokens=speculative_tokens,
         gdn_prefill=gdn_prefill,
         draft=draft,
+        ignore_fields=tuple(ignore_fields),
+        strict=strict,
     )
     return read_config(fields, options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.resources
 import json
@@ -56,13 +55,3 @@ def released_models() -> tuple[Released, ...]:
 def find(name: str) -> Released | None:
     """The model of a name, in upper or lower case, or None."""
     return next((model for model in released_models() if name.lower() in model.names), None)
-
-
-def near(name: str, most: int = 6) -> list[str]:
-    """Names for one that is not there: those that begin with it, else the three most like it, best first."""
-    begun = [model.name for model in released_models() if any(alias.startswith(name.lower()) for alias in model.names)]
-    if begun:
-        return begun[:most]
-    known = {alias: model.name for model in released_models() for alias in model.names}
-    alike = difflib.get_close_matches(name.lower(), known, n=12, cutoff=0.5)
-    return list(dict.fromkeys(known[alias] for alias in alike))[:3]

@@ -71,6 +71,8 @@ class EngineOptions:
       state_dtype: element type of recurrent states, or None for the model's.
       gdn_prefill_backend: kernel for prompts of gated delta nets, one of `GDN_BACKENDS`; None for vLLM's choice.
       kda_prefill_backend: kernel for prompts of Kimi delta attention, one of `KDA_BACKENDS`.
+      ignore_fields: names of fields of the config that HKV does not know, to be read over. vLLM has no such option.
+      strict: refuse every field that HKV does not know. Nor such a one.
       speculation: drafting of tokens, or None.
       max_in_flight_tokens: tokens scheduled and not yet settled; None for those of all batches in flight. vLLM has no
         such option.
@@ -108,6 +110,8 @@ class EngineOptions:
     state_dtype: str | None = None
     gdn_prefill_backend: str | None = None
     kda_prefill_backend: str = "auto"
+    ignore_fields: tuple[str, ...] = ()
+    strict: bool = False
     speculation: Speculation | None = None
     max_in_flight_tokens: int | None = None
     kernel_block_size: int = 0

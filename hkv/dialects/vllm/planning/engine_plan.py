@@ -113,6 +113,8 @@ def read_models(
         "kv_dtype": options.kv_cache_dtype,
         "tensor_parallel": options.tensor_parallel_size,
         "context_parallel": options.decode_context_parallel_size,
+        "ignore_fields": options.ignore_fields,
+        "strict": options.strict,
     }
     speculation = options.speculation
     tokens = 0 if speculation is None else speculation.num_speculative_tokens
