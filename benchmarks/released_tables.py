@@ -20,7 +20,12 @@ HEAD = """# Released models, by name
 
 Wherever a command or `read_model` takes a model's `config.json`, it also takes the name of one of these
 (`hkv plan gpt-oss-20b --memory 80GiB`), or the repository on Hugging Face, with or without the organisation. A file or
-a folder of that name goes before it. Names that are close are said when there is none.
+a folder of that name goes before it, and so does the repository in a Hugging Face cache on the machine (`HF_HUB_CACHE`,
+`HF_HOME`), which is read without a network. Names that are close, by family and size, are said when there is none.
+
+Variants are found too: base and instruction-tuned versions, distils and finetunes, which `variants.toml` beside it
+lists, and quantized weights of any of them by the marks at the end of their names (`Qwen/Qwen3-32B-AWQ`), by the
+model's own organisation or one that publishes copies. The plan then says whose config was taken.
 
 Each config is in `hkv/model/released/configs`, and `index.toml` beside it says where its values are from: a **copy** of
 the published `config.json` that a public repository keeps; an **excerpt** of one, with the decoder's fields; or single

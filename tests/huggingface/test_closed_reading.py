@@ -16,8 +16,9 @@ from hkv.errors import ConfigError, HKVError
 from hkv.model.huggingface import Model, read_model
 from hkv.model.huggingface.family import REQUIRED
 from hkv.model.huggingface.inert import INERT, ONLY
+from hkv.model.huggingface.known import known_families, own_fields
 from hkv.model.huggingface.longest import LENGTHS
-from hkv.model.huggingface.reading import decoder_fields, known_families, own_fields
+from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.wrappers import WRAPPERS
 from hkv.model.released import released_models
 

@@ -28,6 +28,9 @@ from hkv.model.huggingface.known import (
 )
 from hkv.model.huggingface.options import ReadOptions
 
+QUANTIZATION = "quantization_config"
+"""The one known field that may be ignored: how weights are packed, and the cache where that says so too."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Unknown:
@@ -113,7 +116,7 @@ def _refusal(fields: Fields, refused: list[Unknown], options: ReadOptions) -> Co
 def _check_ignored(fields: Fields, options: ReadOptions, ignored: list[Unknown]) -> None:
     """Makes sure that nothing is ignored that decides."""
     for name in options.ignore_fields:
-        if any(name in (each.place, each.name) for each in ignored):
+        if name == QUANTIZATION or any(name in (each.place, each.name) for each in ignored):
             continue
         last = name.rpartition(".")[2]
         if last in fields.family.fields or last in fields.family.spellings or last in inert.ONLY or last in DERIVED:

@@ -26,6 +26,9 @@ LENGTHS = (
 UNKNOWN = 2048
 """Tokens where no field bounds a request."""
 
+NEEDS_FACTOR = frozenset(["yarn", "deepseek_yarn"])
+"""Kinds of rotary scaling that vLLM builds with a factor alone (`get_rope`)."""
+
 UNSCALED = frozenset(["su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"])
 """Kinds of rotary scaling whose factor the file's length already counts (`_get_and_verify_max_len`)."""
 
@@ -46,6 +49,10 @@ def longest_request(fields: Fields) -> int:
             return original
     factor: Any = 1
     for kind, scaling, where in scalings:
+        if kind in NEEDS_FACTOR and scaling.get("factor") is None:
+            raise ConfigError(
+                where + ".factor", None, f"a number: without one vLLM builds no rotary positions of {kind}"
+            )
         if kind not in UNSCALED:
             factor = scaling.get("factor", factor)
             if factor is None:

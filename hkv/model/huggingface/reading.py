@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.model.huggingface import wrappers
-from hkv.model.huggingface.closed import check_closed
+from hkv.model.huggingface.closed import QUANTIZATION, check_closed
 from hkv.model.huggingface.decoder import Decoder
 from hkv.model.huggingface.dropped import BORROWING, DROPPED
 from hkv.model.huggingface.family import Family
@@ -17,6 +18,7 @@ from hkv.model.huggingface.layer_template import layer_template
 from hkv.model.huggingface.loading import ConfigFile, naming_file
 from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.options import ReadOptions
+from hkv.model.huggingface.served_dtype import check_quantization
 from hkv.model.huggingface.wrappers import LAYER_LIST, type_of
 
 
@@ -34,9 +36,14 @@ def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) ->
     """
     options = options or ReadOptions()
     fields = decoder_fields(config)
+    if QUANTIZATION in options.ignore_fields:
+        less = [{k: v for k, v in each.items() if k != QUANTIZATION} for each in (fields.values, fields.outer)]
+        fields = dataclasses.replace(fields, values=less[0], outer=less[1])
+        fields.notes[QUANTIZATION] = f"ignored, as asked: {QUANTIZATION}"
     if isinstance(config, ConfigFile) and config.note:
         fields.notes["config"] = config.note
     check_closed(fields, options)
+    check_quantization(fields)
     _check_ranks(fields, options.tensor_parallel)
     return fields.family.read(Decoder(fields, options))
 
@@ -110,5 +117,13 @@ def _family(model_type: str, config: Mapping[str, Any], place: str = "model_type
         )
     if model_type in BORROWING:
         raise ConfigError(place, model_type, "a model with caches of its own: this draft module reads its target's")
+    if "auto_map" in config:
+        code = next(iter((config["auto_map"] or {}).values()), "") if isinstance(config["auto_map"], Mapping) else ""
+        expected = (
+            f"a type that HKV knows: this one is remote code (auto_map{f', {code}' if code else ''}), which is not run"
+        )
+        raise ConfigError(
+            place, model_type, f"{expected}; list its layers by hand (--layers FILE): {layer_template(config)}"
+        )
     expected = f"a known type, of which {nearest_family(config)} is nearest by its fields"
     raise ConfigError(place, model_type, f"{expected}; or its layers by hand (--layers FILE): {layer_template(config)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hkv.errors import ConfigError
+from hkv.model.huggingface.family import words
 from hkv.model.huggingface.fields import Fields
 from hkv.spec.dtypes import ITEM_BYTES
 
@@ -35,6 +36,30 @@ def served_dtype(fields: Fields) -> tuple[str, tuple[str, ...]]:
             return dtype, (path + name,)
     fields.notes["dtype"] = f"dtype = {PREFERRED}, as vLLM serves a model that names none: not in the file"
     return PREFERRED, ()
+
+
+QUANTIZATIONS = words(
+    """
+    auto-round auto_awq auto_gptq awq awq_marlin compressed-tensors deepseek_v4_fp8 experts_int8 fp8 gpt_oss_mxfp4 gptq
+    gptq_marlin humming inc modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 moe_wna16 mxfp4 mxfp8 online quark
+    torchao fp8_per_tensor fp8_per_block fp8_per_channel int8_per_channel_weight_only nvfp4_per_token
+    """
+)
+"""Names of quantized checkpoints' formats that vLLM 0.33 loads (`QuantizationMethods`, without deprecated ones)."""
+
+
+def check_quantization(fields: Fields) -> None:
+    """Makes sure that a checkpoint is in a format that vLLM loads: any other may ask for a cache of its own.
+
+    Raises:
+      ConfigError: it is in another.
+    """
+    for values, path in ((fields.outer, ""), (fields.values, fields.path)):
+        found = values.get("quantization_config")
+        method = found.get("quant_method") if isinstance(found, Mapping) else None
+        if method and str(method).lower().replace("compressed_tensors", "compressed-tensors") not in QUANTIZATIONS:
+            expected = f"a format of weights that vLLM 0.33 loads, one of {', '.join(sorted(QUANTIZATIONS))}"
+            raise ConfigError(f"{path}quantization_config.quant_method", method, expected)
 
 
 def quantized_cache(fields: Fields) -> tuple[str, tuple[str, ...]] | None:

@@ -110,10 +110,11 @@ def _known(name: str) -> tuple[tuple[Released, int | None] | None, bool]:
         if quantized and organisation in PACKING:
             break
         for alias in (f"{organisation}/{part}", *([part] if not slash or organisation in COPIES else ())):
-            if (model := find(alias)) is not None:
+            listed, model = variants().get(alias), find(alias)
+            if listed is not None and (slash or model is None):  # HKV's own name may be another repository's, too
+                return listed, quantized
+            if model is not None:
                 return (model, None), quantized
-            if alias in variants():
-                return variants()[alias], quantized
     return None, False
 
 

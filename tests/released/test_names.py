@@ -1,0 +1,157 @@
+"""Names of variants, of quantized weights and of copies: each finds its model, and none is taken for another."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+import hkv
+from hkv.errors import ConfigError, FileError
+from hkv.model.huggingface import load_config, read_model
+from hkv.model.released import find, near, released_models, resolve
+from hkv.model.released.names import COPIES, MARKS, variants
+
+POPULAR = """
+meta-llama/Llama-3.1-8B-Instruct llama-3.1-8b
+meta-llama/Meta-Llama-3.1-70B-Instruct llama-3.1-70b
+RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic llama-3.1-8b
+hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4 llama-3.1-70b
+unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit llama-3.1-8b
+unsloth/Qwen3-8B-unsloth-bnb-4bit qwen3-8b
+RedHatAI/Qwen3-30B-A3B-quantized.w4a16 qwen3-30b-a3b
+Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4 qwen2.5-7b
+Qwen/Qwen3-32B-AWQ qwen3-32b
+TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ mixtral-8x7b
+deepseek-ai/DeepSeek-R1-Distill-Llama-70B llama-3.3-70b
+deepseek-ai/DeepSeek-R1-0528 deepseek-v3
+meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8 llama-4-maverick
+zai-org/GLM-4.5-FP8 glm-4.5
+unsloth/gpt-oss-20b-BF16 gpt-oss-20b
+google/gemma-3-27b-pt gemma-3-27b
+mistralai/Mistral-7B-Instruct-v0.2 mistral-7b-v0.3
+"""
+
+
+@pytest.mark.parametrize("line", POPULAR.strip().splitlines())
+def test_a_popular_name_finds_its_model_and_says_so(line: str) -> None:
+    name, expected = line.split()
+    found = resolve(name)
+    assert found is not None
+    assert found.model.name == expected
+    assert found.config == found.model.config()
+    assert name in found.note
+    assert expected in found.note
+    assert found.note in read_model(load_config(name)).notes
+
+
+def test_a_variant_may_have_another_longest_request() -> None:
+    name = "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"
+    distil, own = read_model(load_config(name)), read_model(load_config("qwen2.5-32b"))
+    assert (distil.max_model_len, own.max_model_len) == (131072, 32768)
+    assert distil.specs == own.specs
+    assert any("131,072" in note for note in distil.notes)
+    assert not own.notes
+    for base in ("Qwen/Qwen2.5-7B", "unsloth/Qwen2.5-7B-bnb-4bit"):
+        assert read_model(load_config(base)).max_model_len == 131072, "not that of HKV's name, the tuned model"
+    assert read_model(load_config("qwen2.5-7b-awq")).max_model_len == 32768
+
+
+def test_the_variants_are_repositories_that_no_released_model_has() -> None:
+    repositories = [name for name in variants() if "/" in name]
+    assert len(repositories) > 150
+    assert all(name.count("/") == 1 for name in repositories)
+    assert not [name for name in repositories if find(name)]
+    for name in repositories:
+        (model, longest), found = variants()[name], resolve(name)
+        assert found is not None
+        assert found.model is model
+        read = read_model(found.config)
+        assert longest in (None, read.max_model_len)
+
+
+def test_marks_of_quantized_weights_come_off_all_names_of_their_own_organisation_or_of_copies() -> None:
+    for model in released_models():
+        if model.ids[0].lower().startswith(("nvidia/", "amd/")):
+            continue
+        name = model.ids[0]
+        found = resolve(f"{name}-GPTQ-Int4")
+        assert found is not None
+        assert found.model.name == model.name
+        copy = resolve(f"unsloth/{name.partition('/')[2]}-unsloth-bnb-4bit")
+        assert copy is not None
+        assert copy.model.name == model.name
+        assert resolve(f"nobody/{name.partition('/')[2]}") is None, "whose values those are is not known"
+    assert "unsloth" in COPIES
+    assert MARKS.search("x-awq")
+
+
+def test_checkpoints_that_pack_the_cache_are_not_taken_for_others() -> None:
+    assert resolve("nvidia/Llama-3.1-8B-Instruct-FP8") is None
+    with pytest.raises(FileError, match=r"llama-3\.1-8b.*--kv-cache-dtype fp8"):
+        load_config("nvidia/Llama-3.1-8B-Instruct-FP8")
+
+
+def test_near_names_are_of_the_family_by_size() -> None:
+    assert near("llama-3.1-9b")[0] == "llama-3.1-8b"
+    assert near("meta-llama/Llama-3.1-90B")[0] == "llama-3.1-70b"
+    assert near("qwen3-7b")[0] == "qwen3-8b"
+    assert near("mistral-8b")[0] == "mistral-7b-v0.3"
+
+
+def snapshot(cache: pathlib.Path, name: str, revision: str, config: object) -> pathlib.Path:
+    folder = cache / f"models--{name.replace('/', '--')}" / "snapshots" / revision
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_cache_of_hugging_face_goes_before_released_models(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, config = "meta-llama/Llama-3.1-8B-Instruct", load_config("llama-3.1-8b") | {"num_hidden_layers": 4}
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = snapshot(tmp_path, name, "0123456789abcdef", config)
+    assert load_config(name) == config
+    assert load_config(folder.parent.parent) == config, "the repository's folder in the cache"
+    model = hkv.read_model(name)
+    assert model.num_layers == 4
+    assert model.notes == ("config of snapshot 0123456789ab in the Hugging Face cache",)
+    snapshot(tmp_path, name, "fedcba", config | {"num_hidden_layers": 5})
+    with pytest.raises(FileError, match="refs/main"):
+        load_config(name)
+    (folder.parent.parent / "refs").mkdir()
+    (folder.parent.parent / "refs" / "main").write_text("fedcba")
+    assert load_config(name)["num_hidden_layers"] == 5
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    snapshot(tmp_path / "home" / "hub", "mine/own", "1", config)
+    assert load_config("mine/own") == config
+
+
+def test_a_quantized_cache_may_be_asked_for_beside_the_config(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(load_config("llama-3.1-8b")))
+    plain = hkv.read_model(tmp_path)
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert hkv.read_model(tmp_path).token_bytes * 2 == plain.token_bytes
+
+
+def test_files_with_a_mark_or_a_field_named_twice(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + b'{"model_type": "llama"}')
+    with pytest.raises(FileError, match="byte-order mark"):
+        load_config(file)
+    file.write_text('{"model_type": "llama", "head_dim": 64, "head_dim": 128}')
+    with pytest.raises(FileError, match=r"head_dim = \[64, 128\]: expected a field that stands there once"):
+        load_config(file)
+    file.write_text('{"model_type": "llama", "head_dim": 64, "head_dim": 64}')
+    assert load_config(file)["head_dim"] == 64
+
+
+def test_a_plan_by_name_is_that_of_the_model_read_by_hand() -> None:
+    by_name, by_hand = hkv.plan("gpt-oss-20b", "80GiB"), hkv.plan(hkv.read_model("gpt-oss-20b"), "80GiB")
+    assert (by_name.num_blocks, by_name.tokens) == (by_hand.num_blocks, by_hand.tokens)
+    with pytest.raises(ConfigError, match="draft"):
+        hkv.plan("gpt-oss-20b", "80GiB", draft=hkv.read_model("gpt-oss-20b"))
