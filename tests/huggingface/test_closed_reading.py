@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.errors import ConfigError, HKVError
-from hkv.model.huggingface import Model, read_model
+from hkv.model.huggingface import Model, ReadOptions, read_model
+from hkv.model.huggingface.closed import read_fields
 from hkv.model.huggingface.family import REQUIRED
 from hkv.model.huggingface.inert import INERT, ONLY
-from hkv.model.huggingface.known import known_families, own_fields
+from hkv.model.huggingface.known import DERIVED, known_around, known_families, known_inside, own_fields
 from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.wrappers import WRAPPERS
@@ -99,10 +100,55 @@ def test_a_missing_field_is_the_default_and_is_noted(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
-def test_an_unknown_field_is_refused_with_its_value(model_type: str) -> None:
-    with pytest.raises(ConfigError, match="memory_tokens = 17"):
-        read_model(whole(model_type) | {"memory_tokens": 17})
-    assert answer(read_model(whole(model_type) | {"memory_tokens": None})) == answer(read_model(whole(model_type)))
+def test_unknown_fields_are_noted_where_vllm_never_reads_them_and_refused_elsewhere(model_type: str) -> None:
+    config, plain = whole(model_type), answer(read_model(whole(model_type)))
+    unknown = {"memory_tokens": 17, "memory_kind": "long"}
+    assert answer(read_model(config | dict.fromkeys(unknown))) == plain, "a null says nothing"
+    if model_type in read_fields():
+        model = read_model(config | unknown)
+        assert answer(model) == plain
+        assert any('memory_tokens = 17, memory_kind = "long"' in note for note in model.notes), "one note"
+    else:
+        with pytest.raises(ConfigError, match="memory_tokens, memory_kind = "):
+            read_model(config | unknown)
+    for options in (ReadOptions(strict=True), ReadOptions(draft=True)):
+        with pytest.raises(ConfigError, match="memory_tokens = 17"):
+            read_model(config | {"memory_tokens": 17}, options)
+    ignoring = read_model(config | unknown, ReadOptions(strict=True, ignore_fields=tuple(unknown)))
+    assert answer(ignoring) == plain
+    assert 'ignored, as asked: memory_tokens = 17, memory_kind = "long"' in ignoring.notes
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES.keys() & read_fields().keys()))
+def test_every_field_that_vllm_reads_and_hkv_does_not_is_refused_in_one_message(model_type: str) -> None:
+    config = whole(model_type)
+    names = sorted(read_fields()[model_type] - known_inside(decoder_fields(config)) - DERIVED.keys())
+    assert names, "such as `generator`, of every type"
+    with pytest.raises(ConfigError) as refused:
+        read_model(config | dict.fromkeys(names, 17) | {"memory_tokens": 17})
+    assert refused.value.argument == ", ".join(names)
+    ignoring = read_model(config | dict.fromkeys(names, 17), ReadOptions(ignore_fields=tuple(names)))
+    assert answer(ignoring) == answer(read_model(config))
+
+
+def test_a_field_that_decides_cannot_be_ignored() -> None:
+    for name in ("hidden_size", "is_decoder", "max_position_embeddings"):
+        with pytest.raises(ConfigError, match=f"ignore_fields = '{name}'"):
+            read_model(whole("llama"), ReadOptions(ignore_fields=(name,)))
+
+
+def test_causes_of_a_refusal_are_told_apart() -> None:
+    config = whole("llama")
+    with pytest.raises(ConfigError, match=r"remote code \(auto_map, configuration_x.XConfig\)"):
+        read_model(config | {"model_type": "x", "auto_map": {"AutoConfig": "configuration_x.XConfig"}})
+    with pytest.raises(ConfigError, match=r"rope_scaling\.factor = None"):
+        read_model(config | {"rope_scaling": {"rope_type": "yarn"}})
+    packed = config | {"quantization_config": {"quant_method": "bitsandbytes"}}
+    with pytest.raises(ConfigError, match=r"quantization_config\.quant_method = 'bitsandbytes'"):
+        read_model(packed)
+    ignoring = read_model(packed, ReadOptions(ignore_fields=("quantization_config",)))
+    assert answer(ignoring) == answer(read_model(config))
+    assert "ignored, as asked: quantization_config" in ignoring.notes
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
@@ -135,8 +181,14 @@ def test_a_wrapper_reads_its_decoder_and_refuses_what_it_does_not_know(outer: st
         config = {key: config}
     config["model_type"] = outer
     assert answer(read_model(config)) == answer(plain)
+    beside = config | {"memory_tokens": 17}
+    if outer in read_fields():
+        assert any("memory_tokens = 17" in note for note in read_model(beside).notes)
+        names = sorted(read_fields()[outer] - known_around(outer))
+        with pytest.raises(ConfigError, match=", ".join(names)):
+            read_model(config | dict.fromkeys(names, 17))
     with pytest.raises(ConfigError, match="memory_tokens = 17"):
-        read_model(config | {"memory_tokens": 17})
+        read_model(beside, ReadOptions(strict=True))
 
 
 RELEASED: dict[str, dict[str, Any]] = {}

@@ -26,6 +26,7 @@ from hkv.model.huggingface.known import (
     nearest_family,
     own_fields,
 )
+from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.options import ReadOptions
 
 QUANTIZATION = "quantization_config"
@@ -103,14 +104,15 @@ def _refusal(fields: Fields, refused: list[Unknown], options: ReadOptions) -> Co
     names, family = ", ".join(each.place for each in refused), fields.family.name
     value = refused[0].value if len(refused) == 1 else [each.value for each in refused]
     whose = "a field" if len(refused) == 1 else "fields"
-    if options.strict and not any(shapes(each.owner, each.name) for each in refused):
-        return ConfigError(
-            names, value, f"{whose} that {family} has, with `strict`; no byte of the cache depends on it"
-        )
+    read = [each.name for each in refused if shapes(each.owner, each.name)]
+    if not read:
+        why = "a draft's fields are not traced" if options.draft else "all others are refused, as asked (strict)"
+        return ConfigError(names, value, f"{whose} that HKV knows of {family}: {why}; --ignore-field plans without")
     known = {name for key in known_families() for name in own_fields(key)}
-    nearest = next((each.name for each in refused if each.name in known), None)
+    nearest = next((name for name in read if name in known), None)
     hint = f" ({nearest_family(fields.values, nearest)} has {nearest})" if nearest else ""
-    return ConfigError(names, value, f"{whose} that HKV reads of {family}{hint}; --ignore-field plans without")
+    reads = "vLLM reads them" if all(each.owner in read_fields() for each in refused) else "vLLM may read them"
+    return ConfigError(names, value, f"{whose} that HKV knows of {family}: {reads}{hint}; --ignore-field plans without")
 
 
 def _check_ignored(fields: Fields, options: ReadOptions, ignored: list[Unknown]) -> None:
@@ -119,7 +121,7 @@ def _check_ignored(fields: Fields, options: ReadOptions, ignored: list[Unknown])
         if name == QUANTIZATION or any(name in (each.place, each.name) for each in ignored):
             continue
         last = name.rpartition(".")[2]
-        if last in fields.family.fields or last in fields.family.spellings or last in inert.ONLY or last in DERIVED:
+        if last in fields.family.fields or last in fields.family.spellings or last in {*inert.ONLY, *DERIVED, *LENGTHS}:
             expected = f"a field that HKV does not know: on this one depends what {fields.family.name} caches"
             raise ConfigError("ignore_fields", name, expected)
 

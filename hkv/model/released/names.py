@@ -166,7 +166,7 @@ def _alike(wanted: list[str], found: list[str]) -> int:
 
 
 def _apart(one: str, other: str) -> float:
-    """How far apart the sizes in two names are, as a logarithm; 0 where one has none."""
+    """Ratio of the sizes in two names, as a logarithm without its sign; 0 where one has none."""
     sizes = [SIZE.search(name) for name in (one, other)]
     if sizes[0] is None or sizes[1] is None:
         return 0.0
