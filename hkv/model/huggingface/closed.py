@@ -85,7 +85,7 @@ def shapes(model_type: str, name: str) -> bool:
 @functools.cache
 def read_fields() -> Mapping[str, frozenset[str]]:
     """Fields that change what vLLM caches and that HKV does not read, or of which that is not certain, by the type."""
-    text = importlib.resources.files(__package__).joinpath("read_fields.json").read_text(encoding="utf-8")
+    text = importlib.resources.files("hkv.model.huggingface").joinpath("read_fields.json").read_text(encoding="utf-8")
     table = json.loads(text)
     return {name: frozenset(table["every type"]) | frozenset(own) for name, own in table["types"].items()}
 

@@ -127,7 +127,7 @@ def _unmarked(name: str) -> Iterator[str]:
 
 
 def expected(name: str) -> str:
-    """What could have been given in place of a name that nothing is known of."""
+    """Text of an error: accepted forms, and names near to one that nothing is known of."""
     names = ", ".join(near(name)) or released_models()[0].name
     text = f"a readable config.json, the folder it is in, or a released model, such as {names}"
     organisation, _, rest = name.lower().rpartition("/")
