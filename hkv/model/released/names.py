@@ -26,7 +26,7 @@ MARKS = re.compile(
     )$""",
     re.VERBOSE,
 )
-"""What the name of quantized weights ends with, after the model's; there may be several."""
+"""Ends of names of quantized weights, after the model's; there may be several."""
 
 COPIES = frozenset(
     re.findall(
