@@ -37,6 +37,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True):
     expected: str = ""
     upstream: str = ""
     wrong: str = ""
+    reader: str = ""
 
 
 def _read(section: str) -> Iterator[Planted]:
@@ -45,7 +46,8 @@ def _read(section: str) -> Iterator[Planted]:
         edits = tuple(Patch(*edit) for edit in row.edits)
         expected = tuple(row.expected.split("|")) if row.expected else ()
         upstream = tuple(row.upstream.split())
-        yield Planted(name, section, edits, row.judge, tuple(row.arguments), expected, upstream, row.wrong)
+        arguments = tuple(row.arguments)
+        yield Planted(name, section, edits, row.judge, arguments, expected, upstream, row.wrong, row.reader)
 
 
 SECTIONS = {section: tuple(_read(section)) for section in (*PUBLISHED, *OWN)}

@@ -30,6 +30,8 @@ class Planted:
         which names the cause.
       upstream: where the bug was published: `vllm#33775`, or a commit, `rtp-llm@04e47d7b1`.
       wrong: what goes wrong, in one line.
+      reader: under `DIFF`, where the first line leads a reader: to the `cause`, an `effect`, or `astray`; "" without a
+        grade.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Planted:
     expected: tuple[str, ...] = ()
     upstream: tuple[str, ...] = ()
     wrong: str = ""
+    reader: str = ""
 
     @property
     def judged_by_suite(self) -> bool:

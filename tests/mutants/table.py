@@ -158,7 +158,7 @@ def package_table(verdicts: Sequence[Verdict], package: str, again: Sequence[str
             _shortened(verdict.problem) if verdict.killed else f"**{verdict.outcome}** {_shortened(verdict.problem)}"
         )
         numbers = f"{verdict.examples} | {verdict.seconds:.1f} | {verdict.size or '-'}"
-        lines.append(f"| `{mutant.name}` | {mutant.wrong}{upstream} | {numbers} | {report} |")
+        lines.append(f"| `{mutant.name}` | {mutant.wrong}{upstream} | {numbers} | {report} | {mutant.reader or '-'} |")
     return "\n".join([*lines, ""])
 
 
@@ -192,14 +192,14 @@ MOST = 220
 """Characters of a report's first line that the table shows."""
 
 PACKAGE_TITLES = (
-    "| mutant | what goes wrong | seeds | seconds | size | first line of the report |",
-    "|---|---|--:|--:|--:|---|",
+    "| mutant | what goes wrong | seeds | seconds | size | first line of the report | leads to |",
+    "|---|---|--:|--:|--:|---|---|",
 )
 
 PACKAGE_HEAD = """# Defects planted in {package}
 
 Each row is a defect planted by itself, in memory, in the installed {package} {version}, and what
-`hkv diff --engines {package},numpy` says of it with its default settings, or with the `--version` that a row names.
+`hkv diff --engines numpy,{package}` says of it with its default settings, or with the `--version` that a row names.
 This page is written by `python -m tests.mutants --target {package} --markdown docs/mutants-in-{package}.md`; the edits
 are in `tests/mutants/rows/{package}.toml`.
 
@@ -207,7 +207,9 @@ are in `tests/mutants/rows/{package}.toml`.
 *size* is how many operations the case has, those included in which the engine goes on by itself until an invariant
 breaks. The first line of the report stands here without the name of its seed. A defect counts only if that line names
 the cause, by words that its row holds it to, and the case has at most 12 operations; other rows say **misread**, or
-**lives** where the engines never differed. Rows of the file that are missing here were not measured in this run."""
+**lives** where the engines never differed. Rows of the file that are missing here were not measured in this run.
+*Leads to* is the grade that a reader gave the first line who had read neither the edits nor the engine's code, held
+against the second column: to the *cause*, to an *effect* of it in the right part of the engine, or *astray*."""
 
 OWN_TITLES = ("| mutant | function | edit | caught by |", "|---|---|---|---|")
 

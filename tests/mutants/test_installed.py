@@ -44,6 +44,9 @@ def test_the_page_lists_rows_and_counts_those_that_are_named() -> None:
     assert set(NAMED) <= named <= set(ROWS)
     assert f"\n{len(named)} of {len(listed)} found in " in page
     assert all(f"| {ROWS[name].wrong}" in line for name, line in listed.items())
+    graded = {name: line.rpartition(" | ")[2].removesuffix(" |") for name, line in listed.items()}
+    assert all(graded[name] == (ROWS[name].reader or "-") for name in listed)
+    assert sum(grade in ("cause", "effect") for grade in graded.values()) >= 60
 
 
 def test_a_report_that_does_not_name_the_cause_is_no_kill(monkeypatch: pytest.MonkeyPatch) -> None:

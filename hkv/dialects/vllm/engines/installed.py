@@ -274,12 +274,40 @@ class InstalledVllmEngine:
         # The null block is asked too: it never has a key, unless somebody registers a skipped column.
         keyed = [block for block in self._pool.blocks if block.block_hash is not None]
         rows = {id: _ids(self._manager.get_blocks(id).blocks) for id in self._requests}
-        return CacheState(
+        state = CacheState(
             free=[block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()],
             refs={str(block.block_id): block.ref_cnt for block in blocks if block.ref_cnt},
             rows={id: row for id, row in rows.items() if any(row)},
             cached={str(block.block_id): vllm_objects.cached_entry(block) for block in keyed},
         )
+        self._check_questions(state)
+        return state
+
+    def _check_questions(self, state: CacheState) -> None:
+        """Holds what the manager says of itself to its own state: questions that a connector or a metric asks of it.
+
+        Raises:
+          OperationError: an answer that the state does not have.
+        """
+        manager, blocks = self._manager, self._config.num_blocks - 1
+        _agree("usage", manager.usage, 1.0 - len(state.free) / blocks if blocks else 0)
+        for id, row in state.rows.items():
+            _agree(f"block ids of {id}", [list(ids) for ids in manager.get_block_ids(id)], row)
+            computed = self._requests[id].num_computed_tokens
+            told = manager.get_block_ids_for_computed_tokens(id, computed)
+            for group, (ids, whole) in enumerate(zip(told, row, strict=True)):
+                if self._config.topology.specs[group].reads_all:
+                    covering = whole[: max(len(ids), -(-computed // self._config.block_size(group)))]
+                    _agree(f"blocks of the {computed} computed tokens of {id} in group {group}", list(ids), covering)
+            if self._config.caching:
+                estimate = manager.estimate_cached_tokens(self._requests[id])
+                _agree(f"cached tokens of {id}", estimate, self._cached_tokens(state, row))
+
+    def _cached_tokens(self, state: CacheState, row: list[list[int]]) -> int:
+        """Tokens up to which every group that is looked up has a cached block in a request's row."""
+        pairs = zip(self._config.topology.specs, row, strict=True)
+        entries = ([state.cached.get(str(block)) for block in ids] for spec, ids in pairs if spec.prefix_cacheable)
+        return min((max((entry[1] for entry in each if entry), default=0) for each in entries), default=0)
 
     def num_free(self) -> int:
         return self._pool.get_num_free_blocks()
@@ -314,6 +342,11 @@ class InstalledVllmEngine:
             return evicted
 
         self._pool._maybe_evict_cached_block = counting
+
+
+def _agree(name: str, told: Any, due: Any) -> None:
+    if told != due:
+        raise OperationError(name, told, f"{due}, as vLLM's own rows, queue and index have it")
 
 
 def _ids(groups: Sequence[Sequence[Any]]) -> list[list[int]]:
