@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -111,19 +112,28 @@ class Model:
         return sum(layer.resident_bytes() for layer in self.layers)
 
     def stage_specs(self, stages: int) -> list[dict[str, LayerSpec]]:
-        """Each pipeline stage's layers (vLLM 0.33 `get_pp_indices`: layers left over go to the middle stages).
+        """Each pipeline stage's layers; those left over go to the middle stages.
 
         Raises:
           PlanError: there are fewer layers than stages.
         """
-        if not 1 <= stages <= self.num_layers:
-            raise PlanError("pipeline_parallel", stages, f"1 to {self.num_layers}, the number of layers")
-        counts = [self.num_layers // stages] * stages
-        for extra in range(self.num_layers % stages):
-            counts[-(extra + 2)] += 1
-        first, result = 0, []
-        for count in counts:
-            owned = {layer.name: layer.spec for layer in self.layers if first <= layer.index < first + count}
+        result = []
+        for first, end in stage_bounds(self.num_layers, stages):
+            owned = {layer.name: layer.spec for layer in self.layers if first <= layer.index < end}
             result.append({name: spec for name, spec in owned.items() if spec is not None})
-            first += count
         return result
+
+
+def stage_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
+    """Each pipeline stage's first layer, and the one after its last (vLLM 0.33 `get_pp_indices`).
+
+    Raises:
+      PlanError: there are fewer layers than stages.
+    """
+    if not 1 <= stages <= layers:
+        raise PlanError("pipeline_parallel", stages, f"1 to {layers}, the number of layers")
+    counts = [layers // stages] * stages
+    for extra in range(layers % stages):
+        counts[-(extra + 2)] += 1
+    ends = list(itertools.accumulate(counts))
+    return list(zip([0, *ends], ends, strict=False))

@@ -1,0 +1,5 @@
+"""Weights that vLLM 0.33 holds on each GPU, to the byte, from a config: the parameters of its own classes, by shape."""
+
+from hkv.dialects.vllm.weights.weights import weights_of
+
+__all__ = ["weights_of"]

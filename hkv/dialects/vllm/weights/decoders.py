@@ -1,0 +1,329 @@
+"""Weights of decoders by family, as vLLM 0.33's classes hold them: transformers, dense and with experts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hkv.dialects.vllm.weights.blocks import attention, experts, latent_attention, mlp
+from hkv.dialects.vllm.weights.rank import Rank
+
+FLOAT32 = 4
+"""Bytes of an element of routers and correction biases that are kept in it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Bytes of a model's parameters on one tensor-parallel rank, by the pipeline stages that hold them.
+
+    Attributes:
+      embedding: of tokens; on the first stage, and on the last one where the head is the same.
+      layers: each decoder layer.
+      last: the last norm and the head, on the last stage.
+      tied: the head is the embedding.
+      embeds: every stage holds the embedding.
+      every: what every stage holds: encoders of images and sound, and what joins them to the decoder.
+    """
+
+    embedding: int
+    layers: tuple[int, ...]
+    last: int
+    tied: bool
+    embeds: bool = False
+    every: int = 0
+
+    def stages(self, bounds: list[tuple[int, int]]) -> tuple[int, ...]:
+        """Bytes of each stage.
+
+        Args:
+          bounds: each stage's first layer, and the one after its last.
+        """
+        found = []
+        for stage, (first, end) in enumerate(bounds):
+            closes = stage == len(bounds) - 1
+            embeds = self.embeds or stage == 0 or (self.tied and closes)
+            found.append(sum(self.layers[first:end]) + embeds * self.embedding + closes * self.last + self.every)
+        return tuple(found)
+
+
+def decoder(
+    rank: Rank,
+    layer: Callable[[int], int],
+    *,
+    tied: bool = False,
+    embeds: bool = False,
+    norms: int = 1,
+    head_bias: bool = False,
+    extra: int = 0,
+    vocabulary: int | None = None,
+) -> Weights:
+    """A decoder: embedding, layers, a norm and a head.
+
+    Args:
+      rank: the rank.
+      layer: bytes of a layer, by its number.
+      tied: the head is the embedding where the file does not say.
+      embeds: every pipeline stage holds the embedding.
+      norms: vectors of the last norm: 2 with a bias.
+      head_bias: the head has a bias.
+      extra: bytes beside these on the last stage.
+      vocabulary: its tokens where published files leave the class's default out.
+    """
+    rows, size = rank.number("vocab_size", default=vocabulary), rank.hidden
+    shared = bool(rank.value("tie_word_embeddings", tied))
+    last = rank.vector(*[size] * norms) + extra
+    if not shared:
+        last += rank.vocabulary(rows, size, head_bias)
+    layers = tuple(layer(index) for index in range(rank.fields.num_layers))
+    return Weights(rank.vocabulary(rows, size), layers, last, shared, embeds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """A family whose layers are all alike.
+
+    Attributes:
+      norms: vectors of a layer's norms; 4 with norms after attention and MLP too, 2 of each with biases.
+      bias: default of a bias of queries, keys and values; the field says where it is named.
+      bias_field: the field, or none.
+      out_bias: the projection out has a bias: a field's name, or whether.
+      mlp_bias: likewise of the MLP.
+      norm: norms of queries and keys, as `attention` has them, or a field that asks for them.
+      gated: MLPs have a gate.
+      tied: the head is the embedding where the file does not say.
+      embeds: every pipeline stage holds the embedding.
+      last: vectors of the last norm.
+      head_bias: the head has a bias.
+      vocabulary: tokens where published files leave the class's default out.
+    """
+
+    norms: int = 2
+    bias: bool = False
+    bias_field: str = ""
+    out_bias: str | bool = False
+    mlp_bias: str | bool = False
+    norm: str = ""
+    gated: bool = True
+    tied: bool = False
+    embeds: bool = False
+    last: int = 1
+    head_bias: bool = False
+    vocabulary: int | None = None
+
+    def __call__(self, rank: Rank, prefix: str) -> Weights:
+        def flag(chosen: str | bool) -> bool:
+            return bool(rank.value(chosen, False)) if isinstance(chosen, str) else chosen
+
+        bias = bool(rank.value(self.bias_field, self.bias)) if self.bias_field else self.bias
+        inner = rank.number("intermediate_size")
+
+        def layer(index: int) -> int:
+            name = f"{prefix}layers.{index}"
+            total = attention(
+                rank, f"{name}.self_attn", bias=bias, out_bias=flag(self.out_bias), norm=self.norm
+            )
+            total += mlp(rank, f"{name}.mlp", inner, gated=self.gated, bias=flag(self.mlp_bias))
+            return total + rank.vector(*[rank.hidden] * self.norms)
+
+        return decoder(
+            rank,
+            layer,
+            tied=self.tied,
+            embeds=self.embeds,
+            norms=self.last,
+            head_bias=self.head_bias,
+            vocabulary=self.vocabulary,
+        )
+
+
+def cohere(rank: Rank, prefix: str) -> Weights:
+    """One norm a layer for attention and MLP side by side."""
+    norm = "all" if rank.value("use_qk_norm", False) else ""
+    return Dense(norms=1, bias_field="attention_bias", out_bias="attention_bias", norm=norm, tied=True, embeds=True)(
+        rank, prefix
+    )
+
+
+def latent_dense(rank: Rank, prefix: str) -> Weights:
+    """MiniCPM3: latent attention before MLPs."""
+
+    def layer(index: int) -> int:
+        name = f"{prefix}layers.{index}"
+        size = rank.number("qk_nope_head_dim") + rank.number("qk_rope_head_dim")
+        heads, latent = rank.number("num_attention_heads"), rank.number("kv_lora_rank")
+        values = rank.number("v_head_dim", default=rank.hidden // heads)
+        query = rank.number("q_lora_rank")
+        total = rank.whole(f"{name}.self_attn.q_a_proj", rank.hidden, query) + rank.vector(query)
+        total += rank.column(f"{name}.self_attn.q_b_proj", query, heads * size)
+        rotary = rank.number("qk_rope_head_dim")
+        total += rank.whole(f"{name}.self_attn.kv_a_proj_with_mqa", rank.hidden, latent + rotary) + rank.vector(latent)
+        total += rank.column(f"{name}.self_attn.kv_b_proj", latent, heads * (size - rotary + values))
+        total += rank.row(f"{name}.self_attn.o_proj", heads * values, rank.hidden)
+        return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size")) + rank.vector(*[rank.hidden] * 2)
+
+    return decoder(rank, layer)
+
+
+def routed(
+    rank: Rank,
+    prefix: str,
+    attend: Callable[[str, int], int],
+    sparse: Callable[[int], bool],
+    route: Callable[[str], int],
+    **rest: Any,
+) -> Weights:
+    """A decoder in which some layers have experts and all others an MLP.
+
+    Args:
+      rank: the rank.
+      prefix: of names.
+      attend: bytes of a layer's attention, by its name and number.
+      sparse: whether a layer has experts.
+      route: bytes of a layer's experts, by its name.
+      rest: for `decoder`.
+    """
+
+    def layer(index: int) -> int:
+        name = f"{prefix}layers.{index}"
+        total = attend(f"{name}.self_attn", index) + rank.vector(*[rank.hidden] * 2)
+        if sparse(index):
+            return total + route(f"{name}.mlp")
+        return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size"))
+
+    return decoder(rank, layer, **rest)
+
+
+def from_dense(rank: Rank) -> Callable[[int], bool]:
+    """Layers with experts where the first ones have none (`first_k_dense_replace`, `moe_layer_freq`)."""
+    first, every = rank.number("first_k_dense_replace", default=0), rank.number("moe_layer_freq", default=1)
+    return lambda index: index >= first and index % every == 0
+
+
+def shared_size(rank: Rank) -> int:
+    """Elements inside DeepSeek's shared experts, which are one MLP."""
+    return rank.number("n_shared_experts", default=0) * rank.number("moe_intermediate_size")
+
+
+def deepseek(rank: Rank, prefix: str) -> Weights:
+    """DeepSeek-V2 and V3, Kimi K2, GLM-4.7 Flash."""
+    count, inner, shared = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), shared_size(rank)
+    corrected = rank.value("topk_method", "noaux_tc") == "noaux_tc"
+    return routed(
+        rank,
+        prefix,
+        lambda name, index: latent_attention(rank, name, bias=bool(rank.value("attention_bias", False))),
+        from_dense(rank),
+        lambda name: experts(rank, name, count, inner, shared=shared, correction=FLOAT32 * corrected),
+    )
+
+
+def qwen3_moe(rank: Rank, prefix: str) -> Weights:
+    """Qwen3 with experts in every layer, or in every so manyth."""
+    count, inner = rank.number("num_experts"), rank.number("moe_intermediate_size")
+    every, without = rank.number("decoder_sparse_step", default=1), rank.value("mlp_only_layers") or ()
+    bias = bool(rank.value("attention_bias", False))
+    return routed(
+        rank,
+        prefix,
+        lambda name, index: attention(rank, name, bias=bias, norm="head"),
+        lambda index: index not in without and (index + 1) % every == 0,
+        lambda name: experts(rank, name, count, inner),
+    )
+
+
+def glm4_moe(rank: Rank, prefix: str) -> Weights:
+    """GLM-4.5 and its successors with full attention."""
+    count, inner, shared = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), shared_size(rank)
+    norm = "head" if rank.value("use_qk_norm", False) else ""
+    bias = bool(rank.value("attention_bias", False))
+    return routed(
+        rank,
+        prefix,
+        lambda name, index: attention(rank, name, bias=bias, norm=norm),
+        from_dense(rank),
+        lambda name: experts(rank, name, count, inner, shared=shared, correction=FLOAT32, gate_width=FLOAT32),
+    )
+
+
+def minimax_m2(rank: Rank, prefix: str) -> Weights:
+    """MiniMax M2: experts in every layer, norms over all heads."""
+    count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
+    correction = FLOAT32 * bool(rank.value("use_routing_bias", True))
+    return routed(
+        rank,
+        prefix,
+        lambda name, index: attention(rank, name, norm="all" if rank.value("use_qk_norm", True) else ""),
+        lambda index: True,
+        lambda name: experts(rank, name, count, inner, correction=correction, gate_width=FLOAT32),
+    )
+
+
+def mixtral(rank: Rank, prefix: str) -> Weights:
+    """Mixtral: experts in every layer."""
+    count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
+    return routed(
+        rank,
+        prefix,
+        lambda name, index: attention(rank, name),
+        lambda index: True,
+        lambda name: experts(rank, name, count, inner),
+    )
+
+
+def gpt_oss(rank: Rank, prefix: str) -> Weights:
+    """gpt-oss: biases everywhere, a sink for each head, packed experts."""
+    count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
+    heads = rank.share(rank.number("num_attention_heads"), "query heads")
+
+    def layer(index: int) -> int:
+        name = f"{prefix}layers.{index}"
+        total = attention(rank, f"{name}.attn", bias=True, out_bias=True) + rank.vector(heads, *[rank.hidden] * 2)
+        total += rank.vector(count * (rank.hidden + 1))
+        return total + rank.experts(f"{name}.mlp.experts", count, rank.hidden, inner, bias=True)
+
+    return decoder(rank, layer)
+
+
+LLAMA = Dense(bias_field="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
+QWEN2 = Dense(bias=True)
+QWEN3 = Dense(bias_field="attention_bias", norm="head")
+GEMMA2 = Dense(norms=4, bias_field="attention_bias", out_bias="attention_bias", tied=True, embeds=True)
+GEMMA3 = dataclasses.replace(GEMMA2, norm="head", vocabulary=262_208)
+
+DECODERS: Mapping[str, Callable[[Rank, str], Weights]] = {
+    "llama": LLAMA,
+    "mistral": Dense(),
+    "ministral3": Dense(),
+    "granite": LLAMA,
+    "smollm3": LLAMA,
+    "seed_oss": Dense(bias=True, bias_field="attention_bias", out_bias="attention_out_bias"),
+    "phi3": Dense(),
+    "qwen2": QWEN2,
+    "mimo": QWEN2,
+    "qwen3": QWEN3,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "cohere": cohere,
+    "cohere2": cohere,
+    "olmo2": Dense(norm="all"),
+    "olmo3": Dense(norm="all"),
+    "exaone4": Dense(norm="head"),
+    "exaone4_5_text": Dense(norm="head"),
+    "hunyuan_v1_dense": Dense(norm="head"),
+    "starcoder2": Dense(
+        norms=4, bias_field="use_bias", bias=True, out_bias=True, mlp_bias=True, gated=False, tied=True, last=2
+    ),
+    "minicpm3": latent_dense,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
+    "kimi_k2": deepseek,
+    "glm4_moe_lite": deepseek,
+    "qwen3_moe": qwen3_moe,
+    "glm4_moe": glm4_moe,
+    "glm4v_moe_text": glm4_moe,
+    "minimax_m2": minimax_m2,
+    "mixtral": mixtral,
+    "gpt_oss": gpt_oss,
+}
+"""Families by the decoder's `model_type`."""

@@ -1,0 +1,173 @@
+"""Weights of what vLLM 0.33 loads around a decoder: encoders of images and sound, and projections from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hkv.dialects.vllm.weights.rank import Rank
+
+Tower = Callable[[Rank], int]
+
+
+def blocks(
+    rank: Rank,
+    name: str,
+    inner: int,
+    *,
+    norms: int,
+    attention: str = "attn.qkv",
+    out: str = "attn.proj",
+    gated: bool = False,
+    bias: bool = True,
+    attention_bias: bool | None = None,
+    mlp: tuple[str, str] = ("mlp.fc1", "mlp.fc2"),
+    heads: str = "num_attention_heads",
+    extra: int = 0,
+) -> int:
+    """One layer of a vision transformer.
+
+    Args:
+      rank: of the vision config.
+      name: the layer's.
+      inner: elements inside the MLP.
+      norms: vectors of its norms.
+      attention: name of queries, keys and values as one.
+      out: name of the projection out.
+      gated: the MLP has a gate.
+      bias: MLPs, and attention unless it says otherwise, have biases.
+      attention_bias: likewise of attention alone.
+      mlp: names of its projections up and down.
+      heads: field of the number of heads.
+      extra: bytes beside all of these.
+    """
+    size = rank.hidden
+    count = rank.number(heads)
+    shared = rank.number("num_key_value_heads", default=count)
+    head = rank.number("head_dim", default=size // count)
+    biased = bias if attention_bias is None else attention_bias
+    parts = (rank.share(count, "heads of the encoder") * head, *[rank.heads(shared) * head] * 2)
+    total = rank.linear(f"{name}.{attention}", size, parts, "column", biased)
+    total += rank.row(f"{name}.{out}", count * head, size, biased)
+    total += rank.column(f"{name}.{mlp[0]}", size, *[inner] * (1 + gated), bias=bias)
+    return total + rank.row(f"{name}.{mlp[1]}", inner, size, bias) + rank.vector(*[size] * norms) + extra
+
+
+def siglip(rank: Rank, name: str, *, head: bool = True) -> int:
+    """SigLIP without its pooling head: patches, positions, layers and, with `head`, the norm after them."""
+    size, patch = rank.hidden, rank.number("patch_size")
+    total = rank.vector(size * (rank.number("num_channels", default=3) * patch**2 + 1))
+    total += rank.vector((rank.number("image_size") // patch) ** 2 * size) + head * rank.vector(size, size)
+    inner = rank.number("intermediate_size")
+    layers = range(rank.number("num_hidden_layers"))
+    names = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj"}
+    return total + sum(blocks(rank, f"{name}.encoder.layers.{index}", inner, norms=4, **names) for index in layers)
+
+
+def gemma3(rank: Rank) -> int:
+    """SigLIP, and a projection with a norm."""
+    vision = rank.inside("vision_config")
+    total = siglip(vision, "vision_tower.vision_model")
+    return total + rank.vector(vision.hidden * rank.hidden, vision.hidden)
+
+
+def gemma4(rank: Rank) -> int:
+    """A tower that transformers has, whole on every rank, and a projection."""
+    if rank.value("audio_config") is not None:
+        raise rank.unknown("audio_config", "none, or a model whose encoder of sound is known")
+    vision = rank.inside("vision_config")
+    size, inner = vision.hidden, vision.number("intermediate_size")
+    heads, head = vision.number("num_attention_heads"), vision.number("head_dim")
+    shared = vision.number("num_key_value_heads", default=heads)
+    layer = 2 * size * (heads + shared) * head + 3 * size * inner + 4 * size + 2 * head
+    total = vision.number("num_hidden_layers") * layer + 3 * vision.number("patch_size") ** 2 * size
+    total += 2 * vision.number("position_embedding_size") * size
+    return rank.vector(total, size * rank.hidden)
+
+
+def pixtral(rank: Rank) -> int:
+    """Pixtral, a merger of patches and two projections of Mistral 3."""
+    vision = rank.inside("vision_config")
+    size, inner, patch = vision.hidden, vision.number("intermediate_size"), vision.number("patch_size")
+    total = rank.vector(size * vision.number("num_channels", default=3) * patch**2, size)
+    for index in range(vision.number("num_hidden_layers")):
+        total += blocks(
+            vision,
+            f"vision_tower.transformer.layers.{index}",
+            inner,
+            norms=2,
+            attention="attention.qkv_proj",
+            out="attention.o_proj",
+            gated=True,
+            bias=False,
+            mlp=("feed_forward.gate_up_proj", "feed_forward.down_proj"),
+        )
+    merged = size * int(rank.value("spatial_merge_size", 2)) ** 2
+    bias = bool(rank.value("multimodal_projector_bias", False))
+    total += rank.vector(size, merged * size)
+    total += rank.column("multi_modal_projector.linear_1", size, rank.hidden, bias=bias)
+    return total + rank.row("multi_modal_projector.linear_2", rank.hidden, rank.hidden, bias)
+
+
+def qwen2_5_vl(rank: Rank) -> int:
+    """The encoder of Qwen2.5-VL, which EXAONE 4.5 has with key/value heads of its own, and its merger."""
+    vision = rank.inside("vision_config")
+    size, inner = vision.hidden, vision.number("intermediate_size")
+    total = _patches(vision, size)
+    for index in range(vision.number("depth")):
+        total += blocks(
+            vision,
+            f"visual.blocks.{index}",
+            inner,
+            norms=2,
+            gated=True,
+            mlp=("mlp.gate_up_proj", "mlp.down_proj"),
+            heads="num_heads",
+        )
+    merged = size * vision.number("spatial_merge_size", default=2) ** 2
+    total += rank.vector(size)
+    total += rank.column("visual.merger.mlp.0", merged, merged, bias=True)
+    return total + rank.row("visual.merger.mlp.2", merged, vision.number("out_hidden_size"), True)
+
+
+def _patches(vision: Rank, size: int) -> int:
+    """A convolution over patches of some images, without bias."""
+    depth = vision.number("temporal_patch_size", default=2)
+    channels = vision.number("in_channels", "in_chans", default=3)
+    return vision.vector(size * channels * depth * vision.number("patch_size") ** 2)
+
+
+def glm4v(rank: Rank) -> int:
+    """The encoder of GLM-4.5V."""
+    vision = rank.inside("vision_config")
+    size, text, inner = vision.hidden, vision.number("out_hidden_size"), vision.number("intermediate_size")
+    total = _patches(vision, size) + rank.vector(size)
+    bias = bool(vision.value("attention_bias", False))
+    for index in range(vision.number("depth")):
+        total += blocks(
+            vision,
+            f"visual.blocks.{index}",
+            text,
+            norms=2,
+            gated=True,
+            bias=False,
+            attention_bias=bias,
+            mlp=("mlp.gate_up_proj", "mlp.down_proj"),
+            heads="num_heads",
+        )
+    total += rank.column("visual.merger.proj", text, text) + rank.vector(text, text)
+    total += rank.column("visual.merger.gate_up_proj", text, inner, inner)
+    total += rank.row("visual.merger.down_proj", inner, text)
+    positions = (vision.number("image_size") // vision.number("patch_size")) ** 2
+    joined = vision.number("spatial_merge_size") ** 2
+    return total + rank.vector(positions * size, size, text * size * joined, text, size)
+
+
+TOWERS: Mapping[str, Tower] = {
+    "gemma3": gemma3,
+    "gemma4": gemma4,
+    "mistral3": pixtral,
+    "qwen2_5_vl": qwen2_5_vl,
+    "exaone4_5": qwen2_5_vl,
+    "glm4v_moe": glm4v,
+}
+"""Bytes beside the decoder's on every pipeline stage, by the outer `model_type`."""
