@@ -94,7 +94,7 @@ class Startups:
         capability = self.interface.DeviceCapability(*device.capability)
         size = memory or device.memory_gib * GIB
         platform.get_device_capability = classmethod(lambda cls, device_id=0: capability)
-        platform.get_device_name = classmethod(lambda cls, device_id=0: device.reported)
+        platform.get_device_name = classmethod(lambda cls, device_id=0: device.driver_name)
         platform.get_device_total_memory = classmethod(lambda cls, device_id=0: size)
         self.classes.torch.cuda.get_device_capability = lambda device_id=None: device.capability
 

@@ -29,6 +29,9 @@ HEADINGS = (
     "waste",
 )
 
+WEIGHTS = "weights\na GPU"
+"""Heading of the weights on a GPU, where they are a part of the answer."""
+
 
 def table_lines(rows: Sequence[CapacityRow], width: int) -> Iterator[str]:
     """The table's lines: each model's name, and below it a row for each choice of options that differ.
@@ -41,8 +44,11 @@ def table_lines(rows: Sequence[CapacityRow], width: int) -> Iterator[str]:
       width: columns of the terminal; only reasons are broken to fit.
     """
     names = [name for name in rows[0].options if name != LENGTH and len({row.options[name] for row in rows}) > 1]
+    weighed = any(row.capacity is not None and row.capacity.weights is not None for row in rows)
     headings = [*(name.replace("_", "-").replace("-dtype", "") for name in names), *HEADINGS]
-    bodies = [[*(str(row.options[name]) for name in names), *_cells(row)] for row in rows]
+    if weighed:
+        headings.insert(len(names) + 1, WEIGHTS)
+    bodies = [[*(str(row.options[name]) for name in names), *_cells(row, weighed)] for row in rows]
     head = [["", *heading.split("\n")][-2:] for heading in headings]
     widths = [max(map(len, (*lines, *(body[i] for body in bodies if i < len(body))))) for i, lines in enumerate(head)]
     margin = max(len(row.model) for row in rows) + 1
@@ -78,13 +84,19 @@ def _refusal(start: str, reason: str, width: int) -> list[str]:
     return textwrap.wrap(f"refused: {reason}", width, initial_indent=f"{start}  ", subsequent_indent=" " * 4)
 
 
-def _cells(row: CapacityRow) -> list[str]:
-    """Cells beside the options: all of them, or the length alone for a refused row."""
+def _cells(row: CapacityRow, weighed: bool) -> list[str]:
+    """Cells beside the options: all of them, or the length alone for a refused row.
+
+    Args:
+      row: the row.
+      weighed: there is a column of weights.
+    """
     fits = row.capacity
     if fits is None:
         return [_length(row.options.get(LENGTH))]
     return [
         f"{fits.max_model_len:,}",
+        *([_size(fits.weights or 0)] if weighed else ()),
         _size(fits.token_bytes),
         _size(fits.sequence_bytes),
         f"{fits.num_blocks:,}",

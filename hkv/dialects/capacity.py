@@ -20,6 +20,8 @@ class Capacity:
       limiting: kind of layers that hold most of a request's blocks; empty for a model that caches nothing.
       limiting_share: their share of the request's blocks.
       limited_by: what keeps the next request out, in words.
+      weights: bytes of weights on a GPU, or None where the memory for the cache was given itself.
+      memory: bytes for the cache on a GPU, or None where the engine's plan does not say.
       waste: share of a longest request's blocks that holds no layer's bytes: padding, and room up to the widest group.
     """
 
@@ -34,3 +36,5 @@ class Capacity:
     limiting_share: float
     limited_by: str
     waste: float
+    weights: int | None = None
+    memory: int | None = None

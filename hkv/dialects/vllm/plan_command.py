@@ -12,6 +12,7 @@ from hkv.dialects.capacity import Capacity
 from hkv.dialects.plan_command import ModelPlan, PlanCommand
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.capacity import capacity_of
+from hkv.dialects.vllm.planning.devices import reported_memory
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.serve_options import (
@@ -55,6 +56,9 @@ def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions
     Raises:
       HKVError: one has no such value.
     """
+    gpu_memory = _size(options, "gpu_memory")
+    if gpu_memory is None and "device" in options["given"]:
+        gpu_memory = reported_memory(options["device"])
     length = 0 if options["max_model_len"] == "-1" else parse_length(options["max_model_len"])
     same = (
         "device",
@@ -83,7 +87,8 @@ def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions
     )
     return EngineOptions(
         **{name: options[name] for name in same},
-        gpu_memory=_size(options, "gpu_memory"),
+        gpu_memory=gpu_memory,
+        gpu_memory_reported=options["gpu_memory"] is None,
         activations=_size(options, "activations"),
         weights=size_of_weights(options["weights"], options["tp"] * options["pp"]),
         kv_cache_memory_bytes=memory,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.plan_command import sequence_bytes
@@ -28,12 +29,14 @@ class CachePlan:
       served: groups, workers and tensors, and how many of the longest requests fit.
       settings: settings that the engine starts with.
       kernel_block_size: tokens of a kernel block, 0 for the whole block.
+      at_most: makes the plan with the most memory that there may be, where it is estimated; else None.
     """
 
     model: Model
     served: ServedPlan
     settings: EngineSettings
     kernel_block_size: int = 0
+    at_most: Callable[[], ServedPlan] | None = None
 
     @property
     def startup(self) -> Startup:
@@ -100,6 +103,11 @@ class CachePlan:
         return self.served.residency.requests
 
     @property
+    def most_requests(self) -> int:
+        """Requests of the longest length that fit at once with the most memory that there may be."""
+        return self.requests if self.at_most is None else self.at_most().residency.requests
+
+    @property
     def groups(self) -> Columns:
         """One entry a group: `kind`, `layers` (how many), `block_size`, `bytes_per_block`, `padding_bytes`."""
         from hkv.columns import columns  # NumPy: `hkv plan` does without
@@ -156,4 +164,6 @@ class CachePlan:
 
     def report(self) -> dict[str, Any]:
         """Everything as plain values: what `hkv plan --json` writes."""
-        return served_report(self.model, self.served, self.settings, self.kernel_block_size)
+        report = served_report(self.model, self.served, self.settings, self.kernel_block_size)
+        report["fits"]["most_requests"] = self.most_requests
+        return report

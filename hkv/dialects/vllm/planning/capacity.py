@@ -23,4 +23,6 @@ def capacity_of(plan: CachePlan) -> Capacity:
         limiting_share=0.0 if widest is None else held[widest] / sum(held),
         limited_by=plan.limited_by,
         waste=plan.waste,
+        weights=max((part.most for part in plan.settings.memory.parts.get("weights", ())), default=None),
+        memory=min(plan.settings.memory.stages),
     )

@@ -43,11 +43,12 @@ class EngineOptions:
     Attributes:
       device: name of the GPU (`hkv.dialects.vllm.planning.devices`); vLLM's defaults depend on it.
       usage_context: one of `USAGE_CONTEXTS`; vLLM's defaults depend on it.
-      kv_cache_memory_bytes: bytes for the cache on each GPU; None to compute them from the five below.
+      kv_cache_memory_bytes: bytes for the cache on each GPU; None to compute them from those below.
       gpu_memory: bytes that the GPU reports, or None.
+      gpu_memory_reported: they are what such a device reports as a rule, not what this one does.
       gpu_memory_utilization: share of them that the engine may use.
-      weights: bytes of weights on each GPU, or None.
-      activations: most bytes that a forward pass and CUDA graphs take beside the weights, or None.
+      weights: bytes of weights on each GPU, or None to compute them from the model's config.
+      activations: most bytes that a forward pass and CUDA graphs take beside the weights, or None for an estimate.
       num_gpu_blocks_override: number of blocks, whatever the memory, or None.
       tensor_parallel_size: ranks that split the heads.
       pipeline_parallel_size: stages.
@@ -84,6 +85,7 @@ class EngineOptions:
     usage_context: str = USAGE_CONTEXTS[0]
     kv_cache_memory_bytes: int | None = None
     gpu_memory: int | None = None
+    gpu_memory_reported: bool = False
     gpu_memory_utilization: float = 0.92
     weights: int | None = None
     activations: int | None = None

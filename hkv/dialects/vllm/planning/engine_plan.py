@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -48,11 +49,16 @@ def plan_config(
       PlanError: the model does not fit, or cannot be laid out so.
     """
     model, drafted = read_models(config, options, draft)
-    return plan_model(model, options, draft=drafted, bugs=bugs)
+    return plan_model(model, options, draft=drafted, bugs=bugs, config=_content(config))
 
 
 def plan_model(
-    model: Model, options: EngineOptions, *, draft: Model | None = None, bugs: frozenset[str] = frozenset()
+    model: Model,
+    options: EngineOptions,
+    *,
+    draft: Model | None = None,
+    bugs: frozenset[str] = frozenset(),
+    config: Mapping[str, Any] | None = None,
 ) -> CachePlan:
     """The plan of a model that was read.
 
@@ -61,16 +67,17 @@ def plan_model(
       options: options of the engine; those that decide how a config is read are not looked at.
       draft: a draft's own model, read as a draft.
       bugs: names of upstream defects to reproduce.
+      config: the content of the model's `config.json`, from which weights are computed where they are not given.
 
     Raises:
-      ConfigError: options that contradict each other.
+      ConfigError: options that contradict each other, or weights that are wanted and not known.
       PlanError: the model does not fit, or cannot be laid out so.
     """
-    settings = resolve(model, options, draft)
+    settings = resolve(model, options, draft, config)
     speculation = options.speculation
     modules = draft.num_layers if draft is not None else 1
     serving = Serving(
-        memory=settings.memory,
+        memory=settings.memory.stages,
         pipeline_parallel=options.pipeline_parallel_size,
         context_parallel=options.decode_context_parallel_size,
         kernel_block_size=options.kernel_block_size,
@@ -88,7 +95,9 @@ def plan_model(
         bugs=bugs,
     )
     limited = model if options.max_model_len != -1 else dataclasses.replace(model, max_model_len=settings.max_model_len)
-    return CachePlan(model, serve(limited, serving, draft), settings, options.kernel_block_size)
+    most = dataclasses.replace(serving, memory=settings.memory.most)
+    at_most = None if most == serving else functools.cache(lambda: serve(limited, most, draft))
+    return CachePlan(model, serve(limited, serving, draft), settings, options.kernel_block_size, at_most)
 
 
 def read_models(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from hkv.byte_size import show_bytes
 from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.memory import CacheMemory, cache_memory
 from hkv.dialects.vllm.planning.speculation import ON_V1_RUNNER, WITH_HIDDEN_STATES
 from hkv.errors import ConfigError, PlanError
 from hkv.model.huggingface import Model
@@ -50,7 +50,7 @@ class EngineSettings:
       max_in_flight_tokens: tokens scheduled and not yet settled: those of all these steps.
       enable_prefix_caching: prefixes are reused.
       disable_hybrid_kv_cache_manager: every layer is cached like full attention.
-      memory: bytes for the cache on each GPU.
+      memory: bytes for the cache on the GPUs of each stage, and what they are left over from.
       settings: the options that all of this means.
     """
 
@@ -62,7 +62,7 @@ class EngineSettings:
     max_in_flight_tokens: int
     enable_prefix_caching: bool
     disable_hybrid_kv_cache_manager: bool
-    memory: int
+    memory: CacheMemory
     settings: tuple[Setting, ...]
 
 
@@ -79,46 +79,24 @@ def batch_defaults(options: EngineOptions) -> tuple[int, int]:
     serves = options.usage_context == "OPENAI_API_SERVER"
     if memory >= 160 * GIB:
         return 16384, 1024
-    if memory >= 70 * GIB and "a100" not in device.reported and device.capability != (12, 1):
+    if memory >= 70 * GIB and "a100" not in device.driver_name and device.capability != (12, 1):
         return (8192 if serves else 16384), 1024
     return (2048 if serves else 8192), 256
 
 
-def cache_memory(options: EngineOptions) -> int:
-    """Bytes for the cache on each GPU (vLLM 0.33 `request_memory`, `Worker.determine_available_memory`).
-
-    Raises:
-      PlanError: they are neither given nor can be computed, or nothing is left.
-    """
-    if options.kv_cache_memory_bytes is not None:
-        return options.kv_cache_memory_bytes
-    parts = {"--gpu-memory": options.gpu_memory, "--weights": options.weights, "--activations": options.activations}
-    missing = [name for name, size in parts.items() if size is None]
-    if missing:
-        given = len(parts) - len(missing)
-        also = f", and {' and '.join(missing)} to compute it" if given else f", or {', '.join(missing)} to compute it"
-        raise PlanError("--memory", None, f"bytes for the cache on each GPU{also}")
-    assert options.gpu_memory is not None
-    assert options.weights is not None
-    assert options.activations is not None
-    requested = math.ceil(options.gpu_memory * options.gpu_memory_utilization)
-    left = requested - options.weights - options.activations
-    if left <= 0:
-        taken = f"{show_bytes(options.weights)} of weights and {show_bytes(options.activations)} of activations"
-        raise PlanError("--gpu-memory", options.gpu_memory, f"more than {taken} at a share of {requested} bytes")
-    return left
-
-
-def resolve(model: Model, options: EngineOptions, draft: Model | None = None) -> EngineSettings:
+def resolve(
+    model: Model, options: EngineOptions, draft: Model | None = None, config: Mapping[str, Any] | None = None
+) -> EngineSettings:
     """The settings that vLLM 0.33 starts with (`EngineArgs.create_engine_config`, `VllmConfig.__post_init__`).
 
     Args:
       model: the model on one tensor-parallel rank.
       options: as given.
       draft: a draft's own model.
+      config: the content of the model's `config.json`, from which weights are computed where they are not given.
 
     Raises:
-      ConfigError: the options contradict each other, or the model.
+      ConfigError: the options contradict each other, or the model; or weights are wanted and not known.
       PlanError: the memory is not known.
     """
     _check_ranks(model, options)
@@ -134,7 +112,7 @@ def resolve(model: Model, options: EngineOptions, draft: Model | None = None) ->
     caching = _prefix_caching(model, options)
     hybrid = _hybrid(model, options)
     in_flight = options.max_in_flight_tokens or batches * tokens
-    memory = cache_memory(options)
+    memory = cache_memory(options, config, tokens, requests)
     return EngineSettings(
         max_model_len=length,
         max_num_batched_tokens=tokens,

@@ -8,6 +8,7 @@ from typing import Any
 
 from hkv.dialects.plan_command import model_record
 from hkv.dialects.vllm.planning.engine_settings import EngineSettings
+from hkv.dialects.vllm.planning.memory import CacheMemory
 from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup
 from hkv.dialects.vllm.planning.records import group_record, plan_record, tensor_record
 from hkv.dialects.vllm.planning.served import ServedPlan
@@ -62,6 +63,7 @@ def served_report(
     report["model"] = model_record(model, plan.max_model_len)
     report["startup"] = _startup_record(served)
     report["settings"] = settings_record(settings)
+    report["memory"] = memory_record(settings.memory)
     report["bytes_per_block"] = max((worker.bytes_per_block for worker in plan.workers), default=0)
     report["groups"] = [
         group_record(group)
@@ -110,8 +112,18 @@ def _startup_record(served: ServedPlan) -> dict[str, Any]:
 def settings_record(settings: EngineSettings) -> dict[str, Any]:
     """Settings of the engine, and the options that they mean, each with its origin if nobody asked for it."""
     record = dataclasses.asdict(settings)
+    record["memory"] = min(settings.memory.stages)
     record["settings"] = [{"option": each.option, "origin": each.origin} for each in settings.settings]
     return record
+
+
+def memory_record(memory: CacheMemory) -> dict[str, Any]:
+    """Bytes for the cache on the GPUs of each stage, and what they are left over from, each with its origin."""
+    return {
+        "cache": {"stages": list(memory.stages), "most": list(memory.most), "origin": memory.origin},
+        "taken": memory.taken or None,
+        **{name: [dataclasses.asdict(part) for part in parts] for name, parts in memory.parts.items()},
+    }
 
 
 def runs(names: tuple[str, ...] | list[str]) -> str:

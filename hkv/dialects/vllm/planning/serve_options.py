@@ -32,13 +32,15 @@ def memory_options() -> Sequence[click.Option]:
     """Options from which the memory for the cache is computed, where it is not given itself."""
     return (
         click.Option(
-            ["--device"],
+            ["device", "--gpu", "--device"],
             metavar="NAME",
             default=DEFAULT_DEVICE,
             show_default=True,
-            help=f"GPU, on which vLLM's defaults depend: {', '.join(DEVICES)}.",
+            help=f"GPU: its memory, and vLLM's defaults on it: {', '.join(DEVICES)}.",
         ),
-        click.Option(["--gpu-memory"], metavar="SIZE", help="Memory that each GPU reports; in place of --memory."),
+        click.Option(
+            ["--gpu-memory"], metavar="SIZE", help="Memory that each GPU reports; left out, what those of --gpu do."
+        ),
         click.Option(
             ["--gpu-memory-utilization"],
             type=click.FloatRange(0, 1, min_open=True),
@@ -50,12 +52,12 @@ def memory_options() -> Sequence[click.Option]:
         click.Option(
             ["--weights"],
             metavar="SIZE|INDEX",
-            help="Weights on each GPU, or the checkpoint's model.safetensors.index.json, dealt out evenly to ranks.",
+            help="Weights on each GPU, or model.safetensors.index.json, dealt out evenly; left out, vLLM's classes'.",
         ),
         click.Option(
             ["--activations"],
             metavar="SIZE",
-            help="What vLLM's profiling finds beside the weights: activations at their peak, CUDA graphs, the rest.",
+            help="What profiling finds beside the weights: activations, CUDA graphs, the rest; left out, an estimate.",
         ),
         click.Option(
             ["--num-gpu-blocks-override"], type=click.IntRange(1, MAX_BLOCKS), help="Blocks, whatever the memory."

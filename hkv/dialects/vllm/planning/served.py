@@ -22,7 +22,7 @@ class Serving:
     """Settings with which a model is served, besides its config. Sizes are for one tensor-parallel rank.
 
     Attributes:
-      memory: bytes for the cache on each GPU.
+      memory: bytes for the cache on each GPU, or one number for the GPUs of each stage.
       pipeline_parallel: stages.
       context_parallel: ranks that split the tokens of full-attention layers.
       kernel_block_size: tokens of which attention blocks are multiples next to recurrent states, 0 for 16.
@@ -40,7 +40,7 @@ class Serving:
       bugs: names of upstream defects to reproduce.
     """
 
-    memory: int
+    memory: int | tuple[int, ...]
     pipeline_parallel: int = 1
     context_parallel: int = 1
     kernel_block_size: int = 0
@@ -58,10 +58,16 @@ class Serving:
     bugs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        check_whole("memory", self.memory, 0, MAX_MEMORY, PlanError)
+        for size in self.stage_memory:
+            check_whole("memory", size, 0, MAX_MEMORY, PlanError)
         check_whole("kernel_block_size", self.kernel_block_size, 0, MAX_TOKENS, PlanError)
         for name in ("pipeline_parallel", "context_parallel", "concurrent_batches"):
             check_whole(name, getattr(self, name), 1, MAX_RANKS, PlanError)
+
+    @property
+    def stage_memory(self) -> tuple[int, ...]:
+        """Bytes for the cache on each GPU of each stage."""
+        return self.memory if isinstance(self.memory, tuple) else (self.memory,) * self.pipeline_parallel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +148,7 @@ def serve(model: Model, serving: Serving, draft: Model | None = None) -> ServedP
         caching=serving.caching,
         bugs=serving.bugs,
     )
-    plan = plan_vllm(stages, [serving.memory] * len(stages), options)
+    plan = plan_vllm(stages, serving.stage_memory, options)
     limits = limits.with_max_model_len(plan.max_model_len)
     return ServedPlan(plan, limits, tuple(stages), options, serving.concurrent_batches)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -19,14 +20,15 @@ def print_served(console: Console, report: dict[str, Any], served: ServedPlan) -
     fits, unit = report["fits"], report["hash_block_size"]
     hits = f"at multiples of {report['scheduler_block_size']:,} tokens; a hash every {unit:,}"
     facts = [
+        *_memory_facts(report),
         ("a block", f"{show_bytes(report['bytes_per_block'])} over all layers, layout {report['layout']}"),
         ("blocks", f"{report['num_blocks']:,}, one of them the null block"),
         ("hits", hits),
         *_startup_facts(report),
         (
             "fits",
-            f"{fits['requests']:,} requests of {report['max_model_len']:,} tokens at once, {fits['tokens']:,} tokens, "
-            "by simulation",
+            f"{_between(fits['requests'], fits['most_requests'])} requests of {report['max_model_len']:,} tokens at "
+            f"once, {_between(fits['tokens'], fits['most_requests'] * report['max_model_len'])} tokens, by simulation",
         ),
         ("limited by", fits["limited_by"]),
     ]
@@ -38,6 +40,37 @@ def print_served(console: Console, report: dict[str, Any], served: ServedPlan) -
     console.print(_groups(report, served))
     for stage, tensors in enumerate(report["tensors"]):
         console.print(_tensors(f"stage {stage}" if len(report["tensors"]) > 1 else "tensors", tensors))
+
+
+def _memory_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """A GPU's memory and what is left of it for the cache, each with where its number is from."""
+    memory = report["memory"]
+    cache = memory["cache"]
+    if "weights" not in memory:
+        return [("memory", f"{_stages(cache['stages'])} for the cache on each GPU (given)")]
+    [gpu], [rest], weights = memory["gpu"], memory["activations"], memory["weights"]
+    known = "what such a GPU reports" if gpu["origin"] == "estimated" else gpu["origin"]
+    sizes = f"{show_bytes(gpu['most'])} ({known}), of which vLLM takes {show_bytes(memory['taken'])}"
+    least = "" if cache["stages"] == cache["most"] else "; all below is for the least"
+    return [
+        ("a GPU", sizes),
+        ("weights", f"{_stages([part['most'] for part in weights])} ({weights[0]['origin']})"),
+        ("beside them", f"{_sizes(rest['least'], rest['most'])} of activations and CUDA graphs ({rest['origin']})"),
+        ("cache", f"{_sizes(min(cache['stages']), min(cache['most']))} ({cache['origin']}){least}"),
+    ]
+
+
+def _stages(sizes: Sequence[int]) -> str:
+    """A size, or those of pipeline stages."""
+    return ", ".join(show_bytes(size) for size in (sizes if len(set(sizes)) > 1 else sizes[:1]))
+
+
+def _sizes(least: int, most: int) -> str:
+    return show_bytes(least) if least == most else f"{show_bytes(least)} to {show_bytes(most)}"
+
+
+def _between(least: int, most: int) -> str:
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _startup_facts(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ def attention(
       name: the module's.
       bias: queries, keys and values have one.
       out_bias: the projection out has one.
-      norm: `head` for norms over a head, `all` for norms over all of a rank's heads, or none.
+      norm: `head` for norms over a head, `rank` for norms over a rank's heads, `all` over those of all ranks, or none.
       size: elements of a head; left out, the config's.
       kv_heads: key/value heads; left out, the config's.
       gated: queries come with as many gates.
@@ -34,11 +34,13 @@ def attention(
     size = fields.head_dim.value if size is None else size
     count = rank.number("num_attention_heads")
     heads = rank.share(count, "query heads")
-    shared = rank.heads(fields.kv_heads.value if kv_heads is None else kv_heads)
+    given = fields.kv_heads.value if kv_heads is None else kv_heads
+    shared = rank.heads(given)
     parts = ((1 + gated) * heads * size, shared * size, shared * size)
     total = rank.linear(f"{name}.qkv_proj", rank.hidden, parts, "column", bias)
     total += rank.row(f"{name}.{out}", count * size, rank.hidden, out_bias)
-    return total + {"": 0, "head": rank.vector(size, size), "all": rank.vector(heads * size, shared * size)}[norm]
+    sizes = {"": (), "head": (1, 1), "rank": (heads, shared), "all": (count, given)}[norm]
+    return total + rank.vector(*(each * size for each in sizes))
 
 
 def latent_attention(rank: Rank, name: str, *, bias: bool = False) -> int:

@@ -57,6 +57,7 @@ def decoder(
     head_bias: bool = False,
     extra: int = 0,
     vocabulary: int | None = None,
+    count: int | None = None,
 ) -> Weights:
     """A decoder: embedding, layers, a norm and a head.
 
@@ -69,13 +70,14 @@ def decoder(
       head_bias: the head has a bias.
       extra: bytes beside these on the last stage.
       vocabulary: its tokens where published files leave the class's default out.
+      count: layers, where it is not the family's field that says it.
     """
     rows, size = rank.number("vocab_size", default=vocabulary), rank.hidden
     shared = bool(rank.value("tie_word_embeddings", tied))
     last = rank.vector(*[size] * norms) + extra
     if not shared:
         last += rank.vocabulary(rows, size, head_bias)
-    layers = tuple(layer(index) for index in range(rank.fields.num_layers))
+    layers = tuple(layer(index) for index in range(rank.fields.num_layers if count is None else count))
     return Weights(rank.vocabulary(rows, size), layers, last, shared, embeds)
 
 
@@ -139,7 +141,7 @@ class Dense:
 
 def cohere(rank: Rank, prefix: str) -> Weights:
     """One norm a layer for attention and MLP side by side."""
-    norm = "all" if rank.value("use_qk_norm", False) else ""
+    norm = "rank" if rank.value("use_qk_norm", False) else ""
     return Dense(norms=1, bias_field="attention_bias", out_bias="attention_bias", norm=norm, tied=True, embeds=True)(
         rank, prefix
     )
@@ -162,7 +164,7 @@ def latent_dense(rank: Rank, prefix: str) -> Weights:
         total += rank.row(f"{name}.self_attn.o_proj", heads * values, rank.hidden)
         return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size")) + rank.vector(*[rank.hidden] * 2)
 
-    return decoder(rank, layer)
+    return decoder(rank, layer, tied=True)
 
 
 def routed(
@@ -253,7 +255,7 @@ def minimax_m2(rank: Rank, prefix: str) -> Weights:
     return routed(
         rank,
         prefix,
-        lambda name, index: attention(rank, name, norm="all" if rank.value("use_qk_norm", True) else ""),
+        lambda name, index: attention(rank, name, norm="rank" if rank.value("use_qk_norm", True) else ""),
         lambda index: True,
         lambda name: experts(rank, name, count, inner, correction=correction, gate_width=FLOAT32),
     )
@@ -269,6 +271,104 @@ def mixtral(rank: Rank, prefix: str) -> Weights:
         lambda index: True,
         lambda name: experts(rank, name, count, inner),
     )
+
+
+def phimoe(rank: Rank, prefix: str) -> Weights:
+    """Phi-3.5 MoE: norms and the head with biases, experts in every layer."""
+    count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
+    bias, hidden = bool(rank.value("attention_bias", False)), rank.hidden
+    return routed(
+        rank,
+        prefix,
+        lambda name, index: attention(rank, name, bias=bias, out_bias=bias) + rank.vector(hidden, hidden),
+        lambda index: True,
+        lambda name: experts(rank, name, count, inner),
+        norms=2,
+        head_bias=bool(rank.value("lm_head_bias", False)),
+    )
+
+
+def mistral4(rank: Rank, prefix: str) -> Weights:
+    """Mistral Small 4: latent attention and experts, by vLLM's generic class, which knows no correction of the router."""
+    count, inner, shared = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), shared_size(rank)
+    return routed(
+        rank,
+        prefix,
+        lambda name, index: latent_attention(rank, name),
+        from_dense(rank),
+        lambda name: experts(rank, name, count, inner, shared=shared),
+    )
+
+
+def llama4(rank: Rank, prefix: str) -> Weights:
+    """Llama 4: experts beside a shared one in every layer, or in every so manyth."""
+    count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
+    every = rank.number("interleave_moe_layer_step", default=1)
+    bias = bool(rank.value("attention_bias", False))
+
+    def layer(index: int) -> int:
+        name = f"{prefix}layers.{index}"
+        total = attention(rank, f"{name}.self_attn", bias=bias, out_bias=bias) + rank.vector(*[rank.hidden] * 2)
+        if (index + 1) % every:
+            return total + mlp(rank, f"{name}.feed_forward", rank.number("intermediate_size_mlp"))
+        return total + experts(rank, f"{name}.feed_forward", count, inner, shared=inner)
+
+    return decoder(rank, layer)
+
+
+def mimo_v2(rank: Rank, prefix: str) -> Weights:
+    """MiMo V2: windows with heads and sinks of their own, values smaller than keys, experts after the first layers."""
+    windows, sparse = rank.value("hybrid_layer_pattern"), rank.value("moe_layer_freq")
+    count, inner = rank.number("n_routed_experts"), rank.number("moe_intermediate_size")
+    shared = (rank.number("n_shared_experts", default=0)) * inner
+
+    def layer(index: int) -> int:
+        name, swa = f"{prefix}layers.{index}", "swa_" if windows[index] else ""
+        heads = rank.number(f"{swa}num_attention_heads")
+        size, values = rank.number(f"{swa}head_dim"), rank.number(f"{swa}v_head_dim")
+        mine, own = rank.share(heads, "query heads"), rank.heads(rank.number(f"{swa}num_key_value_heads"))
+        parts = (mine * size, own * size, own * values)
+        total = rank.linear(f"{name}.self_attn.qkv_proj", rank.hidden, parts, "heads")
+        total += rank.row(f"{name}.self_attn.o_proj", heads * values, rank.hidden) + rank.vector(*[rank.hidden] * 2)
+        sinks = rank.value(f"add_{'swa' if swa else 'full'}_attention_sink_bias", False)
+        total += bool(sinks) * rank.vector(mine)
+        if not sparse[index]:
+            return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size"))
+        return total + experts(
+            rank, f"{name}.mlp", count, inner, shared=shared, correction=FLOAT32, gate_width=FLOAT32
+        )
+
+    return decoder(rank, layer)
+
+
+def minimax_m3(rank: Rank, prefix: str) -> Weights:
+    """MiniMax M3: dense layers first, then experts, and an index of blocks in their attention."""
+    sparse = rank.value("moe_layer_freq")
+    index = rank.value("sparse_attention_config") or {}
+    count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
+    shared = rank.number("n_shared_experts", default=0) * rank.number("shared_intermediate_size", default=inner)
+    heads, keys = rank.number("num_attention_heads"), rank.fields.kv_heads.value
+    size = rank.fields.head_dim.value
+    indexed = index.get("sparse_attention_freq")
+
+    def layer(at: int) -> int:
+        name = f"{prefix}layers.{at}"
+        own = rank.heads(keys)
+        parts = [rank.share(heads, "query heads") * size, own * size, own * size]
+        total = rank.vector(size, size, *[rank.hidden] * 2)
+        if indexed[at]:
+            dim = int(index["sparse_index_dim"])
+            parts += [rank.heads(int(index["sparse_num_index_heads"])) * dim, dim]
+            total += rank.vector(dim, dim)
+        total += rank.linear(f"{name}.self_attn.qkv_proj", rank.hidden, tuple(parts), "column")
+        total += rank.row(f"{name}.self_attn.o_proj", heads * size, rank.hidden)
+        if not sparse[at]:
+            return total + mlp(rank, f"{name}.mlp", rank.number("dense_intermediate_size"))
+        return total + experts(
+            rank, f"{name}.block_sparse_moe", count, inner, shared=shared, correction=FLOAT32, gate_width=FLOAT32
+        )
+
+    return decoder(rank, layer)
 
 
 def gpt_oss(rank: Rank, prefix: str) -> Weights:
@@ -325,5 +425,13 @@ DECODERS: Mapping[str, Callable[[Rank, str], Weights]] = {
     "minimax_m2": minimax_m2,
     "mixtral": mixtral,
     "gpt_oss": gpt_oss,
+    "phimoe": phimoe,
+    "mistral4": mistral4,
+    "llama4_text": llama4,
+    "mimo_v2_flash": mimo_v2,
+    "minimax_m3_vl_text": minimax_m3,
+    "qwen2_5_vl_text": QWEN2,
+    "qwen3_vl_text": QWEN3,
+    "qwen3_vl_moe_text": qwen3_moe,
 }
 """Families by the decoder's `model_type`."""

@@ -190,6 +190,148 @@ def jamba(rank: Rank, prefix: str) -> Weights:
     return decoder(rank, layer, embeds=True)
 
 
+def gated_delta(rank: Rank, prefix: str) -> Weights:
+    """Qwen3-Next, Qwen3.5 and 3.6: gated delta nets or gated attention, then an MLP or experts."""
+    kinds, every = rank.value("layer_types"), rank.number("full_attention_interval", default=4)
+    count = rank.number("num_experts", default=0)
+    keys, values = rank.number("linear_num_key_heads"), rank.number("linear_num_value_heads")
+    key, value = rank.number("linear_key_head_dim"), rank.number("linear_value_head_dim")
+
+    def layer(index: int) -> int:
+        name = f"{prefix}layers.{index}"
+        whole = kinds[index] == "full_attention" if kinds else (index + 1) % every == 0
+        if whole:
+            total = attention(
+                rank,
+                f"{name}.self_attn",
+                bias=bool(rank.value("attention_bias", False)),
+                norm="head",
+                gated=bool(rank.value("attn_output_gate", True)),
+            )
+        else:
+            net, wide = f"{name}.linear_attn", 2 * keys * key + values * value
+            total = rank.column(f"{net}.in_proj_qkvz", rank.hidden, 2 * keys * key + values * value, values * value)
+            total += rank.column(f"{net}.in_proj_ba", rank.hidden, values, values)
+            total += rank.row(f"{net}.out_proj", values * value, rank.hidden)
+            mine = rank.share(values, "value heads")
+            total += rank.vector(rank.share(wide, "elements") * rank.number("linear_conv_kernel_dim"), mine, value)
+            total += FLOAT32 * mine
+        total += rank.vector(*[rank.hidden] * 2)
+        if not count:
+            return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size"))
+        shared = rank.number("shared_expert_intermediate_size")
+        inner = rank.number("moe_intermediate_size")
+        return total + experts(rank, f"{name}.mlp", count, inner, shared=shared, shared_gate=bool(shared))
+
+    return decoder(rank, layer)
+
+
+LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+"""Nemotron-H's kinds of layers, as patterns have them."""
+
+
+def nemotron_h(rank: Rank, prefix: str) -> Weights:
+    """Nemotron-H and Nemotron 3: one mixer a layer, by a pattern of letters."""
+    kinds = rank.value("layers_block_type") or ()
+    pattern = rank.value("hybrid_override_pattern") or "".join(LETTERS[kind] for kind in kinds)
+    hidden = rank.hidden
+    heads, size = rank.number("mamba_num_heads"), rank.number("mamba_head_dim")
+    latent = rank.number("moe_latent_size", default=0)
+
+    def moe(name: str) -> int:
+        count, inner = rank.number("n_routed_experts"), rank.number("moe_intermediate_size")
+        shared = rank.number("moe_shared_expert_intermediate_size") * rank.number("n_shared_experts", default=0)
+        total = rank.vector(count * hidden) + FLOAT32 * count
+        total += mlp(rank, f"{name}.shared_experts", shared, gated=False)
+        total += rank.experts(f"{name}.experts", count, latent or hidden, inner, gated=False)
+        if latent:
+            total += rank.whole(f"{name}.fc1_latent_proj", hidden, latent)
+            total += rank.whole(f"{name}.fc2_latent_proj", latent, hidden)
+        return total
+
+    def layer(index: int) -> int:
+        name, letter = f"{prefix}layers.{index}.mixer", pattern[index]
+        if letter == "*":
+            head = rank.number("head_dim", "attention_head_dim")
+            return rank.vector(hidden) + attention(rank, name, size=head)
+        if letter == "-":
+            return rank.vector(hidden) + mlp(rank, name, rank.number("intermediate_size"), gated=False)
+        if letter == "E":
+            return rank.vector(hidden) + moe(name)
+        inner = heads * size
+        total = mamba2(
+            rank,
+            name,
+            inner=inner,
+            heads=heads,
+            groups=rank.number("n_groups"),
+            state=rank.number("ssm_state_size"),
+            width=rank.number("conv_kernel"),
+            bias=bool(rank.value("use_conv_bias", True)),
+        )
+        return total + rank.vector(hidden, rank.share(inner, "elements of Mamba's layers"))
+
+    return decoder(rank, layer, count=len(pattern))
+
+
+def lfm2(rank: Rank, prefix: str) -> Weights:
+    """LFM2: short convolutions or attention, then an MLP."""
+    kinds = rank.value("layer_types")
+    inner = rank.number("block_ff_dim", "intermediate_size")
+    if rank.value("block_auto_adjust_ff_dim", True):
+        inner = int(int(2 * inner / 3) * float(rank.value("block_ffn_dim_multiplier", 1.0)))
+        multiple = rank.number("block_multiple_of", default=256)
+        inner = -(-inner // multiple) * multiple
+    wide = rank.number("block_dim", default=2560)
+
+    def layer(index: int) -> int:
+        name = f"{prefix}layers.{index}"
+        total = rank.vector(*[rank.hidden] * 2) + mlp(rank, f"{name}.feed_forward", inner, size=wide)
+        if kinds[index] == "full_attention":
+            return total + attention(rank, f"{name}.self_attn", norm="head", out="out_proj")
+        bias = bool(rank.value("conv_bias", False))
+        total += rank.column(f"{name}.short_conv.in_proj", rank.hidden, *[rank.hidden] * 3, bias=bias)
+        total += rank.row(f"{name}.short_conv.out_proj", rank.hidden, rank.hidden, bias)
+        return total + rank.vector(
+            rank.share(rank.hidden, "channels") * (rank.number("conv_L_cache", default=3) + bias)
+        )
+
+    return decoder(rank, layer, tied=True)
+
+
+def deepseek_v4(rank: Rank, prefix: str) -> Weights:
+    """DeepSeek-V4: compressed latents, indexers, streams of hidden states, experts of four bits."""
+    hidden, mult, size = rank.hidden, rank.number("hc_mult"), rank.number("head_dim")
+    heads, low, groups = rank.number("num_attention_heads"), rank.number("q_lora_rank"), rank.number("o_groups")
+    ratios, hashed = rank.value("compress_ratios"), rank.number("num_hash_layers", default=0)
+    count, inner, out = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), rank.number("o_lora_rank")
+
+    def compressor(width: int, ratio: int) -> int:
+        twice = 2 if ratio == 4 else 1
+        return FLOAT32 * ratio * twice * width + rank.vector(2 * twice * width * hidden, width)
+
+    def layer(index: int) -> int:
+        name = f"{prefix}layers.{index}.attn"
+        total = 2 * FLOAT32 * ((2 + mult) * mult * (mult * hidden + 1) + 3) + rank.vector(low, size, hidden, hidden)
+        total += rank.whole(f"{name}.fused_wqa_wkv", hidden, low, size)
+        total += rank.column(f"{name}.wq_b", low, heads * size)
+        total += rank.column(f"{name}.wo_a", heads * size // groups, groups * out)
+        total += rank.row(f"{name}.wo_b", groups * out, hidden)
+        total += FLOAT32 * max(64, rank.share(heads, "query heads"))
+        if ratios[index] > 1:
+            total += compressor(size, ratios[index])
+        if ratios[index] == 4:
+            own, dim = rank.number("index_n_heads"), rank.number("index_head_dim")
+            total += rank.whole(f"{name}.indexer.wq_b", low, own * dim) + rank.vector(own * hidden)
+            total += compressor(dim, 4)
+        chosen = rank.number("vocab_size") * rank.number("num_experts_per_tok") if index < hashed else count
+        shared = rank.number("n_shared_experts") * inner
+        return total + 4 * chosen + experts(rank, f"{prefix}layers.{index}.ffn", count, inner, shared=shared)
+
+    found = decoder(rank, layer)
+    return dataclasses.replace(found, last=found.last + FLOAT32 * (mult * (mult * hidden + 1) + 1))
+
+
 HYBRIDS: Mapping[str, Callable[[Rank, str], Weights]] = {
     "deepseek_v32": indexed,
     "glm_moe_dsa": indexed,
@@ -198,5 +340,11 @@ HYBRIDS: Mapping[str, Callable[[Rank, str], Weights]] = {
     "falcon_mamba": falcon_mamba,
     "granitemoehybrid": granite_hybrid,
     "jamba": jamba,
+    "qwen3_next": gated_delta,
+    "qwen3_5_text": gated_delta,
+    "qwen3_5_moe_text": gated_delta,
+    "nemotron_h": nemotron_h,
+    "lfm2": lfm2,
+    "deepseek_v4": deepseek_v4,
 }
 """Families by the decoder's `model_type`."""

@@ -28,7 +28,8 @@ class Linear:
       name: its module's name.
       inputs: of each output, on this rank.
       outputs: of each of the checkpoint's layers that are held as one, on this rank.
-      split: `row` or `column` where ranks divide its inputs or outputs, else `whole`.
+      split: `row` or `column` where ranks divide its inputs or outputs; `heads` for a column whose blocks of scales may
+        straddle them; else `whole`.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Fp8(Quantization):
       skipped: modules that are not quantized.
       ranks: that divide the layers.
       scale: bytes of a block's scale: 1 where it is a power of two.
+      packed: how experts are packed, where they are of four bits.
     """
 
     block: tuple[int, int] | None
@@ -81,6 +83,7 @@ class Fp8(Quantization):
     skipped: tuple[str, ...]
     ranks: int
     scale: int = 4
+    packed: Mxfp4 | None = None
 
     def linear(self, layer: Linear, width: int) -> int:
         if is_skipped(layer.name, self.skipped):
@@ -93,11 +96,13 @@ class Fp8(Quantization):
             self._divides(layer.name, (layer.inputs,), wide)
         if self.ranks > 1 and layer.split == "column":
             self._divides(layer.name, layer.outputs, high)
-        elif len(layer.outputs) > 1:  # the last of merged layers may end inside a block
+        elif len(layer.outputs) > 1 and layer.split != "heads":  # the last of merged layers may end inside a block
             self._divides(layer.name, layer.outputs[:-1], high)
         return rows * layer.inputs + self.scale * math.ceil(rows / high) * math.ceil(layer.inputs / wide)
 
     def experts(self, name: str, sizes: Sequence[tuple[int, int]], count: int, width: int) -> int:
+        if self.packed is not None:
+            return self.packed.experts(name, sizes, count, width)
         if is_skipped(name, self.skipped):
             return Plain().experts(name, sizes, count, width)
         total = count * sum(rows * columns for rows, columns in sizes)
@@ -199,8 +204,15 @@ def quantization_of(fields: Fields, ranks: int, capability: tuple[int, int]) -> 
     skipped = tuple(found.get("modules_to_not_convert") or found.get("ignored_layers") or ())
     if method == "fp8":
         block = found.get("weight_block_size")
-        scale = 1 if found.get("scale_fmt") == "ue8m0" and fields.model_type == "deepseek_v4" else 4
-        return Fp8(tuple(block) if block else None, found.get("activation_scheme") == "static", skipped, ranks, scale)
+        small = fields.model_type == "deepseek_v4"
+        return Fp8(
+            tuple(block) if block else None,
+            found.get("activation_scheme") == "static",
+            skipped,
+            ranks,
+            scale=1 if small else 4,
+            packed=Mxfp4(128, 128) if small else None,
+        )
     if method == "mxfp4":
         return Mxfp4(64, 1) if capability[0] == 9 else Mxfp4(128, 256)
     if method in ("awq", "gptq"):

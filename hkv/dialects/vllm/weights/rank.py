@@ -44,8 +44,9 @@ class Rank:
                 if type(found) is not int or found < 0:
                     raise ConfigError(self.fields.place(name), found, "a number, on which the weights depend")
                 return found
-        if default is not None:
-            return default
+        known = self.fields.family.fields.get(names[0])
+        if default is not None or isinstance(known, int):
+            return default if default is not None else int(known)
         raise ConfigError(self.fields.path + names[0], None, UNKNOWN)
 
     def value(self, name: str, default: Any = None) -> Any:
@@ -87,7 +88,14 @@ class Rank:
         return size // self.ranks
 
     def heads(self, count: int) -> int:
-        """Key/value heads on a rank: an equal part, or one that several ranks hold."""
+        """Key/value heads on a rank: an equal part, or one that several ranks hold.
+
+        Raises:
+          PlanError: ranks and heads do not divide each other.
+        """
+        if count % self.ranks and self.ranks % count:
+            expected = f"a divisor or a multiple of the {count} key/value heads"
+            raise PlanError("tensor_parallel_size", self.ranks, expected)
         return max(1, count // self.ranks)
 
     def vector(self, *sizes: int) -> int:

@@ -162,6 +162,74 @@ def glm4v(rank: Rank) -> int:
     return total + rank.vector(positions * size, size, text * size * joined, text, size)
 
 
+def qwen3_vl(rank: Rank) -> int:
+    """The encoder of Qwen3-VL and of Qwen3.5, whose layers feed some of the decoder's."""
+    vision = rank.inside("vision_config")
+    size, inner = vision.hidden, vision.number("intermediate_size")
+    total = _patches(vision, size) + rank.vector(size, vision.number("num_position_embeddings") * size)
+    for index in range(vision.number("depth")):
+        total += blocks(
+            vision,
+            f"visual.blocks.{index}",
+            inner,
+            norms=4,
+            mlp=("mlp.linear_fc1", "mlp.linear_fc2"),
+            heads="num_heads",
+        )
+    merged, text = size * vision.number("spatial_merge_size") ** 2, vision.number("out_hidden_size")
+    deep = len(vision.value("deepstack_visual_indexes") or ())
+    merger = rank.column("visual.merger.linear_fc1", merged, merged, bias=True)
+    merger += rank.row("visual.merger.linear_fc2", merged, text, True)
+    return total + (1 + deep) * merger + rank.vector(size, size) + deep * rank.vector(merged, merged)
+
+
+def llama4(rank: Rank) -> int:
+    """The encoder of Llama 4, its adapter and its projection."""
+    vision = rank.inside("vision_config")
+    size, inner, patch = vision.hidden, vision.number("intermediate_size"), vision.number("patch_size")
+    joined = round(1 / float(vision.value("pixel_shuffle_ratio", 0.5)) ** 2)
+    total = rank.vector(size * vision.number("num_channels", default=3) * patch**2, size, *[size] * 4)
+    total += rank.vector(((vision.number("image_size") // patch) ** 2 + 1) * size)
+    names = {"attention": "self_attn.qkv_proj", "out": "self_attn.o_proj"}
+    for index in range(vision.number("num_hidden_layers")):
+        total += blocks(vision, f"vision_model.model.layers.{index}", inner, norms=4, **names)
+    wide, out = vision.number("projector_input_dim"), vision.number("projector_output_dim")
+    total += rank.column("vision_model.vision_adapter.mlp.fc1", size * joined, wide)
+    total += rank.row("vision_model.vision_adapter.mlp.fc2", wide, out)
+    return total + rank.column("multi_modal_projector.linear_1", vision.number("vision_output_dim"), rank.hidden)
+
+
+def lfm2_vl(rank: Rank) -> int:
+    """SigLIP 2 over patches, and two projections."""
+    vision = rank.inside("vision_config")
+    size, inner = vision.hidden, vision.number("intermediate_size")
+    patches = vision.number("num_channels", default=3) * vision.number("patch_size") ** 2
+    total = rank.vector(size * patches, size, vision.number("num_patches") * size, size, size)
+    names = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj"}
+    for index in range(vision.number("num_hidden_layers")):
+        total += blocks(vision, f"vision_tower.vision_model.encoder.layers.{index}", inner, norms=4, **names)
+    merged = size * int(rank.value("downsample_factor", 2)) ** 2
+    wide, bias = int(rank.value("projector_hidden_size", 2560)), bool(rank.value("projector_bias", True))
+    norm = 2 * merged if rank.value("projector_use_layernorm", True) else 0
+    return total + rank.vector(merged * wide, bias * wide, wide * rank.hidden, bias * rank.hidden, norm)
+
+
+def minimax_m3(rank: Rank) -> int:
+    """A CLIP encoder over patches of three dimensions, and two pairs of projections."""
+    vision = rank.inside("vision_config")
+    size, inner, text = vision.hidden, vision.number("intermediate_size"), rank.hidden
+    total = _patches(vision, size) + rank.vector(size, size)
+    names = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj", "mlp": ("fc1", "fc2")}
+    for index in range(vision.number("num_hidden_layers")):
+        name = f"vision_tower.vision_model.encoder.layers.{index}"
+        total += blocks(vision, name, inner, norms=4, **names)  # type: ignore[arg-type]
+    wide = int(rank.value("projector_hidden_size", text))
+    for name, inputs in (("multi_modal_projector", size), ("patch_merge_mlp", 4 * text)):
+        total += rank.column(f"vision_tower.{name}.linear_1", inputs, wide, bias=True)
+        total += rank.row(f"vision_tower.{name}.linear_2", wide, text, True)
+    return total
+
+
 TOWERS: Mapping[str, Tower] = {
     "gemma3": gemma3,
     "gemma4": gemma4,
@@ -169,5 +237,12 @@ TOWERS: Mapping[str, Tower] = {
     "qwen2_5_vl": qwen2_5_vl,
     "exaone4_5": qwen2_5_vl,
     "glm4v_moe": glm4v,
+    "qwen3_vl": qwen3_vl,
+    "qwen3_vl_moe": qwen3_vl,
+    "qwen3_5": qwen3_vl,
+    "qwen3_5_moe": qwen3_vl,
+    "llama4": llama4,
+    "lfm2_vl": lfm2_vl,
+    "minimax_m3_vl": minimax_m3,
 }
 """Bytes beside the decoder's on every pipeline stage, by the outer `model_type`."""

@@ -14,7 +14,7 @@ from hkv.dialects.vllm.weights.towers import TOWERS, Tower
 from hkv.errors import ConfigError
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.model import stage_bounds
-from hkv.model.huggingface.reading import decoder_fields
+from hkv.model.huggingface.reading import decoder_fields, type_of
 from hkv.model.huggingface.served_dtype import served_dtype
 from hkv.spec.dtypes import item_bytes
 
@@ -55,11 +55,11 @@ def weights_of(
     width = int(item_bytes(dtype or served_dtype(fields)[0]))
     quantization = quantization_of(fields, tensor_parallel, capability)
     rank = Rank(fields, tensor_parallel, expert_parallel, width, quantization)
-    outer = str(config.get("model_type", ""))
+    outer = type_of(config)
     tower = _tower(fields, outer)
     found = family(rank, "model." if tower is None else "language_model.model.")
     whole = dataclasses.replace(found, every=0 if tower is None else tower(rank))
-    return whole.stages(stage_bounds(fields.num_layers, pipeline_parallel))
+    return whole.stages(stage_bounds(len(found.layers), pipeline_parallel))
 
 
 def _tower(fields: Fields, outer: str) -> Tower | None:
