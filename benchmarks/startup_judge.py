@@ -19,9 +19,8 @@ from typing import Any
 from benchmarks.judges import simulated_gpu
 from benchmarks.judges.records import split_name
 from benchmarks.judges.vllm_classes import ModelClasses, message
-from hkv.dialects.vllm.planning.devices import Device, device_of
+from hkv.dialects.vllm.planning.devices import device_of
 
-GIB = 1 << 30
 BUILT = ("tensor_parallel_size", "kv_cache_dtype", "dtype", "speculative_config")
 """Options that a layer looks at when it is made; others are looked at when it is asked for its spec."""
 
@@ -66,12 +65,11 @@ class Startups:
         self.contexts = importlib.import_module("vllm.usage.usage_lib").UsageContext
         self.worker = importlib.import_module("vllm.v1.worker.utils")
         self.distribution = importlib.import_module("vllm.distributed.utils")
-        self.interface = importlib.import_module("vllm.platforms.interface")
 
     def answers(self, config: Mapping[str, Any], questions: list[Question]) -> list[dict[str, Any]]:
         """Answers to questions about one set of layers: in a process of its own, as classes remember the device."""
         first = questions[0]
-        self._be(device_of(first.device), None)
+        self.classes.be(device_of(first.device))
         simulated_gpu.set_groups(first.options.get("tensor_parallel_size", 1))
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -87,16 +85,6 @@ class Startups:
             layers = built.compilation_config.static_forward_context
             anew = any(_asks_once(layer) for layer in layers.values())
             return [self._answer(folder, None if anew else layers, question) for question in questions]
-
-    def _be(self, device: Device, memory: int | None) -> None:
-        """Answers as that GPU from now on."""
-        platform: Any = type(self.classes.platform)
-        capability = self.interface.DeviceCapability(*device.capability)
-        size = memory or device.memory_gib * GIB
-        platform.get_device_capability = classmethod(lambda cls, device_id=0: capability)
-        platform.get_device_name = classmethod(lambda cls, device_id=0: device.driver_name)
-        platform.get_device_total_memory = classmethod(lambda cls, device_id=0: size)
-        self.classes.torch.cuda.get_device_capability = lambda device_id=None: device.capability
 
     def _arguments(self, folder: str, question: Question, plain: bool = False) -> Any:
         options = dict(question.options)
@@ -115,7 +103,7 @@ class Startups:
 
     def _answer(self, folder: str, layers: Any, question: Question) -> dict[str, Any]:
         before = dict(os.environ)
-        self._be(device_of(question.device), question.memory.get("gpu_memory"))
+        self.classes.be(device_of(question.device), question.memory.get("gpu_memory"))
         try:
             config = self._arguments(folder, question).create_engine_config(self.contexts[question.usage_context])
             if layers is None:

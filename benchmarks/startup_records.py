@@ -125,6 +125,7 @@ def _values(plan: CachePlan) -> dict[str, Any]:
     """Values that both say."""
     return {
         **{name: getattr(plan.settings, name) for name in SETTINGS},
+        "memory": plan.settings.memory.stages[0],
         "max_model_len": plan.max_model_len,
         "num_blocks": plan.num_blocks,
         "concurrency": plan.concurrency,

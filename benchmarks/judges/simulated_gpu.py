@@ -178,18 +178,18 @@ def _answer_for_processors() -> None:
     information.get_mm_max_tokens_per_item = lambda self, seq_len, mm_counts=None: {"image": 256}
 
 
-def set_groups(tensor_parallel: int) -> None:
-    """Makes this process the first of `tensor_parallel` ranks."""
+def set_groups(tensor_parallel: int, stages: int = 1, stage: int = 0) -> None:
+    """Makes this process the first of `tensor_parallel` ranks, on one of some pipeline stages."""
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
     torch = importlib.import_module("torch")
 
     class SilentGroup(state.GroupCoordinator):
         """Ranks that are counted and never asked."""
 
-        def __init__(self, name: str, size: int) -> None:
+        def __init__(self, name: str, size: int, rank: int = 0) -> None:
             self.unique_name = state._get_unique_name(name)
             state._register_group(self)
-            self.rank = self.local_rank = self.rank_in_group = self.device_index = 0
+            self.rank = self.local_rank = self.rank_in_group = self.device_index = rank
             self.ranks, self.world_size = list(range(size)), size
             self.group_ranks = [self.ranks]
             self.cpu_group = self.device_group = types.SimpleNamespace(
@@ -208,6 +208,7 @@ def set_groups(tensor_parallel: int) -> None:
 
     for name in ("WORLD", "TP", "ETP", "EP", "EPLB"):
         setattr(state, f"_{name}", SilentGroup(name.lower(), tensor_parallel))
-    for name in ("PP", "DP", "DCP", "PCP"):
+    for name in ("DP", "DCP", "PCP"):
         setattr(state, f"_{name}", SilentGroup(name.lower(), 1))
+    state._PP = SilentGroup("pp", stages, stage)
     state._NODE_COUNT = 1

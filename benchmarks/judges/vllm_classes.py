@@ -18,10 +18,14 @@ from typing import Any
 
 from benchmarks.judges import remote_configs, simulated_gpu
 from benchmarks.judges.records import message, pack, spec_record
+from hkv.dialects.vllm.planning.devices import Device
 
 KV_MEMORY = 80 << 30
 """Bytes for the cache on each GPU, whatever the weights would leave."""
 
+
+CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
+"""Parameters that vLLM removes when weights are loaded."""
 
 SHARED_MODULES = (
     "vllm.model_executor.layers.fused_moe.layer",
@@ -52,9 +56,20 @@ class ModelClasses:
         self.planning, self.sizes = load("vllm.v1.core.kv_cache_planning"), load("vllm.v1.core.kv_cache_utils")
         self.registration = load("vllm.v1.core.single_type_kv_cache_manager")
         self.platform = load("vllm.platforms").current_platform
+        self.interface = load("vllm.platforms.interface")
         for name in SHARED_MODULES:
             load(name)
         self.context = load("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
+
+    def be(self, device: Device, memory: int | None = None) -> None:
+        """Answers as that GPU from now on, with its memory in bytes."""
+        platform: Any = type(self.platform)
+        capability = self.interface.DeviceCapability(*device.capability)
+        size = memory or device.memory_gib << 30
+        platform.get_device_capability = classmethod(lambda cls, device_id=0: capability)
+        platform.get_device_name = classmethod(lambda cls, device_id=0: device.driver_name)
+        platform.get_device_total_memory = classmethod(lambda cls, device_id=0: size)
+        self.torch.cuda.get_device_capability = lambda device_id=None: device.capability
 
     @property
     def architectures(self) -> frozenset[str]:
@@ -102,7 +117,41 @@ class ModelClasses:
         except BaseException as error:  # model files raise whatever they like
             raise RefusedError(f"{stage}: {type(error).__name__}: {message(error, folder)}") from error
 
-    def _engine_config(self, folder: str, tensor_parallel: int) -> Any:
+    def parameters(
+        self, config: Mapping[str, Any], tensor_parallel: int, stages: int = 1, **options: Any
+    ) -> list[dict[str, int]]:
+        """Bytes of parameters and of buffers on each pipeline stage, on the first tensor-parallel rank.
+
+        Scales of keys and values are left out: they are numbers on the CPU once weights are loaded.
+
+        Args:
+          config: the content of a config.json.
+          tensor_parallel: ranks.
+          stages: pipeline stages.
+          options: more arguments of vLLM's `EngineArgs`.
+
+        Raises:
+          RefusedError: vLLM does not serve it, or its class needs more than a simulated GPU.
+        """
+        found = []
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+            for stage in range(stages):
+                simulated_gpu.set_groups(tensor_parallel, stages, stage)
+                try:
+                    model = self._build(self._engine_config(folder, tensor_parallel, pipeline=stages, **options))
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as error:  # model files raise whatever they like
+                    raise RefusedError(f"{type(error).__name__}: {message(error, folder)}") from error
+                named = [each for name, each in model.named_parameters() if not name.endswith(CACHE_SCALES)]
+                sizes = {"parameters": named, "buffers": list(model.buffers())}
+                found.append({kind: sum(each.nbytes for each in some) for kind, some in sizes.items()})
+                del model, named, sizes
+                gc.collect()
+        return found
+
+    def _engine_config(self, folder: str, tensor_parallel: int, pipeline: int = 1, **options: Any) -> Any:
         arguments = self.args.EngineArgs(
             model=folder,
             tokenizer=folder,
@@ -110,7 +159,9 @@ class ModelClasses:
             enforce_eager=True,
             load_format="dummy",
             tensor_parallel_size=tensor_parallel,
-            distributed_executor_backend="mp" if tensor_parallel > 1 else None,
+            pipeline_parallel_size=pipeline,
+            distributed_executor_backend="mp" if tensor_parallel * pipeline > 1 else None,
+            **options,
         )
         return arguments.create_engine_config(usage_context=self.context)
 

@@ -45,7 +45,9 @@ DEVICES = {
         Device("b300", "nvidia b300", 288, (10, 3)),
         Device("gb300", "nvidia gb300", 288, (10, 3)),
         Device("gb10", "nvidia gb10", 128, (12, 1)),
-        Device("a100", "nvidia a100-sxm4-80gb", 80, (8, 0), 79.25, "https://github.com/levihsu/OOTDiffusion/issues/235"),
+        Device(
+            "a100", "nvidia a100-sxm4-80gb", 80, (8, 0), 79.25, "https://github.com/levihsu/OOTDiffusion/issues/235"
+        ),
         Device("a100-40gb", "nvidia a100-sxm4-40gb", 40, (8, 0), 39.50, "https://github.com/TianheWu/CoSeR/issues/10"),
         Device("a800", "nvidia a800-sxm4-80gb", 80, (8, 0)),
         Device("a40", "nvidia a40", 48, (8, 6), 44.35),
@@ -55,9 +57,25 @@ DEVICES = {
         Device("l40", "nvidia l40", 48, (8, 9), 44.40, "https://github.com/QwenLM/Qwen3-VL/issues/2097"),
         Device("l4", "nvidia l4", 24, (8, 9), 21.96, "https://github.com/rhymes-ai/Aria/issues/24"),
         Device("rtx3090", "nvidia geforce rtx 3090", 24, (8, 6)),
-        Device("rtx4090", "nvidia geforce rtx 4090", 24, (8, 9), 23.52, "https://github.com/Soul-AILab/SoulX-FlashTalk/issues/5"),
-        Device("rtx5090", "nvidia geforce rtx 5090", 32, (12, 0), 31.37, "https://github.com/Wan-Video/Wan2.1/issues/465"),
-        Device("rtx-pro-6000", "nvidia rtx pro 6000 blackwell server edition", 96, (12, 0), 94.97, "https://github.com/antirez/ds4/issues/431"),
+        Device(
+            "rtx4090",
+            "nvidia geforce rtx 4090",
+            24,
+            (8, 9),
+            23.52,
+            "https://github.com/Soul-AILab/SoulX-FlashTalk/issues/5",
+        ),
+        Device(
+            "rtx5090", "nvidia geforce rtx 5090", 32, (12, 0), 31.37, "https://github.com/Wan-Video/Wan2.1/issues/465"
+        ),
+        Device(
+            "rtx-pro-6000",
+            "nvidia rtx pro 6000 blackwell server edition",
+            96,
+            (12, 0),
+            94.97,
+            "https://github.com/antirez/ds4/issues/431",
+        ),
     )
 }
 """Devices by name, with NVIDIA's data sheets' memory, and the compute capabilities of its CUDA GPUs page."""

@@ -10,7 +10,7 @@ from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.memory import CacheMemory, cache_memory
 from hkv.dialects.vllm.planning.speculation import ON_V1_RUNNER, WITH_HIDDEN_STATES
-from hkv.errors import ConfigError, PlanError
+from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
 
 GIB = 1 << 30

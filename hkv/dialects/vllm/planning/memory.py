@@ -59,9 +59,7 @@ class CacheMemory:
         return next((each for each in ("estimated", "computed") if each in origins), "computed" if origins else "given")
 
 
-def cache_memory(
-    options: EngineOptions, config: Mapping[str, Any] | None, tokens: int, requests: int
-) -> CacheMemory:
+def cache_memory(options: EngineOptions, config: Mapping[str, Any] | None, tokens: int, requests: int) -> CacheMemory:
     """Bytes for the cache (vLLM 0.33 `request_memory`, `Worker.determine_available_memory`).
 
     Args:

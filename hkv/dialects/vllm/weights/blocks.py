@@ -60,9 +60,7 @@ def latent_attention(rank: Rank, name: str, *, bias: bool = False) -> int:
     return total + rank.row(f"{name}.o_proj", heads * values, rank.hidden, bias)
 
 
-def mlp(
-    rank: Rank, name: str, inner: int, *, size: int | None = None, gated: bool = True, bias: bool = False
-) -> int:
+def mlp(rank: Rank, name: str, inner: int, *, size: int | None = None, gated: bool = True, bias: bool = False) -> int:
     """Gate, up and down projections, or up and down alone."""
     size = rank.hidden if size is None else size
     up = (inner, inner) if gated else (inner,)
@@ -80,7 +78,7 @@ def experts(
     shared: int = 0,
     correction: int = 0,
     gate_width: int | None = None,
-    gate_bias: bool = False,
+    gate_packed: bool = False,
     shared_gate: bool = False,
     gated: bool = True,
 ) -> int:
@@ -94,12 +92,13 @@ def experts(
       shared: elements inside the shared experts, 0 without any.
       correction: bytes of an element of the router's correction bias, 0 without one.
       gate_width: bytes of an element of the router; left out, the model's.
-      gate_bias: the router has a bias.
+      gate_packed: the router is quantized as other layers are.
       shared_gate: the shared expert has a gate.
       gated: experts have gate and up projections.
     """
     width = rank.width if gate_width is None else gate_width
-    total = count * (rank.hidden + gate_bias) * width + count * correction
+    total = rank.whole(f"{name}.gate", rank.hidden, count) if gate_packed else count * rank.hidden * width
+    total += count * correction
     total += rank.experts(f"{name}.experts", count, rank.hidden, inner, gated=gated)
     if shared:
         total += mlp(rank, f"{name}.shared_experts", shared, gated=gated)

@@ -12,6 +12,9 @@ from hkv.dialects.vllm.weights.rank import Rank
 FLOAT32 = 4
 """Bytes of an element of routers and correction biases that are kept in it."""
 
+ALL = "embedding norm head"
+"""Whatever is before and after the layers, on every pipeline stage: classes that do not ask which stage they are on."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
@@ -20,18 +23,22 @@ class Weights:
     Attributes:
       embedding: of tokens; on the first stage, and on the last one where the head is the same.
       layers: each decoder layer.
-      last: the last norm and the head, on the last stage.
+      norm: after the layers; on the last stage.
+      head: 0 where it is the embedding; on the last stage.
       tied: the head is the embedding.
-      embeds: every stage holds the embedding.
-      every: what every stage holds: encoders of images and sound, and what joins them to the decoder.
+      spread: which of `embedding`, `norm` and `head` every stage holds.
+      every: what every stage holds beside.
+      encoders: of images and sound, and what joins them to the decoder; on the first stage.
     """
 
     embedding: int
     layers: tuple[int, ...]
-    last: int
+    norm: int
+    head: int
     tied: bool
-    embeds: bool = False
+    spread: str = ""
     every: int = 0
+    encoders: int = 0
 
     def stages(self, bounds: list[tuple[int, int]]) -> tuple[int, ...]:
         """Bytes of each stage.
@@ -42,8 +49,10 @@ class Weights:
         found = []
         for stage, (first, end) in enumerate(bounds):
             closes = stage == len(bounds) - 1
-            embeds = self.embeds or stage == 0 or (self.tied and closes)
-            found.append(sum(self.layers[first:end]) + embeds * self.embedding + closes * self.last + self.every)
+            total = sum(self.layers[first:end]) + self.every
+            total += self.embedding * (stage == 0 or (self.tied and closes) or "embedding" in self.spread)
+            total += self.encoders * (stage == 0) + self.norm * (closes or "norm" in self.spread)
+            found.append(total + self.head * (closes or "head" in self.spread))
         return tuple(found)
 
 
@@ -52,10 +61,9 @@ def decoder(
     layer: Callable[[int], int],
     *,
     tied: bool = False,
-    embeds: bool = False,
+    spread: str = "",
     norms: int = 1,
     head_bias: bool = False,
-    extra: int = 0,
     vocabulary: int | None = None,
     count: int | None = None,
 ) -> Weights:
@@ -65,20 +73,18 @@ def decoder(
       rank: the rank.
       layer: bytes of a layer, by its number.
       tied: the head is the embedding where the file does not say.
-      embeds: every pipeline stage holds the embedding.
+      spread: which of `embedding`, `norm` and `head` every pipeline stage holds.
       norms: vectors of the last norm: 2 with a bias.
       head_bias: the head has a bias.
-      extra: bytes beside these on the last stage.
       vocabulary: its tokens where published files leave the class's default out.
       count: layers, where it is not the family's field that says it.
     """
     rows, size = rank.number("vocab_size", default=vocabulary), rank.hidden
     shared = bool(rank.value("tie_word_embeddings", tied))
-    last = rank.vector(*[size] * norms) + extra
-    if not shared:
-        last += rank.vocabulary(rows, size, head_bias)
+    head = 0 if shared else rank.vocabulary(rows, size, head_bias)
     layers = tuple(layer(index) for index in range(rank.fields.num_layers if count is None else count))
-    return Weights(rank.vocabulary(rows, size), layers, last, shared, embeds)
+    norm = rank.vector(*[size] * norms)
+    return Weights(rank.vocabulary(rows, size), layers, norm, head, shared, spread)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +100,7 @@ class Dense:
       norm: norms of queries and keys, as `attention` has them, or a field that asks for them.
       gated: MLPs have a gate.
       tied: the head is the embedding where the file does not say.
-      embeds: every pipeline stage holds the embedding.
+      spread: which of `embedding`, `norm` and `head` every pipeline stage holds.
       last: vectors of the last norm.
       head_bias: the head has a bias.
       vocabulary: tokens where published files leave the class's default out.
@@ -108,7 +114,7 @@ class Dense:
     norm: str = ""
     gated: bool = True
     tied: bool = False
-    embeds: bool = False
+    spread: str = ""
     last: int = 1
     head_bias: bool = False
     vocabulary: int | None = None
@@ -122,9 +128,7 @@ class Dense:
 
         def layer(index: int) -> int:
             name = f"{prefix}layers.{index}"
-            total = attention(
-                rank, f"{name}.self_attn", bias=bias, out_bias=flag(self.out_bias), norm=self.norm
-            )
+            total = attention(rank, f"{name}.self_attn", bias=bias, out_bias=flag(self.out_bias), norm=self.norm)
             total += mlp(rank, f"{name}.mlp", inner, gated=self.gated, bias=flag(self.mlp_bias))
             return total + rank.vector(*[rank.hidden] * self.norms)
 
@@ -132,7 +136,7 @@ class Dense:
             rank,
             layer,
             tied=self.tied,
-            embeds=self.embeds,
+            spread=self.spread,
             norms=self.last,
             head_bias=self.head_bias,
             vocabulary=self.vocabulary,
@@ -142,9 +146,9 @@ class Dense:
 def cohere(rank: Rank, prefix: str) -> Weights:
     """One norm a layer for attention and MLP side by side."""
     norm = "rank" if rank.value("use_qk_norm", False) else ""
-    return Dense(norms=1, bias_field="attention_bias", out_bias="attention_bias", norm=norm, tied=True, embeds=True)(
-        rank, prefix
-    )
+    return Dense(
+        norms=1, bias_field="attention_bias", out_bias="attention_bias", norm=norm, tied=True, spread="embedding norm"
+    )(rank, prefix)
 
 
 def latent_dense(rank: Rank, prefix: str) -> Weights:
@@ -164,7 +168,7 @@ def latent_dense(rank: Rank, prefix: str) -> Weights:
         total += rank.row(f"{name}.self_attn.o_proj", heads * values, rank.hidden)
         return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size")) + rank.vector(*[rank.hidden] * 2)
 
-    return decoder(rank, layer, tied=True)
+    return decoder(rank, layer, tied=True, spread=ALL)
 
 
 def routed(
@@ -230,7 +234,8 @@ def qwen3_moe(rank: Rank, prefix: str) -> Weights:
         prefix,
         lambda name, index: attention(rank, name, bias=bias, norm="head"),
         lambda index: index not in without and (index + 1) % every == 0,
-        lambda name: experts(rank, name, count, inner),
+        lambda name: experts(rank, name, count, inner, gate_packed=True),
+        spread=ALL,
     )
 
 
@@ -270,6 +275,7 @@ def mixtral(rank: Rank, prefix: str) -> Weights:
         lambda name, index: attention(rank, name),
         lambda index: True,
         lambda name: experts(rank, name, count, inner),
+        spread=ALL,
     )
 
 
@@ -283,13 +289,14 @@ def phimoe(rank: Rank, prefix: str) -> Weights:
         lambda name, index: attention(rank, name, bias=bias, out_bias=bias) + rank.vector(hidden, hidden),
         lambda index: True,
         lambda name: experts(rank, name, count, inner),
+        spread=ALL,
         norms=2,
         head_bias=bool(rank.value("lm_head_bias", False)),
     )
 
 
 def mistral4(rank: Rank, prefix: str) -> Weights:
-    """Mistral Small 4: latent attention and experts, by vLLM's generic class, which knows no correction of the router."""
+    """Mistral Small 4: latent attention and experts, by the generic class, without a correction of the router."""
     count, inner, shared = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), shared_size(rank)
     return routed(
         rank,
@@ -334,9 +341,7 @@ def mimo_v2(rank: Rank, prefix: str) -> Weights:
         total += bool(sinks) * rank.vector(mine)
         if not sparse[index]:
             return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size"))
-        return total + experts(
-            rank, f"{name}.mlp", count, inner, shared=shared, correction=FLOAT32, gate_width=FLOAT32
-        )
+        return total + experts(rank, f"{name}.mlp", count, inner, shared=shared, correction=FLOAT32, gate_width=FLOAT32)
 
     return decoder(rank, layer)
 
@@ -382,13 +387,13 @@ def gpt_oss(rank: Rank, prefix: str) -> Weights:
         total += rank.vector(count * (rank.hidden + 1))
         return total + rank.experts(f"{name}.mlp.experts", count, rank.hidden, inner, bias=True)
 
-    return decoder(rank, layer)
+    return decoder(rank, layer, spread=ALL)
 
 
 LLAMA = Dense(bias_field="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
 QWEN2 = Dense(bias=True)
 QWEN3 = Dense(bias_field="attention_bias", norm="head")
-GEMMA2 = Dense(norms=4, bias_field="attention_bias", out_bias="attention_bias", tied=True, embeds=True)
+GEMMA2 = Dense(norms=4, bias_field="attention_bias", out_bias="attention_bias", tied=True, spread="embedding norm")
 GEMMA3 = dataclasses.replace(GEMMA2, norm="head", vocabulary=262_208)
 
 DECODERS: Mapping[str, Callable[[Rank, str], Weights]] = {

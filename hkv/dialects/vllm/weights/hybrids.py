@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from hkv.dialects.vllm.weights.blocks import attention, experts, latent_attention, mlp
-from hkv.dialects.vllm.weights.decoders import FLOAT32, Weights, decoder, from_dense, routed, shared_size
+from hkv.dialects.vllm.weights.decoders import ALL, FLOAT32, Weights, decoder, from_dense, routed, shared_size
 from hkv.dialects.vllm.weights.rank import Rank
 
 
@@ -62,7 +62,7 @@ def gemma4(rank: Rank, prefix: str) -> Weights:
             total += rank.experts(f"{name}.experts", count, hidden, rank.number("moe_intermediate_size"))
         return total
 
-    found = decoder(rank, layer, tied=True, embeds=True)
+    found = decoder(rank, layer, tied=True, spread="embedding norm")
     if not small:
         return found
     rows = rank.number("vocab_size_per_layer_input", default=rank.number("vocab_size"))
@@ -100,8 +100,10 @@ def falcon_h1(rank: Rank, prefix: str) -> Weights:
         )
         if rank.value("mamba_rms_norm", False):
             total += rank.vector(rank.share(inner, "elements of Mamba's layers"))
-        return total + mlp(rank, f"{name}.feed_forward", rank.number("intermediate_size")) + rank.vector(
-            *[rank.hidden] * 2
+        return (
+            total
+            + mlp(rank, f"{name}.feed_forward", rank.number("intermediate_size"))
+            + rank.vector(*[rank.hidden] * 2)
         )
 
     return decoder(rank, layer)
@@ -130,7 +132,7 @@ def falcon_mamba(rank: Rank, prefix: str) -> Weights:
             time=rank.number("time_step_rank", default=-(-rank.hidden // 16)),
         )
 
-    return decoder(rank, layer, embeds=True)
+    return decoder(rank, layer, spread=ALL)
 
 
 def granite_hybrid(rank: Rank, prefix: str) -> Weights:
@@ -163,7 +165,7 @@ def granite_hybrid(rank: Rank, prefix: str) -> Weights:
             total += mlp(rank, f"{name}.shared_mlp", shared)
         return total + rank.vector(*[rank.hidden] * 2)
 
-    return decoder(rank, layer)
+    return decoder(rank, layer, spread=ALL)
 
 
 def jamba(rank: Rank, prefix: str) -> Weights:
@@ -187,7 +189,7 @@ def jamba(rank: Rank, prefix: str) -> Weights:
             return total + mlp(rank, f"{name}.feed_forward", inner)
         return total + experts(rank, f"{name}.feed_forward", count, inner)
 
-    return decoder(rank, layer, embeds=True)
+    return decoder(rank, layer, spread=ALL)
 
 
 def gated_delta(rank: Rank, prefix: str) -> Weights:
@@ -223,7 +225,8 @@ def gated_delta(rank: Rank, prefix: str) -> Weights:
         inner = rank.number("moe_intermediate_size")
         return total + experts(rank, f"{name}.mlp", count, inner, shared=shared, shared_gate=bool(shared))
 
-    return decoder(rank, layer)
+    spread = "embedding head" if rank.fields.model_type == "qwen3_next" else "embedding"
+    return decoder(rank, layer, spread=spread)
 
 
 LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
@@ -271,7 +274,7 @@ def nemotron_h(rank: Rank, prefix: str) -> Weights:
         )
         return total + rank.vector(hidden, rank.share(inner, "elements of Mamba's layers"))
 
-    return decoder(rank, layer, count=len(pattern))
+    return decoder(rank, layer, count=len(pattern), spread=ALL)
 
 
 def lfm2(rank: Rank, prefix: str) -> Weights:
@@ -296,7 +299,7 @@ def lfm2(rank: Rank, prefix: str) -> Weights:
             rank.share(rank.hidden, "channels") * (rank.number("conv_L_cache", default=3) + bias)
         )
 
-    return decoder(rank, layer, tied=True)
+    return decoder(rank, layer, tied=True, spread="embedding norm")
 
 
 def deepseek_v4(rank: Rank, prefix: str) -> Weights:
@@ -304,7 +307,11 @@ def deepseek_v4(rank: Rank, prefix: str) -> Weights:
     hidden, mult, size = rank.hidden, rank.number("hc_mult"), rank.number("head_dim")
     heads, low, groups = rank.number("num_attention_heads"), rank.number("q_lora_rank"), rank.number("o_groups")
     ratios, hashed = rank.value("compress_ratios"), rank.number("num_hash_layers", default=0)
-    count, inner, out = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), rank.number("o_lora_rank")
+    count, inner, out = (
+        rank.number("n_routed_experts"),
+        rank.number("moe_intermediate_size"),
+        rank.number("o_lora_rank"),
+    )
 
     def compressor(width: int, ratio: int) -> int:
         twice = 2 if ratio == 4 else 1
@@ -329,7 +336,7 @@ def deepseek_v4(rank: Rank, prefix: str) -> Weights:
         return total + 4 * chosen + experts(rank, f"{prefix}layers.{index}.ffn", count, inner, shared=shared)
 
     found = decoder(rank, layer)
-    return dataclasses.replace(found, last=found.last + FLOAT32 * (mult * (mult * hidden + 1) + 1))
+    return dataclasses.replace(found, every=FLOAT32 * (mult * (mult * hidden + 1) + 1))
 
 
 HYBRIDS: Mapping[str, Callable[[Rank, str], Weights]] = {

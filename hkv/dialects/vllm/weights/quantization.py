@@ -130,11 +130,13 @@ class Grouped(Quantization):
       bits: of an element.
       group: inputs that share a scale, or -1 for all of them.
       skipped: parts of names of modules that are not quantized.
+      biased: experts have biases, whether the model has them or not (`AutoGPTQMoEMethod`).
     """
 
     bits: int
     group: int
     skipped: tuple[str, ...]
+    biased: bool = False
 
     def linear(self, layer: Linear, width: int) -> int:
         if any(part in layer.name for part in self.skipped):
@@ -144,7 +146,8 @@ class Grouped(Quantization):
     def experts(self, name: str, sizes: Sequence[tuple[int, int]], count: int, width: int) -> int:
         if any(part in name for part in self.skipped):
             return Plain().experts(name, sizes, count, width)
-        return count * sum(self._matrix(rows, columns, width) for rows, columns in sizes)
+        bias = self.biased * sum(rows for rows, _ in sizes) * width
+        return count * (sum(self._matrix(rows, columns, width) for rows, columns in sizes) + bias)
 
     def _matrix(self, rows: int, columns: int, width: int) -> int:
         packed, groups = 32 // self.bits, 1 if self.group == -1 else columns // self.group
@@ -219,6 +222,6 @@ def quantization_of(fields: Fields, ranks: int, capability: tuple[int, int]) -> 
         group = found.get("group_size", found.get("q_group_size"))
         bits = found.get("bits", found.get("w_bit"))
         if bits in (4, 8) and isinstance(group, int) and not found.get("dynamic") and not found.get("lm_head"):
-            return Grouped(bits, group, skipped)
+            return Grouped(bits, group, skipped, biased=method == "gptq")
     expected = "fp8, mxfp4, or awq or gptq of 4 or 8 bits; else --weights SIZE says them"
     raise ConfigError("quantization_config", method, expected)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hkv.dialects.vllm.weights.decoders import DECODERS, Weights
+from hkv.dialects.vllm.weights.decoders import DECODERS
 from hkv.dialects.vllm.weights.hybrids import HYBRIDS
 from hkv.dialects.vllm.weights.quantization import quantization_of
 from hkv.dialects.vllm.weights.rank import Rank
@@ -58,7 +58,7 @@ def weights_of(
     outer = type_of(config)
     tower = _tower(fields, outer)
     found = family(rank, "model." if tower is None else "language_model.model.")
-    whole = dataclasses.replace(found, every=0 if tower is None else tower(rank))
+    whole = dataclasses.replace(found, encoders=0 if tower is None else tower(rank))
     return whole.stages(stage_bounds(len(found.layers), pipeline_parallel))
 
 
