@@ -2,7 +2,8 @@
 
 Each config is built by the class that vLLM 0.33.0 serves it with, on the meta device, as on a node of eight H100: the
 released models at tensor parallel 1, 2 and 8, one of each family in two pipeline stages, and some of them packed, with
-their experts dealt out to ranks, or on other GPUs. Packed experts need the package compressed-tensors there. Run `--record` with the Python of an environment that has vLLM.
+their experts dealt out to ranks, or on other GPUs. Packed experts need the package compressed-tensors there. Run
+`--record` with the Python of an environment that has vLLM.
 
 Examples:
   build/vllm/bin/python benchmarks/weights.py --record tests/data/planning/weights.jsonl

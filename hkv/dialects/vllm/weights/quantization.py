@@ -20,6 +20,10 @@ FUSED = {
 """Layers of a checkpoint that vLLM's classes hold as one (`packed_modules_mapping`)."""
 
 
+LEAST_BLOCK = 32
+"""Elements on an edge of the smallest block that scales of experts are spread over."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Linear:
     """One linear layer on one rank.
@@ -109,7 +113,9 @@ class Fp8(Quantization):
         if self.block is None:
             return total + 4 * count * (3 + 2 * self.static)
         high, wide = self.block
-        self._divides(name, (sizes[-1][1],), high)
+        if sizes[-1][1] % high:  # scales are spread over smaller blocks (`resolve_fp8_moe_weight_block_shape`)
+            high = wide = math.gcd(sizes[-1][1], high)
+            self._divides(name, (sizes[-1][1],), max(high, LEAST_BLOCK))
         return total + self.scale * count * sum(
             math.ceil(rows / high) * math.ceil(columns / wide) for rows, columns in sizes
         )
