@@ -37,7 +37,7 @@ PACKINGS: Mapping[str, Mapping[str, Any]] = {
     "fp8-static": {"quant_method": "fp8", "activation_scheme": "static"},
     "fp8-blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
 }
-"""What stands in the configs of packed checkpoints, by a short name."""
+"""Entries in the configs of packed checkpoints, by a short name."""
 
 PACKED = ("llama-3.1-8b", "qwen2.5-7b", "qwen3-30b-a3b", "gemma-2-9b", "mixtral-8x7b")
 """Models that are also asked for as if they were packed in each way."""
@@ -98,7 +98,7 @@ def first_of_families(models: list[str]) -> list[str]:
 
 
 def records() -> list[dict[str, Any]]:
-    """What vLLM answered: questions, with `vllm`, bytes of each stage, or why it refused."""
+    """Answers of vLLM: questions, with `vllm`, bytes of each stage, or why it refused."""
     return [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
 
 

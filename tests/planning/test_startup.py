@@ -207,11 +207,29 @@ def test_memory_from_its_parts() -> None:
     """The share of the GPU that vLLM takes, less weights and the rest (`request_memory` rounds it up)."""
     parts = EngineOptions(gpu_memory=85_000_000_001, weights=16 << 30, activations=3 << 30, gpu_memory_utilization=0.9)
     plan = plan_config(config("llama"), parts)
-    assert plan.settings.memory == 76_500_000_001 - (19 << 30)
-    with pytest.raises(PlanError, match="--activations"):
-        plan_config(config("llama"), dataclasses.replace(parts, activations=None))
+    assert plan.settings.memory.stages[0] == 76_500_000_001 - (19 << 30)
+    assert plan.settings.memory.origin == "computed"
     with pytest.raises(PlanError, match="--gpu-memory"):
         plan_config(config("llama"), dataclasses.replace(parts, weights=80 << 30))
+
+
+def test_weights_are_computed_and_the_rest_is_a_range() -> None:
+    """Each stage's own weights, less the most and the least that else is taken."""
+    parts = EngineOptions(gpu_memory=79 << 30, pipeline_parallel_size=2, tensor_parallel_size=2)
+    memory = plan_config("llama-3.1-8b", parts).settings.memory
+    [rest], weights = memory.parts["activations"], memory.parts["weights"]
+    assert [part.most for part in weights] == [4015259648, 4015267840]
+    assert memory.stages == tuple(memory.taken - part.most - rest.most for part in weights)
+    assert memory.most == tuple(memory.taken - part.most - rest.least for part in weights)
+    assert rest.least < rest.most
+    assert (weights[0].origin, rest.origin, memory.origin) == ("computed", "estimated", "estimated")
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    parts = EngineOptions(gpu_memory=int(79.11 * 2**30))
+    with pytest.raises(PlanError, match=r"131\.42 GiB of weights"):
+        plan_config("llama-3.1-70b", parts)
+    assert plan_config("llama-3.1-70b", dataclasses.replace(parts, tensor_parallel_size=8)).requests > 0
 
 
 def test_weights_from_an_index(tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ from hkv.model.huggingface import load_config
 from hkv.model.huggingface.family import words
 
 RECORDS = weights.records()
-"""What `benchmarks/weights.py --record` had of vLLM 0.33.0."""
+"""Answers of vLLM 0.33.0 that `benchmarks/weights.py --record` wrote."""
 
 UNKNOWN = words(
     """

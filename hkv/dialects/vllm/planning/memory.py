@@ -128,7 +128,7 @@ def _weights(options: EngineOptions, config: Mapping[str, Any] | None) -> tuple[
 
 
 def _rest(options: EngineOptions, config: Mapping[str, Any] | None, tokens: int, requests: int) -> Part:
-    """What else is taken while vLLM profiles: activations at their peak, logits, CUDA graphs, communication.
+    """All else that is taken while vLLM profiles: activations at their peak, logits, CUDA graphs, communication.
 
     The least: a step's tokens before and inside an MLP, or its logits in float32 and one copy, whichever are more, and
     256 MiB. The most: twice those tokens, or logits with what sampling makes of them (14 bytes each), and graphs of

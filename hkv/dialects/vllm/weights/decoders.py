@@ -13,7 +13,7 @@ FLOAT32 = 4
 """Bytes of an element of routers and correction biases that are kept in it."""
 
 ALL = "embedding norm head"
-"""Whatever is before and after the layers, on every pipeline stage: classes that do not ask which stage they are on."""
+"""All that is before and after the layers, on every pipeline stage: classes that do not ask which stage they are on."""
 
 
 @dataclasses.dataclass(frozen=True)

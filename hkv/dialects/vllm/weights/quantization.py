@@ -43,7 +43,7 @@ class Linear:
 
 
 class Quantization(abc.ABC):
-    """How a checkpoint's weights are packed."""
+    """Packing of a checkpoint's weights."""
 
     @abc.abstractmethod
     def linear(self, layer: Linear, width: int) -> int:
@@ -194,7 +194,7 @@ def is_skipped(name: str, skipped: Sequence[str]) -> bool:
 
 
 def quantization_of(fields: Fields, ranks: int, capability: tuple[int, int]) -> Quantization:
-    """How a config says that its weights are packed.
+    """Packing of the weights, as a config says it.
 
     Args:
       fields: of the config.

@@ -14,8 +14,9 @@ from hkv.dialects.vllm.weights.towers import TOWERS, Tower
 from hkv.errors import ConfigError
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.model import stage_bounds
-from hkv.model.huggingface.reading import decoder_fields, type_of
+from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.served_dtype import served_dtype
+from hkv.model.huggingface.wrappers import type_of
 from hkv.spec.dtypes import item_bytes
 
 FAMILIES = {**DECODERS, **HYBRIDS}
