@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.capacity_plot import drawn, lengths_between
 from hkv.cli.capacity_rows import capacity_rows, combinations
 from hkv.cli.capacity_table import table_csv, table_lines
+from hkv.cli.fewest_gpus import deployment_lines, deployments, values_of
 from hkv.cli.given_options import is_given, refuse_given
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
@@ -19,7 +21,9 @@ from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.dialects import registry
 from hkv.dialects.capacity import Capacity
 from hkv.dialects.option_list import OneOrMore, Several
-from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
+from hkv.dialects.plan_command import PlanCommand
+from hkv.errors import ConfigError
+from hkv.limits import MAX_COUNT, MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
 from hkv.model.huggingface import KV_DTYPES, check_layer_list, load_config
 from hkv.plot_path import check_plot_path
 
@@ -126,6 +130,11 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
     show_default=True,
     help="Whose memory plan; repeatable.",
 )
+@click.option(
+    "--requests",
+    type=click.IntRange(1, MAX_COUNT),
+    help="Find the fewest GPUs that hold so many requests of --max-model-len at once, --tp and --pp as given or tried.",
+)
 @bugs_option
 @json_option
 @click.option("--csv", "csv_path", metavar="F", type=OutputPath(), help="Write the table as CSV to the file F.")
@@ -141,6 +150,7 @@ def command(
     json_path: str | None,
     csv_path: str | None,
     plot_path: str | None,
+    requests: int | None,
     **options: Any,
 ) -> None:
     """Say what a model's cache looks like: which layers share blocks, how many blocks fit, and where every layer lies.
@@ -150,6 +160,10 @@ def command(
 
     Of several models, or several values of --tp, --pp, --dcp, --kv-cache-dtype, --max-model-len or --dialect with
     commas between them, it makes one table: a row for each combination.
+
+    Example: hkv plan llama-3.1-8b --gpu h100 --tp 1,2,8 --max-model-len 32k
+
+    Example: hkv plan llama-3.1-70b --gpu h100 --max-model-len 32k --requests 100
 
     Example: hkv plan Qwen3-Next-80B/config.json --memory 80GiB --tp 2 --max-model-len 131072
 
@@ -179,6 +193,9 @@ def command(
     if plot_path is not None:
         check_plot_path(plot_path)
 
+    if requests is not None:
+        _fewest(planners[chosen[0]], configs, requests, memory, options, json_path)
+        return
     wanted = combinations(configs, options)
     if len(wanted) == 1 and csv_path is None and plot_path is None:
         config, choice = wanted[0]
@@ -202,3 +219,27 @@ def command(
         write_output(csv_path, table_csv(rows))
     if plot_path is not None:
         write_output(plot_path, drawn(rows, plot_path, capacity_rows(lengths_between(rows), capacity)))
+
+
+def _fewest(
+    planner: PlanCommand,
+    configs: Sequence[str],
+    requests: int,
+    memory: int | None,
+    options: dict[str, Any],
+    json_path: str | None,
+) -> None:
+    """Answers `--requests`: ways to hold them, the fewest GPUs first."""
+    lists = {name: value for name, value in options.items() if isinstance(value, Several) and name not in ("tp", "pp")}
+    if len(configs) > 1 or any(len(values) > 1 for values in lists.values()):
+        expected = "one model and one value of each option but --tp and --pp"
+        raise ConfigError("--requests", requests, expected)
+    asked = {**options, **{name: values[0] for name, values in lists.items()}, "config": configs[0]}
+    ranks, stages = (values_of(options[name], name in options["given"]) for name in ("tp", "pp"))
+    found = deployments(requests, ranks, stages, lambda tp, pp: planner.capacity(memory, {**asked, "tp": tp, "pp": pp}))
+    best = found[0]
+    serve = planner.serve_line({**asked, "tp": best.tp, "pp": best.pp}, best.engines)
+    if json_path != STANDARD_OUTPUT:
+        click.echo("\n".join(deployment_lines(found, requests, serve)))
+    rows = [each.record() for each in found]
+    write_json(json_path, {"requests": requests, "deployments": rows, "fewest": rows[0], "serve": serve or None})

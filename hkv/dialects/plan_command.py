@@ -78,6 +78,10 @@ class PlanCommand(abc.ABC):
         expected = "one model and one value of each option with this dialect, whose plan has no concurrency"
         raise UnsupportedConfigError("table, --csv or --plot", options["config"], expected)
 
+    def serve_line(self, options: dict[str, Any], engines: int) -> str:
+        """The command that starts so many engines of `options["config"]`; empty of a dialect that has none."""
+        return ""
+
 
 def length_option() -> click.Option:
     """`--max-model-len`, of dialects that say how many requests fit."""

@@ -116,7 +116,7 @@ ROWS = [
     *_rows(PLAN, "--layers tests/data/layer_list.json"),
     *_rows(
         f"plan {MODEL} --gpu-memory 80GiB --weights 20GiB --activations 4GiB",
-        "--gpu-memory 90GiB;--gpu-memory-utilization 0.8;--weights 10GiB;--activations 3GiB",
+        "--gpu-memory 90GiB;--gpu-memory-utilization 0.8;--weights 10GiB;--activations 3GiB;--requests 7",
     ),
     *_rows(f"plan {MODEL} --memory 80GiB", '--speculative-config {"method":"ngram","num_speculative_tokens":3}'),
     *_rows(PLAN_WINDOWS, f"--draft {DRAFT}"),

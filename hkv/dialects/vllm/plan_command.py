@@ -24,6 +24,7 @@ from hkv.dialects.vllm.planning.serve_options import (
     speculation_of_options,
 )
 from hkv.dialects.vllm.planning.tables import print_served
+from hkv.model.released import find
 from hkv.request_length import parse_length
 
 
@@ -37,6 +38,18 @@ class VllmPlanCommand(PlanCommand):
         planned = _planned(memory, options)
         report = planned.report()
         return ModelPlan(report, lambda console: print_served(console, report, planned.served))
+
+    def serve_line(self, options: dict[str, Any], engines: int) -> str:
+        released = find(options["config"])
+        words = ["vllm serve", options["config"] if released is None else released.ids[0]]
+        flags = {
+            "--tensor-parallel-size": options["tp"] if options["tp"] > 1 else None,
+            "--pipeline-parallel-size": options["pp"] if options["pp"] > 1 else None,
+            "--data-parallel-size": engines if engines > 1 else None,
+            "--max-model-len": options["max_model_len"],
+            "--kv-cache-dtype": None if options["kv_dtype"] == "auto" else options["kv_dtype"],
+        }
+        return " ".join([*words, *(f"{name} {value}" for name, value in flags.items() if value is not None)])
 
     def capacity(self, memory: int | None, options: dict[str, Any]) -> Capacity:
         return capacity_of(_planned(memory, options))
