@@ -1,0 +1,151 @@
+"""Figures of the house: lines, files, comments, the members of a layer's spec, and how modules import one another.
+
+    python -m benchmarks.house [--arrows]
+
+Imports inside functions and those for type checkers count as others do: a module's reader has to know what it names. A
+*circle* is a set of modules of which each reaches every other by imports. An *arrow that runs back up* is an import of
+a module on a higher floor of `FLOORS` than the one that imports it.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import io
+import pathlib
+import sys
+import tokenize
+from collections.abc import Iterable, Mapping
+
+from hkv.spec import LayerSpec
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+PACKAGES = ("hkv", "reference", "pallas_kernels", "tests", "benchmarks", "examples")
+
+FLOORS = (
+    ("spec", "keys", "tier", "state"),
+    ("model", "layout", "machine"),
+    ("contract", "paged"),
+    ("dialects.*.config", "dialects.*.kinds", "dialects.*.rules", "dialects.*.machine"),
+    ("dialects.*.planning", "dialects.*.weights", "dialects.*.planned_cache"),
+    ("cache", "chunks", "mesh", "cluster"),
+    ("serving", "oracle"),
+    ("replay", "testing"),
+    ("dialects",),
+    ("cli", "", "__main__"),
+)
+"""Rooms of `hkv`, from the bottom up; modules that stand in none are the ground below them. A dialect's rules, kinds
+and plans serve a cache and stand below it; the rest of it serves the oracle, which loads it by name."""
+
+Imports = Mapping[str, Mapping[str, int]]
+"""Of each module, the modules of the same package that it imports, with the first line that does."""
+
+
+def modules_of(package: str) -> dict[str, pathlib.Path]:
+    """Files of a package by the names of their modules."""
+    found = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(modules: Mapping[str, pathlib.Path]) -> Imports:
+    """Imports among modules, those inside functions and for type checkers included."""
+    imports: dict[str, dict[str, int]] = {name: {} for name in modules}
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets: list[str] = []
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                targets = [full if full in modules else node.module for full in inner]
+            for target in targets:
+                if target in modules and target != name:
+                    imports[name].setdefault(target, getattr(node, "lineno", 0))
+    return imports
+
+
+def circles(imports: Imports) -> list[list[str]]:
+    """Sets of modules that reach one another, largest first (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in imports[name]:
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            place = stack.index(name)
+            found.append(sorted(stack[place:]))
+            del stack[place:]
+
+    for name in imports:
+        if name not in index:
+            visit(name)
+    return sorted((circle for circle in found if len(circle) > 1), key=len, reverse=True)
+
+
+def floor(module: str) -> int:
+    """Floor of a module of `hkv`, the ground being 0; the longest name of a room that fits counts."""
+    parts = module.split(".")[1:]
+    best = (0, 0)
+    for number, rooms in enumerate(FLOORS, 1):
+        for names in ([name for name in room.split(".") if name] for room in rooms):
+            if all(name in ("*", part) for name, part in zip(names, parts, strict=False)) and len(names) <= len(parts):
+                best = max(best, (len(names) + 1, number)) if names or not parts else best
+    return best[1]
+
+
+def arrows_up(imports: Imports) -> list[str]:
+    """Imports that run from a floor to a higher one."""
+    pairs = [(name, other, line) for name, others in imports.items() for other, line in others.items()]
+    return [f"{name}:{line} -> {other}" for name, other, line in pairs if floor(name) < floor(other)]
+
+
+def lines_of(paths: Iterable[pathlib.Path]) -> collections.Counter[str]:
+    """Lines, lines with code and comment lines of files; docstrings are neither code nor comments."""
+    count: collections.Counter[str] = collections.Counter()
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        code: set[int] = set()
+        before = tokenize.NEWLINE
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            docstring = token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+            count["comments"] += token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
+            if token.type not in (tokenize.COMMENT, tokenize.NL):
+                if token.string.strip() and not docstring:
+                    code.update(range(token.start[0], token.end[0] + 1))
+                before = token.type
+        count.update(files=1, lines=len(text.splitlines()), code=len(code))
+    return count
+
+
+def main() -> None:
+    """Prints the figures, and the circles and arrows one by one."""
+    for package in PACKAGES:
+        count = lines_of(modules_of(package).values())
+        share = 100 * count["comments"] / count["code"]
+        print(
+            f"{package:16}{count['files']:6} files{count['lines']:8} lines{count['code']:8} code{share:7.2f} % comments"
+        )
+    imports = imports_of(modules_of("hkv"))
+    found, arrows = circles(imports), arrows_up(imports)
+    print(f"LayerSpec: {sum(not name.startswith('_') for name in dir(LayerSpec))} members")
+    print(f"circles: {len(found)}, of {sum(map(len, found))} modules; arrows that run back up: {len(arrows)}")
+    for circle in found:
+        print("  circle of", len(circle), *circle)
+    print(*(f"  {arrow}" for arrow in arrows if "--arrows" in sys.argv), sep="\n", end="")
+
+
+if __name__ == "__main__":
+    main()
