@@ -101,7 +101,8 @@ def test_the_log_of_an_engine_core_is_on_disk(start: str, ending: int, tmp_path:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert f"hkv: vLLM's cache managers are recorded to {tmp_path / 'logs'}" in (tmp_path / "said").read_text()
+    said = f"hkv: vLLM's cache managers are recorded to {tmp_path / 'logs'} (process {core})"
+    assert said in (tmp_path / "said").read_text()
     (log,) = (read_log(path) for path in find_logs([tmp_path / "logs"]))
     assert sum(isinstance(each, RequestOp) for each in log.operations) >= served
     assert len(log.header.groups) == 2

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
+import os
 import pathlib
+import random
 from typing import Any
 
 import msgspec
@@ -72,6 +75,35 @@ def test_a_cache_that_is_left_out_stands_in_a_table(tmp_path: pathlib.Path) -> N
     session.refuse("HiSparseHotSpec", "a role\nthat is not told")
     session.close()
     assert (tmp_path / "refused.txt").read_text() == "t\tHiSparseHotSpec\ta role that is not told\n"
+
+
+def test_a_share_of_caches_is_observed(tmp_path: pathlib.Path) -> None:
+    before = random.getstate()
+    for share, least, most in ((1, 2000, 2000), (0.25, 350, 650)):  # eight standard deviations either way
+        session = Session(AttachSettings(folder=str(tmp_path), share=share))
+        assert least <= sum(session.draws() for _ in range(2000)) <= most
+        session.close()
+    assert random.getstate() == before  # the observed engine's own
+
+
+@pytest.mark.parametrize("share", ["0", "-0.5", "1.5", "true", '"half"', "null"])
+def test_a_share_is_a_probability(share: str) -> None:
+    with pytest.raises(ConfigError, match=r"share = .*: expected a probability above 0, 1 at most"):
+        settings_of(f'{{"folder": "logs", "share": {share}}}')
+
+
+@pytest.mark.parametrize(("share", "said"), [(1, ""), (0.25, ", each with probability 0.25")])
+def test_a_forked_process_says_its_own_line(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], share: float, said: str
+) -> None:
+    session = Session(AttachSettings(folder=str(tmp_path), share=share))
+    session.say("toy caches")
+    child = multiprocessing.get_context("fork").Process(target=session.flush)
+    child.start()
+    child.join()
+    session.close()
+    lines = [f"hkv: toy caches are recorded to {tmp_path}{said} (process {id})" for id in (os.getpid(), child.pid)]
+    assert capfd.readouterr().err.splitlines() == lines
 
 
 def test_the_engine_beside_it_agrees(tmp_path: pathlib.Path, recording: Recording) -> None:

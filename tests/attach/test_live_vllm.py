@@ -316,6 +316,24 @@ def test_a_manager_in_use_is_refused(header: Header, tmp_path: pathlib.Path) -> 
         attach(manager, session)
 
 
+def test_a_share_of_managers_is_recorded(header: Header, tmp_path: pathlib.Path) -> None:
+    from hkv.dialects.vllm.attach.attach import Attached
+
+    session = Session(AttachSettings(folder=str(tmp_path), share=0.5))
+    attached = Attached(session)
+    try:
+        managers = [manager_of(header) for _ in range(40)]
+    finally:
+        attached.detach()
+    for manager in managers:
+        manager.new_step_starts()
+    session.close()
+    left_out = (tmp_path / "refused.txt").read_text().splitlines()
+    assert {line.split("\t", 1)[1] for line in left_out} == {"KVCacheManager\tnot drawn: share is 0.5"}
+    assert 0 < len(find_logs([str(tmp_path)])) == 40 - len(left_out)
+    assert sum("new_step_starts" in vars(manager) for manager in managers) == 0  # closed: no hook is left
+
+
 def test_an_engine_beside_it_sees_a_planted_defect(header: Header, tmp_path: pathlib.Path) -> None:
     from hkv.dialects.vllm.attach.attach import attach
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -126,7 +127,9 @@ def test_a_forked_engine_core_is_recorded(tmp_path: pathlib.Path) -> None:
     )
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2]), "HKV_ATTACH": str(tmp_path / "l")}
     done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=True)
-    assert f"hkv: vLLM's cache managers are recorded to {tmp_path / 'l'} (process " in done.stderr
+    said = re.findall(rf"hkv: vLLM's cache managers are recorded to {tmp_path / 'l'} \(process (\d+)\)", done.stderr)
+    assert len(set(said)) == 2
+    assert [pathlib.Path(path).name.split("-")[0] for path in find_logs([tmp_path / "l"])] == said[1:]
     (log,) = (read_log(path) for path in find_logs([tmp_path / "l"]))
     assert len(log.operations) > 800
     assert log.dialect.ended(log) == ""

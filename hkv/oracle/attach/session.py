@@ -1,7 +1,8 @@
 """All live caches that one process observes: their files, the thread that writes them, and those left out.
 
 A process may be forked with a session in it, as vLLM's engine core is by default. The child goes on with a session of
-its own: a new writing thread, and files named after itself. Caches that the parent made stay the parent's.
+its own: a new writing thread, files named after itself, and its own line if its parent said one. Caches that the
+parent made stay the parent's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import atexit
 import multiprocessing.util
 import os
 import pathlib
+import secrets
+import sys
 import weakref
 from typing import Protocol
 
@@ -50,6 +53,7 @@ class Session:
         self._observed: list[Observed] = []
         self._lasting: list[Observed] = []
         self._recorded: list[RecordSink] = []
+        self._subject = ""
         self._closed = False
         atexit.register(self.close)
         self._end_with_process()
@@ -72,6 +76,31 @@ class Session:
             observed.close()
             self.refuse(type(observed).__name__, "made before this process was forked: its parent observes it")
         self._observed = []
+        if self._subject:
+            # In the writing thread: a thread of the parent may have held the lock of standard error at the fork.
+            self._writer.put(self._say)
+
+    def say(self, subject: str) -> None:
+        """Says in one line on standard error what becomes of caches in this process, as will every fork of it.
+
+        Args:
+          subject: whose caches, such as "vLLM's cache managers".
+        """
+        self._subject = subject
+        self._say()
+
+    def _say(self) -> None:
+        form = "recorded to"
+        if self.settings.mode == "shadow":
+            form = f"held against engine {self.settings.engine}, differences go to"
+        share = f", each with probability {self.settings.share:g}" if self.settings.share < 1 else ""
+        place = self._folder.absolute()
+        say(f"{self._subject} are {form} {place}{share} (process {os.getpid()})")
+
+    def draws(self) -> bool:
+        """True if the cache that is being made is one of the share that is observed."""
+        # Never from `random`, whose state is the observed engine's, and which forked processes would share.
+        return secrets.randbelow(1 << 53) < self.settings.share * (1 << 53)
 
     def sink(self, dialect: Dialect) -> Sink:
         """Sink for the operations of the next cache."""
@@ -136,3 +165,8 @@ class Session:
         self._writer.close()
         if self._writer.problem is not None:
             raise self._writer.problem
+
+
+def say(text: str) -> None:
+    """Says something to whoever runs the observed engine, in one line on standard error."""
+    print(f"hkv: {text}", file=sys.stderr, flush=True)

@@ -31,6 +31,8 @@ class AttachSettings:
         and writes a log up to the first difference, if there is one.
       engine: name of the engine beside it, in mode `shadow`.
       on_difference: `report` it, on standard error, or `raise` in the observed engine's own call.
+      share: probability with which a cache is observed, drawn as it is made, where all of a process are; one that is
+        not costs nothing.
       states: the states that are written: `none`, `end` when it ends, `digest` every 64 calls as well, at every
         `step`, or after `all` operations, which also says what changed between two.
       compression: `gz`, `zst`, or none.
@@ -41,6 +43,7 @@ class AttachSettings:
     mode: str = "record"
     engine: str = "numpy"
     on_difference: str = "report"
+    share: float = 1.0
     states: str = "end"
     compression: str = ""
     part_bytes: int | None = None
@@ -54,6 +57,8 @@ class AttachSettings:
                 )
         if not self.folder:
             raise ConfigError("folder", self.folder, "a folder for the logs")
+        if type(self.share) not in (int, float) or not 0 < self.share <= 1:
+            raise ConfigError("share", self.share, "a probability above 0, 1 at most")
         if self.part_bytes is not None and (type(self.part_bytes) is not int or self.part_bytes < 1):
             raise ConfigError("part_bytes", self.part_bytes, "a positive number of bytes")
 

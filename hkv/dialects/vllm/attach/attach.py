@@ -66,6 +66,9 @@ class Attached:
             if type(manager) is not KVCacheManager:
                 session.refuse(type(manager).__name__, "a subclass of KVCacheManager")
                 return
+            if not session.draws():
+                session.refuse(type(manager).__name__, f"not drawn: share is {session.settings.share:g}")
+                return
             try:
                 attach(manager, session, named.get("max_in_flight_tokens"))
             except HKVError as error:

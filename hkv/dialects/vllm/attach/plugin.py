@@ -6,17 +6,14 @@ vLLM loads it in every process it starts. Without `HKV_ATTACH` in the environmen
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import pathlib
 import re
-import sys
 
 from hkv.dialects import registry
 from hkv.dialects.vllm.attach.attach import Attached, is_attached
 from hkv.dialects.vllm.config import NAME
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.attach.judged import judge_stores
-from hkv.oracle.attach.session import Session
+from hkv.oracle.attach.session import Session, say
 from hkv.oracle.attach.settings import settings_from
 
 
@@ -29,12 +26,11 @@ def register() -> None:
         check_version()
         session = Session(settings)
     except (HKVError, OSError) as error:
-        _say(f"this process is not observed: {' '.join(str(error).split())}")
+        say(f"this process is not observed: {' '.join(str(error).split())}")
         return
     Attached(session)
     judge_stores(session)
-    done = "recorded to" if settings.mode == "record" else f"held against engine {settings.engine}, differences go to"
-    _say(f"vLLM's cache managers are {done} {pathlib.Path(settings.folder).absolute()} (process {os.getpid()})")
+    session.say("vLLM's cache managers")
 
 
 def check_version() -> None:
@@ -46,7 +42,3 @@ def check_version() -> None:
     found, expected = importlib.metadata.version("vllm"), registry.dialect_of(NAME).engine_versions["vllm"]
     if not re.match(rf"{re.escape(expected)}(\.|$)", found):
         raise ConfigError("vllm", found, f"version {expected}, whose rules HKV has")
-
-
-def _say(text: str) -> None:
-    print(f"hkv: {text}", file=sys.stderr, flush=True)
