@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.judges.children import answers
 from benchmarks.judges.default_configs import Case, architectures_of, library_cases, loaded_as, supplemented
+from benchmarks.judges.recorded import published
 from benchmarks.judges.records import digest
 from benchmarks.judges.vllm_classes import ModelClasses, RefusedError, silence
 from hkv.model.released import released_models
@@ -43,13 +44,23 @@ def file_cases(paths: Iterable[pathlib.Path]) -> Iterator[Case]:
 def released_cases() -> Iterator[Case]:
     """The released models that HKV ships; their configs are not repeated beside the answers."""
     for model in released_models():
-        shipped = model.config()
-        config = supplemented(with_architecture(shipped), cached=False) | loaded_as(model.name)
-        # Weights alone are packed; what packs them is a package that is not there.
-        for part in (config, config.get("text_config", {})):
-            if part.get("quantization_config", {}).get("quant_method") == "compressed-tensors":
-                del part["quantization_config"]
-        yield Case(model.name, config, "hkv/model/released", digest(shipped))
+        yield published_case(model.name, model.config(), "hkv/model/released")
+
+
+def published_cases() -> Iterator[Case]:
+    """Files as they are published, with fields that HKV does not know; they stand in a file of their own."""
+    for name, found in published().items():
+        yield published_case(name, found["config"], found["origin"])
+
+
+def published_case(name: str, file: dict[str, Any], origin: str) -> Case:
+    """A config as vLLM can load it here, with the digest of the file as it is."""
+    config = supplemented(with_architecture(file), cached=False) | loaded_as(name)
+    # Weights alone are packed; what packs them is a package that is not there.
+    for part in (config, config.get("text_config", {})):
+        if (part.get("quantization_config") or {}).get("quant_method") == "compressed-tensors":
+            del part["quantization_config"]
+    return Case(name, config, origin, digest(file))
 
 
 def ask(classes: ModelClasses, case: Case, ranks: Iterable[int]) -> dict[str, Any]:
@@ -70,6 +81,7 @@ def main() -> int:
     parser.add_argument("configs", nargs="*", type=pathlib.Path, help="config.json files")
     parser.add_argument("--library", action="store_true", help="every config class of transformers, default values")
     parser.add_argument("--released", action="store_true", help="the released models that HKV ships configs of")
+    parser.add_argument("--published", action="store_true", help="the files of published_configs.json")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these cases alone; repeatable")
     parser.add_argument("--ranks", default="1,2,8", help="tensor-parallel ranks")
     parser.add_argument("--jobs", type=int, default=1, help="configs at once")
@@ -81,6 +93,8 @@ def main() -> int:
     cases = list(file_cases(arguments.configs))
     if arguments.released:
         cases += released_cases()
+    if arguments.published:
+        cases += published_cases()
     if arguments.library:
         cases += library_cases(classes.architectures)
     chosen = {case.name: case for case in cases if not arguments.only or case.name in arguments.only}

@@ -1,7 +1,8 @@
 """Recorded answers of the judges, and what they say of HKV's reading today.
 
 `tests/data/model_classes` has, one config a line, `library.jsonl` (every config class of transformers at its default
-values), `released.jsonl` (the released models that HKV ships, their configs in `hkv/model/released`), and
+values), `released.jsonl` (the released models that HKV ships, their configs in `hkv/model/released`), `published.jsonl`
+(files with fields that HKV does not know, or of quantized weights, which are in `published_configs.json`), and
 `caches.jsonl` (the second judge's answers, for configs that vLLM does not build). `expected.json` lists what HKV still
 reads otherwise than vLLM, and what it refuses although vLLM serves it: both lists may only become shorter.
 """
@@ -77,17 +78,24 @@ class Judgement:
 @functools.cache
 def recorded_cases() -> dict[str, RecordedCase]:
     """Every recorded config, by name."""
-    shipped = {model.name: model.config() for model in released_models()}
+    files = {f"released/{model.name}": model.config() for model in released_models()}
+    files |= {f"published/{name}": each["config"] for name, each in published().items()}
     found = {}
-    for source in ("library", "released"):
+    for source in ("library", "released", "published"):
         for record in records(source):
-            config = shipped.get(record["name"]) if isinstance(record["config"], str) else record["config"]
+            config = files.get(f"{source}/{record['name']}") if isinstance(record["config"], str) else record["config"]
             if config is None:
                 continue  # no longer shipped; a test says so
             answers = {int(ranks): answer for ranks, answer in record["answers"].items()}
             name = f"{source}/{record['name']}"
             found[name] = RecordedCase(name, config, answers)
     return found
+
+
+@functools.cache
+def published() -> dict[str, dict[str, Any]]:
+    """Files as they are published, by name: `config` and `origin`. Lists of modules that are not quantized are cut."""
+    return json.loads((FOLDER / "published_configs.json").read_text(encoding="utf-8"))
 
 
 def records(source: str) -> list[dict[str, Any]]:

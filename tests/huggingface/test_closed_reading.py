@@ -131,6 +131,18 @@ def test_every_field_that_vllm_reads_and_hkv_does_not_is_refused_in_one_message(
     assert answer(ignoring) == answer(read_model(config))
 
 
+def test_heads_that_follow_from_other_fields_are_noted() -> None:
+    llama = whole("llama")
+    lacking = {name: value for name, value in llama.items() if name != "num_key_value_heads"}
+    heads = llama["num_attention_heads"]
+    note = f"num_key_value_heads = {heads}, from num_attention_heads: the file has none"
+    assert note in read_model(lacking).notes
+    assert not read_model(lacking | {"num_key_value_heads": heads, "head_dim": 128}).notes[1:], "the element type alone"
+    mimo = read_model(whole("mimo_v2_flash")).notes
+    for name in ("swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim"):
+        assert any(note.startswith(f"{name} = ") for note in mimo)
+
+
 def test_a_field_that_decides_cannot_be_ignored() -> None:
     for name in ("hidden_size", "is_decoder", "max_position_embeddings"):
         with pytest.raises(ConfigError, match=f"ignore_fields = '{name}'"):

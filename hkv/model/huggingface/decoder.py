@@ -125,7 +125,8 @@ class Decoder:
           part: which of several caches of the layer this is.
           causal: False for full attention that reads later tokens of a prompt too.
         """
-        heads, head_dim = heads or self.fields.kv_heads, head_dim or self.fields.head_dim
+        heads = heads or self.fields.derived("num_key_value_heads", self.fields.kv_heads)
+        head_dim = head_dim or self.fields.head_dim
         if kind == "sliding_attention" and window is None:
             kind, kind_fields = "full_attention", (*kind_fields, self.fields.place("sliding_window"))
         dtype, quantization, dtype_fields = self._packing()

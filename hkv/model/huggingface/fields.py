@@ -249,6 +249,17 @@ class Fields:
             return heads
         return self.integer("num_attention_heads")
 
+    def derived(self, name: str, field: Field) -> Field:
+        """A number that other fields give where the file lacks one of its own, which is then noted.
+
+        Args:
+          name: the file's own field for it.
+          field: the number.
+        """
+        if name in self.family.fields and not self.given(name):
+            self.notes[name] = f"{name} = {field.value}, from {', '.join(field.names)}: the file has none"
+        return field
+
     @property
     def num_layers(self) -> int:
         """Decoder layers.

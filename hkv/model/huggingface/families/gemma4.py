@@ -60,7 +60,11 @@ def _override(fields: Fields, kind: str, index: int, name: str) -> Field:
     own = fields.optional("num_global_key_value_heads") if fields.flag("attention_k_eq_v") else None
     common = fields.integer(name)
     names = (fields.place("num_global_key_value_heads"), fields.place("attention_k_eq_v"))
-    return Field(common.value, (*common.names, *names)) if own is None else Field(own.value, names)
+    if own is not None:
+        return Field(own.value, names)
+    if fields.flag("attention_k_eq_v"):
+        fields.derived("num_global_key_value_heads", common)
+    return Field(common.value, (*common.names, *names))
 
 
 TABLE = """

@@ -31,9 +31,10 @@ def _read(decoder: Decoder) -> Model:
     window, names = fields.integer("sliding_window_size"), (fields.place("local_layer_ids"),)
     for index in range(count):
         windowed = index in local
-        heads = fields.optional("swa_num_key_value_heads") if windowed else None
-        size = fields.optional("swa_head_dim") if windowed else None
-        heads, size = heads or fields.kv_heads, size or fields.head_dim
+        heads, size = fields.kv_heads, fields.head_dim
+        if windowed:
+            heads = fields.optional("swa_num_key_value_heads") or fields.derived("swa_num_key_value_heads", heads)
+            size = fields.optional("swa_head_dim") or fields.derived("swa_head_dim", size)
         _add_convolutions(decoder, index, names, heads, size)
         kind = SLIDING if windowed else FULL
         decoder.attention(index, kind, names, heads=heads, head_dim=size, window=window if windowed else None)

@@ -11,16 +11,16 @@ from hkv.model.huggingface.model import Model
 
 def _read(decoder: Decoder) -> Model:
     fields = decoder.fields
-    layers = _kinds(fields)
+    layers, own = _kinds(fields), fields.integer("v_head_dim")
     for index, (kind, names) in enumerate(layers):
         local = kind == SLIDING
         decoder.attention(
             index,
             kind,
             names,
-            heads=_window_heads(fields) if local else fields.kv_heads,
-            head_dim=(fields.optional("swa_head_dim") if local else None) or fields.head_dim,
-            value_dim=(fields.optional("swa_v_head_dim") if local else None) or fields.integer("v_head_dim"),
+            heads=_window_heads(fields) if local else fields.derived("num_key_value_heads", fields.kv_heads),
+            head_dim=_window_size(fields, "swa_head_dim", fields.head_dim) if local else fields.head_dim,
+            value_dim=_window_size(fields, "swa_v_head_dim", own) if local else own,
             window=(fields.optional("sliding_window_size") or fields.integer("sliding_window")) if local else None,
         )
     return decoder.model(len(layers))
@@ -28,7 +28,13 @@ def _read(decoder: Decoder) -> Model:
 
 def _window_heads(fields: Fields) -> Field:
     """Key/value heads of a window layer: given, or twice those of a full layer."""
-    return fields.optional("swa_num_key_value_heads") or fields.kv_heads.times(2)
+    name = "swa_num_key_value_heads"
+    return fields.optional(name) or fields.derived(name, fields.kv_heads.times(2))
+
+
+def _window_size(fields: Fields, name: str, own: Field) -> Field:
+    """Elements of a key or a value of a window layer: given, or those of a full layer."""
+    return fields.optional(name) or fields.derived(name, own)
 
 
 def _kinds(fields: Fields) -> Kinds:
