@@ -256,7 +256,7 @@ class Fields:
           name: the file's own field for it.
           field: the number.
         """
-        if name in self.family.fields and not self.given(name):
+        if self.family.fields.get(name, REQUIRED) is None and not self.given(name):
             self.notes[name] = f"{name} = {field.value}, from {', '.join(field.names)}: the file has none"
         return field
 
