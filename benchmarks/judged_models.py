@@ -27,7 +27,11 @@ from benchmarks.judges.recorded import (
     recorded_cases,
 )
 
-SOURCES = {"library": "families of transformers, default values", "released": "released models"}
+SOURCES = {
+    "library": "families of transformers, default values",
+    "released": "released models",
+    "published": "published files with unknown fields, or of quantized weights",
+}
 PLANNED = (Outcome.EQUAL, Outcome.RANKS, Outcome.DIFFERENT, Outcome.PLANNED_HERE)
 
 HEAD = """## Judges

@@ -68,10 +68,16 @@ class Difference:
         return f"{self.field}: {self.ours} here, {self.theirs} in vLLM"
 
 
-def read(config: Mapping[str, Any], tensor_parallel: int) -> Model | str:
-    """HKV's reading, or the message with which it refuses."""
+def read(config: Mapping[str, Any], tensor_parallel: int, block_size: int | None = None) -> Model | str:
+    """HKV's reading, or the message with which it refuses.
+
+    Args:
+      config: the content of a config.json.
+      tensor_parallel: ranks.
+      block_size: tokens per block, None for the reader's default.
+    """
     try:
-        return read_model(config, ReadOptions(tensor_parallel=tensor_parallel))
+        return read_model(config, ReadOptions(tensor_parallel=tensor_parallel, block_size=block_size))
     except HKVError as error:
         return str(error)
 
@@ -173,6 +179,8 @@ def described(spec: LayerSpec) -> dict[str, Any]:
         for field in ("num_kv_heads", "head_size", "dtype", "state_content_bytes", "tokens_per_state"):
             found[field] = getattr(spec, field)
         found["head_size_v"] = spec.value_size
+        if spec.quantization == "fp8_per_tensor":
+            found["dtype"] = "uint8"  # as vLLM's pools hold float8
     else:
         found["dtypes"] = tuple(dtype for _, dtype in spec.state_tensors)
     for theirs, ours in spec.vllm_fields.items():

@@ -111,7 +111,10 @@ def served(answer: Mapping[str, Any]) -> bool:
 
 def judge(case: RecordedCase, ranks: int) -> Judgement:
     """HKV's reading and plan on some tensor-parallel ranks, held against vLLM's answer."""
-    answer, model = case.answers[ranks], read(case.config, ranks)
+    answer = case.answers[ranks]
+    # A file that packs its cache has blocks that its kernels take, which the planner chooses, not the reader.
+    packed = answer.get("cache_dtype", "auto") != "auto"
+    model = read(case.config, ranks, answer["block_size"] if packed else None)
     if not served(answer):
         if isinstance(model, Model):
             reason = answer["refused"]

@@ -156,6 +156,12 @@ def test_a_checkpoint_s_own_packing_of_the_cache(quantization: dict[str, Any]) -
     )
 
 
+def test_a_packing_that_is_no_object_is_not_read_as_vllm_does_not() -> None:
+    model = read_model({"model_type": "llama", "quantization_config": {"quant_algo": "FP8", "kv_cache_scheme": "FP8"}})
+    assert model.token_bytes == read_model({"model_type": "llama"}).token_bytes
+    assert any(note.startswith("quantization_config.kv_cache_scheme = 'FP8'") for note in model.notes)
+
+
 def test_query_heads_that_ranks_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_attention_heads = 20: expected a multiple of 8 tensor-parallel ranks"):
         read_model({"model_type": "glm4_moe_lite", "num_attention_heads": 20}, ReadOptions(tensor_parallel=8))

@@ -81,7 +81,10 @@ def quantized_cache(fields: Fields) -> tuple[str, tuple[str, ...]] | None:
                 continue
             for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
                 scheme = part.get(name)
-                if scheme is not None:
+                if name == "kv_cache_scheme" and isinstance(scheme, str):
+                    told = f"{path}{place}{name} = {scheme!r}: no object, so that vLLM caches as without it"
+                    fields.notes["kv_cache_scheme"] = told
+                elif scheme is not None:
                     return _packing(scheme, path + place + name), (path + place + name,)
     return None
 
