@@ -226,6 +226,14 @@ def test_bad_options_are_refused_by_name(arguments: list[str], says: str) -> Non
     assert says in str(error.value)
 
 
+@pytest.mark.parametrize("dialect", ["vllm-0.33", "rtp-llm"])
+def test_an_unknown_element_type_names_its_file(dialect: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads((MODELS / "llama.json").read_text()) | {"dtype": "int3"}))
+    with pytest.raises(HKVError, match=f"{re.escape(str(path))}: dtype = 'int3': expected one of bool, "):
+        CliRunner().invoke(command, [str(path), "--memory", "80GiB", "--dialect", dialect], catch_exceptions=False)
+
+
 def test_planning_imports_no_arrays() -> None:
     script = (
         "import sys; from hkv.cli import cli; "

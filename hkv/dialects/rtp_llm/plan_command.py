@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -22,6 +22,7 @@ from hkv.layout.layer_cache import LayerCache
 from hkv.layout.strided import StridedView
 from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, whole_number
 from hkv.model.huggingface import load_config
+from hkv.model.huggingface.loading import naming_file
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.served_dtype import served_dtype
 from hkv.request_length import parse_length
@@ -99,8 +100,7 @@ def _planned(memory: int | None, options: dict[str, Any]) -> PlannedModel:
     length = parse_length(options["max_model_len"])
     if length == 0:
         raise ConfigError("--max-model-len", "auto", "a number of tokens with --dialect rtp-llm")
-    fields = decoder_fields(load_config(options["config"]))
-    check_kv_dtype(options["kv_dtype"], options["dtype"] or served_dtype(fields)[0])
+    check_kv_dtype(options["kv_dtype"], options["dtype"] or _computed_with(load_config(options["config"])))
     # A rank holds whole blocks, not parts of each; heads are split by RTP-LLM's own rule, and float8 is one type.
     float8 = {"kv_dtype": "fp8"} if options["kv_dtype"] == "fp8_e4m3" else {}
     model, draft = read_models({**options, **float8, "tp": 1, "state_dtype": None}, 1)
@@ -124,6 +124,11 @@ def _planned(memory: int | None, options: dict[str, Any]) -> PlannedModel:
     ratio = reserve_ratio(options)
     capacity = capacity_of(cache.plan, wanted, length or model.max_model_len, ratio)
     return PlannedModel(dataclasses.replace(model, notes=(*model.notes, *notes)), cache, wanted, capacity, ratio)
+
+
+@naming_file
+def _computed_with(config: Mapping[str, Any]) -> str:
+    return served_dtype(decoder_fields(config))[0]
 
 
 def _explicit(text: str) -> tuple[str, int]:
