@@ -37,7 +37,8 @@ PLANNED = (Outcome.EQUAL, Outcome.RANKS, Outcome.DIFFERENT, Outcome.PLANNED_HERE
 HEAD = """## Judges
 
 What HKV reads from a config is held against two judges that it has no part in. The first is the class that vLLM 0.33.0
-serves the model with, built on the meta device as on a node of eight H100, at tensor parallel 1, 2 and 8: each caching
+serves the model with, built on the meta device as on a node of eight H100, at tensor parallel 1, 2 and 8 (published
+files at 1): each caching
 layer's own `get_kv_cache_spec`, then vLLM's groups, blocks, tokens and concurrency for 80 GiB. The second, for
 configs of which vLLM builds no class, is the cache that `transformers` itself makes: heads, sizes and windows, layer by
 layer. `python benchmarks/model_classes.py` and `model_caches.py` ask them; their answers are in
