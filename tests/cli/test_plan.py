@@ -66,6 +66,22 @@ def test_parallel_shapes() -> None:
     assert context["scheduler_block_size"] == 64
 
 
+@pytest.mark.parametrize("dialect", ["vllm-0.33", "rtp-llm"])
+def test_unknown_fields_are_noted_ignored_or_refused(dialect: str, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "config.json"
+    fields = json.loads((MODELS / "llama.json").read_text())
+    file.write_text(json.dumps(fields | {"rswa_window": 64, "num_kv_heads": 4, "post_norm": True}))
+    line = [str(file), "--memory", "80GiB", "--dialect", dialect, "--json", "-"]
+    with pytest.raises(ConfigError, match=r"rswa_window, num_kv_heads = \[64, 4\]: expected .*vLLM reads them"):
+        CliRunner().invoke(command, line, catch_exceptions=False)
+    line += ["--ignore-field", "rswa_window,num_kv_heads"]
+    notes = json.loads(CliRunner().invoke(command, line, catch_exceptions=False).output)["model"]["notes"]
+    assert "ignored, as asked: rswa_window = 64, num_kv_heads = 4" in notes
+    assert "no part of the cache, as vLLM 0.33 builds Llama: post_norm = true" in notes
+    with pytest.raises(ConfigError, match=r"post_norm = True: expected .*\(strict\)"):
+        CliRunner().invoke(command, [*line, "--strict"], catch_exceptions=False)
+
+
 def test_kernel_blocks_split_dense_pages() -> None:
     (tensors,) = plan("llama", "--block-size", "64", "--kernel-block-size", "16")["tensors"]
     blocks = plan("llama", "--block-size", "64")["num_blocks"]

@@ -111,7 +111,8 @@ def _refusal(fields: Fields, refused: list[Unknown], options: ReadOptions) -> Co
     known = {name for key in known_families() for name in own_fields(key)}
     nearest = next((name for name in read if name in known), None)
     hint = f" ({nearest_family(fields.values, nearest)} has {nearest})" if nearest else ""
-    reads = "vLLM reads them" if all(each.owner in read_fields() for each in refused) else "vLLM may read them"
+    it = "it" if len(refused) == 1 else "them"
+    reads = f"vLLM reads {it}" if all(each.owner in read_fields() for each in refused) else f"vLLM may read {it}"
     return ConfigError(names, value, f"{whose} that HKV knows of {family}: {reads}{hint}; --ignore-field plans without")
 
 
