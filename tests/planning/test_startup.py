@@ -140,7 +140,7 @@ def test_bytes_of_a_token_by_cache_type(model: str, kv_cache_dtype: str, device:
 @pytest.mark.parametrize(
     ("model", "changed"),
     [
-        ("llama", {"kv_cache_dtype": "nvfp4"}),
+        ("llama", {"kv_cache_dtype": "nvfp4_4over6"}),
         ("deepseek_v3", {"kv_cache_dtype": "nvfp4", "device": "b200"}),
         ("deepseek_v3", {"kv_cache_dtype": "int8_per_token_head"}),
         ("deepseek_v3", {"kv_cache_dtype": "fp8", "device": "a100"}),

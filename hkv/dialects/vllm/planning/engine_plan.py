@@ -13,16 +13,10 @@ from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
-from hkv.dialects.vllm.planning.kernels import (
-    check_cache_dtype,
-    gdn_prefill,
-    kda_prefill,
-    preferred_block_size,
-    window_block_size,
-)
+from hkv.dialects.vllm.planning.kernels import gdn_prefill, kda_prefill, model_kernels
 from hkv.dialects.vllm.planning.model_checks import check_float_cache, check_length, check_parallel, shares_positions
 from hkv.dialects.vllm.planning.mtp import mtp_config
-from hkv.dialects.vllm.planning.multimodal import check_one_byte_cache, least_step_tokens
+from hkv.dialects.vllm.planning.multimodal import check_scales, least_step_tokens
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 
@@ -132,24 +126,22 @@ def read_models(
     content = _content(config)
     of_model["gdn_prefill"] = gdn_prefill(content, device, options.gdn_prefill_backend)
     of_model["kda_prefill"] = kda_prefill(device, options.kda_prefill_backend)
-    model = read_model(content, ReadOptions(block_size=options.block_size, **of_model))
-    check_cache_dtype(model, device, options.kv_cache_dtype)
-    check_one_byte_cache(content, model, device, options.kv_cache_dtype)
+    own = {**of_model, "kv_dtype": "auto"}
+    model = read_model(content, ReadOptions(block_size=options.block_size, **own))
+    kernels = model_kernels(content, model, device, options)
+    reading["kv_dtype"] = of_model["kv_dtype"] = kernels.kv_dtype
+    if (kernels.block_size, kernels.kv_dtype) != (options.block_size, "auto"):
+        model = read_model(content, ReadOptions(block_size=kernels.block_size, **of_model))
+    check_scales(content, options.kv_cache_dtype)
     check_float_cache(content, options)
     check_length(content, model, options)
     check_parallel(content, model, options)
-    if options.block_size is None:
-        size = preferred_block_size(model, device, options.kv_cache_dtype)
-    else:
-        size = window_block_size(model, device, options.kv_cache_dtype, options.block_size)
-    if size not in (None, options.block_size):
-        model = read_model(content, ReadOptions(block_size=size, **of_model))
     if keeps_layers(model, options.kv_cache_dtype):
-        own = {**of_model, "kv_dtype": "auto"}
         size = common_block_size(read_model(content, ReadOptions(**own)), options.block_size)
         packed = read_model(content, ReadOptions(block_size=size, **of_model))
         model = with_kept_layers(packed, read_model(content, ReadOptions(block_size=size, **own)))
-    model = dataclasses.replace(model, least_step_tokens=least_step_tokens(content))
+    layouts = model.layouts or kernels.layouts
+    model = dataclasses.replace(model, layouts=layouts, least_step_tokens=least_step_tokens(content))
     source = draft if draft is not None or speculation is None else speculation.model
     if source is None and speculation is not None and speculation.method == "mtp":
         source = mtp_config(content)

@@ -1,72 +1,183 @@
-"""Tokens per block that the attention kernels of a device want (vLLM 0.33 `Platform.update_block_size_for_backend`)."""
+"""Attention kernels of a model on a device, and what follows from them (vLLM 0.33)."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hkv.dialects.vllm.planning.devices import Device
+from hkv.dialects.vllm.planning.backends import (
+    AttentionLayer,
+    Kernel,
+    cache_types,
+    choose,
+    common_block,
+    common_layouts,
+    indexer_kernel,
+    stored_type,
+)
+from hkv.dialects.vllm.planning.boundary_layers import keeps_layers
+from hkv.dialects.vllm.planning.devices import Device, device_of
+from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.multimodal import reads_ahead
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
 from hkv.model.huggingface.reading import decoder_fields
-
-LATENT_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla", "nvfp4_ds_mla")
-"""Values of `--kv-cache-dtype` that a backend for latent attention takes."""
-
-FLASHINFER_BLOCKS = (16, 32, 64)
-"""Tokens of the blocks that FlashInfer's kernels take."""
+from hkv.model.huggingface.served_dtype import quantized_cache
+from hkv.spec import AttentionSpec
 
 FLASHINFER_KEYS = 128
 """Elements of a key that FlashInfer's kernels for gated delta nets take on Blackwell."""
 
-SPARSE_FROM = 9
-"""Major compute capability of the first GPUs with kernels for latent attention with an indexer (vLLM 0.33)."""
+WITH_SINKS = ("gpt_oss", "mimo_v2", "mimo_v2_flash")
+"""Types whose layers have learned sinks."""
 
-ONE_BYTE = ("fp8", "fp8_e4m3")
+OWN_KERNELS = ("deepseek_v4", "inkling_text")
+"""Types whose model classes name kernels of their own; their families say which types of the cache those take."""
+
+SPARSE_KEYS = ("minimax_m3", "minimax_m3_vl_text", "minimax_m3_vl")
+"""Types whose layers of picked keys and values store no packing but NVFP4, with Blackwell's kernels."""
+
+SPARSE_KERNEL = Kernel("MINIMAX_M3_SPARSE", (128,), multiples=False, refuses=False)
+"""Kernel of such layers."""
+
+UNLISTED = ("falcon_h1",)
+"""Types with recurrent states whose configs do not list the layers that attend, without which TurboQuant is refused."""
+
+NOPE_SIZES = {"glm4_moe_lite": 192, "glm_moe_dsa": 192, "hy_v4": 192, "mistral4": 64}
+"""Elements of a latent layer's key without positions where a file does not say; 128 elsewhere (transformers 5.20)."""
 
 
-def preferred_block_size(model: Model, device: Device, kv_cache_dtype: str) -> int | None:
-    """Tokens per block that vLLM's first choice of kernels on a device wants; None for what the model was read with.
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """What a model's attention kernels decide.
 
-    Latent attention without an index: FLASH_ATTN_MLA (16) on compute capability 9, FLASHMLA (64) there for one-byte
-    caches, FLASHINFER_MLA (32) on 10, TRITON_MLA (16) elsewhere. Heads of 512 elements in one-byte caches:
-    FlashAttention 4 (64) on capability 9. The order is that of `vllm.platforms.cuda._get_backend_priorities`.
+    Attributes:
+      block_size: tokens per block, or None for what the model is read with.
+      kv_dtype: the type of the cache that is stored, of which another may have been asked for.
+      layouts: orders of memory that all kernels take, best first, or None for any.
+    """
+
+    block_size: int | None
+    kv_dtype: str
+    layouts: tuple[str, ...] | None
+
+
+def model_kernels(config: Mapping[str, Any], model: Model, device: Device, options: EngineOptions) -> Kernels:
+    """The kernels that vLLM 0.33 takes for a model's layers (`Platform.update_block_size_for_backend`).
 
     Args:
-      model: the model, as read.
+      config: the model's `config.json`.
+      model: the model, as read from it in its own element type.
       device: the GPU.
-      kv_cache_dtype: the cache's element type or packing.
+      options: options of the engine.
+
+    Raises:
+      ConfigError: some layer has none, or they have no block or order in common.
     """
-    specs = model.attention_specs
-    major = device.capability[0]
-    if model.latent_sizes is not None and model.indexer_size is None:
-        if any(not spec.latent for spec in specs):
-            return None
-        if major == 9:
-            return 64 if kv_cache_dtype in ONE_BYTE else 16
-        return 32 if major == 10 else 16
-    heads = max((spec.head_size for spec in specs), default=0)
-    if major == 9 and kv_cache_dtype in ONE_BYTE and heads == 512 and model.latent_sizes is None:
-        return 64
-    return None
+    asked = options.kv_cache_dtype
+    if asked not in (*cache_types(), "float32"):
+        raise ConfigError("kv_cache_dtype", asked, f"one of {', '.join(cache_types())}")
+    if not model.attention_specs:
+        return Kernels(options.block_size, "auto", None)
+    if model.model_type in OWN_KERNELS:
+        return Kernels(options.block_size, asked, None)
+    stored, looked_up = _types(config, model, device, asked)
+    chosen: dict[str, Kernel] = {}
+    # vLLM asks a kernel for its blocks with the size of the model's heads, which is that of the largest.
+    for spec in sorted(model.attention_specs, key=lambda spec: -spec.head_size):
+        if spec.quantization == "fp8_indexer":
+            continue
+        for dtype in sorted({looked_up, "auto"} if keeps_layers(model, asked) else {looked_up}):
+            kernel = choose(device, _layer(config, model, spec, options), dtype, options.block_size)
+            chosen.setdefault(kernel.name, kernel)
+            changed = stored_type(kernel, dtype)
+            stored = stored if changed == dtype else changed
+    layouts = common_layouts(device, chosen.values(), asked)
+    if options.block_size is not None:
+        return Kernels(_window_block(model, list(chosen.values()), options.block_size), stored, layouts)
+    if model.model_type in SPARSE_KEYS:
+        chosen["sparse"] = SPARSE_KERNEL
+    elif model.indexer_size is not None:
+        chosen["indexer"] = indexer_kernel()
+    return Kernels(common_block(list(chosen.values())), stored, layouts)
 
 
-def window_block_size(model: Model, device: Device, kv_cache_dtype: str, block_size: int) -> int:
+def _types(config: Mapping[str, Any], model: Model, device: Device, asked: str) -> tuple[str, str]:
+    """The type that a model is read with, and the one that vLLM asks its kernels about.
+
+    Raises:
+      ConfigError: a packing that vLLM 0.33 refuses for the model on whatever device.
+    """
+    if asked == "auto":
+        stored = quantized_cache(decoder_fields(config))
+        if stored is not None:
+            return asked, stored[0]
+        if model.model_type == "glm_moe_dsa" and device.capability[0] == 10:  # vLLM 0.33 `GlmMoeDsaForCausalLM`
+            return "fp8_e4m3", "fp8_e4m3"
+    if asked.startswith("turboquant_") and model.model_type in UNLISTED:
+        raise ConfigError(
+            "kv_cache_dtype", asked, f"another: vLLM cannot tell which layers of {model.model_type} attend"
+        )
+    packed = asked.startswith("turboquant_") or asked.endswith("_per_token_head") or asked == "nvfp4_4over6"
+    if model.model_type in SPARSE_KEYS and (packed or (asked == "nvfp4" and device.capability[0] != 10)):
+        raise ConfigError("kv_cache_dtype", asked, "auto or 8-bit floats, with layers of picked keys and values")
+    if asked.endswith("_per_token_head") and any(_uneven(spec) for spec in model.attention_specs):
+        raise ConfigError("kv_cache_dtype", asked, "another packing: keys and values differ in size")
+    if asked == "float32" or (asked == "bfloat16" and model.model_type == "deepseek_v32"):
+        return asked, "auto"
+    return asked, asked
+
+
+def _uneven(spec: AttentionSpec) -> bool:
+    return not spec.latent and spec.value_size != spec.head_size
+
+
+def _layer(config: Mapping[str, Any], model: Model, spec: AttentionSpec, options: EngineOptions) -> AttentionLayer:
+    """What the selector is asked about a layer."""
+    fields = decoder_fields(config)
+    queries = _size(fields, "num_attention_heads") // options.tensor_parallel_size
+    split = options.decode_context_parallel_size > 1
+    if spec.latent and model.latent_sizes is not None:
+        rank, rope = model.latent_sizes
+        sizes = {"rank": rank, "rope": rope, "queries": queries}
+        sizes["nope"] = _size(fields, "qk_nope_head_dim") or NOPE_SIZES.get(model.model_type, 128)
+        sizes |= {"topk": _size(fields, "index_topk"), "sparse": int(model.indexer_size is not None), "dcp": int(split)}
+        return AttentionLayer(spec.head_size, latent=sizes)
+    flags = {
+        "sink": model.model_type in WITH_SINKS,
+        "images": reads_ahead(config),
+        "window": spec.slides,
+        "dcp": split,
+        "grouped": queries > spec.num_kv_heads,
+        "cross": bool(spec.encoder_tokens),
+    }
+    if flags["cross"]:
+        flags = dict.fromkeys(flags, False) | {"cross": True, "grouped": flags["grouped"]}
+    sizes = {each.head_size for each in model.attention_specs}
+    several = model.model_type.startswith("gemma4") and len(sizes) > 1
+    only, newer = None, device_of(options.device).capability[0] in (9, 10)
+    if _uneven(spec):  # vLLM 0.33 `MiMoV2Attention` names one of the two kernels for such layers itself
+        only = "FLASH_ATTN" if newer else "TRITON_ATTN"
+    elif several and not newer:  # vLLM 0.33 `Gemma4Config`
+        only = "TRITON_ATTN"
+    return AttentionLayer(spec.head_size, frozenset(name for name, has in flags.items() if has), only=only)
+
+
+def _size(fields: Any, name: str) -> int:
+    """A size that the config or its family states, or 0."""
+    value = fields.integer(name).value if name in fields.family.fields else fields.values.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _window_block(model: Model, chosen: list[Kernel], block_size: int) -> int:
     """Tokens per block of a model of windows alone, whose layers choose their own (vLLM 0.33 `get_kv_cache_spec`).
 
-    They take the largest block of their kernels that the asked one holds: before Hopper, FlashInfer serves one-byte
-    caches, in blocks of 16, 32 or 64. Beside full attention such blocks are joined to the asked size again.
-
-    Args:
-      model: the model, as read with the asked size.
-      device: the GPU.
-      kv_cache_dtype: the cache's element type or packing.
-      block_size: tokens asked for.
+    They take the largest block of their kernels that the asked one holds. Beside full attention such blocks are joined
+    to the asked size again.
     """
     windows = all(spec.attends and spec.seeks_run for spec in model.specs.values())
-    if not windows or kv_cache_dtype not in ("fp8", "fp8_e4m3") or device.capability >= (9, 0):
-        return block_size
-    return max((size for size in FLASHINFER_BLOCKS if size <= block_size), default=FLASHINFER_BLOCKS[0])
+    return chosen[0].largest(block_size) if windows else block_size
 
 
 def gdn_prefill(config: Mapping[str, Any], device: Device, backend: str | None) -> str:
@@ -100,23 +211,3 @@ def kda_prefill(device: Device, backend: str) -> str:
     if backend == "flashkda" and not able:
         raise ConfigError("kda_prefill_backend", backend, f"auto or triton on {device.name}")
     return "flashkda" if able and backend != "triton" else "triton"
-
-
-def check_cache_dtype(model: Model, device: Device, kv_cache_dtype: str) -> None:
-    """Makes sure that some backend of the device takes the element type for such layers.
-
-    Raises:
-      ConfigError: none does.
-    """
-    if kv_cache_dtype.startswith("nvfp4") and not kv_cache_dtype.endswith("_ds_mla") and device.capability[0] != 10:
-        raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}: it needs a B200 or its like")
-    if model.latent_sizes is not None and model.indexer_size is not None and device.capability[0] < SPARSE_FROM:
-        raise ConfigError("device", device.name, "Hopper or Blackwell, with kernels for sparse latent attention")
-    attends = any(spec.attends for spec in model.specs.values())
-    if kv_cache_dtype == "fp8_per_token_head" and attends and device.capability < (8, 9):
-        raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}, which has no 8-bit floats")
-    if model.latent_sizes is not None and kv_cache_dtype in ONE_BYTE and device.capability < (8, 9):
-        raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another on {device.name}, for latent attention")
-    if model.latent_sizes is not None and kv_cache_dtype not in LATENT_TYPES:
-        expected = f"one of {', '.join(LATENT_TYPES)}, with latent attention"
-        raise ConfigError("kv_cache_dtype", kv_cache_dtype, expected)
