@@ -43,14 +43,19 @@ class TypeDifference:
     theirs: Answer | None
 
     @property
-    def defect(self) -> str:
-        """Name of the upstream defect under which vLLM plans what HKV refuses, or nothing (`docs/startup.md`)."""
+    def known(self) -> str:
+        """Name of the upstream defect, or of HKV's limit, for which it refuses what vLLM plans; or nothing.
+
+        `docs/startup.md` has them.
+        """
         if self.theirs is None or not isinstance(self.ours, str):
             return ""
         if self.model.startswith("mimo-v2"):
             return "named-kernels-not-asked"
         if self.dtype == "nvfp4_ds_mla":
             return "latent-packing-of-keys"
+        if "picked keys" in self.ours:
+            return "packing-beside-picked-keys"
         packed = self.dtype.startswith(("turboquant_", "ultraquant_"))
         return "kept-layers-change-the-type" if packed and "with an indexer" in self.ours else ""
 

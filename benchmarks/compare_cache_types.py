@@ -192,9 +192,9 @@ def main() -> int:
         counts["refused by vLLM"] += answered.count(None)
         counts["planned by vLLM"] += len(answered) - answered.count(None)
         for difference in differences(read[record.model], record):
-            name = difference.defect or "DIFFERENT"
+            name = difference.known or "DIFFERENT"
             counts[name] += 1
-            if not difference.defect and counts[name] <= arguments.show:
+            if not difference.known and counts[name] <= arguments.show:
                 print(difference, file=sys.stderr, flush=True)
     for name, count in sorted(counts.items()):
         print(f"{name:40} {count}")

@@ -31,7 +31,7 @@ HEAD_SIZES = (*range(8, 584, 8), 100)
 """Elements of a head; the last stands for all that are not listed."""
 
 FLAGS = ("sink", "images", "window", "dcp", "grouped", "cross")
-"""What a layer of keys and values may have: learned sinks, images read ahead, a window, tokens split among ranks,
+"""Properties that a layer of keys and values may have: learned sinks, images read ahead, a window, tokens split among ranks,
 several query heads to a key, an encoder's output."""
 
 LATENTS: dict[str, tuple[int, ...]] = {

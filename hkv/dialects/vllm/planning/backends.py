@@ -23,7 +23,7 @@ DEFAULT_BLOCK = 16
 """Tokens of a block wherever the kernels take it (vLLM 0.33 `CacheConfig.DEFAULT_BLOCK_SIZE`)."""
 
 FLAGS = ("sink", "images", "window", "dcp", "grouped", "cross")
-"""What a layer of keys and values may have, in the order in which the table names it."""
+"""Properties that a layer of keys and values may have, in the order in which the table names it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionLayer:
-    """What the selector asks of a layer.
+    """A layer, as far as the selector asks about it.
 
     Attributes:
       head_size: elements of a key.

@@ -50,7 +50,7 @@ NOPE_SIZES = {"glm4_moe_lite": 192, "glm_moe_dsa": 192, "hy_v4": 192, "mistral4"
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """What a model's attention kernels decide.
+    """Choices that follow from a model's attention kernels.
 
     Attributes:
       block_size: tokens per block, or None for what the model is read with.
@@ -134,7 +134,7 @@ def _uneven(spec: AttentionSpec) -> bool:
 
 
 def _layer(config: Mapping[str, Any], model: Model, spec: AttentionSpec, options: EngineOptions) -> AttentionLayer:
-    """What the selector is asked about a layer."""
+    """A layer as the selector is asked about it."""
     fields = decoder_fields(config)
     queries = _size(fields, "num_attention_heads") // options.tensor_parallel_size
     split = options.decode_context_parallel_size > 1
