@@ -31,8 +31,8 @@ HEAD_SIZES = (*range(8, 584, 8), 100)
 """Elements of a head; the last stands for all that are not listed."""
 
 FLAGS = ("sink", "images", "window", "dcp", "grouped", "cross")
-"""Properties that a layer of keys and values may have: learned sinks, images read ahead, a window, tokens split among ranks,
-several query heads to a key, an encoder's output."""
+"""Properties that a layer of keys and values may have: learned sinks, images read ahead, a window, tokens split among
+ranks, several query heads to a key, an encoder's output."""
 
 LATENTS: dict[str, tuple[int, ...]] = {
     "sparse": (0, 1),
@@ -243,7 +243,7 @@ def record(selector: Selector) -> dict[str, Any]:
 
 
 def layers_own(kernels: Sequence[str], dtypes: Sequence[str]) -> dict[str, Any]:
-    """What latent layers themselves make of kernels: the type that they store instead, and blocks of an indexer."""
+    """Types that latent layers store in place of those asked for, by kernel, and blocks of an indexer."""
     layer = importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
     indexer = importlib.import_module("vllm.v1.attention.backends.mla.indexer").DeepseekV32IndexerBackend
     stored: dict[str, dict[str, str]] = {}
