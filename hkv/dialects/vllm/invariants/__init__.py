@@ -19,8 +19,7 @@ from hkv.dialects.vllm.invariants import (
     shadow,
     zeroing,
 )
-from hkv.dialects.vllm.invariants.invariant import INVARIANTS
-from hkv.dialects.vllm.invariants.moment import KeyBook, Moment, Snapshot
+from hkv.dialects.vllm.invariants.moment import INVARIANTS, KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.invariants.watch import Watch
 
 __all__ = [

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from hkv.dialects.vllm.engines.engine import UNKNOWN, untagged
 from hkv.dialects.vllm.engines.numpy import identity_of
-from hkv.dialects.vllm.invariants.invariant import invariant
-from hkv.dialects.vllm.invariants.moment import Moment
+from hkv.dialects.vllm.invariants.moment import Moment, invariant
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheEvent
 from hkv.dialects.vllm.traffic.ledger import RequestRecord

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hkv.dialects.vllm.invariants.invariant import invariant
-from hkv.dialects.vllm.invariants.moment import Moment
+from hkv.dialects.vllm.invariants.moment import Moment, invariant
 
 
 @invariant("form", "B-I16", "B-I32")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.invariants.invariant import remembering
-from hkv.dialects.vllm.invariants.moment import Moment, Snapshot
+from hkv.dialects.vllm.invariants.moment import Moment, Snapshot, remembering
 from hkv.dialects.vllm.log import structs as oplog
 
 

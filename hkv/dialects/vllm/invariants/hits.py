@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hkv.dialects.vllm.invariants.invariant import invariant
-from hkv.dialects.vllm.invariants.moment import Moment
+from hkv.dialects.vllm.invariants.moment import Moment, invariant
 from hkv.dialects.vllm.log.structs import AllocateOp, CommitOp, ConnectorHit, ConnectorLookupOp, Hit, LookupOp
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from reference.hits import hit_alignment, longest_hit_by_definition

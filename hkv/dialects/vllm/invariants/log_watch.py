@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from hkv.dialects.vllm.invariants.invariant import INVARIANTS
-from hkv.dialects.vllm.invariants.moment import KeyBook, Moment, Snapshot
+from hkv.dialects.vllm.invariants.moment import INVARIANTS, KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.invariants.watch import Watch
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Hit, Operation

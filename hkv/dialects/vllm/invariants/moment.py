@@ -7,9 +7,10 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.config import NAME, VllmConfig
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Hit, Operation, Rows
 from hkv.dialects.vllm.traffic.ledger import Ledger
+from hkv.oracle.invariant import Register
 
 
 class Snapshot:
@@ -108,3 +109,12 @@ class Moment:
         prefix = self.ledger.prefix(id, end)
         keys = () if prefix is None else self.book.keys.get(prefix, ())
         return any((group, key) in self.after.entries for key in keys)
+
+
+# The register of the invariants of vLLM 0.33's logs.
+
+INVARIANTS = Register(NAME)
+"""Every invariant of vLLM's operation log, by name. Those with a `start` have to be begun; `Watch` does."""
+
+invariant = INVARIANTS.invariant
+remembering = INVARIANTS.remembering

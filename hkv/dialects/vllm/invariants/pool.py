@@ -6,8 +6,7 @@ import collections
 from collections.abc import Iterator
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.invariants.invariant import invariant
-from hkv.dialects.vllm.invariants.moment import Moment
+from hkv.dialects.vllm.invariants.moment import Moment, invariant
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import copies_states
 

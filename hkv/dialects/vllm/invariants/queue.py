@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from hkv.dialects.vllm.invariants.invariant import invariant
-from hkv.dialects.vllm.invariants.moment import Moment, Snapshot
+from hkv.dialects.vllm.invariants.moment import Moment, Snapshot, invariant
 from hkv.dialects.vllm.log import structs as oplog
 
 KEEPING = (oplog.StepOp, oplog.RequestOp, oplog.LookupOp, oplog.AdvanceOp, oplog.AppendOp, oplog.CommitOp)

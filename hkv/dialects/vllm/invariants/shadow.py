@@ -13,8 +13,7 @@ import itertools
 from collections.abc import Hashable, Iterator
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.invariants.invariant import remembering
-from hkv.dialects.vllm.invariants.moment import Moment, Snapshot
+from hkv.dialects.vllm.invariants.moment import Moment, Snapshot, remembering
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import copies_states
 from hkv.dialects.vllm.traffic.ledger import RequestRecord
