@@ -174,7 +174,7 @@ class VllmDialect(Dialect):
         return Watch(engine, header, judged(self.invariants.values(), lacks))
 
     def watch_log(self, log: Log) -> Any:
-        from hkv.dialects.vllm.invariants.log_watch import LogWatch
+        from hkv.dialects.vllm.invariants.watch import LogWatch
 
         return LogWatch(log)
 
