@@ -18,7 +18,7 @@ from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
 from hkv.dialects.vllm.explorer.moves import all_moves, to_log
 from hkv.dialects.vllm.explorer.transition import Program, start
 from hkv.dialects.vllm.invariants import INVARIANTS, KeyBook, Moment, Snapshot
-from hkv.dialects.vllm.invariants.hit_admission import HitAdmission
+from hkv.dialects.vllm.invariants.rows import HitAdmission
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Operation
 from hkv.dialects.vllm.rules.operations import Code

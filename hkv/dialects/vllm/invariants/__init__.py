@@ -9,7 +9,6 @@ from hkv.dialects.vllm.invariants import (
     content,
     event_fields,
     event_index,
-    hit_admission,
     hits,
     offers,
     pool,
