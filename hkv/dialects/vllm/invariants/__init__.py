@@ -5,12 +5,10 @@ engine's internals. `Watch` asks them after every operation.
 """
 
 from hkv.dialects.vllm.invariants import (
-    connector,
     content,
     event_fields,
     event_index,
     hits,
-    offers,
     pool,
     rows,
     shadow,

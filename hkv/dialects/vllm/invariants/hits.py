@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hkv.dialects.vllm.invariants.moment import Moment, invariant
-from hkv.dialects.vllm.log.structs import AllocateOp, CommitOp, ConnectorHit, ConnectorLookupOp, Hit, LookupOp
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.structs import (
+    AllocateOp,
+    CommitOp,
+    ConnectorHit,
+    ConnectorLookupOp,
+    Hit,
+    LookupOp,
+    Truncated,
+    TruncateOp,
+)
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from reference.hits import hit_alignment, longest_hit_by_definition
 
@@ -154,3 +164,102 @@ def monotonicity(moment: Moment) -> Iterator[str]:
         exempt = Cause.DROP_NOT_REPEATED in causes(moment.config, len(moment.ledger.requests[id].tokens))
         if after < before and not exempt:
             yield f"the hit of {id} went from {before} to {after} tokens"
+
+
+# Hits that a connector is told: no group's is over-reported, and a cut one keeps its beginning.
+
+
+@invariant("connector hits", "B-I8", after=(ConnectorLookupOp,))
+def connector_hits(moment: Moment) -> Iterator[str]:
+    """Of a hit that a connector is told, every block holds the request's own prefix up to its column, in its group.
+
+    Holds after `connector_lookup`. Rows reach no further than the hit or the group's own, and the hit is `diverged`
+    only where some group's own is shorter. Exception: with hits inside blocks, keys besides a block's primary one are
+    not seen, so that a block may be cached as another part of itself; its group still has to be the one.
+    """
+    config, answer, operation = moment.config, moment.answer, moment.operation
+    assert isinstance(answer, ConnectorHit)
+    assert isinstance(operation, ConnectorLookupOp)
+    if answer.diverged and min(answer.hits) >= answer.hit:
+        yield f"a hit of {answer.hit} tokens, which groups find by themselves, too, is said to diverge: {answer.hits}"
+    for group, row in enumerate(answer.blocks):
+        size = config.block_size(group)
+        if len(row) > -(-max(answer.hits[group], answer.hit) // size):
+            yield f"group {group} is told {len(row)} blocks, and finds {answer.hits[group]} tokens by itself"
+        for column, block in enumerate(row):
+            if block and (problem := _wrongly_told(moment, operation.id, group, block, (column + 1) * size)):
+                yield f"block {block} is told as column {column} of group {group}, and {problem}"
+
+
+def _wrongly_told(moment: Moment, id: str, group: int, block: int, end: int) -> str:
+    entry = moment.after.cached.get(block)
+    if entry is None:
+        return "is not cached"
+    holder, tokens, key = entry
+    if holder != group:
+        return f"is cached as {tokens} tokens of group {holder}"
+    if moment.config.partial_hits:
+        return ""
+    if tokens != end:
+        return f"is cached as {tokens} tokens"
+    prefix = moment.ledger.prefix(id, end)
+    return "" if prefix is not None and key in moment.book.keys.get(prefix, ()) else "holds another prefix"
+
+
+@invariant("truncation", "B-I10", after=(TruncateOp,))
+def truncation(moment: Moment) -> Iterator[str]:
+    """A hit that is cut keeps the first blocks of each group, as many as cover its tokens, or all of a shorter row.
+
+    Holds after `truncate`. Exceptions: none.
+    """
+    operation, answer = moment.operation, moment.answer
+    assert isinstance(operation, TruncateOp)
+    assert isinstance(answer, Truncated)
+    for group, row in enumerate(operation.rows):
+        left = row[: operation.tokens // moment.config.block_size(group)]
+        if answer.blocks[group] != left:
+            yield f"group {group} keeps {answer.blocks[group]}, not {left}, of {operation.tokens} tokens"
+
+
+# States that a connector is offered are there.
+
+
+@invariant("offers", "B-I15", "B-I17", after=(oplog.OffloadsOp, oplog.FinalizeOp))
+def offers(moment: Moment) -> Iterator[str]:
+    """A state that is offered lies in a block that is in use, under the key of exactly the tokens that are said.
+
+    Holds after `offloads` and `finalize`. Exceptions: none, but for what `offer-outlives-state` is named for.
+    """
+    for id, group, block, tokens in _offered(moment):
+        if moment.config.offers(group):
+            yield from _judged(moment, id, group, block, tokens)
+        else:
+            yield f"{id} is offered block {block} of group {group}, which has no states"
+
+
+def _offered(moment: Moment) -> list[tuple[str, int, int, int]]:
+    operation, answer = moment.operation, moment.answer
+    if isinstance(operation, oplog.FinalizeOp):
+        assert isinstance(answer, list)
+        return [(operation.id, *offer) for offer in answer]  # type: ignore[misc]
+    assert isinstance(answer, dict)
+    return [(id, *offer) for id, offers in answer.items() for offer in offers]
+
+
+def _judged(moment: Moment, id: str, group: int, block: int, tokens: int) -> Iterator[str]:
+    stale, state = "offer-outlives-state" in moment.config.bugs, moment.after
+    record = moment.ledger.requests.get(id)
+    if record is None or not record.running:
+        yield f"{id} is offered block {block}, and has ended"
+        return
+    if stale:
+        return
+    known = state.cached.get(block)
+    if block not in state.refs:
+        yield f"{id} is offered block {block} of group {group}, which is free"
+    elif known is None or known[:2] != (group, tokens):
+        yield f"{id} is offered block {block} as the state of {tokens} tokens, and it is cached as {known}"
+    else:
+        prefix = moment.ledger.prefix(id, tokens)
+        if prefix is None or known[2] not in moment.book.keys.get(prefix, ()):
+            yield f"{id} is offered block {block} of group {group}, which others' {tokens} tokens are cached as"
