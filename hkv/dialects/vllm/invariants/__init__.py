@@ -12,7 +12,6 @@ from hkv.dialects.vllm.invariants import (
     pool,
     rows,
     shadow,
-    zeroing,
 )
 from hkv.dialects.vllm.invariants.moment import INVARIANTS, KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.invariants.watch import Watch
