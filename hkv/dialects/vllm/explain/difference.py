@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hkv.dialects.vllm.engines.numpy import identity_of
-from hkv.dialects.vllm.explain.story import Story
+from hkv.dialects.vllm.explain.explain import Story
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.keys.chained import GIVEN, PLAIN, PrefixIdentity, block_key, digest_by_name, extra_keys
