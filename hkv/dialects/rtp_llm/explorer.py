@@ -16,7 +16,7 @@ import numpy as np
 from hkv.dialects.explore_command import MOST, Report
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.invariants.watch import RtpWatch
+from hkv.dialects.rtp_llm.invariants.moment import RtpWatch
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
