@@ -8,7 +8,7 @@ from hkv.dialects.vllm.invariants import content, events, hits, pool, rows, shad
 from hkv.dialects.vllm.invariants.moment import INVARIANTS, KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.invariants.watch import Watch
 
-CHAPTERS = (content, events, events, hits, pool, rows, shadow)
+CHAPTERS = (content, events, hits, pool, rows, shadow)
 """Modules whose import fills `INVARIANTS`."""
 
 __all__ = ["CHAPTERS", "INVARIANTS", "KeyBook", "Moment", "Snapshot", "Watch"]
