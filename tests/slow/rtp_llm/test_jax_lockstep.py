@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
-from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.explain.key_history import STATES
+from hkv.dialects.rtp_llm.engines.numpy import STATES, RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.oracle.check import check_log, describe

@@ -13,7 +13,7 @@ from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.engines.engine import check_unused, taken
 from hkv.dialects.rtp_llm.engines.jax_reading import Reader
-from hkv.dialects.rtp_llm.explain.key_history import KeyHistory
+from hkv.dialects.rtp_llm.engines.numpy import KeyHistory
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.dialects.rtp_llm.explain.key_history import EVICTED
+from hkv.dialects.rtp_llm.engines.numpy import EVICTED
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.rtp_llm.schedule.compiled_state import INSERTED, RtpScheduleWorkspace, group_bit
 from hkv.dialects.rtp_llm.schedule.record import REASONS

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from hkv.dialects.rtp_llm.config import RtpConfig
-from hkv.dialects.rtp_llm.explain import key_history
+from hkv.dialects.rtp_llm.engines import numpy
 from hkv.model.group_policy import GroupType
 from hkv.replay.reasons import CACHING_OFF, HAD, NOT_COMPUTED, NOT_SHARED, NOTHING, RETIRED, Lacking
 from hkv.replay.record import Recorder
@@ -16,7 +16,7 @@ from hkv.replay.schedule import LiveRequest
 REASONS = (
     NOTHING,
     HAD,
-    key_history.EVICTED,
+    numpy.EVICTED,
     RETIRED,
     NOT_SHARED,
     CACHING_OFF,
@@ -24,11 +24,11 @@ REASONS = (
 """Reasons why hits end under RTP-LLM's rules, in the order in which tables list them; see `docs/replay.md`."""
 
 REASON = {
-    key_history.CACHED: HAD,
-    key_history.NOT_KEPT: RETIRED,
-    key_history.EVICTED: key_history.EVICTED,
-    key_history.UNFINISHED: key_history.UNFINISHED,
-    key_history.NEVER_SEEN: key_history.NEVER_SEEN,
+    numpy.CACHED: HAD,
+    numpy.NOT_KEPT: RETIRED,
+    numpy.EVICTED: numpy.EVICTED,
+    numpy.UNFINISHED: numpy.UNFINISHED,
+    numpy.NEVER_SEEN: numpy.NEVER_SEEN,
 }
 
 
@@ -37,7 +37,7 @@ class RtpMissDiagnosis(Protocol):
     """Optional method of an engine besides its operations: the state of a prefix."""
 
     def absence(self, group: int, key: int) -> str:
-        """State of the block of `group` under `key`, one of `hkv.dialects.rtp_llm.explain.key_history.STATES`."""
+        """State of the block of `group` under `key`, one of `hkv.dialects.rtp_llm.engines.numpy.STATES`."""
         ...
 
 
@@ -76,8 +76,8 @@ class RtpDiagnosis:
         if group not in self._full and group not in self._ends:
             return NOT_SHARED
         states = [self._engine.absence(group, key) for key in (keys if group in self._full else keys[-1:])]
-        missing = (state for state in states if state != key_history.CACHED)
-        return REASON[next(missing, key_history.CACHED)] if keys else NOTHING
+        missing = (state for state in states if state != numpy.CACHED)
+        return REASON[next(missing, numpy.CACHED)] if keys else NOTHING
 
 
 class RtpRecorder(Recorder):
