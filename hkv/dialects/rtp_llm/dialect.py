@@ -126,7 +126,7 @@ class RtpLlmDialect(Dialect):
         return RtpWatch(engine, header)
 
     def explain(self, log: Log, line: int, request: str | None) -> Explanation:
-        from hkv.dialects.rtp_llm.explain.explain import explain_rtp
+        from hkv.dialects.rtp_llm.explain import explain_rtp
 
         return explain_rtp(log, line, request)
 
