@@ -3,4 +3,4 @@
 from hkv.dialects.rtp_llm.invariants import cache, lists
 from hkv.dialects.rtp_llm.invariants.moment import RTP_INVARIANTS, RtpMoment, RtpWatch
 
-__all__ = ["RTP_INVARIANTS", "RtpMoment", "RtpWatch", "cache", "hits", "lists", "pools"]
+__all__ = ["RTP_INVARIANTS", "RtpMoment", "RtpWatch", "cache", "lists"]
