@@ -19,7 +19,6 @@ from hkv.dialects.vllm.log.structs import (
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from reference.hits import hit_alignment, longest_hit_by_definition
 
-
 # What a connector is told comes first: its invariants say more of a wrong row than those of any hit.
 
 
