@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hkv.errors import ConfigError
 from hkv.limits import MAX_SECONDS
 
 
@@ -22,3 +23,18 @@ class Number(click.FloatRange):
 
 SECONDS = Number(min=0, max=MAX_SECONDS, min_open=True)
 """A time to wait or to go on for."""
+
+
+def percentage(name: str, text: str) -> float:
+    """The number in `60%`, or in `60`.
+
+    Raises:
+      ConfigError: it is none from 0 to 100.
+    """
+    try:
+        found = float(text.removesuffix("%"))
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= 100:  # NaN is neither
+        raise ConfigError(name, text, "a percentage from 0% to 100%")
+    return found

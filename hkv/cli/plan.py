@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -16,16 +16,20 @@ from hkv.cli.capacity_table import table_csv, table_lines
 from hkv.cli.fewest_gpus import deployment_lines, deployments, values_of
 from hkv.cli.given_options import is_given, refuse_given
 from hkv.cli.json_output import json_option, write_json
+from hkv.cli.numbers import Number, percentage
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
 from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.dialects import registry
 from hkv.dialects.capacity import Capacity
 from hkv.dialects.option_list import OneOrMore, Several
 from hkv.dialects.plan_command import PlanCommand
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, HKVError
 from hkv.limits import MAX_COUNT, MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
 from hkv.model.huggingface import KV_DTYPES, check_layer_list, load_config
 from hkv.plot_path import check_plot_path
+
+if TYPE_CHECKING:
+    from hkv.cli.workload import Drawn, Served
 
 PLANNERS = {dialect.planned_as: dialect for dialect in registry.dialects() if dialect.planned_as}
 """Dialects that plan memory, by the names that `--dialect` has for them."""
@@ -135,6 +139,12 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
     type=click.IntRange(1, MAX_COUNT),
     help="Find the fewest GPUs that hold so many requests of --max-model-len at once, --tp and --pp as given or tried.",
 )
+@click.option("--trace", "trace_path", metavar="FILE", help="Say how much of this trace's prompts is hit (hkv replay).")
+@click.option("--prompt", type=click.IntRange(1, MAX_TOKENS), help="Likewise of drawn requests: tokens of a prompt.")
+@click.option("--answer", type=click.IntRange(1, MAX_TOKENS), help="Tokens of an answer.  [default: 256]")
+@click.option("--shared", metavar="P%", help="Share of a prompt that is one of 8 common prefixes.  [default: 50%]")
+@click.option("--requests-per-second", type=Number(1e-6, 1e9), help="Requests that arrive a second.  [default: 1]")
+@click.option("--target-hit-rate", metavar="P%", help="Find the cheapest change with which so much is hit.")
 @bugs_option
 @json_option
 @click.option("--csv", "csv_path", metavar="F", type=OutputPath(), help="Write the table as CSV to the file F.")
@@ -151,6 +161,12 @@ def command(
     csv_path: str | None,
     plot_path: str | None,
     requests: int | None,
+    trace_path: str | None,
+    prompt: int | None,
+    answer: int | None,
+    shared: str | None,
+    requests_per_second: float | None,
+    target_hit_rate: str | None,
     **options: Any,
 ) -> None:
     """Say what a model's cache looks like: which layers share blocks, how many blocks fit, and where every layer lies.
@@ -164,6 +180,8 @@ def command(
     Example: hkv plan llama-3.1-8b --gpu h100 --tp 1,2,8 --max-model-len 32k
 
     Example: hkv plan llama-3.1-70b --gpu h100 --max-model-len 32k --requests 100
+
+    Example: hkv plan gemma-3-4b --gpu l4 --prompt 8000 --answer 400 --shared 60% --requests-per-second 3
 
     Example: hkv plan Qwen3-Next-80B/config.json --memory 80GiB --tp 2 --max-model-len 131072
 
@@ -196,6 +214,18 @@ def command(
     if requests is not None:
         _fewest(planners[chosen[0]], configs, requests, memory, options, json_path)
         return
+    if trace_path is not None or prompt is not None:
+        if trace_path is not None and prompt is not None:
+            raise ConfigError("--prompt", prompt, "none beside --trace, which says all of it")
+        from hkv.cli.workload import Drawn  # NumPy and JAX: a plan does without
+
+        numbers = Drawn(prompt or 1, answer or 256, percentage("--shared", shared or "50%"), requests_per_second or 1.0)
+        if trace_path is not None:
+            refuse_given(["answer", "shared", "requests_per_second"], "none beside --trace, which says all of it")
+        target = None if target_hit_rate is None else percentage("--target-hit-rate", target_hit_rate)
+        _workload(planners[chosen[0]], configs, trace_path or numbers, target, memory, options, json_path, plot_path)
+        return
+    refuse_given(["answer", "shared", "requests_per_second", "target_hit_rate"], "--prompt or --trace beside it")
     wanted = combinations(configs, options)
     if len(wanted) == 1 and csv_path is None and plot_path is None:
         config, choice = wanted[0]
@@ -230,11 +260,7 @@ def _fewest(
     json_path: str | None,
 ) -> None:
     """Answers `--requests`: ways to hold them, the fewest GPUs first."""
-    lists = {name: value for name, value in options.items() if isinstance(value, Several) and name not in ("tp", "pp")}
-    if len(configs) > 1 or any(len(values) > 1 for values in lists.values()):
-        expected = "one model and one value of each option but --tp and --pp"
-        raise ConfigError("--requests", requests, expected)
-    asked = {**options, **{name: values[0] for name, values in lists.items()}, "config": configs[0]}
+    asked = _single("--requests", configs, options, but=("tp", "pp"))
     ranks, stages = (values_of(options[name], name in options["given"]) for name in ("tp", "pp"))
     found = deployments(requests, ranks, stages, lambda tp, pp: planner.capacity(memory, {**asked, "tp": tp, "pp": pp}))
     best = found[0]
@@ -243,3 +269,62 @@ def _fewest(
         click.echo("\n".join(deployment_lines(found, requests, serve)))
     rows = [each.record() for each in found]
     write_json(json_path, {"requests": requests, "deployments": rows, "fewest": rows[0], "serve": serve or None})
+
+
+def _single(name: str, configs: Sequence[str], options: dict[str, Any], but: Sequence[str] = ()) -> dict[str, Any]:
+    """The options with one value each, of one model, for an option that answers a single question."""
+    lists = {key: value for key, value in options.items() if isinstance(value, Several) and key not in but}
+    if len(configs) > 1 or any(len(values) > 1 for values in lists.values()):
+        expected = "one model and one value of each option" + (" but --tp and --pp" if but else "")
+        raise ConfigError(name, list(configs), expected)
+    return {**options, **{key: values[0] for key, values in lists.items()}, "config": configs[0]}
+
+
+def _workload(
+    planner: PlanCommand,
+    configs: Sequence[str],
+    workload: Drawn | str,
+    target: float | None,
+    memory: int | None,
+    options: dict[str, Any],
+    json_path: str | None,
+    plot_path: str | None,
+) -> None:
+    """Answers `--trace` and `--prompt`: hit rates on the planned GPUs, and what reaches a target."""
+    from hkv.cli.workload import Served, answered, workload_lines
+
+    asked = _single("--trace" if isinstance(workload, str) else "--prompt", configs, options)
+
+    def served(tp: int, kv_dtype: str) -> Served:
+        report = planner.plan(memory, {**asked, "tp": tp, "kv_dtype": kv_dtype}).report
+        settings = report["settings"]
+        return Served(
+            config=asked["config"],
+            memory=settings["memory"],
+            tp=tp,
+            gpus=tp * asked["pp"],
+            kv_dtype=kv_dtype,
+            max_model_len=report["max_model_len"],
+            step_tokens=settings["max_num_batched_tokens"],
+            max_running=settings["max_num_seqs"],
+            retains=any(group["kind"] != "full_attention" for group in report["groups"]),
+        )
+
+    def other(tp: int, kv_dtype: str) -> Served | None:
+        try:
+            return served(tp, kv_dtype)
+        except HKVError:
+            return None
+
+    engine = served(asked["tp"], asked["kv_dtype"])
+    report, picture = answered(engine, workload, target, other, plot_path)
+    reached = report["target"] and report["target"]["reached"]
+    chosen = {"tp": reached["tp"], "kv_dtype": reached["kv_dtype"]} if reached else {}
+    serve = planner.serve_line({**asked, **chosen}, 1)
+    if reached and "retention" in reached["change"]:
+        serve += " --prefix-cache-retention-interval None"
+    if json_path != STANDARD_OUTPUT:
+        click.echo("\n".join(workload_lines(report, engine, workload, serve)))
+    write_json(json_path, {**report, "serve": serve})
+    if plot_path is not None:
+        write_output(plot_path, picture)

@@ -53,7 +53,7 @@ def drawn(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row
     panel.set_ylim(bottom=0)
     panel.grid(True, which="both", color="#e3e6e8", linewidth=0.8)
     panel.spines[["top", "right"]].set_visible(False)
-    if len(lines(rows)) > 1 or OPTIMAL in rows[0]:
+    if len(lines(rows)) > 1 or OPTIMAL in rows[0] or infinite:
         panel.legend(frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     buffer = io.BytesIO()

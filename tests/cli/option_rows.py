@@ -54,6 +54,7 @@ def _rows(base: str, changes: str = "", refused: str = "") -> list[Row]:
 PLAN = f"plan {MODEL} --memory 80GiB"
 PLAN_RTP = f"plan {SMALL_MODEL} --memory 80GiB --dialect rtp-llm"
 PLAN_RTP_POOLS = "plan tests/data/models/deepseek_v4.json --memory 80GiB --dialect rtp-llm --pools independent --json -"
+PLAN_SMALL = f"plan {SMALL_MODEL} --memory 3GiB --max-model-len 1024"
 PLAN_EXPERTS = "plan tests/data/models/gpt_oss.json --memory 80GiB"
 PLAN_WINDOWS = "plan tests/data/models/gemma3_text.json --memory 80GiB"
 DRAFT = "tests/data/models/llama.json"
@@ -102,6 +103,11 @@ ROWS = [
         "--role decode;--prefill-ranks 2;--linear-step 2;--pinned-pools;--explicit-blocks full=7;--reserve-ratio 5",
     ),
     *_rows(f"plan {SMALL_MODEL} --memory 80GiB", "--dialect rtp-llm"),
+    *_rows(PLAN_SMALL, "--prompt 200;--trace {in}/long.jsonl", "--shared 60%"),
+    *_rows(
+        f"{PLAN_SMALL} --prompt 200",
+        "--answer 90;--shared 90%;--requests-per-second 9;--target-hit-rate 99%;--target-hit-rate 1%",
+    ),
     *_rows("plan tests/data/models/deepseek_v3.json --memory 80GiB --tp 2", "--dcp 2"),
     *_rows(
         f"{PLAN_WINDOWS} --json -",

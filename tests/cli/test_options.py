@@ -166,6 +166,7 @@ def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("hkv.cli.trace_import.Subscription", Publisher)
     monkeypatch.setattr("hkv.oracle.comparison.differ", differ)
     monkeypatch.setattr("hkv.cli.shrink.Shrinker", shrinker)
+    monkeypatch.setattr("hkv.cli.workload.REQUESTS", 20)
     return heard
 
 
