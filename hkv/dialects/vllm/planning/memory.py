@@ -74,7 +74,8 @@ def cache_memory(options: EngineOptions, config: Mapping[str, Any] | None, token
     """
     stages = options.pipeline_parallel_size
     if options.kv_cache_memory_bytes is not None:
-        return CacheMemory(*[(options.kv_cache_memory_bytes,) * stages] * 2)
+        given = (options.kv_cache_memory_bytes,) * stages
+        return CacheMemory(given, given)
     if options.gpu_memory is None:
         expected = "bytes for the cache on each GPU, or --gpu NAME (--gpu-memory SIZE) to compute them"
         raise PlanError("--memory", None, expected)

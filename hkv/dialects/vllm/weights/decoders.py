@@ -354,7 +354,7 @@ def minimax_m3(rank: Rank, prefix: str) -> Weights:
     shared = rank.number("n_shared_experts", default=0) * rank.number("shared_intermediate_size", default=inner)
     heads, keys = rank.number("num_attention_heads"), rank.fields.kv_heads.value
     size = rank.fields.head_dim.value
-    indexed = index.get("sparse_attention_freq")
+    indexed = index["sparse_attention_freq"]
 
     def layer(at: int) -> int:
         name = f"{prefix}layers.{at}"

@@ -45,8 +45,10 @@ class Rank:
                     raise ConfigError(self.fields.place(name), found, "a number, on which the weights depend")
                 return found
         known = self.fields.family.fields.get(names[0])
-        if default is not None or isinstance(known, int):
-            return default if default is not None else int(known)
+        if default is not None:
+            return default
+        if isinstance(known, int):
+            return known
         raise ConfigError(self.fields.path + names[0], None, UNKNOWN)
 
     def value(self, name: str, default: Any = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from hkv.dialects.vllm.weights.rank import Rank
 
@@ -59,7 +60,7 @@ def siglip(rank: Rank, name: str, *, head: bool = True) -> int:
     total += rank.vector((rank.number("image_size") // patch) ** 2 * size) + head * rank.vector(size, size)
     inner = rank.number("intermediate_size")
     layers = range(rank.number("num_hidden_layers"))
-    names = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj"}
+    names: dict[str, Any] = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj"}
     return total + sum(blocks(rank, f"{name}.encoder.layers.{index}", inner, norms=4, **names) for index in layers)
 
 
@@ -190,7 +191,7 @@ def llama4(rank: Rank) -> int:
     joined = round(1 / float(vision.value("pixel_shuffle_ratio", 0.5)) ** 2)
     total = rank.vector(size * vision.number("num_channels", default=3) * patch**2, size, *[size] * 4)
     total += rank.vector(((vision.number("image_size") // patch) ** 2 + 1) * size)
-    names = {"attention": "self_attn.qkv_proj", "out": "self_attn.o_proj"}
+    names: dict[str, Any] = {"attention": "self_attn.qkv_proj", "out": "self_attn.o_proj"}
     for index in range(vision.number("num_hidden_layers")):
         total += blocks(vision, f"vision_model.model.layers.{index}", inner, norms=4, **names)
     wide, out = vision.number("projector_input_dim"), vision.number("projector_output_dim")
@@ -205,7 +206,7 @@ def lfm2_vl(rank: Rank) -> int:
     size, inner = vision.hidden, vision.number("intermediate_size")
     patches = vision.number("num_channels", default=3) * vision.number("patch_size") ** 2
     total = rank.vector(size * patches, size, vision.number("num_patches") * size, size, size)
-    names = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj"}
+    names: dict[str, Any] = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj"}
     for index in range(vision.number("num_hidden_layers")):
         total += blocks(vision, f"vision_tower.vision_model.encoder.layers.{index}", inner, norms=4, **names)
     merged = size * int(rank.value("downsample_factor", 2)) ** 2
@@ -219,10 +220,10 @@ def minimax_m3(rank: Rank) -> int:
     vision = rank.inside("vision_config")
     size, inner, text = vision.hidden, vision.number("intermediate_size"), rank.hidden
     total = _patches(vision, size) + rank.vector(size, size)
-    names = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj", "mlp": ("fc1", "fc2")}
+    names: dict[str, Any] = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj", "mlp": ("fc1", "fc2")}
     for index in range(vision.number("num_hidden_layers")):
         name = f"vision_tower.vision_model.encoder.layers.{index}"
-        total += blocks(vision, name, inner, norms=4, **names)  # type: ignore[arg-type]
+        total += blocks(vision, name, inner, norms=4, **names)
     wide = int(rank.value("projector_hidden_size", text))
     for name, inputs in (("multi_modal_projector", size), ("patch_merge_mlp", 4 * text)):
         total += rank.column(f"vision_tower.{name}.linear_1", inputs, wide, bias=True)
