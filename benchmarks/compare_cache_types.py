@@ -67,7 +67,7 @@ class CacheTypes(Startups):
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
             for device in DEVICES:
-                self._be(device_of(device), None)
+                self.classes.be(device_of(device))
                 forget()
                 found[device] = dict(self._types(folder, name, device))
         return found
@@ -114,6 +114,8 @@ class CacheTypes(Startups):
     def _chooses(self, config: Any) -> bool:
         """True if the model's class, rather than the layer's, looks at the type of the cache."""
         layers = list(self._caching(config).values())
+        if any(id(layer) not in self.made for layer in layers):
+            return True  # its file was not yet imported when others' arguments began to be kept
         named = any(
             isinstance(value, type) and hasattr(value, "get_supported_kernel_block_sizes")
             for layer in layers

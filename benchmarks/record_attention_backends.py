@@ -71,7 +71,7 @@ class Selector:
 
     def be(self, device: Device) -> None:
         self.device = device
-        self.judge._be(device, None)
+        self.judge.classes.be(device)
         self.refusals.clear()
         forget()
 

@@ -17,7 +17,7 @@ PATH = pathlib.Path(__file__).resolve().parent.parent / "data" / "planning" / "c
 RECORDS = list(recorded(PATH))
 """Answers of vLLM 0.33.0 that `benchmarks/compare_cache_types.py --record` wrote."""
 
-STEP = 5
+STEP = 8
 """Each model's answers are looked at this far apart, beginning at another for each model."""
 
 
