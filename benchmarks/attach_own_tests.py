@@ -28,10 +28,11 @@ from hkv.machine import native_loops
 
 native_loops.enable()
 
+from hkv.contract.log import Log  # noqa: E402
 from hkv.dialects.vllm.log.structs import EndOp  # noqa: E402
 from hkv.oracle.check import check_log  # noqa: E402
 from hkv.oracle.engines import engine_factory  # noqa: E402
-from hkv.oracle.log_file import Log, find_logs, read_log  # noqa: E402
+from hkv.oracle.log_file import find_logs, read_log  # noqa: E402
 
 SELECTED = "tests/v1/core"
 LEFT_OUT = ("tests/v1/core/test_scheduler_e2e.py", "tests/v1/core/test_reset_prefix_cache_e2e.py")

@@ -18,7 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.machine import native_loops
 from hkv.replay.advice import advice
 from hkv.replay.attribution import CAUSES, NOT_COMPUTED

@@ -20,6 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 from hkv.cli.json_output import json_option, write_json
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
@@ -28,7 +29,6 @@ from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
 from hkv.dialects.vllm.traffic.traffic import drive
 from hkv.spec import Mamba, SlidingWindow
-from hkv.testing.choices import RandomChoices
 from reference.hits import longest_hit_by_definition
 
 OUT = Console()

@@ -24,13 +24,13 @@ from typing import Any
 
 import coverage
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.traffic import STEERED, Kept, RandomChoices
 from hkv.dialects.vllm.log.coverage import Observer
 from hkv.dialects.vllm.traffic import kept
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import ALL, draw, features_of
-from hkv.oracle.steering import STEERED, Kept, choose
-from hkv.testing.choices import RandomChoices
+from hkv.oracle.steering import choose
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "reference" / "dialects" / "vllm"

@@ -18,7 +18,7 @@ import sys
 
 import coverage
 
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.errors import HKVError
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import ALL, features_of, record

@@ -18,11 +18,12 @@ import tempfile
 
 import coverage
 
+from hkv.contract.log import Log
 from hkv.dialects.vllm.log.coverage import exercised
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import Log, read_log, write_log
+from hkv.oracle.log_file import read_log, write_log
 from hkv.oracle.record import record
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 import hkv
-from hkv.dialects.dialect import Dialect
+from hkv.contract.dialect import Dialect
 from reference.dialects.rules import Rules
 
 ROOT = pathlib.Path(hkv.__file__).parent
@@ -47,7 +47,7 @@ UNUSED = {
     "hkv.layout.views.torch": "serving",
     "hkv.mesh.resharding.transfer": "serving",
     "hkv.oracle.engines.installed_lmcache": "held against an installed LMCache by tests",
-    "hkv.oracle.lifecycle": "for dialects of other packages",
+    "hkv.contract.log": "for dialects of other packages",
     "hkv.oracle.log_schema": "python -m hkv.oracle.log_schema",
     "hkv.replay.plain": "for dialects of other packages",
     "hkv.state.rows": "the dual index",
@@ -119,7 +119,7 @@ def test_no_dialect_is_named_outside_its_folder(room: str) -> None:
 def test_names_are_found_where_they_are() -> None:
     """The count above is of something: the registry has some."""
     found = [
-        node.value for path, nodes in code_of("dialects") if path == "dialects/registry.py" for node in strings(nodes)
+        node.value for path, nodes in code_of("contract") if path == "contract/registry.py" for node in strings(nodes)
     ]
     assert sum(bool(NAMES.search(str(value))) for value in found) > 4
 
@@ -145,7 +145,7 @@ def calls(*folders: str) -> set[str]:
 def test_everything_in_the_contract_is_asked_for() -> None:
     offered = {name for name in vars(Dialect) if not name.startswith("_")} | set(Dialect.__annotations__)
     asked = calls(*ROOMS)
-    for path in sorted((ROOT / "dialects").glob("*.py")):
+    for path in sorted((ROOT / "contract").glob("*.py")):
         asked |= {node.attr for node in nodes_of(path) if isinstance(node, ast.Attribute)}
     assert not offered - asked
 

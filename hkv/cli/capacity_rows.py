@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hkv.dialects.capacity import Capacity
-from hkv.dialects.option_list import Several
+from hkv.contract.plan_command import Capacity, Several
 from hkv.errors import ConfigError, HKVError
 
 MOST_ROWS = 10_000

@@ -12,7 +12,7 @@ from typing import Any
 
 from hkv.byte_size import show_bytes
 from hkv.cli.capacity_rows import CapacityRow
-from hkv.dialects.capacity import Capacity
+from hkv.contract.plan_command import Capacity
 
 LENGTH = "max_model_len"
 """The option whose value a plan may change; its column shows the plan's."""

@@ -17,6 +17,7 @@ from hkv.cli.interruption import interruption
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.numbers import Number
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
+from hkv.contract.events import EventError, KeyIndex, Problem, decode_batch
 from hkv.errors import ConfigError
 from hkv.limits import MAX_COUNT, MAX_SECONDS
 from hkv.oracle.events.stream import (
@@ -30,7 +31,6 @@ from hkv.oracle.events.stream import (
     read_recording,
     recorded_line,
 )
-from hkv.oracle.events.wire import EventError, KeyIndex, Problem, decode_batch
 from hkv.output_file import OutputFile
 
 SHOWN = 20

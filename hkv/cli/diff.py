@@ -24,7 +24,7 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputFolder
 from hkv.cli.progress import progress_bar
 from hkv.cli.shrink import shrink_with_bar
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.errors import ConfigError
 from hkv.oracle.campaign import compare_in_cluster
 from hkv.oracle.comparison import Comparison, DiffResult, FoundDifference

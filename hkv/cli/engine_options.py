@@ -9,8 +9,8 @@ import click
 
 from hkv.cli.given_options import refuse_given
 from hkv.cli.numbers import SECONDS
-from hkv.dialects import registry
-from hkv.dialects.dialect import Dialect
+from hkv.contract import registry
+from hkv.contract.dialect import Dialect
 from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.engines import forms
 from hkv.oracle.engines.engine_process import TIMEOUT

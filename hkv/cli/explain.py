@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.json_output import json_option, write_json
+from hkv.contract import registry
+from hkv.contract.explanation import Explanation, Resumption
 from hkv.limits import MAX_COUNT
-from hkv.oracle.explain import Explanation, Resumption
 from hkv.oracle.log_file import read_log
 from hkv.oracle.verbs import explain
 
@@ -45,7 +46,7 @@ def command(log: str, line: int, request: str | None, json_path: str | None) -> 
     read = read_log(log)
     found = explain(read, line, request)
     if json_path != "-":
-        _print(found, read.dialect.title)
+        _print(found, registry.dialect_of(read.header.dialect).title)
     write_json(json_path, dataclasses.asdict(found))
 
 

@@ -15,10 +15,10 @@ from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_outp
 from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.cli.progress import level_bar
 from hkv.cli.replay import Groups
-from hkv.dialects import explore_command, registry
+from hkv.contract import explore_command, registry
+from hkv.contract.log import describe
 from hkv.errors import ConfigError
 from hkv.limits import MAX_COUNT
-from hkv.oracle.check import describe
 from hkv.oracle.log_file import log_bytes
 
 BROKEN = 1

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.log import describe
 from hkv.oracle.broken_invariant import Broken
-from hkv.oracle.check import describe
 from hkv.oracle.shrink import Case
 
 MOST = 20

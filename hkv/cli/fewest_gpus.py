@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hkv.byte_size import show_bytes
-from hkv.dialects.capacity import Capacity
+from hkv.contract.plan_command import Capacity
 from hkv.errors import HKVError, PlanError
 
 RANKS = (1, 2, 4, 8)

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 import click
 
 from hkv.cli.given_options import is_given
-from hkv.dialects import registry
-from hkv.dialects.dialect import Dialect
+from hkv.contract import registry
+from hkv.contract.dialect import Dialect
 from hkv.errors import ConfigError, UnsupportedConfigError
 
 

@@ -19,10 +19,8 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.numbers import Number, percentage
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
 from hkv.cli.own_options import commands, own_options, refuse_others
-from hkv.dialects import registry
-from hkv.dialects.capacity import Capacity
-from hkv.dialects.option_list import OneOrMore, Several
-from hkv.dialects.plan_command import PlanCommand
+from hkv.contract import registry
+from hkv.contract.plan_command import Capacity, OneOrMore, PlanCommand, Several
 from hkv.errors import ConfigError, HKVError
 from hkv.limits import MAX_COUNT, MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
 from hkv.model.huggingface import KV_DTYPES, check_layer_list, load_config

@@ -17,7 +17,7 @@ from hkv.cli.engine_options import (
 )
 from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.verbs import record
 

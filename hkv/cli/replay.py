@@ -19,7 +19,7 @@ from hkv.cli.json_output import json_option, write_json
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.cli.progress import progress_bar
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.errors import ConfigError
 from hkv.input_file import shown
 from hkv.limits import (

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hkv.dialects import registry
-from hkv.oracle.check import describe
-from hkv.oracle.engine import EngineFactory, failure_of
-from hkv.oracle.invariant import InvariantError
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory, failure_of
+from hkv.contract.invariant import InvariantError
+from hkv.contract.log import describe
+from hkv.oracle.reduction import shrink_rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ def first_broken(factory: EngineFactory, header: Any, operations: Sequence[Any])
 
 def repaired(header: Any, operations: Sequence[Any]) -> Callable[[Callable[[Any], Any]], None]:
     """Drives operations on, whatever is answered: those that cannot follow are cut to what can, or left out."""
-    repair = registry.dialect_of(header.dialect).shrink_rules.repair(header)
+    repair = shrink_rules(header).repair(header)
 
     def drive(perform: Callable[[Any], Any]) -> None:
         for wanted in operations:

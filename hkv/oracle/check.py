@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from hkv.bugs import BUGS
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory, failure_of
+from hkv.contract.invariant import InvariantError
+from hkv.contract.log import Log, describe
 from hkv.errors import EngineProcessError, FileError, HKVError, UnsupportedConfigError
-from hkv.oracle.capabilities import compare, lacking
-from hkv.oracle.engine import EngineFactory, answers, failure_of
-from hkv.oracle.invariant import InvariantError
-from hkv.oracle.log_file import Log
+from hkv.oracle.engine import answers, compare
 
 AnyHeader = TypeVar("AnyHeader", bound=msgspec.Struct)
 """A header of any log."""
@@ -78,8 +79,8 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
         raise FileError(log.path, 1, error.argument, error.value, error.expected) from error
     except Exception as error:
         raise FileError(log.path, 1, "engine", failure_of(error).message, "an engine that takes this header") from error
-    dialect = log.dialect
-    lacks = lacking(dialect, engine)
+    dialect = registry.dialect_of(log.header.dialect)
+    lacks = dialect.lacking(engine)
     given = answers(dialect, engine, log.operations, lambda: factory(with_bugs(log.header, bugs)))
     for index, got in enumerate(given):
         operation = log.operations[index]
@@ -132,12 +133,13 @@ def judge_log(log: Log) -> tuple[Difference | None, frozenset[str]]:
     Raises:
       UnsupportedConfigError: the dialect has no invariants that logs are judged by.
     """
-    watch = log.dialect.watch_log(log)
+    dialect = registry.dialect_of(log.header.dialect)
+    watch = dialect.watch_log(log)
     for index, operation in enumerate(log.operations):
         try:
             watch.perform(operation)
         except InvariantError as error:
-            promise = log.dialect.invariants[error.name].promise
+            promise = dialect.invariants[error.name].promise
             return _difference(log, index, f"invariant {error.name}", promise, error.problem), frozenset(watch.asked)
     return None, frozenset(watch.asked)
 
@@ -160,16 +162,3 @@ def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Differ
     history = tuple((number + 2, describe(log.operations[number])) for number in related[-HISTORY:])
     name = str(msgspec.to_builtins(operation)["op"])
     return Difference(log.path, index + 2, name, id, field, want, got, history)
-
-
-def describe(operation: Any, limit: int = 160) -> str:
-    """One operation on one line, without its answer, shortened."""
-    fields = msgspec.to_builtins(operation)
-    fields.pop("want", None)
-    text = " ".join(f"{name}={_text(value)}" for name, value in fields.items() if name != "op")
-    text = f"{fields['op']} {text}".strip()
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def _text(value: Any) -> str:
-    return msgspec.json.encode(value).decode() if not isinstance(value, str) else value

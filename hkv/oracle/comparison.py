@@ -9,18 +9,17 @@ from typing import Any
 
 from hkv.bugs import bugs_of_part, refuse_bugs
 from hkv.columns import Columns, columns
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.case import Case
+from hkv.contract.log import describe
 from hkv.errors import ConfigError, EngineFailure, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken, on_its_own, repaired
-from hkv.oracle.capabilities import lacking
-from hkv.oracle.check import describe
 from hkv.oracle.diagnosis import FURTHER_SEEDS, Diagnosis, Traffic, diagnosed, smaller
 from hkv.oracle.engine import make_engine
 from hkv.oracle.engines import trusted_first
 from hkv.oracle.implemented import flags_for
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import Disagreement, Only, differ, draw, features_of
-from hkv.oracle.reduction import Case
 from hkv.oracle.shrink import Shrinker
 from hkv.oracle.verbs import EngineLike, Path, named_engine
 
@@ -231,7 +230,7 @@ class Comparison:
         rules = registry.dialect_of(self._only.dialect)
         for factory in (self._tested, self._right):
             try:
-                lacks = lacking(rules, make_engine(factory, draw(features[0], 0, self._versions[0], self._only)[0]))
+                lacks = rules.lacking(make_engine(factory, draw(features[0], 0, self._versions[0], self._only)[0]))
                 self._not_compared |= {name: each for name, each in rules.capabilities.items() if name in lacks}
             except UnsupportedConfigError:  # it may implement the next one
                 continue

@@ -7,10 +7,10 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.case import Case
 from hkv.oracle.broken_invariant import Broken, on_its_own
 from hkv.oracle.record import Only, draw
-from hkv.oracle.reduction import Case
 from hkv.oracle.shrink import Shrinker
 
 FURTHER_SEEDS = 8

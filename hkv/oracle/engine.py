@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from hkv.dialects import registry
-from hkv.dialects.dialect import Dialect
-from hkv.errors import EngineTimeoutError, HKVError, UnsupportedConfigError
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """Error that an engine raised instead of an answer.
-
-    Attributes:
-      message: the error, in words.
-      timed_out: True if the engine was silent for longer than it may be.
-    """
-
-    message: str
-    timed_out: bool = False
-
-
-EngineFactory = Callable[[Any], Any]
-"""Makes an engine, empty, of a header's configuration; `Dialect.perform` says what its engines have to offer. It raises
-`hkv.errors.ConfigError` for a configuration that it cannot represent."""
-
-
-@runtime_checkable
-class BatchEngine(Protocol):
-    """An engine that would rather have many operations at once than one at a time."""
-
-    def run(self, operations: Sequence[Any]) -> list[Any]:
-        """Performs operations in order and returns the answer to each."""
-        ...
+from hkv.contract import registry
+from hkv.contract.answer import BatchEngine, EngineFactory, Failure, Mismatch, attempt_with, failure_of
+from hkv.contract.dialect import Dialect
+from hkv.errors import HKVError, UnsupportedConfigError
 
 
 def make_engine(factory: EngineFactory, header: Any) -> Any:
@@ -55,17 +27,6 @@ def make_engine(factory: EngineFactory, header: Any) -> Any:
 def attempt(dialect: Dialect, engine: Any, operation: Any) -> Any:
     """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
     return attempt_with(dialect.perform, dialect.answer_type(operation), engine, operation)
-
-
-def attempt_with(perform: Callable[[Any, Any], Any], wanted: Any, engine: Any, operation: Any) -> Any:
-    """`attempt`, with what a dialect says: how operations are performed, and the type of this one's answer."""
-    try:
-        answer = perform(engine, operation)
-    except Exception as error:
-        return failure_of(error)
-    if (answer is not None) if wanted is None else not isinstance(answer, wanted):
-        return Failure(f"answered {answer!r}, where {wanted.__name__ if wanted else None} was to come")
-    return answer
 
 
 def answers(dialect: Dialect, engine: Any, operations: Sequence[Any], again: Callable[[], Any]) -> Iterator[Any]:
@@ -101,15 +62,8 @@ def _run(engine: Any, operations: Sequence[Any]) -> tuple[Sequence[Any], Failure
         return (), failure_of(error)
 
 
-def failure_of(error: Exception) -> Failure:
-    """Failure for an error that an engine raised: an error of HKV's in its words, any other with its place."""
-    if isinstance(error, HKVError):
-        return Failure(str(error), isinstance(error, EngineTimeoutError))
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {_installed(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    return Failure(f"{type(error).__name__}: {error}{place}")
-
-
-def _installed(path: str) -> str:
-    """A file of an installed package by its place in the package, which is the same on every machine; others whole."""
-    return path.rpartition("site-packages/")[2]
+def compare(dialect: Dialect, want: Any, got: Any, version: int, lacks: frozenset[str]) -> Mismatch | None:
+    """`Dialect.compare` of what both answers have."""
+    if lacks:
+        want, got = dialect.without(want, lacks), dialect.without(got, lacks)
+    return dialect.compare(want, got, version)

@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory
+from hkv.contract.log import describe, parse_object
 from hkv.errors import FileError, HKVError
-from hkv.oracle.capabilities import compare, lacking
-from hkv.oracle.check import HISTORY, Difference, describe
-from hkv.oracle.engine import EngineFactory, attempt
+from hkv.oracle.check import HISTORY, Difference
+from hkv.oracle.engine import attempt, compare
 from hkv.oracle.log_file import find_logs, part_path
-from hkv.oracle.log_format import parse_object
 
 TICK = 0.5
 """Seconds between two looks at the files."""
@@ -86,7 +86,7 @@ class FollowedLog:
             self._header = self._dialect.log.parse_header(line, found, self.path)
             self._lifecycle = self._dialect.lifecycle(self._header)
             self._engine = self._factory(self._header)
-            self._lacks = lacking(self._dialect, self._engine)
+            self._lacks = self._dialect.lacking(self._engine)
             return
         operation = self._dialect.log.parse_operation(line, self.path, self._line, self._header)
         try:

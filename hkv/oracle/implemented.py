@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hkv.dialects import registry
-from hkv.oracle.engine import EngineFactory, make_engine
-from hkv.testing.choices import RandomChoices
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory
+from hkv.contract.traffic import RandomChoices
+from hkv.oracle.engine import make_engine
 
 DRAWS = 300
 """Configurations of a feature and a version that are looked at for those of one group."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import itertools
 import os
@@ -13,33 +12,13 @@ from typing import Any
 
 import msgspec
 
-from hkv.dialects import registry
-from hkv.dialects.dialect import Dialect
+from hkv.contract import registry
+from hkv.contract.dialect import Dialect
+from hkv.contract.log import Log, parse_object
 from hkv.errors import FileError, HKVError
 from hkv.input_file import STANDARD_INPUT, lines_of, opened
 from hkv.oracle.atomic import write_atomically
 from hkv.oracle.compression import SUFFIXES
-from hkv.oracle.log_format import parse_object
-
-
-@dataclasses.dataclass(frozen=True)
-class Log:
-    """A log.
-
-    Attributes:
-      path: its origin, as the caller named it.
-      header: the configuration, as its dialect's `log.header`.
-      operations: the operations in order; number `i` stands on line `i + 2`.
-    """
-
-    path: str
-    header: Any
-    operations: tuple[Any, ...]
-
-    @property
-    def dialect(self) -> Dialect:
-        """Dialect whose rules the log follows."""
-        return registry.dialect_of(self.header.dialect)
 
 
 def find_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:

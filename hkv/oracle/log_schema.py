@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.oracle.atomic import write_atomically
 
 PATH = pathlib.Path(__file__).with_name("oplog.schema.json")

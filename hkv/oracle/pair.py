@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hkv.dialects import registry
-from hkv.dialects.dialect import Dialect
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory, Failure, Mismatch, SameNames, failure_of
+from hkv.contract.dialect import Dialect
 from hkv.errors import EngineProcessError, MissingExtraError, UnsupportedConfigError
-from hkv.oracle.capabilities import compare, lacking
-from hkv.oracle.compare import Mismatch
-from hkv.oracle.engine import EngineFactory, Failure, attempt, failure_of, make_engine
-from hkv.oracle.renaming import SameNames
+from hkv.oracle.engine import attempt, compare, make_engine
 
 
 class Pair:
@@ -32,7 +30,7 @@ class Pair:
         self.right = right
         self.timed_out = False
         self._dialect, self._version, self._names = dialect, version, names
-        self._lacks = lacking(dialect, tested) | lacking(dialect, right)
+        self._lacks = dialect.lacking(tested) | dialect.lacking(right)
 
     def perform(self, operation: Any) -> tuple[Any, Mismatch | None]:
         """The right engine's answer, or the Failure in its place, and where the tested one's differs from it."""

@@ -7,14 +7,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory, Failure, Mismatch
+from hkv.contract.traffic import STEERED, Kept, RandomChoices
 from hkv.errors import ConfigError
 from hkv.oracle.check import with_bugs
-from hkv.oracle.compare import Mismatch
-from hkv.oracle.engine import EngineFactory, Failure
 from hkv.oracle.pair import make_pair
-from hkv.oracle.steering import STEERED, Kept, draw_kept
-from hkv.testing.choices import RandomChoices
+from hkv.oracle.steering import draw_kept
 
 DRAWS = 2_000
 """Configurations of one seed that are looked at for one that is wanted."""

@@ -9,21 +9,12 @@ from typing import Any
 
 import msgspec
 
-from hkv.dialects import registry
+from hkv.contract.answer import EngineFactory, Failure, Mismatch, failure_of
+from hkv.contract.case import Best, Candidates, Case
 from hkv.errors import HKVError
 from hkv.oracle.broken_invariant import Broken, on_its_own, repaired
-from hkv.oracle.compare import Mismatch
-from hkv.oracle.engine import EngineFactory, Failure, failure_of
 from hkv.oracle.pair import Pair, make_pair
-from hkv.oracle.reduction import (
-    Best,
-    Candidates,
-    Case,
-    one_simpler,
-    smaller_header,
-    without_requests,
-    without_runs,
-)
+from hkv.oracle.reduction import one_simpler, shrink_rules, smaller_header, without_requests, without_runs
 
 __all__ = ["CANDIDATES", "TIMEOUTS", "Case", "Shrinker"]
 
@@ -133,7 +124,7 @@ class Shrinker:
     def seen_before(self, case: Case) -> Case:
         """The case ended by a question that shows the difference before the operation that does; else as it is."""
         *before, last = case.differing
-        for question in registry.dialect_of(case.header.dialect).shrink_rules.questions(last):
+        for question in shrink_rules(case.header).questions(last):
             found = self.failing(case.header, [*before, question])
             if found is not None and not found.fails and len(found.operations) == len(case.operations):
                 return found
@@ -160,7 +151,7 @@ class Shrinker:
 
 def _candidates(best: Best) -> Candidates:
     """Everything that may make a case smaller, in the order in which it is tried."""
-    rules = registry.dialect_of(best.case.header.dialect).shrink_rules
+    rules = shrink_rules(best.case.header)
 
     def simpler(header: Any, operation: Any) -> Iterator[tuple[Any, Any]]:
         for changed in rules.operations(operation):
@@ -181,7 +172,7 @@ def _up_to_disagreement(pair: Pair, header: Any, operations: Sequence[Any]) -> C
 
     Operations that cannot follow are repaired or left out.
     """
-    repair = registry.dialect_of(header.dialect).shrink_rules.repair(header)
+    repair = shrink_rules(header).repair(header)
     performed: list[Any] = []
     answers: list[Any] = []
     for wanted in operations:

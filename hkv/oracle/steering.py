@@ -10,12 +10,9 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from hkv.testing.choices import RandomChoices
-
-STEERED = "steered"
-"""Feature of traffic under kept configurations."""
+from hkv.contract.traffic import Kept, RandomChoices
 
 TIMES = 3
 """Kept configurations that everything is to be reached by, where so many seeds reach it."""
@@ -24,13 +21,6 @@ EACH = 2
 """Kept configurations of each feature, at least."""
 
 Name = TypeVar("Name", bound=Hashable)
-
-
-class Kept(NamedTuple):
-    """A configuration, and the seed of the traffic that reached something rare under it."""
-
-    header: Any
-    seed: int
 
 
 def choose(reached: Mapping[Name, frozenset[Hashable]], count: int, sort: Callable[[Name], Hashable]) -> list[Name]:

@@ -9,15 +9,17 @@ from typing import Any, TypeAlias
 
 from hkv.bugs import bugs_of_part, refuse_bugs
 from hkv.columns import Columns, columns
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory
+from hkv.contract.dialect import Dialect
+from hkv.contract.explanation import Explanation
+from hkv.contract.log import Log
 from hkv.errors import ConfigError, FileError, UnsupportedConfigError
 from hkv.oracle.atomic import write_atomically
-from hkv.oracle.capabilities import lacking
 from hkv.oracle.check import Difference, check_log, judge_log, known_defects
-from hkv.oracle.engine import EngineFactory
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.explain import Explanation
-from hkv.oracle.log_file import Log, find_logs, log_bytes, parse_log, read_log
+from hkv.oracle.explain import account
+from hkv.oracle.log_file import find_logs, log_bytes, parse_log, read_log
 from hkv.oracle.record import Only, Recording
 from hkv.oracle.record import record as record_traffic
 
@@ -182,34 +184,35 @@ class Check:
           EngineProcessError: the engine cannot start.
         """
         log = read_log(path)
-        refuse_bugs(self._bugs, log.dialect.title, log.dialect.has_bugs)
+        dialect = registry.dialect_of(log.header.dialect)
+        refuse_bugs(self._bugs, dialect.title, dialect.has_bugs)
         asked = frozenset[str]()
         try:
             if self._factory is None:
                 difference, asked = judge_log(log)
             else:
-                difference = check_log(log, self._made(log), self._bugs)
+                difference = check_log(log, self._made(dialect), self._bugs)
         except UnsupportedConfigError as error:
             self._unsupported[path] = str(error.value)
             return
         known: tuple[str, ...] = ()
-        if difference is not None and self._factory is not None and log.dialect.has_bugs:
+        if difference is not None and self._factory is not None and dialect.has_bugs:
             known = known_defects(log, self._factory, difference, self._bugs)
-        exercised = log.dialect.exercised(log) if self._coverage else {}
+        exercised = dialect.exercised(log) if self._coverage else {}
         if self._coverage:
-            self._rules |= log.dialect.coverage
-        ended = log.dialect.ended(log)
+            self._rules |= dialect.coverage
+        ended = dialect.ended(log)
         difference = None if known else difference
         self._checked.append(CheckedLog(path, len(log.operations), difference, exercised, ended, asked, known))
 
-    def _made(self, log: Log) -> EngineFactory:
+    def _made(self, dialect: Dialect) -> EngineFactory:
         """The factory, of whose engines it is noted what they lack."""
 
         def make(header: Any) -> Any:
             assert self._factory is not None
             engine = self._factory(header)
-            lacks = lacking(log.dialect, engine)
-            self._not_compared |= {name: each for name, each in log.dialect.capabilities.items() if name in lacks}
+            lacks = dialect.lacking(engine)
+            self._not_compared |= {name: each for name, each in dialect.capabilities.items() if name in lacks}
             return engine
 
         return make
@@ -353,4 +356,4 @@ def explain(log: Path | Log, line: int, request: str | None = None) -> Explanati
       UnsupportedConfigError: the log's dialect gives no such account.
     """
     read = log if isinstance(log, Log) else read_log(log)
-    return read.dialect.explain(read, line, request)
+    return registry.dialect_of(read.header.dialect).explain(read, line, request) or account(read, line, request)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory, failure_of
+from hkv.contract.invariant import InvariantError, judged
+from hkv.contract.log import describe
 from hkv.errors import ConfigError, HKVError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken
-from hkv.oracle.capabilities import judged, lacking
-from hkv.oracle.check import describe
-from hkv.oracle.engine import EngineFactory, failure_of, make_engine
-from hkv.oracle.invariant import InvariantError
+from hkv.oracle.engine import make_engine
 from hkv.oracle.record import Only, draw
 
 
@@ -108,7 +108,7 @@ class Watching:
         return Found(feature, seed, version, header, tuple(operations), broken, found)
 
     def _note_lacks(self, engine: Any) -> None:
-        lacks = lacking(self._rules, engine)
+        lacks = self._rules.lacking(engine)
         invariants = self._rules.invariants.values()
         asked = {each.name for each in judged(invariants, lacks)}
         self.lacks = {name: each for name, each in self._rules.capabilities.items() if name in lacks}

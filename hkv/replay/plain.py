@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.log import PlainHeader
 from hkv.errors import ConfigError
 from hkv.model.topology import Group, Topology
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_format import PlainHeader
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups
 from hkv.replay.record import Recorder
 from hkv.replay.run import Outcome, Progress, ReplayedCache

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.errors import ConfigError
 from hkv.machine import native_loops
 from hkv.replay import summary

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.errors import ConfigError
 from hkv.replay.command import check_cache_options
 from hkv.replay.result import ReplayResult, result_of

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Draw(Protocol):
-    """Source of random decisions (`hkv.testing.choices.Choices`)."""
+    """Source of random decisions (`hkv.contract.traffic.Choices`)."""
 
     def integer(self, low: int, high: int) -> int:
         """A number from `low` to `high`, both included."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.traffic import Moves
 from hkv.errors import MissingExtraError, UnsupportedConfigError
 from hkv.oracle.record import ALL, Only
-from hkv.testing.moves import Moves
 from hkv.testing.strategies import Drawing, HypothesisChoices, headers
 
 try:

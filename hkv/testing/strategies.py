@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.errors import MissingExtraError
 from hkv.model.topology import Topology
 from hkv.oracle.record import ALL, Only
@@ -38,7 +38,7 @@ class Drawing(Protocol):
 
 
 class HypothesisChoices:
-    """Decisions drawn by Hypothesis, so that a failure shrinks. See `hkv.testing.choices.Choices`.
+    """Decisions drawn by Hypothesis, so that a failure shrinks. See `hkv.contract.traffic.Choices`.
 
     Args:
       data: Hypothesis's object that draws.

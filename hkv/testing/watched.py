@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hkv.dialects import registry
-from hkv.oracle.engine import EngineFactory
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory
 from hkv.oracle.record import Only, features_of
 from hkv.oracle.watched import Watching
 

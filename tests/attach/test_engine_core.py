@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from hkv.contract import registry
 from hkv.dialects.vllm.log.structs import RequestOp
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
@@ -106,5 +107,5 @@ def test_the_log_of_an_engine_core_is_on_disk(start: str, ending: int, tmp_path:
     (log,) = (read_log(path) for path in find_logs([tmp_path / "logs"]))
     assert sum(isinstance(each, RequestOp) for each in log.operations) >= served
     assert len(log.header.groups) == 2
-    assert log.dialect.ended(log) == ""
+    assert registry.dialect_of(log.header.dialect).ended(log) == ""
     assert check_log(log, engine_factory("numpy")) is None

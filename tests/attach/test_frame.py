@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.attach.attach import attach_all

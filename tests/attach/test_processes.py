@@ -12,13 +12,14 @@ import time
 
 import pytest
 
+from hkv.contract import registry
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
 
 PROGRAM = """
 import multiprocessing, os, pathlib, sys, time
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.oracle.attach.session import Session
 from hkv.oracle.attach.settings import AttachSettings
@@ -132,5 +133,5 @@ def test_a_forked_engine_core_is_recorded(tmp_path: pathlib.Path) -> None:
     assert [pathlib.Path(path).name.split("-")[0] for path in find_logs([tmp_path / "l"])] == said[1:]
     (log,) = (read_log(path) for path in find_logs([tmp_path / "l"]))
     assert len(log.operations) > 800
-    assert log.dialect.ended(log) == ""
+    assert registry.dialect_of(log.header.dialect).ended(log) == ""
     assert check_log(log, engine_factory("numpy")) is None

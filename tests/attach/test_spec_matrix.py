@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hkv.contract import registry
 from hkv.dialects.vllm.log.structs import EventsOp
 from hkv.errors import UnsupportedConfigError
 from hkv.oracle.attach.session import Session
@@ -121,7 +122,7 @@ def test_a_class_is_told_rightly_or_refused(name: str, events: bool, tmp_path: p
         session.close()
         assert [shadow.difference for shadow in session.shadows] == [None] * (mode == "shadow"), mode
     log = read_log(tmp_path / "record-1.jsonl")
-    assert log.dialect.ended(log) == ""
+    assert registry.dialect_of(log.header.dialect).ended(log) == ""
     published = [event for each in log.operations if isinstance(each, EventsOp) for event in each.want or ()]
     told = {event.spec_kind for event in published if event.type == "stored" and event.num_blocks}
     assert bool(published) == (events and name != "CrossAttentionSpec")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.traffic.traffic import Perform, Traffic
-from hkv.testing.choices import Choices
 
 
 class Tails(Traffic):

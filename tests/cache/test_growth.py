@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.engines import jax_batches
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax import JaxEngine
@@ -14,7 +15,6 @@ from hkv.dialects.vllm.log.structs import AllocateOp, LookupOp, RequestOp
 from hkv.dialects.vllm.rules.operations import Batch
 from hkv.dialects.vllm.traffic.traffic import draw_header
 from hkv.spec import FullAttention
-from hkv.testing.choices import RandomChoices
 from tests.cache.build import config
 
 NO = {"lookahead": 0, "external": 0, "delay": False, "must_fit": False, "reserved": 0, "in_flight": 0}

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import GroupField, of_config
 from hkv.model.topology import Topology
 from hkv.spec import KINDS, LayerSpec, spec_from_log
-from hkv.testing.choices import RandomChoices
 from reference.dialects.vllm.kinds import all_kinds
 from reference.state.pool import Pool
 

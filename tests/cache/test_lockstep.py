@@ -7,17 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.contract.answer import Failure, Mismatch
+from hkv.contract.log import describe
+from hkv.contract.traffic import Choices, RandomChoices
 from hkv.dialects.vllm.engines.engine import apply, attempt
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header, drive
-from hkv.oracle.check import describe
-from hkv.oracle.compare import Mismatch
-from hkv.oracle.engine import Failure
 from hkv.spec import spec_from_text
-from hkv.testing.choices import Choices, RandomChoices
 from hkv.testing.strategies import HypothesisChoices
 from tests.cache.tails import drive_tails
 

@@ -6,11 +6,11 @@ import pathlib
 
 import pytest
 
+from hkv.contract.answer import BatchEngine
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.oracle.check import check_log
-from hkv.oracle.engine import BatchEngine
 from hkv.oracle.log_file import read_log
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent

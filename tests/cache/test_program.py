@@ -8,13 +8,13 @@ import sys
 import jax
 import numpy as np
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.dialects.vllm.rules.parameters import of_config
 from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header
-from hkv.testing.choices import RandomChoices
 from tests.cache.build import operations, program, prompt, run, start
 
 
@@ -65,7 +65,7 @@ from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.spec import FullAttention, Mamba
-from hkv.testing.choices import RandomChoices
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.traffic.headers import draw_header
 header = draw_header(RandomChoices(3), "core")
 JaxEngine(header).request("a", [1, 2, 3], None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
@@ -15,7 +16,6 @@ from hkv.dialects.vllm.log.structs import AllocateOp, Answer, LookupOp, Operatio
 from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.spec import FullAttention, Mamba
 from hkv.state.status import Status
-from hkv.testing.choices import RandomChoices
 from reference.dialects.vllm.fork import fork
 from reference.dialects.vllm.kinds.full_attention import FullAttentionKind
 from tests.cache.build import config, prompt, run, start, statuses

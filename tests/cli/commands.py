@@ -17,10 +17,10 @@ import hkv.cli
 from hkv.cli.interruption import Interruption
 from hkv.cli.output_option import OutputFolder, OutputPath
 from hkv.cli.standard_output import standard_output
+from hkv.contract.events import Batch, BlockStored, encode_batch
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.events.stream import Message, write_recording
-from hkv.oracle.events.wire import Batch, BlockStored, encode_batch
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import Only, record
 from hkv.oracle.shrink import Shrinker

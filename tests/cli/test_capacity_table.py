@@ -15,8 +15,7 @@ from click.testing import CliRunner, Result
 from hkv.cli.capacity_plot import lengths_between
 from hkv.cli.capacity_rows import CapacityRow
 from hkv.cli.plan import command
-from hkv.dialects.capacity import Capacity
-from hkv.dialects.plan_command import ModelPlan, PlanCommand
+from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand
 from hkv.errors import ConfigError, FileError, PlanError, UnsupportedConfigError
 
 MODELS = ("gpt-oss-20b", "gemma-3-27b", "qwen3-next-80b-a3b", "llama-3.1-8b")

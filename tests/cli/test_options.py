@@ -103,8 +103,8 @@ def test_every_option_has_a_row(command: str) -> None:
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Folder with the files that the rows read."""
+    from hkv.contract.events import Batch, BlockStored, encode_batch
     from hkv.oracle.events.stream import Message, write_recording
-    from hkv.oracle.events.wire import Batch, BlockStored, encode_batch
 
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "wrong.py").write_text(ENGINES)

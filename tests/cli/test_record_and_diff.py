@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hkv.cli import diff, record
 from hkv.cli.check import command as check
-from hkv.dialects.registry import dialect_of
+from hkv.contract.registry import dialect_of
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Hit
 from hkv.errors import ConfigError

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.cli.check_events import command
+from hkv.contract.events import Batch, BlockRemoved, BlockStored, encode_batch
 from hkv.errors import ConfigError, FileError
 from hkv.oracle.events.stream import (
     Gap,
@@ -25,7 +26,6 @@ from hkv.oracle.events.stream import (
     read_recording,
     write_recording,
 )
-from hkv.oracle.events.wire import Batch, BlockRemoved, BlockStored, encode_batch
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'hkv[events]'")
 

@@ -7,8 +7,7 @@ import socket
 
 import pytest
 
-from hkv.oracle.events.stream import Gap, Message, Subscription
-from hkv.oracle.events.wire import (
+from hkv.contract.events import (
     AllBlocksCleared,
     Batch,
     BlockRemoved,
@@ -18,6 +17,7 @@ from hkv.oracle.events.wire import (
     decode_batch,
     encode_batch,
 )
+from hkv.oracle.events.stream import Gap, Message, Subscription
 
 pytestmark = [
     pytest.mark.vllm,

@@ -5,13 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hkv.dialects.vllm.engines.engine import apply
-from hkv.dialects.vllm.engines.numpy import NumpyEngine, key_text
-from hkv.dialects.vllm.log.structs import Answer, CacheEvent, EventsOp, Header, Operation
-from hkv.dialects.vllm.log.wire_events import wire_events
-from hkv.dialects.vllm.traffic.traffic import FEATURES, drive
-from hkv.errors import ConfigError
-from hkv.oracle.events.wire import (
+from hkv.contract.events import (
     AllBlocksCleared,
     Batch,
     BlockRemoved,
@@ -22,6 +16,12 @@ from hkv.oracle.events.wire import (
     decode_batch,
     encode_batch,
 )
+from hkv.dialects.vllm.engines.engine import apply
+from hkv.dialects.vllm.engines.numpy import NumpyEngine, key_text
+from hkv.dialects.vllm.log.structs import Answer, CacheEvent, EventsOp, Header, Operation
+from hkv.dialects.vllm.log.wire_events import wire_events
+from hkv.dialects.vllm.traffic.traffic import FEATURES, drive
+from hkv.errors import ConfigError
 from hkv.oracle.record import draw
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.traffic.hit_causes import causes
 from hkv.dialects.vllm.traffic.hit_comparison import Case, make_config
 from hkv.spec import LayerSpec
-from hkv.testing.choices import RandomChoices
 
 
 def assert_hits_are_defined(specs: Sequence[LayerSpec], size: int, choices: RandomChoices) -> None:

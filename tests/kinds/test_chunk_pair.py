@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli import cli
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
@@ -17,7 +18,6 @@ from hkv.errors import PlanError, SpecError
 from hkv.oracle.record import Only, draw
 from hkv.spec import FullAttention, LayerSpec, RequestLimits, SlidingWindow, spec_from_log, spec_from_text
 from hkv.spec.chunk_pair import ChunkPair
-from hkv.testing.choices import RandomChoices
 from tests.kinds.drawn_hits import assert_hits_are_defined
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hkv.cache.state import replace
 from hkv.cli import cli
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
@@ -20,7 +21,6 @@ from hkv.errors import SpecError
 from hkv.oracle.record import Only, draw
 from hkv.spec import FullAttention, LayerSpec, RequestLimits, SlidingWindow, spec_from_log, spec_from_text
 from hkv.spec.sink_window import SinkWindow
-from hkv.testing.choices import RandomChoices
 from tests.cache.test_fork import forked, grow
 from tests.cache.test_lockstep import lockstep
 from tests.kinds.drawn_hits import assert_hits_are_defined

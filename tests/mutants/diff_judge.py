@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hkv.oracle.check import describe
+from hkv.contract.log import describe
 from hkv.oracle.comparison import Comparison, FoundDifference
 from hkv.oracle.record import ALL
 from hkv.testing.planting import applied

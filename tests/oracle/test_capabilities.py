@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.log import Log
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
@@ -16,7 +17,6 @@ from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, Header
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.check import check_log, judge_log
 from hkv.oracle.comparison import Comparison
-from hkv.oracle.log_file import Log
 from hkv.oracle.record import Only, draw
 from hkv.oracle.watched import Watching
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from hkv.contract.answer import Failure, failure_of
 from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Allocation, CacheEvent, CacheState, Hit, Reset
-from hkv.oracle.engine import Failure, failure_of
 
 STATE = CacheState(free=[2, 1], refs={"3": 1}, rows={"r1": [[3], [0, 4]]}, cached={"3": (0, 4, "00ff")})
 STORED = CacheEvent(type="stored", group=0, num_blocks=1, block_size=2, tokens=[1, 2], keys=["aa"], parent="")

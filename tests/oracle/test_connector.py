@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from hkv.contract.invariant import InvariantError
 from hkv.dialects.vllm.engines.engine import apply, missing_methods
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
@@ -15,7 +16,6 @@ from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import ConnectorHit, Header
 from hkv.errors import FileError, OperationError
-from hkv.oracle.invariant import InvariantError
 from hkv.oracle.log_file import log_bytes, parse_log
 from hkv.oracle.record import differ, draw
 

@@ -193,7 +193,7 @@ def test_nothing_is_called_consistent() -> None:
     header, choices = draw("core", 0, 2)
 
     def drive(perform: Any) -> None:
-        from hkv.dialects.registry import dialect_of
+        from hkv.contract.registry import dialect_of
 
         dialect_of(header.dialect).drive(header, choices, perform, 6)
 

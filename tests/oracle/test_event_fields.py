@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hkv.dialects.registry import dialect_of
+from hkv.contract.registry import dialect_of
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog

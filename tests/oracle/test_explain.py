@@ -9,11 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli.explain import command
+from hkv.contract.log import Log
 from hkv.dialects.vllm.explain.explain import explain
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import LookupOp
 from hkv.errors import ConfigError, FileError
-from hkv.oracle.log_file import Log, parse_log, read_log
+from hkv.oracle.log_file import parse_log, read_log
 from tests.oracle.sample import ALLOCATE, HEADER, encode
 
 LINES = [

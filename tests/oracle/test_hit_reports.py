@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from hkv.contract.invariant import InvariantError
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import FULL, CacheEvent
 from hkv.errors import EngineFailure, OperationError
-from hkv.oracle.invariant import InvariantError
 from tests.oracle.test_live_logs import allocate, header, perform
 
 BOTH = pytest.mark.parametrize("make", [NumpyEngine, JaxEngine])

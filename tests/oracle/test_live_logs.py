@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hkv.dialects.registry import dialect_of
+from hkv.contract.log import Log
+from hkv.contract.registry import dialect_of
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
@@ -17,7 +18,7 @@ from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.errors import OperationError
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import attempt
-from hkv.oracle.log_file import Log, log_bytes, parse_log
+from hkv.oracle.log_file import log_bytes, parse_log
 from hkv.oracle.record import Only, differ, draw, record
 from hkv.testing.planting import Patch, applied
 from tests.oracle import sample

@@ -9,12 +9,13 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.registry import dialect_of
+from hkv.contract.log import Log
+from hkv.contract.registry import dialect_of
 from hkv.errors import FileError
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import Log, parse_log
 from hkv.oracle.log_file import encode as encode_operation
+from hkv.oracle.log_file import parse_log
 from hkv.oracle.record import record
 from tests.oracle.sample import HEADER, OPERATIONS, encode, sample
 

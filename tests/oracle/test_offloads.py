@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hkv.contract.invariant import InvariantError
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.lifecycle import Lifecycle
@@ -13,7 +14,6 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.renaming import Renaming
 from hkv.errors import ConfigError, OperationError
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.invariant import InvariantError
 from tests.oracle.test_live_logs import allocate, perform
 from tests.oracle.test_live_logs import header as live_header
 

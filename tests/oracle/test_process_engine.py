@@ -24,6 +24,7 @@ from hkv.dialects.vllm.engines.process import ProcessEngine
 from hkv.dialects.vllm.log.structs import LookupOp
 from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
 from hkv.oracle.engines import engine_factory, line_process
+from hkv.oracle.engines.engine_process import EngineProcess
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import differ, draw, record
 
@@ -86,7 +87,7 @@ def test_it_agrees_with_itself(program) -> None:
 
 
 def test_keyed_requests(program) -> None:
-    engine = ProcessEngine(HEADER, program(SERVE))
+    engine = ProcessEngine(EngineProcess(HEADER, program(SERVE)))
     assert isinstance(engine, KeyedEngine)
     free = engine.num_free()
     assert free == HEADER.num_blocks - 1
@@ -96,7 +97,7 @@ def test_keyed_requests(program) -> None:
 
 
 def test_an_error_of_the_engine_is_an_error(program) -> None:
-    engine = ProcessEngine(HEADER, program(SERVE))
+    engine = ProcessEngine(EngineProcess(HEADER, program(SERVE)))
     with pytest.raises(OperationError, match="lookup nobody"):
         engine.lookup("nobody")
     assert engine.num_free() == HEADER.num_blocks - 1
@@ -125,12 +126,13 @@ FAILURES = [
 
 @pytest.mark.parametrize(("text", "message"), FAILURES)
 def test_failures_are_named_in_one_line(program, text: str, message: str) -> None:
-    engine = ProcessEngine(HEADER, program(ACCEPT + text))
+    speaker = EngineProcess(HEADER, program(ACCEPT + text))
+    engine, child = ProcessEngine(speaker), speaker._process
     if "0.3" in message:
-        engine._process._timeout = 0.3  # from here on: a busy machine may take longer to start the program
-    if "hello" in text and not engine._process._rest:  # it may have come with the answer before it
-        select.select([engine._process._output], [], [], 5)
-    process = engine._process._process
+        child._timeout = 0.3  # from here on: a busy machine may take longer to start the program
+    if "hello" in text and not child._rest:  # it may have come with the answer before it
+        select.select([child._output], [], [], 5)
+    process = child._process
     with pytest.raises(EngineProcessError) as caught:
         engine.lookup("r1")
     assert message in str(caught.value)
@@ -142,20 +144,19 @@ def test_failures_are_named_in_one_line(program, text: str, message: str) -> Non
 
 @pytest.mark.usefixtures("impatient")
 def test_an_engine_that_closes_its_input_is_noticed(program) -> None:
-    engine = ProcessEngine(
-        HEADER,
-        program(
-            "import os, sys, time\nsys.stdin.readline()\nos.close(0)\nprint('null')\nsys.stdout.flush()\ntime.sleep(60)"
-        ),
+    closing = (
+        "import os, sys, time\nsys.stdin.readline()\nos.close(0)\nprint('null')\nsys.stdout.flush()\ntime.sleep(60)"
     )
+    engine = ProcessEngine(EngineProcess(HEADER, program(closing)))
     with pytest.raises(EngineProcessError, match="closed its pipes"):
         engine.lookup("r1")
 
 
 @pytest.mark.usefixtures("impatient")
 def test_an_engine_that_does_not_read_is_noticed(program) -> None:
-    engine = ProcessEngine(HEADER, program(ACCEPT + "time.sleep(60)"))
-    engine._process._timeout = 0.3
+    speaker = EngineProcess(HEADER, program(ACCEPT + "time.sleep(60)"))
+    engine = ProcessEngine(speaker)
+    speaker._process._timeout = 0.3
     with pytest.raises(EngineProcessError, match="silent"):
         engine.request("r1", list(range(1_000_000)), None)
 
@@ -171,7 +172,7 @@ def test_an_engine_that_does_not_read_is_noticed(program) -> None:
 )
 def test_answers_to_the_header(program, answer: str, error: type) -> None:
     with pytest.raises(error) as caught:
-        ProcessEngine(HEADER, program(f"input()\nprint({answer!r}, flush=True)\ninput()"))
+        ProcessEngine(EngineProcess(HEADER, program(f"input()\nprint({answer!r}, flush=True)\ninput()")))
     assert type(caught.value) is error
 
 
@@ -186,10 +187,11 @@ def test_programs_that_cannot_start(name: str) -> None:
 def test_no_process_is_left(program) -> None:
     command = program(ACCEPT + "sys.stdin.read()")
     stubborn = program(ACCEPT + "time.sleep(60)")
-    engines = [ProcessEngine(HEADER, command) for _ in range(3)] + [ProcessEngine(HEADER, stubborn)]
-    pids = [engine._process._process.pid for engine in engines]
+    speakers = [EngineProcess(HEADER, each) for each in (command, command, command, stubborn)]
+    engines = [ProcessEngine(speaker) for speaker in speakers]
+    pids = [speaker._process._process.pid for speaker in speakers]
     assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
-    del engines
+    del engines, speakers
     gc.collect()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
@@ -201,7 +203,9 @@ def test_what_an_engine_started_ends_with_it(program, tmp_path: pathlib.Path) ->
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.DEVNULL)
     open({str(started)!r}, "w").write(str(child.pid))
     """
-    engine = ProcessEngine(HEADER, program(textwrap.dedent(ACCEPT) + textwrap.dedent(spawn) + "sys.stdin.read()\n"))
+    engine = ProcessEngine(
+        EngineProcess(HEADER, program(textwrap.dedent(ACCEPT) + textwrap.dedent(spawn) + "sys.stdin.read()\n"))
+    )
     deadline = time.monotonic() + 20
     while not (started.exists() and started.read_text()) and time.monotonic() < deadline:
         time.sleep(0.01)

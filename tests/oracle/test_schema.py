@@ -10,7 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from hkv.dialects.registry import dialect_of
+from hkv.contract.registry import dialect_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.file import FORMAT
 from hkv.dialects.vllm.traffic.traffic import FEATURES

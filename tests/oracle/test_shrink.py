@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.contract.answer import Failure, Mismatch
+from hkv.contract.case import Best
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
@@ -44,11 +46,8 @@ from hkv.errors import EngineTimeoutError, HKVError
 from hkv.oracle import comparison
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.check import check_log
-from hkv.oracle.compare import Mismatch
-from hkv.oracle.engine import Failure
 from hkv.oracle.log_file import read_log, write_log
 from hkv.oracle.record import Only, differ, record
-from hkv.oracle.reduction import Best
 from hkv.oracle.shrink import TIMEOUTS, Case, Shrinker
 from tests.oracle import sample
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.traffic import STEERED
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.coverage import Observer
 from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING
@@ -12,7 +13,7 @@ from hkv.dialects.vllm.traffic.kept import kept, written
 from hkv.errors import ConfigError
 from hkv.oracle.comparison import Comparison
 from hkv.oracle.record import ALL, Only, draw, features_of, record
-from hkv.oracle.steering import EACH, STEERED, choose
+from hkv.oracle.steering import EACH, choose
 
 VERSIONS = registry.dialect_of(registry.DEFAULT).versions
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hkv.contract.invariant import Invariant, InvariantError
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
 from hkv.dialects.vllm.traffic.traffic import drive
-from hkv.oracle.invariant import Invariant, InvariantError
-from hkv.testing.choices import RandomChoices
 
 SEEDS = 64
 

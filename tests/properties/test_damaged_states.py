@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import pytest
 
+from hkv.contract.invariant import InvariantError
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheState, Operation
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
 from hkv.dialects.vllm.traffic.traffic import drive
-from hkv.oracle.invariant import InvariantError
-from hkv.testing.choices import RandomChoices
 
 SEEDS, WANTED = range(400), 12
 """Examples to look at, and moments of each kind of damage that are wanted."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
@@ -16,7 +17,6 @@ from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
 from hkv.dialects.vllm.traffic.traffic import drive
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
-from hkv.testing.choices import RandomChoices
 from hkv.testing.strategies import headers, hit_cases
 from reference.dialects.vllm import hits
 from reference.dialects.vllm.kinds import sliding_window

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.invariants import INVARIANTS, Watch
@@ -21,7 +22,6 @@ from hkv.dialects.vllm.traffic.hit_comparison import make_config
 from hkv.dialects.vllm.traffic.traffic import drive
 from hkv.model.topology import Topology
 from hkv.spec import FullAttention, Mamba, OpaqueState
-from hkv.testing.choices import RandomChoices
 from hkv.testing.strategies import HypothesisChoices, headers
 from tests.suites import alone
 from tests.suites.alone import Alone, blocks_at_once, completion, draw_alone, refused_after

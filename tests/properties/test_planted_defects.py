@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from hkv.contract.invariant import InvariantError
 from hkv.dialects.vllm.invariants import INVARIANTS
 from hkv.dialects.vllm.traffic.headers import FEATURES
-from hkv.oracle.invariant import InvariantError
 from hkv.testing.planting import Patch, applied
 from tests.mutants.catalogue import SECTIONS
 from tests.properties.invariant_traffic import SEEDS, play

@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli.check import command
+from hkv.contract.answer import Failure
+from hkv.contract.log import Log
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
@@ -22,9 +24,8 @@ from hkv.dialects.rtp_llm.log.file import FORMAT
 from hkv.errors import FileError
 from hkv.oracle import log_schema
 from hkv.oracle.check import check_log
-from hkv.oracle.engine import Failure
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import Log, parse_log, read_log, write_log
+from hkv.oracle.log_file import parse_log, read_log, write_log
 from tests.rtp_llm.traffic import draw_config
 
 NUMPY = engine_factory("numpy")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
@@ -14,7 +15,6 @@ from hkv.dialects.rtp_llm.monitoring import RecentKeys, cache_info, pool_snapsho
 from hkv.dialects.rtp_llm.traffic.headers import draw_rtp_header, rtp_features
 from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
 from hkv.errors import ConfigError
-from hkv.testing.choices import RandomChoices
 
 
 @pytest.mark.parametrize("dialect", NAMES)

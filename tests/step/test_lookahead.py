@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.cache.state import require_expressible
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError
 from hkv.model.topology import Topology
 from hkv.spec import KINDS, spec_from_log
-from hkv.testing.choices import RandomChoices
 from tests.reference.build import config as build
 from tests.step.sample import assert_same, configs
 from tests.step.test_arrivals import arrive, plain, turnover, two_texts

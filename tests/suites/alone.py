@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
@@ -15,7 +16,6 @@ from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Header
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
 from hkv.spec import Mamba, OpaqueState
-from hkv.testing.choices import Choices
 from tests.suites.suite import CaseSuite, case_check
 
 

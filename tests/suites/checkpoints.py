@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from hkv.testing.choices import Choices
+from hkv.contract.traffic import Choices
 from reference.dialects.vllm.kinds.checkpoints import checkpoint_position, checkpoint_possible
 from tests.suites.suite import CaseSuite, case_check
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from hkv.contract.traffic import Choices, RandomChoices
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Header, Hit
 from hkv.dialects.vllm.traffic.headers import FEATURES, copies_states, draw_header, effective_size
 from hkv.dialects.vllm.traffic.traffic import Perform
 from hkv.spec import spec_from_log
-from hkv.testing.choices import Choices, RandomChoices
 from tests.suites.history import HistorySuite
 from tests.suites.watched import WATCHED
 

@@ -8,9 +8,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from hkv.contract.invariant import InvariantError
+from hkv.contract.traffic import RandomChoices
 from hkv.errors import EngineFailure, OperationError
-from hkv.oracle.invariant import InvariantError
-from hkv.testing.choices import RandomChoices
 from tests.suites.shrinking import Broken, Simpler, shrink
 from tests.suites.suite import TOTALITY, Failure
 

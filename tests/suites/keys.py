@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from hkv.contract.traffic import Choices
 from hkv.keys import blake3
 from hkv.keys.chained import KeyChain, PrefixIdentity, digest_by_name, event_hash, group_key
-from hkv.testing.choices import Choices
 from reference.keys.views import block_keys
 from tests.suites.suite import CaseSuite, case_check
 

@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 import msgspec
 
+from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Allocation, Header, Hit
 from hkv.dialects.vllm.traffic.headers import draw_header
 from hkv.errors import OperationError
-from hkv.testing.choices import Choices
 from tests.suites.suite import CaseSuite, case_check
 
 FEATURES = ("core", "eagle", "context_parallel", "retention", "lookahead_hash")

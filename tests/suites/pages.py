@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hkv.contract.traffic import Choices
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout, copy_width
 from hkv.layout.content import quantize
 from hkv.layout.orders import Order
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 from hkv.spec.dtypes import item_bytes
-from hkv.testing.choices import Choices
 from reference.paged.operations import copy_blocks, gather, scatter, write, zero_blocks
 from tests.suites.suite import CaseSuite, case_check
 

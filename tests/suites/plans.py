@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.planning.pages import align_states, unify_pages
 from hkv.dialects.vllm.planning.plan import Plan
 from hkv.dialects.vllm.planning.residency import simulate
@@ -25,7 +26,6 @@ from hkv.spec import (
     RequestLimits,
     SlidingWindow,
 )
-from hkv.testing.choices import Choices
 from tests.suites.suite import CaseSuite, case_check
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
@@ -16,7 +17,6 @@ from hkv.dialects.vllm.log.structs import Allocation, Header, Hit
 from hkv.dialects.vllm.traffic.headers import draw_header
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from hkv.spec import SlidingWindow
-from hkv.testing.choices import Choices
 from tests.suites.suite import CaseSuite, case_check
 
 FEATURES = ("core", "eagle", "retention", "retention", "partial", "context_parallel", "lookahead_hash")

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS, RtpWatch
@@ -16,7 +17,6 @@ from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
 from hkv.dialects.rtp_llm.traffic.headers import draw_rtp_header, rtp_features
 from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
 from hkv.errors import OperationError
-from hkv.testing.choices import RandomChoices
 from tests.suites.history import HistorySuite, Setting
 from tests.suites.shrinking import Broken
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from hkv.contract.traffic import RandomChoices
 from hkv.errors import MissingExtraError
-from hkv.testing.choices import RandomChoices
 
 Case = TypeVar("Case")
 

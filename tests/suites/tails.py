@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 import msgspec
 
+from hkv.contract.traffic import Choices, RandomChoices
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Allocation, CacheState, Header, Hit
 from hkv.dialects.vllm.traffic.headers import draw_header
 from hkv.dialects.vllm.traffic.traffic import Perform
-from hkv.testing.choices import Choices, RandomChoices
 from tests.suites.history import HistorySuite
 from tests.suites.watched import WATCHED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hkv.testing.choices import RandomChoices
+from hkv.contract.traffic import RandomChoices
 from hkv.testing.planting import Patch, applied
 from tests.suites import SUITES
 from tests.suites.slots import draw_addressing

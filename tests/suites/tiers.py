@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from hkv.contract.traffic import Choices
 from hkv.errors import OperationError
-from hkv.testing.choices import Choices
 from hkv.tier.disk import DiskTier, FileSystem
 from hkv.tier.tier import MemoryTier
 from tests.suites.suite import CaseSuite, case_check

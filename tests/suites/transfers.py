@@ -20,8 +20,8 @@ from hkv.chunks.plans import (
     retrieve_range,
     store_range,
 )
+from hkv.contract.traffic import Choices
 from hkv.errors import OperationError
-from hkv.testing.choices import Choices
 from reference.chunks.transfer import pack, runs, unpack
 from tests.suites.suite import CaseSuite, case_check
 

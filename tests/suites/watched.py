@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from hkv.contract.invariant import InvariantError
 from hkv.dialects.vllm.engines.engine import Engine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.invariants import INVARIANTS, Watch
@@ -14,7 +15,6 @@ from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Answer, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import copies_states
 from hkv.errors import EngineFailure
-from hkv.oracle.invariant import InvariantError
 from tests.suites.history import Setting
 from tests.suites.shrinking import Broken
 from tests.suites.suite import TOTALITY

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from hkv.contract.invariant import InvariantError
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Hit
-from hkv.oracle.invariant import InvariantError
 from hkv.testing.state_machine import engine_machine
 
 FEW = settings(max_examples=5, stateful_step_count=15)

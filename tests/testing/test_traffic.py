@@ -6,7 +6,7 @@ import collections
 
 import pytest
 
-from hkv.dialects.registry import dialect_of
+from hkv.contract.registry import dialect_of
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.lifecycle import Lifecycle

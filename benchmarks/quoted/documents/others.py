@@ -76,7 +76,7 @@ CLAIMS: tuple[AnyClaim, ...] = (
     ),
     Claim(
         "docs/new-engine-version.md",
-        "kinds of layers and {rules} rules (`hkv/dialects/dialect.py`)",
+        "kinds of layers and {rules} rules (`hkv/contract/dialect.py`)",
         ("declarations",),
         lambda made: {"rules": made["rules"]},
     ),

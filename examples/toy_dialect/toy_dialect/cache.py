@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from hkv.oracle.log_format import PlainHeader
+from hkv.contract.log import PlainHeader
 from toy_dialect.log import AdmitOp, Allocation, AppendOp, FreeOp, State, StateOp
 
 

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
-from hkv.dialects.dialect import Dialect
-from hkv.oracle.explain import Lack, Resumption
-from hkv.oracle.lifecycle import NamedRequests
-from hkv.oracle.log_format import LogFormat, PlainHeader
+from hkv.contract.dialect import Dialect
+from hkv.contract.explanation import Lack, Resumption
+from hkv.contract.log import LogFormat, NamedRequests, PlainHeader
+from hkv.contract.traffic import Choices
 from hkv.replay.plain import PlainReplayCommand
-from hkv.testing.choices import Choices
 from toy_dialect.cache import RadixCache
 from toy_dialect.log import FORMAT, AdmitOp, AppendOp, FreeOp, StateOp
 from toy_dialect.replay import ToyReplay

@@ -2,8 +2,8 @@
 
 import msgspec
 
+from hkv.contract.log import LogFormat, PlainHeader, PlainOperation
 from hkv.errors import ConfigError
-from hkv.oracle.log_format import LogFormat, PlainHeader, PlainOperation
 
 
 class Allocation(msgspec.Struct):

@@ -6,23 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hkv.dialects.dialect import Dialect
+from hkv.contract.dialect import Dialect, Process
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.model.topology import Topology
 
 if TYPE_CHECKING:
-    from hkv.dialects.explore_command import ExploreCommand
-    from hkv.dialects.plan_command import PlanCommand
+    from hkv.contract.case import ShrinkRules
+    from hkv.contract.explanation import Explanation
+    from hkv.contract.explore_command import ExploreCommand
+    from hkv.contract.invariant import Invariant
+    from hkv.contract.log import Log, LogFormat
+    from hkv.contract.plan_command import PlanCommand
+    from hkv.contract.traffic import Choices
     from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
     from hkv.dialects.rtp_llm.log.structs import RtpHeader
     from hkv.dialects.rtp_llm.traffic.moves import RtpTrafficMoves
-    from hkv.oracle.explain import Explanation
-    from hkv.oracle.invariant import Invariant
-    from hkv.oracle.log_file import Log
-    from hkv.oracle.log_format import LogFormat
-    from hkv.oracle.reduction import ShrinkRules
     from hkv.replay.command import ReplayCommand
-    from hkv.testing.choices import Choices
 
 
 class RtpLlmDialect(Dialect):
@@ -69,10 +68,10 @@ class RtpLlmDialect(Dialect):
 
         return perform_rtp(engine, operation)
 
-    def process_engine(self, header: RtpHeader, command: str, timeout: float) -> Any:
+    def process_engine(self, process: Process) -> Any:
         from hkv.dialects.rtp_llm.engines.engine import RtpProcessEngine
 
-        return RtpProcessEngine(header, command, timeout)
+        return RtpProcessEngine(process)
 
     @property
     def shrink_rules(self) -> ShrinkRules:

@@ -6,6 +6,9 @@ import collections
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+from hkv.contract.answer import Failure, compare
+from hkv.contract.explanation import Event, Explanation, Lack, Resumption, check_there, find_request
+from hkv.contract.log import Log, describe
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
@@ -14,11 +17,6 @@ from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpOp, RtpState
 from hkv.errors import FileError, HKVError
 from hkv.keys.rolling import first_keys
 from hkv.model.group_policy import GroupType
-from hkv.oracle.check import describe
-from hkv.oracle.compare import compare
-from hkv.oracle.engine import Failure
-from hkv.oracle.explain import Event, Explanation, Lack, Resumption, check_there, find_request
-from hkv.oracle.log_file import Log
 
 
 def explain_rtp(log: Log, line: int, request: str | None = None) -> Explanation:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hkv.dialects.explore_command import Exploration, ExploreCommand, Progress, Report, Search, size_options
+from hkv.contract.explore_command import Exploration, ExploreCommand, Progress, Report, Search, size_options
 from hkv.dialects.rtp_llm.explorer import RtpExplorer, RtpSpace
 from hkv.dialects.rtp_llm.replay_command import RtpReplayCommand, check_eviction, config_of_groups
 from hkv.errors import ConfigError

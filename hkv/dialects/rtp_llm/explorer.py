@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hkv.dialects.explore_command import MOST, Report
+from hkv.contract.explore_command import MOST, Report
+from hkv.contract.invariant import Invariant, InvariantError
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.invariants.moment import RtpWatch
@@ -23,7 +24,6 @@ from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
 from hkv.errors import ConfigError, HKVError
 from hkv.model.group_policy import GroupPolicy
 from hkv.model.topology import Topology
-from hkv.oracle.invariant import Invariant, InvariantError
 
 TOKENS = (0, 1)
 """The different tokens that there are."""

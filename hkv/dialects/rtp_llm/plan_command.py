@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from hkv.dialects.capacity import Capacity
-from hkv.dialects.plan_command import ModelPlan, PlanCommand, given_memory, length_option, read_models
+from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand, given_memory, length_option, read_models
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import RtpOptions, served_options
 from hkv.dialects.rtp_llm.planning.concurrency import capacity_of, reserve_option, reserve_ratio

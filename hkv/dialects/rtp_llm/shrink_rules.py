@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from hkv.contract.case import Best, Candidates, LifecycleRepair, ShrinkRules
 from hkv.dialects.rtp_llm.config import HYBRID, SINGLE
 from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
 from hkv.dialects.rtp_llm.log.structs import RtpHeader, RtpOp
-from hkv.oracle.reduction import Best, Candidates, LifecycleRepair, ShrinkRules
 
 
 def _repair(header: RtpHeader) -> LifecycleRepair:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hkv.dialects.dialect import Dialect
+from hkv.contract.dialect import Dialect, Process
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import NAME
 from hkv.errors import UnsupportedConfigError
@@ -14,23 +14,20 @@ from hkv.model.topology import Topology
 from hkv.spec import spec_from_log
 
 if TYPE_CHECKING:
-    from hkv.dialects.explore_command import ExploreCommand
-    from hkv.dialects.plan_command import PlanCommand
+    from hkv.contract.answer import Mismatch, SameNames
+    from hkv.contract.attach import Observed, Session
+    from hkv.contract.case import ShrinkRules
+    from hkv.contract.explanation import Explanation
+    from hkv.contract.explore_command import ExploreCommand
+    from hkv.contract.invariant import Invariant
+    from hkv.contract.log import Log, LogFormat
+    from hkv.contract.plan_command import PlanCommand
+    from hkv.contract.traffic import Choices, Kept
     from hkv.dialects.vllm.lifecycle import Lifecycle
     from hkv.dialects.vllm.log.structs import Header
     from hkv.dialects.vllm.traffic.hit_comparison import Case
     from hkv.dialects.vllm.traffic.moves import TrafficMoves
-    from hkv.oracle.attach.session import Observed, Session
-    from hkv.oracle.compare import Mismatch
-    from hkv.oracle.explain import Explanation
-    from hkv.oracle.invariant import Invariant
-    from hkv.oracle.log_file import Log
-    from hkv.oracle.log_format import LogFormat
-    from hkv.oracle.reduction import ShrinkRules
-    from hkv.oracle.renaming import SameNames
-    from hkv.oracle.steering import Kept
     from hkv.replay.command import ReplayCommand
-    from hkv.testing.choices import Choices
 
 
 class VllmDialect(Dialect):
@@ -80,10 +77,10 @@ class VllmDialect(Dialect):
 
         return answer_type(operation)
 
-    def process_engine(self, header: Header, command: str, timeout: float) -> Any:
+    def process_engine(self, process: Process) -> Any:
         from hkv.dialects.vllm.engines.process import ProcessEngine
 
-        return ProcessEngine(header, command, timeout)
+        return ProcessEngine(process)
 
     def compare(self, want: Any, got: Any, version: int) -> Mismatch | None:
         from hkv.dialects.vllm.log.renaming import compare
@@ -108,8 +105,8 @@ class VllmDialect(Dialect):
         return tuple(version for version in self.versions if version >= known)
 
     def features(self, name: str) -> tuple[str, ...]:
+        from hkv.contract.traffic import STEERED
         from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING
-        from hkv.oracle.steering import STEERED
 
         return (STEERED, *REACHING, *FEATURES)
 
@@ -166,10 +163,10 @@ class VllmDialect(Dialect):
         return without(answer, lacks)
 
     def watch(self, engine: Any, header: Header) -> Any:
+        from hkv.contract.invariant import judged
         from hkv.dialects.vllm.invariants import Watch
-        from hkv.oracle.capabilities import judged, lacking
 
-        if "state" in (lacks := lacking(self, engine)):
+        if "state" in (lacks := self.lacking(engine)):
             raise UnsupportedConfigError("engine", "one without a state", "one with a state, which invariants look at")
         return Watch(engine, header, judged(self.invariants.values(), lacks))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hkv.dialects.explore_command import Exploration, ExploreCommand, Progress, Report, Search, size_options
+from hkv.contract.explore_command import Exploration, ExploreCommand, Progress, Report, Search, size_options
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.explorer import MOVES, Space, explore
 from hkv.dialects.vllm.explorer.defects import DEFECTS, planted

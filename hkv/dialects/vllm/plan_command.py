@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from hkv.byte_size import parse_bytes
-from hkv.dialects.capacity import Capacity
-from hkv.dialects.plan_command import ModelPlan, PlanCommand
+from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.capacity import capacity_of
 from hkv.dialects.vllm.planning.devices import reported_memory

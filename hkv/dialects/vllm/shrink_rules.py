@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from hkv.contract.case import Best, Candidates, Case, LifecycleRepair, ShrinkRules
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.dialects.vllm.repair import repaired
-from hkv.oracle.reduction import Best, Candidates, Case, LifecycleRepair, ShrinkRules
 
 
 class LogRepair(LifecycleRepair):

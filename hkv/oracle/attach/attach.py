@@ -6,10 +6,11 @@ import contextlib
 import importlib.util
 from typing import Any
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.attach import Observed
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.oracle.attach.judged import STORES, judge_stores
-from hkv.oracle.attach.session import Observed, Session
+from hkv.oracle.attach.session import Session
 from hkv.oracle.attach.settings import AttachSettings, settings_of
 
 

@@ -14,20 +14,12 @@ import pathlib
 import secrets
 import sys
 import weakref
-from typing import Protocol
 
-from hkv.dialects.dialect import Dialect
+from hkv.contract.attach import Observed, Sink
+from hkv.contract.dialect import Dialect
 from hkv.oracle.attach.settings import AttachSettings
-from hkv.oracle.attach.sink import RecordSink, ShadowSink, Sink
+from hkv.oracle.attach.sink import RecordSink, ShadowSink
 from hkv.oracle.attach.writer import LogFile, LogWriter
-
-
-class Observed(Protocol):
-    """A live cache under observation."""
-
-    def close(self) -> None:
-        """Says its last state and ends the observation; the cache goes on."""
-        ...
 
 
 class Session:
@@ -38,12 +30,14 @@ class Session:
 
     Attributes:
       settings: as given.
+      states, share: those of `settings`.
       shadows: the sinks of mode `shadow`, in order.
       label: beginning of the names of the logs that come; may be set anew.
     """
 
     def __init__(self, settings: AttachSettings) -> None:
         self.settings = settings
+        self.states, self.share = settings.states, settings.share
         self.shadows: list[ShadowSink] = []
         self.label = ""
         self._folder = pathlib.Path(settings.folder)

@@ -7,17 +7,17 @@ import contextlib
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from hkv.dialects import registry
-from hkv.dialects.dialect import Dialect
+from hkv.contract import registry
+from hkv.contract.dialect import Dialect
+from hkv.contract.log import describe
 from hkv.oracle.attach.settings import AttachSettings
 from hkv.oracle.attach.writer import LogFile, LogWriter
-from hkv.oracle.check import Difference, describe
+from hkv.oracle.check import Difference
 from hkv.oracle.engine import attempt
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import write_log
-from hkv.oracle.log_format import LARGEST
 
 TOGETHER = 256
 """Calls for which the writing thread is woken."""
@@ -39,37 +39,6 @@ class ShadowError(AssertionError):
     def __init__(self, difference: Difference) -> None:
         self.difference = difference
         super().__init__(difference.describe())
-
-
-class Sink(Protocol):
-    """Takes what a live cache was asked and answered."""
-
-    def calls_to(self, perform: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Has calls of the cache performed.
-
-        Args:
-          perform: says the operations of one call to this sink.
-
-        Returns:
-          A function that takes a call, in the cache's own thread. Calls are performed in order, now or later.
-        """
-        ...
-
-    def step_ends(self) -> None:
-        """The cache is done with a step; the model runs now."""
-        ...
-
-    def begin(self, header: Any) -> None:
-        """The configuration; comes first, and once."""
-        ...
-
-    def operation(self, operation: Any, answer: Any) -> None:
-        """An operation that the cache performed, and its answer, None for none."""
-        ...
-
-    def close(self) -> None:
-        """No call follows."""
-        ...
 
 
 class RecordSink:
@@ -189,8 +158,3 @@ class ShadowSink:
         if self._settings.on_difference == "raise":
             raise ShadowError(self.difference)
         print(f"hkv: the live cache differs\n{self.difference.describe()}", file=sys.stderr, flush=True)
-
-
-def fits_a_log(tokens: list[int]) -> bool:
-    """True if token ids fit the integers of a log."""
-    return not tokens or (min(tokens) >= -LARGEST - 1 and max(tokens) <= LARGEST)

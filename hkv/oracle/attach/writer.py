@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from hkv.dialects.dialect import Dialect
+from hkv.contract.dialect import Dialect
 from hkv.oracle.compression import open_output
 from hkv.oracle.log_file import encode, part_path
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory
 from hkv.errors import ConfigError, HKVError
-from hkv.oracle.engine import EngineFactory
 
 REFERENCE = "numpy"
 """Name that a dialect gives to its reference."""

@@ -47,6 +47,10 @@ class EngineProcess:
         """Ends the process; it ends with this object in any case."""
         self._process.close()
 
+    def perform(self, operation: Any) -> Any:
+        """Has it perform an operation that says itself, in `answer_type`, what it is answered with."""
+        return self.perform_as(operation, operation.answer_type)
+
     def perform_as(self, operation: Any, answer_type: Any) -> Any:
         """Has it perform one operation and reads the answer as that type."""
         fields = msgspec.to_builtins(operation)
@@ -74,11 +78,3 @@ class EngineProcess:
     def _babble(self, answer: Any, expected: str) -> NoReturn:
         self._process.close()
         raise EngineProcessError("engine wrote", answer, expected)
-
-
-class PerformingProcess(EngineProcess):
-    """A process that performs operations which say themselves, in `answer_type`, what they are answered with."""
-
-    def perform(self, operation: Any) -> Any:
-        """Perform one operation and answer it."""
-        return self.perform_as(operation, operation.answer_type)

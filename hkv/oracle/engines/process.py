@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hkv.dialects import registry
-from hkv.oracle.engine import EngineFactory
-from hkv.oracle.engines.engine_process import TIMEOUT
+from hkv.contract import registry
+from hkv.contract.answer import EngineFactory
+from hkv.oracle.engines.engine_process import TIMEOUT, EngineProcess
 
 PREFIX = "cmd:"
 """Prefix of the name of such an engine; its command line follows."""
@@ -21,6 +21,6 @@ def process_factory(command: str, timeout: float = TIMEOUT) -> EngineFactory:
     """
 
     def start(header: Any) -> Any:
-        return registry.dialect_of(header.dialect).process_engine(header, command, timeout)
+        return registry.dialect_of(header.dialect).process_engine(EngineProcess(header, command, timeout))
 
     return start

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.oracle.atomic import write_all_atomically
 from hkv.oracle.vectors import addresses, chunks, pool, rows
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.engines import jax_batches
 from hkv.dialects.vllm.traffic.traffic import draw_header
-from hkv.testing.choices import RandomChoices
 from tests.cache.test_lockstep import lockstep
 
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from hkv.contract.answer import compare
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.explorer import RtpExplorer
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
-from hkv.oracle.compare import compare
 from tests.rtp_llm.explored import SPACES, space
 
 WAYS = 40

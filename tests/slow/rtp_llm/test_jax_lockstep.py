@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.contract.answer import Failure
+from hkv.contract.log import Log, describe
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.engines.numpy import STATES, RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
-from hkv.oracle.check import check_log, describe
-from hkv.oracle.engine import Failure
+from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import Log
 from tests.rtp_llm.operations import draw_operation
 from tests.rtp_llm.traffic import draw_config
 

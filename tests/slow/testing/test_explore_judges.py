@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.contract.invariant import Invariant
 from hkv.dialects.vllm.explorer import Space
 from hkv.dialects.vllm.explorer.judges import JUDGES
 from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
@@ -23,7 +24,6 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Operation
 from hkv.dialects.vllm.rules.operations import Code
 from hkv.dialects.vllm.traffic.ledger import Ledger, RequestRecord
-from hkv.oracle.invariant import Invariant
 from hkv.spec import FullAttention, Mamba
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Request, Row, State
 from hkv.state.status import Status

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from hkv.contract.answer import Failure, attempt_with
+from hkv.contract.dialect import Process
 from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpOp
 from hkv.errors import ConfigError, OperationError
-from hkv.oracle.engine import Failure, attempt_with
-from hkv.oracle.engines.engine_process import PerformingProcess
 
 
 @runtime_checkable
@@ -82,11 +82,15 @@ def taken(kept: dict[str, Any], name: str) -> Any:
 # An engine under RTP-LLM's rules in a process of its own: `docs/oplog.md`, "The process protocol".
 
 
-class RtpProcessEngine(PerformingProcess):
+class RtpProcessEngine:
     """A process that performs the operations of RTP-LLM's logs.
 
     Implements `hkv.dialects.rtp_llm.engines.engine.KeyedRtpEngine`.
     """
+
+    def __init__(self, process: Process) -> None:
+        self.perform, self.exchange, self.close = process.perform, process.exchange, process.close
+        self.lacks = process.lacks
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int) -> None:
         """A request arrives of which only length and prefix keys are known."""

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from hkv.contract.invariant import Invariant, Register
 from hkv.dialects.rtp_llm.config import NULL, SINGLE, RtpConfig
 from hkv.dialects.rtp_llm.engines.engine import RtpEngine
 from hkv.dialects.rtp_llm.log import structs
@@ -14,7 +15,6 @@ from hkv.dialects.rtp_llm.log.structs import Lists, RtpAnswer, RtpHeader, RtpOp,
 from hkv.errors import OperationError
 from hkv.keys.rolling import first_keys
 from hkv.model.group_policy import CpMapping, GroupType
-from hkv.oracle.invariant import Invariant, Register
 
 Held = dict[tuple[int, int], int]
 """References to blocks: `(pool, block)` to how many."""

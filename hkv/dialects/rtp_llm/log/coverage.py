@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hkv.contract.log import Log
 from hkv.dialects.rtp_llm.log import structs
-from hkv.oracle.log_file import Log
 
 RTP_RULES = {
     "hit/none": "a new request finds nothing",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hkv.contract.log import LogFormat
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
 from hkv.dialects.rtp_llm.log.structs import OPERATIONS, RtpHeader
-from hkv.oracle.log_format import LogFormat
 
 SMALLEST_TOKEN = -(2**31)
 """Tokens are hashed as int32, so a log may hold negative ones."""

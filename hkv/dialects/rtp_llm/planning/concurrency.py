@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from hkv.dialects.capacity import Capacity
+from hkv.contract.plan_command import Capacity
 from hkv.dialects.rtp_llm.config import RESERVE_RATIO, reserve_for_ratio
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan

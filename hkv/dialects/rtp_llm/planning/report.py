@@ -6,8 +6,7 @@ import dataclasses
 from fractions import Fraction
 from typing import Any
 
-from hkv.dialects.capacity import Capacity
-from hkv.dialects.plan_command import model_record
+from hkv.contract.plan_command import Capacity, model_record
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan

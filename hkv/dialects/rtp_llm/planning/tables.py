@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from hkv.byte_size import show_bytes
-from hkv.dialects.plan_command import plan_table, print_facts
+from hkv.contract.plan_command import plan_table, print_facts
 
 SHORT_KINDS = {"opaque_kv": "kv", "opaque_state": "state"}
 """RTP-LLM's kinds of blocks, where a table has no room for their names."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from hkv.contract.answer import compare
+from hkv.contract.log import describe
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log.structs import Malloc, MallocOp, RtpAnswer, RtpOp, RtpState
 from hkv.dialects.rtp_llm.schedule.record import RtpRecorder
-from hkv.oracle.check import describe
-from hkv.oracle.compare import compare
 from hkv.replay.difference import Difference, compare_records
 from hkv.replay.difference import compare as compare_values
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from hkv.contract.traffic import Choices
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, NAMES, SINGLE
 from hkv.dialects.rtp_llm.log.configuration import VERSION
 from hkv.dialects.rtp_llm.log.structs import RtpGroup, RtpHeader
 from hkv.errors import ConfigError
-from hkv.testing.choices import Choices
 
 RTP_FEATURES = ("core", "tree", "fork", "connector", "context_parallel", "decode")
 """Features of traffic under RTP-LLM's rules; `docs/oplog.md` explains each."""

@@ -7,7 +7,7 @@ from hkv.dialects.rtp_llm.traffic.traffic import MOST_RUNNING, MOST_WAITING, Rtp
 
 
 class RtpTrafficMoves(RtpTraffic):
-    """Traffic of which each move can be made by itself; see `hkv.testing.moves.Moves`."""
+    """Traffic of which each move can be made by itself; see `hkv.contract.traffic.Moves`."""
 
     def possible(self, move: str) -> bool:
         """True if there is a request that the move can be about, and the configuration is about such moves."""

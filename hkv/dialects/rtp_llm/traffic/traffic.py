@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from hkv.contract.traffic import Choices
 from hkv.dialects.rtp_llm.config import SINGLE
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
-from hkv.testing.choices import Choices
 
 RtpPerform = Callable[[RtpOp], RtpAnswer]
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.attach import Session
 from hkv.dialects.vllm.attach.header import header_from
 from hkv.dialects.vllm.attach.observer import Observer
 from hkv.dialects.vllm.attach.requests import UntellableError
 from hkv.dialects.vllm.config import NAME
 from hkv.errors import ConfigError, HKVError
-from hkv.oracle.attach.session import Session
 
 
 def attach(manager: Any, session: Session, max_in_flight_tokens: int | None = None) -> Observer:
@@ -33,7 +33,7 @@ def attach(manager: Any, session: Session, max_in_flight_tokens: int | None = No
     header = header_from(manager, max_in_flight_tokens)
     registry.dialect_of(NAME).log.check(header)
     try:
-        observer = Observer(manager, header, session.sink(registry.dialect_of(NAME)), session.settings.states)
+        observer = Observer(manager, header, session.sink(registry.dialect_of(NAME)), session.states)
     except UntellableError as reason:
         raise ConfigError("manager", "a manager that is observed", str(reason)) from reason
     session.observe(observer)
@@ -67,7 +67,7 @@ class Attached:
                 session.refuse(type(manager).__name__, "a subclass of KVCacheManager")
                 return
             if not session.draws():
-                session.refuse(type(manager).__name__, f"not drawn: share is {session.settings.share:g}")
+                session.refuse(type(manager).__name__, f"not drawn: share is {session.share:g}")
                 return
             try:
                 attach(manager, session, named.get("max_in_flight_tokens"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hkv.dialects import registry
+from hkv.contract import registry
+from hkv.contract.attach import Sink
 from hkv.dialects.vllm.attach.header import header_from
 from hkv.dialects.vllm.attach.hooks import Hooks
 from hkv.dialects.vllm.attach.requests import Requests, Tracked, UntellableError
@@ -14,7 +15,6 @@ from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Allocation, CacheState, Header, Hit
 from hkv.errors import HKVError
-from hkv.oracle.attach.sink import Sink
 
 DIGEST_EVERY = 64
 """Calls between two digests of the state."""

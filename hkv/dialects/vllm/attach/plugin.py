@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 
-from hkv.dialects import registry
+from hkv.contract import registry
 from hkv.dialects.vllm.attach.attach import Attached, is_attached
 from hkv.dialects.vllm.config import NAME
 from hkv.errors import ConfigError, HKVError

@@ -8,13 +8,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from hkv.contract.attach import fits_a_log
 from hkv.dialects.vllm.attach.sight import Seen, Turn
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
 from hkv.errors import HKVError
 from hkv.keys.chained import DIGESTS, GIVEN, PLAIN, KeyChain
-from hkv.oracle.attach.sink import fits_a_log
 
 
 class UntellableError(Exception):

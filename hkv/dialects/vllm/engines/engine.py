@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from hkv.contract.answer import Failure, attempt_with
+from hkv.contract.events import DEVICE
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import (
@@ -19,8 +21,6 @@ from hkv.dialects.vllm.log.structs import (
     state_digest,
 )
 from hkv.keys.chained import PrefixIdentity, extra_keys
-from hkv.oracle.engine import Failure, attempt_with
-from hkv.oracle.events.wire import DEVICE
 
 
 @runtime_checkable

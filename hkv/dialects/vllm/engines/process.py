@@ -8,16 +8,20 @@ from typing import Any
 
 import msgspec
 
+from hkv.contract.dialect import Process
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, Digest, ExtraKeys, Hit, Rows
-from hkv.oracle.engines.engine_process import EngineProcess
 
 
-class ProcessEngine(EngineProcess):
+class ProcessEngine:
     """A process that performs the operations of vLLM's logs.
 
     Implements `hkv.dialects.vllm.engines.engine.KeyedEngine`.
     """
+
+    def __init__(self, process: Process) -> None:
+        self.perform_as, self.exchange, self.close = process.perform_as, process.exchange, process.close
+        self.lacks = process.lacks
 
     def step(self) -> None:
         """A new scheduling step begins."""

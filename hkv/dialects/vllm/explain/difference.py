@@ -7,14 +7,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hkv.contract.case import Case
+from hkv.contract.log import Log, describe
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.explain.explain import Story
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.keys.chained import GIVEN, PLAIN, PrefixIdentity, block_key, digest_by_name, extra_keys
-from hkv.oracle.check import describe
-from hkv.oracle.log_file import Log
-from hkv.oracle.reduction import Case
 from reference.hits import hit_alignment
 
 EVENT_WORDS = {

@@ -7,6 +7,9 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
+from hkv.contract.answer import Failure
+from hkv.contract.explanation import Event, Explanation, Lack, Resumption, check_there, find_request
+from hkv.contract.log import Log, describe
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
@@ -16,10 +19,6 @@ from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheEvent, Hit, Operation
 from hkv.dialects.vllm.traffic.hit_causes import causes
 from hkv.errors import FileError, HKVError
-from hkv.oracle.check import describe
-from hkv.oracle.engine import Failure
-from hkv.oracle.explain import Event, Explanation, Lack, Resumption, check_there, find_request
-from hkv.oracle.log_file import Log
 from reference import hits
 from reference.dialects.vllm.coordinator import Refusal
 from reference.keys.views import Chain

@@ -3,7 +3,7 @@
 `explore` goes breadth-first over all sequences of operations of a `Space`; `docs/explore.md` says what that covers.
 """
 
-from hkv.dialects.explore_command import Report
+from hkv.contract.explore_command import Report
 from hkv.dialects.vllm.explorer.search import Counterexample, explore
 from hkv.dialects.vllm.explorer.space import MOVES, Space
 

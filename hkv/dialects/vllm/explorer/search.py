@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hkv.dialects.explore_command import Report
+from hkv.contract.explore_command import Report
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hkv.dialects.explore_command import MOST
+from hkv.contract.explore_command import MOST
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError
 from hkv.state.state import Buckets

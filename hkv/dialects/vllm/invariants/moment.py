@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from hkv.contract.invariant import Register
 from hkv.dialects.vllm.config import NAME, VllmConfig
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Hit, Operation, Rows
 from hkv.dialects.vllm.traffic.ledger import Ledger
-from hkv.oracle.invariant import Register
 
 
 class Snapshot:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable
 
+from hkv.contract.invariant import Invariant, Unknown, UnknownError
+from hkv.contract.log import Log
 from hkv.dialects.vllm.engines.engine import Engine, apply
 from hkv.dialects.vllm.engines.process import ProcessEngine
 from hkv.dialects.vllm.invariants.moment import INVARIANTS, KeyBook, Moment, Snapshot
@@ -12,8 +14,6 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.ledger import Ledger
-from hkv.oracle.invariant import Invariant, Unknown, UnknownError
-from hkv.oracle.log_file import Log
 
 PROBES = 2
 """Waiting requests whose hit is compared before and after an operation that fills the cache."""

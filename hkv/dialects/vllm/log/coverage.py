@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hkv.contract.log import Log
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheEvent, Header, Operation
-from hkv.oracle.log_file import Log
 from hkv.spec import KINDS, LayerSpec, spec_from_log
 
 RULES = {

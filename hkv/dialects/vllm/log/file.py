@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hkv.bugs import check_bugs
+from hkv.contract.log import LARGEST, LogFormat, check_answered
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import VERSIONS, to_config
 from hkv.dialects.vllm.log.structs import (
@@ -23,7 +24,6 @@ from hkv.dialects.vllm.log.structs import (
 from hkv.errors import FileError
 from hkv.keys.chained import GIVEN, SEED
 from hkv.limits import MAX_TOKENS
-from hkv.oracle.log_format import LARGEST, LogFormat, check_answered
 from hkv.spec import CLASSES, KINDS, LayerSpec, log_variants
 
 COUNTS = (

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from hkv.contract import answer
+from hkv.contract.answer import Failure, Mismatch, SameNames, States, first_difference
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import (
@@ -23,10 +25,6 @@ from hkv.dialects.vllm.log.structs import (
     Rows,
 )
 from hkv.errors import ConfigError
-from hkv.oracle import compare as oracle
-from hkv.oracle.compare import Mismatch, first_difference
-from hkv.oracle.engine import Failure
-from hkv.oracle.renaming import SameNames, States
 
 NULL = 0
 
@@ -192,7 +190,7 @@ def compare(want: Answer | Failure, got: Answer | Failure, version: int = 2) -> 
             return _compare_events(_events(want), _events(got), version)
         return first_difference(want, got)
 
-    return oracle.compare(want, got, answers)
+    return answer.compare(want, got, answers)
 
 
 def _is_events(answer: Answer) -> bool:

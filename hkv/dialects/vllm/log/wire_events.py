@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hkv.contract.events import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
 from hkv.dialects.vllm.log.structs import CacheEvent, Header
 from hkv.errors import ConfigError
-from hkv.oracle.events.wire import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
 from hkv.spec import spec_from_log
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hkv.dialects.plan_command import sequence_bytes
+from hkv.contract.plan_command import sequence_bytes
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.planning.cache_config import cache_config
 from hkv.dialects.vllm.planning.engine_settings import EngineSettings

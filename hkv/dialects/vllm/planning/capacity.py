@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hkv.dialects.capacity import Capacity
+from hkv.contract.plan_command import Capacity
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.tables import kind_text
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from typing import Any
 
-from hkv.dialects.plan_command import model_record
+from hkv.contract.plan_command import model_record
 from hkv.dialects.vllm.planning.engine_settings import EngineSettings
 from hkv.dialects.vllm.planning.memory import CacheMemory
 from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup

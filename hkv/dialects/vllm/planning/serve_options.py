@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hkv.byte_size import parse_bytes
-from hkv.dialects.plan_command import length_option
+from hkv.contract.plan_command import length_option
 from hkv.dialects.vllm.planning.devices import DEFAULT_DEVICE, DEVICES
 from hkv.dialects.vllm.planning.engine_options import (
     ALL2ALL_BACKENDS,

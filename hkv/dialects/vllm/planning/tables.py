@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.byte_size import show_bytes
-from hkv.dialects.plan_command import plan_table, print_facts
+from hkv.contract.plan_command import plan_table, print_facts
 from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.dialects.vllm.planning.report import runs, waste
 from hkv.dialects.vllm.planning.served import ServedPlan

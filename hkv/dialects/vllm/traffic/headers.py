@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
+from hkv.contract.traffic import Choices, RandomChoices
 from hkv.dialects.vllm import config as vllm
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Header
 from hkv.keys.chained import GIVEN
 from hkv.spec import KINDS, LayerSpec, spec_from_log
-from hkv.testing.choices import Choices, RandomChoices
 
 FEATURES = (
     "core",

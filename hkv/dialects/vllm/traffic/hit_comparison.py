@@ -7,12 +7,12 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.traffic.headers import derive_partial_hits, effective_size
 from hkv.errors import HKVError
 from hkv.model.topology import Topology
 from hkv.spec import KINDS, LayerSpec
-from hkv.testing.choices import Choices
 from reference.dialects.vllm.coordinator import Coordinator, longest_hit
 from reference.dialects.vllm.dialect import VLLM
 from reference.dialects.vllm.manager import Manager

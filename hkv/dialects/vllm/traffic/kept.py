@@ -11,9 +11,9 @@ import pathlib
 
 import msgspec
 
+from hkv.contract.traffic import Kept
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.traffic.headers import with_later_keys
-from hkv.oracle.steering import Kept
 
 PLACE = pathlib.Path(__file__).with_name("kept.jsonl")
 """The file."""

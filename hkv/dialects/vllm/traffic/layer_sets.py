@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from hkv.contract.traffic import Choices, RandomChoices
 from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.layout.orders import Order
 from hkv.spec import CLASSES, LayerSpec, RequestLimits
-from hkv.testing.choices import Choices, RandomChoices
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheState, ConnectorHit, Header, Hit, Operation, Truncated
 from hkv.dialects.vllm.traffic.connector import Connector
@@ -18,7 +19,6 @@ from hkv.dialects.vllm.traffic.prompts import VOCABULARY
 from hkv.dialects.vllm.traffic.traffic import Perform, Request, Traffic
 from hkv.keys.chained import GIVEN, KeyChain, sha256_cbor
 from hkv.spec import LayerSpec
-from hkv.testing.choices import Choices
 
 
 @dataclasses.dataclass

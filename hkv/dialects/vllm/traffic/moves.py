@@ -10,7 +10,7 @@ ABOUT_RUNNING = ("go_on", "finish", "preempt")
 
 
 class TrafficMoves(Traffic):
-    """Traffic of which each move can be made by itself; see `hkv.testing.moves.Moves`."""
+    """Traffic of which each move can be made by itself; see `hkv.contract.traffic.Moves`."""
 
     def possible(self, move: str) -> bool:
         """True if there is a request that the move can be about."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
 from hkv.dialects.vllm.traffic.headers import LONG_ROWS, REACHING, effective_size
 from hkv.spec import spec_from_log
-from hkv.testing.choices import Choices
 
 VOCABULARY = 5
 """Token ids in use; few, so that equal blocks occur by themselves."""

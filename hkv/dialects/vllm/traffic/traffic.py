@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from hkv.contract.traffic import Choices, RandomChoices
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Answer, ExtraKeys, Header, Hit, Operation
@@ -24,7 +25,6 @@ from hkv.dialects.vllm.traffic.headers import (
 )
 from hkv.dialects.vllm.traffic.prompts import Prompts, Text
 from hkv.spec import KINDS
-from hkv.testing.choices import Choices, RandomChoices
 
 __all__ = ["FEATURES", "Choices", "RandomChoices", "Traffic", "draw_header", "drive"]
 

@@ -1,7 +1,7 @@
 """Dialects by the names that log headers use, HKV's own and those that other packages register.
 
 A package registers its dialect through the entry point group `hkv.dialects`: the entry's name is one that headers use,
-its value the place of a subclass of `hkv.dialects.dialect.Dialect`, as `package.module:Class`.
+its value the place of a subclass of `hkv.contract.dialect.Dialect`, as `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 
-from hkv.dialects.dialect import Dialect
+from hkv.contract.dialect import Dialect
 from hkv.errors import ConfigError
 
 GROUP = "hkv.dialects"
@@ -64,7 +64,7 @@ def _instance(place: str) -> Dialect:
     module, _, attribute = place.partition(":")
     made = getattr(importlib.import_module(module), attribute)()
     if not isinstance(made, Dialect):
-        raise TypeError(f"{place} is no hkv.dialects.dialect.Dialect")
+        raise TypeError(f"{place} is no hkv.contract.dialect.Dialect")
     return made
 
 

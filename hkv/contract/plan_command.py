@@ -13,8 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.byte_size import show_bytes
-from hkv.dialects.capacity import Capacity
-from hkv.dialects.option_list import OneOrMore
 from hkv.errors import ConfigError, PlanError, UnsupportedConfigError
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 
@@ -176,3 +174,85 @@ def print_facts(console: Console, report: dict[str, Any], facts: Sequence[tuple[
 def plan_table(title: str) -> Table:
     """An empty table in the style of plans."""
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+# Capacity of a planned cache: one row of the table that `hkv plan` makes of several models or options.
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """Requests and tokens that fit into a planned cache. Sizes in bytes, on one GPU.
+
+    Attributes:
+      max_model_len: tokens of the longest request that the plan is for.
+      token_bytes: bytes that one more token of a sequence adds for good, all layers together.
+      sequence_bytes: bytes that a sequence of the longest length holds beside, for windows, chunks and states.
+      num_blocks: blocks in the pool, those that the engine keeps for itself included.
+      tokens: tokens that the engine says its cache holds.
+      concurrency: requests of the longest length that the engine says fit; None for a model that caches nothing.
+      requests: requests of the longest length that fit when they run through the pool.
+      limiting: kind of layers that hold most of a request's blocks; empty for a model that caches nothing.
+      limiting_share: their share of the request's blocks.
+      limited_by: what keeps the next request out, in words.
+      weights: bytes of weights on a GPU, or None where the memory for the cache was given itself.
+      memory: bytes for the cache on a GPU, or None where the engine's plan does not say.
+      waste: share of a longest request's blocks that holds no layer's bytes: padding, and room up to the widest group.
+    """
+
+    max_model_len: int
+    token_bytes: float
+    sequence_bytes: int
+    num_blocks: int
+    tokens: int
+    concurrency: float | None
+    requests: int
+    limiting: str
+    limiting_share: float
+    limited_by: str
+    waste: float
+    weights: int | None = None
+    memory: int | None = None
+
+
+# Options that take several values, separated by commas: a command then makes a row of each combination.
+
+MOST_VALUES = 64
+"""More values of one option than that are a slip of the pen."""
+
+
+class Several(tuple[Any, ...]):
+    """Values that were given to one option."""
+
+    __slots__ = ()
+
+
+class OneOrMore(click.ParamType):
+    """Values of another type, separated by commas, as a `Several`.
+
+    Args:
+      inner: the type of one.
+
+    Raises:
+      click.BadParameter: no value, one of another type, the same twice, or more than `MOST_VALUES`.
+    """
+
+    def __init__(self, inner: click.ParamType) -> None:
+        self.inner = inner
+        self.name = f"{inner.name},..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Several:
+        if isinstance(value, Several):
+            return value
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+        if len(parts) > MOST_VALUES:
+            self.fail(f"{len(parts)} values, expected at most {MOST_VALUES}.", param, ctx)
+        values = Several(self.inner.convert(part, param, ctx) for part in parts if part != "")
+        if not values or len(values) < len(parts):
+            self.fail(f"{value!r}: expected a value, or several separated by commas.", param, ctx)
+        if len(set(values)) < len(values):
+            self.fail(f"{value!r}: expected no value twice.", param, ctx)
+        return values
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        """The name of a value in the help."""
+        return self.inner.name.upper().replace(" RANGE", "") + ",..."

@@ -1,19 +1,68 @@
-"""Format of a dialect's logs: header and operations as structs, and checks that types cannot make."""
+"""Logs: header and operations as structs, the order in which operations may come, and checks that types cannot make.
+
+A dialect whose rules ask for no more has `PlainHeader`, `PlainOperation`s and `NamedRequests`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from hkv.errors import FileError, HKVError
+from hkv.errors import FileError, HKVError, OperationError
 
 LARGEST = 2**31 - 1
 """Largest token id, block id and count that a log may hold."""
 
+
 _ANYTHING = msgspec.json.Decoder()
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """A log.
+
+    Attributes:
+      path: its origin, as the caller named it.
+      header: the configuration, as its dialect's `log.header`.
+      operations: the operations in order; number `i` stands on line `i + 2`.
+    """
+
+    path: str
+    header: Any
+    operations: tuple[Any, ...]
+
+
+def describe(operation: Any, limit: int = 160) -> str:
+    """One operation on one line, without its answer, shortened."""
+    fields = msgspec.to_builtins(operation)
+    fields.pop("want", None)
+    text = " ".join(f"{name}={_text(value)}" for name, value in fields.items() if name != "op")
+    text = f"{fields['op']} {text}".strip()
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if not isinstance(value, str) else value
+
+
+class Lifecycle(Protocol):
+    """Follows the operations of a log: which may come next, and what a shortened case owes."""
+
+    def follow(self, operation: Any) -> None:
+        """Checks one operation and, as far as that needs no answer, performs it.
+
+        Raises:
+          OperationError: names the field that does not fit what came before; nothing changed.
+        """
+        ...
+
+    def answered(self, operation: Any, answer: Any) -> None:
+        """Takes note of what the answer to an operation decides."""
+        ...
 
 
 class PlainHeader(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -44,6 +93,39 @@ class PlainOperation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, t
     """
 
     answer_type: ClassVar[Any] = None
+
+
+class NamedRequests:
+    """A lifecycle: requests arrive under a name that none has, and end; whatever else names one, it has arrived.
+
+    Args:
+      arrives: the operation by which a request arrives.
+      ends: the operation by which it ends.
+      granted: whether an answer to an arrival lets the request in.
+    """
+
+    def __init__(self, arrives: type, ends: type, granted: Callable[[Any], bool] = lambda answer: True) -> None:
+        self._arrives, self._ends, self._granted = arrives, ends, granted
+        self._names: set[str] = set()
+
+    def follow(self, operation: Any) -> None:
+        """Checks one operation, and ends a request.
+
+        Raises:
+          OperationError: a name that is taken, or one that no request has; nothing changed.
+        """
+        id = getattr(operation, "id", None)
+        if id is None:
+            return
+        if (id in self._names) == isinstance(operation, self._arrives):
+            raise OperationError("id", id, "a name that no request has" if id in self._names else "a request's name")
+        if isinstance(operation, self._ends):
+            self._names.remove(id)
+
+    def answered(self, operation: Any, answer: Any) -> None:
+        """Lets a request in."""
+        if isinstance(operation, self._arrives) and self._granted(answer):
+            self._names.add(operation.id)
 
 
 class LogFormat:

@@ -1,7 +1,7 @@
 """The contract between HKV and a dialect: everything that commands, the oracle, replay and testing ask of one.
 
 A dialect is one folder (or a package of somebody else's) with a subclass of `Dialect`, registered by the names that
-log headers use for it (`hkv.dialects.registry`). Nothing outside the folder names it. Only `names`, `versions`,
+log headers use for it (`hkv.contract.registry`). Nothing outside the folder names it. Only `names`, `versions`,
 `kinds`, `log` and what `check`, `diff` and `record` need has to be written; what a dialect leaves out is refused with
 its name.
 """
@@ -14,41 +14,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hkv.contract.answer import Mismatch, SameNames, compare
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.model.topology import Topology
 from hkv.spec import spec_from_log
 
 if TYPE_CHECKING:
-    from hkv.dialects.explore_command import ExploreCommand
-    from hkv.dialects.plan_command import PlanCommand
-    from hkv.oracle.attach.session import Observed, Session
-    from hkv.oracle.compare import Mismatch
-    from hkv.oracle.explain import Explanation, Resumption
-    from hkv.oracle.invariant import Invariant
-    from hkv.oracle.log_file import Log
-    from hkv.oracle.log_format import LogFormat
-    from hkv.oracle.reduction import Case, ShrinkRules
-    from hkv.oracle.renaming import SameNames
-    from hkv.oracle.steering import Kept
-    from hkv.replay.command import ReplayCommand
-    from hkv.testing.choices import Choices
-    from hkv.testing.moves import Moves
-
-
-class Lifecycle(Protocol):
-    """Follows the operations of a log: which may come next, and what a shortened case owes."""
-
-    def follow(self, operation: Any) -> None:
-        """Checks one operation and, as far as that needs no answer, performs it.
-
-        Raises:
-          OperationError: names the field that does not fit what came before; nothing changed.
-        """
-        ...
-
-    def answered(self, operation: Any, answer: Any) -> None:
-        """Takes note of what the answer to an operation decides."""
-        ...
+    from hkv.contract.attach import Observed, Session
+    from hkv.contract.case import Case, ShrinkRules
+    from hkv.contract.explanation import Explanation, Resumption
+    from hkv.contract.explore_command import ExploreCommand
+    from hkv.contract.invariant import Invariant
+    from hkv.contract.log import Lifecycle, Log, LogFormat
+    from hkv.contract.plan_command import PlanCommand
+    from hkv.contract.traffic import Choices, Kept, Moves
 
 
 class Watch(Protocol):
@@ -67,6 +46,28 @@ class LogWatch(Watch, Protocol):
     """A log under watch; `asked` counts how often each invariant could be asked."""
 
     asked: Mapping[str, int]
+
+
+class Process(Protocol):
+    """A process that performs operations; what it died of or said wrong is an `EngineProcessError`."""
+
+    lacks: tuple[str, ...]
+
+    def perform(self, operation: Any) -> Any:
+        """Has it perform an operation that says itself, in `answer_type`, what it is answered with."""
+        ...
+
+    def perform_as(self, operation: Any, answer_type: Any) -> Any:
+        """Has it perform one operation and reads the answer as that type."""
+        ...
+
+    def exchange(self, fields: dict[str, Any], name: str, answer_type: Any) -> Any:
+        """Sends an operation of that name, as plain values, and reads the answer as that type."""
+        ...
+
+    def close(self) -> None:
+        """Ends it."""
+        ...
 
 
 class Dialect(abc.ABC):
@@ -127,11 +128,9 @@ class Dialect(abc.ABC):
         """The type of the answer to an operation; None where there is none."""
         return operation.answer_type
 
-    def process_engine(self, header: Any, command: str, timeout: float) -> Any:
-        """An engine in a process of its own (`docs/oplog.md`, "The process protocol")."""
-        from hkv.oracle.engines.engine_process import PerformingProcess
-
-        return PerformingProcess(header, command, timeout)
+    def process_engine(self, process: Process) -> Any:
+        """The engine that a process is which performs operations (`docs/oplog.md`, "The process protocol")."""
+        return process
 
     # Comparing
 
@@ -143,8 +142,6 @@ class Dialect(abc.ABC):
           got: the other one.
           version: of the log format.
         """
-        from hkv.oracle.compare import compare
-
         return compare(want, got)
 
     def renaming(self, ids: str, header: Any) -> SameNames:
@@ -153,23 +150,14 @@ class Dialect(abc.ABC):
         Raises:
           ConfigError: the dialect has no such comparison.
         """
-        from hkv.oracle.renaming import SameNames
-
         if ids != "exact":
             raise ConfigError("ids", ids, f"exact: {self.title}'s rules say which block is handed out")
         return SameNames()
 
     @property
-    def shrink_rules(self) -> ShrinkRules:
-        """Rules by which failing cases are made smaller."""
-        from hkv.oracle.reduction import LifecycleRepair, ShrinkRules, fewer_blocks, shorter_lists
-
-        return ShrinkRules(
-            lambda header: LifecycleRepair(self.lifecycle(header)),
-            headers=fewer_blocks,
-            check=self.log.check,
-            operations=shorter_lists,
-        )
+    def shrink_rules(self) -> ShrinkRules | None:
+        """Rules by which failing cases are made smaller; None for those that know no dialect."""
+        return None
 
     def summary(self, header: Any) -> str:
         """The cache of a header in a few words: blocks and groups."""
@@ -230,8 +218,22 @@ class Dialect(abc.ABC):
 
     @property
     def capabilities(self) -> Mapping[str, str]:
-        """Parts of answers that an engine may lack (`hkv.oracle.capabilities`), with their meanings."""
+        """Parts of answers that an engine may lack, with their meanings; only what it has is compared and judged."""
         return MappingProxyType({})
+
+    def lacking(self, engine: Any) -> frozenset[str]:
+        """Capabilities that an engine says it lacks: those that its attribute `lacks` names, if it has one.
+
+        A program that speaks the process protocol answers the header with `{"lacks": [...]}`.
+
+        Raises:
+          ConfigError: the dialect has none of that name.
+        """
+        names = frozenset(getattr(engine, "lacks", ()))
+        if unknown := sorted(names - self.capabilities.keys()):
+            known = ", ".join(self.capabilities) or f"none: {self.title}'s engines have all that they answer"
+            raise ConfigError("lacks", unknown[0], f"some of {known}")
+        return names
 
     def without(self, answer: Any, lacks: frozenset[str]) -> Any:
         """An answer but for what belongs to these capabilities, in a form that `compare` takes."""
@@ -259,15 +261,11 @@ class Dialect(abc.ABC):
         """
         raise self.lacks("invariants of logs")
 
-    def explain(self, log: Log, line: int, request: str | None) -> Explanation:
-        """Account of a request up to a line of a log, and the reason why its hit is not longer.
-
-        Raises:
-          UnsupportedConfigError: the dialect gives no such account.
-        """
-        from hkv.oracle.explain import account
-
-        return account(log, line, request)
+    def explain(self, log: Log, line: int, request: str | None) -> Explanation | None:
+        """Account of a request up to a line of a log, and the reason why its hit is not longer; None where
+        `resumptions` and the answers of its engine say it."""
+        del log, line, request
+        return None
 
     def difference(self, case: Case) -> str:
         """Sentence about the answer at which two engines differ, saying what is wrong; empty where there is no more to
@@ -348,8 +346,8 @@ class Dialect(abc.ABC):
         """
         raise self.lacks("an explorer")
 
-    def replay_command(self) -> ReplayCommand:
-        """The dialect's part of `hkv replay`.
+    def replay_command(self) -> Any:
+        """The dialect's part of `hkv replay`, a `hkv.replay.command.ReplayCommand`.
 
         Raises:
           UnsupportedConfigError: the dialect replays no traces.

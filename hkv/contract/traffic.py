@@ -1,10 +1,10 @@
-"""Sources of decisions for random configurations and traffic."""
+"""Random traffic: sources of decisions, moves, and configurations that are kept for what they reach."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -43,3 +43,26 @@ class RandomChoices:
 
     def pick(self, sequence: Sequence[T]) -> T:
         return self._random.choice(sequence)
+
+
+class Moves(Protocol):
+    """Random traffic that is made move by move."""
+
+    def possible(self, move: str) -> bool:
+        """True if a move can be made now."""
+        ...
+
+    def make(self, move: str) -> None:
+        """Makes a move: draws what it needs, and has its operations performed."""
+        ...
+
+
+STEERED = "steered"
+"""Feature of traffic under kept configurations."""
+
+
+class Kept(NamedTuple):
+    """A configuration, and the seed of the traffic that reached something rare under it."""
+
+    header: Any
+    seed: int

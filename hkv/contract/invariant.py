@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from hkv.errors import OperationError
@@ -149,3 +149,8 @@ def describe_briefly(operation: object) -> str:
     """An operation in a few words."""
     name = type(operation).__name__.removesuffix("Op").lower()
     return f"{name} {getattr(operation, 'id', '')}".strip()
+
+
+def judged(invariants: Iterable[Invariant], lacks: frozenset[str]) -> list[Invariant]:
+    """The invariants that can be asked of an engine with these lacks."""
+    return [invariant for invariant in invariants if not lacks.intersection(invariant.needs)]

@@ -1,0 +1,80 @@
+"""Observation of live caches: who observes one, what takes its operations, and where they go in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hkv.contract.log import LARGEST
+
+
+class Observed(Protocol):
+    """A live cache under observation."""
+
+    def close(self) -> None:
+        """Says its last state and ends the observation; the cache goes on."""
+        ...
+
+
+class Sink(Protocol):
+    """Takes what a live cache was asked and answered."""
+
+    def calls_to(self, perform: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Has calls of the cache performed.
+
+        Args:
+          perform: says the operations of one call to this sink.
+
+        Returns:
+          A function that takes a call, in the cache's own thread. Calls are performed in order, now or later.
+        """
+        ...
+
+    def step_ends(self) -> None:
+        """The cache is done with a step; the model runs now."""
+        ...
+
+    def begin(self, header: Any) -> None:
+        """The configuration; comes first, and once."""
+        ...
+
+    def operation(self, operation: Any, answer: Any) -> None:
+        """An operation that the cache performed, and its answer, None for none."""
+        ...
+
+    def close(self) -> None:
+        """No call follows."""
+        ...
+
+
+class Session(Protocol):
+    """All live caches that one process observes.
+
+    Attributes:
+      states: the states that are told: `none`, `end`, `digest`, `step` or `all`.
+      share: of the caches, those that are observed.
+    """
+
+    states: str
+    share: float
+
+    def draws(self) -> bool:
+        """True if the next cache is one of those."""
+        ...
+
+    def sink(self, dialect: Any) -> Sink:
+        """Sink for the operations of the next cache."""
+        ...
+
+    def observe(self, observed: Observed) -> None:
+        """Remembers a cache under observation, to close it at the end."""
+        ...
+
+    def refuse(self, what: str, reason: str) -> None:
+        """Notes a cache that cannot be observed, and why."""
+        ...
+
+
+def fits_a_log(tokens: list[int]) -> bool:
+    """True if token ids fit the integers of a log."""
+    return not tokens or (min(tokens) >= -LARGEST - 1 and max(tokens) <= LARGEST)
