@@ -117,6 +117,8 @@ class Traffic:
         self._crowds = self._loads and not self._recurrent and not all(self._sparse[1:])
         self._copying = copies_states(self._config)
         self._follows = self._sharing and self._copying and bool(self._recurrent)
+        exports = any(group.get("num_prefill_checkpoint_blocks") for group in self._recurrent)
+        self._exports_last = exports and header.retention_interval == 0
         self._looks_again = careful and looks_again(header) and LATER_KEY not in header.bugs
         self._begins_inside = careful and begins_inside(header) and BEGUN_KEY not in header.bugs
 
@@ -337,7 +339,7 @@ class Traffic:
             "shared_prefix": self._draw_boundary(request, found.shared_prefix),
             **({} if rows is None else {"rows": rows}),
         }
-        if self._sharing and not uncounted and choices.chance(20):
+        if self._sharing and not uncounted and choices.chance(70 if self._ends_inside(hit) else 20):
             admitted = self._take_at_edge(request, new, fields)
         else:
             admitted = self._take(request, new, reserved=reserved, **fields)
@@ -353,14 +355,16 @@ class Traffic:
     def _is_copied_unwritten(self, request: Request, hit: int) -> bool:
         """True if the hit may end inside a block that this step writes, which vLLM copies at once
         (`copied-before-written`)."""
-        config = self._config
-        if not (config.partial_hits and hit) or "copied-before-written" in config.bugs:
-            return False
-        if not any(
-            hit % config.block_size(group) for group, spec in enumerate(config.topology.specs) if spec.reads_all
-        ):
+        if not self._ends_inside(hit) or "copied-before-written" in self._config.bugs:
             return False
         return any(start <= hit and other.tokens[:hit] == request.tokens[:hit] for other, start in self._writing)
+
+    def _ends_inside(self, hit: int) -> bool:
+        """True if a hit ends inside a block of full attention, of which the request then needs a copy."""
+        sizes = (
+            self._config.block_size(group) for group, spec in enumerate(self._config.topology.specs) if spec.reads_all
+        )
+        return self._config.partial_hits and any(hit % size for size in sizes)
 
     def _look_up(self, request: Request, again: bool = False) -> Hit:
         """The hit of a request; `again`: as it was asked for last, for an allocation owes the lookup before it."""
@@ -400,6 +404,10 @@ class Traffic:
     def _drawn_tokens(self, request: Request, start: int, drafts: bool) -> int:
         choices = self._choices
         left = len(request.tokens) - start
+        least = max(request.prompt, start + 1)
+        if self._exports_last and least < len(request.tokens) - 1 and choices.chance(60):
+            # A chunk that ends in the output of a request that comes back: its last one alone exports a state.
+            return choices.integer(least, len(request.tokens) - 2) - start
         boundary = (request.prompt - 1) // self._header.hash_block_size * self._header.hash_block_size
         if self._sharing and start < boundary and choices.chance(35):
             return boundary - start  # where the same prompt resumes
