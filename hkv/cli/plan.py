@@ -213,6 +213,9 @@ def command(
         _fewest(planners[chosen[0]], configs, requests, memory, options, json_path)
         return
     if trace_path is not None or prompt is not None:
+        if not planners[chosen[0]].replays_workloads:
+            expected = f"nothing with --dialect {chosen[0]}, whose plan does not say how steps are made"
+            refuse_given(["trace_path", "prompt"], expected)
         if trace_path is not None and prompt is not None:
             raise ConfigError("--prompt", prompt, "none beside --trace, which says all of it")
         from hkv.cli.workload import Drawn  # NumPy and JAX: a plan does without

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -75,6 +75,9 @@ class PlanCommand(abc.ABC):
         """
         expected = "one model and one value of each option with this dialect, whose plan has no concurrency"
         raise UnsupportedConfigError("table, --csv or --plot", options["config"], expected)
+
+    replays_workloads: ClassVar[bool] = False
+    """True if a replay can run on the planned cache, steps and requests at once: the plan says all of them."""
 
     def serve_line(self, options: dict[str, Any], engines: int) -> str:
         """The command that starts so many engines of `options["config"]`; empty of a dialect that has none."""

@@ -126,6 +126,7 @@ ROWS = [
     ),
     *_rows(f"plan {MODEL} --memory 80GiB", '--speculative-config {"method":"ngram","num_speculative_tokens":3}'),
     *_rows(PLAN_WINDOWS, f"--draft {DRAFT}"),
+    *_rows("plan {in}/unknown-field.json --memory 80GiB", "--ignore-field a_field_that_nobody_reads", "--strict"),
     *_rows("plan tests/data/models/deepseek_v4.json --memory 80GiB --no-hybrid", "--bugs latent-window-promotion"),
     *_rows(f"{PLAN_RTP} --draft {DRAFT}", "--draft-modules 2"),
     *_rows(
@@ -139,9 +140,16 @@ ROWS = [
         "--num-gpu-blocks-override 7;--max-num-seqs 7;--max-num-batched-tokens 4096;--async-scheduling;"
         "--enable-chunked-prefill;--performance-mode balanced;--usage-context LLM_CLASS;--speculative-config {};"
         "--prefix-match-unit 16;--dp 2;--ep;--all2all-backend moonep;--gdn-prefill-backend triton;"
-        "--kda-prefill-backend triton",
+        "--kda-prefill-backend triton;--trace {in}/trace.jsonl;--prompt 300;--answer 20;--shared 50%;"
+        "--requests-per-second 5;"
+        "--target-hit-rate 50%",
     ),
-    *_rows(f"{PLAN_RTP} --max-model-len 4096", "--reserve-ratio 50"),
+    *_rows(
+        "plan {in}/unknown-field.json --memory 80GiB --dialect rtp-llm",
+        "--ignore-field a_field_that_nobody_reads",
+        "--strict",
+    ),
+    *_rows(f"{PLAN_RTP} --max-model-len 4096", "--reserve-ratio 50;--requests 7"),
     *_rows(
         PLAN_RTP_POOLS,
         "--role decode;--linear-step 4;--pinned-pools;--explicit-blocks hca_state=50",

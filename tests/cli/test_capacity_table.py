@@ -96,7 +96,7 @@ def test_a_refused_combination_is_a_row_with_its_reason() -> None:
 
 
 def test_what_all_rows_are_refused_for_is_the_commands_own_error(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ConfigError, match="kv_dtype"):
+    with pytest.raises(ConfigError, match="kv_cache_dtype"):
         run("llama-3.1-8b", "llama-3.2-1b", "--kv-cache-dtype", "float3")
     with pytest.raises(PlanError, match="memory"):
         run("llama-3.1-8b", "--csv", str(tmp_path / "x.csv"), memory="1MiB")

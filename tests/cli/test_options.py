@@ -110,6 +110,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (folder / "wrong.py").write_text(ENGINES)
     for name, content in SOURCES.items():
         (folder / name).write_text(content)
+    unknown = json.loads((MODELS / "llama.json").read_text()) | {"a_field_that_nobody_reads": 1}
+    (folder / "unknown-field.json").write_text(json.dumps(unknown))
     write_recording(folder / "events.bin", [Message(number, data) for number, data in enumerate(PAYLOADS)])
     stored = (BlockStored([n], None, [n, n], 2, None, "GPU", None, group_idx=n) for n in (0, 1))
     write_recording(folder / "groups.jsonl", [Message(0, encode_batch(Batch(0.0, tuple(stored))))])

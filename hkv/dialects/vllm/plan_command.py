@@ -30,6 +30,8 @@ from hkv.request_length import parse_length
 class VllmPlanCommand(PlanCommand):
     """One pool of blocks, what fits, and what vLLM says at start-up. Options are `vllm serve`'s, and its defaults."""
 
+    replays_workloads = True
+
     def options(self) -> Sequence[click.Option]:
         return (*memory_options(), *batch_options(), *cache_options(), *parallel_options())
 
