@@ -28,7 +28,7 @@ FLOORS = (
     ("model", "layout", "machine"),
     ("contract", "paged"),
     ("dialects.*.config", "dialects.*.kinds", "dialects.*.rules", "dialects.*.machine"),
-    ("dialects.*.planning", "dialects.*.weights", "dialects.*.planned_cache"),
+    tuple(f"dialects.*.{room}" for room in ("planning", "weights", "planned_cache", "planned", "pages", "addresses")),
     ("cache", "chunks", "mesh", "cluster"),
     ("serving", "oracle"),
     ("replay", "testing"),
@@ -144,7 +144,7 @@ def main() -> None:
     print(f"circles: {len(found)}, of {sum(map(len, found))} modules; arrows that run back up: {len(arrows)}")
     for circle in found:
         print("  circle of", len(circle), *circle)
-    print(*(f"  {arrow}" for arrow in arrows if "--arrows" in sys.argv), sep="\n", end="")
+    print(*(f"  {arrow}" for arrow in arrows if "--arrows" in sys.argv), sep="\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from hkv.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from hkv import testing
     from hkv.cache.cache import Cache, allocate, arrive, cache_config, finish, free, init, longest_hit, step
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from hkv.replay.sweep_verb import compare, sweep
     from hkv.replay.verb import replay_trace
     from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Cache",

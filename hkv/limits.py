@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from hkv.errors import ConfigError, HKVError
+from hkv.errors import ConfigError, HKVError, SpecError
 
 MAX_TOKENS = 2**31 - 1
 """Tokens of a block, window, chunk, step or request, and elements of a head: positions are int32 on a device."""
@@ -74,3 +74,20 @@ def check_whole(name: str, value: object, least: int, most: int, error: type[HKV
     """
     if type(value) is not int or not least <= value <= most:
         raise error(name, value, f"an integer from {least} to {most}")
+
+
+def check_positive(spec: object, *names: str, most: int = MAX_TOKENS) -> None:
+    """Raise SpecError unless each named attribute of `spec` is an int of at least 1 and at most `most`."""
+    _check(spec, 1, most, "a positive integer", names)
+
+
+def check_not_negative(spec: object, *names: str, most: int = MAX_TOKENS) -> None:
+    """Raise SpecError unless each named attribute of `spec` is an int of at least 0 and at most `most`."""
+    _check(spec, 0, most, "a non-negative integer", names)
+
+
+def _check(spec: object, least: int, most: int, expected: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        if type(value) is not int or not least <= value <= most:
+            raise SpecError(f"{type(spec).__name__}.{name}", value, f"{expected}, at most {most}")

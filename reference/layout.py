@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import AttentionSpec, LayerSpec, attention_of
 from hkv.spec.dtypes import item_bytes
 
 Coordinate = tuple[int, int, int, int, int]
@@ -81,7 +81,7 @@ def element_addresses(spec: LayerSpec, cells: dict[Coordinate, int], states_per_
       states_per_page: states in the page a kernel sees.
     """
     found: dict[Element, int] = {}
-    attention = spec.attention
+    attention = attention_of(spec)
     if attention is not None and attention.quantization in PLANES:
         pages: dict[tuple[int, int, int], list[int]] = {}
         for (layer, block, _, state, _), address in cells.items():
@@ -120,9 +120,9 @@ def cell_fields(spec: LayerSpec) -> list[tuple[str, str, int]]:
     if spec.state_tensors:
         shapes = spec.state_tensors
         return [(f"state{i}", dtype, math.prod(shape)) for i, (shape, dtype) in enumerate(shapes)]
-    if spec.attention is None:
+    if (attention := attention_of(spec)) is None:
         return [("entry", "uint8", spec.content_bytes)]
-    spec = spec.attention
+    spec = attention
     keys, values, name = spec.head_size, spec.value_size, spec.quantization
     if name == "fp8_ds_mla":
         return [("latent", "float8_e4m3fn", 512), ("scale", "float32", 4), ("rope", "bfloat16", 64)]

@@ -211,7 +211,7 @@ def _blame_foreign_reference(error: ModuleNotFoundError) -> int:
     """Complains of another package called `reference` that hides HKV's, where that is why a part of it is missing."""
     if (error.name or "").partition(".")[0] != "reference":
         return _admit(error)
-    from hkv.oracle.engines.reference_package import check_reference
+    from hkv.version import check_reference
 
     try:
         check_reference()

@@ -23,7 +23,7 @@ from hkv.layout.content import QUANTIZATIONS, quantize
 from hkv.layout.picture import levels
 from hkv.layout.resolution import ENVIRONMENT, resolve
 from hkv.limits import MAX_BYTES, MAX_TOKENS
-from hkv.spec import CLASSES, LayerSpec, spec_from_text
+from hkv.spec import CLASSES, LayerSpec, attention_of, spec_from_text
 from hkv.spec.dtypes import item_bytes
 
 SIZE = click.IntRange(1, MAX_TOKENS)
@@ -178,7 +178,7 @@ def _spec(text: str, **given: Any) -> LayerSpec:
         if names != spec.layout_options:
             refuse_given(names, f"nothing with a layer of kind {spec.short_name}")
     padded = given["page_size"]
-    if (attention := spec.attention) is None:
+    if (attention := attention_of(spec)) is None:
         states = [_state(state) for state in given["states"]]
         return spec.sized(page_size=padded, entry_bytes=given["entry_bytes"], states=states)
     changes: dict[str, Any] = {

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-T = TypeVar("T")
+from hkv.spec.draw import Draw, T
 
-
-class Choices(Protocol):
-    """A source of decisions. Small integers and early elements count as simple, for sources that can shrink."""
-
-    def integer(self, low: int, high: int) -> int:
-        """An integer from `low` to `high`, both included."""
-        ...
-
-    def chance(self, percent: int) -> bool:
-        """True in about `percent` of 100 cases."""
-        ...
-
-    def pick(self, sequence: Sequence[T]) -> T:
-        """One element of a sequence that has some."""
-        ...
+Choices = Draw
+"""A source of decisions."""
 
 
 class RandomChoices:

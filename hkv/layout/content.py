@@ -10,7 +10,7 @@ import dataclasses
 import math
 
 from hkv.errors import LayoutError
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import AttentionSpec, LayerSpec, attention_of
 from hkv.spec.dtypes import item_bytes
 
 
@@ -134,7 +134,7 @@ def content_parts(spec: LayerSpec, states: int) -> tuple[Part, ...]:
       spec: cache description of the layer.
       states: states in the page a kernel sees, which is a piece of the manager's block when that is split.
     """
-    if (attention := spec.attention) is None:
+    if (attention := attention_of(spec)) is None:
         return _other_parts(spec)
     parts = _planes(attention, states) or _cell_parts(_fields(attention))
     if any(part.strides is not None for part in parts) or parts[-1].offset + parts[-1].nbytes == spec.content_bytes:

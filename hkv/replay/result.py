@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-import hkv
 from hkv.columns import Columns
 from hkv.replay import summary
 from hkv.replay.advice import advice
@@ -16,6 +15,7 @@ from hkv.replay.attribution import as_plain
 from hkv.replay.ceilings import Ceiling
 from hkv.replay.record import RequestRecord
 from hkv.replay.run import Outcome
+from hkv.version import __version__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ def document(
     """Everything, for `--json`. Requests and steps are columns: name to one value each."""
     result = result_of(outcome, engine)
     return {
-        "hkv": hkv.__version__,
+        "hkv": __version__,
         "options": dict(options),
         "totals": result.totals,
         "groups": summary.groups(outcome),

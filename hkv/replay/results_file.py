@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-import hkv
 from hkv.errors import FileError
 from hkv.input_file import decode_json
 from hkv.replay.points import Point
 from hkv.replay.sweep import Row
 from hkv.replay.traces.interned import InternedTrace
+from hkv.version import __version__
 
 NOT_ASKED = ("trace", "json_path", "plot_path", "check", "ceilings")
 """Options that say nothing about what a replay finds; the trace is known by its content."""
@@ -50,7 +50,7 @@ class ResultsFile:
     def _key(self, point: Point) -> str:
         asked = {name: value for name, value in point.options.items() if name not in NOT_ASKED}
         depends = (
-            hkv.__version__,
+            __version__,
             self._trace,
             sorted(asked.items()),
             point.timing,

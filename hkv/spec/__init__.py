@@ -7,7 +7,7 @@ kind of layer needs no line here.
 import importlib
 import pkgutil
 
-from hkv.spec.attention import AttentionSpec, KernelPages
+from hkv.spec.attention import AttentionSpec, KernelPages, attention_of
 from hkv.spec.chunked_local import ChunkedLocal
 from hkv.spec.cross_attention import CrossAttention
 from hkv.spec.full_attention import FullAttention
@@ -42,6 +42,7 @@ __all__ = [
     "RequestLimits",
     "SlidingWindow",
     "SlidingWindowMLA",
+    "attention_of",
     "is_cp_sharded",
     "is_uniform_type",
     "log_variants",

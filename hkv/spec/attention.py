@@ -9,9 +9,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
-from hkv.limits import MAX_BYTES, MAX_TOKENS
+from hkv.limits import MAX_BYTES, MAX_TOKENS, check_positive
 from hkv.spec.dtypes import item_bytes
-from hkv.spec.layer import Draw, LayerSpec, MergeError, check_positive
+from hkv.spec.layer import Draw, LayerSpec, MergeError
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits
@@ -102,11 +102,6 @@ class AttentionSpec(LayerSpec):
         if isinstance(alignment, KernelPages) and self.tokens_per_state > math.gcd(alignment.tokens, self.block_size):
             expected = f"kernel pages that hold a state of {self.tokens_per_state} tokens"
             raise SpecError("block_stride_alignment", alignment, expected)
-
-    @property
-    def attention(self) -> AttentionSpec:
-        """The layer itself."""
-        return self
 
     @classmethod
     def draw_geometry(cls, choices: Draw) -> dict[str, Any]:
@@ -244,6 +239,11 @@ class AttentionSpec(LayerSpec):
     def shards(self, context_parallel: int) -> int:
         """Ranks that split this layer's tokens among them."""
         return context_parallel if self.cp_sharded else 1
+
+
+def attention_of(spec: LayerSpec) -> AttentionSpec | None:
+    """The layer with the geometry that all attention has, where it has that; else None."""
+    return spec if isinstance(spec, AttentionSpec) else None
 
 
 ATTENTION_FIELDS = tuple(field.name for field in dataclasses.fields(AttentionSpec) if field.compare)

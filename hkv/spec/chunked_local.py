@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hkv.limits import check_positive
 from hkv.spec.attention import AttentionSpec
 from hkv.spec.full_attention import FullAttention
-from hkv.spec.layer import Draw, LayerSpec, check_positive
+from hkv.spec.layer import Draw, LayerSpec
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hkv.limits import check_positive
 from hkv.spec.attention import AttentionSpec
-from hkv.spec.layer import Draw, LayerSpec, check_positive
+from hkv.spec.layer import Draw, LayerSpec
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits

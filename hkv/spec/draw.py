@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Draw(Protocol):
-    """Source of random decisions (`hkv.contract.traffic.Choices`)."""
+    """A source of decisions. Small integers and early elements count as simple, for sources that can shrink."""
 
     def integer(self, low: int, high: int) -> int:
         """A number from `low` to `high`, both included."""
@@ -17,6 +19,6 @@ class Draw(Protocol):
         """True in about `percent` of a hundred cases."""
         ...
 
-    def pick(self, sequence: Sequence[Any]) -> Any:
+    def pick(self, sequence: Sequence[T]) -> T:
         """One element of a sequence that has some."""
         ...

@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
-from hkv.limits import MAX_TOKENS
+from hkv.limits import check_positive
 from hkv.spec.draw import Draw
 
 if TYPE_CHECKING:
-    from hkv.spec.attention import AttentionSpec
     from hkv.spec.limits import RequestLimits
 
 KINDS: dict[str, type[LayerSpec]] = {}
@@ -25,23 +24,6 @@ CLASSES: dict[str, type[LayerSpec]] = {}
 
 class MergeError(SpecError):
     """Layers cannot share one group because a property that a group has once differs between them."""
-
-
-def check_positive(spec: object, *names: str, most: int = MAX_TOKENS) -> None:
-    """Raise SpecError unless each named attribute of `spec` is an int of at least 1 and at most `most`."""
-    _check(spec, 1, most, "a positive integer", names)
-
-
-def check_not_negative(spec: object, *names: str, most: int = MAX_TOKENS) -> None:
-    """Raise SpecError unless each named attribute of `spec` is an int of at least 0 and at most `most`."""
-    _check(spec, 0, most, "a non-negative integer", names)
-
-
-def _check(spec: object, least: int, most: int, expected: str, names: tuple[str, ...]) -> None:
-    for name in names:
-        value = getattr(spec, name)
-        if type(value) is not int or not least <= value <= most:
-            raise SpecError(f"{type(spec).__name__}.{name}", value, f"{expected}, at most {most}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,11 +140,6 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         check_positive(self, "block_size")
-
-    @property
-    def attention(self) -> AttentionSpec | None:
-        """The layer with the geometry that all attention has, where it `attends`; else None."""
-        return None
 
     def reads(self, n: int) -> tuple[range, ...]:
         """Token positions that the query at `n` reads, as ranges in order: what `readable` says, and what lies before.

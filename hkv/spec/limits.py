@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hkv.errors import SpecError
-from hkv.limits import MAX_RANKS
-from hkv.spec.layer import check_positive
+from hkv.limits import MAX_RANKS, check_positive
 
 MAMBA_MODES = ("align", "none")
 """`align`: states are kept at block boundaries for reuse; `none`: one running state (vLLM 0.33 `mamba_cache_mode`)."""

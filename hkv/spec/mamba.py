@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
-from hkv.limits import MAX_BYTES
+from hkv.limits import MAX_BYTES, check_not_negative, check_positive
 from hkv.spec.dtypes import item_bytes
-from hkv.spec.layer import Draw, LayerSpec, check_not_negative, check_positive
+from hkv.spec.layer import Draw, LayerSpec
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits

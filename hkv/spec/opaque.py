@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from hkv.limits import MAX_BYTES
-from hkv.spec.layer import Draw, LayerSpec, check_positive
+from hkv.limits import MAX_BYTES, check_positive
+from hkv.spec.layer import Draw, LayerSpec
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits

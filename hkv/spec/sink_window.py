@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hkv.limits import check_positive
 from hkv.spec.attention import AttentionSpec
-from hkv.spec.layer import Draw, LayerSpec, check_positive
+from hkv.spec.layer import Draw, LayerSpec
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits

@@ -8,9 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
+from hkv.limits import check_not_negative, check_positive
 from hkv.spec.attention import AttentionSpec
 from hkv.spec.full_attention import FullAttention
-from hkv.spec.layer import Draw, LayerSpec, check_not_negative, check_positive
+from hkv.spec.layer import Draw, LayerSpec
 
 if TYPE_CHECKING:
     from hkv.spec.limits import RequestLimits

@@ -34,7 +34,7 @@ class Tails(Traffic):
 
 
 def drive_tails(header: Header, choices: Choices, perform: Perform, steps: int) -> None:
-    """As `hkv.dialects.vllm.traffic.traffic.drive`."""
+    """As `hkv.dialects.vllm.traffic.live.drive`."""
     traffic = Tails(header, choices, perform)
     for _ in range(steps):
         traffic.step()

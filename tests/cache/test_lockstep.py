@@ -15,7 +15,8 @@ from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
-from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header, drive
+from hkv.dialects.vllm.traffic.live import drive
+from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header
 from hkv.spec import spec_from_text
 from hkv.testing.strategies import HypothesisChoices
 from tests.cache.tails import drive_tails

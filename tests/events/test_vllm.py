@@ -66,7 +66,7 @@ def traffic(feature: str) -> tuple:
     from hkv.dialects.vllm.engines.engine import apply
     from hkv.dialects.vllm.engines.installed import InstalledVllmEngine
     from hkv.dialects.vllm.log.structs import EventsOp
-    from hkv.dialects.vllm.traffic.traffic import drive
+    from hkv.dialects.vllm.traffic.live import drive
     from hkv.oracle.record import draw
 
     for seed in range(50):

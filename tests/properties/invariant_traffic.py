@@ -9,7 +9,7 @@ from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
-from hkv.dialects.vllm.traffic.traffic import drive
+from hkv.dialects.vllm.traffic.live import drive
 
 SEEDS = 64
 

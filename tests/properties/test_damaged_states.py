@@ -16,7 +16,7 @@ from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheState, Operation
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
-from hkv.dialects.vllm.traffic.traffic import drive
+from hkv.dialects.vllm.traffic.live import drive
 
 SEEDS, WANTED = range(400), 12
 """Examples to look at, and moments of each kind of damage that are wanted."""

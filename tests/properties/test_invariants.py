@@ -19,7 +19,7 @@ from hkv.dialects.vllm.log.configuration import to_config, to_header
 from hkv.dialects.vllm.log.structs import Answer, Operation
 from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.dialects.vllm.traffic.hit_comparison import make_config
-from hkv.dialects.vllm.traffic.traffic import drive
+from hkv.dialects.vllm.traffic.live import drive
 from hkv.model.topology import Topology
 from hkv.spec import FullAttention, Mamba, OpaqueState
 from hkv.testing.strategies import HypothesisChoices, headers

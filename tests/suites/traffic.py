@@ -9,7 +9,7 @@ import msgspec
 from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
-from hkv.dialects.vllm.traffic.traffic import drive
+from hkv.dialects.vllm.traffic.live import drive
 from tests.suites.history import HistorySuite
 from tests.suites.watched import WATCHED
 

@@ -15,7 +15,8 @@ from hkv.dialects.vllm.log.configuration import to_config, to_header
 from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Answer, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import MANAGER_BUGS
-from hkv.dialects.vllm.traffic.traffic import FEATURES, RandomChoices, draw_header, drive
+from hkv.dialects.vllm.traffic.live import drive
+from hkv.dialects.vllm.traffic.traffic import FEATURES, RandomChoices, draw_header
 from hkv.errors import ConfigError
 from hkv.oracle.check import answers
 from hkv.oracle.record import Recording, differ, record

@@ -128,7 +128,7 @@ class VllmDialect(Dialect):
         return draw_header(choices, feature, version, kinds)
 
     def drive(self, header: Header, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
-        from hkv.dialects.vllm.traffic.traffic import drive
+        from hkv.dialects.vllm.traffic.live import drive
 
         drive(header, choices, perform, steps)
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hkv.model.huggingface.decoder import Decoder
     from hkv.model.huggingface.model import Model
 
 
@@ -31,7 +30,7 @@ class Family:
 
     Attributes:
       name: the model's name, for people.
-      read: makes the layers, from a decoder that knows this family's fields.
+      read: makes the layers, from a `Decoder` that knows this family's fields.
       fields: every field that decides, and what the config class of transformers 5.20 (else of vLLM 0.33, else the
         model class's own reading) puts where the file has none: a value, None for "derived or absent", or `REQUIRED`.
       inert: fields of this family's config class, beside those of all families, on which no byte depends.
@@ -40,7 +39,7 @@ class Family:
     """
 
     name: str
-    read: Callable[[Decoder], Model]
+    read: Callable[[Any], Model]
     fields: Mapping[str, Any]
     inert: frozenset[str] = frozenset()
     only: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from hkv.errors import PlanError
 from hkv.limits import MAX_TOKENS
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import AttentionSpec, LayerSpec, attention_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Model:
     @property
     def attention_specs(self) -> list[AttentionSpec]:
         """Descriptions of the layers that keep keys, in the layers' order."""
-        return [spec.attention for spec in self.specs.values() if spec.attention is not None]
+        return [spec for spec in map(attention_of, self.specs.values()) if spec is not None]
 
     @property
     def encoder_tokens(self) -> int:

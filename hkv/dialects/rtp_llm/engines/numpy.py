@@ -9,7 +9,7 @@ from typing import Any
 from hkv.dialects.rtp_llm.engines.engine import check_unused, taken
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
-from hkv.oracle.engines.reference_package import check_reference
+from hkv.version import check_reference
 
 VERDICTS = ("granted", "permanent", "retryable", "internal_error")
 """Names of the verdicts in logs, by their number."""

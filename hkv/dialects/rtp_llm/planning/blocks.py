@@ -10,7 +10,7 @@ from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, op
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes, indexer_scale_bytes, linear, mha, mla
 from hkv.errors import PlanError
-from hkv.spec import AttentionSpec, LayerSpec
+from hkv.spec import AttentionSpec, LayerSpec, attention_of
 
 KERNEL_MULTIPLE = 128
 """Tokens of which the kernel blocks of compressed caches are a multiple (RTP-LLM)."""
@@ -38,23 +38,23 @@ def block_of(
         return _opaque(region, options)
     if spec.snapshot:
         return _linear(spec, options)
-    if spec.attention is None:
+    if (attention := attention_of(spec)) is None:
         raise PlanError("spec", spec, "attention, a recurrent state or an opaque region under RTP-LLM")
-    spec = spec.attention
     if spec.sinks:
         raise PlanError("sinks", spec.sinks, "0: a SWA group keeps a sequence's end under RTP-LLM, not its beginning")
     if spec.most_read and options.slicing_ranks > 1:
         expected = "1 with windows that no description sizes for all ranks: their blocks hold one rank's tokens"
         raise PlanError("context-parallel ranks", options.slicing_ranks, expected)
-    if spec.single_vector:
-        return _mla(spec, latent_sizes, indexer_size)
-    if spec.value_size != spec.head_size:
-        raise PlanError("head_size_v", spec.value_size, f"{spec.head_size}: keys and values of one size under RTP-LLM")
+    if attention.single_vector:
+        return _mla(attention, latent_sizes, indexer_size)
+    if attention.value_size != attention.head_size:
+        expected = f"{attention.head_size}: keys and values of one size under RTP-LLM"
+        raise PlanError("head_size_v", attention.value_size, expected)
     return mha(
-        heads=spec.num_kv_heads,
-        head_dim=spec.head_size,
-        block_size=spec.block_size,
-        dtype=element_of(spec),
+        heads=attention.num_kv_heads,
+        head_dim=attention.head_size,
+        block_size=attention.block_size,
+        dtype=element_of(attention),
         tensor_parallel=options.tensor_parallel,
     )
 

@@ -15,7 +15,7 @@ from hkv.model.draft_modules import DEFAULT_TAG
 from hkv.model.group_policy import GroupType, group_type_of
 from hkv.model.huggingface import Model
 from hkv.model.layer_description import CacheDescription, LayerDescription
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, attention_of
 
 ORDINARY_BLOCK, LONG_BLOCK = 64, 256
 """Tokens of a block that nobody set, and those that DeepSeek-V4 then has (RTP-LLM)."""
@@ -131,7 +131,7 @@ def _one_cache_each(model: Model) -> list[tuple[LayerSpec, bool]]:
 def _dsv4(model: Model, options: RtpOptions) -> DescribedModel:
     if options.pools == "shared":
         raise PlanError("pools", "shared", "independent for deepseek_v4, whose groups differ in size")
-    vector = next(spec for name, spec in model.specs.items() if name.endswith(".window")).attention
+    vector = attention_of(next(spec for name, spec in model.specs.items() if name.endswith(".window")))
     assert vector is not None
     caches = dsv4.descriptions(
         head_dim=vector.head_size,

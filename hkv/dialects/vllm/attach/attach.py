@@ -10,6 +10,7 @@ from typing import Any
 from hkv.contract import registry
 from hkv.contract.attach import Session
 from hkv.dialects.vllm.attach.header import header_from
+from hkv.dialects.vllm.attach.hooks import Hooks
 from hkv.dialects.vllm.attach.observer import Observer
 from hkv.dialects.vllm.attach.requests import UntellableError
 from hkv.dialects.vllm.config import NAME
@@ -33,7 +34,7 @@ def attach(manager: Any, session: Session, max_in_flight_tokens: int | None = No
     header = header_from(manager, max_in_flight_tokens)
     registry.dialect_of(NAME).log.check(header)
     try:
-        observer = Observer(manager, header, session.sink(registry.dialect_of(NAME)), session.states)
+        observer = Observer(manager, header, session.sink(registry.dialect_of(NAME)), session.states, Hooks)
     except UntellableError as reason:
         raise ConfigError("manager", "a manager that is observed", str(reason)) from reason
     session.observe(observer)

@@ -6,14 +6,12 @@ A hook notes the call, its answer, and marks of the state before and after it; t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hkv.dialects.vllm.attach.header import offering
+from hkv.dialects.vllm.attach.observer import Observer
 from hkv.dialects.vllm.attach.requests import UntellableError
 from hkv.dialects.vllm.attach.sight import Sight, ids_of, see, turn_of
-
-if TYPE_CHECKING:
-    from hkv.dialects.vllm.attach.observer import Observer
 
 Facts = tuple[Callable[..., None], tuple[Any, ...]]
 """Method of the observer that makes operations of a call, and its arguments."""

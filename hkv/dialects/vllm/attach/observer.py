@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hkv.contract import registry
 from hkv.contract.attach import Sink
 from hkv.dialects.vllm.attach.header import header_from
-from hkv.dialects.vllm.attach.hooks import Hooks
 from hkv.dialects.vllm.attach.requests import Requests, Tracked, UntellableError
 from hkv.dialects.vllm.attach.sight import MARKS, Mark, Seen, Sight, ids_of
 from hkv.dialects.vllm.engines import vllm_objects
@@ -34,7 +33,8 @@ class Observer:
       manager: vLLM's `KVCacheManager`, which has done nothing yet.
       header: its header.
       sink: where operations go.
-      states: as `hkv.oracle.attach.settings.AttachSettings.states`.
+      states: as `hkv.contract.attach.Session.states`.
+      hooks: sets hooks on a manager, for this object and its sight; `remove` of what it returns takes them away.
 
     Attributes:
       note: takes a call: the hooked method's name, marks before and after it, a method of this object, its arguments;
@@ -43,7 +43,7 @@ class Observer:
       ended: reason why the log ended before the manager did; "" while it has not.
     """
 
-    def __init__(self, manager: Any, header: Header, sink: Sink, states: str) -> None:
+    def __init__(self, manager: Any, header: Header, sink: Sink, states: str, hooks: Callable[..., Any]) -> None:
         self._manager, self._header, self._sink, self._states = manager, header, sink, states
         self._sight = Sight(manager, states == "all")
         self._early: list[tuple[Any, Any]] | None = []
@@ -58,7 +58,7 @@ class Observer:
         self.ended = ""
         self._capture = sink.calls_to(self._perform)
         self.note = self._note_with_digest if states == "digest" else self._capture
-        self._hooks = Hooks(manager, self, self._sight)
+        self._hooks = hooks(manager, self, self._sight)
 
     # In the manager's thread.
 

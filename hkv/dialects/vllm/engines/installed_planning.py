@@ -17,6 +17,7 @@ from hkv.spec import (
     AttentionSpec,
     KernelPages,
     LayerSpec,
+    attention_of,
 )
 
 MODULES = (
@@ -124,7 +125,7 @@ class InstalledPlanner:
         if cls is None:
             raise PlanError("kind", spec.kind, "a kind that vLLM has")
         own = {theirs: getattr(spec, ours) for theirs, ours in spec.vllm_fields.items()}
-        if (attention := spec.attention) is not None:
+        if (attention := attention_of(spec)) is not None:
             if "cache_role" in own:
                 role = self._interface.SparseCacheRole
                 own["cache_role"] = role.INDEXER if own["cache_role"] == "indexer" else role.SPARSE

@@ -23,7 +23,7 @@ from hkv.dialects.vllm.log.structs import (
 )
 from hkv.errors import ConfigError
 from hkv.keys.chained import PLAIN, PrefixIdentity
-from hkv.oracle.engines.reference_package import check_reference
+from hkv.version import check_reference
 
 
 class NumpyEngine:

@@ -12,9 +12,18 @@ from typing import Any
 
 from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import CacheState, ConnectorHit, Header, Hit, Operation, Truncated
+from hkv.dialects.vllm.log.structs import (
+    CacheState,
+    ConnectorHit,
+    Header,
+    Hit,
+    Operation,
+    Truncated,
+)
 from hkv.dialects.vllm.traffic.connector import Connector
-from hkv.dialects.vllm.traffic.headers import later_choices
+from hkv.dialects.vllm.traffic.headers import (
+    later_choices,
+)
 from hkv.dialects.vllm.traffic.prompts import VOCABULARY
 from hkv.dialects.vllm.traffic.traffic import Perform, Request, Traffic
 from hkv.keys.chained import GIVEN, KeyChain, sha256_cbor
@@ -357,3 +366,28 @@ class LiveTraffic(Traffic):
 
     def _observe(self) -> Operation:
         return oplog.DigestOp() if self._choices.chance(50) else oplog.StateOp()
+
+
+def drive(header: Header, choices: Choices, perform: Perform, steps: int, careful: bool = True) -> None:
+    """Performs random traffic: requests arrive, are admitted, refused, chunked, preempted, finished and come back.
+
+    Every operation is legal by `docs/oplog.md`; answers decide what comes next, so two engines that agree see the same
+    traffic. What vLLM 0.33 itself meets with an assertion or an exception (`hkv.bugs`) is left out, if wanted.
+
+    Args:
+      header: the configuration.
+      choices: source of decisions.
+      perform: performs one operation and returns the answer.
+      steps: scheduling steps; each ends with `events` and `state`.
+      careful: leave out what vLLM 0.33 itself fails at.
+    """
+    traffic = traffic_of(header, choices, perform, careful)
+    for _ in range(steps):
+        traffic.step()
+    if choices.chance(50):
+        traffic.drain()
+
+
+def traffic_of(header: Header, choices: Choices, perform: Perform, careful: bool = True) -> Traffic:
+    """Traffic of the version of a header; arguments as of `drive`."""
+    return (Traffic if header.oplog < 3 else LiveTraffic)(header, choices, perform, careful)

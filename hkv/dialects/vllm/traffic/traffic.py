@@ -26,38 +26,9 @@ from hkv.dialects.vllm.traffic.headers import (
 from hkv.dialects.vllm.traffic.prompts import Prompts, Text
 from hkv.spec import KINDS
 
-__all__ = ["FEATURES", "Choices", "RandomChoices", "Traffic", "draw_header", "drive"]
+__all__ = ["FEATURES", "Choices", "RandomChoices", "Traffic", "draw_header"]
 
 Perform = Callable[[Operation], Answer]
-
-
-def drive(header: Header, choices: Choices, perform: Perform, steps: int, careful: bool = True) -> None:
-    """Performs random traffic: requests arrive, are admitted, refused, chunked, preempted, finished and come back.
-
-    Every operation is legal by `docs/oplog.md`; answers decide what comes next, so two engines that agree see the same
-    traffic. What vLLM 0.33 itself meets with an assertion or an exception (`hkv.bugs`) is left out, if wanted.
-
-    Args:
-      header: the configuration.
-      choices: source of decisions.
-      perform: performs one operation and returns the answer.
-      steps: scheduling steps; each ends with `events` and `state`.
-      careful: leave out what vLLM 0.33 itself fails at.
-    """
-    traffic = traffic_of(header, choices, perform, careful)
-    for _ in range(steps):
-        traffic.step()
-    if choices.chance(50):
-        traffic.drain()
-
-
-def traffic_of(header: Header, choices: Choices, perform: Perform, careful: bool = True) -> Traffic:
-    """Traffic of the version of a header; arguments as of `drive`."""
-    if header.oplog < 3:
-        return Traffic(header, choices, perform, careful)
-    from hkv.dialects.vllm.traffic.live import LiveTraffic
-
-    return LiveTraffic(header, choices, perform, careful)
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,9 +1,10 @@
-"""Makes sure that `import reference` finds HKV's own package."""
+"""HKV's version, which the package `reference` has to be of, too."""
 
 from __future__ import annotations
 
-import hkv
 from hkv.errors import HKVError
+
+__version__ = "0.1.0"
 
 
 def check_reference() -> None:
@@ -15,9 +16,7 @@ def check_reference() -> None:
     import reference
 
     version = getattr(reference, "HKV_VERSION", None)
-    if version != hkv.__version__:
+    if version != __version__:
         path = getattr(reference, "__file__", None) or list(getattr(reference, "__path__", []))
-        expected = (
-            f"the one that belongs to HKV {hkv.__version__}; another package of that name comes first on sys.path"
-        )
+        expected = f"the one that belongs to HKV {__version__}; another package of that name comes first on sys.path"
         raise HKVError("package reference", path, expected)
