@@ -40,6 +40,7 @@ FIRST, LAST = "| module |", "## Branches of the reference"
 
 
 ASKED = "a question that changes nothing and that no operation of the log asks: what it tells of is compared"
+ASKED_WHOLE = "asked with each state, but not with `allow_none`, of an empty pool, or of cross attention that is cached"
 HISPARSE = "HiSparse, whose groups no header describes (docs/oplog.md)"
 GUARD = "a check of vLLM's own that callers never fail, or an early return that they avoid"
 METRICS = "metrics are off unless asked for, and decide nothing"
@@ -49,6 +50,8 @@ ABSTRACT = "overridden by each kind that traffic has"
 UNCACHED = "not asked where a group, or everything, is uncached"
 
 REASONS = (
+    ("kv_cache_manager:KVCacheBlocks.get_block_ids", ASKED_WHOLE),
+    ("kv_cache_manager:KVCacheManager.estimate_cached_tokens", ASKED_WHOLE),
     ("kv_cache_manager:KVCacheBlocks", ASKED),
     ("kv_cache_manager:KVCacheManager.allocate_slots", HISPARSE),
     ("kv_cache_manager:KVCacheManager.get_computed_blocks_for_connector", UNCACHED),
@@ -103,7 +106,7 @@ REASONS = (
     ("block_pool:BlockPool.get_new_blocks", f"{METRICS}; without caching"),
     ("block_pool:BlockPool._maybe_evict_cached_block", METRICS),
     ("block_pool:BlockPool.touch", METRICS),
-    ("block_pool:BlockPool.get_usage", ASKED),
+    ("block_pool:BlockPool.get_usage", ASKED_WHOLE),
     ("block_pool:BlockPool", "events are on in all traffic; and early returns for what traffic never asks"),
     ("block_pool:BlockHashToBlockMap.__len__", ASKED),
     ("block_pool:BlockHashToBlockMap", GUARD),
