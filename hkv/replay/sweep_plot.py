@@ -25,6 +25,7 @@ def drawn(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row
     check_plot_path(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -48,6 +49,9 @@ def drawn(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row
         if infinite and name in infinite:
             panel.axhline(100 * infinite[name]["hit_rate"], color=colour, linestyle="--", label=INFINITE_LABEL)
     panel.set_xscale("log")
+    panel.set_xticks(_apart(sorted({size_of(row["options"]) / scale for row in rows})))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter("{x:,.4g}" if by_memory else "{x:,.0f}")
     panel.set_xlabel("memory for the cache (GiB)" if by_memory else "blocks in the pool")
     panel.set_ylabel("hit rate (% of prompt tokens)")
     panel.set_ylim(bottom=0)
@@ -59,3 +63,12 @@ def drawn(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg" if path == "-" else pathlib.Path(path).suffix[1:].lower(), dpi=130)
     return buffer.getvalue()
+
+
+def _apart(sizes: Sequence[float], most: int = 10) -> list[float]:
+    """Sizes for the ticks of a logarithmic axis: those that leave room for a number between them."""
+    kept = sizes[:1]
+    for size in sizes:
+        if size >= kept[-1] * (sizes[-1] / sizes[0]) ** (1 / most) and size > kept[-1]:
+            kept.append(size)
+    return kept
