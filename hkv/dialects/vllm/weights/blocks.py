@@ -49,6 +49,7 @@ def latent_attention(rank: Rank, name: str, *, bias: bool = False) -> int:
     latent, rotary = rank.number("kv_lora_rank"), rank.number("qk_rope_head_dim")
     plain, values = rank.number("qk_nope_head_dim"), rank.number("v_head_dim")
     compressed = rank.number("q_lora_rank", default=0)
+    rank.share(heads, "query heads")
     query = heads * (plain + rotary)
     if compressed:
         total = rank.whole(f"{name}.fused_qkv_a_proj", rank.hidden, compressed, latent + rotary, bias=bias)

@@ -211,8 +211,8 @@ def shared_size(rank: Rank) -> int:
     return rank.number("n_shared_experts", default=0) * rank.number("moe_intermediate_size")
 
 
-def deepseek(rank: Rank, prefix: str) -> Weights:
-    """DeepSeek-V2 and V3, Kimi K2, GLM-4.7 Flash."""
+def deepseek(rank: Rank, prefix: str, gate_width: int | None = None) -> Weights:
+    """DeepSeek-V2 and V3, Kimi K2."""
     count, inner, shared = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), shared_size(rank)
     corrected = rank.value("topk_method", "noaux_tc") == "noaux_tc"
     return routed(
@@ -220,8 +220,15 @@ def deepseek(rank: Rank, prefix: str) -> Weights:
         prefix,
         lambda name, index: latent_attention(rank, name, bias=bool(rank.value("attention_bias", False))),
         from_dense(rank),
-        lambda name: experts(rank, name, count, inner, shared=shared, correction=FLOAT32 * corrected),
+        lambda name: experts(
+            rank, name, count, inner, shared=shared, correction=FLOAT32 * corrected, gate_width=gate_width
+        ),
     )
+
+
+def glm4_moe_lite(rank: Rank, prefix: str) -> Weights:
+    """GLM-4.7 Flash: DeepSeek-V3 with routers in float32."""
+    return deepseek(rank, prefix, FLOAT32)
 
 
 def qwen3_moe(rank: Rank, prefix: str) -> Weights:
@@ -423,7 +430,7 @@ DECODERS: Mapping[str, Callable[[Rank, str], Weights]] = {
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
     "kimi_k2": deepseek,
-    "glm4_moe_lite": deepseek,
+    "glm4_moe_lite": glm4_moe_lite,
     "qwen3_moe": qwen3_moe,
     "glm4_moe": glm4_moe,
     "glm4v_moe_text": glm4_moe,

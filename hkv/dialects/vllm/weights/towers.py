@@ -189,8 +189,10 @@ def llama4(rank: Rank) -> int:
     vision = rank.inside("vision_config")
     size, inner, patch = vision.hidden, vision.number("intermediate_size"), vision.number("patch_size")
     joined = round(1 / float(vision.value("pixel_shuffle_ratio", 0.5)) ** 2)
-    total = rank.vector(size * vision.number("num_channels", default=3) * patch**2, size, *[size] * 4)
-    total += rank.vector(((vision.number("image_size") // patch) ** 2 + 1) * size)
+    total = vision.column(
+        "vision_model.patch_embedding.linear", vision.number("num_channels", default=3) * patch**2, size
+    )
+    total += rank.vector(*[size] * 5, ((vision.number("image_size") // patch) ** 2 + 1) * size)
     names: dict[str, Any] = {"attention": "self_attn.qkv_proj", "out": "self_attn.o_proj"}
     for index in range(vision.number("num_hidden_layers")):
         total += blocks(vision, f"vision_model.model.layers.{index}", inner, norms=4, **names)
