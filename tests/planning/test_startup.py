@@ -10,9 +10,11 @@ import sys
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import hkv
 from benchmarks.startup_records import difference, records_by_model
+from hkv.cli import cli
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.serve_options import size_of_weights
@@ -223,6 +225,35 @@ def test_weights_are_computed_and_the_rest_is_a_range() -> None:
     assert memory.most == tuple(memory.taken - part.most - rest.least for part in weights)
     assert rest.least < rest.most
     assert (weights[0].origin, rest.origin, memory.origin) == ("computed", "estimated", "estimated")
+
+
+def test_large_rotary_tables_are_counted_by_themselves() -> None:
+    """Scout's have a row for each of 10 Mi positions, of 128 elements; those of Llama 3.1 are in the estimate."""
+    parts = EngineOptions(gpu_memory=79 << 30, tensor_parallel_size=8, max_model_len=32768)
+    memory = plan_config("llama-4-scout", parts).settings.memory
+    [tables], [weights], [rest] = (memory.parts[name] for name in ("tables", "weights", "activations"))
+    assert tables.most == 10 * 2**20 * 128 * 2
+    assert memory.stages == (memory.taken - weights.most - tables.most - rest.most,)
+    assert "tables" not in plan_config("llama-3.1-8b", parts).settings.memory.parts
+    assert (
+        "tables" not in plan_config("llama-4-scout", dataclasses.replace(parts, weights=30 << 30)).settings.memory.parts
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "unpacked"), [("llama-3.3-70b", "bfloat16"), ("llama-3.1-70b", ""), ("minimax-m2.1", "")]
+)
+def test_weights_from_a_part_of_a_config_say_in_which_type(name: str, unpacked: str) -> None:
+    """A shipped excerpt may lack `quantization_config`; a whole file and one that has it do not."""
+    parts = EngineOptions(gpu_memory=79 << 30, tensor_parallel_size=8, max_model_len=8192)
+    assert plan_config(name, parts).settings.memory.unpacked == unpacked
+
+
+def test_a_gpu_of_unknown_memory_asks_for_it() -> None:
+    result = CliRunner().invoke(cli, ["plan", "llama-3.1-8b", "--gpu", "h20"])
+    assert isinstance(result.exception, PlanError)
+    assert (result.exception.argument, result.exception.value) == ("--gpu-memory", None)
+    assert "nvidia-smi says of one h20" in result.exception.expected
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import weights
-from hkv.dialects.vllm.weights import weights_of
+from hkv.dialects.vllm.planning.memory import LARGE_TABLES, MIB
+from hkv.dialects.vllm.weights import rotary_tables, weights_of
 from hkv.errors import ConfigError, PlanError
 from hkv.model.huggingface import load_config
 from hkv.model.huggingface.family import words
@@ -18,14 +19,14 @@ RECORDS = weights.records()
 
 UNKNOWN = words(
     """
-    cohere-transcribe command-a command-r command-r-plus command-r7b gemma-3-12b gemma-4-e4b glm-4.5-air glm-4.7
-    glm-4.7-flash glm-5.3 granite-4.0-h-small granite-4.1-8b kimi-k2.5 kimi-k2.6 kimi-k2.7-code kimi-k3
-    kimi-linear-48b-a3b llama-3.2-90b-vision llama-3.3-70b llama-4-maverick llama-4-scout minimax-m2 minimax-m2.1
-    mistral-small-24b-2501 mistral-small-4-119b nemotron-parse-v1.1 qwen2.5-72b seed-oss-36b whisper-large-v3
-    whisper-large-v3-turbo
+    cohere-transcribe glm-5.3 kimi-k2.5 kimi-k2.6 kimi-k2.7-code kimi-k3 kimi-linear-48b-a3b llama-3.2-90b-vision
+    nemotron-parse-v1.1 whisper-large-v3 whisper-large-v3-turbo
     """
 )
 """Models whose weights are refused: an unknown family or packing, or a shipped config that lacks fields."""
+
+TWO_TABLES = words("deepseek-v4-flash")
+"""Models with large tables of rotary positions that HKV does not count."""
 
 
 def test_weights_are_those_of_vllms_classes() -> None:
@@ -41,6 +42,17 @@ def test_what_is_not_known_is_refused_by_name() -> None:
             answer = weights.ours(record)
             assert isinstance(answer, ConfigError)
             assert "--weights" in str(answer)
+
+
+def test_rotary_tables_are_among_the_buffers_of_vllms_classes() -> None:
+    """To a MiB, which other buffers fill, on every rank and stage; and the large ones are all known."""
+    for record in RECORDS:
+        buffers = record["vllm"].get("buffers", [0])
+        found = rotary_tables(load_config(record["model"]))
+        if found is None:
+            assert max(buffers) <= LARGE_TABLES or record["model"] in UNKNOWN | TWO_TABLES, record
+        elif buffers != [0]:
+            assert all(0 <= each - found < MIB for each in buffers), (record, found)
 
 
 def test_the_records_are_worth_it() -> None:

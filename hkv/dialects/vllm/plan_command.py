@@ -23,6 +23,7 @@ from hkv.dialects.vllm.planning.serve_options import (
     speculation_of_options,
 )
 from hkv.dialects.vllm.planning.tables import print_served
+from hkv.errors import PlanError
 from hkv.model.released import find
 from hkv.request_length import parse_length
 
@@ -73,6 +74,11 @@ def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions
     gpu_memory = _size(options, "gpu_memory")
     if gpu_memory is None and "device" in options["given"]:
         gpu_memory = reported_memory(options["device"])
+        if gpu_memory is None and memory is None:
+            expected = (
+                f"what nvidia-smi says of one {options['device']}: no public report of its memory is known to HKV"
+            )
+            raise PlanError("--gpu-memory", None, expected)
     length = 0 if options["max_model_len"] == "-1" else parse_length(options["max_model_len"])
     same = (
         "device",

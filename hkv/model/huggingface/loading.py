@@ -26,12 +26,16 @@ class ConfigFile(dict[str, Any]):
       fields: the config.
       path: the file; None for a released model's.
       note: a line for the plan on where it is from, or empty.
+      whole: it has all fields of the file; a released model's may be an excerpt or single values.
     """
 
-    def __init__(self, fields: Mapping[str, Any], path: pathlib.Path | None = None, note: str = "") -> None:
+    def __init__(
+        self, fields: Mapping[str, Any], path: pathlib.Path | None = None, note: str = "", whole: bool = True
+    ) -> None:
         super().__init__(fields)
         self.path = path
         self.note = note
+        self.whole = whole
 
 
 def naming_file(
@@ -73,7 +77,7 @@ def load_config(path: str | pathlib.Path) -> dict[str, Any]:
     found = released.resolve(name)
     if found is None:
         raise FileError(name, None, "", "no such file, and no released model of that name", released.expected(name))
-    return ConfigFile(found.config, note=found.note)
+    return ConfigFile(found.config, note=found.note, whole=found.model.form == "copy")
 
 
 def hub_cache() -> pathlib.Path:

@@ -40,7 +40,7 @@ def longest_request(fields: Fields) -> int:
       ConfigError: an impossible length or factor.
     """
     length, place = _stated(fields)
-    scalings = list(_scalings(fields))
+    scalings = list(scalings_of(fields))
     if any(kind == "longrope" for kind, _, _ in scalings):
         name = "original_max_position_embeddings"
         original = fields.raw(name) if name in fields.family.fields else fields.values.get(name)
@@ -84,7 +84,7 @@ def _stated(fields: Fields) -> tuple[int, str]:
     return UNKNOWN, fields.place("max_position_embeddings")
 
 
-def _scalings(fields: Fields) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+def scalings_of(fields: Fields) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     """Kind, parameters and place of each rotary scaling: of `rope_scaling`, else of `rope_parameters`."""
     for name in ("rope_scaling", "rope_parameters"):
         scaling = fields.values.get(name)

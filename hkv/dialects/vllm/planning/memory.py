@@ -14,11 +14,17 @@ from typing import Any
 from hkv.byte_size import show_bytes
 from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
-from hkv.dialects.vllm.weights import weights_of
+from hkv.dialects.vllm.weights import rotary_tables, weights_of
 from hkv.errors import PlanError
+from hkv.model.huggingface.closed import QUANTIZATION
+from hkv.model.huggingface.loading import ConfigFile
 from hkv.model.huggingface.reading import decoder_fields
+from hkv.model.huggingface.served_dtype import served_dtype
 
 MIB, GIB = 1 << 20, 1 << 30
+
+LARGE_TABLES = 256 * MIB
+"""Bytes of tables of rotary positions beyond which they are counted by themselves; smaller ones are in the estimate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +49,17 @@ class CacheMemory:
     Attributes:
       stages: bytes on each GPU of each stage, with the most that all else may take.
       most: the same with the least that it may take.
-      parts: a GPU's memory, the weights of each stage and all else, by name; empty where the memory was given itself.
+      parts: a GPU's memory, the weights of each stage, large tables of rotary positions and all else, by name; empty
+        where the memory was given itself.
       taken: bytes of each GPU's memory that the engine may take in all.
+      unpacked: element type of computed weights, where their packing may be missing from a shipped part of a config.
     """
 
     stages: tuple[int, ...]
     most: tuple[int, ...]
     parts: Mapping[str, tuple[Part, ...]] = dataclasses.field(default_factory=dict)
     taken: int = 0
+    unpacked: str = ""
 
     @property
     def origin(self) -> str:
@@ -82,28 +91,33 @@ def cache_memory(options: EngineOptions, config: Mapping[str, Any] | None, token
     weights, rest = _weights(options, config), _rest(options, config, tokens, requests)
     origin = "estimated" if options.gpu_memory_reported else "given"
     taken = math.ceil(options.gpu_memory * options.gpu_memory_utilization)
-    _check_fits(options, weights, rest, taken)
+    tables = _tables(options, config)
+    beside = sum(part.most for part in tables)
+    _check_fits(options, weights, beside, rest, taken)
     return CacheMemory(
-        stages=tuple(taken - part.most - rest.most for part in weights),
-        most=tuple(taken - part.least - rest.least for part in weights),
+        stages=tuple(taken - part.most - beside - rest.most for part in weights),
+        most=tuple(taken - part.least - beside - rest.least for part in weights),
         parts={
             "gpu": (Part(options.gpu_memory, options.gpu_memory, origin),),
             "weights": weights,
+            **({"tables": tables} if tables else {}),
             "activations": (rest,),
         },
         taken=taken,
+        unpacked=_unpacked(options, config),
     )
 
 
-def _check_fits(options: EngineOptions, weights: tuple[Part, ...], rest: Part, taken: int) -> None:
+def _check_fits(options: EngineOptions, weights: tuple[Part, ...], tables: int, rest: Part, taken: int) -> None:
     """Makes sure that something is left for the cache on every stage."""
-    most = max(part.most for part in weights)
+    most = max(part.most for part in weights) + tables
     if most + rest.most < taken:
         return
     name = "--gpu-memory" if not options.gpu_memory_reported else "--gpu"
     value = options.device if options.gpu_memory_reported else options.gpu_memory
     share = f"{show_bytes(taken)}, {options.gpu_memory_utilization:g} of its memory"
-    sizes = f"{show_bytes(most)} of weights on each GPU ({weights[0].origin})"
+    what = "weights and rotary tables" if tables else "weights"
+    sizes = f"{show_bytes(most)} of {what} on each GPU ({weights[0].origin})"
     if most < taken:
         between = "" if rest.least == rest.most else f"{show_bytes(rest.least)} to "
         sizes += f" and {between}{show_bytes(rest.most)} of activations and CUDA graphs ({rest.origin})"
@@ -126,6 +140,23 @@ def _weights(options: EngineOptions, config: Mapping[str, Any] | None) -> tuple[
         capability=device_of(options.device).capability,
     )
     return tuple(Part(size, size, "computed") for size in found)
+
+
+def _tables(options: EngineOptions, config: Mapping[str, Any] | None) -> tuple[Part, ...]:
+    """Tables of rotary positions on each GPU, where they are large and the weights beside them computed."""
+    if options.weights is not None or config is None:
+        return ()
+    size = rotary_tables(config, dtype=options.dtype) or 0
+    return (Part(size, size, "computed"),) if size > LARGE_TABLES else ()
+
+
+def _unpacked(options: EngineOptions, config: Mapping[str, Any] | None) -> str:
+    """The element type of computed weights where a shipped config is not a whole file, and says nothing of packing."""
+    if options.weights is not None or not isinstance(config, ConfigFile) or config.whole:
+        return ""
+    fields = decoder_fields(config)
+    packed = QUANTIZATION in fields.values or QUANTIZATION in fields.outer
+    return "" if packed else options.dtype or served_dtype(fields)[0]
 
 
 def _rest(options: EngineOptions, config: Mapping[str, Any] | None, tokens: int, requests: int) -> Part:

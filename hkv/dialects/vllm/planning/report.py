@@ -122,6 +122,7 @@ def memory_record(memory: CacheMemory) -> dict[str, Any]:
     return {
         "cache": {"stages": list(memory.stages), "most": list(memory.most), "origin": memory.origin},
         "taken": memory.taken or None,
+        "unpacked": memory.unpacked or None,
         **{name: [dataclasses.asdict(part) for part in parts] for name, parts in memory.parts.items()},
     }
 

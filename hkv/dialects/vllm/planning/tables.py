@@ -54,10 +54,17 @@ def _memory_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     least = "" if cache["stages"] == cache["most"] else "; all below is for the least"
     return [
         ("a GPU", sizes),
-        ("weights", f"{_stages([part['most'] for part in weights])} ({weights[0]['origin']})"),
+        ("weights", f"{_stages([part['most'] for part in weights])} ({weights[0]['origin']}{_unpacked(memory)})"),
+        *(("rotary tables", f"{show_bytes(part['most'])} ({part['origin']})") for part in memory.get("tables", ())),
         ("beside them", f"{_sizes(rest['least'], rest['most'])} of activations and CUDA graphs ({rest['origin']})"),
         ("cache", f"{_sizes(min(cache['stages']), min(cache['most']))} ({cache['origin']}){least}"),
     ]
+
+
+def _unpacked(memory: dict[str, Any]) -> str:
+    """The element type of weights whose packing HKV's part of the config may lack."""
+    dtype = memory["unpacked"]
+    return f", all in {dtype}: the shipped config is not the whole file, and names no packing" if dtype else ""
 
 
 def _stages(sizes: Sequence[int]) -> str:

@@ -8,11 +8,13 @@ from typing import Any
 
 from hkv.dialects.vllm.weights.decoders import DECODERS
 from hkv.dialects.vllm.weights.hybrids import HYBRIDS
-from hkv.dialects.vllm.weights.quantization import quantization_of
+from hkv.dialects.vllm.weights.quantization import Plain, quantization_of
 from hkv.dialects.vllm.weights.rank import Rank
 from hkv.dialects.vllm.weights.towers import TOWERS, Tower
 from hkv.errors import ConfigError
+from hkv.model.huggingface.family import words
 from hkv.model.huggingface.fields import Fields
+from hkv.model.huggingface.longest import scalings_of
 from hkv.model.huggingface.model import stage_bounds
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.served_dtype import served_dtype
@@ -61,6 +63,46 @@ def weights_of(
     found = family(rank, "model." if tower is None else "language_model.model.")
     whole = dataclasses.replace(found, encoders=0 if tower is None else tower(rank))
     return whole.stages(stage_bounds(len(found.layers), pipeline_parallel))
+
+
+ROTATED = frozenset(
+    words(
+        """
+        exaone4 gemma2 gemma3_text gemma4_text llama llama4_text minimax_m2 ministral3 mistral mixtral phi3 qwen2 qwen3
+        qwen3_moe qwen3_next
+        """
+    )
+)
+"""Families whose tables of rotary positions are known, by the decoder's `model_type`."""
+
+
+def rotary_tables(config: Mapping[str, Any], *, dtype: str | None = None) -> int | None:
+    """Bytes of the tables of rotary positions, which every rank holds whole beside its weights; None where unknown.
+
+    There is one row a position that the config allows, whatever `--max-model-len` is: a scaled rotation has its factor
+    times as many (vLLM 0.33 `RotaryEmbeddingBase`, `get_rope`). Other buffers are small.
+
+    Args:
+      config: the content of a `config.json`.
+      dtype: the model's element type; None for its config's.
+    """
+    fields = decoder_fields(config)
+    if fields.model_type not in ROTATED:
+        return None
+    rank = Rank(fields, 1, False, int(item_bytes(dtype or served_dtype(fields)[0])), Plain())
+    rows, sizes = rank.number("max_position_embeddings"), [fields.head_dim.value]
+    factor = 1.0
+    for kind, scaling, _ in scalings_of(fields):
+        if kind in ("linear", "dynamic", "yarn"):
+            factor = float(scaling.get("factor") or 1)
+        if kind == "yarn":
+            rows = int(scaling.get("original_max_position_embeddings") or rows)
+    if fields.model_type == "gemma4_text":
+        sizes.append(rank.number("global_head_dim"))
+    part = float(rank.value("partial_rotary_factor", 1))
+    size = rank.number("rotary_dim", default=0) or sum(int(each * part) for each in sizes)
+    local = rows * size if fields.model_type == "gemma3_text" else 0  # windows turn without a factor
+    return rank.vector(int(rows * factor) * size + local)
 
 
 def _tower(fields: Fields, outer: str) -> Tower | None:
