@@ -67,7 +67,7 @@ def drawn(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row
 
 def _apart(sizes: Sequence[float], most: int = 10) -> list[float]:
     """Sizes for the ticks of a logarithmic axis: those that leave room for a number between them."""
-    kept = sizes[:1]
+    kept = [sizes[0]]
     for size in sizes:
         if size >= kept[-1] * (sizes[-1] / sizes[0]) ** (1 / most) and size > kept[-1]:
             kept.append(size)
