@@ -36,6 +36,7 @@ from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
 from hkv.dialects.vllm.schedule.schedule import Replay
 from hkv.errors import HKVError
 from hkv.machine import native_loops
+from hkv.oracle.engines import engine_factory
 from hkv.replay import dispatches
 from hkv.replay.record import Recorder
 from hkv.replay.run import Timing, arrivals
@@ -71,7 +72,7 @@ class Sides:
     def vllm_numpy(self) -> tuple[float, int]:
         """Seconds and hit tokens of the plain schedule over vLLM's NumPy form."""
         recorder = Recorder(self.vllm.num_blocks, None, nobody)
-        engine = keyed_engine("numpy", self.vllm)
+        engine = keyed_engine("numpy", engine_factory("numpy"), self.vllm)
         chunking = Chunking.of(self.vllm, self._schedule.step_tokens)
         start = time.perf_counter()
         Replay(engine, self._schedule, chunking, self._made, recorder).run()
@@ -91,7 +92,7 @@ class Sides:
     def rtp_numpy(self) -> tuple[float, int]:
         """Seconds and hit tokens of the plain schedule over RTP-LLM's NumPy form."""
         recorder = RtpRecorder(self.rtp, None, None, nobody)
-        engine = keyed_rtp_engine("numpy", self.rtp)
+        engine = keyed_rtp_engine("numpy", engine_factory("numpy"), self.rtp)
         replay = RtpReplay(engine, self.rtp.block_size, True, self._schedule, self._made, recorder)
         start = time.perf_counter()
         replay.run()

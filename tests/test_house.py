@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 import hkv
+from benchmarks import house
 from hkv.contract.dialect import Dialect
 from reference.dialects.rules import Rules
 
@@ -135,6 +136,19 @@ def test_every_module_is_used() -> None:
     modules = {".".join(("hkv", *path.relative_to(ROOT).with_suffix("").parts)) for path in ROOT.rglob("*.py")}
     unused = {name for name in modules - used if not name.endswith("__init__") and not name.startswith(FOUND_BY_FOLDER)}
     assert unused - {"hkv.__main__"} <= set(UNUSED)
+
+
+def test_imports_run_one_way() -> None:
+    """No module reaches itself, and none imports one of a higher floor, be it in a function or for type checkers."""
+    imports = house.imports_of(house.modules_of("hkv"))
+    assert house.circles(imports) == []
+    assert house.arrows_up(imports) == []
+
+
+def test_circles_and_arrows_are_found() -> None:
+    imports = {"hkv.spec.a": {"hkv.oracle.b": 3}, "hkv.oracle.b": {"hkv.spec.a": 5}, "hkv.errors": {}}
+    assert house.circles(imports) == [["hkv.oracle.b", "hkv.spec.a"]]
+    assert house.arrows_up(imports) == ["hkv.spec.a:3 -> hkv.oracle.b"]
 
 
 def calls(*folders: str) -> set[str]:

@@ -10,16 +10,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from hkv.columns import Columns
 from hkv.replay.reasons import CACHING_OFF, COMPLETE, EVICTED, HAD, NOT_RETAINED, NOT_SHARED, NOTHING, Lacking
-from hkv.replay.record import RequestRecord
-
-if TYPE_CHECKING:
-    from hkv.replay.run import Outcome
+from hkv.replay.record import Recorder, RequestRecord
 
 FIRST_USE = "first use"
 TRACE = "trace granularity"
@@ -89,7 +86,22 @@ class Missed:
     requests: Columns
 
 
-def attributed(outcome: Outcome) -> Missed:
+class Finished(Protocol):
+    """A finished replay, as far as its misses depend on it: `hkv.replay.run.Outcome` says what each field is."""
+
+    @property
+    def cache(self) -> Any: ...
+    @property
+    def recorder(self) -> Recorder: ...
+    @property
+    def trace(self) -> Any: ...
+    @property
+    def warmup(self) -> int: ...
+    @property
+    def unevicted(self) -> Finished | None: ...
+
+
+def attributed(outcome: Finished) -> Missed:
     """The attribution of a replay's requests, in the order of the trace; none where never admitted, or of the warm-up.
 
     Raises:
@@ -136,7 +148,7 @@ def attributed(outcome: Outcome) -> Missed:
     )
 
 
-def _columns(outcome: Outcome, records: Sequence[RequestRecord], others: Sequence[RequestRecord | None]) -> Columns:
+def _columns(outcome: Finished, records: Sequence[RequestRecord], others: Sequence[RequestRecord | None]) -> Columns:
     """Tokens of each request by cause."""
     if outcome.trace is None:
         raise ValueError("outcome.trace")

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hkv.contract import registry
+from hkv.contract.answer import EngineFactory
 from hkv.contract.log import PlainHeader
 from hkv.errors import ConfigError
 from hkv.model.topology import Group, Topology
-from hkv.oracle.engines import engine_factory
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups
 from hkv.replay.record import Recorder
 from hkv.replay.run import Outcome, Progress, ReplayedCache
@@ -96,8 +96,8 @@ class PlainCache(ReplayedCache):
     def key_tokens(self) -> int:
         return math.gcd(*(group.spec.block_size for group in self._groups))
 
-    def engine(self, name: str) -> Any:
-        return engine_factory(name)(self.config)
+    def engine(self, name: str, make: EngineFactory) -> Any:
+        return make(self.config)
 
     def plain(
         self, schedule: Schedule, coming: Iterable[Arrival], driven: Any, oracle: Any, progress: Progress

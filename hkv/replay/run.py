@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from hkv.contract.answer import EngineFactory
 from hkv.errors import ConfigError, HKVError
 from hkv.limits import whole_number
 from hkv.model.topology import Group
+from hkv.oracle.engines import engine_factory
 from hkv.replay.attribution import Missed, attributed
 from hkv.replay.boundaries import Boundaries
 from hkv.replay.hit_units import HitUnits
@@ -140,8 +142,8 @@ class ReplayedCache(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def engine(self, name: str) -> Any:
-        """An empty engine that takes requests by their keys.
+    def engine(self, name: str, make: EngineFactory) -> Any:
+        """The empty engine that `make` makes, which is called `name` and takes requests by their keys.
 
         Raises:
           HKVError: no such engine, a missing package, or an engine that cannot represent the configuration.
@@ -365,7 +367,7 @@ def replay(
         trace = InternedTrace(read_trace(trace, tokens_per_id, limit) if isinstance(trace, str) else trace)
     last = max((timing.step_of(each.timestamp) for each in trace.requests[-1:]), default=0)
     cache.sampling = max(1, last // MOST) if sampled else 0
-    driven = None if engine == COMPILED else cache.engine(engine)
+    driven = None if engine == COMPILED else cache.engine(engine, engine_factory(engine))
     cache.diagnoses, first = causes, warmup_requests(warmup, len(trace.requests))
     other = _without_evictions(trace, cache, schedule, timing, engine, check) if causes else None
     asked: Sequence[int] = ()
@@ -448,7 +450,7 @@ def _without_evictions(
     prompts = [each.input_length for each in trace.requests]
     seen = cache.hit_units.boundaries(prompts, trace.shared(schedule.max_model_len)[0])[-1]
     coming = _coming(trace, changed, schedule, timing, engine, seen.tolist())
-    driven = None if engine == COMPILED else changed.engine(engine)
+    driven = None if engine == COMPILED else changed.engine(engine, engine_factory(engine))
     found: Boundaries[Outcome] = Boundaries(len(prompts))
     if engine == driving == COMPILED and not check and not schedule.closed_loop and _both_fit(trace, cache, schedule):
         cache.asks = changed.tells = found
@@ -474,6 +476,6 @@ def _replayed(
         return cache.compiled(schedule, list(coming), check, progress)
     oracle = driven
     if check:
-        oracle = cache.engine(REFERENCE)
+        oracle = cache.engine(REFERENCE, engine_factory(REFERENCE))
         driven = cache.lockstep(driven, oracle, (engine, REFERENCE))
     return cache.plain(schedule, coming, driven, oracle, progress)

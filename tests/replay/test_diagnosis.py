@@ -5,6 +5,7 @@ import pytest
 from hkv.dialects.vllm.log.structs import AllocateOp
 from hkv.dialects.vllm.schedule.diagnosis import Diagnosis, MissDiagnosis
 from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
+from hkv.oracle.engines import engine_factory
 from hkv.replay.reasons import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
@@ -112,7 +113,7 @@ def test_groups_that_share_nothing_and_caches_that_are_off():
 
 def test_the_reference_engine_tells():
     cache = config("full:4,swa:4:8")
-    engine = keyed_engine("numpy", cache)
+    engine = keyed_engine("numpy", engine_factory("numpy"), cache)
     assert isinstance(engine, MissDiagnosis)
     diagnosis = Diagnosis(cache, engine)
 

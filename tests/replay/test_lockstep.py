@@ -6,6 +6,7 @@ from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp
 from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
 from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
+from hkv.oracle.engines import engine_factory
 from hkv.replay.difference import Difference
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
@@ -14,7 +15,9 @@ from hkv.spec import spec_from_text
 def engines():
     specs = [spec_from_text("full:4"), spec_from_text("swa:4:8")]
     config = cache_config(specs, 20, Schedule(step_tokens=64, max_model_len=256))
-    return keyed_engine("numpy", config), keyed_engine("numpy", config)
+    return keyed_engine("numpy", engine_factory("numpy"), config), keyed_engine(
+        "numpy", engine_factory("numpy"), config
+    )
 
 
 def grow(id, new, hit=0, must_fit=True):

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from benchmarks import compiled_runs, replay
 from hkv.dialects.vllm.log.structs import AllocateOp
 from hkv.dialects.vllm.schedule.run import keyed_engine
+from hkv.oracle.engines import engine_factory
 from hkv.replay.schedule import Schedule
 
 
@@ -18,7 +19,7 @@ def test_prompts_are_decided_as_the_numpy_engine_decides():
     schedule = Schedule(max_model_len=max(arrival.prompt for arrival in made) + 16)
     case = replay.Case("prompts", replay.GROUPS, 700, schedule, made)
     mine = compiled_runs.run(case, compiled_runs.prepare(case), ids=True)
-    engine, ids, hits = keyed_engine("numpy", case.config), [], []
+    engine, ids, hits = keyed_engine("numpy", engine_factory("numpy"), case.config), [], []
     for arrival in made:
         id = str(arrival.index)
         engine.request_keyed(id, arrival.prompt, arrival.keys())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from hkv.contract.answer import EngineFactory
 from hkv.dialects.rtp_llm import monitoring
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RESERVE_RATIO, RtpConfig, reserve_for_ratio
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
@@ -22,7 +23,6 @@ from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.model.topology import Group, Topology
-from hkv.oracle.engines import engine_factory
 from hkv.replay.difference import compare
 from hkv.replay.optimal import Pool
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
@@ -121,13 +121,13 @@ def _policy(index: int, spec: LayerSpec, caching: bool) -> GroupPolicy:
     raise ConfigError(f"groups[{index}]", spec.kind, "full, mla, swa or mamba under RTP-LLM")
 
 
-def keyed_rtp_engine(name: str, config: RtpConfig) -> KeyedRtpEngine:
-    """An empty engine under RTP-LLM's rules that takes requests by their keys.
+def keyed_rtp_engine(name: str, make: EngineFactory, config: RtpConfig) -> KeyedRtpEngine:
+    """The empty engine that `make` makes, which is called `name` and takes requests by their keys.
 
     Raises:
       HKVError: no such engine, a missing package, or an engine that cannot represent the configuration.
     """
-    engine = engine_factory(name)(to_rtp_header(config, "replay"))
+    engine = make(to_rtp_header(config, "replay"))
     if not isinstance(engine, KeyedRtpEngine):
         raise ConfigError("engine", name, f"an engine that takes requests by their prefix keys under {config.name}")
     return engine
@@ -187,8 +187,8 @@ class RtpReplayedCache(ReplayedCache):
             found["States kept at every block"] = dataclasses.replace(config, linear_step=1)
         return {change: RtpReplayedCache(each) for change, each in found.items()}
 
-    def engine(self, name: str) -> KeyedRtpEngine:
-        return keyed_rtp_engine(name, self.config)
+    def engine(self, name: str, make: EngineFactory) -> KeyedRtpEngine:
+        return keyed_rtp_engine(name, make, self.config)
 
     def lockstep(self, engine: KeyedRtpEngine, reference: KeyedRtpEngine, names: tuple[str, str]) -> Any:
         return RtpLockstep(engine, reference, names)
@@ -281,10 +281,11 @@ def verify(
     Raises:
       Difference: names the first one.
     """
+    from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
     from hkv.dialects.rtp_llm.schedule.compiled import REPORTED
 
     names, cache = (COMPILED, REFERENCE), cast(RtpReplayedCache, outcome.cache)
-    reference = cache.engine(REFERENCE)
+    reference = cache.engine(REFERENCE, RtpNumpyEngine)
     compared = ComparedRtpEngine(reference, np.concatenate(running.ids), REPORTED, names)
     other = cache.plain(schedule, coming, cast(KeyedRtpEngine, compared), reference, progress)
     compared.check_all_compared()

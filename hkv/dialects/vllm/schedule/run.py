@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from hkv.contract.answer import EngineFactory
 from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.configuration import to_header
@@ -22,7 +23,6 @@ from hkv.dialects.vllm.schedule.schedule import Replay
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.topology import Group, Topology
-from hkv.oracle.engines import engine_factory
 from hkv.replay.difference import compare, compare_records
 from hkv.replay.hit_units import HitUnits
 from hkv.replay.occupancy import Sampling
@@ -79,13 +79,13 @@ def cache_config(
     )
 
 
-def keyed_engine(name: str, config: VllmConfig) -> KeyedEngine:
-    """An empty engine that takes requests by their keys.
+def keyed_engine(name: str, make: EngineFactory, config: VllmConfig) -> KeyedEngine:
+    """The empty engine that `make` makes, which is called `name` and takes requests by their keys.
 
     Raises:
       HKVError: no such engine, a missing package, or an engine that cannot represent the configuration.
     """
-    engine = engine_factory(name)(header(config))
+    engine = make(header(config))
     if not isinstance(engine, KeyedEngine):
         raise ConfigError("engine", name, "an engine that takes requests by their prefix keys")
     return engine
@@ -161,8 +161,8 @@ class VllmReplayedCache(ReplayedCache):
                 found[f"Blocks of {', '.join(str(size // factor) for size in sizes)}"] = _finer(config, factor, blocks)
         return {change: VllmReplayedCache(each) for change, each in found.items()}
 
-    def engine(self, name: str) -> KeyedEngine:
-        return keyed_engine(name, self.config)
+    def engine(self, name: str, make: EngineFactory) -> KeyedEngine:
+        return keyed_engine(name, make, self.config)
 
     def lockstep(self, engine: KeyedEngine, reference: KeyedEngine, names: tuple[str, str]) -> Any:
         return LockstepEngine(engine, reference, names)
@@ -189,6 +189,7 @@ class VllmReplayedCache(ReplayedCache):
         compiled.require_expressible(self.config)
 
     def compiled(self, schedule: Schedule, coming: Sequence[Arrival], check: bool, progress: Progress) -> Outcome:
+        from hkv.dialects.vllm.engines.numpy import NumpyEngine
         from hkv.dialects.vllm.schedule import compiled
         from hkv.replay import dispatches
 
@@ -208,7 +209,7 @@ class VllmReplayedCache(ReplayedCache):
         outcome = dataclasses.replace(outcome, occupancy=sampling and sampling.taken())
         if check:
             names = (COMPILED, REFERENCE)
-            reference = self.engine(REFERENCE)
+            reference = self.engine(REFERENCE, NumpyEngine)
             compared = ComparedEngine(cast(CopyingEngine, reference), np.concatenate(running.ids), names)
             again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
             other = self.plain(schedule, again, cast(KeyedEngine, compared), reference, progress)

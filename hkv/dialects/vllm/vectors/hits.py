@@ -7,14 +7,15 @@ from typing import Any
 
 import msgspec
 
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Answer, Header, Hit, LookupOp, Operation
+from hkv.dialects.vllm.traffic.headers import draw_header
 from hkv.dialects.vllm.traffic.hit_causes import causes
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.dialects.vllm.traffic.traffic import FEATURES
-from hkv.oracle.record import draw
 from reference.hits import hit_alignment, longest_hit_by_definition
 
 SEEDS = 12
@@ -27,7 +28,8 @@ def cases() -> Iterator[dict[str, Any]]:
     """Some lookups of every feature."""
     for feature in FEATURES:
         for seed in range(SEEDS):
-            header, choices = draw(feature, seed, 1)
+            choices = RandomChoices(seed)
+            header = draw_header(choices, feature)
             seen: list[dict[str, Any]] = []
             engine = NumpyEngine(header)
 

@@ -16,6 +16,7 @@ from hkv.dialects.vllm.schedule import agreement, compiled, program, run
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.diagnosis import REASONS
 from hkv.errors import ConfigError, EngineFailure
+from hkv.oracle.engines import engine_factory
 from hkv.replay import dispatches, schedule_loop
 from hkv.replay.boundaries import Boundaries
 from hkv.replay.difference import Difference, compare_records
@@ -127,7 +128,7 @@ def both(config, schedule, arrivals):
     steps = mine.run()
     outcome = Outcome(studied, mine.recorder(), steps, mine.evictions, 0.0, schedule.max_model_len)
     outcome = dataclasses.replace(outcome, occupancy=sampling.taken())
-    reference = run.keyed_engine("numpy", config)
+    reference = run.keyed_engine("numpy", engine_factory("numpy"), config)
     compared = agreement.ComparedEngine(reference, np.concatenate(mine.ids), NAMES)
     other = studied.plain(schedule, arrivals, compared, reference, lambda: None)
     compared.check_all_compared()
@@ -235,7 +236,7 @@ def test_a_wrong_block_is_named():
     mine.run()
     ids = np.concatenate(mine.ids)
     ids[len(ids) // 2] += 1
-    reference = run.keyed_engine("numpy", config)
+    reference = run.keyed_engine("numpy", engine_factory("numpy"), config)
     compared = agreement.ComparedEngine(reference, ids, NAMES)
     with pytest.raises(Difference, match="blocks differs"):
         run.VllmReplayedCache(config).plain(schedule, arrivals, compared, reference, lambda: None)
@@ -251,7 +252,7 @@ def test_a_wrong_number_is_noticed(field):
     other = dataclasses.replace(schedule, **{field: getattr(schedule, field) - 1})
     mine = compiled.CompiledReplay(config, other, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
     mine.run()
-    engine = run.keyed_engine("numpy", config)
+    engine = run.keyed_engine("numpy", engine_factory("numpy"), config)
     plain = run.VllmReplayedCache(config).plain(schedule, arrivals, engine, engine, lambda: None)
     with pytest.raises(Difference):
         compare_records(mine.recorder(), plain.recorder, NAMES)
