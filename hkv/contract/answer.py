@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import traceback
 from collections.abc import Callable, Sequence
@@ -41,6 +42,22 @@ class Mismatch:
     field: str
     want: Any
     got: Any
+
+
+def taken(answer: Any) -> Any:
+    """An answer as it is when it is given: an engine may hand out lists of its own, which go on changing."""
+    # The types of logs first: `copy.deepcopy` takes up to three times as long, and there are many answers.
+    if isinstance(answer, list):
+        return answer.copy() if not answer or type(answer[0]) is int else [taken(each) for each in answer]
+    if isinstance(answer, dict):
+        return {name: taken(each) for name, each in answer.items()}
+    if isinstance(answer, msgspec.Struct):
+        fields = ((name, getattr(answer, name)) for name in answer.__struct_fields__)
+        return type(answer)(**{name: value if type(value) in _PLAIN else taken(value) for name, value in fields})
+    return answer if type(answer) in _PLAIN else copy.deepcopy(answer)
+
+
+_PLAIN = (int, bool, str, bytes, float, type(None))
 
 
 def attempt_with(perform: Callable[[Any, Any], Any], wanted: Any, engine: Any, operation: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hkv.contract import registry
-from hkv.contract.answer import EngineFactory, Failure, Mismatch
+from hkv.contract.answer import EngineFactory, Failure, Mismatch, taken
 from hkv.contract.traffic import STEERED, Kept, RandomChoices
 from hkv.errors import ConfigError
 from hkv.oracle.check import with_bugs
@@ -155,7 +155,7 @@ def record(factory: EngineFactory, feature: str, seed: int, version: int, steps:
     def perform(operation: Any) -> Any:
         answer = dialect.perform(engine, operation)
         recording.operations.append(operation)
-        recording.answers.append(answer)
+        recording.answers.append(taken(answer))
         return answer
 
     dialect.drive(header, choices, perform, steps)
@@ -203,7 +203,7 @@ def differ(
     def perform(operation: Any) -> Any:
         want, mismatch = pair.perform(operation)
         recording.operations.append(operation)
-        recording.answers.append(None if isinstance(want, Failure) else want)
+        recording.answers.append(None if isinstance(want, Failure) else taken(want))
         if mismatch is not None:
             raise _Parted(mismatch)
         if isinstance(want, Failure):

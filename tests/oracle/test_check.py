@@ -9,11 +9,12 @@ import pytest
 
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.log.structs import Answer, Header, Operation, StateOp
+from hkv.dialects.vllm.log.structs import Answer, CacheState, Header, Operation, StateOp
 from hkv.errors import ConfigError, FileError
 from hkv.oracle.check import HISTORY, check_log
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import parse_log
+from hkv.oracle.log_file import log_bytes, parse_log
+from hkv.oracle.record import differ, record
 from tests.oracle.sample import ALLOCATE, HEADER, OPERATIONS, encode, sample
 
 
@@ -100,6 +101,29 @@ def test_a_bug_makes_a_difference() -> None:
     difference = check_log(log, NumpyEngine)
     assert difference is not None
     assert (difference.field, difference.want, difference.got) == ("hit", 0, 4)
+
+
+class Reusing(NumpyEngine):
+    """The reference, which hands out the same object for every state."""
+
+    told: CacheState | None = None
+
+    def state(self) -> CacheState:
+        now = super().state()
+        self.told = self.told or now
+        for name in now.__struct_fields__:
+            setattr(self.told, name, getattr(now, name))
+        return self.told
+
+
+def test_an_answer_is_recorded_as_it_was_given() -> None:
+    recording = record(Reusing, "core", 1, 2, 4)
+    assert recording.answers == record(NumpyEngine, "core", 1, 2, 4).answers
+    content = log_bytes(recording.header, recording.operations, recording.answers)
+    assert check_log(parse_log(content, "a"), NumpyEngine) is None
+    compared, parted = differ(NumpyEngine, Reusing, "core", 1, 2, 4)
+    assert parted is None
+    assert compared.answers == recording.answers
 
 
 def test_unknown_engine() -> None:

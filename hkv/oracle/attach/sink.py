@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hkv.contract import registry
+from hkv.contract.answer import taken
 from hkv.contract.dialect import Dialect
 from hkv.contract.log import describe
 from hkv.oracle.attach.settings import AttachSettings
@@ -137,7 +138,7 @@ class ShadowSink:
             return
         want = attempt(self._dialect, self._engine, operation)
         self._performed.append(operation)
-        self._answers.append(want)
+        self._answers.append(taken(want))
         # In the order in which `check` holds a log to an engine: what the live cache does not tell is not compared.
         if mismatch := self._dialect.compare(answer, want, self._header.oplog):
             self._differ(mismatch.field, mismatch.got, mismatch.want)
