@@ -220,11 +220,13 @@ def command(
             raise ConfigError("--prompt", prompt, "none beside --trace, which says all of it")
         from hkv.cli.workload import Drawn  # NumPy and JAX: a plan does without
 
-        numbers = Drawn(prompt or 1, answer or 256, percentage("--shared", shared or "50%"), requests_per_second or 1.0)
+        share = percentage("--shared", "50%" if shared is None else shared)
+        numbers = Drawn(prompt or 1, answer or 256, share, requests_per_second or 1.0)
         if trace_path is not None:
             refuse_given(["answer", "shared", "requests_per_second"], "none beside --trace, which says all of it")
         target = None if target_hit_rate is None else percentage("--target-hit-rate", target_hit_rate)
-        _workload(planners[chosen[0]], configs, trace_path or numbers, target, memory, options, json_path, plot_path)
+        workload = numbers if trace_path is None else trace_path
+        _workload(planners[chosen[0]], configs, workload, target, memory, options, json_path, plot_path)
         return
     refuse_given(["answer", "shared", "requests_per_second", "target_hit_rate"], "--prompt or --trace beside it")
     wanted = combinations(configs, options)

@@ -180,6 +180,9 @@ TEXTS = [
         for value in ("", "x", "[]", "{}", '{"method": "guess"}', '{"magic": 1}')
     ),
     *(("plan", "--layout", value) for value in ("", "X", "LBHN")),
+    *(("plan", name, value) for name in ("--shared", "--target-hit-rate") for value in ("", "x", "-1%", "101%", "nan")),
+    *(("plan", "--trace", value) for value in ("", "/nowhere/trace.jsonl", "pyproject.toml")),
+    ("plan", "--ignore-field", "sliding_window,num_hidden_layers"),
     *(("plan", name, value) for name in ("--tp", "--pp", "--dcp") for value in (HUGE, LONG, "-1", "0", "nan", "", "x")),
     *(("plan", name, value) for name in ("--dtype", "--kv-dtype", "--state-dtype") for value in ("", "float7")),
     *(("plan", "--bugs", value) for value in ("x", "x,y")),
@@ -240,6 +243,8 @@ def test_texts_that_are_refused(
         arguments.append("--spec=mamba:16")
     if option == "--endpoint":
         arguments.append("--seconds=0")
+    if option in ("--shared", "--target-hit-rate"):
+        arguments.append("--prompt=80")
     ended = perform(arguments, tmp_path)
     assert (ended.status, ended.out) == (2, b"")
     complaint(capsys)
