@@ -10,9 +10,11 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.judges.recorded import published
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.errors import HKVError
+from hkv.model.huggingface.served_dtype import SCHEMES
 
 DEVICES = ("h100", "b200", "a100", "l40s", "rtx5090")
 """GPUs of compute capabilities 9.0, 10.0, 8.0, 8.9 and 12.0."""
@@ -110,6 +112,13 @@ class TypeAnswers:
         for device, row in self.table.items():
             for dtype, index in row.items():
                 yield device, dtype, None if index < 0 else self.planned[index]
+
+
+def asking() -> dict[str, Mapping[str, Any]]:
+    """Published files that ask for a type of the cache themselves, by name."""
+    files = {name: each["config"] for name, each in published().items()}
+    quantized = {name: file.get("quantization_config", {}) for name, file in files.items()}
+    return {name: files[name] for name, found in quantized.items() if any(found.get(field) for field in SCHEMES)}
 
 
 def recorded(path: pathlib.Path) -> Iterator[TypeAnswers]:

@@ -3,7 +3,8 @@
 vLLM 0.33.0 starts each model with every value of `--kv-cache-dtype` on five simulated GPUs of five compute
 capabilities, under its own choice of attention kernels; HKV has to print the same line, or to refuse what vLLM refuses.
 A model's class is built once a GPU, and for each type its caching layers are made again from the arguments that they
-were made with; a class that chooses kernels itself is built anew for each type. Run it with the Python of an
+were made with; a class that chooses kernels itself is built anew for each type. Published files that ask for a type
+themselves start with `auto` alone. Run it with the Python of an
 environment that has vLLM, which `benchmarks/make_vllm_environment.py` makes; with `--recorded` any Python will do.
 
 Examples:
@@ -25,15 +26,15 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.cache_type_records import DEVICES, MEMORY, TypeAnswers, differences, recorded
+from benchmarks.cache_type_records import DEVICES, MEMORY, TypeAnswers, asking, differences, recorded
 from benchmarks.judges import simulated_gpu
 from benchmarks.judges.children import answers
 from benchmarks.judges.records import message
 from benchmarks.judges.vllm_classes import silence
-from benchmarks.model_classes import released_cases
+from benchmarks.model_classes import published_case, released_cases
 from benchmarks.startup_judge import REFUSALS, Question, Startups
 from hkv.dialects.vllm.planning.devices import device_of
 from hkv.model.released import released_models
@@ -60,7 +61,7 @@ class CacheTypes(Startups):
         self.base = importlib.import_module("vllm.model_executor.layers.attention_layer_base").AttentionLayerBase
         self.made: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
 
-    def table(self, name: str, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def table(self, name: str, config: Mapping[str, Any], types: Iterable[str]) -> dict[str, dict[str, Any]]:
         """A model's answer for each device and type; in a process of its own."""
         found: dict[str, dict[str, Any]] = {}
         simulated_gpu.set_groups(1)
@@ -69,12 +70,12 @@ class CacheTypes(Startups):
             for device in DEVICES:
                 self.classes.be(device_of(device))
                 forget()
-                found[device] = dict(self._types(folder, name, device))
+                found[device] = dict(self._types(folder, name, device, types))
         return found
 
-    def _types(self, folder: str, name: str, device: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _types(self, folder: str, name: str, device: str, types: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         first, anew = None, False
-        for dtype in self.types:
+        for dtype in types:
             options = {} if dtype == "auto" else {"kv_cache_dtype": dtype}
             question = Question(name, device, "OPENAI_API_SERVER", options, {"memory": MEMORY})
             before = dict(os.environ)
@@ -163,9 +164,10 @@ def ask(only: Collection[str], jobs: int, seconds: float) -> Iterator[TypeAnswer
     """VLLM's answers, model by model as they come; why there are none goes to standard error."""
     silence()
     judge = CacheTypes()
-    cases = {case.name: case for case in released_cases() if case.name not in LEFT_OUT}
-    cases = {name: case for name, case in cases.items() if not only or name in only}
-    questions = ((name, functools.partial(judge.table, name, case.config)) for name, case in cases.items())
+    cases = {case.name: (case.config, judge.types) for case in released_cases() if case.name not in LEFT_OUT}
+    cases |= {name: (published_case(name, file, "").config, ("auto",)) for name, file in asking().items()}
+    asked = {name: case for name, case in cases.items() if not only or name in only}
+    questions = ((name, functools.partial(judge.table, name, *case)) for name, case in asked.items())
     for name, found in answers(questions, jobs=jobs, seconds=seconds):
         if "refused" in found:
             print(name, found["refused"], file=sys.stderr, flush=True)
@@ -183,7 +185,7 @@ def main() -> int:
     parser.add_argument("--recorded", type=pathlib.Path, help="answers that --record wrote, in place of vLLM")
     arguments = parser.parse_args()
     only = frozenset(arguments.only)
-    read = {model.name: model.config() for model in released_models()}
+    read = {model.name: model.config() for model in released_models()} | asking()
     counts: collections.Counter[str] = collections.Counter()
     lines: list[str] = []
     for record in recorded(arguments.recorded) if arguments.recorded else ask(only, arguments.jobs, arguments.seconds):

@@ -156,10 +156,47 @@ def test_a_checkpoint_s_own_packing_of_the_cache(quantization: dict[str, Any]) -
     )
 
 
-def test_a_packing_that_is_no_object_is_not_read_as_vllm_does_not() -> None:
-    model = read_model({"model_type": "llama", "quantization_config": {"quant_algo": "FP8", "kv_cache_scheme": "FP8"}})
-    assert model.token_bytes == read_model({"model_type": "llama"}).token_bytes
-    assert any(note.startswith("quantization_config.kv_cache_scheme = 'FP8'") for note in model.notes)
+FLOATS = {"num_bits": 8, "type": "float", "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits"),
+    [
+        ({"quant_method": "modelopt", "kv_cache_scheme": FLOATS}, 8),
+        ({"quant_method": "modelopt", "kv_cache_scheme": FLOATS | {"dynamic": True}}, 16),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, 16),
+        ({"quant_method": "modelopt", "kv_cache_scheme": FLOATS | {"type": "int"}}, 16),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, 4.5),
+        ({"quant_method": "modelopt", "kv_cache_scheme": "FP8"}, 8),
+        ({"quant_method": "modelopt", "kv_cache_scheme": "x", "kv_cache_quant_algo": "FP8"}, 16),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "fp8_e4m3"}, 16),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, 4.5),
+        ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, 8),
+        ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, 16),
+        ({"quant_method": "fp8", "kv_cache_scheme": FLOATS}, 16),
+        ({"quant_algo": "FP8", "kv_cache_scheme": "FP8"}, 16),
+    ],
+)
+def test_only_what_vllm_reads_packs_the_cache(quantization: dict[str, Any], bits: float) -> None:
+    """As vLLM 0.33.0 planned two layers of Llama with these."""
+    model = read_model({"model_type": "llama", "quantization_config": quantization})
+    assert model.token_bytes == read_model({"model_type": "llama"}).token_bytes * bits / 16
+    assert any("does not read it" in note for note in model.notes) == (bits == 16)
+
+
+def test_a_packing_inside_a_decoder_s_part_is_read_of_one_format() -> None:
+    """As vLLM 0.33.0 planned Qwen3.5 122B NVFP4, moved inside; latents do not look at compressed-tensors' schemes."""
+    plain = {"model_type": "llava", "text_config": {"model_type": "llama"}}
+    for method, factor in (("modelopt", 1), ("compressed-tensors", 2)):
+        packed = {"quant_method": method, "kv_cache_scheme": FLOATS}
+        inside = plain | {"text_config": {"model_type": "llama", "quantization_config": packed}}
+        assert read_model(inside).token_bytes * factor == read_model(plain).token_bytes
+    latent = {"model_type": "deepseek_v3"}
+    for method, factor in (("modelopt", 2), ("compressed-tensors", 1)):
+        packed = {"quant_method": method, "kv_cache_scheme": FLOATS}
+        assert (
+            read_model(latent | {"quantization_config": packed}).token_bytes * factor == read_model(latent).token_bytes
+        )
 
 
 def test_query_heads_that_ranks_do_not_divide_are_refused() -> None:

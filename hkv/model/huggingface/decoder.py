@@ -74,10 +74,10 @@ class Decoder:
             raise ConfigError(" x ".join(dict.fromkeys(size.names)), size.value, expected)
         return size.value // ranks
 
-    def _packing(self) -> tuple[str, str, tuple[str, ...]]:
-        """Element type of the cache, quantization, and the fields that decide them."""
+    def _packing(self, latent: bool = False) -> tuple[str, str, tuple[str, ...]]:
+        """Element type of the cache, quantization, and the fields that decide them; of latent layers or others."""
         kv, origin = self.options.kv_dtype, ()
-        if kv == "auto" and (stored := quantized_cache(self.fields)) is not None:
+        if kv == "auto" and (stored := quantized_cache(self.fields, latent)) is not None:
             kv, origin = stored
         if kv == "auto":
             name, fields = self.dtype
@@ -87,7 +87,7 @@ class Decoder:
         if kv == "fp8_e5m2":
             return "float8_e5m2", "fp8_per_tensor", ()
         if kv in ("nvfp4", "nvfp4_4over6"):
-            return "uint8", "nvfp4", ()
+            return "uint8", "nvfp4", origin
         if kv in TURBOQUANT_BITS:
             return "uint8", kv, ()
         if kv in ("int8_per_token_head", "int4_per_token_head"):
@@ -209,7 +209,7 @@ class Decoder:
         if packed is not None:
             dtype, quantization, dtype_fields = "uint8", kv, ()
         else:
-            dtype, quantization, dtype_fields = self._packing()
+            dtype, quantization, dtype_fields = self._packing(latent=True)
         if quantization == "nvfp4" or quantization in TURBOQUANT_BITS:
             raise ConfigError("kv_dtype", kv, "a packing of latents, such as nvfp4_ds_mla; this is of keys and values")
         size = rank.plus(rope)
@@ -277,7 +277,7 @@ class Decoder:
 
     def full_bytes(self) -> int:
         """Bytes a token costs in one of the model's full-attention layers; 0 where the family has none."""
-        dtype, quantization, _ = self._packing()
+        dtype, quantization, _ = self._packing(self.fields.has("kv_lora_rank"))
         if not {"num_attention_heads", "kv_lora_rank"} & self.fields.family.fields.keys():
             return 0
         if self.fields.has("kv_lora_rank"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.model.huggingface.family import words
@@ -57,41 +58,81 @@ def check_quantization(fields: Fields) -> None:
     for values, path in ((fields.outer, ""), (fields.values, fields.path)):
         found = values.get("quantization_config")
         method = found.get("quant_method") if isinstance(found, Mapping) else None
-        if method and str(method).lower().replace("compressed_tensors", "compressed-tensors") not in QUANTIZATIONS:
+        if method and quantization_method(found) not in QUANTIZATIONS:
             expected = f"a format of weights that vLLM 0.33 loads, one of {', '.join(sorted(QUANTIZATIONS))}"
             raise ConfigError(f"{path}quantization_config.quant_method", method, expected)
 
 
-def quantized_cache(fields: Fields) -> tuple[str, tuple[str, ...]] | None:
-    """The packing that a quantized checkpoint asks for, and the field that does; None where it asks for none.
+MODELOPT = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
+"""ModelOpt's types of a cache, and vLLM's (vLLM 0.33 `MODELOPT_TO_VLLM_KV_CACHE_DTYPE_MAP`)."""
 
-    A `kv_cache_scheme` of compressed-tensors, or `kv_cache_scheme` and `kv_cache_quant_algo` of ModelOpt (vLLM 0.33
-    `Attention`, `get_kv_cache_quant_algo_string`).
+SCHEMES = ("kv_cache_scheme", "kv_cache_quant_algo")
+"""Fields that ask for a type of the cache."""
+
+
+def quantized_cache(fields: Fields, latent: bool = False) -> tuple[str, tuple[str, ...]] | None:
+    """The type of the cache that a quantized checkpoint asks for, and the field that does; None where it asks for none.
+
+    ModelOpt's do so outside of a multimodal model's decoder, and what vLLM 0.33 does not know of theirs it passes over
+    (`get_kv_cache_quant_algo_string`); compressed-tensors' by a scheme, which layers of keys and values alone look at
+    (`Attention`). No other format's are read.
+
+    Args:
+      fields: the config.
+      latent: its layers are latent.
 
     Raises:
-      ConfigError: a scheme that HKV does not know.
+      ConfigError: a scheme that vLLM refuses.
     """
-    for values, path in ((fields.outer, ""), (fields.values, fields.path)):
-        quantization = values.get("quantization_config")
-        if not isinstance(quantization, Mapping):
-            continue
-        inner = quantization.get("quantization")
-        for part, place in ((inner, "quantization_config.quantization."), (quantization, "quantization_config.")):
-            if not isinstance(part, Mapping):
-                continue
-            for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
-                scheme = part.get(name)
-                if name == "kv_cache_scheme" and isinstance(scheme, str):
-                    told = f"{path}{place}{name} = {scheme!r}: no object, so that vLLM caches as without it"
-                    fields.notes["kv_cache_scheme"] = told
-                elif scheme is not None:
-                    return _packing(scheme, path + place + name), (path + place + name,)
+    found = _quantization(fields)
+    if found is None:
+        return None
+    quantization, path, outermost = found
+    inner = quantization.get("quantization", quantization)
+    parts = [(quantization, path)]
+    if isinstance(inner, Mapping) and inner is not quantization:
+        parts.insert(0, (inner, f"{path}quantization."))
+    asked = {f"{place}{name}": part[name] for name in SCHEMES for part, place in parts if part.get(name)}
+    if not asked:
+        return None
+    place, scheme = next(iter(asked.items()))
+    method = quantization_method(quantization)
+    dtype = None
+    if method.startswith("modelopt") and outermost:
+        dtype = _modelopt(scheme)
+    elif method == "compressed-tensors" and place == f"{path}kv_cache_scheme" and not latent:
+        if not isinstance(scheme, Mapping) or scheme.get("num_bits") != 8 or scheme.get("type") != "float":
+            raise ConfigError(place, scheme, "an 8-bit float scheme; name another packing with kv_dtype")
+        dtype = "fp8"
+    if dtype is None:
+        fields.notes["kv_cache_scheme"] = f"{place} = {scheme!r}: vLLM 0.33 does not read it, and caches as without it"
+        return None
+    return dtype, (place,)
+
+
+def _quantization(fields: Fields) -> tuple[Mapping[str, Any], str, bool] | None:
+    """The config's `quantization_config`, its path in the file, and whether it stands outside of the decoder's part."""
+    for values, path in ((fields.outer or fields.values, ""), (fields.values, fields.path)):
+        found = values.get("quantization_config")
+        if isinstance(found, Mapping):
+            return found, f"{path}quantization_config.", values is not fields.values or not fields.outer
     return None
 
 
-def _packing(scheme: object, place: str) -> str:
-    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float":
-        return "fp8"
-    if isinstance(scheme, str) and scheme.lower() in ("fp8", "fp8_e4m3"):
-        return "fp8"
-    raise ConfigError(place, scheme, "an 8-bit float scheme; name another packing with kv_dtype")
+def quantization_method(quantization: Mapping[str, Any]) -> str:
+    """The format's name (vLLM 0.33 `_normalize_quantization_config`)."""
+    producer, inner = quantization.get("producer"), quantization.get("quantization")
+    if isinstance(inner, Mapping) and inner.get("quant_algo") is not None:
+        named = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
+        if named or "modelopt_quant_config" in inner:
+            return "modelopt"
+    return str(quantization.get("quant_method") or "").lower().replace("compressed_tensors", "compressed-tensors")
+
+
+def _modelopt(scheme: object) -> str | None:
+    if isinstance(scheme, Mapping):
+        kind = scheme.get("num_bits"), scheme.get("type")
+        if kind == (8, "float") and scheme.get("dynamic") is False:
+            return MODELOPT["fp8"]
+        return MODELOPT["nvfp4"] if kind == (4, "float") else None
+    return MODELOPT.get(scheme.lower()) if isinstance(scheme, str) else None

@@ -76,7 +76,7 @@ class AttentionLayer:
     only: str | None = None
 
 
-def choose(device: Device, layer: AttentionLayer, dtype: str, block_size: int | None) -> Kernel:
+def choose(device: Device, layer: AttentionLayer, dtype: str, block_size: int | None, implied: bool = False) -> Kernel:
     """The kernel that vLLM takes for a layer.
 
     Args:
@@ -84,6 +84,7 @@ def choose(device: Device, layer: AttentionLayer, dtype: str, block_size: int | 
       layer: the layer.
       dtype: value of `--kv-cache-dtype`.
       block_size: tokens per block where they were asked for, or None.
+      implied: the type is what `auto` means for the model, so that `auto` is no way out.
 
     Raises:
       ConfigError: no kernel takes it, or the one that does then refuses.
@@ -94,13 +95,15 @@ def choose(device: Device, layer: AttentionLayer, dtype: str, block_size: int | 
         sizes = sorted({size for kernel in kernels(device, layer, dtype) for size in kernel.sizes})
         expected = f"a multiple of {' or '.join(map(str, sizes))} on {device.name}"
         raise ConfigError("block_size", block_size, expected)
-    able = [other for other in _table()["types"] if _first(device, layer, other, block_size) is not None]
+    others = [other for other in _table()["types"] if not (implied and other == "auto")]
+    able = [other for other in others if _first(device, layer, other, block_size) is not None]
     sort = "keys and values" if layer.latent is None else "latents"
     if layer.latent is not None and layer.latent["sparse"]:
         sort = "latents with an indexer"
     if not able:
         raise ConfigError("device", device.name, f"another: vLLM 0.33 has no kernels there for such {sort}")
-    raise ConfigError("kv_cache_dtype", dtype, f"one of {', '.join(able)}, for such {sort} on {device.name}")
+    meaning = f" (auto is {dtype} here)" if implied else ""
+    raise ConfigError("kv_cache_dtype", dtype, f"one of {', '.join(able)}, for such {sort} on {device.name}{meaning}")
 
 
 def _first(device: Device, layer: AttentionLayer, dtype: str, block_size: int | None) -> Kernel | None:

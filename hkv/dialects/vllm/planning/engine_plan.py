@@ -13,7 +13,7 @@ from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
-from hkv.dialects.vllm.planning.kernels import gdn_prefill, kda_prefill, model_kernels
+from hkv.dialects.vllm.planning.kernels import asked_type, gdn_prefill, kda_prefill, model_kernels
 from hkv.dialects.vllm.planning.model_checks import check_float_cache, check_length, check_parallel, shares_positions
 from hkv.dialects.vllm.planning.mtp import mtp_config
 from hkv.dialects.vllm.planning.multimodal import check_scales, least_step_tokens
@@ -129,7 +129,8 @@ def read_models(
     own = {**of_model, "kv_dtype": "auto"}
     model = read_model(content, ReadOptions(block_size=options.block_size, **own))
     kernels = model_kernels(content, model, device, options)
-    reading["kv_dtype"] = of_model["kv_dtype"] = kernels.kv_dtype
+    of_model["kv_dtype"] = kernels.kv_dtype
+    reading["kv_dtype"] = asked_type(content, model, kernels.kv_dtype)  # a draft has its target's
     if (kernels.block_size, kernels.kv_dtype) != (options.block_size, "auto"):
         model = read_model(content, ReadOptions(block_size=kernels.block_size, **of_model))
     check_scales(content, options.kv_cache_dtype)

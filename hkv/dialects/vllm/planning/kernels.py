@@ -89,7 +89,8 @@ def model_kernels(config: Mapping[str, Any], model: Model, device: Device, optio
         if spec.quantization == "fp8_indexer":
             continue
         for dtype in sorted({looked_up, "auto"} if keeps_layers(model, asked) else {looked_up}):
-            kernel = choose(device, _layer(config, model, spec, options), dtype, options.block_size)
+            implied = asked == "auto" != dtype
+            kernel = choose(device, _layer(config, model, spec, options), dtype, options.block_size, implied)
             chosen.setdefault(kernel.name, kernel)
             changed = stored_type(kernel, dtype)
             stored = stored if changed == dtype else changed
@@ -103,18 +104,21 @@ def model_kernels(config: Mapping[str, Any], model: Model, device: Device, optio
     return Kernels(common_block(list(chosen.values())), stored, layouts)
 
 
+def asked_type(config: Mapping[str, Any], model: Model, option: str) -> str:
+    """The type of the cache that the option asks for, or with `auto` the checkpoint, or neither."""
+    of_file = quantized_cache(decoder_fields(config), model.latent_sizes is not None) if option == "auto" else None
+    return option if of_file is None else of_file[0]
+
+
 def _types(config: Mapping[str, Any], model: Model, device: Device, asked: str) -> tuple[str, str]:
     """The type that a model is read with, and the one that vLLM asks its kernels about.
 
     Raises:
       ConfigError: a packing that vLLM 0.33 refuses for the model on whatever device.
     """
-    if asked == "auto":
-        stored = quantized_cache(decoder_fields(config))
-        if stored is not None:
-            return asked, stored[0]
-        if model.model_type == "glm_moe_dsa" and device.capability[0] == 10:  # vLLM 0.33 `GlmMoeDsaForCausalLM`
-            return "fp8_e4m3", "fp8_e4m3"
+    read, asked = asked, asked_type(config, model, asked)
+    if asked == "auto" and model.model_type == "glm_moe_dsa" and device.capability[0] == 10:
+        return "fp8_e4m3", "fp8_e4m3"  # vLLM 0.33 `GlmMoeDsaForCausalLM`
     if asked.startswith("turboquant_") and model.model_type in UNLISTED:
         raise ConfigError(
             "kv_cache_dtype", asked, f"another: vLLM cannot tell which layers of {model.model_type} attend"
@@ -125,8 +129,8 @@ def _types(config: Mapping[str, Any], model: Model, device: Device, asked: str) 
     if asked.endswith("_per_token_head") and any(_uneven(spec) for spec in model.attention_specs):
         raise ConfigError("kv_cache_dtype", asked, "another packing: keys and values differ in size")
     if asked == "float32" or (asked == "bfloat16" and model.model_type == "deepseek_v32"):
-        return asked, "auto"
-    return asked, asked
+        return read, "auto"
+    return read, asked
 
 
 def _uneven(spec: AttentionSpec) -> bool:

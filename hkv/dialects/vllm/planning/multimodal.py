@@ -7,6 +7,7 @@ from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.model.huggingface.reading import decoder_fields
+from hkv.model.huggingface.served_dtype import quantization_method
 
 READS_AHEAD = ("bagel", "gemma3", "molmo2", "moondream3", "paligemma")
 """Types in which tokens of an image read each other (vLLM 0.33 `MM_PREFIX_LM_MODELS`); some of Gemma 4 say so."""
@@ -47,7 +48,7 @@ def check_scales(config: Mapping[str, Any], kv_cache_dtype: str) -> None:
     if kv_cache_dtype != "fp8_e5m2":
         return
     quantization = config.get("quantization_config") or {}
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    method = quantization_method(quantization) if isinstance(quantization, Mapping) else None
     scheme = method == "compressed-tensors" and quantization.get("kv_cache_scheme") is not None
     if scheme or method in WITH_SCALES:
         raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"another with a checkpoint in {method}")
