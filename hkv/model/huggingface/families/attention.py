@@ -8,6 +8,7 @@ from hkv.model.huggingface.decoder import Decoder
 from hkv.model.huggingface.family_table import families
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.layer_kinds import (
+    FULL,
     SLIDING,
     Kinds,
     all_or_none,
@@ -31,6 +32,19 @@ def attention(kinds: Callable[[Fields], Kinds]) -> Callable[[Decoder], Model]:
         return decoder.model(len(layers))
 
     return read
+
+
+def _zaya(decoder: Decoder) -> Model:
+    """Full attention alone, its keys after convolutions (vLLM 0.33 `TransformersMoEForCausalLM`).
+
+    The backend knows no layer type of Zaya's: none has a window, and nothing keeps what the convolutions have seen.
+    """
+    count = decoder.fields.num_layers
+    for index in range(count):
+        decoder.attention(index, FULL, ())
+    told = "vLLM 0.33 plans keys and values alone, without states of convolutions or delayed values"
+    decoder.fields.notes["zaya"] = told
+    return decoder.model(count)
 
 
 STATED = """
@@ -176,6 +190,11 @@ model_type   hidden layers heads kv_heads longest window use_sliding_window
 qwen2_moe    2048 24 16 16 32768 4096 false Qwen2 MoE
 """
 
+ZAYA = """
+model_type   hidden layers heads kv_heads head_dim longest
+zaya         2048 40 8 2 128 131072 Zaya
+"""
+
 FAMILIES = {
     **families(STATED, attention(stated)),
     **families(UNIFORM, attention(everywhere)),
@@ -196,5 +215,6 @@ FAMILIES = {
     **families(LAGUNA, attention(patterned(lambda index, count: False)), more={"layer_types": None}),
     **families(LATER, attention(later_layers), more={"layer_types": None}),
     **families(MOE, attention(everywhere)),
+    **families(ZAYA, _zaya, inert="layer_types sliding_window cca_time0 cca_time1 router_hidden_size"),
     **families(QWEN2_MOE, attention(all_or_none), more={"layer_types": None}),
 }

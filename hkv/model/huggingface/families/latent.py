@@ -42,7 +42,9 @@ kimi_k2           61 512 64 4096   Kimi K2
 glm4_moe_lite     47 512 64 202752 GLM-4.7-Flash
 axk1              61 512 64 32768  A.X K1
 mistral4          36 256 64 1048576 Mistral 4
+youtu             32 512 64 131072 Youtu
 """
+"""Models of vLLM 0.33's own classes; Youtu is served through transformers, whose backend recognises latents."""
 
 SIZES = words(
     "hidden_size num_attention_heads num_key_value_heads head_dim v_head_dim qk_nope_head_dim qk_head_dim layer_types"
@@ -71,17 +73,5 @@ FAMILIES = {
         _expanded,
         EXPANDED,
         words("hidden_size num_key_value_heads head_dim v_head_dim kv_lora_rank scale_emb scale_depth dim_model_base"),
-    ),
-    "youtu": Family(
-        "Youtu",
-        _expanded,
-        {
-            "num_hidden_layers": 32,
-            "num_attention_heads": 16,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "max_position_embeddings": 131072,
-        },
-        words("hidden_size num_key_value_heads head_dim v_head_dim kv_lora_rank"),
     ),
 }
