@@ -10,11 +10,9 @@ import dataclasses
 import numpy as np
 
 from hkv.dialects.vllm.explorer.space import Space
+from hkv.dialects.vllm.invariants import arrays
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from reference.hits import hit_alignment
-
-FAR = 1 << 20
-"""More tokens than any request has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,64 +20,36 @@ class Definitions:
     """Tables over L = `max_model_len` tokens, G groups and W columns of a row.
 
     Attributes:
-      sizes: int32[G], tokens in a block.
-      opaque, recurrent, snapshot: bool[G]: one block a request; a Mamba row; blocks hold states.
-      whole: bool[G, W], columns whose tokens every later query reads.
-      off_grid: bool[G], chunks that do not start at blocks.
-      outgrown: bool[G, L + 1, W], columns that are not needed any more when so many tokens are processed.
-      needed: bool[L + 1, G, W, L + 1], whether a hit of so many tokens needs a column to hold so many tokens.
+      outgrown, unread: bool[L + 1, G, W], columns that are not needed, or not read, any more when so many tokens are
+        processed.
+      needed: bool[L + 1, G, W], columns that a hit of so many tokens needs.
       proofs: bool[L + 1, P, G, L + 1], sets of entries of which one is wanted, P sets for a hit of so many tokens.
       proven: bool[L + 1, P], which of those sets count.
       aligned: bool[L + 1], lengths that a hit may have.
       may_be_less, may_be_more: bool[L + 1], requests of so many tokens whose hit may be shorter or longer than defined
         (`hkv.dialects.vllm.traffic.hit_causes`).
-      watermark: blocks that stay free when a request is admitted beside others.
       registrable: int32[G, L + 1], how many of so many computed tokens may get keys.
-      family: bool[G], groups whose blocks all get keys as soon as they are full.
-      dense: whether nothing is left out on purpose.
     """
 
-    sizes: np.ndarray
-    opaque: np.ndarray
-    recurrent: np.ndarray
-    whole: np.ndarray
-    snapshot: np.ndarray
-    off_grid: np.ndarray
     outgrown: np.ndarray
+    unread: np.ndarray
     needed: np.ndarray
     proofs: np.ndarray
     proven: np.ndarray
     aligned: np.ndarray
     may_be_less: np.ndarray
     may_be_more: np.ndarray
-    watermark: int
     registrable: np.ndarray
-    family: np.ndarray
-    dense: bool
 
 
 def definitions(space: Space) -> Definitions:
     """The tables of a space."""
     config, width = space.config, space.buckets.row
-    specs, longest = config.topology.specs, config.max_model_len
-    sizes = np.array(config.block_sizes, np.int32)
+    groups, longest = len(config.topology.specs), config.max_model_len
     lengths = range(longest + 1)
-    outgrown = np.zeros((len(specs), longest + 1, width), bool)
-    needed = np.zeros((longest + 1, len(specs), width, longest + 1), bool)
-    whole = np.zeros((len(specs), width), bool)
-    off_grid = np.array([spec.off_grid for spec in specs])
-    for group, spec in enumerate(specs):
-        never = spec.retired(FAR, int(sizes[group]))
-        whole[group] = [spec.prefix_cacheable and column not in never for column in range(width)]
-        for n in lengths:
-            columns = spec.retired(n, int(sizes[group]))
-            outgrown[group, n, columns.start : columns.stop] = True
-            if spec.prefix_cacheable and not off_grid[group]:
-                for column in {position // sizes[group] for positions in spec.reads(n) for position in positions}:
-                    needed[n, group, column, min(n, (column + 1) * sizes[group])] = True
     proofs = [_proof(space, n) for n in lengths]
     most = max(map(len, proofs))
-    table = np.zeros((longest + 1, most, len(specs), longest + 1), bool)
+    table = np.zeros((longest + 1, most, groups, longest + 1), bool)
     proven = np.zeros((longest + 1, most), bool)
     for n, sets in enumerate(proofs):
         for number, entries in enumerate(sets):
@@ -88,37 +58,16 @@ def definitions(space: Space) -> Definitions:
                 table[n, number, group, end] = True
     named = [causes(config, n) for n in lengths]
     return Definitions(
-        sizes=sizes,
-        opaque=np.array([spec.one_block for spec in specs]),
-        recurrent=np.array([spec.snapshot for spec in specs]),
-        whole=whole,
-        snapshot=np.array([spec.snapshot for spec in specs]),
-        off_grid=off_grid,
-        outgrown=outgrown,
-        needed=needed,
+        outgrown=np.array([arrays.outgrown(config, n, width) for n in lengths]),
+        unread=np.array([arrays.outgrown(config, n, width, kept=False) for n in lengths]),
+        needed=np.array([arrays.read(config, n, width) for n in lengths]),
         proofs=table,
         proven=proven,
         aligned=np.array([n % hit_alignment(config) == 0 for n in lengths]),
         may_be_less=np.array([any(cause.direction == "less" for cause in found) for found in named]),
         may_be_more=np.array([bool(found & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID}) for found in named]),
-        watermark=config.watermark_blocks,
-        registrable=np.array([[_registrable(space, g, n) for n in lengths] for g in range(len(specs))], np.int32),
-        family=np.array([spec.reads_all for spec in specs]),
-        dense=config.retention_interval is None,
+        registrable=np.array([[arrays.registrable(config, g, n) for n in lengths] for g in range(groups)], np.int32),
     )
-
-
-def _registrable(space: Space, group: int, tokens: int) -> int:
-    """Number of the first `tokens` tokens that may get keys: those that drafts do not prefill again; of several groups
-    only whole scheduler blocks, in a draft's group one block more."""
-    config = space.config
-    settled = max(0, tokens - max(0, config.prefill_lookahead - 1))
-    specs, unit = config.topology.specs, config.scheduler_block_size
-    if len(specs) == 1:
-        return settled
-    if any(specs[index] == specs[group] for index in config.eagle_group_ids) and tokens >= unit:
-        return min(settled, settled // unit * unit + config.block_size(group))
-    return tokens // unit * unit
 
 
 def _proof(space: Space, length: int) -> list[set[tuple[int, int]]]:
