@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm import invariants
-from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.explorer.definitions import Definitions
 from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact, Move, follow
 from hkv.dialects.vllm.explorer.picture import Picture, of_blocks
@@ -78,18 +77,14 @@ class Moment(ArrayMoment):
     xp = jnp
     moment = None
     copies_states = diverged = answers_anew = False
-    external = reserved = encoder = 0
-    must_fit = np.False_
+    external = reserved = encoder = must_fit = 0
 
-    @property
-    def config(self) -> VllmConfig:
-        return self.space.config
-
+    config = property(lambda self: self.space.config)
     slot = property(lambda self: self.move.slot)
     width = property(lambda self: self.after.rows.shape[-1])
     granted = property(lambda self: self.status == int(Status.OK))
     new = property(lambda self: self.move.value)
-    delay = property(lambda self: self.move.extra != 0)
+    delay = property(lambda self: self.move.extra)
     settled = property(lambda self: self.fact("computed"))
     total = property(lambda self: self.fact("computed") + self.adopted)
     asked = property(lambda self: jnp.minimum(self.total + self.new, self.config.max_model_len))
@@ -97,7 +92,7 @@ class Moment(ArrayMoment):
     waits = waiting
     hit = property(lambda self: self.mine(self.after.hits))
     found = property(lambda self: self.mine(self.after.found))
-    covered = property(lambda self: self.blocks_for(self.hit) * self.groups.cacheable)
+    covered = property(lambda self: self.blocks_for(self.hit) * self.groups.prefix_cacheable)
     evicted = property(lambda self: np.arange(self.config.num_blocks) == self.move.value)
 
     @property
@@ -247,7 +242,7 @@ def _key_table(m: Moment) -> Iterator[Wrong]:
 def _hit_admission(m: Moment) -> Iterator[Wrong]:
     """The count of `hit admission`; beside states, no refusal of a hit is judged: one moment does not say which are of
     this step."""
-    found, covered = m.mine(m.before.found) * (m.adopted > 0), m.blocks_for(m.adopted) * m.groups.cacheable
+    found, covered = m.mine(m.before.found) * (m.adopted > 0), m.blocks_for(m.adopted) * m.groups.prefix_cacheable
     for wrong, say in invariants.rows.admitted(m, found, covered, m.adopted > 0):
         yield m.waiting & wrong, say
 

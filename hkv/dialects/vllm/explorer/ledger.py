@@ -94,17 +94,3 @@ def follow(ledger: jax.Array, move: Move, hit: jax.Array, status: jax.Array) -> 
     about_one = ~move.is_a(Code.EVICT, Code.RESET, Code.STEP)
     slots = jnp.arange(ledger.shape[0])[:, None]
     return jnp.where(about_one & (slots == move.slot), new, ledger)
-
-
-def prefixes(ledger: jax.Array, unit: int, longest: int) -> jax.Array:
-    """The strings' prefixes that have a key, int32[requests, longest + 1]; -1 where there is none.
-
-    Args:
-      ledger: the ledger.
-      unit: tokens between two keys.
-      longest: most tokens of a request.
-    """
-    ends = jnp.arange(longest + 1)
-    cut = ledger[:, Fact.LENGTH, None] - ends
-    exists = (cut >= 0) & (ends > 0) & (ends % unit == 0)
-    return jnp.where(exists, ledger[:, Fact.STRING, None] >> jnp.maximum(cut, 0), -1)

@@ -9,10 +9,9 @@ thousands of worlds are judged side by side; names of prefixes; and hits by defi
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -67,57 +66,28 @@ def sentences(found: Iterable[Wrong]) -> Iterator[str]:
             yield say(*places[0].tolist())
 
 
-class Groups(NamedTuple):
-    """Properties of a configuration's groups, an entry a group: bool[G], or int32[G] for counts.
+class Groups:
+    """Properties of each group's spec, by their names in `LayerSpec`, as arrays of an entry a group.
+
+    Args:
+      config: the configuration.
 
     Attributes:
-      sizes: tokens in a block.
-      one_block: a row is one block.
-      encoder: a row holds an encoder's output.
-      keeps_states: states stand at the ends of blocks.
-      scratch: columns besides those of tokens.
-      snapshot: blocks hold states.
-      off_grid: chunks do not start at blocks.
-      reads_all: every query reads all.
-      cacheable: blocks may be hit.
-      apart: states may be of other lengths than their columns' ends: exported, or kept inside blocks.
-      checkpoints: chunks export states on their way, each in a column that says nothing of its length.
+      sizes: int32[G], tokens in a block.
+      apart: bool[G], states may be of other lengths than their columns' ends: exported, or kept inside blocks.
     """
 
-    sizes: np.ndarray
-    one_block: np.ndarray
-    encoder: np.ndarray
-    keeps_states: np.ndarray
-    scratch: np.ndarray
-    snapshot: np.ndarray
-    off_grid: np.ndarray
-    reads_all: np.ndarray
-    cacheable: np.ndarray
-    apart: np.ndarray
-    checkpoints: np.ndarray
+    def __init__(self, config: VllmConfig) -> None:
+        self._specs, self.sizes = config.topology.specs, np.array(config.block_sizes, np.int32)
+        self.apart = self.snapshot & ((self.sizes > config.hash_block_size) | (self.checkpoint_blocks > 0))
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        value = np.array([getattr(spec, name) for spec in self._specs])
+        setattr(self, name, value)
+        return value
 
 
-@functools.lru_cache(maxsize=256)
-def groups_of(config: VllmConfig) -> Groups:
-    """The groups of a configuration, see `Groups`."""
-    specs, sizes = config.topology.specs, np.array(config.block_sizes, np.int32)
-    snapshot, checkpoints = (
-        np.array([spec.snapshot for spec in specs]),
-        np.array([spec.checkpoint_blocks > 0 for spec in specs]),
-    )
-    return Groups(
-        sizes=sizes,
-        one_block=np.array([spec.one_block for spec in specs]),
-        encoder=np.array([bool(spec.encoder_tokens) for spec in specs]),
-        keeps_states=np.array([bool(spec.keeps_states) for spec in specs]),
-        scratch=np.array([spec.scratch_blocks for spec in specs], np.int32),
-        snapshot=snapshot,
-        off_grid=np.array([spec.off_grid for spec in specs]),
-        reads_all=np.array([spec.reads_all for spec in specs]),
-        cacheable=np.array([spec.prefix_cacheable for spec in specs]),
-        apart=snapshot & ((sizes > config.hash_block_size) | checkpoints),
-        checkpoints=checkpoints,
-    )
+groups_of = functools.lru_cache(maxsize=256)(Groups)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -173,14 +143,13 @@ class ArrayMoment:
         int[B] too; `cached` bool[B]; `rows` int[R, G, W], 0 where null or beyond the row's `lengths` int[R, G].
       granted: nothing was refused.
       slot: int, place of the operation's request.
-      adopted, external, new, reserved: of an `allocate`; `delay`, `must_fit`, `counted` likewise.
+      adopted, external, new, reserved, delay, must_fit: of an `allocate`.
       hit, found, covered: of a `lookup`, its tokens, blocks int[G, W], and the columns of each group.
     """
 
-    xp: Any
-    config: VllmConfig
-    before: Any
-    after: Any
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @property
     def groups(self) -> Groups:
@@ -221,126 +190,98 @@ class ArrayMoment:
         return -(-tokens // self.groups.sizes)
 
 
-@dataclasses.dataclass(frozen=True)
 class HostPicture:
-    """A snapshot as arrays; `ArrayMoment` says what they are."""
+    """A snapshot as arrays, of as many requests and columns as the moment has; `ArrayMoment` says what they are."""
 
-    snapshot: Snapshot
-    queued: np.ndarray
-    place: np.ndarray
-    refs: np.ndarray
-    held: np.ndarray
-    entry: np.ndarray
-    group: np.ndarray
-    tokens: np.ndarray
-    rows: np.ndarray
-    lengths: np.ndarray
-    free: np.ndarray
-    num_free: np.ndarray
-
-    @property
-    def cached(self) -> np.ndarray:
-        """bool[B], blocks with a key."""
-        return self.entry > 0
-
-
-def host_picture(snapshot: Snapshot, moment: HostMoment) -> HostPicture:
-    """A snapshot as arrays of as many requests and columns as the moment has."""
-    blocks, ids = moment.config.num_blocks, moment.ids
-    table = np.zeros((6, blocks), int)
-    place, refs, held, _, group, _ = table
-    place[:], group[:] = FAR, -1
-    place[snapshot.free[::-1]] = np.arange(len(snapshot.free))[::-1]
-    for counts, into in ((snapshot.refs, refs), (snapshot.held, held)):
-        into[list(counts)] = list(counts.values())
-    for block, named in snapshot.cached.items():
-        table[3:, block] = moment.entries.setdefault(named, len(moment.entries) + 1), *named[:2]
-    rows = np.zeros((len(ids), len(moment.config.block_sizes), moment.width), int)
-    lengths = np.zeros(rows.shape[:2], int)
-    for id, groups in snapshot.rows.items():
-        for number, row in enumerate(groups):
-            rows[ids[id], number, : len(row)], lengths[ids[id], number] = row, len(row)
-    free = np.asarray(len(snapshot.free))
-    counted = free if snapshot.num_free is None else np.asarray(snapshot.num_free)
-    queued = np.bincount(np.array(snapshot.free, int), minlength=blocks)
-    return HostPicture(snapshot, queued, *table, rows, lengths, free, counted)
+    def __init__(self, snapshot: Snapshot, moment: HostMoment) -> None:
+        blocks, ids = moment.config.num_blocks, moment.ids
+        table = np.zeros((6, blocks), int)
+        self.place, self.refs, self.held, self.entry, self.group, self.tokens = table
+        self.place[:], self.group[:] = FAR, -1
+        self.place[snapshot.free[::-1]] = np.arange(len(snapshot.free))[::-1]
+        for counts, into in ((snapshot.refs, self.refs), (snapshot.held, self.held)):
+            into[list(counts)] = list(counts.values())
+        for block, entry in snapshot.cached.items():
+            table[3:, block] = moment.entries.setdefault(entry, len(moment.entries) + 1), *entry[:2]
+        self.rows = np.zeros((len(ids), len(moment.config.block_sizes), moment.width), int)
+        self.lengths = np.zeros(self.rows.shape[:2], int)
+        for id, groups in snapshot.rows.items():
+            for number, row in enumerate(groups):
+                self.rows[ids[id], number, : len(row)], self.lengths[ids[id], number] = row, len(row)
+        self.queued = np.bincount(np.array(snapshot.free, int), minlength=blocks)
+        self.snapshot, self.cached, self.free = snapshot, self.entry > 0, np.asarray(len(snapshot.free))
+        self.num_free = self.free if snapshot.num_free is None else np.asarray(snapshot.num_free)
 
 
-@dataclasses.dataclass(frozen=True)
 class HostMoment(ArrayMoment):
-    """A moment of a log or an engine in NumPy, which knows besides what no compiled cache is asked.
+    """A moment of a log or an engine in NumPy.
 
-    Attributes:
+    Args:
       moment: the moment.
-      entries: numbers of cached entries.
     """
-
-    moment: Moment
-    entries: dict[tuple[int, int, str], int] = dataclasses.field(default_factory=dict)
 
     xp = np
 
     @staticmethod
     def of(moment: Moment) -> HostMoment:
         """The arrays of a moment, which all invariants share."""
-        found = vars(moment).get("arrays")
-        if found is None:
-            found = vars(moment)["arrays"] = HostMoment(moment)
-        return found
+        return vars(moment).get("arrays") or vars(moment).setdefault("arrays", HostMoment(moment))
 
-    @property
-    def config(self) -> VllmConfig:
-        return self.moment.config
+    def __init__(self, moment: Moment) -> None:
+        self.moment, self.config = moment, moment.config
+        self.operation, self.answer = operation, answer = moment.operation, moment.answer
+        self.entries: dict[tuple[int, int, str], int] = {}
+        # A log need not say both states: what asks for one that it does not say is not judged (`UnknownError`).
+        known = [each.rows for each in (moment.before, moment.after) if not isinstance(each, Unknown)]
+        self.names = list(dict.fromkeys([*moment.ledger.requests, *(id for rows in known for id in rows)]))
+        self.ids = {id: place for place, id in enumerate(self.names)}
+        self.id: str = getattr(operation, "id", "")
+        self.slot = self.ids.get(self.id, -1)
+        self.copies_states = copies_states(moment.config)
+        allocates = isinstance(operation, oplog.AllocateOp)
+        self.total = np.asarray(moment.ledger.total(operation) if allocates else 0)
+        self.asked = np.asarray(moment.ledger.slots(operation) if allocates else 0)
+        refused = isinstance(answer, oplog.Allocation) and answer.blocks is None
+        self.granted = np.bool_(not refused and getattr(answer, "ok", True))
+        hit = answer if isinstance(answer, oplog.Hit) else oplog.Hit(0, [], 0)
+        self.hit, self.shared_prefix = np.asarray(hit.hit), np.asarray(hit.shared_prefix or 0)
+        self.diverged = isinstance(answer, oplog.ConnectorHit) and answer.diverged
+        self.answers_anew = np.bool_(moment.again not in (None, answer))
+        lengths = [len(row) for rows in [*known, {"": hit.blocks}] for groups in rows.values() for row in groups]
+        tokens = max(min(hit.hit, self.config.max_model_len), int(self.asked))
+        self.width = max([1, *lengths, -(-tokens // min(self.config.block_sizes))])
+        self.found, self.covered = self.padded(hit.blocks)
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        """An argument of the operation; 0 where it has none."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return np.asarray(getattr(self.operation, {"adopted": "hit", "settled": "tokens"}.get(name, name), 0) or 0)
 
     @functools.cached_property
     def before(self) -> HostPicture:
-        return host_picture(self.moment.before, self)
+        return HostPicture(self.moment.before, self)
 
     @functools.cached_property
     def after(self) -> HostPicture:
-        return host_picture(self.moment.after, self)
+        return HostPicture(self.moment.after, self)
 
-    @functools.cached_property
-    def _known(self) -> list[dict[str, list[list[int]]]]:
-        """Rows of the states that are known: a log need not say both."""
-        return [each.rows for each in (self.moment.before, self.moment.after) if not isinstance(each, Unknown)]
-
-    @functools.cached_property
-    def ids(self) -> dict[str, int]:
-        """Requests, and their places in arrays."""
-        names = dict.fromkeys([*self.moment.ledger.requests, *(id for rows in self._known for id in rows)])
-        return {id: place for place, id in enumerate(names)}
-
-    @functools.cached_property
-    def names(self) -> list[str]:
-        """Requests by their places."""
-        return list(self.ids)
-
-    @functools.cached_property
-    def width(self) -> int:
-        lengths = (len(row) for rows in self._known for groups in rows.values() for row in groups)
-        hit = min(getattr(self.moment.answer, "hit", 0) or 0, self.config.max_model_len)
-        tokens = max(hit, self.asked) if isinstance(self.operation, oplog.AllocateOp) else hit
-        return max([1, *lengths, *map(len, self._hit), -(-int(tokens) // min(self.config.block_sizes))])
-
-    @property
-    def slot(self) -> int:
-        return self.ids.get(getattr(self.moment.operation, "id", None), -1)  # type: ignore[arg-type]
-
-    @property
-    def id(self) -> str:
-        """Name of the operation's request."""
-        return self.moment.operation.id  # type: ignore[union-attr]
+    def padded(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """int[G, W] and int[G]: rows of each group with zeros beyond, and their columns."""
+        table = np.zeros((len(self.config.block_sizes), max([self.width, *map(len, rows)])), int)
+        for group, row in enumerate(rows):
+            table[group, : len(row)] = row
+        return table, np.array([*map(len, rows), *[0] * (len(table) - len(rows))])
 
     def does(self, *operations: type) -> np.bool_:
-        return np.bool_(isinstance(self.moment.operation, operations))
+        return np.bool_(isinstance(self.operation, operations))
 
     may = does
 
     def mine(self, values: np.ndarray) -> np.ndarray:
         return values[self.slot] if self.slot >= 0 else np.zeros(values.shape[1:], values.dtype)
 
-    def fact(self, name: str) -> Any:
+    def fact(self, name: str) -> np.ndarray:
         record = self.moment.ledger.requests[self.id]
         return np.asarray(len(record.tokens) if name == "length" else getattr(record, name))
 
@@ -348,9 +289,7 @@ class HostMoment(ArrayMoment):
         return values[cells]
 
     def places(self, cells: np.ndarray) -> np.ndarray:
-        counts = np.bincount(cells.ravel(), minlength=self.config.num_blocks)
-        counts[0] = 0
-        return counts
+        return np.bincount(cells.ravel(), minlength=self.config.num_blocks) * self.real
 
     def most(self, cells: np.ndarray, values: np.ndarray) -> np.ndarray:
         table = np.full(self.config.num_blocks, -FAR)
@@ -379,66 +318,42 @@ class HostMoment(ArrayMoment):
             names[place] = -1 if name is None else name
         return names
 
+    def _meant(self, block: int) -> set[int]:
+        """Prefixes that the key of a cached block stands for."""
+        return self.moment.book.prefixes.get(self.moment.after.cached[block][2], set())
+
     def owned(self, chosen: np.ndarray) -> np.ndarray:
-        cells, cached, book = self.after.rows, self.moment.after.cached, self.moment.book.prefixes
-        names, right = self.prefixes(self.after.tokens[cells], chosen), chosen.copy()
+        cells, right = self.after.rows, chosen.copy()
+        names = self.prefixes(self.after.tokens[cells], chosen)
         for place in zip(*chosen.nonzero(), strict=True):
-            right[place] = names[place] in book.get(cached[cells[place]][2], ())
+            right[place] = names[place] in self._meant(int(cells[place]))
         return right
 
     def continues(self, cells: np.ndarray, ends: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        ledger, cached, book = self.moment.ledger, self.moment.after.cached, self.moment.book.prefixes
-        right = np.zeros(cells.shape, bool)
+        ledger, right = self.moment.ledger, np.zeros(cells.shape, bool)
         for place in zip(*chosen.nonzero(), strict=True):
-            end, names = int(ends[place]), book.get(cached[cells[place]][2], ())
-            right[place] = ledger.prefix(self.id, end) in {ledger.cut(name, end) for name in names}
+            end = int(ends[place])
+            right[place] = ledger.prefix(self.id, end) in {
+                ledger.cut(name, end) for name in self._meant(int(cells[place]))
+            }
         return right
+
+    def _lengths(self, block: int) -> set[int]:
+        return {self.moment.ledger.length(name) for name in self._meant(block)}
 
     @property
     def named(self) -> np.ndarray:
         known = np.zeros(self.config.num_blocks, bool)
-        for block, (_, tokens, key) in self.moment.after.cached.items():
-            known[block] = tokens in self._lengths(key)
+        for block, (_, tokens, _) in self.moment.after.cached.items():
+            known[block] = tokens in self._lengths(block)
         return known
-
-    def _lengths(self, key: str) -> set[int]:
-        return {self.moment.ledger.length(name) for name in self.moment.book.prefixes.get(key, ())}
 
     def unnamed(self, block: int) -> str:
         """Sentence about a block whose key is of no prefix of as many tokens."""
         group, tokens, key = self.moment.after.cached[block]
-        known = ", ".join(map(str, sorted(self._lengths(key))))
+        known = ", ".join(map(str, sorted(self._lengths(block))))
         said = f"stands for {known}" if known else "is of no prefix that a request ever had"
         return f"block {block} is cached as {tokens} tokens of group {group} under key {key}, which {said}"
-
-    @property
-    def copies_states(self) -> bool:
-        return copies_states(self.config)
-
-    @property
-    def granted(self) -> np.bool_:
-        answer = self.moment.answer
-        if isinstance(self.moment.operation, oplog.AllocateOp):
-            assert isinstance(answer, oplog.Allocation)
-            return np.bool_(answer.blocks is not None)
-        return np.bool_(not isinstance(self.moment.operation, oplog.ResetOp) or getattr(answer, "ok", False))
-
-    def _argument(self, name: str) -> Any:
-        return np.asarray(getattr(self.moment.operation, name, 0) or 0)
-
-    adopted = property(lambda self: self._argument("hit"))
-    external = property(lambda self: self._argument("external"))
-    reserved = property(lambda self: self._argument("reserved"))
-    encoder = property(lambda self: self._argument("encoder"))
-    new = property(lambda self: self._argument("new"))
-    settled = property(lambda self: self._argument("tokens"))
-    must_fit = property(lambda self: self._argument("must_fit") > 0)
-    delay = property(lambda self: self._argument("delay") > 0)
-
-    @property
-    def asked(self) -> np.ndarray:
-        assert isinstance(self.moment.operation, oplog.AllocateOp)
-        return np.asarray(self.moment.ledger.slots(self.moment.operation))
 
     @property
     def waiting(self) -> np.bool_:
@@ -446,71 +361,34 @@ class HostMoment(ArrayMoment):
 
     @property
     def busy(self) -> np.bool_:
-        said, rows = getattr(self.moment.operation, "scheduled", None), self.moment.before.rows
+        said, rows = getattr(self.operation, "scheduled", None), self.moment.before.rows
         return np.bool_(any(rows[id] for id in rows if id != self.id) if said is None else said)
 
     @property
     def waits(self) -> np.bool_:
-        said = getattr(self.moment.operation, "waiting", None)
+        said = getattr(self.operation, "waiting", None)
         return self.waiting if said is None else np.bool_(said)
 
     def same(self) -> np.bool_:
         return np.bool_(self.moment.before == self.moment.after)
 
     @property
-    def _hit(self) -> list[list[int]]:
-        answer = self.moment.answer
-        return answer.blocks if isinstance(answer, oplog.Hit) else []
-
-    @property
-    def hit(self) -> np.ndarray:
-        assert isinstance(self.moment.answer, oplog.Hit)
-        return np.asarray(self.moment.answer.hit)
-
-    @property
-    def shared_prefix(self) -> np.ndarray:
-        assert isinstance(self.moment.answer, oplog.Hit)
-        return np.asarray(self.moment.answer.shared_prefix or 0)
-
-    @functools.cached_property
-    def _found(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.padded(self._hit)
-
-    def padded(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """int[G, W] and int[G]: rows of each group with zeros beyond, and their columns."""
-        table = np.zeros((len(self.config.block_sizes), max([self.width, *map(len, rows)])), int)
-        for group, row in enumerate(rows):
-            table[group, : len(row)] = row
-        return table, np.array([*map(len, rows), *[0] * (len(table) - len(rows))])
-
-    @property
-    def found(self) -> np.ndarray:
-        return self._found[0]
-
-    @property
-    def covered(self) -> np.ndarray:
-        return self._found[1]
-
-    @property
     def searched(self) -> int:
         """One more than the most tokens of the hit: those of the request, or as the lookup says."""
-        limit = getattr(self.moment.operation, "limit", None)
-        return len(self.moment.ledger.requests[self.id].tokens) if limit is None else limit + 1
+        limit = getattr(self.operation, "limit", None)
+        return int(self.fact("length")) if limit is None else limit + 1
 
     def excused(self, direction: str) -> np.bool_:
-        named = causes(self.config, self.searched)
+        named, limited = causes(self.config, self.searched), getattr(self.operation, "limit", None) is not None
         if direction == "less":
-            limited = getattr(self.moment.operation, "limit", None) is not None and bool(self.config.eagle_group_ids)
+            limited = limited and bool(self.config.eagle_group_ids)
             return np.bool_(limited or any(cause.direction == "less" for cause in named))
         return np.bool_(self.config.partial_hits or named & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID})
 
     @functools.cached_property
     def defined(self) -> np.ndarray:
-        moment, id = self.moment, self.id
-        best = longest_hit_by_definition(
-            moment.config, lambda group, end: moment.has_entry(id, group, end), self.searched
-        )
-        return np.asarray(best)
+        has = functools.partial(self.moment.has_entry, self.id)
+        return np.asarray(longest_hit_by_definition(self.config, has, self.searched))
 
     @property
     def may_be_hit(self) -> np.bool_:
@@ -520,32 +398,15 @@ class HostMoment(ArrayMoment):
     @property
     def told(self) -> np.ndarray | None:
         """int[B]: how often each block is an end of the copies that are told; None where nothing is."""
-        if not isinstance(self.moment.answer, list):
-            return None
-        return np.bincount(np.array(self.moment.answer, int).ravel(), minlength=self.config.num_blocks)
+        ends = np.array(self.answer, int).ravel() if isinstance(self.answer, list) else None
+        return None if ends is None else np.bincount(ends, minlength=self.config.num_blocks)
 
     @property
     def evicted(self) -> np.ndarray:
-        return np.isin(np.arange(self.config.num_blocks), self.moment.operation.blocks)  # type: ignore[union-attr]
+        return np.isin(np.arange(self.config.num_blocks), self.operation.blocks)  # type: ignore[union-attr]
 
     @property
     def came(self) -> str:
         """That the request was preempted before, as a phrase."""
         preempted = self.moment.ledger.requests[self.id].preempted
         return f" of {self.id}, which was preempted and has come back," if preempted else ""
-
-    @property
-    def diverged(self) -> bool:
-        return isinstance(self.moment.answer, oplog.ConnectorHit) and self.moment.answer.diverged
-
-    @property
-    def answers_anew(self) -> np.bool_:
-        return np.bool_(self.moment.again not in (None, self.moment.answer))
-
-    answer = property(lambda self: self.moment.answer)
-    operation = property(lambda self: self.moment.operation)
-
-    @property
-    def total(self) -> np.ndarray:
-        operation = self.moment.operation
-        return np.asarray(self.moment.ledger.total(operation) if isinstance(operation, oplog.AllocateOp) else 0)

@@ -41,7 +41,7 @@ def index(m: ArrayMoment) -> Iterator[Wrong]:
     rows, sizes = after.rows, groups.sizes[:, None]
     tokens, holder = m.take(after.tokens, rows), m.take(after.group, rows)
     known = (rows > 0) & (tokens > 0)
-    inside = ((at * sizes < tokens) & (tokens <= (at + 1) * sizes)) | groups.checkpoints[:, None]
+    inside = ((at * sizes < tokens) & (tokens <= (at + 1) * sizes)) | (groups.checkpoint_blocks > 0)[:, None]
     apart = known & ((holder != np.arange(len(sizes))[:, None]) | ~inside)
     yield (
         apart,
@@ -112,7 +112,7 @@ def key_life(m: ArrayMoment) -> Iterator[Wrong]:
             lambda _: f"blocks {list_of(strange)} lost their keys, though neither handed out nor the request's own",
         )
         yield (
-            m.does(oplog.AllocateOp) & m.delay & fresh,
+            m.does(oplog.AllocateOp) & (m.delay != 0) & fresh,
             lambda _: f"blocks {list_of(fresh)} gained keys, though registration was to wait",
         )
     others = ~m.does(oplog.EvictOp, oplog.ResetOp, *FILLING)
@@ -154,6 +154,6 @@ def registration(m: ArrayMoment) -> Iterator[Wrong]:
     due = (at >= first[:, None]) & (at < (m.xp.minimum(limit, whole) // groups.sizes)[:, None])
     unknown = due & groups.reads_all[:, None] & ~m.take(after.cached, rows)
     yield (
-        allocating & m.granted & ~m.delay & unknown,
+        allocating & m.granted & (m.delay == 0) & unknown,
         lambda group, at: f"block {rows[group, at]} at column {at} of group {group} is full, and has no key",
     )

@@ -155,7 +155,7 @@ def consistency(m: ArrayMoment) -> Iterator[Wrong]:
         (m.shared_prefix != 0) & (m.shared_prefix <= m.hit),
         lambda: f"shared_prefix is {m.shared_prefix}: expected 0, or more than the hit of {m.hit}: {expected}",
     )
-    columns = m.xp.where(m.groups.cacheable, m.blocks_for(m.hit), 0)
+    columns = m.xp.where(m.groups.prefix_cacheable, m.blocks_for(m.hit), 0)
     covered = m.covered
     yield (
         covered != columns,

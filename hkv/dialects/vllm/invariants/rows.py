@@ -56,7 +56,9 @@ def room(m: ArrayMoment) -> Iterator[Wrong]:
     """
     groups, slots = m.groups, m.fact("slots")
     tokens = m.xp.where(groups.keeps_states, m.fact("main"), slots)
-    columns = m.xp.where(groups.encoder, m.blocks_for(m.fact("encoder")), m.blocks_for(tokens) + groups.scratch)
+    columns = m.xp.where(
+        groups.encoder_tokens, m.blocks_for(m.fact("encoder")), m.blocks_for(tokens) + groups.scratch_blocks
+    )
     columns = m.xp.where(groups.one_block, 1, columns)
     lengths = m.mine(m.after.lengths)
     yield (
@@ -94,10 +96,10 @@ def admission(m: ArrayMoment) -> Iterator[Wrong]:
         refused & ~waiting & ~nulled,
         lambda: f"the refusal changed {m.before.snapshot.rows[m.id]} to {m.after.snapshot.rows[m.id]}",
     )
-    columns = m.xp.where(groups.encoder, m.blocks_for(m.encoder), m.blocks_for(m.asked))
+    columns = m.xp.where(groups.encoder_tokens, m.blocks_for(m.encoder), m.blocks_for(m.asked))
     columns = m.xp.where(groups.one_block, 1, columns)
     needed = m.xp.sum(m.xp.maximum(columns - m.mine(m.before.lengths), 0))
-    simple = (m.adopted == 0) & (m.external == 0) & ~m.must_fit & (not mamba)
+    simple = (m.adopted == 0) & (m.external == 0) & (m.must_fit == 0) & (not mamba)
     needs = m.xp.where(simple, needed, _most_needed(m, m.xp.maximum(m.asked, m.fact("length"))))
     eager = (free - spared >= needs) & ((m.adopted == 0) | (not mamba))
     yield refused & eager, lambda: f"refused with {free} blocks free, {spared} set aside, and {needs} needed"
@@ -105,7 +107,7 @@ def admission(m: ArrayMoment) -> Iterator[Wrong]:
 
 def _most_needed(m: ArrayMoment, tokens: Any) -> Any:
     """More blocks than any rule could ask for: whole rows, scratch, a checkpoint, a copy and an external state each."""
-    return m.xp.sum(m.groups.scratch + m.blocks_for(m.xp.maximum(tokens, m.encoder)) + 4)
+    return m.xp.sum(m.groups.scratch_blocks + m.blocks_for(m.xp.maximum(tokens, m.encoder)) + 4)
 
 
 # Rules of admission, checked by counting, block by block, what a grant would take out of the queue.
@@ -216,7 +218,7 @@ def admitted(m: ArrayMoment, found: Any, covered: Any, waits: Any) -> Iterator[W
     queued = (found > 0) & m.take(m.before.refs == 0, found) & read
     copied = (covered > 0) & (m.adopted % groups.sizes > 0)
     costs = m.xp.sum(new, axis=1) + m.xp.sum(queued, axis=1) + copied
-    costs = m.xp.where(groups.encoder, m.blocks_for(m.encoder), costs)
+    costs = m.xp.where(groups.encoder_tokens, m.blocks_for(m.encoder), costs)
     needed = m.xp.sum(m.xp.where(groups.one_block, 1, costs))
     yield (
         m.granted != (needed <= free),
