@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -115,6 +116,7 @@ def cli(context: click.Context) -> None:
 def main() -> None:
     """Runs the command line; an error of the user's input becomes one line on stderr and exit status 2."""
     native_loops.enable()
+    gc.set_threshold(100_000, 20, 20)  # a trace and JAX are many objects that stay, and no cycles that matter
     interruption = Interruption()
     status = INTERRUPTED
     with contextlib.suppress(KeyboardInterrupt), interruption.watched():  # it may come while the last line is written
