@@ -21,6 +21,9 @@ WIDTH = 16
 LARGE = 1 << 19
 """Size from which on buckets grow by two, not by four."""
 
+HUGE = 1 << 22
+"""Size from which on they grow by an eighth of that: to fill such arrays takes longer than a replay's decisions."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +96,8 @@ class OperationBatch:
 
 
 def bucket(size: int, least: int) -> int:
-    """The smallest `least * 4**k` that is at least `size`; from `LARGE` on half of it, where that is enough.
+    """The smallest `least * 4**k` that is at least `size`; from `LARGE` on half of it, where that is enough, and from
+    `HUGE` on as many eighths as are enough.
 
     Few sizes mean few executables, but large arrays take their time to be filled.
     """
@@ -101,7 +105,8 @@ def bucket(size: int, least: int) -> int:
     while found < size:
         found *= 4
     half = found // 2
-    return half if max(size, least, LARGE) <= half else found
+    found = half if max(size, least, LARGE) <= half else found
+    return nearest(max(size, least), found // 8) if found > HUGE else found
 
 
 def nearest(size: int, least: int) -> int:

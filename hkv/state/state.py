@@ -247,9 +247,9 @@ def empty(buckets: Buckets, num_blocks: int) -> State:
     if not 1 <= num_blocks <= buckets.blocks:
         raise ConfigError("num_blocks", num_blocks, f"between 1 and the bucket's {buckets.blocks}")
     queue = np.zeros(buckets.queue + 1, np.int32)
-    queue[: num_blocks - 1] = np.arange(1, num_blocks)
+    queue[: num_blocks - 1] = np.arange(1, num_blocks, dtype=np.int32)
     blocks = np.zeros(buckets.blocks + 1, np.int32)
-    blocks[1:num_blocks] = np.arange(1, num_blocks)
+    blocks[1:num_blocks] = queue[: num_blocks - 1]
     counters = np.zeros(16, np.int32)
     counters[Counter.STEP] = 1
     counters[Counter.TAIL] = counters[Counter.FREE] = num_blocks - 1

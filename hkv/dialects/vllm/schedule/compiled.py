@@ -15,6 +15,7 @@ from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.compiled_occupancy import of_arrays
 from hkv.dialects.vllm.schedule.compiled_state import DiagnosedTrace, Resident
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, proof
+from hkv.machine.operations import bucket
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
 from hkv.replay.occupancy import Sampling
 from hkv.replay.record import Recorder
@@ -47,7 +48,7 @@ class Sizes:
             keys=max(1, trace.num_keys),
             tokens=trace.longest(schedule.max_model_len) + schedule.lookahead,
         )
-        return cls(buckets, rounded(trace.count, 64), rounded(len(trace.keys), 4096))
+        return cls(buckets, rounded(trace.count, 64), bucket(len(trace.keys), 4096))
 
     def ids_of_a_step(self, config: VllmConfig, schedule: Schedule) -> int:
         """Most block ids that one step reports: every slot's hit, every slot's new blocks and copies."""
