@@ -147,7 +147,7 @@ def _against_the_unevicted(draw: Draw, outcome: Outcome, causes: dict[str, np.nd
     """The replay in a pool that evicts nothing, once more, without asking for causes."""
     studied, requests = draw.studied(), draw.trace.requests
     tokens = sum(each.input_length + each.output_length for each in requests)
-    large = studied.cache.changed(tokens, len(requests))[EVICTS_NOTHING]
+    large = studied.cache.changed(tokens, len(requests), studied.schedule)[EVICTS_NOTHING]
     other = replay(draw.trace, large, studied.schedule, Timing(), causes=False)
     assert other.evictions == 0, seed
     hits = np.array([other.recorder.requests[place].hit for place in range(len(requests))])
@@ -182,7 +182,7 @@ def _advised(draw: Draw, outcome: Outcome, seed: int) -> dict[str, int]:
     requests = draw.trace.requests
     tokens = sum(each.input_length + each.output_length for each in requests)
     found = {}
-    for change, cache in studied.cache.changed(tokens, len(requests)).items():
+    for change, cache in studied.cache.changed(tokens, len(requests), studied.schedule).items():
         other = replay(draw.trace, cache, studied.schedule, Timing(), causes=False)
         found[change] = sum(record.hit for record in other.recorder.requests.values())
     said = advice(outcome, ceilings(draw.trace, outcome, studied.schedule, Timing(), REFERENCE))[-1]

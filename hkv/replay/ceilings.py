@@ -48,7 +48,7 @@ def ceilings(
     served = [each for each in trace.requests if each.input_length + each.output_length <= schedule.max_model_len]
     tokens = sum(each.input_length + each.output_length for each in served)
     found = []
-    for change, cache in outcome.cache.changed(tokens, len(served)).items():
+    for change, cache in outcome.cache.changed(tokens, len(served), schedule).items():
         if tokens // cache.key_tokens > MAX_KEYS:
             continue
         name = default_engine(cache)[0] if engine == COMPILED else engine

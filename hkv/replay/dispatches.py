@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from hkv.errors import ConfigError, EngineFailure
 from hkv.replay.boundaries import Boundaries
 from hkv.replay.reasons import Lacking
 from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder, RequestRecord, StepRecords
-from hkv.replay.schedule import Arrival, Schedule
+from hkv.replay.schedule import Arrival, Schedule, SharedArrivals
 from hkv.replay.schedule_state import ARRIVING, FATE, Arriving, Ending, Fate, Machine, Mode, Number
 from hkv.state.key_table import eviction_of
 from hkv.state.status import Status
@@ -64,6 +65,18 @@ class Incoming:
         lengths = self.requests[:-1, 1:3].astype(np.int64).sum(axis=1)
         return int(lengths[lengths <= limit].max(initial=1))
 
+    def payload(self, room: int) -> jax.Array:
+        """`keys` with room for so many, on the device: replays read it, and share it."""
+        if room not in self._payloads:
+            padded = np.zeros(room, np.int32)
+            padded[: len(self.keys)] = self.keys
+            self._payloads[room] = jax.device_put(padded)
+        return self._payloads[room]
+
+    @functools.cached_property
+    def _payloads(self) -> dict[int, jax.Array]:
+        return {}
+
     def slots(self, most: int) -> int:
         """Request slots for at most so many running requests and the head of the queue."""
         return min(most, max(1, self.count)) + 1
@@ -77,26 +90,38 @@ class Incoming:
 def incoming(arrivals: Sequence[Arrival], max_model_len: int) -> Incoming:
     """A trace as arrays; its keys are made here, in the order of the trace, for requests that are not too long.
 
+    Arrays of arrivals that several replays share are made once.
+
     Raises:
       ConfigError: a request arrives too late to be counted.
     """
+    if not isinstance(arrivals, SharedArrivals):
+        return _incoming(arrivals, max_model_len)
+    if arrivals.prepared is None:
+        arrivals.prepared = _incoming(arrivals, max_model_len)
+    return arrivals.prepared
+
+
+def _incoming(arrivals: Sequence[Arrival], max_model_len: int) -> Incoming:
     late = next((each.step for each in arrivals if each.step >= LATEST), None)
     if late is not None:
         raise ConfigError("step", late, f"arrivals before step {LATEST}: a longer --step-ms")
     parts = [np.asarray(each.keys() if each.prompt + each.output <= max_model_len else ()) for each in arrivals]
     ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    keys = np.concatenate([np.zeros(0, np.int32), *(part for part in parts if len(part))]).astype(np.int32)
+    keys = np.concatenate([np.zeros(0, np.int32), *(part for part in parts if len(part))]).astype(np.int32, copy=False)
     requests = np.zeros((len(arrivals) + 1, ARRIVING), np.int32)
-    for index, each in enumerate(arrivals):
-        requests[index] = each.step, each.prompt, each.output, ends[index], each.asked
+    for column, name in ((Arriving.STEP, "step"), (Arriving.PROMPT, "prompt"), (Arriving.OUTPUT, "output")):
+        requests[:-1, column] = [getattr(each, name) for each in arrivals]
+    requests[:-1, Arriving.KEY_START] = ends[:-1]
+    requests[:-1, Arriving.ASKED] = [each.asked for each in arrivals]
     seen = np.array([arrival.seen for arrival in arrivals], np.int64)
     return Incoming(requests, keys, ends, int(keys.max(initial=-1)) + 1, seen)
 
 
 def trace_arrays(
     schedule: Schedule, trace: Incoming, requests: int, keys: int, **more: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The fields of a `hkv.replay.schedule_state.Trace`, as NumPy arrays.
+) -> tuple[np.ndarray, jax.Array, np.ndarray]:
+    """The fields of a `hkv.replay.schedule_state.Trace`, the keys on the device, the others as NumPy arrays.
 
     Args:
       schedule: the schedule's numbers.
@@ -118,10 +143,9 @@ def trace_arrays(
     numbers = np.zeros(len(Number), np.int32)
     for number, value in values.items():
         numbers[number] = min(int(value), LATEST)
-    table, payload = np.zeros((requests + 1, ARRIVING), np.int32), np.zeros(keys, np.int32)
+    table = np.zeros((requests + 1, ARRIVING), np.int32)
     table[: trace.count] = trace.requests[: trace.count]
-    payload[: len(trace.keys)] = trace.keys
-    return table, payload, numbers
+    return table, trace.payload(keys), numbers
 
 
 def rounded(size: int, least: int) -> int:

@@ -94,7 +94,7 @@ def measured(point: Point, trace: InternedTrace) -> Row:
 
 
 def _infinite(studied: StudiedCache, trace: InternedTrace) -> ReplayedCache:
-    changed = without_evictions(trace, studied.cache, studied.schedule.max_model_len)
+    changed = without_evictions(trace, studied.cache, studied.schedule)
     if changed is None:
         raise ConfigError("bounds", studied.name, "a dialect that can make a pool so large, and prefix caching")
     return changed

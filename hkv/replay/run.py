@@ -20,7 +20,7 @@ from hkv.replay.hit_units import HitUnits
 from hkv.replay.occupancy import MOST, Occupancy
 from hkv.replay.optimal import Pool
 from hkv.replay.record import Recorder
-from hkv.replay.schedule import Arrival, Schedule
+from hkv.replay.schedule import Arrival, Schedule, SharedArrivals
 from hkv.replay.traces.interned import Interned, InternedTrace
 from hkv.replay.traces.prefix_keys import PrefixKeys
 from hkv.replay.traces.reader import TraceRequest, read_trace
@@ -132,12 +132,13 @@ class ReplayedCache(abc.ABC):
         """Indices of the groups under the EAGLE drop rule."""
         return frozenset()
 
-    def changed(self, tokens: int, requests: int) -> Mapping[str, ReplayedCache]:
+    def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         """The same cache with one cause of misses removed, by what was changed; none where the dialect offers none.
 
         Args:
           tokens: of all requests that a replay serves, outputs included.
           requests: their number.
+          schedule: the numbers that steer it.
         """
         return {}
 
@@ -410,25 +411,25 @@ def warmup_requests(text: str, requests: int) -> int:
 
 def _coming(
     trace: InternedTrace, cache: ReplayedCache, schedule: Schedule, timing: Timing, engine: str, asked: Sequence[int]
-) -> Iterator[Arrival]:
+) -> Iterable[Arrival]:
     """The requests on their way in; those of a compiled replay that is asked nothing are made once for all."""
     known = cache.key_tokens, schedule.max_model_len, timing
     compiled = engine == COMPILED
     if not compiled or asked:
         return interned_arrivals(trace, *known, lists=not compiled, asked=asked)
     if known not in trace.arrivals:
-        trace.arrivals[known] = list(interned_arrivals(trace, *known, lists=False))
-    return iter(trace.arrivals[known])
+        trace.arrivals[known] = SharedArrivals(interned_arrivals(trace, *known, lists=False))
+    return trace.arrivals[known]
 
 
-def without_evictions(trace: InternedTrace, cache: ReplayedCache, max_model_len: int) -> ReplayedCache | None:
+def without_evictions(trace: InternedTrace, cache: ReplayedCache, schedule: Schedule) -> ReplayedCache | None:
     """The same cache with a pool that evicts nothing of a trace; None where its dialect has none, or nothing is cached.
 
     Where no pool may be so large, it is the largest, and evicts something still.
     """
     lengths = [each.input_length + each.output_length for each in trace.requests]
-    served = [length for length in lengths if length <= max_model_len]
-    return cache.changed(sum(served), len(served)).get(EVICTS_NOTHING)
+    served = [length for length in lengths if length <= schedule.max_model_len]
+    return cache.changed(sum(served), len(served), schedule).get(EVICTS_NOTHING)
 
 
 def _without_evictions(
@@ -439,7 +440,7 @@ def _without_evictions(
     Two compiled replays go on at the same time where it is known when requests arrive, and where both fit.
     """
     cache.asks = None
-    changed = without_evictions(trace, cache, schedule.max_model_len)
+    changed = without_evictions(trace, cache, schedule)
     if changed is None:
         return None
     driving = engine
@@ -473,7 +474,7 @@ def _replayed(
     progress: Progress,
 ) -> Outcome:
     if driven is None:
-        return cache.compiled(schedule, list(coming), check, progress)
+        return cache.compiled(schedule, coming if isinstance(coming, list) else list(coming), check, progress)
     oracle = driven
     if check:
         oracle = cache.engine(REFERENCE, engine_factory(REFERENCE))

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, check_whole
@@ -63,6 +63,16 @@ class Arrival:
     keys: Callable[[], Sequence[int]]
     seen: int = 0
     asked: int = 0
+
+
+class SharedArrivals(list[Arrival]):
+    """Requests on their way in that several replays share.
+
+    Attributes:
+      prepared: the same as arrays, once a compiled replay made them; else None.
+    """
+
+    prepared: Any = None
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -45,7 +45,7 @@ class InternedTrace:
     def __init__(self, requests: Iterable[TraceRequest]) -> None:
         self.requests: Sequence[TraceRequest] = list(requests)
         self.granularity = granularity(self.requests)
-        self.arrivals: dict[Any, list[Any]] = {}
+        self.arrivals: dict[Any, Any] = {}
         self._keys: dict[tuple[int, int], Interned] = {}
         self._shared: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 

@@ -176,7 +176,7 @@ class RtpReplayedCache(ReplayedCache):
     def reuses(self) -> bool:
         return self.caching
 
-    def changed(self, tokens: int, requests: int) -> Mapping[str, ReplayedCache]:
+    def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         config = self.config
         if not self.caching:
             return {}

@@ -142,15 +142,12 @@ class VllmReplayedCache(ReplayedCache):
     def eagle_groups(self) -> frozenset[int]:
         return frozenset(self.config.eagle_group_ids)
 
-    def changed(self, tokens: int, requests: int) -> Mapping[str, ReplayedCache]:
+    def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         config = self.config
         if not config.caching:
             return {}
-        sizes = [config.block_size(group) for group in range(len(config.topology.groups))]
-        needed, most = (
-            2 + sum(tokens // size + requests for size in sizes),
-            max(_most_blocks(config), config.num_blocks),
-        )
+        needed = 2 + sum(_blocks_needed(config, group, tokens, requests, schedule) for group in range(len(self.groups)))
+        most = max(_most_blocks(config), config.num_blocks)
         found = {EVICTS_NOTHING: dataclasses.replace(config, num_blocks=min(needed, most))}
         if config.retention_interval is not None:
             found["Dense retention"] = dataclasses.replace(config, retention_interval=None)
@@ -158,7 +155,8 @@ class VllmReplayedCache(ReplayedCache):
         if factor > 1 and not any(spec.snapshot for spec in config.topology.specs):
             blocks = (config.num_blocks - 1) * factor + 1
             if blocks <= MAX_BLOCKS:
-                found[f"Blocks of {', '.join(str(size // factor) for size in sizes)}"] = _finer(config, factor, blocks)
+                sizes = ", ".join(str(size // factor) for size in config.block_sizes)
+                found[f"Blocks of {sizes}"] = _finer(config, factor, blocks)
         return {change: VllmReplayedCache(each) for change, each in found.items()}
 
     def engine(self, name: str, make: EngineFactory) -> KeyedEngine:
@@ -217,6 +215,26 @@ class VllmReplayedCache(ReplayedCache):
             compare_outcomes(outcome, other, names)
             compare_queues(running.free_queue(), reference.state().free, names)
         return outcome
+
+
+def _blocks_needed(config: VllmConfig, group: int, tokens: int, requests: int, schedule: Schedule) -> int:
+    """Blocks of a group that requests hold or leave behind cached at most, so that a pool that has them evicts nothing.
+
+    A window under retention 0 leaves behind what resumes before `RESUMPTIONS` lengths; its other blocks return without
+    keys, to be handed out before any that never was, so that they count only while a request runs.
+    """
+    spec, block = config.topology.specs[group], config.block_size(group)
+    everything = tokens // block + requests
+    sparse = spec.seeks_run and spec.retained_sparsely and config.retention_interval == 0
+    if not sparse or config.hit_alignment % block:
+        return everything
+    kept = requests * RESUMPTIONS * (spec.most_read // block + 2)
+    step = config.in_flight_limit + schedule.lookahead
+    return min(everything, kept + schedule.max_running * ((spec.most_read + spec.kept_beyond + step) // block + 3))
+
+
+RESUMPTIONS = 4
+"""Lengths before which a window keeps blocks under retention 0 (`hkv.dialects.vllm.rules.retire.expected_ends`)."""
 
 
 def _most_blocks(config: VllmConfig) -> int:
