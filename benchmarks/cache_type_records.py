@@ -114,7 +114,7 @@ class TypeAnswers:
                 yield device, dtype, None if index < 0 else self.planned[index]
 
 
-def asking() -> dict[str, Mapping[str, Any]]:
+def asking() -> dict[str, dict[str, Any]]:
     """Published files that ask for a type of the cache themselves, by name."""
     files = {name: each["config"] for name, each in published().items()}
     quantized = {name: file.get("quantization_config", {}) for name, file in files.items()}

@@ -57,8 +57,8 @@ def check_quantization(fields: Fields) -> None:
     """
     for values, path in ((fields.outer, ""), (fields.values, fields.path)):
         found = values.get("quantization_config")
-        method = found.get("quant_method") if isinstance(found, Mapping) else None
-        if method and quantization_method(found) not in QUANTIZATIONS:
+        found = found if isinstance(found, Mapping) else {}
+        if (method := found.get("quant_method")) and quantization_method(found) not in QUANTIZATIONS:
             expected = f"a format of weights that vLLM 0.33 loads, one of {', '.join(sorted(QUANTIZATIONS))}"
             raise ConfigError(f"{path}quantization_config.quant_method", method, expected)
 
