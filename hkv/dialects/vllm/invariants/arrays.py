@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hkv.contract.invariant import EVERY, Unknown
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.invariants.moment import INVARIANTS, Moment, Snapshot
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import copies_states
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
-from hkv.oracle.invariant import EVERY, Unknown
 from reference.hits import hit_alignment, longest_hit_by_definition
 
 FAR = 1 << 20
