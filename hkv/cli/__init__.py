@@ -189,8 +189,13 @@ def _explain(error: Exception) -> int:
             return CLOSED_PIPE
         case OSError():
             return _complain(f"{error.filename or 'system'}: {error.strerror or error}")
-        case ModuleNotFoundError():
+        case ModuleNotFoundError() if (error.name or "").partition(".")[0] == "reference":
             return _blame_foreign_reference(error)
+    from hkv.contract import registry
+    from hkv.contract.answer import failure_of
+
+    if (dialect := registry.dialect_at_fault(error)) is not None:
+        return _complain(" ".join(f"dialect {dialect}: {failure_of(error).message}".split()))
     return _admit(error)
 
 
@@ -211,8 +216,6 @@ def _admit(error: Exception) -> int:
 
 def _blame_foreign_reference(error: ModuleNotFoundError) -> int:
     """Complains of another package called `reference` that hides HKV's, where that is why a part of it is missing."""
-    if (error.name or "").partition(".")[0] != "reference":
-        return _admit(error)
     from hkv.version import check_reference
 
     try:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import traceback
 
 from hkv.contract.dialect import Dialect
 from hkv.errors import ConfigError
@@ -52,6 +53,18 @@ def dialects() -> tuple[Dialect, ...]:
         with contextlib.suppress(*() if name in BUILT_IN else (ConfigError,)):
             found[dialect_of(name)] = None
     return tuple(found)
+
+
+def dialect_at_fault(error: BaseException) -> str | None:
+    """Name of the other package's dialect in whose code an error was raised; None where it was in none's.
+
+    What that code calls is its own fault, too, unless it is HKV's.
+    """
+    packages = {place.partition(".")[0]: name for name, place in _registered().items() if name not in BUILT_IN}
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    rooms = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    known = [room for room in rooms if room in ("hkv", "reference", *packages)]
+    return packages.get(known[-1]) if known else None
 
 
 @functools.cache

@@ -34,11 +34,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-def hkv(site: pathlib.Path, *arguments: str | os.PathLike[str], status: int = 0) -> str:
-    """Output of a command of HKV, in a process of its own that sees the package."""
+def run(site: pathlib.Path, *arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
+    """A command of HKV, in a process of its own that sees the package."""
     path = os.pathsep.join([str(ROOT), str(site)])
     command = [sys.executable, "-c", "from hkv.cli import main; main()", *map(os.fspath, arguments)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+
+
+def hkv(site: pathlib.Path, *arguments: str | os.PathLike[str], status: int = 0) -> str:
+    """Output of a command that ends with a status."""
+    done = run(site, *arguments)
     assert done.returncode == status, done.stderr + done.stdout
     return done.stdout
 
@@ -113,3 +118,16 @@ def test_a_trace_is_replayed(site, tmp_path):
     assert done["requests"]["hit"] == [0, 64, 64, 64]
     refused = hkv(site, "replay", trace, *cache, "--eagle", "all", status=2)
     assert not refused
+
+
+@pytest.mark.parametrize("line", ["return 1 // 0", "json = __import__('json'); return json.loads('no')"])
+def test_an_error_of_the_dialect_is_one_line_with_its_name(site, tmp_path, line):
+    shutil.copytree(site, tmp_path / "site")
+    file = tmp_path / "site" / "toy_dialect" / "dialect.py"
+    text = file.read_text()
+    assert text.count('return ("core",)') == 1
+    file.write_text(text.replace('return ("core",)', line))
+    for command in (("record", "--feature", "core", "--seed", "0", "-o", "-"), ("diff", "--seeds", "1")):
+        done = run(tmp_path / "site", *command, "--dialect", "toy-radix")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert done.stderr.startswith("hkv: dialect toy-radix: ")
