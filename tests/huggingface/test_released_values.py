@@ -199,6 +199,19 @@ def test_a_packing_inside_a_decoder_s_part_is_read_of_one_format() -> None:
         )
 
 
+def test_zaya_is_read_as_the_transformers_backend_caches_it() -> None:
+    """As vLLM 0.33.0 planned it with windows and without on five GPUs; files of older layers are refused."""
+    plain = read_model({"model_type": "zaya"})
+    windows = {"layer_types": ["hybrid", "hybrid_sliding"] * 20, "sliding_window": 4096}
+    assert read_model({"model_type": "zaya"} | windows).specs == plain.specs
+    assert {type(spec) for spec in plain.specs.values()} == {FullAttention}
+    assert any("without states of convolutions" in note for note in plain.notes)
+    with pytest.raises(ConfigError, match=r"^cca, ffn_hidden_size, kv_channels = "):
+        read_model(
+            {"model_type": "zaya", "num_hidden_layers": 80, "cca": True, "ffn_hidden_size": 4096, "kv_channels": 128}
+        )
+
+
 def test_query_heads_that_ranks_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_attention_heads = 20: expected a multiple of 8 tensor-parallel ranks"):
         read_model({"model_type": "glm4_moe_lite", "num_attention_heads": 20}, ReadOptions(tensor_parallel=8))
