@@ -56,7 +56,7 @@ WANTING = {
 
 EVENTS = """
 import msgspec
-from hkv.oracle.events.stream import Message, write_recording
+from hkv.oracle.events import Message, write_recording
 write_recording("events.jsonl", [Message(0, msgspec.msgpack.encode([0.0, [["AllBlocksCleared"]], 0]))])
 """
 

@@ -20,7 +20,7 @@ from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_outp
 from hkv.contract.events import EventError, KeyIndex, Problem, decode_batch
 from hkv.errors import ConfigError
 from hkv.limits import MAX_COUNT, MAX_SECONDS
-from hkv.oracle.events.stream import (
+from hkv.oracle.events import (
     Gap,
     Item,
     Malformed,

@@ -17,7 +17,7 @@ from hkv.cli.numbers import SECONDS, Number
 from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.errors import ConfigError
 from hkv.limits import MAX_COUNT, MAX_STEP_MS, MAX_TOKENS
-from hkv.oracle.events.stream import Subscription
+from hkv.oracle.events import Subscription
 from hkv.replay.traces.imports.arrivals import Pace, in_order
 from hkv.replay.traces.imports.formats import FORMATS, Format
 from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks

@@ -20,7 +20,7 @@ from hkv.cli.standard_output import standard_output
 from hkv.contract.events import Batch, BlockStored, encode_batch
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.events.stream import Message, write_recording
+from hkv.oracle.events import Message, write_recording
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import Only, record
 from hkv.oracle.shrink import Shrinker

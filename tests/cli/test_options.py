@@ -104,7 +104,7 @@ def test_every_option_has_a_row(command: str) -> None:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Folder with the files that the rows read."""
     from hkv.contract.events import Batch, BlockStored, encode_batch
-    from hkv.oracle.events.stream import Message, write_recording
+    from hkv.oracle.events import Message, write_recording
 
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "wrong.py").write_text(ENGINES)

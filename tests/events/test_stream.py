@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hkv.cli.check_events import command
 from hkv.contract.events import Batch, BlockRemoved, BlockStored, encode_batch
 from hkv.errors import ConfigError, FileError
-from hkv.oracle.events.stream import (
+from hkv.oracle.events import (
     Gap,
     Message,
     Reconnection,

@@ -17,7 +17,7 @@ from hkv.contract.events import (
     decode_batch,
     encode_batch,
 )
-from hkv.oracle.events.stream import Gap, Message, Subscription
+from hkv.oracle.events import Gap, Message, Subscription
 
 pytestmark = [
     pytest.mark.vllm,

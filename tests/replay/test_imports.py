@@ -17,7 +17,7 @@ from hkv.cli import cli
 from hkv.contract.events import Batch, BlockRemoved, BlockStored, encode_batch
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.errors import ConfigError, FileError, HKVError, MissingExtraError
-from hkv.oracle.events.stream import Message, write_recording
+from hkv.oracle.events import Message, write_recording
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import record
 from hkv.replay.traces.imports.arrivals import Pace, in_order

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from hkv.contract.events import BlockStored, Hash, decode_batch
 from hkv.errors import ConfigError
 from hkv.input_file import lines_of, opened, shown
-from hkv.oracle.events.stream import Item, Message, read_recording_lines
+from hkv.oracle.events import Item, Message, read_recording_lines
 from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks
 
 SILENCE = 5000

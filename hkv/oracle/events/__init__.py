@@ -1,1 +1,0 @@
-"""KV events as routers read them: wire format, streams, and the events of an engine."""
