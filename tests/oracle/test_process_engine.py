@@ -132,12 +132,12 @@ def test_failures_are_named_in_one_line(program, text: str, message: str) -> Non
         child._timeout = 0.3  # from here on: a busy machine may take longer to start the program
     if "hello" in text and not child._rest:  # it may have come with the answer before it
         select.select([child._output], [], [], 5)
-    process = child._process
+    begun = child._process
     with pytest.raises(EngineProcessError) as caught:
         engine.lookup("r1")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert process.returncode is not None
+    assert begun.returncode is not None
     with pytest.raises(EngineProcessError, match="still runs"):
         engine.step()
 
