@@ -29,7 +29,7 @@ from hkv.errors import ConfigError
 from hkv.oracle.campaign import compare_in_cluster
 from hkv.oracle.comparison import Comparison, DiffResult, FoundDifference
 from hkv.oracle.engines import built_in
-from hkv.oracle.engines.process import PREFIX
+from hkv.oracle.engines.engine_process import PREFIX
 
 
 @click.command("diff")

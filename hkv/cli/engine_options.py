@@ -13,8 +13,7 @@ from hkv.contract import registry
 from hkv.contract.dialect import Dialect
 from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.engines import forms
-from hkv.oracle.engines.engine_process import TIMEOUT
-from hkv.oracle.engines.process import PREFIX
+from hkv.oracle.engines.engine_process import PREFIX, TIMEOUT
 from hkv.oracle.record import Only
 
 timeout_option = click.option(

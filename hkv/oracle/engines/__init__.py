@@ -66,13 +66,13 @@ def engine_factory(name: str, timeout: float | None = None) -> EngineFactory:
       ConfigError: there is no such engine.
       MissingExtraError: the engine needs a package that is not installed.
     """
-    from hkv.oracle.engines import process
+    from hkv.oracle.engines import engine_process
 
-    if name.startswith(process.PREFIX):
-        command = name.removeprefix(process.PREFIX).strip()
+    if name.startswith(engine_process.PREFIX):
+        command = name.removeprefix(engine_process.PREFIX).strip()
         if not command:
             raise ConfigError("engine", name, "a command line after cmd:")
-        return process.process_factory(command, process.TIMEOUT if timeout is None else timeout)
+        return engine_process.process_factory(command, engine_process.TIMEOUT if timeout is None else timeout)
     base, at, release = name.partition("@")
     if base in built_in():
         return _built_in(base, release if at else None)
