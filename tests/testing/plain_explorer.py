@@ -16,7 +16,7 @@ from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax_reading import Reader
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
+from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact
 from hkv.dialects.vllm.explorer.space import Space
 from hkv.dialects.vllm.explorer.transition import World, unpack
 from hkv.dialects.vllm.log import structs as oplog

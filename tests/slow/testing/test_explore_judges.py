@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hkv.contract.invariant import Invariant
 from hkv.dialects.vllm.explorer import Space
 from hkv.dialects.vllm.explorer.judges import JUDGES
-from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
-from hkv.dialects.vllm.explorer.moves import all_moves, to_log
+from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact, all_moves, to_log
 from hkv.dialects.vllm.explorer.transition import Program, start
 from hkv.dialects.vllm.invariants import INVARIANTS, KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.invariants.rows import HitAdmission

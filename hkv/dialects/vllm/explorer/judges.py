@@ -18,7 +18,7 @@ import numpy as np
 
 from hkv.dialects.vllm import invariants
 from hkv.dialects.vllm.explorer.definitions import Definitions
-from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact, Move, follow
+from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact, Move, follow
 from hkv.dialects.vllm.explorer.picture import Picture, of_blocks
 from hkv.dialects.vllm.explorer.space import Space
 from hkv.dialects.vllm.invariants import arrays
