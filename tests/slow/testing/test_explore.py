@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.explorer import Report, Space, explore
-from hkv.dialects.vllm.explorer.definitions import definitions
 from hkv.dialects.vllm.explorer.search import Visited
+from hkv.dialects.vllm.explorer.space import definitions
 from hkv.dialects.vllm.explorer.transition import FORMS, Program, World, start
 from hkv.dialects.vllm.rules.operations import Code
 from hkv.errors import ConfigError

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm import invariants
-from hkv.dialects.vllm.explorer.definitions import Definitions
 from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact, Move, follow
 from hkv.dialects.vllm.explorer.picture import Picture, of_blocks
-from hkv.dialects.vllm.explorer.space import Space
+from hkv.dialects.vllm.explorer.space import Definitions, Space
 from hkv.dialects.vllm.invariants import arrays
 from hkv.dialects.vllm.invariants.arrays import FAR, ArrayMoment, Declared, Wrong
 from hkv.dialects.vllm.log import structs as oplog
