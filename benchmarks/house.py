@@ -142,8 +142,7 @@ def main() -> None:
     found, arrows = circles(imports), arrows_up(imports)
     print(f"LayerSpec: {sum(not name.startswith('_') for name in dir(LayerSpec))} members")
     print(f"circles: {len(found)}, of {sum(map(len, found))} modules; arrows that run back up: {len(arrows)}")
-    for circle in found:
-        print("  circle of", len(circle), *circle)
+    print(*(f"  circle of {len(circle)}: {' '.join(circle)}" for circle in found), sep="\n")
     print(*(f"  {arrow}" for arrow in arrows if "--arrows" in sys.argv), sep="\n")
 
 
