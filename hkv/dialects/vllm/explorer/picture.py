@@ -27,7 +27,6 @@ class Picture(NamedTuple):
       refs: int32[B], references.
       key: int32[B], the string of the block's primary key, 0 for none.
       group: int32[B], the group of that key; -1 for none.
-      tokens: int32[B], tokens of that string.
       rows: int32[R, G, W], block ids; 0 where null, and beyond the row.
       lengths: int32[R, G], columns of a row, null ones included.
       found: int32[R, G, W], what the last lookup of a request found, likewise; only of use right after it.
@@ -40,7 +39,6 @@ class Picture(NamedTuple):
     refs: jax.Array
     key: jax.Array
     group: jax.Array
-    tokens: jax.Array
     rows: jax.Array
     lengths: jax.Array
     found: jax.Array
@@ -51,16 +49,6 @@ class Picture(NamedTuple):
     def free(self) -> jax.Array:
         """Blocks in the queue."""
         return jnp.sum(self.queued)
-
-    held = 0
-    """References that are neither a row's nor a copy's: nothing is taken along here."""
-
-    num_free = free
-
-    @property
-    def entry(self) -> jax.Array:
-        """int32[B], a number for group and key; 0 for none. There are less than 16 groups."""
-        return jnp.where(self.cached, 16 * self.key + self.group, 0)
 
     @property
     def cached(self) -> jax.Array:
@@ -137,7 +125,6 @@ def picture(space: Space, state: State) -> Picture:
         refs=jnp.maximum(-state.blocks[:blocks], 0),
         key=key,
         group=group.astype(jnp.int32),
-        tokens=jnp.sum(key[:, None] >> np.arange(1, space.config.max_model_len + 1) > 0, axis=1, dtype=jnp.int32),
         rows=jnp.where(held, cells, 0),
         lengths=lengths,
         found=jnp.where(given, cells, 0),

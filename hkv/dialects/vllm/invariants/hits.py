@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from hkv.dialects.vllm.invariants.arrays import ArrayMoment, Wrong, array_invariant
 from hkv.dialects.vllm.invariants.moment import Moment, invariant
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import (
@@ -14,11 +11,13 @@ from hkv.dialects.vllm.log.structs import (
     CommitOp,
     ConnectorHit,
     ConnectorLookupOp,
+    Hit,
     LookupOp,
     Truncated,
     TruncateOp,
 )
 from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
+from reference.hits import hit_alignment, longest_hit_by_definition
 
 # What a connector is told comes first: its invariants say more of a wrong row than those of any hit.
 
@@ -75,8 +74,8 @@ def truncation(moment: Moment) -> Iterator[str]:
             yield f"group {group} keeps {answer.blocks[group]}, not {left}, of {operation.tokens} tokens"
 
 
-@array_invariant("soundness", "B-I8", after=(LookupOp, ConnectorLookupOp))
-def soundness(m: ArrayMoment) -> Iterator[Wrong]:
+@invariant("soundness", "B-I8", after=(LookupOp, ConnectorLookupOp))
+def soundness(moment: Moment) -> Iterator[str]:
     """At a hit of h tokens every group can resume: what the query at h reads is in blocks that hold this very prefix.
 
     Holds after `lookup`. Full attention: every block before h. Sliding window: those that meet the window. Chunked:
@@ -85,30 +84,40 @@ def soundness(m: ArrayMoment) -> Iterator[Wrong]:
     chunk starts; the last block before it ends at 14, in another chunk, and vLLM 0.33 reports 14 without a look.
     Of a diverged hit that a connector is told, only the group of full attention is asked: a load brings the rest.
     """
-    found, groups, at = m.found, m.groups, m.columns(m.after)
-    ends = m.xp.minimum(m.hit, (at + 1) * groups.sizes[:, None])
-    holder, tokens = m.take(m.after.group, found), m.take(m.after.tokens, found)
-    known = (found > 0) & (tokens > 0)
-    mine = (holder == np.arange(len(groups.sizes))[:, None]) & (tokens >= ends)
-    mine = mine & ((tokens == ends) | ~groups.snapshot[:, None])
-    fine = known & mine & m.continues(found, ends, known & mine)
-
-    def said(group: int, column: int) -> str:
-        said = ", which is not said to diverge," if m.does(ConnectorLookupOp) and not m.diverged else ""
-        needs = f"a hit of {m.hit} tokens{said} needs column {column} of group {group}, and"
-        block = f"block {found[group, column]} there"
-        if not known[group, column]:
-            return f"{needs} {block} is not cached"
-        if not mine[group, column]:
-            return f"{needs} {block} is cached as {tokens[group, column]} tokens of group {holder[group, column]}"
-        return f"{needs} {block} holds another prefix"
-
-    asked = np.arange(len(groups.sizes)) == m.config.completed_group if m.diverged else np.True_
-    yield m.read(m.hit) & np.atleast_1d(asked)[:, None] & ~fine, said
+    config, answer = moment.config, moment.answer
+    assert isinstance(answer, Hit)
+    diverged = isinstance(answer, ConnectorHit) and answer.diverged
+    for group, spec in enumerate(config.topology.specs):
+        size = config.block_size(group)
+        if not spec.prefix_cacheable or spec.off_grid or (diverged and group != config.completed_group):
+            continue
+        for column in sorted({position // size for positions in spec.reads(answer.hit) for position in positions}):
+            end = min(answer.hit, (column + 1) * size)
+            problem = _wrong(moment, group, column, end, spec.snapshot)
+            if problem:
+                said = ", which is not said to diverge," if isinstance(answer, ConnectorHit) and not diverged else ""
+                yield f"a hit of {answer.hit} tokens{said} needs column {column} of group {group}, and {problem}"
 
 
-@array_invariant("maximality", "B-I9", after=(LookupOp,))
-def maximality(m: ArrayMoment) -> Iterator[Wrong]:
+def _wrong(moment: Moment, group: int, column: int, end: int, exactly: bool) -> str:
+    assert isinstance(moment.answer, Hit)
+    assert isinstance(moment.operation, LookupOp | ConnectorLookupOp)
+    row = moment.answer.blocks[group]
+    block = row[column] if column < len(row) else 0
+    entry = moment.after.cached.get(block)
+    if entry is None:
+        return f"block {block} there is not cached"
+    holder, tokens, key = entry
+    if holder != group or tokens < end or (exactly and tokens != end):
+        return f"block {block} there is cached as {tokens} tokens of group {holder}"
+    wanted = moment.ledger.prefix(moment.operation.id, end)
+    if wanted not in {moment.ledger.cut(name, end) for name in moment.book.prefixes.get(key, ())}:
+        return f"block {block} there holds another prefix"
+    return ""
+
+
+@invariant("maximality", "B-I9", after=(LookupOp,))
+def maximality(moment: Moment) -> Iterator[str]:
     """No longer hit exists: the definition of a hit, tried at every length, finds none.
 
     Holds after `lookup`. Exceptions: what a draft would prove a hit by may lie beyond the limit of a lookup that was
@@ -116,14 +125,21 @@ def maximality(m: ArrayMoment) -> Iterator[Wrong]:
     groups `full:4` and `swa:4:8`, both cached up to 16 tokens, a request of 17 hits 16; had the full group an EAGLE
     twin `full:4`, it would have to drop like its twin and hit 12 (`SHARED_DROP`).
     """
-    yield (
-        ~m.excused("less") & (m.defined > m.hit),
-        lambda: f"{m.defined} tokens can be resumed from, {m.hit} were found",
-    )
+    operation, answer, config = moment.operation, moment.answer, moment.config
+    assert isinstance(operation, LookupOp)
+    assert isinstance(answer, Hit)
+    num_tokens = _searched(moment, operation)
+    if operation.limit is not None and config.eagle_group_ids:
+        return
+    if any(cause.direction == "less" for cause in causes(moment.config, num_tokens)):
+        return
+    best = _definition(moment, operation.id, num_tokens)
+    if best > answer.hit:
+        yield f"{best} tokens can be resumed from, {answer.hit} were found"
 
 
-@array_invariant("draft margin", "B-I12", after=(LookupOp,))
-def draft_margin(m: ArrayMoment) -> Iterator[Wrong]:
+@invariant("draft margin", "B-I12", after=(LookupOp,))
+def draft_margin(moment: Moment) -> Iterator[str]:
     """An EAGLE group at a hit of h tokens also holds the unit after h, which the hit gives up; others need not.
 
     Holds after `lookup`. Without an EAGLE group there is no margin, and a hit that leaves no token to compute, or lies
@@ -131,38 +147,61 @@ def draft_margin(m: ArrayMoment) -> Iterator[Wrong]:
     causes of direction `more` in `hkv.dialects.vllm.traffic.hit_causes` (two EAGLE windows with different holes,
     `DROP_NOT_REPEATED`); and with hits inside blocks, keys besides a block's primary one are not seen.
     """
-    if not m.config.eagle_group_ids:
+    operation, answer, config = moment.operation, moment.answer, moment.config
+    assert isinstance(operation, LookupOp)
+    assert isinstance(answer, Hit)
+    num_tokens = _searched(moment, operation)
+    named = causes(config, num_tokens)
+    if config.partial_hits or named & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID}:
         return
-    beyond = "with the unit after them, which drafts give up"
-    yield (
-        ~m.excused("more") & m.may_be_hit & (m.hit > m.defined),
-        lambda: f"{m.hit} tokens were found; {beyond}, {m.defined} are proven",
-    )
+    if not config.eagle_group_ids or not _may_be_hit(moment, answer.hit):
+        return
+    best = _definition(moment, operation.id, num_tokens)
+    if answer.hit > best:
+        yield f"{answer.hit} tokens were found; with the unit after them, which drafts give up, {best} are proven"
 
 
-@array_invariant("consistency", "B-I10", after=(LookupOp,))
-def consistency(m: ArrayMoment) -> Iterator[Wrong]:
+def _searched(moment: Moment, operation: LookupOp) -> int:
+    """One more than the most tokens of the hit: those of the request, or as the lookup says."""
+    tokens = len(moment.ledger.requests[operation.id].tokens)
+    return tokens if operation.limit is None else operation.limit + 1
+
+
+def _definition(moment: Moment, id: str, num_tokens: int) -> int:
+    return longest_hit_by_definition(moment.config, lambda group, end: moment.has_entry(id, group, end), num_tokens)
+
+
+def _may_be_hit(moment: Moment, hit: int) -> bool:
+    """True if a hit of so many tokens is aligned, and leaves the request's last token to compute."""
+    assert isinstance(moment.operation, LookupOp)
+    num_tokens = len(moment.ledger.requests[moment.operation.id].tokens)
+    return 0 <= hit < num_tokens and hit % hit_alignment(moment.config) == 0
+
+
+@invariant("consistency", "B-I10", after=(LookupOp,))
+def consistency(moment: Moment) -> Iterator[str]:
     """A hit is aligned, leaves a token to compute, and comes with exactly the columns it covers in every group.
 
     Holds after `lookup`, which changes nothing and answers the same when asked again. Exceptions: groups that are never
     cached (`opaque`) come with no column; so does every group when the hit is 0.
     """
-    yield ~m.same(), lambda: "the lookup changed the cache"
-    yield m.answers_anew, lambda: f"the same lookup answered {m.answer} and then {m.moment.again}"
-    yield ~m.may_be_hit, lambda: f"a hit of {m.hit} tokens is not below the request's length or not aligned"
-    expected = "the longest prefix that one group alone has cached"
-    yield (
-        (m.shared_prefix != 0) & (m.shared_prefix <= m.hit),
-        lambda: f"shared_prefix is {m.shared_prefix}: expected 0, or more than the hit of {m.hit}: {expected}",
-    )
-    columns = m.xp.where(m.groups.prefix_cacheable, m.blocks_for(m.hit), 0)
-    covered = m.covered
-    yield (
-        covered != columns,
-        lambda group: (
-            f"a hit of {m.hit} tokens comes with {covered[group]} columns of group {group}, not {columns[group]}"
-        ),
-    )
+    operation, answer, config = moment.operation, moment.answer, moment.config
+    assert isinstance(operation, LookupOp)
+    assert isinstance(answer, Hit)
+    if moment.before != moment.after:
+        yield "the lookup changed the cache"
+    if moment.again not in (None, answer):
+        yield f"the same lookup answered {answer} and then {moment.again}"
+    if not _may_be_hit(moment, answer.hit):
+        yield f"a hit of {answer.hit} tokens is not below the request's length or not aligned"
+    if answer.shared_prefix and answer.shared_prefix <= answer.hit:
+        expected = f"0, or more than the hit of {answer.hit}: the longest prefix that one group alone has cached"
+        yield f"shared_prefix is {answer.shared_prefix}: expected {expected}"
+    for group, row in enumerate(answer.blocks):
+        cached = config.topology.groups[group].spec.prefix_cacheable
+        columns = -(-answer.hit // config.block_size(group)) if cached else 0
+        if len(row) != columns:
+            yield f"a hit of {answer.hit} tokens comes with {len(row)} columns of group {group}, not {columns}"
 
 
 @invariant("monotonicity", "B-I11", after=(AllocateOp, CommitOp))

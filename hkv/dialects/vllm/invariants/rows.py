@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.invariants.arrays import ArrayMoment, HostMoment, Wrong, array_invariant, sentences
-from hkv.dialects.vllm.invariants.moment import Moment, Snapshot, remembering
+from hkv.dialects.vllm.invariants.moment import Moment, Snapshot, invariant, remembering
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import AllocateOp
+from hkv.dialects.vllm.log.structs import AllocateOp, Allocation
 
 
-@array_invariant("retirement", "B-I14", "B-I38", after=(AllocateOp,))
-def retirement(m: ArrayMoment) -> Iterator[Wrong]:
+@invariant("retirement", "B-I14", "B-I38", after=(AllocateOp,))
+def retirement(moment: Moment) -> Iterator[str]:
     """A block has left the row if and only if no token still to be processed can read it.
 
     Holds after `allocate`, for the request it names: columns of which the query at its processed tokens reads
@@ -25,28 +21,26 @@ def retirement(m: ArrayMoment) -> Iterator[Wrong]:
     nobody looked at (`CHUNK_OFF_GRID`). 20 tokens of which 3 are in flight count as 17: a window of 8 in blocks of
     4 reads from token 10 on, columns 0 and 1 are null.
     """
-    rows, processed = m.mine(m.after.rows), m.fact("processed")
-    inside = m.columns(m.after) < m.mine(m.after.lengths)[:, None]
-    gone = m.outgrown(processed, m.width)
-    unread = m.outgrown(processed, m.width, kept=False)
-    sizes = m.groups.sizes
-
-    def still(group: int, _: int) -> str:
-        end = (np.flatnonzero(gone[group] & inside[group])[-1] + 1) * sizes[group]
-        left = rows[group][gone[group] & inside[group]].tolist()
-        return f"group {group}{m.came} still has {left}, though nothing of it is read before token {end}"
-
-    def lost(group: int, _: int) -> str:
-        kept = rows[group][~unread[group] & inside[group]].tolist()
-        return f"group {group}{m.came} has lost a block of {kept}, though all of its tokens are read"
-
-    yield m.granted & gone & inside & (rows > 0), still
-    judged = ~(m.groups.snapshot | m.groups.off_grid)[:, None]
-    yield judged & ~unread & inside & (rows == 0), lost
+    operation, answer = moment.operation, moment.answer
+    assert isinstance(operation, AllocateOp)
+    assert isinstance(answer, Allocation)
+    record = moment.ledger.requests[operation.id]
+    came = f" of {operation.id}, which was preempted and has come back," if record.preempted else ""
+    for group, row in enumerate(moment.after.rows.get(operation.id, [])):
+        spec = moment.config.topology.groups[group].spec
+        size = moment.config.block_size(group)
+        outgrown = spec.retired(record.processed, size)
+        left, end = row[outgrown.start : outgrown.stop], min(outgrown.stop, len(row)) * size
+        if answer.blocks is not None and any(left):
+            yield f"group {group}{came} still has {left}, though nothing of it is read before token {end}"
+        unread = spec.keeping(0).retired(record.processed, size) if spec.kept_beyond else outgrown
+        kept = [block for column, block in enumerate(row) if column not in unread]
+        if not spec.snapshot and not spec.off_grid and 0 in kept:
+            yield f"group {group}{came} has lost a block of {kept}, though all of its tokens are read"
 
 
-@array_invariant("room", "B-I12", "B-I16", after=(AllocateOp,))
-def room(m: ArrayMoment) -> Iterator[Wrong]:
+@invariant("room", "B-I12", "B-I16", after=(AllocateOp,))
+def room(moment: Moment) -> Iterator[str]:
     """A row has exactly the columns for the most tokens it was granted, look-ahead for drafts included.
 
     Holds after a granted `allocate`, for the request it names. Cross attention has columns for the most tokens of an
@@ -54,21 +48,27 @@ def room(m: ArrayMoment) -> Iterator[Wrong]:
     rows keep drafts in `num_speculative_blocks` columns of their own, and with states at block ends (`align`) do not
     count look-ahead: 8 tokens and 3 of look-ahead in blocks of 4 are 3 columns of attention, 2 + 2 of such a Mamba.
     """
-    groups, slots = m.groups, m.fact("slots")
-    tokens = m.xp.where(groups.keeps_states, m.fact("main"), slots)
-    columns = m.xp.where(
-        groups.encoder_tokens, m.blocks_for(m.fact("encoder")), m.blocks_for(tokens) + groups.scratch_blocks
-    )
-    columns = m.xp.where(groups.one_block, 1, columns)
-    lengths = m.mine(m.after.lengths)
-    yield (
-        m.granted & (lengths != columns),
-        lambda group: f"group {group} has {lengths[group]} columns for {slots} tokens, not {columns[group]}",
-    )
+    operation, answer, config = moment.operation, moment.answer, moment.config
+    assert isinstance(operation, AllocateOp)
+    assert isinstance(answer, Allocation)
+    if answer.blocks is None:
+        return
+    record, rows = moment.ledger.requests[operation.id], moment.after.rows.get(operation.id, [])
+    for group, spec in enumerate(config.topology.specs):
+        row, size = rows[group] if group < len(rows) else [], config.block_size(group)
+        if spec.one_block:
+            columns = 1
+        elif spec.encoder_tokens:
+            columns = -(-record.encoder // size)
+        else:
+            tokens = record.main if spec.keeps_states else record.slots
+            columns = -(-tokens // size) + spec.scratch_blocks
+        if len(row) != columns:
+            yield f"group {group} has {len(row)} columns for {record.slots} tokens, not {columns}"
 
 
-@array_invariant("admission", "B-I24", after=(AllocateOp,))
-def admission(m: ArrayMoment) -> Iterator[Wrong]:
+@invariant("admission", "B-I24", after=(AllocateOp,))
+def admission(moment: Moment) -> Iterator[str]:
     """A refusal takes nothing, only what does not fit is refused, and a grant leaves free what was to stay free.
 
     Holds after `allocate`. Exceptions: a refused running request may have retired columns it outgrew: its row is
@@ -79,35 +79,77 @@ def admission(m: ArrayMoment) -> Iterator[Wrong]:
     refusal is judged by whole rows: two groups with blocks of 4 and 20 free blocks take 20 tokens whatever the
     rest.
     """
-    groups, waiting, mamba = m.groups, m.waiting, bool(m.groups.snapshot.any())
-    free, spared = m.after.free, m.reserved + m.set_aside
-    # vLLM counts a state too few where a running Mamba request grows, or tokens come from elsewhere.
-    counted = (waiting & (m.external == 0)) | (not mamba)
-    yield (
-        m.granted & counted & (free < spared),
-        lambda: f"granted, and {free} blocks are left free of {spared} set aside",
-    )
-    refused, old, new = ~m.granted, m.mine(m.before.rows), m.mine(m.after.rows)
-    nulled = m.xp.all((new == old) | (new == 0)) & m.xp.all(m.mine(m.before.lengths) == m.mine(m.after.lengths))
-    yield refused & (m.before.entry != m.after.entry), lambda _: "a refusal changed keys"
-    yield refused & waiting & ~m.same(), lambda: "the refusal of a waiting request changed the cache"
-    yield refused & ~waiting & m.others_changed(), lambda: "the refusal of a request changed others' rows"
-    yield (
-        refused & ~waiting & ~nulled,
-        lambda: f"the refusal changed {m.before.snapshot.rows[m.id]} to {m.after.snapshot.rows[m.id]}",
-    )
-    columns = m.xp.where(groups.encoder_tokens, m.blocks_for(m.encoder), m.blocks_for(m.asked))
-    columns = m.xp.where(groups.one_block, 1, columns)
-    needed = m.xp.sum(m.xp.maximum(columns - m.mine(m.before.lengths), 0))
-    simple = (m.adopted == 0) & (m.external == 0) & (m.must_fit == 0) & (not mamba)
-    needs = m.xp.where(simple, needed, _most_needed(m, m.xp.maximum(m.asked, m.fact("length"))))
-    eager = (free - spared >= needs) & ((m.adopted == 0) | (not mamba))
-    yield refused & eager, lambda: f"refused with {free} blocks free, {spared} set aside, and {needs} needed"
+    operation, answer = moment.operation, moment.answer
+    assert isinstance(operation, AllocateOp)
+    assert isinstance(answer, Allocation)
+    mamba = any(spec.snapshot for spec in moment.config.topology.specs)
+    spared = operation.reserved + _watermark(moment)
+    free = len(moment.after.free)
+    if answer.blocks is not None:
+        counted = not mamba or (operation.id not in moment.before.rows and not operation.external)
+        if free < spared and counted:
+            yield f"granted, and {free} blocks are left free of {spared} set aside"
+        return
+    yield from _changed(moment, operation.id)
+    simple = not (mamba or operation.hit or operation.external or operation.must_fit)
+    needs = _needed(moment) if simple else _most_needed(moment)
+    if free - spared >= needs and not (mamba and operation.hit):
+        yield f"refused with {free} blocks free, {spared} set aside, and {needs} needed"
 
 
-def _most_needed(m: ArrayMoment, tokens: Any) -> Any:
+def _changed(moment: Moment, id: str) -> Iterator[str]:
+    before, after = moment.before, moment.after
+    if before.cached != after.cached:
+        yield "a refusal changed keys"
+    if id not in before.rows:
+        if before != after:
+            yield "the refusal of a waiting request changed the cache"
+    elif _without(before.rows, id) != _without(after.rows, id):
+        yield "the refusal of a request changed others' rows"
+    elif not all(map(_only_nulled, before.rows[id], after.rows[id])):
+        yield f"the refusal changed {before.rows[id]} to {after.rows[id]}"
+
+
+def _watermark(moment: Moment) -> int:
+    """Blocks that stay free when a waiting request is admitted while others run."""
+    operation = moment.operation
+    assert isinstance(operation, AllocateOp)
+    busy = any(moment.before.rows.get(id) for id in moment.before.rows if id != operation.id)
+    busy = busy if operation.scheduled is None else operation.scheduled
+    waits = operation.id not in moment.before.rows if operation.waiting is None else operation.waiting
+    return moment.config.watermark_blocks if busy and waits else 0
+
+
+def _needed(moment: Moment) -> int:
+    """Columns that the row is short of."""
+    operation, config = moment.operation, moment.config
+    assert isinstance(operation, AllocateOp)
+    rows = moment.before.rows.get(operation.id, [[] for _ in config.block_sizes])
+    slots, specs = moment.ledger.slots(operation), config.topology.specs
+    encoder = operation.encoder or 0
+    asked = [encoder if spec.encoder_tokens else slots for spec in specs]
+    wanted = [-(-tokens // size) for tokens, size in zip(asked, config.block_sizes, strict=True)]
+    opaque = [spec.one_block for spec in specs]
+    columns = [1 if fixed else count for fixed, count in zip(opaque, wanted, strict=True)]
+    return sum(max(0, count - len(row)) for count, row in zip(columns, rows, strict=True))
+
+
+def _without(rows: dict[str, list[list[int]]], id: str) -> dict[str, list[list[int]]]:
+    return {other: row for other, row in rows.items() if other != id}
+
+
+def _only_nulled(before: list[int], after: list[int]) -> bool:
+    return len(before) == len(after) and all(new in (old, 0) for old, new in zip(before, after, strict=True))
+
+
+def _most_needed(moment: Moment) -> int:
     """More blocks than any rule could ask for: whole rows, scratch, a checkpoint, a copy and an external state each."""
-    return m.xp.sum(m.groups.scratch_blocks + m.blocks_for(m.xp.maximum(tokens, m.encoder)) + 4)
+    operation, config = moment.operation, moment.config
+    assert isinstance(operation, AllocateOp)
+    tokens = max(moment.ledger.slots(operation), len(moment.ledger.requests[operation.id].tokens))
+    tokens = max(tokens, operation.encoder or 0)
+    scratch = sum(spec.scratch_blocks for spec in config.topology.specs)
+    return scratch + sum(-(-tokens // size) + 4 for size in config.block_sizes)
 
 
 # Rules of admission, checked by counting, block by block, what a grant would take out of the queue.
@@ -165,7 +207,7 @@ class HitAdmission:
             if self._config.topology.groups[group].spec.reads_all:
                 used = sum(block != 0 and not _is_free(moment.before, block) for block in row)
                 needed += -(-length // self._config.block_size(group)) - used
-        free = len(moment.before.free) - int(HostMoment.of(moment).set_aside)
+        free = len(moment.before.free) - self._set_aside(moment, operation)
         if granted and needed > free:
             yield f"granted with {free} blocks free, where the whole request takes {needed} of full attention alone"
 
@@ -175,11 +217,24 @@ class HitAdmission:
             return operation.rows
         return found.blocks if operation.hit and found is not None else [[] for _ in self._config.block_sizes]
 
+    def _set_aside(self, moment: Moment, operation: oplog.AllocateOp) -> int:
+        """The watermark, while another request runs."""
+        others = any(moment.before.rows.get(id) for id in moment.before.rows)
+        others = others if operation.scheduled is None else operation.scheduled
+        return self._config.watermark_blocks if others and operation.waiting is not False else 0
+
     def _judge(self, moment: Moment, operation: oplog.AllocateOp, granted: bool) -> Iterator[str]:
+        before = moment.before
         hit = self._adopted(operation)
-        waits = any(self._waits(moment, operation.hit, group, row) for group, row in enumerate(hit))
-        m = HostMoment.of(moment)
-        yield from sentences(admitted(m, *m.padded(hit), np.bool_(self._recurrent and waits)))
+        free = len(before.free) - operation.reserved - self._set_aside(moment, operation)
+        if self._recurrent:
+            waits = any(self._waits(moment, operation.hit, group, row) for group, row in enumerate(hit))
+            if not granted and not waits and free >= self._bound(moment, operation):
+                yield f"refused with {free} blocks free, and less than {self._bound(moment, operation)} needed"
+            return
+        needed = sum(self._cost(moment, operation, group, row) for group, row in enumerate(hit))
+        if granted != (needed <= free):
+            yield f"{'granted' if granted else 'refused'} with {free} blocks free and {needed} needed"
 
     def _waits(self, moment: Moment, hit: int, group: int, row: list[int]) -> bool:
         """True if the block a hit ends in is written in this very step, and would be copied before that."""
@@ -191,36 +246,24 @@ class HitAdmission:
         owners = (id for id, rows in before.rows.items() if rows[group][len(row) - 1 : len(row)] == row[-1:])
         return hit % size > 0 and all(self._came.get(id, 0) < hit for id in owners)
 
+    def _cost(self, moment: Moment, operation: oplog.AllocateOp, group: int, hit: list[int]) -> int:
+        spec, size = self._config.topology.groups[group].spec, self._config.block_size(group)
+        if spec.one_block:
+            return 1
+        if spec.encoder_tokens:
+            return -(-(operation.encoder or 0) // size)
+        start = moment.ledger.requests[operation.id].computed + operation.hit + operation.external
+        skipped = spec.retired(start, size)
+        columns = range(len(hit), -(-moment.ledger.slots(operation) // size))
+        new = sum(column not in skipped for column in columns)
+        adopted = sum(_is_free(moment.before, block) for column, block in enumerate(hit) if column not in skipped)
+        return new + adopted + (1 if hit and operation.hit % size else 0)
+
+    def _bound(self, moment: Moment, operation: oplog.AllocateOp) -> int:
+        scratch = sum(spec.scratch_blocks for spec in self._config.topology.specs)
+        tokens = max(moment.ledger.slots(operation), operation.encoder or 0)
+        return scratch + sum(-(-tokens // size) + 4 for size in self._config.block_sizes)
+
 
 def _is_free(before: Snapshot, block: int) -> bool:
     return block != 0 and block not in before.refs
-
-
-def admitted(m: ArrayMoment, found: Any, covered: Any, waits: Any) -> Iterator[Wrong]:
-    """The count of `hit admission` for a waiting request, over arrays: the explorer asks it, too.
-
-    Args:
-      m: the moment of its `allocate`.
-      found: int[G, W], blocks of the hit that it adopts.
-      covered: int[G], columns of them.
-      waits: True if the hit may have to wait for what this step writes; asked beside states alone.
-    """
-    groups, free = m.groups, m.before.free - m.reserved - m.set_aside
-    if groups.snapshot.any():
-        bound = _most_needed(m, m.asked)
-        refused = ~m.granted & (free >= bound)
-        yield refused & ~waits, lambda: f"refused with {free} blocks free, and less than {bound} needed"
-        return
-    at = np.arange(found.shape[1])
-    read = ~m.outgrown(m.fact("computed") + m.adopted + m.external, found.shape[1])
-    new = (at >= covered[:, None]) & (at < m.blocks_for(m.asked)[:, None]) & read
-    # A block of the hit that nobody uses leaves the queue, and is not free any more either (`touch`).
-    queued = (found > 0) & m.take(m.before.refs == 0, found) & read
-    copied = (covered > 0) & (m.adopted % groups.sizes > 0)
-    costs = m.xp.sum(new, axis=1) + m.xp.sum(queued, axis=1) + copied
-    costs = m.xp.where(groups.encoder_tokens, m.blocks_for(m.encoder), costs)
-    needed = m.xp.sum(m.xp.where(groups.one_block, 1, costs))
-    yield (
-        m.granted != (needed <= free),
-        lambda: f"{'granted' if m.granted else 'refused'} with {free} blocks free and {needed} needed",
-    )
