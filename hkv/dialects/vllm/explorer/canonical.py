@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
+from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact
 from hkv.dialects.vllm.explorer.picture import Picture
 from hkv.dialects.vllm.explorer.space import Space
 from hkv.keys import fingerprint

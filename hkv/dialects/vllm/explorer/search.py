@@ -15,8 +15,7 @@ import numpy as np
 from hkv.contract.explore_command import Report
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact
-from hkv.dialects.vllm.explorer.moves import all_moves, to_log
+from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact, all_moves, to_log
 from hkv.dialects.vllm.explorer.space import Space
 from hkv.dialects.vllm.explorer.transition import LANES, REFUSED, Outcome, Program, names_of, start, unpack
 from hkv.dialects.vllm.log.configuration import to_header

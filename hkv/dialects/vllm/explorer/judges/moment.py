@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.explorer.definitions import Definitions
-from hkv.dialects.vllm.explorer.ledger import LOOKED_UP, Fact, Move, follow, prefixes
+from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact, Move, follow, prefixes
 from hkv.dialects.vllm.explorer.picture import Picture
 from hkv.dialects.vllm.explorer.space import Space
 from hkv.dialects.vllm.rules.operations import Code
@@ -58,7 +58,7 @@ class Moment:
 
     @property
     def prefixes(self) -> jax.Array:
-        """int32[R, L + 1], `hkv.dialects.vllm.explorer.ledger.prefixes` after the operation."""
+        """int32[R, L + 1], `hkv.dialects.vllm.explorer.moves.prefixes` after the operation."""
         config = self.space.config
         return prefixes(self.ledger, config.hash_block_size, config.max_model_len)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm.explorer.judges.moment import Moment, judge
-from hkv.dialects.vllm.explorer.ledger import Fact
+from hkv.dialects.vllm.explorer.moves import Fact
 from hkv.dialects.vllm.explorer.picture import of_blocks
 from hkv.dialects.vllm.rules.operations import Code
 
