@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from hkv.contract.explore_command import MOST
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
 from hkv.errors import ConfigError
 from hkv.state.state import Buckets
+from reference.hits import hit_alignment
 
 MOVES = {
     "cold": "admissions that adopt nothing of what is cached",
@@ -96,3 +100,144 @@ def code_of(tokens: tuple[int, ...]) -> int:
 def tokens_of(code: int) -> list[int]:
     """The tokens of a string's number."""
     return [int(bit) for bit in f"{code:b}"[1:]]
+
+
+# Promises of a configuration as small tables: what is read at each length, and which entries prove a hit.
+#
+# Made on the host from `LayerSpec.reads`, never from a rule under test.
+
+FAR = 1 << 20
+"""More tokens than any request has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Definitions:
+    """Tables over L = `max_model_len` tokens, G groups and W columns of a row.
+
+    Attributes:
+      sizes: int32[G], tokens in a block.
+      opaque, recurrent, snapshot: bool[G]: one block a request; a Mamba row; blocks hold states.
+      whole: bool[G, W], columns whose tokens every later query reads.
+      off_grid: bool[G], chunks that do not start at blocks.
+      outgrown: bool[G, L + 1, W], columns that are not needed any more when so many tokens are processed.
+      needed: bool[L + 1, G, W, L + 1], whether a hit of so many tokens needs a column to hold so many tokens.
+      proofs: bool[L + 1, P, G, L + 1], sets of entries of which one is wanted, P sets for a hit of so many tokens.
+      proven: bool[L + 1, P], which of those sets count.
+      aligned: bool[L + 1], lengths that a hit may have.
+      may_be_less, may_be_more: bool[L + 1], requests of so many tokens whose hit may be shorter or longer than defined
+        (`hkv.dialects.vllm.traffic.hit_causes`).
+      watermark: blocks that stay free when a request is admitted beside others.
+      registrable: int32[G, L + 1], how many of so many computed tokens may get keys.
+      family: bool[G], groups whose blocks all get keys as soon as they are full.
+      dense: whether nothing is left out on purpose.
+    """
+
+    sizes: np.ndarray
+    opaque: np.ndarray
+    recurrent: np.ndarray
+    whole: np.ndarray
+    snapshot: np.ndarray
+    off_grid: np.ndarray
+    outgrown: np.ndarray
+    needed: np.ndarray
+    proofs: np.ndarray
+    proven: np.ndarray
+    aligned: np.ndarray
+    may_be_less: np.ndarray
+    may_be_more: np.ndarray
+    watermark: int
+    registrable: np.ndarray
+    family: np.ndarray
+    dense: bool
+
+
+def definitions(space: Space) -> Definitions:
+    """The tables of a space."""
+    config, width = space.config, space.buckets.row
+    specs, longest = config.topology.specs, config.max_model_len
+    sizes = np.array(config.block_sizes, np.int32)
+    lengths = range(longest + 1)
+    outgrown = np.zeros((len(specs), longest + 1, width), bool)
+    needed = np.zeros((longest + 1, len(specs), width, longest + 1), bool)
+    whole = np.zeros((len(specs), width), bool)
+    off_grid = np.array([spec.off_grid for spec in specs])
+    for group, spec in enumerate(specs):
+        never = spec.retired(FAR, int(sizes[group]))
+        whole[group] = [spec.prefix_cacheable and column not in never for column in range(width)]
+        for n in lengths:
+            columns = spec.retired(n, int(sizes[group]))
+            outgrown[group, n, columns.start : columns.stop] = True
+            if spec.prefix_cacheable and not off_grid[group]:
+                for column in {position // sizes[group] for positions in spec.reads(n) for position in positions}:
+                    needed[n, group, column, min(n, (column + 1) * sizes[group])] = True
+    proofs = [_proof(space, n) for n in lengths]
+    most = max(map(len, proofs))
+    table = np.zeros((longest + 1, most, len(specs), longest + 1), bool)
+    proven = np.zeros((longest + 1, most), bool)
+    for n, sets in enumerate(proofs):
+        for number, entries in enumerate(sets):
+            proven[n, number] = True
+            for group, end in entries:
+                table[n, number, group, end] = True
+    named = [causes(config, n) for n in lengths]
+    return Definitions(
+        sizes=sizes,
+        opaque=np.array([spec.one_block for spec in specs]),
+        recurrent=np.array([spec.snapshot for spec in specs]),
+        whole=whole,
+        snapshot=np.array([spec.snapshot for spec in specs]),
+        off_grid=off_grid,
+        outgrown=outgrown,
+        needed=needed,
+        proofs=table,
+        proven=proven,
+        aligned=np.array([n % hit_alignment(config) == 0 for n in lengths]),
+        may_be_less=np.array([any(cause.direction == "less" for cause in found) for found in named]),
+        may_be_more=np.array([bool(found & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID}) for found in named]),
+        watermark=config.watermark_blocks,
+        registrable=np.array([[_registrable(space, g, n) for n in lengths] for g in range(len(specs))], np.int32),
+        family=np.array([spec.reads_all for spec in specs]),
+        dense=config.retention_interval is None,
+    )
+
+
+def _registrable(space: Space, group: int, tokens: int) -> int:
+    """Number of the first `tokens` tokens that may get keys: those that drafts do not prefill again; of several groups
+    only whole scheduler blocks, in a draft's group one block more."""
+    config = space.config
+    settled = max(0, tokens - max(0, config.prefill_lookahead - 1))
+    specs, unit = config.topology.specs, config.scheduler_block_size
+    if len(specs) == 1:
+        return settled
+    if any(specs[index] == specs[group] for index in config.eagle_group_ids) and tokens >= unit:
+        return min(settled, settled // unit * unit + config.block_size(group))
+    return tokens // unit * unit
+
+
+def _proof(space: Space, length: int) -> list[set[tuple[int, int]]]:
+    """Condition for every group to resume at a length, as `reference.hits` defines it: one entry of each set of
+    `(group, end)` is there."""
+    config, sets = space.config, []
+    for group, spec in enumerate(config.topology.specs):
+        size = config.block_size(group)
+        if not spec.prefix_cacheable:
+            continue
+        if spec.snapshot:
+            sets += [{(group, position + 1)} for positions in spec.reads(length) for position in positions]
+            continue
+        for positions in spec.reads(length):
+            sets += _held(group, size, positions)
+        if length and group in config.eagle_group_ids:
+            sets += _held(group, size, range(length, length + min(size, hit_alignment(config))))
+    longest = config.max_model_len
+    return [{(group, end) for group, end in entries if end <= longest} for entries in sets]
+
+
+def _held(group: int, size: int, positions: range) -> list[set[tuple[int, int]]]:
+    """Sets of entries, one for each block that `positions` meet, that cover those of them that lie in it."""
+    blocks = sorted({position // size for position in positions})
+    starts = [min((block + 1) * size, positions.stop) for block in blocks]
+    return [
+        {(group, end) for end in range(start, (block + 1) * size + 1)}
+        for block, start in zip(blocks, starts, strict=True)
+    ]

@@ -12,12 +12,11 @@ import numpy as np
 
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.explorer import canonical, moves
-from hkv.dialects.vllm.explorer.definitions import definitions
 from hkv.dialects.vllm.explorer.judges import JUDGES, moment_of
 from hkv.dialects.vllm.explorer.judges.pool import REFUSALS
 from hkv.dialects.vllm.explorer.moves import Fact, Move
 from hkv.dialects.vllm.explorer.picture import picture
-from hkv.dialects.vllm.explorer.space import Space
+from hkv.dialects.vllm.explorer.space import Space, definitions
 from hkv.dialects.vllm.rules import execute
 from hkv.dialects.vllm.rules.operations import Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import UNLIMITED, Parameters

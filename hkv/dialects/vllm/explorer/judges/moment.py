@@ -8,10 +8,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.explorer.definitions import Definitions
 from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact, Move, follow, prefixes
 from hkv.dialects.vllm.explorer.picture import Picture
-from hkv.dialects.vllm.explorer.space import Space
+from hkv.dialects.vllm.explorer.space import Definitions, Space
 from hkv.dialects.vllm.rules.operations import Code
 from hkv.state.status import Status
 
