@@ -25,6 +25,7 @@ from hkv.errors import ConfigError, HKVError
 from hkv.limits import MAX_COUNT, MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
 from hkv.model.huggingface import KV_DTYPES, check_layer_list, load_config
 from hkv.plot_path import check_plot_path
+from hkv.spec import KINDS
 
 if TYPE_CHECKING:
     from hkv.cli.workload import Drawn, Served
@@ -310,7 +311,7 @@ def _workload(
             max_model_len=report["max_model_len"],
             step_tokens=settings["max_num_batched_tokens"],
             max_running=settings["max_num_seqs"],
-            retains=any(group["kind"] != "full_attention" for group in report["groups"]),
+            retains=any(KINDS[group["kind"]].retained_sparsely for group in report["groups"]),
         )
 
     def other(tp: int, kv_dtype: str) -> Served | None:

@@ -107,7 +107,7 @@ def test_the_line_is_the_one_that_vllm_logs(name: str, ranks: int, line: str) ->
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size = 2"),
         ({"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, "decode_context_parallel_size = 2"),
         ({"tensor_parallel_size": 8}, "decoder_attention_heads = 20"),
-        ({"kv_cache_dtype": "nvfp4", "device": "b200"}, "kv_dtype = 'nvfp4'"),
+        ({"kv_cache_dtype": "nvfp4", "device": "b200"}, "kv_cache_dtype = 'nvfp4'"),
     ],
 )
 def test_options_that_an_encoder_rules_out_are_refused(options: dict[str, object], says: str) -> None:

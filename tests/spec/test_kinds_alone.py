@@ -36,6 +36,7 @@ MAKERS = {
 
 OTHER_NAMES = {
     "hkv/model/huggingface/": "layer types of config.json",
+    "hkv/dialects/vllm/weights/": "the same",
     "hkv/dialects/rtp_llm/": "kinds of RTP-LLM's blocks",
     "reference/dialects/rtp_llm/": "the same",
 }
