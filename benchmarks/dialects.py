@@ -41,7 +41,7 @@ from hkv.replay import dispatches
 from hkv.replay.record import Recorder
 from hkv.replay.run import Timing, arrivals
 from hkv.replay.schedule import Arrival, Schedule
-from hkv.replay.traces.prefix_keys import PrefixKeys
+from hkv.replay.traces.interned import PrefixKeys
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import spec_from_text
 

@@ -21,8 +21,7 @@ from hkv.replay.occupancy import MOST, Occupancy
 from hkv.replay.optimal import Pool
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Arrival, Schedule, SharedArrivals
-from hkv.replay.traces.interned import Interned, InternedTrace
-from hkv.replay.traces.prefix_keys import PrefixKeys
+from hkv.replay.traces.interned import Interned, InternedTrace, PrefixKeys
 from hkv.replay.traces.reader import TraceRequest, read_trace
 
 REFERENCE = "numpy"

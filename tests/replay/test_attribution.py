@@ -14,9 +14,8 @@ from hkv.replay.plot import causes_over_time
 from hkv.replay.result import result_of
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
-from hkv.replay.traces.interned import InternedTrace
+from hkv.replay.traces.interned import BLOCK, InternedTrace, shared_prefixes
 from hkv.replay.traces.reader import TraceRequest
-from hkv.replay.traces.sharing import BLOCK, shared_prefixes
 from hkv.spec import OpaqueState, spec_from_text
 
 

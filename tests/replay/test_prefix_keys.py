@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.replay.traces.interned import InternedTrace
-from hkv.replay.traces.prefix_keys import PrefixKeys
+from hkv.replay.traces.interned import InternedTrace, PrefixKeys
 from hkv.replay.traces.reader import TraceRequest
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from hkv.replay.traces.prefix_keys import PrefixKeys, keys_of_ids
-from hkv.replay.traces.reader import TraceRequest, granularity
-from hkv.replay.traces.sharing import shared_prefixes
+from hkv.replay.traces.reader import TOKENS_PER_ID, TraceRequest, granularity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ class InternedTrace:
         return self._keys[asked]
 
     def shared(self, max_model_len: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that earlier requests had too, as `hkv.replay.traces.sharing.shared_prefixes` finds them."""
+        """Tokens that earlier requests had too, as `hkv.replay.traces.interned.shared_prefixes` finds them."""
         if max_model_len not in self._shared:
             self._shared[max_model_len] = shared_prefixes(self.requests, max_model_len)
         return self._shared[max_model_len]
@@ -76,3 +75,233 @@ class InternedTrace:
         parts = [keys.of(each) if there else none for each, there in zip(self.requests, served, strict=True)]
         ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         return Interned(np.concatenate([none, *parts]).astype(np.int32), ends)
+
+
+# Gives the prefixes of a trace's requests dense integer keys: equal keys, equal tokens from the first on.
+
+
+class PrefixKeys:
+    """Interns prefixes. Keys are 0, 1, 2, ... in the order in which prefixes are met, so tables by key stay small.
+
+    A prefix of t tokens that ends within the j-th id of a request is known by that id and t, since equal ids mean equal
+    prefixes; any block size will do, whether or not it divides `tokens_per_id`. Token lists are known by their tokens.
+    Tokens that the trace does not name (generated ones, mostly) make keys that no other request has.
+
+    Args:
+      hash_block_size: tokens between two keys of a request.
+      tokens_per_id: tokens that one of the `hash_ids` stands for.
+
+    Attributes:
+      count: keys given out so far.
+    """
+
+    def __init__(self, hash_block_size: int, tokens_per_id: int = TOKENS_PER_ID) -> None:
+        self.hash_block_size = hash_block_size
+        self.tokens_per_id = tokens_per_id
+        self.count = 0
+        self._first_key_of_id: dict[int, int] = {}
+        self._key_of_block: dict[tuple[int, bytes], int] = {}
+
+    def of(self, request: TraceRequest) -> np.ndarray:
+        """Keys of a request, int64 `[(input_length + output_length) // hash_block_size]`.
+
+        Element i names the first `(i + 1) * hash_block_size` tokens of prompt and output together. To be called once
+        for each request, in the order of the trace.
+        """
+        if request.hash_ids is not None:
+            known = self._of_hash_ids(request.hash_ids, request.input_length)
+        else:
+            known = self._of_tokens([*(request.tokens or ()), *(request.output_tokens or ())])
+        total = (request.input_length + request.output_length) // self.hash_block_size
+        fresh = self._take(total - len(known)) + np.arange(total - len(known), dtype=np.int64)
+        return np.concatenate([known, fresh])
+
+    def _take(self, count: int) -> int:
+        first = self.count
+        self.count += count
+        return first
+
+    def _of_hash_ids(self, hash_ids: list[int], input_length: int) -> np.ndarray:
+        per_id, step = self.tokens_per_id, self.hash_block_size
+        firsts = np.empty(len(hash_ids), np.int64)
+        for index, hash_id in enumerate(hash_ids):
+            first = self._first_key_of_id.get(hash_id)
+            if first is None:
+                first = self._take((index + 1) * per_id // step - index * per_id // step)
+                self._first_key_of_id[hash_id] = first
+            firsts[index] = first
+        blocks = np.arange(min(input_length, len(hash_ids) * per_id) // step, dtype=np.int64)
+        index = ((blocks + 1) * step - 1) // per_id
+        return firsts[index] + blocks - index * per_id // step
+
+    def _of_tokens(self, tokens: list[int]) -> np.ndarray:
+        size = self.hash_block_size
+        data = np.asarray(tokens, np.uint32).tobytes()
+        keys = np.empty(len(tokens) // size, np.int64)
+        parent = -1
+        for index in range(len(keys)):
+            block = (parent, data[4 * index * size : 4 * (index + 1) * size])
+            key = self._key_of_block.get(block)
+            if key is None:
+                key = self._key_of_block[block] = self._take(1)
+            keys[index] = parent = key
+        return keys
+
+
+def keys_of_ids(
+    requests: Sequence[TraceRequest], served: Sequence[bool], hash_block_size: int, tokens_per_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The keys that `PrefixKeys` gives requests with `hash_ids`, of all of them at once.
+
+    Args:
+      requests: in order of arrival; none has tokens.
+      served: of each, whether it has keys.
+      hash_block_size: tokens between two keys of a request.
+      tokens_per_id: tokens that one of the `hash_ids` stands for.
+
+    Returns:
+      int32[m], the keys of one request after the other's; int64[n + 1], where each request's begin, and the end.
+    """
+    step, there = hash_block_size, np.asarray(served, bool)
+    ids = [request.hash_ids or [] if has else [] for request, has in zip(requests, served, strict=True)]
+    counts = np.array([len(each) for each in ids], np.int64)
+    prompts = np.where(there, [request.input_length for request in requests], 0)
+    lengths = np.where(there, [request.input_length + request.output_length for request in requests], 0)
+    numbers: dict[int, int] = {}
+    which = np.fromiter(
+        (numbers.setdefault(each, len(numbers)) for some in ids for each in some), np.int64, counts.sum()
+    )
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(which), prepend=-1))
+    owner = np.repeat(np.arange(len(ids)), counts)
+    place = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begun, ended = place * tokens_per_id // step, (place + 1) * tokens_per_id // step
+    known = np.minimum(prompts, counts * tokens_per_id) // step
+    totals = lengths // step
+    # Keys are taken in the order of the trace: of each request those of ids that are new, then those of no id.
+    taken = np.zeros(len(which), np.int64)
+    taken[first] = (ended - begun)[first]
+    new = np.bincount(owner, taken, len(ids)).astype(np.int64)
+    start = np.cumsum(new + totals - known) - (new + totals - known)
+    before = np.cumsum(taken) - taken - np.repeat(np.cumsum(new) - new, counts)
+    key_of_id = (start[owner] + before)[first][which]
+    named = np.clip(np.minimum(ended, known[owner]) - begun, 0, None)
+    # Keys of a request follow each other in runs: one for each of its ids, and one for what no id names.
+    ids_at, rest_at = np.arange(len(which)) + owner, np.cumsum(counts) + np.arange(len(ids))
+    sizes, begins = np.zeros((2, len(which) + len(ids)), np.int64)
+    sizes[ids_at], sizes[rest_at] = named, totals - known
+    begins[ids_at], begins[rest_at] = key_of_id, start + new
+    begins -= np.cumsum(sizes) - sizes
+    ends = np.concatenate([[0], np.cumsum(totals)])
+    return np.arange(ends[-1], dtype=np.int32) + np.repeat(begins.astype(np.int32), sizes), ends
+
+
+# Prefixes that requests of a trace have in common with earlier ones: what a cache of any size could know of them.
+
+BLOCK = 64
+"""Tokens of a node of the tree that token lists are kept in."""
+
+
+def shared_prefixes(requests: Sequence[TraceRequest], max_model_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens at the start of each prompt that an earlier request had too, its output included.
+
+    Requests that are too long are refused on arrival, so that nobody shares anything with them.
+
+    Args:
+      requests: in order of arrival.
+      max_model_len: most tokens of a request that is served.
+
+    Returns:
+      Two int64[n]: tokens that the trace says are shared; and how many more after them may be, which it cannot say: at
+      most what an earlier request of the same prefix goes on with, to the end of the id. All of a prompt that the trace
+      does not name.
+    """
+    ids, tokens = _Ids(), _Tokens()
+    shared, unresolved = np.zeros((2, len(requests)), np.int64)
+    for index, request in enumerate(requests):
+        served = request.input_length + request.output_length <= max_model_len
+        if request.hash_ids is not None:
+            shared[index], unresolved[index] = ids.found(request)
+            if served:
+                ids.add(request)
+        elif request.tokens is not None:
+            shared[index] = tokens.found(request.tokens)
+            if served:
+                tokens.add([*request.tokens, *(request.output_tokens or ())])
+        else:
+            unresolved[index] = request.input_length
+    return shared, unresolved
+
+
+class _Ids:
+    """Prefixes by ids. An id names all that is before it, so that the last one of a prefix is the prefix."""
+
+    ROOT = -1
+
+    def __init__(self) -> None:
+        self._named: dict[int, int] = {}
+        self._reached: dict[int, int] = {}
+
+    def found(self, request: TraceRequest) -> tuple[int, int]:
+        """Tokens that are known, and tokens after them that may be."""
+        ids, size, length = request.hash_ids or [], request.tokens_per_id, request.input_length
+        count = next((place for place, each in enumerate(ids) if each not in self._named), len(ids))
+        last = ids[count - 1] if count else self.ROOT
+        known = min(self._named.get(last, 0), length)
+        if known == count * size:
+            more = min(self._reached.get(last, 0) - known, size - 1, length - known)
+        else:  # the last id named fewer tokens before: the rest of them may be equal too
+            more = min(self._reached[last] - known, count * size - known, length - known)
+        return known, max(more, 0)
+
+    def add(self, request: TraceRequest) -> None:
+        """The request is served: what it names, and how far it goes on, is known from now on."""
+        ids, size, length = request.hash_ids or [], request.tokens_per_id, request.input_length
+        total = length + request.output_length
+        self._reached[self.ROOT] = max(self._reached.get(self.ROOT, 0), total)
+        for place, each in enumerate(ids, start=1):
+            self._named[each] = max(self._named.get(each, 0), min(place * size, length))
+            self._reached[each] = max(self._reached.get(each, 0), total)
+
+
+class _Tokens:
+    """Prefixes by tokens: a tree of blocks; what follows each node is kept in order, so that neighbours share most."""
+
+    def __init__(self) -> None:
+        self._children: dict[tuple[int, bytes], int] = {}
+        self._following: list[list[bytes]] = [[]]
+
+    def found(self, tokens: Sequence[int]) -> int:
+        """Length of the longest prefix that was added before."""
+        data, node, place = _bytes(tokens), 0, 0
+        while (child := self._children.get((node, data[place : place + 4 * BLOCK]))) is not None:
+            node, place = child, place + 4 * BLOCK
+        rest, following = data[place : place + 4 * BLOCK], self._following[node]
+        middle = bisect.bisect_left(following, rest)
+        return place // 4 + max((_common(rest, each) for each in following[max(middle - 1, 0) : middle + 1]), default=0)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Adds a sequence, and with it all of its prefixes."""
+        data, node = _bytes(tokens), 0
+        for place in range(0, len(data), 4 * BLOCK):
+            part = data[place : place + 4 * BLOCK]
+            following = self._following[node]
+            middle = bisect.bisect_left(following, part)
+            if middle == len(following) or following[middle] != part:
+                following.insert(middle, part)
+            if len(part) == 4 * BLOCK:
+                child = self._children.setdefault((node, part), len(self._following))
+                if child == len(self._following):
+                    self._following.append([])
+                node = child
+
+
+def _bytes(tokens: Sequence[int]) -> bytes:
+    """Tokens as bytes whose order is theirs."""
+    return np.asarray(tokens, ">u4").tobytes()
+
+
+def _common(mine: bytes, other: bytes) -> int:
+    """Tokens that two sequences begin with alike."""
+    length = min(len(mine), len(other)) // 4 * 4
+    different = np.flatnonzero(np.frombuffer(mine[:length], ">u4") != np.frombuffer(other[:length], ">u4"))
+    return int(different[0]) if len(different) else length // 4
