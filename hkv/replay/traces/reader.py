@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from hkv.errors import FileError
 from hkv.input_file import decode_json, lines_of, opened, shown
 
@@ -245,3 +247,27 @@ class _Line:
             if type(value) is not int or value < 0 or (most is not None and value > most):
                 raise self.error(f"{field}[{index}]", value, expected)
         return values
+
+
+# Makes up token sequences that never repeat, the same on every machine.
+
+VOCABULARY = 100_000
+"""Tokens are numbers below this."""
+
+
+class Texts:
+    """An endless supply of tokens: the n-th depends on the seed and on n alone (SplitMix64)."""
+
+    def __init__(self, seed: int) -> None:
+        self._next = (seed % 2**31) << 33
+
+    def new(self, length: int) -> np.ndarray:
+        """The next `length` tokens, uint32."""
+        state = np.arange(self._next, self._next + length, dtype=np.uint64)
+        self._next += length
+        with np.errstate(over="ignore"):
+            state *= np.uint64(0x9E3779B97F4A7C15)
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state ^= state >> np.uint64(31)
+        return (state % np.uint64(VOCABULARY)).astype(np.uint32)

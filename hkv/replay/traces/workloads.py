@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from hkv.errors import ConfigError
-from hkv.replay.traces.texts import Texts
+from hkv.replay.traces.reader import Texts
 
 MAX_LENGTH = 1 << 20
 """Most tokens a mean length may have."""
