@@ -18,8 +18,7 @@ from hkv.cli.output_option import OutputPath, talks, write_output
 from hkv.cli.progress import progress_bar
 from hkv.limits import MAX_COUNT, MAX_TOKENS
 from hkv.replay.traces.reader import TOKENS_PER_ID
-from hkv.replay.traces.workloads import DEFAULTS, MAX_LENGTH, Workload, generate
-from hkv.replay.traces.writer import FORMATS, trace_lines
+from hkv.replay.traces.workloads import DEFAULTS, FORMATS, MAX_LENGTH, Workload, generate, trace_lines
 
 NOT_OF = {"chat": ["branch_percent"], "shared-prefix": ["turns", "pause", "branch_percent"], "agentic": []}
 """Options that say nothing to a workload: single requests have no turns, and only tasks branch."""

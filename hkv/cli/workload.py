@@ -24,8 +24,7 @@ from hkv.replay import bounds, sweep, sweep_plot
 from hkv.replay.swept import swept
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
-from hkv.replay.traces.workloads import DEFAULTS, generate
-from hkv.replay.traces.writer import FORMATS, trace_lines
+from hkv.replay.traces.workloads import DEFAULTS, FORMATS, generate, trace_lines
 
 STEP_MS = 50
 """Milliseconds that a step is taken to last."""

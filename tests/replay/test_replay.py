@@ -19,8 +19,7 @@ from hkv.replay.result import document
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
 from hkv.replay.summary import groups, totals
-from hkv.replay.traces.workloads import DEFAULTS, Workload, generate
-from hkv.replay.traces.writer import trace_lines
+from hkv.replay.traces.workloads import DEFAULTS, Workload, generate, trace_lines
 from hkv.spec import spec_from_text
 
 TIGHT = {

@@ -7,8 +7,7 @@ import pytest
 
 from hkv.errors import ConfigError
 from hkv.replay.traces.reader import read_trace
-from hkv.replay.traces.workloads import DEFAULTS, GeneratedRequest, Workload, generate
-from hkv.replay.traces.writer import FORMATS, trace_lines
+from hkv.replay.traces.workloads import DEFAULTS, FORMATS, GeneratedRequest, Workload, generate, trace_lines
 
 KINDS = list(DEFAULTS)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hkv.replay.traces.imports.imported import Imported
-from hkv.replay.traces.writer import PrefixIds
+from hkv.replay.traces.workloads import PrefixIds
 
 
 def own_lines(requests: Iterable[Imported], tokens_per_id: int | None, synthetic: str = "") -> Iterator[dict[str, Any]]:

@@ -24,8 +24,7 @@ from hkv.replay.occupancy import Kind, Sampling
 from hkv.replay.run import Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.schedule_state import Number, Trace
-from hkv.replay.traces.workloads import Workload, generate
-from hkv.replay.traces.writer import trace_lines
+from hkv.replay.traces.workloads import Workload, generate, trace_lines
 from hkv.spec import Mamba, spec_from_text
 from hkv.state.state import Buckets
 
