@@ -13,7 +13,7 @@ import pytest
 from hkv.errors import FileError
 from hkv.input_file import LIMIT, decode_json, input_limit, lines_of, opened, read_whole
 from hkv.replay.traces.imports.formats import FORMATS
-from hkv.replay.traces.imports.lines import json_entries
+from hkv.replay.traces.imports.imported import json_entries
 
 MEMORY = 300 << 20
 """Most bytes that a command may take to refuse what it was given."""

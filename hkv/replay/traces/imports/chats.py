@@ -7,8 +7,16 @@ from typing import Any
 
 import msgspec
 
-from hkv.replay.traces.imports.imported import Fields, Imported, ImportOptions, Remarks, require
-from hkv.replay.traces.imports.lines import json_entries, json_lines, text_lines
+from hkv.replay.traces.imports.imported import (
+    Fields,
+    Imported,
+    ImportOptions,
+    Remarks,
+    json_entries,
+    json_lines,
+    require,
+    text_lines,
+)
 from hkv.replay.traces.imports.texts import TEMPLATES, Message, Prompts, text_of
 from hkv.replay.traces.imports.tokenizer import BYTES, load_tokenizer
 

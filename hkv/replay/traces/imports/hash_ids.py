@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hkv.replay.traces.imports.imported import Fields, Imported, ImportOptions, Remarks
-from hkv.replay.traces.imports.lines import json_lines
+from hkv.replay.traces.imports.imported import Fields, Imported, ImportOptions, Remarks, json_lines
 
 NO_CONTENT = "requests without ids: only their lengths and times are known"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 
-from hkv.replay.traces.imports.imported import MAX_LENGTH, Fields, Imported, ImportOptions, Remarks
-from hkv.replay.traces.imports.lines import csv_rows
+from hkv.replay.traces.imports.imported import MAX_LENGTH, Fields, Imported, ImportOptions, Remarks, csv_rows
 
 EMPTY = "rows without prompt tokens, left out: requests that failed"
 
