@@ -8,8 +8,11 @@ from typing import Any
 
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory, failure_of
-from hkv.contract.invariant import InvariantError
+from hkv.contract.invariant import InvariantError, judged
 from hkv.contract.log import describe
+from hkv.errors import ConfigError, HKVError, UnsupportedConfigError
+from hkv.oracle.engine import make_engine
+from hkv.oracle.record import Only, draw
 from hkv.oracle.reduction import shrink_rules
 
 
@@ -103,3 +106,115 @@ def on_its_own(
         reason = failure_of(error).message
         said = f"no invariant is broken up to operation {before}; then the engine fails at {last}: {reason}"
     return tuple(performed), said
+
+
+# An engine by itself, under random traffic and every invariant of its dialect: what `hkv watch` finds.
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Traffic under which an engine broke an invariant.
+
+    Attributes:
+      feature: feature of the traffic.
+      seed: of the configuration and the traffic.
+      version: of the log format.
+      header: the configuration.
+      operations: everything up to the operation after which it does not hold.
+      broken: the invariant; `failure` where the engine raised an error instead.
+      error: the error that said so.
+    """
+
+    feature: str
+    seed: int
+    version: int
+    header: Any
+    operations: tuple[Any, ...]
+    broken: Broken
+    error: Exception
+
+
+class Watching:
+    """Drives an engine through the traffic of one seed after the other, every invariant asked after each operation.
+
+    Args:
+      factory: makes an empty engine of a header.
+      only: selection of the configurations that are drawn, and their dialect.
+      version: of the log format; None for all in turn.
+      steps: scheduling steps a seed.
+
+    Attributes:
+      seeds: seeds that the engine implements.
+      not_implemented: seeds that it says it does not implement, and `reason`, what it said the first time.
+      performed: operations performed.
+      not_asked: capabilities that the engine lacks, with their meanings, and the invariants not asked for that.
+    """
+
+    def __init__(self, factory: EngineFactory, only: Only, version: int | None = None, steps: int = 16) -> None:
+        self._factory, self._only, self._steps = factory, only, steps
+        self._rules = registry.dialect_of(only.dialect)
+        self._versions = self._rules.drawn_versions(only.kinds) if version is None else (version,)
+        self.seeds = self.not_implemented = self.performed = 0
+        self.reason = ""
+        self.lacks: dict[str, str] = {}
+        self.not_asked: tuple[str, ...] = ()
+
+    def seed(self, feature: str, seed: int) -> Found | None:
+        """The first invariant that the engine breaks under one seed's traffic, or None.
+
+        Raises:
+          EngineProcessError, MissingExtraError: it cannot start.
+          ConfigError: it cannot be made of a header.
+          UnsupportedConfigError: the dialect has no invariants, or the engine lacks what all of them look at.
+        """
+        version = self._versions[seed % len(self._versions)]
+        header, choices = draw(feature, seed, version, self._only)
+        try:
+            engine = make_engine(self._factory, header)
+        except UnsupportedConfigError as error:
+            self.not_implemented += 1
+            self.reason = self.reason or str(error.value)
+            return None
+        except HKVError:
+            raise
+        except Exception as error:
+            raise ConfigError("engine", failure_of(error).message, "an engine that takes this header") from error
+        self._note_lacks(engine)
+        watch = self._rules.watch(engine, header)
+        self.seeds += 1
+        operations: list[Any] = []
+
+        def perform(operation: Any) -> Any:
+            operations.append(operation)
+            return watch.perform(operation)
+
+        try:
+            self._rules.drive(header, choices, perform, self._steps)
+        except Exception as error:
+            found = error
+        else:
+            return None
+        finally:
+            self.performed += len(operations)
+        name, problem, promise = "failure", failure_of(found).message, "An engine answers every operation."
+        if isinstance(found, InvariantError):
+            name, problem, promise = found.name, found.problem, self._rules.invariants[found.name].promise
+        said = describe(operations[-1]) if operations else "header"
+        broken = Broken(name, len(operations) + 1, said, problem, promise)
+        return Found(feature, seed, version, header, tuple(operations), broken, found)
+
+    def _note_lacks(self, engine: Any) -> None:
+        lacks = self._rules.lacking(engine)
+        invariants = self._rules.invariants.values()
+        asked = {each.name for each in judged(invariants, lacks)}
+        self.lacks = {name: each for name, each in self._rules.capabilities.items() if name in lacks}
+        self.not_asked = tuple(each.name for each in invariants if each.name not in asked)
+
+    def require_some(self) -> None:
+        """Makes sure that the engine implements something of what was drawn.
+
+        Raises:
+          ConfigError: it does not.
+        """
+        if self.not_implemented and not self.seeds:
+            raise ConfigError("engine", self.reason, "an engine that implements one of these configurations")

@@ -7,8 +7,8 @@ from typing import Any
 
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory
+from hkv.oracle.broken_invariant import Watching
 from hkv.oracle.record import Only, features_of
-from hkv.oracle.watched import Watching
 
 
 class Watch:

@@ -15,10 +15,10 @@ from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, Header
 from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.oracle.broken_invariant import Watching
 from hkv.oracle.check import check_log, judge_log
 from hkv.oracle.comparison import Comparison
 from hkv.oracle.record import Only, draw
-from hkv.oracle.watched import Watching
 
 OTHER = {
     "events": lambda engine: {"events": list},
