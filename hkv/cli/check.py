@@ -21,10 +21,9 @@ from hkv.cli.output_option import OutputPath, write_output
 from hkv.cli.progress import progress_bar
 from hkv.errors import ConfigError
 from hkv.limits import MAX_SECONDS
+from hkv.oracle.check import FollowedLog, junit_xml
+from hkv.oracle.check import follow as follow_logs
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.follow import FollowedLog
-from hkv.oracle.follow import follow as follow_logs
-from hkv.oracle.junit import junit_xml
 from hkv.oracle.log_file import find_logs
 from hkv.oracle.verbs import VERDICTS, Check, CheckResult
 

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from hkv.cli.check import command
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.errors import FileError
-from hkv.oracle.check import check_log
-from hkv.oracle.follow import FollowedLog, follow
+from hkv.oracle.check import FollowedLog, check_log, follow
 from hkv.oracle.log_file import log_bytes, read_log
 from hkv.oracle.record import record
 
