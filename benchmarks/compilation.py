@@ -154,7 +154,7 @@ def main(repeats: int, only: str | None, json_path: str | None) -> None:
         table.add_row(name, f"{trace:.2f}", f"{compiling:.2f}", f"{min(seconds['compile']):.2f}")
     Console(file=sys.stdout).print(table)
     if json_path:
-        from hkv.oracle.atomic import write_atomically
+        from hkv.oracle.log_file import write_atomically
 
         write_atomically(pathlib.Path(json_path), json.dumps(figures, indent=2).encode())
 

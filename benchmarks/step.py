@@ -121,7 +121,7 @@ def main(arrivals: bool, vllm_side: bool, vllm_python: str | None, json_path: st
     seconds = {name: each["seconds"] for name, each in found.items()}
     report(seconds)
     if json_path:
-        from hkv.oracle.atomic import write_atomically
+        from hkv.oracle.log_file import write_atomically
 
         write_atomically(json_path, json.dumps({**sizes, "seconds": seconds}, indent=2).encode())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import pathlib
 
-from hkv.oracle.atomic import write_atomically
+from hkv.oracle.log_file import write_atomically
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "new-engine-version.md"

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from hkv.errors import FileError
-from hkv.oracle.atomic import write_all_atomically, write_atomically
+from hkv.oracle.log_file import write_all_atomically, write_atomically
 from hkv.output_file import OutputFile
 from tests.cli.commands import MODEL, at_most
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hkv.errors import FileError
-from hkv.oracle.atomic import write_atomically
+from hkv.oracle.log_file import write_atomically
 
 STANDARD_OUTPUT = "-"
 

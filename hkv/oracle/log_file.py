@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import importlib
 import io
 import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
 from hkv.contract.log import Log, parse_object
-from hkv.errors import FileError, HKVError
+from hkv.errors import FileError, HKVError, MissingExtraError
 from hkv.input_file import STANDARD_INPUT, lines_of, opened
-from hkv.oracle.atomic import write_atomically
-from hkv.oracle.compression import SUFFIXES
+from hkv.output_file import OutputFile
 
 
 def find_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -128,3 +130,78 @@ def encode(dialect: Dialect, operation: Any, answer: Any) -> bytes:
     if "want" in type(operation).__struct_fields__:
         fields["want"] = dialect.log.encode_answer(answer)
     return msgspec.json.encode(fields)
+
+
+# Logs written as compressed files: gzip and Zstandard, by the ends of their names.
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+"""Ends of the names of logs."""
+
+
+def open_output(path: pathlib.Path) -> BinaryIO:
+    """A new file to write a log to, compressed as its name says.
+
+    Raises:
+      MissingExtraError: it is to be a Zstandard file, and there is no package for that.
+    """
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path, "wb", compresslevel=4))
+    if path.suffix == ".zst":
+        return cast(BinaryIO, zstandard().open(path, "wb"))
+    return cast(BinaryIO, path.open("wb", buffering=0))
+
+
+def zstandard() -> Any:
+    """The package of that name.
+
+    Raises:
+      MissingExtraError: it is not installed.
+    """
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError:
+        raise MissingExtraError("zstandard", "traces", "for logs that end in .zst") from None
+
+
+# Writes files whole or not at all.
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replaces the file at `path`, making its folder if need be; a reader sees the old bytes or all of the new ones.
+
+    A device or a pipe at `path` is written as a stream: `hkv.output_file.OutputFile` says what counts as which.
+
+    Raises:
+      FileError: it cannot be written there.
+    """
+    write_all_atomically({path: data})
+
+
+def write_all_atomically(files: Mapping[str | os.PathLike[str], bytes]) -> None:
+    """Replaces several files once all of them are written beside their places, making folders if need be.
+
+    Args:
+      files: contents by path.
+
+    Raises:
+      FileError: one cannot be written; none was replaced then.
+    """
+    with contextlib.ExitStack() as stack:
+        opened: list[OutputFile] = []
+        for path, data in files.items():
+            _make_folder(pathlib.Path(path))
+            output = OutputFile(path)
+            stack.callback(output.discard)
+            opened.append(output)
+            output.file.write(data)
+            output.close()
+        for output in opened:
+            output.commit()
+
+
+def _make_folder(path: pathlib.Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FileError(str(path), None, "", reason, "a path that can be written, and room there") from error

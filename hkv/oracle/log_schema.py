@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from hkv.contract import registry
-from hkv.oracle.atomic import write_atomically
+from hkv.oracle.log_file import write_atomically
 
 PATH = pathlib.Path(__file__).with_name("oplog.schema.json")
 """The published file."""

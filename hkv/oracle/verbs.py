@@ -15,11 +15,10 @@ from hkv.contract.dialect import Dialect
 from hkv.contract.explanation import Explanation
 from hkv.contract.log import Log
 from hkv.errors import ConfigError, FileError, UnsupportedConfigError
-from hkv.oracle.atomic import write_atomically
 from hkv.oracle.check import Difference, check_log, judge_log, known_defects
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.explain import account
-from hkv.oracle.log_file import find_logs, log_bytes, parse_log, read_log
+from hkv.oracle.log_file import find_logs, log_bytes, parse_log, read_log, write_atomically
 from hkv.oracle.record import Only, Recording
 from hkv.oracle.record import record as record_traffic
 

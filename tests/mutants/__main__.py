@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from hkv.limits import MAX_COUNT, MAX_SEED
-from hkv.oracle.atomic import write_atomically
+from hkv.oracle.log_file import write_atomically
 from tests.mutants import diff_judge, process_judge, suite_judge
 from tests.mutants.catalogue import INSTALLED, choose
 from tests.mutants.provenance import target_of

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS
 from hkv.dialects.vllm.invariants import INVARIANTS
-from hkv.oracle.atomic import write_atomically
+from hkv.oracle.log_file import write_atomically
 from tests.suites import SUITES, CaseSuite
 
 PUBLISHED: MappingProxyType[str, str] = MappingProxyType(

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from hkv.oracle.atomic import write_atomically
 from hkv.oracle.attach.session import Session
+from hkv.oracle.log_file import write_atomically
 
 STORES = {"lmcache": "hkv.chunks.attach:observe"}
 """Packages whose live calls can be judged, and what hooks into them: it takes a judge and returns what undoes it."""

@@ -19,8 +19,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from hkv.contract.dialect import Dialect
-from hkv.oracle.compression import open_output
-from hkv.oracle.log_file import encode, part_path
+from hkv.oracle.log_file import encode, open_output, part_path
 
 PAUSE = 2e-4
 """Seconds for which the thread lets others run."""

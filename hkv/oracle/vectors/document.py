@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from hkv.contract import registry
-from hkv.oracle.atomic import write_all_atomically
+from hkv.oracle.log_file import write_all_atomically
 from hkv.oracle.vectors import addresses, chunks, pool, rows
 
 VERSION = 1
