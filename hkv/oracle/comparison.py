@@ -15,9 +15,8 @@ from hkv.contract.log import describe
 from hkv.errors import ConfigError, EngineFailure, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken, on_its_own, repaired
 from hkv.oracle.diagnosis import FURTHER_SEEDS, Diagnosis, Traffic, diagnosed, smaller
-from hkv.oracle.engine import make_engine
+from hkv.oracle.engine import flags_for, make_engine
 from hkv.oracle.engines import trusted_first
-from hkv.oracle.implemented import flags_for
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import Disagreement, Only, differ, draw, features_of
 from hkv.oracle.shrink import Shrinker

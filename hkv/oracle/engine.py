@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hkv.contract import registry
-from hkv.contract.answer import BatchEngine, EngineFactory, Failure, Mismatch, attempt_with, failure_of
+from hkv.contract.answer import BatchEngine, EngineFactory, Failure, Mismatch, SameNames, attempt_with, failure_of
 from hkv.contract.dialect import Dialect
-from hkv.errors import HKVError, UnsupportedConfigError
+from hkv.contract.traffic import RandomChoices
+from hkv.errors import EngineProcessError, HKVError, MissingExtraError, UnsupportedConfigError
 
 
 def make_engine(factory: EngineFactory, header: Any) -> Any:
@@ -67,3 +68,121 @@ def compare(dialect: Dialect, want: Any, got: Any, version: int, lacks: frozense
     if lacks:
         want, got = dialect.without(want, lacks), dialect.without(got, lacks)
     return dialect.compare(want, got, version)
+
+
+# Configurations that an engine implements, found by making it.
+
+DRAWS = 300
+"""Configurations of a feature and a version that are looked at for those of one group."""
+
+TRIES = 3
+"""Configurations of one kind of group that an engine is made of before it counts as not implemented."""
+
+
+def flags_for(factory: EngineFactory, dialect: str) -> str:
+    """Options of `hkv diff` under which an engine implements what is drawn; "" when it implements no group by itself.
+
+    Args:
+      factory: makes the engine; what it refuses, for whatever reason, counts as not implemented.
+      dialect: name of the configurations' dialect.
+    """
+    rules = registry.dialect_of(dialect)
+    versions, features = rules.drawn_versions(frozenset()), rules.short_features(dialect)
+    found = [
+        (kind, version, feature)
+        for version in versions
+        for feature in features
+        for kind in _kinds(factory, feature, version, dialect)
+    ]
+    if not found:
+        return ""
+    kinds, taken, about = (list(dict.fromkeys(column)) for column in zip(*found, strict=True))
+    flags = [f"--kinds {','.join(kinds)}", "--max-groups 1"]
+    flags += [f"--version {taken[-1]}"] if len(taken) < len(versions) else []
+    flags += [f"--feature {feature}" for feature in about] if len(about) < len(features) else []
+    return " ".join(flags)
+
+
+def _kinds(factory: EngineFactory, feature: str, version: int, dialect: str) -> list[str]:
+    """Kinds of groups that the engine implements alone."""
+    rules, choices, tries = registry.dialect_of(dialect), RandomChoices(0), dict[str, int]()
+    found: list[str] = []
+    for _ in range(DRAWS):
+        header = rules.draw_header(choices, feature, version, dialect)
+        (kind, *more) = [kind for kind, _ in rules.groups(header)]
+        if more or kind in found or tries.get(kind, 0) >= TRIES:
+            continue
+        tries[kind] = tries.get(kind, 0) + 1
+        if _implements(factory, header):
+            found.append(kind)
+    return found
+
+
+def _implements(factory: EngineFactory, header: Any) -> bool:
+    try:
+        make_engine(factory, header)
+    except Exception:  # some engines refuse in their own words
+        return False
+    return True
+
+
+# Two engines side by side: one in doubt, one that counts.
+
+
+class Pair:
+    """Performs every operation on both engines and compares what they answer.
+
+    Args:
+      dialect: dialect of the operations.
+      tested: the engine in doubt.
+      right: the engine whose answers count.
+      version: of the log format.
+      names: comparison of their block ids.
+
+    Attributes:
+      timed_out: whether the engine in doubt was silent, at any operation, for as long as it may be.
+    """
+
+    def __init__(self, dialect: Dialect, tested: Any, right: Any, version: int, names: SameNames) -> None:
+        self.tested = tested
+        self.right = right
+        self.timed_out = False
+        self._dialect, self._version, self._names = dialect, version, names
+        self._lacks = dialect.lacking(tested) | dialect.lacking(right)
+
+    def perform(self, operation: Any) -> tuple[Any, Mismatch | None]:
+        """The right engine's answer, or the Failure in its place, and where the tested one's differs from it."""
+        got = attempt(self._dialect, self.tested, self._names.operation(operation, self._both))
+        self.timed_out |= isinstance(got, Failure) and got.timed_out
+        want = attempt(self._dialect, self.right, operation)
+        mismatch = compare(self._dialect, want, self._names.answer(want, got), self._version, self._lacks)
+        self._names.learn(operation, self._both)
+        return want, mismatch
+
+    def _both(self, operation: Any) -> tuple[Any, Any]:
+        return attempt(self._dialect, self.right, operation), attempt(self._dialect, self.tested, operation)
+
+
+def make_pair(tested: EngineFactory, right: EngineFactory, header: Any, ids: str = "exact") -> Pair | Mismatch:
+    """Both engines, empty, or how they disagree about the configuration itself.
+
+    Raises:
+      ConfigError: block ids cannot be compared in that way.
+      UnsupportedConfigError: one of them does not implement the configuration, and says so.
+      EngineProcessError, MissingExtraError: one of them cannot start.
+    """
+    dialect = registry.dialect_of(header.dialect)
+    names = dialect.renaming(ids, header)
+    made: list[Any] = []
+    for factory in (tested, right):
+        try:
+            made.append(make_engine(factory, header))
+        except (UnsupportedConfigError, EngineProcessError, MissingExtraError):
+            raise
+        except Exception as error:
+            made.append(failure_of(error))
+    got, want = made
+    if isinstance(got, Failure) or isinstance(want, Failure):
+        said = [engine.message if isinstance(engine, Failure) else "accepted" for engine in (want, got)]
+        return Mismatch("header", *said)
+    return Pair(dialect, got, want, header.oplog, names)

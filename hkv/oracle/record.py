@@ -12,7 +12,7 @@ from hkv.contract.answer import EngineFactory, Failure, Mismatch, taken
 from hkv.contract.traffic import STEERED, Kept, RandomChoices
 from hkv.errors import ConfigError
 from hkv.oracle.check import with_bugs
-from hkv.oracle.pair import make_pair
+from hkv.oracle.engine import make_pair
 from hkv.oracle.steering import draw_kept
 
 DRAWS = 2_000

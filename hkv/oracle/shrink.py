@@ -13,7 +13,7 @@ from hkv.contract.answer import EngineFactory, Failure, Mismatch, failure_of
 from hkv.contract.case import Best, Candidates, Case
 from hkv.errors import HKVError
 from hkv.oracle.broken_invariant import Broken, on_its_own, repaired
-from hkv.oracle.pair import Pair, make_pair
+from hkv.oracle.engine import Pair, make_pair
 from hkv.oracle.reduction import one_simpler, shrink_rules, smaller_header, without_requests, without_runs
 
 __all__ = ["CANDIDATES", "TIMEOUTS", "Case", "Shrinker"]

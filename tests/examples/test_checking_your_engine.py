@@ -20,8 +20,8 @@ from hkv.dialects.vllm import Engine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Header
 from hkv.errors import ConfigError
+from hkv.oracle.engine import flags_for
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.implemented import flags_for
 from hkv.oracle.record import Only, draw
 from hkv.oracle.verbs import check
 from tests.cli.commands import perform
