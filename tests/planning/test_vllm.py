@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
-from hkv.dialects.vllm.planning.packed import approximate_gcd
-from hkv.dialects.vllm.planning.pages import align_states, unify_pages
+from hkv.dialects.vllm.planning.pages import align_states, approximate_gcd, unify_pages
 from hkv.dialects.vllm.planning.records import options_of, options_record, plan_record
 from hkv.dialects.vllm.planning.report import tensor_layout
 from hkv.dialects.vllm.planning.sizing import request_blocks

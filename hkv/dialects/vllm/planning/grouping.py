@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from hkv.dialects.vllm.planning.buckets import group_by_spec
 from hkv.dialects.vllm.planning.hidden import add_hidden_states
 from hkv.dialects.vllm.planning.options import PlanOptions
-from hkv.dialects.vllm.planning.packed import packed_groups
-from hkv.dialects.vllm.planning.pages import PagesDiffer, unify_pages
+from hkv.dialects.vllm.planning.pages import PagesDiffer, packed_groups, unify_pages
 from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.dialects.vllm.planning.promotion import full_allocation, merge_all, promote_everything
 from hkv.errors import PlanError

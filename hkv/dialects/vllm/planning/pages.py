@@ -7,8 +7,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from hkv.dialects.vllm.planning.options import PlanOptions
+from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.errors import HKVError, PlanError
-from hkv.spec import LayerSpec
+from hkv.layout.orders import Order
+from hkv.spec import LayerSpec, is_cp_sharded, is_uniform_type
 
 
 class PagesDiffer(PlanError):  # noqa: N818
@@ -115,3 +118,174 @@ def align_states(
 
 def _smallest_page(specs: Sequence[LayerSpec], block_size: int) -> int:
     return min(spec.with_block_size(block_size).page_size_bytes for spec in specs)
+
+
+# The two block sizes of the scheduler: to what lengths hits are aligned, and at what lengths prefixes are hashed.
+
+
+def resolve_block_sizes(groups: Sequence[PlannedGroup], options: PlanOptions) -> tuple[int, int]:
+    """`(scheduler_block_size, hash_block_size)` in tokens (vLLM 0.33 `resolve_kv_cache_block_sizes`).
+
+    Args:
+      groups: the model's groups, at least one.
+      options: context parallelism, Mamba mode, caching and the unit of prefix matching.
+
+    Raises:
+      PlanError: the unit does not divide the groups' blocks, or cuts through a compressed state.
+    """
+    ranks = options.limits.context_parallel
+    sizes = [block_tokens(group.spec, ranks) for group in groups]
+    if len(groups) == 1:
+        if options.caching and options.prefix_match_unit not in (None, sizes[0]):
+            expected = f"{sizes[0]}, the block of the only group"
+            raise PlanError("prefix_match_unit", options.prefix_match_unit, expected)
+        return sizes[0], sizes[0]
+    scheduler = math.lcm(*sizes)
+    specs = [spec for group in groups for spec in group.specs or (group.spec,)]
+    if not options.caching or (options.limits.mamba_mode != "align" and any(s.snapshot for s in specs)):
+        return scheduler, scheduler
+    hashed = [size for size, group in zip(sizes, groups, strict=True) if group.prefix_cacheable] or sizes
+    unit = options.prefix_match_unit or math.gcd(*hashed)
+    if any(size % unit for size in hashed):
+        raise PlanError("prefix_match_unit", unit, f"a divisor of the groups' blocks {hashed}")
+    _check_compression(specs, unit if has_partial_hits(specs, unit, ranks) else scheduler)
+    return scheduler, unit
+
+
+def block_tokens(spec: LayerSpec, context_parallel: int) -> int:
+    """Tokens in one manager block: the spec's, times the ranks that share it."""
+    return spec.block_size * (context_parallel if is_cp_sharded(spec) else 1)
+
+
+def has_partial_hits(specs: Sequence[LayerSpec], unit: int, context_parallel: int) -> bool:
+    """True if states inside a block may be hit (vLLM 0.33 `partial_hash_hits_enabled`, Mamba mode `align`)."""
+    return any(
+        spec.snapshot and (spec.block_size > unit or (context_parallel > 1 and spec.block_size == unit))
+        for spec in specs
+    )
+
+
+def _check_compression(specs: Sequence[LayerSpec], alignment: int) -> None:
+    for spec in specs:
+        tokens = getattr(spec, "tokens_per_state", 1)
+        if spec.prefix_cacheable and isinstance(tokens, int) and tokens > 1 and alignment % tokens:
+            expected = f"hits at multiples of {tokens} tokens, which share a state; they are {alignment} tokens apart"
+            raise PlanError("prefix_match_unit", alignment, expected)
+
+
+# Groups of mixed pages, packed side by side within each block; for layouts that put blocks outermost.
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Layers of one type.
+
+    Attributes:
+      layers: the layers by name.
+    """
+
+    layers: dict[str, LayerSpec]
+
+    @property
+    def columns(self) -> dict[int, list[str]]:
+        """Layer names by page size, sizes in order of first appearance."""
+        columns: dict[int, list[str]] = {}
+        for name, spec in self.layers.items():
+            columns.setdefault(spec.page_size_bytes, []).append(name)
+        return columns
+
+    @property
+    def balanced(self) -> bool:
+        """True if every page size has the same number of layers, so that the bucket is a repeated pattern."""
+        return len({len(names) for names in self.columns.values()}) == 1
+
+    @property
+    def repeats(self) -> int:
+        """Layers of the most frequent page size."""
+        return max(len(names) for names in self.columns.values())
+
+    def widest(self, groups: int) -> int:
+        """Bytes of the widest of `groups` groups."""
+        return sum(-(-len(names) // groups) * page for page, names in self.columns.items())
+
+
+def packed_groups(layers: Mapping[str, LayerSpec], order: Order, bugs: frozenset[str]) -> list[PlannedGroup] | None:
+    """Groups that pack pages of several sizes into blocks, or None where neither layout nor pages call for it.
+
+    vLLM 0.33 `_get_packed_kv_cache_groups`: layers of one type share a bucket; buckets that repeat a pattern
+    are cut into groups of about the same number of repeats; states are cut so that they fit a block others need anyway.
+
+    Raises:
+      PlanError: only under the defect `packed-split-loses-layers`.
+    """
+    if not order.block_outermost or len({spec.page_size_bytes for spec in layers.values()}) <= 1:
+        return None
+    buckets = _buckets(layers)
+    repeats = _repeats_per_group(buckets)
+    anchor = max(
+        bucket.widest(len(bucket.layers) if _is_state(bucket, repeats) else _groups_of(bucket, repeats))
+        for bucket in buckets
+    )
+    groups: list[PlannedGroup] = []
+    for bucket in buckets:
+        count = _groups_of(bucket, repeats)
+        if _is_state(bucket, repeats):
+            first = next(iter(bucket.layers.values()))
+            count = max(count, -(-len(bucket.layers) // max(anchor // first.page_size_bytes, 1)))
+        groups.extend(_split(bucket, count, bugs))
+    return groups
+
+
+def _buckets(layers: Mapping[str, LayerSpec]) -> list[Bucket]:
+    buckets: list[Bucket] = []
+    for name, spec in layers.items():
+        for bucket in buckets:
+            if is_uniform_type([*bucket.layers.values(), spec]):
+                bucket.layers[name] = spec
+                break
+        else:
+            buckets.append(Bucket({name: spec}))
+    return buckets
+
+
+def _repeats_per_group(buckets: Sequence[Bucket]) -> int | None:
+    """Repeats of its pattern that a group of a balanced bucket covers; None when no bucket mixes page sizes evenly."""
+    balanced = [bucket for bucket in buckets if bucket.balanced]
+    floor = max((bucket.repeats for bucket in balanced if len(bucket.columns) > 1), default=0)
+    return approximate_gcd([bucket.repeats for bucket in balanced], floor) if floor else None
+
+
+def approximate_gcd(values: Sequence[int], at_least: int = 1) -> int:
+    """The number that divides `values` with the least rounding up in all; the larger one on a tie.
+
+    Args:
+      values: positive integers, at least one.
+      at_least: smallest answer; returned itself when all values are smaller.
+    """
+    candidates = range(max(1, at_least), max(values) + 1)
+    return min(candidates, key=lambda d: (sum(-value % d for value in values), -d), default=max(1, at_least))
+
+
+def _groups_of(bucket: Bucket, repeats: int | None) -> int:
+    return -(-bucket.repeats // repeats) if bucket.balanced and repeats is not None else 1
+
+
+def _is_state(bucket: Bucket, repeats: int | None) -> bool:
+    """True if the bucket may be cut down to one layer a group: states, and windows where nothing else sets a size."""
+    first = next(iter(bucket.layers.values()))
+    return first.snapshot or first.one_block or (repeats is None and first.slides)
+
+
+def _split(bucket: Bucket, count: int, bugs: frozenset[str]) -> list[PlannedGroup]:
+    if count == 1:
+        return [PlannedGroup.of_type(bucket.layers)]
+    columns = list(bucket.columns.values())
+    if bucket.balanced and count <= bucket.repeats:
+        dealt = [[name for row in list(zip(*columns, strict=True))[i::count] for name in row] for i in range(count)]
+    elif "packed-split-loses-layers" in bugs:
+        expected = f"layers of each page size in equal number, {count} of each or more"
+        raise PlanError("layers", [len(names) for names in columns], expected)
+    else:
+        names = [name for column in columns for name in column]
+        dealt = [names[i::count] for i in range(count)]
+    return [PlannedGroup.of_type({name: bucket.layers[name] for name in names}) for names in dealt]
