@@ -128,12 +128,12 @@ def test_no_class_of_a_reference_kind_is_checked_elsewhere(files):
 def test_no_name_of_a_kind_is_compared_elsewhere(files):
     others = {name: nodes for name, nodes in files.items() if not name.startswith(tuple(OTHER_NAMES))}
     found = [f"{name}:{line}" for name, nodes in others.items() for line in _name_checks(nodes)]
-    assert found == [f"hkv/dialects/vllm/planning/promotion.py:{line}" for line in _sole_field(files)]
+    assert found == [f"hkv/dialects/vllm/planning/grouping.py:{line}" for line in _sole_field(files)]
 
 
 def _sole_field(files: dict[str, Nodes]) -> Iterator[int]:
     """Lines in which `sliding_window` is the name of a field that cannot be merged, not of the kind."""
-    for node in files["hkv/dialects/vllm/planning/promotion.py"]:
+    for node in files["hkv/dialects/vllm/planning/grouping.py"]:
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "error.argument":
             yield getattr(node, "lineno", 0)
 

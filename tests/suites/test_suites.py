@@ -25,7 +25,7 @@ GROWN = 1000537
 
 
 def test_a_grid_that_grows_for_a_hidden_state_is_right_and_one_that_grows_further_is_not():
-    target = "hkv.dialects.vllm.planning.hidden:add_hidden_states"
+    target = "hkv.dialects.vllm.planning.grouping:add_hidden_states"
     assert SUITES["plans"].run(GROWN) is None
     with applied(Patch(target, "scale = -(-largest // page)", "scale = -(-largest // page) + 1")):
         assert (SUITES["plans"].run(GROWN) or pytest.fail("not noticed")).invariant == "pages"

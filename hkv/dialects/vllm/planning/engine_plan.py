@@ -8,11 +8,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from hkv.dialects.vllm.planning.boundary_layers import common_block_size, keeps_layers, with_kept_layers
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.devices import device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
+from hkv.dialects.vllm.planning.grouping import common_block_size, keeps_layers, with_kept_layers
 from hkv.dialects.vllm.planning.kernels import asked_type, gdn_prefill, kda_prefill, model_kernels
 from hkv.dialects.vllm.planning.model_checks import check_float_cache, check_length, check_parallel, shares_positions
 from hkv.dialects.vllm.planning.mtp import mtp_config

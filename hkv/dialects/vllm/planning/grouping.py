@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from hkv.dialects.vllm.planning.buckets import group_by_spec
-from hkv.dialects.vllm.planning.hidden import add_hidden_states
 from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.pages import PagesDiffer, packed_groups, unify_pages
 from hkv.dialects.vllm.planning.plan import PlannedGroup
-from hkv.dialects.vllm.planning.promotion import full_allocation, merge_all, promote_everything
 from hkv.errors import PlanError
 from hkv.layout.orders import Order
-from hkv.spec import LayerSpec, is_uniform_type
+from hkv.model.huggingface import Model
+from hkv.spec import LayerSpec, MergeError, is_uniform_type
 
 
 def group_layers(layers: Mapping[str, LayerSpec], order: Order, options: PlanOptions) -> list[PlannedGroup]:
@@ -69,3 +69,180 @@ def _check_partition(groups: Sequence[PlannedGroup], layers: Mapping[str, LayerS
     if sorted(grouped) != sorted(layers):
         odd = sorted(set(layers).symmetric_difference(grouped)) or sorted({n for n in grouped if grouped.count(n) > 1})
         raise PlanError("layers", odd, "each in exactly one group")
+
+
+# First and last layers that keep the model's own element type where the others are packed (vLLM 0.33 TurboQuant).
+
+KEPT = 2
+"""Layers kept at either end of a model without recurrent states (vLLM 0.33 `get_boundary_skip_layers`)."""
+
+KERNEL_BLOCK = 16
+"""Tokens of the smallest block that kernels of either sort take."""
+
+
+def keeps_layers(model: Model, kv_cache_dtype: str) -> bool:
+    """True if some layers of the model keep their own element type under this packing."""
+    return kv_cache_dtype.startswith("turboquant_") and not any(spec.snapshot for spec in model.specs.values())
+
+
+def common_block_size(model: Model, block_size: int | None) -> int:
+    """Tokens per block with which a page of packed layers is no smaller than a kept layer's smallest.
+
+    vLLM 0.33 `_align_heterogeneous_kv_block_size`. It asks the first layer's kernels for the packed bytes of a token,
+    and those know only one byte an element.
+
+    Args:
+      model: the model, read in its own element type.
+      block_size: tokens that were asked for, or None.
+    """
+    unit = max(KERNEL_BLOCK, block_size or KERNEL_BLOCK)
+    first = model.attention_specs[0]
+    elements = first.num_kv_heads * (first.head_size + first.value_size)
+    kept = KERNEL_BLOCK * first.num_heads * first.content_bytes
+    return max(unit, unit * -(-kept // (unit * elements)))
+
+
+def with_kept_layers(packed: Model, own: Model) -> Model:
+    """The packed model with its first and last layers as in `own`.
+
+    Args:
+      packed: read under the packing.
+      own: read in the model's own element type, with blocks of the same size.
+    """
+    kept = min(KEPT, packed.num_layers // 2)
+    middle = range(kept, packed.num_layers - kept)
+    pairs = zip(packed.layers, own.layers, strict=True)
+    return dataclasses.replace(packed, layers=tuple(a if a.index in middle else b for a, b in pairs))
+
+
+# Hidden-state layers: each a group of its own, its page cut to the page that all groups share.
+
+
+def add_hidden_states(
+    groups: Sequence[PlannedGroup], hidden: Mapping[str, LayerSpec], bugs: frozenset[str]
+) -> list[PlannedGroup]:
+    """The groups, large enough for one token's hidden state, and one more group for each hidden-state layer.
+
+    A hidden-state layer takes as many tokens a block as fit the common page and divide every group's block (vLLM 0.33,
+    `get_kv_cache_groups` and `_ensure_min_page_size`). Where the page has to grow, the distance between recurrent
+    states grows with the attention blocks, so that the ratio of the groups' blocks stays what it was.
+
+    Args:
+      groups: groups whose pages are all of one size.
+      hidden: the hidden-state layers by name.
+      bugs: names of upstream defects to reproduce.
+    """
+    if not hidden:
+        return list(groups)
+    page = groups[0].spec.page_size_bytes
+    largest = max(spec.bytes_per_token for spec in hidden.values())
+    if largest > page:
+        scale = -(-largest // page)
+        page *= scale
+        groups = [_scaled(group, scale, page, bugs) for group in groups]
+    block = math.gcd(*(group.spec.block_size for group in groups))
+    own = []
+    for name, spec in hidden.items():
+        tokens = largest_divisor(block, max(page // spec.bytes_per_token, 1))
+        own.append(PlannedGroup.merged([name], dataclasses.replace(spec, block_size=tokens, page_size_padded=page)))
+    return [*groups, *own]
+
+
+def _scaled(group: PlannedGroup, scale: int, page: int, bugs: frozenset[str]) -> PlannedGroup:
+    spec: LayerSpec = group.spec
+    padded = getattr(spec, "page_size_padded", None)
+    changes = {"block_size": spec.block_size * scale}
+    if padded is not None:
+        changes["page_size_padded"] = padded * scale
+    elif spec.snapshot and "stale-page-padding" not in bugs:
+        changes["page_size_padded"] = page
+    return PlannedGroup.merged(list(group.names), dataclasses.replace(spec, **changes))
+
+
+def largest_divisor(value: int, limit: int) -> int:
+    """The largest divisor of `value` that is at most `limit`; 1 if none is."""
+    return next((candidate for candidate in range(min(value, limit), 0, -1) if value % candidate == 0), 1)
+
+
+# Local layers that are cached like full attention: blocks for every token, none given back.
+
+
+def merge_all(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> LayerSpec | None:
+    """The one spec of all layers, or None if they do not merge (vLLM 0.33 `is_kv_cache_spec_uniform`).
+
+    Raises:
+      PlanError: only under the defect `window-sizes-abort-grouping`.
+    """
+    specs = list(layers.values())
+    try:
+        return type(specs[0]).merge(specs, bugs)
+    except MergeError as error:
+        if "window-sizes-abort-grouping" in bugs and error.argument in ("sliding_window", "attention_chunk_size"):
+            raise PlanError(error.argument, error.value, error.expected) from error
+        return None
+
+
+def promote(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, LayerSpec]:
+    """Window and chunked layers turned into full attention (vLLM 0.33 `_promote_local_kv_cache_specs`).
+
+    Nothing is done to layers that are of one type already, or where no layer caches everything.
+
+    Raises:
+      PlanError: the result is still not of one type.
+    """
+    promoted = dict(layers)
+    if _one_type(promoted, bugs):
+        return promoted
+    full = {spec.block_size for spec in layers.values() if spec.reads_all}
+    if full:
+        block_size = full.pop() if len(full) == 1 else None
+        for name, spec in layers.items():
+            if (whole := spec.as_full(block_size or spec.block_size)) is not None:
+                if spec.single_vector and "latent-window-promotion" in bugs:
+                    raise PlanError(name, spec, "no latent window layer, which vLLM cannot rebuild as a latent one")
+                promoted[name] = whole
+    if not _one_type(promoted, bugs):
+        kinds = sorted({type(spec).__name__ for spec in promoted.values()})
+        raise PlanError("layers", kinds, "layers that can all be cached like full attention")
+    return promoted
+
+
+def _one_type(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> bool:
+    return merge_all(layers, bugs) is not None or is_uniform_type(list(layers.values()))
+
+
+def promote_everything(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, LayerSpec]:
+    """All local layers promoted, those that context parallelism replicates apart (vLLM 0.33, hybrid manager off).
+
+    Raises:
+      PlanError: the layers of one part cannot all be cached like full attention.
+    """
+    changed = dict(layers)
+    for replicated in (False, True):
+        part = {name: spec for name, spec in layers.items() if _is_replicated(spec) == replicated}
+        if part:
+            changed.update(promote(part, bugs))
+    return changed
+
+
+def _is_replicated(spec: LayerSpec) -> bool:
+    return not (spec.snapshot or spec.shared_by_ranks)
+
+
+def full_allocation(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> PlannedGroup | None:
+    """One group for latent layers beside plain windows whose pages do not go together, or None where that is no help.
+
+    The last resort of vLLM 0.33 (`_try_get_full_allocation_fallback_groups`).
+    """
+    specs = layers.values()
+    if any(not spec.joins_latent for spec in specs):
+        return None
+    if not any(spec.latent for spec in specs):
+        return None
+    if not any(spec.slides for spec in specs):
+        return None
+    try:
+        promoted = promote(layers, bugs)
+    except PlanError:
+        return None
+    return PlannedGroup.of_type(promoted) if is_uniform_type(list(promoted.values())) else None

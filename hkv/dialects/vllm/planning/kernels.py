@@ -16,9 +16,9 @@ from hkv.dialects.vllm.planning.backends import (
     indexer_kernel,
     stored_type,
 )
-from hkv.dialects.vllm.planning.boundary_layers import keeps_layers
 from hkv.dialects.vllm.planning.devices import Device, device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.grouping import keeps_layers
 from hkv.dialects.vllm.planning.multimodal import reads_ahead
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
