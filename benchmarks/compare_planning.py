@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 from hkv.dialects.vllm.engines.installed_planning import InstalledPlanner
 from hkv.dialects.vllm.planning import plan_vllm
-from hkv.dialects.vllm.planning.records import options_record, plan_record
 from hkv.dialects.vllm.planning.served import Serving, serve
+from hkv.dialects.vllm.planning.tensors import options_record, plan_record
 from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
 from hkv.errors import HKVError
 from hkv.layout.orders import Order

@@ -52,7 +52,7 @@ class InstalledPlanner:
     def plan(
         self, workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int], options: PlanOptions
     ) -> dict[str, Any]:
-        """The plan as `hkv.dialects.vllm.planning.records.plan_record` writes it, or `{"refused": message}`.
+        """The plan as `hkv.dialects.vllm.planning.tensors.plan_record` writes it, or `{"refused": message}`.
 
         Args:
           workers: each worker's layers by name.

@@ -10,9 +10,9 @@ from hkv.contract.plan_command import model_record
 from hkv.dialects.vllm.planning.engine_settings import EngineSettings
 from hkv.dialects.vllm.planning.memory import CacheMemory
 from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup
-from hkv.dialects.vllm.planning.records import group_record, plan_record, tensor_record
 from hkv.dialects.vllm.planning.served import ServedPlan
 from hkv.dialects.vllm.planning.startup import startup, why_counts_differ
+from hkv.dialects.vllm.planning.tensors import group_record, plan_record, tensor_record
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.model.huggingface import Model

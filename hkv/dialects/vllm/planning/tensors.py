@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from hkv.dialects.vllm.planning.plan import CacheTensor, PlannedGroup
+from hkv.dialects.vllm.planning.options import PlanOptions
+from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup
 from hkv.errors import PlanError
 from hkv.layout.orders import Order, order_strides
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, MergeError, RequestLimits
 
 
 def bytes_per_block(groups: Sequence[PlannedGroup], order: Order) -> int:
@@ -83,3 +86,115 @@ def _strides(
         expected = f"an order with blocks a multiple of {spec.stride_alignment_bytes} bytes apart, not {strides[1]}"
         raise PlanError("layout", order.value, expected)
     return strides[0], strides[1]
+
+
+# Groups of equal page size: layers of one spec dealt out into groups of about the same number of layers.
+
+
+def group_by_spec(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> list[PlannedGroup]:
+    """Groups of layers whose pages are all of one size (vLLM 0.33 `_get_kv_cache_groups_uniform_page_size`).
+
+    Layers whose specs merge share a bucket. Groups are as large as the smallest bucket, or as the largest where that is
+    less than one and a half times the smallest. Layers are dealt out in turn, so that every pipeline stage gets its
+    share of every group.
+
+    Args:
+      layers: the layers by name, in model order; at least one.
+      bugs: names of upstream defects to reproduce.
+    """
+    buckets = _buckets(layers, bugs)
+    sizes = [len(names) for names, _ in buckets]
+    smallest, largest = min(sizes), max(sizes)
+    group_size = largest if 2 * largest < 3 * smallest else smallest
+    groups = []
+    for names, _ in buckets:
+        count = -(-len(names) // group_size)
+        for index in range(count):
+            members = names[index::count]
+            specs = [layers[name] for name in members]
+            groups.append(PlannedGroup.merged(members, type(specs[0]).merge(specs, bugs)))
+    return groups
+
+
+def _buckets(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> list[tuple[list[str], list[LayerSpec]]]:
+    """Layer names and distinct specs of each bucket, in order of first appearance."""
+    equal: dict[LayerSpec, list[str]] = {}
+    for name, spec in layers.items():
+        equal.setdefault(spec, []).append(name)
+    buckets: list[tuple[list[str], list[LayerSpec]]] = []
+    for spec, names in equal.items():
+        for bucket_names, bucket_specs in buckets:
+            try:
+                type(bucket_specs[0]).merge([*bucket_specs, spec], bugs)
+            except MergeError:
+                continue
+            bucket_names.extend(names)
+            bucket_specs.append(spec)
+            break
+        else:
+            buckets.append((list(names), [spec]))
+    return buckets
+
+
+# Options and plans as plain values, for files that outlive a version of the code.
+
+
+def options_record(options: PlanOptions) -> dict[str, Any]:
+    """Options as plain values."""
+    record = dataclasses.asdict(options)
+    record["bugs"] = sorted(options.bugs)
+    record["supported_layouts"] = None if options.supported_layouts is None else list(options.supported_layouts)
+    return record
+
+
+def options_of(record: Mapping[str, Any]) -> PlanOptions:
+    """The options of a record."""
+    fields = dict(record)
+    fields["limits"] = RequestLimits(**fields["limits"])
+    fields["bugs"] = frozenset(fields.get("bugs", ()))
+    if fields.get("supported_layouts") is not None:
+        fields["supported_layouts"] = tuple(fields["supported_layouts"])
+    return PlanOptions(**fields)
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values: what `hkv plan --json` writes and what installed engines are compared on."""
+    return {
+        "num_blocks": plan.num_blocks,
+        "layout": plan.layout,
+        "scheduler_block_size": plan.scheduler_block_size,
+        "hash_block_size": plan.hash_block_size,
+        "max_model_len": plan.max_model_len,
+        "request_blocks": plan.request_blocks,
+        "tp_replicas": [worker.tp_replicas for worker in plan.workers],
+        "needs_zeroing": plan.needs_zeroing,
+        "groups": [group_record(group) for group in plan.groups],
+        "tensors": [[tensor_record(tensor) for tensor in worker.tensors] for worker in plan.workers],
+    }
+
+
+def group_record(group: PlannedGroup) -> dict[str, Any]:
+    """A group as plain values."""
+    return {
+        "layers": list(group.names),
+        "mixed": group.mixed,
+        "eagle": group.eagle,
+        "block_size": group.spec.block_size,
+        "page_bytes": group.spec.page_size_bytes if not group.mixed else [s.page_size_bytes for s in group.specs],
+        "payload_bytes": (
+            group.spec.unpadded_page_size_bytes
+            if not group.mixed
+            else [s.unpadded_page_size_bytes for s in group.specs]
+        ),
+    }
+
+
+def tensor_record(tensor: CacheTensor) -> dict[str, Any]:
+    """A tensor as plain values."""
+    return {
+        "layers": list(tensor.layers),
+        "layer_stride": tensor.layer_stride,
+        "block_stride": tensor.block_stride,
+        "offset": tensor.offset,
+        "size": tensor.size,
+    }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hkv.dialects.vllm.planning import plan_vllm
-from hkv.dialects.vllm.planning.records import options_record, plan_record
+from hkv.dialects.vllm.planning.tensors import options_record, plan_record
 from hkv.dialects.vllm.traffic.layer_sets import draw_layer_set
 from hkv.errors import HKVError
 from hkv.spec.records import spec_record
