@@ -14,8 +14,14 @@ from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import resolve
 from hkv.dialects.vllm.planning.grouping import common_block_size, keeps_layers, with_kept_layers
 from hkv.dialects.vllm.planning.kernels import asked_type, gdn_prefill, kda_prefill, model_kernels
-from hkv.dialects.vllm.planning.model_checks import check_float_cache, check_length, check_parallel, shares_positions
-from hkv.dialects.vllm.planning.multimodal import check_scales, least_step_tokens
+from hkv.dialects.vllm.planning.model_checks import (
+    check_float_cache,
+    check_length,
+    check_parallel,
+    check_scales,
+    least_step_tokens,
+    shares_positions,
+)
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.dialects.vllm.planning.speculation import mtp_config
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model

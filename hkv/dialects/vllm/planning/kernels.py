@@ -19,7 +19,7 @@ from hkv.dialects.vllm.planning.backends import (
 from hkv.dialects.vllm.planning.devices import Device, device_of
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.grouping import keeps_layers
-from hkv.dialects.vllm.planning.multimodal import reads_ahead
+from hkv.dialects.vllm.planning.model_checks import reads_ahead
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
 from hkv.model.huggingface.reading import decoder_fields
