@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.pages import unify_pages
-from hkv.dialects.vllm.planning.plan import Plan
+from hkv.dialects.vllm.planning.plan import Plan, PlanOptions
 from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.errors import HKVError
 from hkv.spec import FullAttention, LayerSpec, MLAAttention, RequestLimits, SlidingWindow, SlidingWindowMLA

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hkv.cli import cli
 from hkv.contract.traffic import RandomChoices
-from hkv.dialects.vllm.planning.options import PlanOptions
+from hkv.dialects.vllm.planning.plan import PlanOptions
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.errors import PlanError, SpecError

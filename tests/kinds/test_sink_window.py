@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hkv.cache.state import replace
 from hkv.cli import cli
 from hkv.contract.traffic import RandomChoices
-from hkv.dialects.vllm.planning.options import PlanOptions
+from hkv.dialects.vllm.planning.plan import PlanOptions
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.dialects.vllm.traffic.headers import draw_header

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from hkv.dialects.vllm.planning.options import PlanOptions
+from hkv.dialects.vllm.planning.plan import PlanOptions
 from hkv.errors import MissingEngineError, PlanError
 from hkv.spec import (
     AttentionSpec,

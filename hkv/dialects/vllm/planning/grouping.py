@@ -6,9 +6,8 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.pages import PagesDiffer, packed_groups, unify_pages
-from hkv.dialects.vllm.planning.plan import PlannedGroup
+from hkv.dialects.vllm.planning.plan import PlannedGroup, PlanOptions
 from hkv.dialects.vllm.planning.tensors import group_by_spec
 from hkv.errors import PlanError
 from hkv.layout.orders import Order

@@ -7,8 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from hkv.dialects.vllm.planning.options import PlanOptions
-from hkv.dialects.vllm.planning.plan import PlannedGroup
+from hkv.dialects.vllm.planning.plan import PlannedGroup, PlanOptions
 from hkv.errors import HKVError, PlanError
 from hkv.layout.orders import Order
 from hkv.spec import LayerSpec, is_cp_sharded, is_uniform_type

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.pages import align_states
-from hkv.dialects.vllm.planning.plan import Plan
+from hkv.dialects.vllm.planning.plan import Plan, PlanOptions
 from hkv.dialects.vllm.planning.residency import Residency, simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.errors import PlanError

@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hkv.dialects.vllm.planning.options import PlanOptions
-from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup
+from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup, PlanOptions
 from hkv.errors import PlanError
 from hkv.layout.orders import Order, order_strides
 from hkv.spec import LayerSpec, MergeError, RequestLimits

@@ -8,9 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hkv.dialects.vllm.planning.grouping import group_layers
-from hkv.dialects.vllm.planning.options import PlanOptions
 from hkv.dialects.vllm.planning.pages import resolve_block_sizes
-from hkv.dialects.vllm.planning.plan import Plan, PlannedGroup, WorkerPlan
+from hkv.dialects.vllm.planning.plan import Plan, PlannedGroup, PlanOptions, WorkerPlan
 from hkv.dialects.vllm.planning.sizing import check_fits, fit_length, request_blocks
 from hkv.dialects.vllm.planning.tensors import bytes_per_block, cache_tensors
 from hkv.errors import LayoutError, PlanError

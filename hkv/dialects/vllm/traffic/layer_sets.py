@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hkv.contract.traffic import Choices, RandomChoices
-from hkv.dialects.vllm.planning.options import PlanOptions
+from hkv.dialects.vllm.planning.plan import PlanOptions
 from hkv.layout.orders import Order
 from hkv.spec import CLASSES, LayerSpec, RequestLimits
 
