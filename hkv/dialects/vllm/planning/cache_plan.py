@@ -10,9 +10,8 @@ from hkv.contract.plan_command import sequence_bytes
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.planning.cache_config import cache_config
 from hkv.dialects.vllm.planning.engine_settings import EngineSettings
-from hkv.dialects.vllm.planning.report import served_report, tensor_layout, waste
+from hkv.dialects.vllm.planning.report import Startup, served_report, startup, tensor_layout, waste
 from hkv.dialects.vllm.planning.served import ServedPlan
-from hkv.dialects.vllm.planning.startup import Startup, startup
 from hkv.layout.block_layout import Layout
 from hkv.model.huggingface import Model
 
