@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.planning import RtpOptions, blocks_for_budget, cache_memory, dsv4, plan_rtp_llm
-from hkv.dialects.rtp_llm.planning.budget import MIB, runtime_reserve
+from hkv.dialects.rtp_llm.planning.blocks import MIB, runtime_reserve
 from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque
 from hkv.dialects.rtp_llm.planning.pools import (
     budget_shares,

@@ -1,6 +1,6 @@
 """RTP-LLM's memory plan: bytes of blocks, groups, shared and independent pools, and the split of a GPU's memory."""
 
-from hkv.dialects.rtp_llm.planning.budget import blocks_for_budget, cache_memory
+from hkv.dialects.rtp_llm.planning.blocks import blocks_for_budget, cache_memory
 from hkv.dialects.rtp_llm.planning.descriptions import DescribedModel, describe_model
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.planner import plan_described, plan_rtp_llm, served_options

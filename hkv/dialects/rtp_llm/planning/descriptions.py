@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from hkv.dialects.rtp_llm.planning import dsv4
-from hkv.dialects.rtp_llm.planning.blocks import block_of
+from hkv.dialects.rtp_llm.planning.blocks import block_of, tail_blocks
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import hybrid_tags
-from hkv.dialects.rtp_llm.planning.windows import tail_blocks
 from hkv.errors import PlanError
 from hkv.model.draft_modules import DEFAULT_TAG
 from hkv.model.group_policy import GroupType, group_type_of
