@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from fractions import Fraction
 
-from hkv.dialects.rtp_llm.planning.elements import element_of
 from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque, region_of
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
-from hkv.dialects.rtp_llm.planning.sizes import BlockBytes, indexer_scale_bytes, linear, mha, mla
+from hkv.dialects.rtp_llm.planning.sizes import BlockBytes, element_of, indexer_scale_bytes, linear, mha, mla
 from hkv.errors import PlanError
 from hkv.spec import AttentionSpec, LayerSpec, attention_of
 
