@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 
 from hkv.dialects.rtp_llm.planning.blocks import block_of, blocks_for_budget
-from hkv.dialects.rtp_llm.planning.descriptions import ORDINARY_BLOCK, DescribedModel, describe_model
-from hkv.dialects.rtp_llm.planning.drafts import draft_module
+from hkv.dialects.rtp_llm.planning.descriptions import ORDINARY_BLOCK, DescribedModel, describe_model, draft_module
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import (
     PoolGroup,
