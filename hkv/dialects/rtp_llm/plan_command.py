@@ -13,9 +13,8 @@ from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import RtpOptions, served_options
 from hkv.dialects.rtp_llm.planning.concurrency import capacity_of, reserve_option, reserve_ratio
 from hkv.dialects.rtp_llm.planning.options import ROLES
-from hkv.dialects.rtp_llm.planning.report import PlannedModel, pool_report
+from hkv.dialects.rtp_llm.planning.report import PlannedModel, pool_report, print_pools
 from hkv.dialects.rtp_llm.planning.sizes import check_kv_dtype
-from hkv.dialects.rtp_llm.planning.tables import print_pools
 from hkv.errors import ConfigError
 from hkv.layout.layer_cache import LayerCache
 from hkv.layout.strided import StridedView
