@@ -23,7 +23,7 @@ from typing import Any
 import click
 import jax
 
-from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import json_option, write_json
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
 from hkv.dialects.rtp_llm.schedule import compiled as rtp_compiled
 from hkv.dialects.rtp_llm.schedule.record import RtpRecorder

@@ -27,7 +27,7 @@ from typing import Any
 import click
 import numpy as np
 
-from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import json_option, write_json
 from hkv.dialects.vllm.schedule.run import cache_config
 from hkv.errors import HKVError
 from hkv.machine import native_loops

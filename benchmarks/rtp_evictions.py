@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import json_option, write_json
 from hkv.dialects.rtp_llm import machine
 from hkv.dialects.rtp_llm.config import HYBRID
 from hkv.dialects.rtp_llm.rules.operations import RtpArgument, RtpCode, RtpColumn

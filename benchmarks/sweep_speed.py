@@ -29,7 +29,7 @@ from typing import Any
 
 import click
 
-from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import json_option, write_json
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"
 SIZES = "20000..1280000"

@@ -19,7 +19,7 @@ from hkv import input_file
 from hkv.byte_size import parse_bytes
 from hkv.cli.compilation_cache import compilation_cache_option
 from hkv.cli.interruption import INTERRUPTED, Interruption
-from hkv.cli.standard_output import StandardOutputError, standard_output
+from hkv.cli.output_option import StandardOutputError, standard_output
 from hkv.errors import HKVError
 from hkv.machine import native_loops
 

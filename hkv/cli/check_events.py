@@ -14,9 +14,8 @@ from rich.table import Table
 
 from hkv.cli.given_options import refuse_given
 from hkv.cli.interruption import interruption
-from hkv.cli.json_output import json_option, write_json
 from hkv.cli.numbers import Number
-from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_option, talks, write_json, write_output
 from hkv.contract.events import EventError, KeyIndex, Problem, decode_batch
 from hkv.errors import ConfigError
 from hkv.limits import MAX_COUNT, MAX_SECONDS

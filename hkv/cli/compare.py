@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli import varied_options
-from hkv.cli.json_output import json_option, write_json
-from hkv.cli.output_option import OutputPath, talks, write_output
+from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.limits import MAX_COUNT, MAX_WORKERS
 from hkv.plot_path import check_plot_path

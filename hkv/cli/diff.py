@@ -20,8 +20,7 @@ from hkv.cli.engine_options import (
 )
 from hkv.cli.failing_case import print_case, print_log, print_other
 from hkv.cli.interruption import interruption
-from hkv.cli.json_output import json_option, write_json
-from hkv.cli.output_option import OutputFolder
+from hkv.cli.output_option import OutputFolder, json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.cli.shrink import shrink_with_bar
 from hkv.contract import registry

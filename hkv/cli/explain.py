@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import json_option, write_json
 from hkv.contract import registry
 from hkv.contract.explanation import Explanation, Resumption
 from hkv.limits import MAX_COUNT

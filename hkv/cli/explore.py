@@ -9,9 +9,8 @@ import click
 
 from hkv.cli.engine_options import dialect_option
 from hkv.cli.interruption import interruption
-from hkv.cli.json_output import json_option, write_json
 from hkv.cli.numbers import SECONDS, Number
-from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_option, talks, write_json, write_output
 from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.cli.progress import level_bar
 from hkv.cli.replay import Groups

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from hkv.cli.interruption import interruption
-from hkv.cli.json_output import json_option, write_json
 from hkv.cli.numbers import SECONDS
+from hkv.cli.output_option import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.testing.mutation.edits import Edit

@@ -15,9 +15,8 @@ from hkv.cli.capacity_rows import capacity_rows, combinations
 from hkv.cli.capacity_table import table_csv, table_lines
 from hkv.cli.fewest_gpus import deployment_lines, deployments, values_of
 from hkv.cli.given_options import is_given, refuse_given
-from hkv.cli.json_output import json_option, write_json
 from hkv.cli.numbers import Number, percentage
-from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, talks, write_output
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_option, talks, write_json, write_output
 from hkv.cli.own_options import commands, own_options, refuse_others
 from hkv.contract import registry
 from hkv.contract.plan_command import Capacity, OneOrMore, PlanCommand, Several

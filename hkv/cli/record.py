@@ -15,8 +15,7 @@ from hkv.cli.engine_options import (
     only_options,
     timeout_option,
 )
-from hkv.cli.json_output import json_option, write_json
-from hkv.cli.output_option import OutputPath, talks, write_output
+from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
 from hkv.contract import registry
 from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.verbs import record

@@ -9,8 +9,7 @@ import click
 from hkv.cli.engine_options import FORMS, check_timeout, ids_option, timeout_option
 from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.interruption import interruption
-from hkv.cli.json_output import json_option, write_json
-from hkv.cli.output_option import OutputPath, talks, write_output
+from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
 from hkv.cli.progress import counting_bar
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken

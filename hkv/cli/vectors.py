@@ -9,8 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.json_output import json_option, write_json
-from hkv.cli.output_option import OutputFolder
+from hkv.cli.output_option import OutputFolder, json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.oracle.vectors import FAMILIES, write_vectors
 

@@ -16,7 +16,7 @@ from hkv.cli.engine_options import (
 )
 from hkv.cli.failing_case import print_broken
 from hkv.cli.interruption import interruption
-from hkv.cli.json_output import json_option, write_json
+from hkv.cli.output_option import json_option, write_json
 from hkv.cli.progress import progress_bar
 from hkv.oracle.broken_invariant import Found, Watching
 from hkv.oracle.engines import engine_factory

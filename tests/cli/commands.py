@@ -15,8 +15,7 @@ import click
 
 import hkv.cli
 from hkv.cli.interruption import Interruption
-from hkv.cli.output_option import OutputFolder, OutputPath
-from hkv.cli.standard_output import standard_output
+from hkv.cli.output_option import OutputFolder, OutputPath, standard_output
 from hkv.contract.events import Batch, BlockStored, encode_batch
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.oracle.engines import engine_factory
