@@ -10,9 +10,7 @@ from rich.console import Console
 
 from hkv.byte_size import parse_bytes
 from hkv.cli.bugs_option import bugs_of, bugs_option
-from hkv.cli.capacity_plot import drawn, lengths_between
-from hkv.cli.capacity_rows import capacity_rows, combinations
-from hkv.cli.capacity_table import table_csv, table_lines
+from hkv.cli.capacity_table import capacity_rows, combinations, drawn, lengths_between, table_csv, table_lines
 from hkv.cli.fewest_gpus import deployment_lines, deployments, values_of
 from hkv.cli.given_options import is_given, refuse_given
 from hkv.cli.numbers import Number, percentage

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from hkv.cli.capacity_plot import lengths_between
-from hkv.cli.capacity_rows import CapacityRow
+from hkv.cli.capacity_table import CapacityRow, lengths_between
 from hkv.cli.plan import command
 from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand
 from hkv.errors import ConfigError, FileError, PlanError, UnsupportedConfigError
