@@ -18,8 +18,8 @@ import hkv
 from hkv import input_file
 from hkv.byte_size import parse_bytes
 from hkv.cli.compilation_cache import compilation_cache_option
-from hkv.cli.interruption import INTERRUPTED, Interruption
 from hkv.cli.output_option import StandardOutputError, standard_output
+from hkv.cli.progress import INTERRUPTED, Interruption
 from hkv.errors import HKVError
 from hkv.machine import native_loops
 

@@ -14,10 +14,9 @@ from hkv.bugs import BUGS
 from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
 from hkv.cli.given_options import refuse_given
-from hkv.cli.interruption import interruption
 from hkv.cli.numbers import Number
 from hkv.cli.output_option import OutputPath, json_option, write_json, write_output
-from hkv.cli.progress import progress_bar
+from hkv.cli.progress import interruption, progress_bar
 from hkv.errors import ConfigError
 from hkv.limits import MAX_SECONDS
 from hkv.oracle.check import FollowedLog, junit_xml

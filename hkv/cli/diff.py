@@ -19,9 +19,8 @@ from hkv.cli.engine_options import (
     traffic_options,
 )
 from hkv.cli.failing_case import print_case, print_log, print_other
-from hkv.cli.interruption import interruption
 from hkv.cli.output_option import OutputFolder, json_option, write_json
-from hkv.cli.progress import progress_bar
+from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import shrink_with_bar
 from hkv.contract import registry
 from hkv.errors import ConfigError

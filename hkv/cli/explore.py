@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from hkv.cli.engine_options import dialect_option
-from hkv.cli.interruption import interruption
 from hkv.cli.numbers import SECONDS, Number
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_option, talks, write_json, write_output
 from hkv.cli.own_options import commands, own_options, refuse_others
-from hkv.cli.progress import level_bar
+from hkv.cli.progress import interruption, level_bar
 from hkv.cli.replay import Groups
 from hkv.contract import explore_command, registry
 from hkv.contract.log import describe

@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 
-from hkv.cli.interruption import interruption
 from hkv.cli.numbers import SECONDS
 from hkv.cli.output_option import json_option, write_json
-from hkv.cli.progress import progress_bar
+from hkv.cli.progress import interruption, progress_bar
 from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.testing.mutation.edits import Edit
 from hkv.testing.mutation.trials import Judge, State, Target, Verdict, killed, target_of

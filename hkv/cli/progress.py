@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -102,3 +106,135 @@ def _lines(console: Console, latest: str) -> Iterator[Callable[[str], None]]:
     finally:
         ended.set()
         thread.join()
+
+
+# Ctrl-C: the command says what it found so far, and the process is gone within two seconds, whatever it computes.
+
+INTERRUPTED = 130
+"""Exit status of an interrupted command: 128 and the number of SIGINT, as shells have it."""
+
+PATIENCE = 0.8
+"""Seconds after which the main thread is taken to be inside a native call, where no exception can reach it."""
+
+UNWINDING = 0.7
+"""Seconds more that it has where the exception did reach it: it may be writing what it found."""
+
+LAST_WORDS = 0.4
+"""Seconds that last words may take if the main thread did not say them; then the process ends."""
+
+
+class Interruption:
+    """An interrupt of one run of a command.
+
+    Python raises KeyboardInterrupt in the main thread, and only between two steps of the interpreter: XLA compiling or
+    computing on that thread puts it off. So a thread of its own hears of the signal through the wakeup descriptor.
+    When the main thread has not come back in time, that thread says the last words in its stead, and ends the process.
+
+    An interrupted process must not shut down as usual either. jaxlib compiles on threads of its own, and a wait for
+    one that is interrupted leaves it running; at exit JAX destroys its client and its devices, and the compilation,
+    when it comes to use them, reads freed memory (a segmentation fault with jaxlib 0.10.2). There is no way to join or
+    to stop it, so `leave` ends the process at once.
+
+    Args:
+      attended: somebody will call `report`; if not, last words are said as the exception passes.
+    """
+
+    def __init__(self, attended: bool = True) -> None:
+        self.requested = False
+        """True once an interrupt came. It need not arrive as one: the import of an extension turns it into an error."""
+        self._attended = attended
+        self._words: list[Callable[[], None]] = []
+        self._reporting = threading.Lock()
+        self._over = threading.Event()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Listens for SIGINT. To be entered on the main thread; without effect where SIGINT is ignored, as by nohup."""
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
+            return
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, self._interrupt)
+        usual, sys.unraisablehook = sys.unraisablehook, _unraised
+        threading.Thread(target=self._watch, args=(reader,), name="hkv-interruption", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            signal.set_wakeup_fd(before)
+            sys.unraisablehook = usual
+            if not self.requested:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.close(writer)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        del number, frame
+        self._over.clear()
+        self.requested = True
+        raise KeyboardInterrupt
+
+    def _watch(self, reader: int) -> None:
+        while heard := os.read(reader, 1):
+            if heard[0] != signal.SIGINT:
+                continue
+            if self._over.wait(PATIENCE) or (self.requested and self._over.wait(UNWINDING)):
+                continue
+            threading.Thread(target=self.report, daemon=True).start()
+            if not self._over.wait(LAST_WORDS):
+                self.leave()
+        os.close(reader)
+
+    def accept(self) -> None:
+        """Takes an interrupt as the usual end of what the command waited for: it goes on, and ends by itself."""
+        self.requested = False
+        self._over.set()
+
+    def report(self) -> None:
+        """Prints the last words, once; a second caller waits for the process to end."""
+        if not self._reporting.acquire(blocking=False):
+            threading.Event().wait()
+        if signal.getsignal(signal.SIGINT) == self._interrupt and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # they are said once, however impatient the user is
+        with contextlib.suppress(Exception):
+            for words in reversed(self._words):
+                words()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                print("hkv: interrupted", file=sys.stderr, flush=True)
+        if threading.current_thread() is not threading.main_thread():
+            self.leave()
+
+    def leave(self) -> None:
+        """Ends the process without shutting the interpreter down."""
+        os._exit(INTERRUPTED)
+
+    @contextlib.contextmanager
+    def saying(self, words: Callable[[], None]) -> Iterator[None]:
+        """Has `words` said if an interrupt ends what is inside."""
+        self._words.append(words)
+        try:
+            yield
+        except BaseException as error:
+            if not (self.requested or isinstance(error, KeyboardInterrupt)):
+                self._words.remove(words)
+            elif not self._attended:
+                words()
+            raise
+        self._words.remove(words)
+
+
+def _unraised(problem: Any) -> None:
+    """Says nothing of an interrupt that came within a callback, as of JAX's to the garbage collector: it was heard."""
+    if not isinstance(problem.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(problem)
+
+
+def interruption() -> Interruption:
+    """The interruption of the command that runs; one that nobody watches where it was not started by `hkv.cli.main`."""
+    context = click.get_current_context(silent=True)
+    found = context.find_object(Interruption) if context is not None else None
+    return found or Interruption(attended=False)

@@ -14,10 +14,9 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from hkv.cli.engine_options import FORMS, dialect_option
-from hkv.cli.interruption import interruption
 from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
 from hkv.cli.own_options import commands, own_options, refuse_others
-from hkv.cli.progress import progress_bar
+from hkv.cli.progress import interruption, progress_bar
 from hkv.contract import registry
 from hkv.errors import ConfigError
 from hkv.input_file import shown

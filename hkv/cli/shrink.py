@@ -8,9 +8,8 @@ import click
 
 from hkv.cli.engine_options import FORMS, check_timeout, ids_option, timeout_option
 from hkv.cli.failing_case import print_case, print_log
-from hkv.cli.interruption import interruption
 from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
-from hkv.cli.progress import counting_bar
+from hkv.cli.progress import counting_bar, interruption
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.engines import engine_factory

@@ -15,9 +15,8 @@ from hkv.cli.engine_options import (
     traffic_options,
 )
 from hkv.cli.failing_case import print_broken
-from hkv.cli.interruption import interruption
 from hkv.cli.output_option import json_option, write_json
-from hkv.cli.progress import progress_bar
+from hkv.cli.progress import interruption, progress_bar
 from hkv.oracle.broken_invariant import Found, Watching
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import features_of

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import click
 
 import hkv.cli
-from hkv.cli.interruption import Interruption
 from hkv.cli.output_option import OutputFolder, OutputPath, standard_output
+from hkv.cli.progress import Interruption
 from hkv.contract.events import Batch, BlockStored, encode_batch
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.oracle.engines import engine_factory

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from hkv.cli.interruption import INTERRUPTED
+from hkv.cli.progress import INTERRUPTED
 from tests.cli.commands import WRONG, Inputs, make_inputs, perform
 
 SOON = 10.0
@@ -89,7 +89,7 @@ def test_inside_a_native_call(tmp_path: pathlib.Path) -> None:
     script = """
         import hashlib, sys
         import hkv.cli, hkv.cli.vectors
-        from hkv.cli.interruption import interruption
+        from hkv.cli.progress import interruption
 
         def endless(*arguments):
             with interruption().saying(lambda: print("three so far")):
@@ -198,7 +198,7 @@ def test_an_interrupt_that_arrives_as_another_error(
 ) -> None:
     """The import of an extension turns KeyboardInterrupt into ImportError."""
     import hkv.oracle.verbs as module
-    from hkv.cli.interruption import interruption
+    from hkv.cli.progress import interruption
 
     def broken(*_):
         interruption().requested = True
