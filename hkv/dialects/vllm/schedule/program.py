@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import live, transitions
+from hkv.dialects.vllm.rules import calm, live, transitions
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
 from hkv.dialects.vllm.rules.parameters import CacheField, Parameters, View
 from hkv.dialects.vllm.rules.transitions import EMPTY, Answer, Op
-from hkv.dialects.vllm.schedule import calm, compiled_reasons
+from hkv.dialects.vllm.schedule import compiled_reasons
 from hkv.dialects.vllm.schedule.compiled_state import EVERYTHING, DiagnosedTrace, Resident, ScheduleWorkspace
 from hkv.machine import native_loops
 from hkv.machine.kept_programs import KeptProgram
@@ -106,7 +106,7 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
     w, answer = _perform(w, view, trace, m, seat, op)
     w, m, grown = _after_running(w, m, seat, answer)
     w, m, admitted = _after_waiting(w, trace, m, seat, answer)
-    return calm.note(w, view, trace, op.slot, grown | admitted), m
+    return note(w, view, trace, op.slot, grown | admitted), m
 
 
 def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
@@ -252,3 +252,24 @@ def _after_lookup(w: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, answe
     w = w.write_if(found, "seats", answer.shared_prefix, w.seat(m.candidate, Seat.JUNCTION))
     mode = jnp.where(new > 0, int(Mode.TAKE), int(Mode.RECORD))
     return w, m.when(found, mode=mode, new=new, hit=answer.value)
+
+
+# Tokens that a running request can grow by before the cache has anything to do for it.
+
+
+def note(work: Any, view: View, trace: Trace, slot: Scalar, enabled: Scalar) -> Any:
+    """Notes up to how many tokens an allocation for a request would take, register and give back nothing.
+
+    What is noted may be too little, never too much: an allocation that changes nothing is no mistake.
+
+    Args:
+      work: a `ScheduleWorkspace`; needs `requests` and `seats` to write.
+      view: the configuration.
+      trace: the schedule's numbers.
+      slot: a request that was just granted blocks.
+      enabled: whether to do it.
+    """
+    work = calm.note(work, view, slot, enabled)
+    work, (quiet,) = peek(enabled, lambda w: w.get(slot, Request.CALM), work, reads=("requests",), default=(0,))
+    quiet = quiet - trace.number(Number.LOOKAHEAD)
+    return work.write_if(enabled, "seats", quiet, work.seat(slot, Seat.CALM))
