@@ -10,10 +10,10 @@ import numpy as np
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters, of_config
-from hkv.dialects.vllm.schedule import compiled_state, program
+from hkv.dialects.vllm.schedule import compiled_reasons, program
 from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.compiled_occupancy import of_arrays
-from hkv.dialects.vllm.schedule.compiled_state import DiagnosedTrace, Resident
+from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace, Resident
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, proof
 from hkv.machine.operations import bucket
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
@@ -105,7 +105,7 @@ class CompiledReplay(Dispatches):
         np.asarray(parameters.cache)[CacheField.SILENT] = not diagnose
         self._parameters = jax.device_put(parameters)
         inputs = jax.device_put(_inputs(config, schedule, trace, sizes, parameters, diagnose))
-        resident = jax.device_put(compiled_state.begin(state, sizes.requests, steps))
+        resident = jax.device_put(compiled_reasons.begin(state, sizes.requests, steps))
         super().__init__(trace, len(config.topology.groups), ids, resident, inputs)
 
     def _step(self, resident: Resident) -> tuple[Resident, jax.Array, jax.Array]:

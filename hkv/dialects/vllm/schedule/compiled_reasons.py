@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import admit
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
-from hkv.dialects.vllm.schedule.compiled_state import ScheduleWorkspace
 from hkv.dialects.vllm.schedule.diagnosis import OF_ABSENCE, REASONS
 from hkv.replay.reasons import CACHING_OFF, HAD, NOT_SHARED, NOTHING
-from hkv.replay.schedule_state import FATE
+from hkv.replay.schedule_state import (
+    FATE,
+    SCHEDULE_ARRAYS,
+    ScheduleArrays,
+    ScheduleResident,
+    Trace,
+    empty_arrays,
+)
 from hkv.state.key_table import was_evicted
 from hkv.state.loops import Scalar, divide, loop, remainder, when
-from hkv.state.state import EVICTED, NEVER_SEEN, NOT_RETAINED, RETIRED
+from hkv.state.state import EVICTED, NEVER_SEEN, NOT_RETAINED, RETIRED, State
+from hkv.state.workspace import ARRAYS, COUNTERS, OUTPUTS, Workspace
 
 READS = ("table", "chains")
 WRITES = ("table", "chains", "fates")
@@ -219,3 +228,53 @@ def _computed(
     most = jnp.maximum((seen + 1) * group.block - 1 - group.proof, 0)
     most = jnp.maximum(lookup.hit, divide(most, step) * step)
     return work, jnp.where(enabled, jnp.where(seen >= stop, lookup.asked, most), lookup.hit)
+
+
+# State of a compiled replay on the device: the cache, the requests on their way, the outcome of each.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DiagnosedTrace(Trace):
+    """A `Trace` and what finding the reasons wants.
+
+    Attributes:
+      diagnosed: int32[groups, 16], `Parameters.groups` as `compiled_reasons` wants them.
+    """
+
+    diagnosed: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Resident(ScheduleResident):
+    """A replay between two dispatches; donated.
+
+    Attributes:
+      cache: the cache.
+    """
+
+    cache: State
+
+
+EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", "num_copies", *SCHEDULE_ARRAYS)
+"""Arrays that one trip of a replay may write."""
+
+
+def begin(cache: State, requests: int, steps: int) -> Resident:
+    """A replay in which nothing happened, as NumPy arrays.
+
+    Args:
+      cache: an empty cache with at least two request slots.
+      requests: bucket for the requests of the trace.
+      steps: most steps of one dispatch.
+    """
+    slots, groups = cache.rows.shape[0] - 1, cache.rows.shape[1]
+    return Resident(cache=cache, **empty_arrays(slots, slots, groups, requests, steps))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleWorkspace(Workspace, ScheduleArrays):
+    """A `Workspace` with the arrays of a schedule."""
+
+    CARRIED = (*Workspace.CARRIED, *SCHEDULE_ARRAYS)

@@ -18,7 +18,7 @@ from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
 from hkv.dialects.vllm.rules.parameters import CacheField, Parameters, View
 from hkv.dialects.vllm.rules.transitions import EMPTY, Answer, Op
 from hkv.dialects.vllm.schedule import compiled_reasons
-from hkv.dialects.vllm.schedule.compiled_state import EVERYTHING, DiagnosedTrace, Resident, ScheduleWorkspace
+from hkv.dialects.vllm.schedule.compiled_reasons import EVERYTHING, DiagnosedTrace, Resident, ScheduleWorkspace
 from hkv.machine import native_loops
 from hkv.machine.kept_programs import KeptProgram
 from hkv.machine.operations import Payload
