@@ -31,9 +31,8 @@ from hkv.dialects.rtp_llm.schedule.run import keyed_rtp_engine
 from hkv.dialects.rtp_llm.schedule.run import rtp_cache as rtp_config
 from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
 from hkv.dialects.vllm.schedule import compiled
-from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
-from hkv.dialects.vllm.schedule.schedule import Replay
+from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.errors import HKVError
 from hkv.machine import native_loops
 from hkv.oracle.engines import engine_factory

@@ -52,7 +52,7 @@ def begin(w: Any, trace: Trace, m: Machine) -> tuple[Any, Machine, Scalar]:
 
 
 def chunk(trace: Trace, request: Scalar, tokens: Scalar, junction: Scalar, start: Scalar, budget: Scalar) -> Scalar:
-    """Tokens to compute next: `hkv.dialects.vllm.schedule.chunking.Chunking.tokens`."""
+    """Tokens to compute next: `hkv.dialects.vllm.schedule.schedule.Chunking.tokens`."""
     size, eagle = trace.number(Number.KEPT_BLOCK), trace.number(Number.KEPT_EAGLE) != 0
     block, fine = jnp.maximum(size, 1), trace.number(Number.KEPT_HASH)
     prompt = trace.request(request, Arriving.PROMPT)

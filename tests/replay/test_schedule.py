@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.dialects.vllm.schedule.chunking import Chunking
-from hkv.dialects.vllm.schedule.schedule import Replay
+from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.errors import ConfigError
 from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder
 from hkv.replay.schedule import Arrival, Schedule

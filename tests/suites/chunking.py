@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.schedule.chunking import Chunking
+from hkv.dialects.vllm.schedule.schedule import Chunking
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
 from tests.suites.suite import CaseSuite, case_check
 

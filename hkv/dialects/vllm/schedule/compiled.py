@@ -11,10 +11,10 @@ from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters, of_config
 from hkv.dialects.vllm.schedule import compiled_reasons, program
-from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.compiled_occupancy import of_arrays
 from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace, Resident
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, proof
+from hkv.dialects.vllm.schedule.schedule import Chunking
 from hkv.machine.operations import bucket
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
 from hkv.replay.occupancy import Sampling

@@ -16,10 +16,9 @@ from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.schedule.agreement import ComparedEngine, CopyingEngine, compare_queues
-from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, Diagnosis, MissDiagnosis, hit_units
 from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
-from hkv.dialects.vllm.schedule.schedule import Replay
+from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.topology import Group, Topology

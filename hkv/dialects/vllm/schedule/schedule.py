@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable
+from typing import Protocol
 
+import numpy as np
+
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import KeyedEngine
-from hkv.dialects.vllm.log.structs import AllocateOp, Hit
-from hkv.dialects.vllm.schedule import occupancy
-from hkv.dialects.vllm.schedule.chunking import Chunking
-from hkv.replay.occupancy import Sampling
+from hkv.dialects.vllm.log.structs import AllocateOp, CacheState, Hit
+from hkv.replay.occupancy import Kind, Sampling
 from hkv.replay.schedule import Arrival, LiveRequest, Observer, Refusal, Schedule, StepLoop
 
 
@@ -49,7 +53,7 @@ class Replay(StepLoop):
     def _ended(self, step: int) -> None:
         self._done += 1
         if self._sampling is not None and self._sampling.due(self._done):
-            self._sampling.add(step, occupancy.of_answer(self._engine.state(), self._groups))
+            self._sampling.add(step, of_answer(self._engine.state(), self._groups))
 
     def _planned(self) -> None:
         if self._chunking.hash_block_size:
@@ -100,3 +104,93 @@ class Replay(StepLoop):
             in_flight=0,
             shared_prefix=None if hit is None else hit.shared_prefix,
         )
+
+
+# End of a request's tokens in one step: at its last token, at the step's budget, or where a state must be kept.
+
+
+class Progress(Protocol):
+    """Fields of a request that chunking reads: `hkv.replay.schedule.LiveRequest` has them."""
+
+    tokens: int
+    junction: int
+
+    @property
+    def arrival(self) -> HasPrompt: ...
+
+
+class HasPrompt(Protocol):
+    """Something with a prompt of so many tokens."""
+
+    @property
+    def prompt(self) -> int: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunking:
+    """Cuts a request's tokens into chunks, one a step (vLLM 0.33 `Scheduler._mamba_block_aligned_split`).
+
+    Attributes:
+      step_tokens: most tokens of one step.
+      block_size: tokens between two states that recurrent groups can keep, or 0 when there are none to keep.
+      eagle: whether the EAGLE drop rule is on: the last block after a hit cannot be trusted.
+      hash_block_size: with sub-block hits, tokens between two boundaries where a prompt's last state is kept; else 0.
+    """
+
+    step_tokens: int
+    block_size: int = 0
+    eagle: bool = False
+    hash_block_size: int = 0
+
+    @classmethod
+    def of(cls, config: VllmConfig, step_tokens: int) -> Chunking:
+        """The chunking that a configuration asks for."""
+        recurrent = [spec.block_size for spec in config.topology.specs if spec.snapshot]
+        keep = math.lcm(*recurrent) if recurrent and config.caching else 0
+        fine = config.hash_block_size if config.partial_hits else 0
+        return cls(step_tokens, keep, config.uses_eagle, fine)
+
+    def tokens(self, request: Progress, start: int, budget: int) -> int:
+        """Tokens to compute next, from `start` on, at most `budget`. 0 when the budget does not reach the next stop."""
+        end = min(request.tokens, start + budget)
+        if self.block_size and start < max(request.arrival.prompt, request.tokens - 1):
+            end = self._last_stop(request, start, end)
+        return max(end - start, 0)
+
+    def _last_stop(self, request: Progress, start: int, end: int) -> int:
+        """States are kept where chunks end: chunks end on block boundaries, and never run past one that is needed."""
+        size = self.block_size
+        if end < max(request.arrival.prompt, request.tokens - 1):
+            aligned = end // size * size
+            if aligned > start or size <= self.step_tokens:
+                end = aligned
+        last = self._last_kept(request.tokens, size)
+        stops = [last]
+        if start % size:
+            stops.append((start // size + 1) * size)
+        if start < request.junction < end:
+            stops.append(start + (request.junction - start) // size * size)
+        if self.hash_block_size:
+            tail = self._last_kept(request.arrival.prompt, self.hash_block_size)
+            if last < tail < request.arrival.prompt:
+                stops.append(tail)
+        return min((stop for stop in stops if start < stop < end), default=end)
+
+    def _last_kept(self, tokens: int, size: int) -> int:
+        """The last multiple of `size` whose state a later request with these tokens can resume from."""
+        return max(0, tokens // size * size - size if self.eagle else (tokens - 1) // size * size)
+
+
+# Blocks of each group in a cache under vLLM 0.33's rules, counted in the state of any engine.
+
+
+def of_answer(state: CacheState, groups: int) -> np.ndarray:
+    """Blocks by `Kind` and group, int64[3, groups], in what an engine says of its state."""
+    found = np.zeros((len(Kind), groups), np.int64)
+    held = {int(block) for block in state.refs}
+    for group in range(groups):
+        found[Kind.HELD, group] = len(held.intersection(block for rows in state.rows.values() for block in rows[group]))
+    for block, (group, _, _) in state.cached.items():
+        found[Kind.CACHED, group] += 1
+        found[Kind.EVICTABLE, group] += int(block) not in held
+    return found

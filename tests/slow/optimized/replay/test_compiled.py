@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.schedule import agreement, compiled, program, run
-from hkv.dialects.vllm.schedule.chunking import Chunking
 from hkv.dialects.vllm.schedule.diagnosis import REASONS
+from hkv.dialects.vllm.schedule.schedule import Chunking
 from hkv.errors import ConfigError, EngineFailure
 from hkv.oracle.engines import engine_factory
 from hkv.replay import dispatches, schedule_loop
