@@ -10,7 +10,7 @@ import click
 from hkv.byte_size import parse_bytes, show_bytes
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.schedule import planned
-from hkv.dialects.vllm.schedule.devices import DEVICES
+from hkv.dialects.vllm.schedule.planned import DEVICES
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, whole_number
