@@ -15,9 +15,8 @@ from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_pa
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import Header
-from hkv.dialects.vllm.schedule.agreement import ComparedEngine, CopyingEngine, compare_queues
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, Diagnosis, MissDiagnosis, hit_units
-from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
+from hkv.dialects.vllm.schedule.lockstep import ComparedEngine, CopyingEngine, LockstepEngine, compare_queues
 from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS

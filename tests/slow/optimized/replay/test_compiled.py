@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.vllm.schedule import agreement, compiled, program, run
+from hkv.dialects.vllm.schedule import compiled, lockstep, program, run
 from hkv.dialects.vllm.schedule.diagnosis import REASONS
 from hkv.dialects.vllm.schedule.schedule import Chunking
 from hkv.errors import ConfigError, EngineFailure
@@ -128,11 +128,11 @@ def both(config, schedule, arrivals):
     outcome = Outcome(studied, mine.recorder(), steps, mine.evictions, 0.0, schedule.max_model_len)
     outcome = dataclasses.replace(outcome, occupancy=sampling.taken())
     reference = run.keyed_engine("numpy", engine_factory("numpy"), config)
-    compared = agreement.ComparedEngine(reference, np.concatenate(mine.ids), NAMES)
+    compared = lockstep.ComparedEngine(reference, np.concatenate(mine.ids), NAMES)
     other = studied.plain(schedule, arrivals, compared, reference, lambda: None)
     compared.check_all_compared()
     run.compare_outcomes(outcome, other, NAMES)
-    agreement.compare_queues(mine.free_queue(), reference.state().free, NAMES)
+    lockstep.compare_queues(mine.free_queue(), reference.state().free, NAMES)
     silent = compiled.CompiledReplay(
         config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS, diagnose=False
     )
@@ -236,7 +236,7 @@ def test_a_wrong_block_is_named():
     ids = np.concatenate(mine.ids)
     ids[len(ids) // 2] += 1
     reference = run.keyed_engine("numpy", engine_factory("numpy"), config)
-    compared = agreement.ComparedEngine(reference, ids, NAMES)
+    compared = lockstep.ComparedEngine(reference, ids, NAMES)
     with pytest.raises(Difference, match="blocks differs"):
         run.VllmReplayedCache(config).plain(schedule, arrivals, compared, reference, lambda: None)
 
