@@ -28,9 +28,8 @@ from hkv.errors import ConfigError, LayoutError, OperationError
 from hkv.paged import operations as paged
 from hkv.paged.ragged_attention import attention
 from hkv.serving import marks
-from hkv.serving.copies import copied
 from hkv.serving.marks import Marks, Span
-from hkv.serving.pages import LayerPages, overlaid, placed, state_unit
+from hkv.serving.pages import LayerPages, copied, overlaid, placed, state_unit
 from hkv.state.status import Status
 
 Values = Mapping[str, jax.Array]
