@@ -39,8 +39,7 @@ from hkv.dialects.vllm.log.structs import (
     StepOp,
     TruncateOp,
 )
-from hkv.dialects.vllm.repair import repaired
-from hkv.dialects.vllm.shrink_rules import _with_blocks_set_aside, _without_holders
+from hkv.dialects.vllm.shrink_rules import _with_blocks_set_aside, _without_holders, repaired
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import EngineTimeoutError, HKVError
 from hkv.oracle import comparison
