@@ -25,8 +25,7 @@ from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
-from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
-from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
+from hkv.dialects.vllm.traffic.hit_comparison import Case, Cause, causes, draw_case, has_entry, make_config, small_cases
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.spec import Mamba, SlidingWindow
 from reference.hits import longest_hit_by_definition

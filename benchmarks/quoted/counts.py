@@ -12,7 +12,7 @@ from benchmarks.compare_layouts import OUTCOMES, outcome
 from benchmarks.quoted.source import ROOT
 from hkv.chunks.formats import EngineKVFormat
 from hkv.dialects.vllm.explorer.judges import JUDGES
-from hkv.dialects.vllm.traffic.hit_causes import Cause
+from hkv.dialects.vllm.traffic.hit_comparison import Cause
 from hkv.model.group_policy import GroupPolicy
 from hkv.model.released import released_models
 from hkv.oracle.log_file import read_log

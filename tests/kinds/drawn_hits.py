@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hkv.contract.traffic import RandomChoices
-from hkv.dialects.vllm.traffic.hit_causes import causes
-from hkv.dialects.vllm.traffic.hit_comparison import Case, make_config
+from hkv.dialects.vllm.traffic.hit_comparison import Case, causes, make_config
 from hkv.spec import LayerSpec
 
 

@@ -13,8 +13,7 @@ from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import FEATURES
-from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
-from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case, has_entry, make_config, small_cases
+from hkv.dialects.vllm.traffic.hit_comparison import Case, Cause, causes, draw_case, has_entry, make_config, small_cases
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
 from hkv.testing.strategies import headers, hit_cases

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.cache.arrivals import Arrivals, jitted
-from hkv.dialects.vllm.traffic.hit_causes import causes
+from hkv.dialects.vllm.traffic.hit_comparison import causes
 from hkv.keys.fingerprint import ROOT
 from hkv.state.status import Status
 from reference.hits import longest_hit_by_definition

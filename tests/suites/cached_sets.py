@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hkv.dialects.vllm.traffic.hit_causes import causes
-from hkv.dialects.vllm.traffic.hit_comparison import Case, draw_case
+from hkv.dialects.vllm.traffic.hit_comparison import Case, causes, draw_case
 from reference.dialects.vllm.coordinator import Coordinator, longest_hit
 from reference.dialects.vllm.dialect import VLLM
 from reference.dialects.vllm.hits import Found

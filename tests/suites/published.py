@@ -124,7 +124,7 @@ HEAD = (
 
 EXCEPTIONS = (
     "Where a promise is not asked for, and why; a check that is not here holds always. Capital letters name causes in",
-    "`hkv.dialects.vllm.traffic.hit_causes` ([hits.md](hits.md) explains them).",
+    "`hkv.dialects.vllm.traffic.hit_comparison` ([hits.md](hits.md) explains them).",
 )
 
 

@@ -15,7 +15,7 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Header, Hit
 from hkv.dialects.vllm.traffic.headers import draw_header
-from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
+from hkv.dialects.vllm.traffic.hit_comparison import Cause, causes
 from hkv.spec import SlidingWindow
 from tests.suites.suite import CaseSuite, case_check
 
@@ -65,7 +65,7 @@ class Resend:
         multiple of the interval before that, or the end of the prompt if it gets there. A draft's drop comes first
         and costs one unit, tokens that a key looks ahead at must be there, and one token is always computed.
         Exceptions, where nothing is promised: hits inside blocks with sparse retention; several draft windows
-        (`hkv.dialects.vllm.traffic.hit_causes`).
+        (`hkv.dialects.vllm.traffic.hit_comparison`).
         """
         header = self.header
         windows = sum(group["kind"] == "sliding_window" for group in header.groups)

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.traffic.hit_causes import causes
+from hkv.dialects.vllm.traffic.hit_comparison import causes
 from hkv.model.topology import Topology
 from hkv.spec import FullAttention, Mamba, OpaqueState, SlidingWindow
 from tests.reference.build import config as build

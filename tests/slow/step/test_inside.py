@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hkv.cache.arrivals import jitted
 from hkv.dialects.vllm.config import VllmConfig, default_partial_hits
-from hkv.dialects.vllm.traffic.hit_causes import causes
+from hkv.dialects.vllm.traffic.hit_comparison import causes
 from hkv.model.topology import Topology
 from hkv.spec import FullAttention, Mamba, OpaqueState, SlidingWindow
 from reference.dialects.vllm.kinds.checkpoints import checkpoint_position

@@ -17,7 +17,7 @@ from hkv.dialects.vllm.invariants import Snapshot
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheEvent, Hit, Operation
-from hkv.dialects.vllm.traffic.hit_causes import causes
+from hkv.dialects.vllm.traffic.hit_comparison import causes
 from hkv.errors import FileError, HKVError
 from reference import hits
 from reference.dialects.vllm.coordinator import Refusal

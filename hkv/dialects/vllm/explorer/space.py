@@ -8,7 +8,7 @@ import numpy as np
 
 from hkv.contract.explore_command import MOST
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
+from hkv.dialects.vllm.traffic.hit_comparison import Cause, causes
 from hkv.errors import ConfigError
 from hkv.state.state import Buckets
 from reference.hits import hit_alignment
@@ -125,7 +125,7 @@ class Definitions:
       proven: bool[L + 1, P], which of those sets count.
       aligned: bool[L + 1], lengths that a hit may have.
       may_be_less, may_be_more: bool[L + 1], requests of so many tokens whose hit may be shorter or longer than defined
-        (`hkv.dialects.vllm.traffic.hit_causes`).
+        (`hkv.dialects.vllm.traffic.hit_comparison`).
       watermark: blocks that stay free when a request is admitted beside others.
       registrable: int32[G, L + 1], how many of so many computed tokens may get keys.
       family: bool[G], groups whose blocks all get keys as soon as they are full.

@@ -16,7 +16,7 @@ from hkv.dialects.vllm.log.structs import (
     Truncated,
     TruncateOp,
 )
-from hkv.dialects.vllm.traffic.hit_causes import Cause, causes
+from hkv.dialects.vllm.traffic.hit_comparison import Cause, causes
 from reference.hits import hit_alignment, longest_hit_by_definition
 
 # What a connector is told comes first: its invariants say more of a wrong row than those of any hit.
@@ -121,7 +121,7 @@ def maximality(moment: Moment) -> Iterator[str]:
     """No longer hit exists: the definition of a hit, tried at every length, finds none.
 
     Holds after `lookup`. Exceptions: what a draft would prove a hit by may lie beyond the limit of a lookup that was
-    given one; and the causes of direction `less` in `hkv.dialects.vllm.traffic.hit_causes`. With
+    given one; and the causes of direction `less` in `hkv.dialects.vllm.traffic.hit_comparison`. With
     groups `full:4` and `swa:4:8`, both cached up to 16 tokens, a request of 17 hits 16; had the full group an EAGLE
     twin `full:4`, it would have to drop like its twin and hit 12 (`SHARED_DROP`).
     """
@@ -144,7 +144,7 @@ def draft_margin(moment: Moment) -> Iterator[str]:
 
     Holds after `lookup`. Without an EAGLE group there is no margin, and a hit that leaves no token to compute, or lies
     between the lengths that hits may have, has no unit after it: `consistency` says what is wrong with it. Exceptions:
-    causes of direction `more` in `hkv.dialects.vllm.traffic.hit_causes` (two EAGLE windows with different holes,
+    causes of direction `more` in `hkv.dialects.vllm.traffic.hit_comparison` (two EAGLE windows with different holes,
     `DROP_NOT_REPEATED`); and with hits inside blocks, keys besides a block's primary one are not seen.
     """
     operation, answer, config = moment.operation, moment.answer, moment.config

@@ -13,7 +13,7 @@ from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Answer, Header, Hit, LookupOp, Operation
 from hkv.dialects.vllm.traffic.headers import draw_header
-from hkv.dialects.vllm.traffic.hit_causes import causes
+from hkv.dialects.vllm.traffic.hit_comparison import causes
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from reference.hits import hit_alignment, longest_hit_by_definition
