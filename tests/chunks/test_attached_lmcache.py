@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from hkv.oracle.attach.attach import attach_all
-from hkv.oracle.attach.judged import CallError, judge_stores
+from hkv.oracle.attach.attach import CallError, attach_all, judge_stores
 from hkv.oracle.attach.session import Session
 from hkv.oracle.attach.settings import AttachSettings
 
