@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.planning.pages import align_states, unify_pages
 from hkv.dialects.vllm.planning.plan import Plan
-from hkv.dialects.vllm.planning.residency import simulate
-from hkv.dialects.vllm.planning.sizing import longest_request, request_blocks
+from hkv.dialects.vllm.planning.residency import longest_request, request_blocks, simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
 from hkv.errors import HKVError

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from hkv.dialects.vllm.planning.grouping import group_layers
 from hkv.dialects.vllm.planning.pages import resolve_block_sizes
 from hkv.dialects.vllm.planning.plan import Plan, PlannedGroup, PlanOptions, WorkerPlan
-from hkv.dialects.vllm.planning.sizing import check_fits, fit_length, request_blocks
+from hkv.dialects.vllm.planning.residency import check_fits, fit_length, request_blocks
 from hkv.dialects.vllm.planning.tensors import bytes_per_block, cache_tensors
 from hkv.errors import LayoutError, PlanError
 from hkv.layout.orders import Order
