@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
-from hkv.dialects.vllm.planning.cache_config import cache_config
+from hkv.dialects.vllm.planning.cache_plan import cache_config
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.errors import ConfigError, PlanError

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.planning.cache_config import cache_config
+from hkv.dialects.vllm.planning.cache_plan import cache_config
 from hkv.dialects.vllm.planning.served import ServedPlan, Serving, serve
 from hkv.errors import PlanError
 from hkv.model.huggingface import Model
