@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.bugs import BUGS
-from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
-from hkv.cli.given_options import refuse_given
 from hkv.cli.numbers import Number
 from hkv.cli.output_option import OutputPath, json_option, write_json, write_output
+from hkv.cli.own_options import bugs_of, bugs_option, refuse_given
 from hkv.cli.progress import interruption, progress_bar
 from hkv.errors import ConfigError
 from hkv.limits import MAX_SECONDS

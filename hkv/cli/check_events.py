@@ -12,9 +12,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.given_options import refuse_given
 from hkv.cli.numbers import Number
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_option, talks, write_json, write_output
+from hkv.cli.own_options import refuse_given
 from hkv.cli.progress import interruption
 from hkv.contract.events import EventError, KeyIndex, Problem, decode_batch
 from hkv.errors import ConfigError

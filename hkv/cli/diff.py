@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.engine_options import (
     FORMS,
     check_timeout,
@@ -20,6 +19,7 @@ from hkv.cli.engine_options import (
 )
 from hkv.cli.failing_case import print_case, print_log, print_other
 from hkv.cli.output_option import OutputFolder, json_option, write_json
+from hkv.cli.own_options import bugs_of, bugs_option
 from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import shrink_with_bar
 from hkv.contract import registry

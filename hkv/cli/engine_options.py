@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from hkv.cli.given_options import refuse_given
 from hkv.cli.numbers import SECONDS
+from hkv.cli.own_options import refuse_given
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
 from hkv.limits import MAX_COUNT, MAX_SEED

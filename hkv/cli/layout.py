@@ -12,9 +12,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.given_options import is_given, refuse_given
 from hkv.cli.layout_drawing import check_place, figure, held, planned_views, print_views, selected, show, view_record
 from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
+from hkv.cli.own_options import is_given, refuse_given
 from hkv.errors import HKVError, LayoutError
 from hkv.layout.block_layout import Layout, Place, copy_width
 from hkv.layout.content import QUANTIZATIONS, quantize

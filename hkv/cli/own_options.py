@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from hkv.cli.given_options import is_given
+from hkv.bugs import bugs_of_part
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
 from hkv.errors import ConfigError, UnsupportedConfigError
@@ -63,3 +64,52 @@ def refuse_others(command: OwnCommand, given: Iterable[OwnCommand], dialect: str
         if option.name is not None and option.name not in own and is_given(option.name):
             value = click.get_current_context().params[option.name]
             raise ConfigError(option.opts[0], value, f"none: {option.opts[0]} is not for --dialect {dialect}")
+
+
+# Options that were given, where another option takes their meaning away: they are refused, never ignored.
+
+
+def is_given(name: str) -> bool:
+    """True if the parameter of that name was given to the command that runs, be it with its default."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def refuse_given(names: Iterable[str], expected: str) -> None:
+    """Makes sure that parameters were not given to the command that runs.
+
+    Args:
+      names: of parameters, as the command's function has them.
+      expected: the change that is needed, in words.
+
+    Raises:
+      ConfigError: names the first option that was.
+    """
+    context = click.get_current_context()
+    names = set(names)
+    for parameter in context.command.params:
+        if parameter.name in names and is_given(parameter.name):
+            raise ConfigError(max(parameter.opts, key=len), context.params[parameter.name], expected)
+
+
+# `--bugs`: upstream defects to reproduce.
+
+bugs_option = click.option(
+    "--bugs",
+    multiple=True,
+    metavar="NAMES",
+    help="Upstream defects to reproduce, comma-separated; may be given again.",
+)
+
+
+def bugs_of(names: Sequence[str], part: str) -> tuple[str, ...]:
+    """The defects that `--bugs` names.
+
+    Args:
+      names: as typed, one text for each time that the option was given.
+      part: subject of the command: `planning` or `manager`.
+
+    Raises:
+      ConfigError: there is no such defect, or it is one of another part.
+    """
+    each = (name.strip() for text in names for name in text.split(","))
+    return bugs_of_part(dict.fromkeys(name for name in each if name), part)

@@ -9,13 +9,11 @@ import click
 from rich.console import Console
 
 from hkv.byte_size import parse_bytes
-from hkv.cli.bugs_option import bugs_of, bugs_option
 from hkv.cli.capacity_table import capacity_rows, combinations, drawn, lengths_between, table_csv, table_lines
 from hkv.cli.fewest_gpus import deployment_lines, deployments, values_of
-from hkv.cli.given_options import is_given, refuse_given
 from hkv.cli.numbers import Number, percentage
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_option, talks, write_json, write_output
-from hkv.cli.own_options import commands, own_options, refuse_others
+from hkv.cli.own_options import bugs_of, bugs_option, commands, is_given, own_options, refuse_given, refuse_others
 from hkv.contract import registry
 from hkv.contract.plan_command import Capacity, OneOrMore, PlanCommand, Several
 from hkv.errors import ConfigError, HKVError

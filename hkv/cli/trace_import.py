@@ -11,9 +11,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.given_options import refuse_given
 from hkv.cli.numbers import SECONDS, Number
 from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
+from hkv.cli.own_options import refuse_given
 from hkv.errors import ConfigError
 from hkv.limits import MAX_COUNT, MAX_STEP_MS, MAX_TOKENS
 from hkv.oracle.events import Subscription
