@@ -28,7 +28,7 @@ from benchmarks.judges.vllm_classes import ModelClasses, RefusedError, silence
 from benchmarks.model_classes import released_cases
 from hkv.errors import HKVError
 from hkv.model.huggingface.fields import Fields
-from hkv.model.huggingface.known import DERIVED, known_around, known_inside
+from hkv.model.huggingface.inert import DERIVED, known_around, known_inside
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.wrappers import type_of
 

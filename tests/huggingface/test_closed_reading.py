@@ -16,8 +16,7 @@ from hkv.errors import ConfigError, HKVError
 from hkv.model.huggingface import Model, ReadOptions, read_model
 from hkv.model.huggingface.closed import read_fields
 from hkv.model.huggingface.family import REQUIRED
-from hkv.model.huggingface.inert import INERT, ONLY
-from hkv.model.huggingface.known import DERIVED, known_around, known_families, known_inside, own_fields
+from hkv.model.huggingface.inert import DERIVED, INERT, ONLY, known_around, known_families, known_inside, own_fields
 from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.wrappers import WRAPPERS

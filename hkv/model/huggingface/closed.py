@@ -17,7 +17,7 @@ from typing import Any
 from hkv.errors import ConfigError
 from hkv.model.huggingface import inert, wrappers
 from hkv.model.huggingface.fields import Fields, show
-from hkv.model.huggingface.known import (
+from hkv.model.huggingface.inert import (
     DERIVED,
     DRAFT,
     known_around,
