@@ -10,10 +10,9 @@ from hkv.errors import ConfigError
 from hkv.model.huggingface import wrappers
 from hkv.model.huggingface.closed import QUANTIZATION, check_closed
 from hkv.model.huggingface.decoder import Decoder
-from hkv.model.huggingface.family import Family
+from hkv.model.huggingface.family import Family, layer_template
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.inert import BORROWING, DROPPED, known_families, nearest_family
-from hkv.model.huggingface.layer_template import layer_template
 from hkv.model.huggingface.loading import ConfigFile, naming_file
 from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.options import ReadOptions
