@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hkv.dialects.vllm.attach.header import offering
+from hkv.dialects.vllm.attach.header import Sight, ids_of, offering, see, turn_of
 from hkv.dialects.vllm.attach.observer import Observer
 from hkv.dialects.vllm.attach.requests import UntellableError
-from hkv.dialects.vllm.attach.sight import Sight, ids_of, see, turn_of
 
 Facts = tuple[Callable[..., None], tuple[Any, ...]]
 """Method of the observer that makes operations of a call, and its arguments."""

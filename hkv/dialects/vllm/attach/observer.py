@@ -7,9 +7,8 @@ from typing import Any
 
 from hkv.contract import registry
 from hkv.contract.attach import Sink
-from hkv.dialects.vllm.attach.header import header_from
+from hkv.dialects.vllm.attach.header import MARKS, Mark, Seen, Sight, header_from, ids_of
 from hkv.dialects.vllm.attach.requests import Requests, Tracked, UntellableError
-from hkv.dialects.vllm.attach.sight import MARKS, Mark, Seen, Sight, ids_of
 from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Allocation, CacheState, Header, Hit

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hkv.contract.attach import fits_a_log
-from hkv.dialects.vllm.attach.sight import Seen, Turn
+from hkv.dialects.vllm.attach.header import Seen, Turn
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
