@@ -36,7 +36,7 @@ from benchmarks.judges.records import message
 from benchmarks.judges.vllm_classes import silence
 from benchmarks.model_classes import published_case, released_cases
 from benchmarks.startup_judge import REFUSALS, Question, Startups
-from hkv.dialects.vllm.planning.devices import device_of
+from hkv.dialects.vllm.planning.engine_options import device_of
 from hkv.model.released import released_models
 
 LEFT_OUT = {

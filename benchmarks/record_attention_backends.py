@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.compare_cache_types import CacheTypes, forget
 from benchmarks.judges import simulated_gpu
 from benchmarks.judges.vllm_classes import silence
-from hkv.dialects.vllm.planning.devices import DEVICES, Device
+from hkv.dialects.vllm.planning.engine_options import DEVICES, Device
 
 HEAD_SIZES = (*range(8, 584, 8), 100)
 """Elements of a head; the last stands for all that are not listed."""

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.judges import simulated_gpu
 from benchmarks.judges.records import split_name
 from benchmarks.judges.vllm_classes import ModelClasses, message
-from hkv.dialects.vllm.planning.devices import device_of
+from hkv.dialects.vllm.planning.engine_options import device_of
 
 BUILT = ("tensor_parallel_size", "kv_cache_dtype", "dtype", "speculative_config")
 """Options that a layer looks at when it is made; others are looked at when it is asked for its spec."""

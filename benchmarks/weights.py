@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hkv.dialects.vllm.planning.devices import device_of
+from hkv.dialects.vllm.planning.engine_options import device_of
 from hkv.dialects.vllm.weights import weights_of
 from hkv.errors import HKVError
 from hkv.model.released import find

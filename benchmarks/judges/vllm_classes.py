@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.judges import remote_configs, simulated_gpu
 from benchmarks.judges.records import message, pack, spec_record
-from hkv.dialects.vllm.planning.devices import Device
+from hkv.dialects.vllm.planning.engine_options import Device
 
 KV_MEMORY = 80 << 30
 """Bytes for the cache on each GPU, whatever the weights would leave."""

@@ -11,8 +11,7 @@ from hkv.byte_size import parse_bytes
 from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.capacity import capacity_of
-from hkv.dialects.vllm.planning.devices import reported_memory
-from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_options import EngineOptions, reported_memory
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.serve_options import (
     batch_options,

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hkv.dialects.vllm.planning.devices import Device
+from hkv.dialects.vllm.planning.engine_options import Device
 from hkv.errors import ConfigError
 
 DEFAULT_BLOCK = 16

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
-from hkv.dialects.vllm.planning.devices import device_of
-from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
 from hkv.dialects.vllm.planning.engine_settings import resolve
 from hkv.dialects.vllm.planning.grouping import common_block_size, keeps_layers, with_kept_layers
 from hkv.dialects.vllm.planning.kernels import asked_type, gdn_prefill, kda_prefill, model_kernels

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hkv.dialects.vllm.planning.devices import device_of
-from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
 from hkv.dialects.vllm.planning.memory import CacheMemory, cache_memory
 from hkv.dialects.vllm.planning.speculation import ON_V1_RUNNER, WITH_HIDDEN_STATES
 from hkv.errors import ConfigError

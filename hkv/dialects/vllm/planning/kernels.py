@@ -16,8 +16,7 @@ from hkv.dialects.vllm.planning.backends import (
     indexer_kernel,
     stored_type,
 )
-from hkv.dialects.vllm.planning.devices import Device, device_of
-from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_options import Device, EngineOptions, device_of
 from hkv.dialects.vllm.planning.grouping import keeps_layers
 from hkv.dialects.vllm.planning.model_checks import reads_ahead
 from hkv.errors import ConfigError

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hkv.byte_size import show_bytes
-from hkv.dialects.vllm.planning.devices import device_of
-from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
 from hkv.dialects.vllm.weights import rotary_tables, weights_of
 from hkv.errors import PlanError
 from hkv.model.huggingface.closed import QUANTIZATION

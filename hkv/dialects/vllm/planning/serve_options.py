@@ -12,9 +12,10 @@ import click
 
 from hkv.byte_size import parse_bytes
 from hkv.contract.plan_command import length_option
-from hkv.dialects.vllm.planning.devices import DEFAULT_DEVICE, DEVICES
 from hkv.dialects.vllm.planning.engine_options import (
     ALL2ALL_BACKENDS,
+    DEFAULT_DEVICE,
+    DEVICES,
     GDN_BACKENDS,
     KDA_BACKENDS,
     PERFORMANCE_MODES,
