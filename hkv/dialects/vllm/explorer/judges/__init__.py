@@ -7,6 +7,6 @@ keys are made from content here. `shadow tags` and `event index` need a history,
 """
 
 from hkv.dialects.vllm.explorer.judges import pool, rows
-from hkv.dialects.vllm.explorer.judges.moment import JUDGES, Moment, moment_of
+from hkv.dialects.vllm.explorer.judges.rows import JUDGES, Moment, moment_of
 
 __all__ = ["JUDGES", "Moment", "moment_of", "pool", "rows"]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.dialects.vllm.explorer.judges.moment import Moment, judge
+from hkv.dialects.vllm.explorer.judges.rows import Moment, judge
 from hkv.dialects.vllm.explorer.moves import Fact
 from hkv.dialects.vllm.explorer.picture import Picture, of_blocks
 from hkv.dialects.vllm.rules.operations import Code
