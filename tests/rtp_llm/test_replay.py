@@ -12,7 +12,7 @@ import pytest
 
 from hkv.dialects.rtp_llm.config import NAMES, RtpConfig
 from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.schedule.record import RtpDiagnosis, RtpRecorder
+from hkv.dialects.rtp_llm.schedule.agreement import RtpDiagnosis, RtpRecorder
 from hkv.dialects.rtp_llm.schedule.run import keyed_rtp_engine, rtp_cache
 from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
 from hkv.oracle.engines import engine_factory

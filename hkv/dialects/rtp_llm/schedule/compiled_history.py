@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.engines.numpy import EVICTED
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.rtp_llm.schedule.agreement import REASONS
 from hkv.dialects.rtp_llm.schedule.compiled_state import INSERTED, RtpScheduleWorkspace, group_bit
-from hkv.dialects.rtp_llm.schedule.record import REASONS
 from hkv.replay.reasons import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED
 from hkv.replay.schedule_state import FATE, Arriving, Number, Trace
 from hkv.state.loops import Scalar, divide, loop, peek, read, when

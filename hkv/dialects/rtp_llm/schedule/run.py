@@ -16,8 +16,16 @@ from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.dialects.rtp_llm.log.structs import RtpState, StateOp
 from hkv.dialects.rtp_llm.planning.blocks import tail_blocks
-from hkv.dialects.rtp_llm.schedule.agreement import ComparedRtpEngine, RtpLockstep, compare_rtp_records, compare_states
-from hkv.dialects.rtp_llm.schedule.record import REASONS, RtpDiagnosis, RtpMissDiagnosis, RtpRecorder
+from hkv.dialects.rtp_llm.schedule.agreement import (
+    REASONS,
+    ComparedRtpEngine,
+    RtpDiagnosis,
+    RtpLockstep,
+    RtpMissDiagnosis,
+    RtpRecorder,
+    compare_rtp_records,
+    compare_states,
+)
 from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS

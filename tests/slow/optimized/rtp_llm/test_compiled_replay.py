@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hkv.dialects.rtp_llm.schedule import compiled as rtp_compiled
 from hkv.dialects.rtp_llm.schedule import program as rtp_program
 from hkv.dialects.rtp_llm.schedule import run as rtp_run
+from hkv.dialects.rtp_llm.schedule.agreement import REASONS
 from hkv.dialects.rtp_llm.schedule.compiled import NAMES, RtpCompiledReplay, RtpSizes
-from hkv.dialects.rtp_llm.schedule.record import REASONS
 from hkv.errors import ConfigError
 from hkv.replay import dispatches
 from hkv.replay.difference import Difference
