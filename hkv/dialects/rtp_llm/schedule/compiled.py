@@ -12,10 +12,10 @@ from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.jax_reading import Reader
 from hkv.dialects.rtp_llm.log.structs import RtpState
-from hkv.dialects.rtp_llm.schedule import compiled_state as rtp_compiled_state
+from hkv.dialects.rtp_llm.schedule import compiled_history as rtp_compiled_state
 from hkv.dialects.rtp_llm.schedule import program as rtp_program
 from hkv.dialects.rtp_llm.schedule.agreement import REASONS, RtpRecorder
-from hkv.dialects.rtp_llm.schedule.compiled_state import VERDICTS, RtpResident, Tally
+from hkv.dialects.rtp_llm.schedule.compiled_history import VERDICTS, RtpResident, Tally
 from hkv.errors import ConfigError
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
 from hkv.replay.schedule import Schedule

@@ -18,7 +18,7 @@ from hkv.dialects.rtp_llm.rules.operations import COLUMNS, RtpArgument, RtpCode
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, RtpParameters, View
 from hkv.dialects.rtp_llm.rules.transitions import Answer, Op
 from hkv.dialects.rtp_llm.schedule import compiled_history as rtp_compiled_history
-from hkv.dialects.rtp_llm.schedule.compiled_state import (
+from hkv.dialects.rtp_llm.schedule.compiled_history import (
     EVERYTHING,
     OWN_ARRAYS,
     VERDICTS,
