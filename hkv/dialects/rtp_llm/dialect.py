@@ -131,12 +131,12 @@ class RtpLlmDialect(Dialect):
 
     @property
     def coverage(self) -> Mapping[str, str]:
-        from hkv.dialects.rtp_llm.log.coverage import RTP_RULES
+        from hkv.dialects.rtp_llm.log.configuration import RTP_RULES
 
         return RTP_RULES
 
     def exercised(self, log: Log) -> dict[str, int]:
-        from hkv.dialects.rtp_llm.log.coverage import exercised_rtp
+        from hkv.dialects.rtp_llm.log.configuration import exercised_rtp
 
         return exercised_rtp(log)
 
