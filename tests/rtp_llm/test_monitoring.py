@@ -12,8 +12,7 @@ from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
 from hkv.dialects.rtp_llm.monitoring import RecentKeys, cache_info, pool_snapshots, recent_hits, record_keys
-from hkv.dialects.rtp_llm.traffic.headers import draw_rtp_header, rtp_features
-from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
+from hkv.dialects.rtp_llm.traffic.traffic import draw_rtp_header, drive_rtp, rtp_features
 from hkv.errors import ConfigError
 
 

@@ -14,8 +14,7 @@ from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS, RtpWatch
 from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
-from hkv.dialects.rtp_llm.traffic.headers import draw_rtp_header, rtp_features
-from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
+from hkv.dialects.rtp_llm.traffic.traffic import draw_rtp_header, drive_rtp, rtp_features
 from hkv.errors import OperationError
 from tests.suites.history import HistorySuite, Setting
 from tests.suites.shrinking import Broken

@@ -87,14 +87,14 @@ class RtpLlmDialect(Dialect):
         return [(group.type, group.block_size) for group in header.groups]
 
     def features(self, name: str) -> tuple[str, ...]:
-        from hkv.dialects.rtp_llm.traffic.headers import rtp_features
+        from hkv.dialects.rtp_llm.traffic.traffic import rtp_features
 
         return rtp_features(name)
 
     def draw_header(
         self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
     ) -> RtpHeader:
-        from hkv.dialects.rtp_llm.traffic.headers import draw_rtp_header
+        from hkv.dialects.rtp_llm.traffic.traffic import draw_rtp_header
 
         return draw_rtp_header(choices, feature, name)
 
