@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hkv.replay.occupancy import Reuse, reuse
 from hkv.replay.optimal import optimal_hits
 from hkv.replay.points import Point
-from hkv.replay.reuse import Reuse, reuse
 from hkv.replay.run import warmup_requests
 from hkv.replay.sweep import OPTIMAL, Row, line_of, size_of
 from hkv.replay.traces.interned import InternedTrace

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from hkv.replay.reuse import Reuse
+from hkv.replay.occupancy import Reuse
 from hkv.spec import LayerSpec
 
 NO_LIMIT = 1 << 60
