@@ -34,7 +34,7 @@ from hkv.plot_path import check_plot_path
 from hkv.replay import plot
 from hkv.replay.ceilings import Ceiling, ceilings
 from hkv.replay.command import StudiedCache, groups_text
-from hkv.replay.difference import Difference
+from hkv.replay.plain import Difference
 from hkv.replay.result import document
 from hkv.replay.run import COMPILED, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Schedule

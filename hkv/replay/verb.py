@@ -75,7 +75,7 @@ def replay_trace(
 
     Raises:
       HKVError: the trace, the cache, the dialect or the engine cannot be used.
-      Difference: the check found one (`hkv.replay.difference`).
+      Difference: the check found one (`hkv.replay.plain`).
     """
     options = cache_options(
         {

@@ -7,7 +7,7 @@ from hkv.dialects.vllm.log.structs import AllocateOp
 from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
 from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
 from hkv.oracle.engines import engine_factory
-from hkv.replay.difference import Difference
+from hkv.replay.plain import Difference
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 

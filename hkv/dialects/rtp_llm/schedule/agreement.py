@@ -15,8 +15,8 @@ from hkv.dialects.rtp_llm.engines import numpy
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log.structs import Malloc, MallocOp, RtpAnswer, RtpOp, RtpState
 from hkv.model.group_policy import GroupType
-from hkv.replay.difference import Difference, compare_records
-from hkv.replay.difference import compare as compare_values
+from hkv.replay.plain import Difference, compare_records
+from hkv.replay.plain import compare as compare_values
 from hkv.replay.reasons import CACHING_OFF, HAD, NOT_COMPUTED, NOT_SHARED, NOTHING, RETIRED, Lacking
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import LiveRequest

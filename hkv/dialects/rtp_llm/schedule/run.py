@@ -31,8 +31,8 @@ from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.model.topology import Group, Topology
-from hkv.replay.difference import compare
 from hkv.replay.optimal import Pool
+from hkv.replay.plain import compare
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import LayerSpec

@@ -10,7 +10,7 @@ import numpy as np
 
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, CacheEvent, CacheState, ExtraKeys, Hit
-from hkv.replay.difference import Difference, compare
+from hkv.replay.plain import Difference, compare
 
 Value = TypeVar("Value")
 

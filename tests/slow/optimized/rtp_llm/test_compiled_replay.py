@@ -18,7 +18,7 @@ from hkv.dialects.rtp_llm.schedule.agreement import REASONS
 from hkv.dialects.rtp_llm.schedule.compiled import NAMES, RtpCompiledReplay, RtpSizes
 from hkv.errors import ConfigError
 from hkv.replay import dispatches
-from hkv.replay.difference import Difference
+from hkv.replay.plain import Difference
 from hkv.replay.run import default_engine
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
