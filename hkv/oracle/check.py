@@ -279,7 +279,7 @@ class FollowedLog:
         if mismatch := compare(self._dialect, want, got, self._header.oplog, self._lacks):
             id = getattr(operation, "id", None)
             related = [(number, text) for number, text, other in self._history if id is None or other == id]
-            name = str(type(operation).__struct_config__.tag)
+            name = describe(operation).partition(" ")[0]
             place = (self.path, self._line, name, id, mismatch.field, mismatch.want, mismatch.got)
             self.difference = Difference(*place, tuple(related[-HISTORY:]))
 
