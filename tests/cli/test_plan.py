@@ -232,7 +232,7 @@ def test_rtp_llm_prints_whole_in_80_columns(name: str, options: list[str], headi
         (["--dialect", "rtp-llm", "--kv-dtype", "float16"], "kv_dtype = 'float16': expected bfloat16, which the model"),
         (["--draft-modules", "2"], "--draft-modules"),
         (["--bugs", "nothing-known"], "nothing-known"),
-        (["--kv-dtype", "fp3"], "kv_dtype = 'fp3'"),
+        (["--kv-dtype", "fp3"], "kv_cache_dtype = 'fp3'"),
     ],
 )
 def test_bad_options_are_refused_by_name(arguments: list[str], says: str) -> None:

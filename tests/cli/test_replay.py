@@ -135,7 +135,7 @@ def test_an_engine_that_cannot_tell_why_says_so(monkeypatch, capsys, trace):
         absence = None
         evictions = None
 
-    monkeypatch.setattr("hkv.dialects.vllm.schedule.run.engine_factory", lambda name: Silent)
+    monkeypatch.setattr("hkv.replay.run.engine_factory", lambda name: Silent)
     code, out, _ = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--engine", "numpy")
     assert code == 0
     assert out.count("not available from this engine: numpy") == 2

@@ -27,7 +27,7 @@ WITH_EXPERTS = words(
     granitemoe granitemoe_swa granitemoehybrid granitemoeshared hunyuan_v1_moe hy_v3 hy_v4 inkling_text jamba jetmoe
     kimi_linear kolibri1 laguna lfm2_moe llama4_text longcat_flash mellum mimo_v2_flash minimax_m2 minimax_m3_vl_text
     mistral4 mixtral nemotron_h olmoe phimoe qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe_text
-    qwen3_vl_moe_text qwen4_exp_text solar_open step3p5
+    qwen3_vl_moe_text qwen4_exp_text solar_open step3p5 zaya
     """
 )
 """Types whose config class (transformers 5.20, vLLM 0.33) has experts where a file does not say."""
