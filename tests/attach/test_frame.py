@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import multiprocessing
-import os
 import pathlib
 import random
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -92,18 +92,34 @@ def test_a_share_is_a_probability(share: str) -> None:
         settings_of(f'{{"folder": "logs", "share": {share}}}')
 
 
+FORKS = """
+import multiprocessing, os, sys
+from hkv.oracle.attach.session import Session
+from hkv.oracle.attach.settings import AttachSettings
+
+session = Session(AttachSettings(folder=sys.argv[1], share=float(sys.argv[2])))
+session.say("toy caches")
+child = multiprocessing.get_context("fork").Process(target=session.flush)
+child.start()
+child.join()
+session.close()
+print(os.getpid(), child.pid)
+"""
+"""A process in which no backend of JAX stands: those do not outlive a fork, and warn of it."""
+
+
 @pytest.mark.parametrize(("share", "said"), [(1, ""), (0.25, ", each with probability 0.25")])
-def test_a_forked_process_says_its_own_line(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], share: float, said: str
-) -> None:
-    session = Session(AttachSettings(folder=str(tmp_path), share=share))
-    session.say("toy caches")
-    child = multiprocessing.get_context("fork").Process(target=session.flush)
-    child.start()
-    child.join()
-    session.close()
-    lines = [f"hkv: toy caches are recorded to {tmp_path}{said} (process {id})" for id in (os.getpid(), child.pid)]
-    assert capfd.readouterr().err.splitlines() == lines
+def test_a_forked_process_says_its_own_line(tmp_path: pathlib.Path, share: float, said: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKS, str(tmp_path), str(share)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    lines = [f"hkv: toy caches are recorded to {tmp_path}{said} (process {id})" for id in ran.stdout.split()]
+    assert len(lines) == 2
+    assert ran.stderr.splitlines() == lines
 
 
 def test_the_engine_beside_it_agrees(tmp_path: pathlib.Path, recording: Recording) -> None:
