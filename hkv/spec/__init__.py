@@ -13,12 +13,13 @@ from hkv.spec.cross_attention import CrossAttention
 from hkv.spec.full_attention import FullAttention
 from hkv.spec.hidden_state import HiddenState
 from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError
-from hkv.spec.limits import RequestLimits, is_cp_sharded, is_uniform_type
+from hkv.spec.limits import RequestLimits
 from hkv.spec.mamba import Mamba
 from hkv.spec.mla import MLAAttention
 from hkv.spec.opaque import OpaqueState
 from hkv.spec.sliding_window import SlidingWindow
 from hkv.spec.sliding_window_mla import SlidingWindowMLA
+from hkv.spec.uniform import is_cp_sharded, is_uniform_type
 from hkv.spec.written import log_variants, spec_from_log, spec_from_text, text_forms
 
 for _module in pkgutil.iter_modules(__path__):
