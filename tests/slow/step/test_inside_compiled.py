@@ -65,7 +65,7 @@ def test_configurations_without_states_inside_chunks_trace_nothing_of_them(funct
     def fail(*_args, **_kwargs):
         raise AssertionError("traced for a configuration whose chunks leave states only where they end")
 
-    for name in ("plan", "noted", "units", "looked_at", "answer"):
+    for name in ("plan", "noted", "export_units", "looked_at", "answer"):
         monkeypatch.setattr(registration, name, fail)
     trace(function, partial_hits=False)
     trace(function, partial_hits=True)
