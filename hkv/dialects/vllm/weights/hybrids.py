@@ -81,6 +81,20 @@ def mamba2(rank: Rank, name: str, *, inner: int, heads: int, groups: int, state:
     return total + FLOAT32 * mine + rank.vector(mine, mine)
 
 
+def mamba2_of_fields(rank: Rank, name: str, inner: int) -> int:
+    """`mamba2` of the fields that Falcon H1 and Granite 4 have for it."""
+    return mamba2(
+        rank,
+        name,
+        inner=inner,
+        heads=rank.number("mamba_n_heads"),
+        groups=rank.number("mamba_n_groups"),
+        state=rank.number("mamba_d_state"),
+        width=rank.number("mamba_d_conv"),
+        bias=bool(rank.value("mamba_conv_bias", True)),
+    )
+
+
 def falcon_h1(rank: Rank, prefix: str) -> Weights:
     """Falcon H1: attention and Mamba 2 side by side in every layer."""
     inner = rank.number("mamba_d_ssm", default=rank.number("mamba_expand", default=2) * rank.hidden)
@@ -88,16 +102,7 @@ def falcon_h1(rank: Rank, prefix: str) -> Weights:
     def layer(index: int) -> int:
         name = f"{prefix}layers.{index}"
         total = attention(rank, f"{name}.self_attn", bias=bool(rank.value("attention_bias", False)))
-        total += mamba2(
-            rank,
-            f"{name}.mamba",
-            inner=inner,
-            heads=rank.number("mamba_n_heads"),
-            groups=rank.number("mamba_n_groups"),
-            state=rank.number("mamba_d_state"),
-            width=rank.number("mamba_d_conv"),
-            bias=bool(rank.value("mamba_conv_bias", True)),
-        )
+        total += mamba2_of_fields(rank, f"{name}.mamba", inner)
         if rank.value("mamba_rms_norm", False):
             total += rank.vector(rank.share(inner, "elements of Mamba's layers"))
         return (
@@ -146,16 +151,9 @@ def granite_hybrid(rank: Rank, prefix: str) -> Weights:
         if kinds[index] == "attention":
             total = attention(rank, f"{name}.self_attn", bias=bool(rank.value("attention_bias", False)))
         else:
-            total = mamba2(
-                rank,
-                f"{name}.mamba",
-                inner=inner,
-                heads=rank.number("mamba_n_heads"),
-                groups=rank.number("mamba_n_groups"),
-                state=rank.number("mamba_d_state"),
-                width=rank.number("mamba_d_conv"),
-                bias=bool(rank.value("mamba_conv_bias", True)),
-            ) + rank.vector(rank.share(inner, "elements of Mamba's layers"))
+            total = mamba2_of_fields(rank, f"{name}.mamba", inner) + rank.vector(
+                rank.share(inner, "elements of Mamba's layers")
+            )
         if count:
             total += rank.vector(count * rank.hidden)
             total += rank.experts(

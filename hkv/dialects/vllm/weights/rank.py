@@ -71,8 +71,8 @@ class Rank:
         return dataclasses.replace(self, fields=dataclasses.replace(self.fields, values=values, path=f"{name}."))
 
     def unknown(self, name: str, expected: str) -> ConfigError:
-        """The refusal of weights that HKV does not know."""
-        return ConfigError(name, self.value(name), f"{expected}; else --weights SIZE says them")
+        """The refusal of weights that depend on a field."""
+        return unknown(name, self.value(name), expected)
 
     @property
     def hidden(self) -> int:
@@ -136,6 +136,11 @@ class Rank:
         return self.quantization.experts(name, sizes, mine, self.width) + bias * mine * self.vector(
             (1 + gated) * part, size
         )
+
+
+def unknown(name: str, value: Any, expected: str) -> ConfigError:
+    """The refusal of weights that HKV does not know."""
+    return ConfigError(name, value, f"{expected}; else --weights SIZE says them")
 
 
 UNKNOWN = "a value: the weights depend on it (or --weights SIZE)"

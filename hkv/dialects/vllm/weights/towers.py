@@ -9,6 +9,15 @@ from hkv.dialects.vllm.weights.rank import Rank
 
 Tower = Callable[[Rank], int]
 
+CLIP: Mapping[str, Any] = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj"}
+"""Names in layers of CLIP's and SigLIP's encoders."""
+
+QWEN: Mapping[str, Any] = {"depth": "depth", "heads": "num_heads"}
+"""Fields of Qwen's encoders and those made like them."""
+
+GATED: Mapping[str, Any] = {"gated": True, "mlp": ("mlp.gate_up_proj", "mlp.down_proj")}
+"""An MLP with a gate in such a layer."""
+
 
 def blocks(
     rank: Rank,
@@ -53,15 +62,25 @@ def blocks(
     return total + rank.row(f"{name}.{mlp[1]}", inner, size, bias) + rank.vector(*[size] * norms) + extra
 
 
+def encoder(rank: Rank, name: str, inner: int, *, depth: str = "num_hidden_layers", **shape: Any) -> int:
+    """All layers of a vision transformer.
+
+    Args:
+      rank: of the vision config.
+      name: of the list of layers, before a layer's index.
+      inner: elements inside each MLP.
+      depth: field of the number of layers.
+      shape: how a layer is made, as `blocks` takes it.
+    """
+    return sum(blocks(rank, f"{name}.{index}", inner, **shape) for index in range(rank.number(depth)))
+
+
 def siglip(rank: Rank, name: str, *, head: bool = True) -> int:
     """SigLIP without its pooling head: patches, positions, layers and, with `head`, the norm after them."""
     size, patch = rank.hidden, rank.number("patch_size")
     total = rank.vector(size * (rank.number("num_channels", default=3) * patch**2 + 1))
     total += rank.vector((rank.number("image_size") // patch) ** 2 * size) + head * rank.vector(size, size)
-    inner = rank.number("intermediate_size")
-    layers = range(rank.number("num_hidden_layers"))
-    names: dict[str, Any] = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj"}
-    return total + sum(blocks(rank, f"{name}.encoder.layers.{index}", inner, norms=4, **names) for index in layers)
+    return total + encoder(rank, f"{name}.encoder.layers", rank.number("intermediate_size"), norms=4, **CLIP)
 
 
 def gemma3(rank: Rank) -> int:
@@ -90,18 +109,17 @@ def pixtral(rank: Rank) -> int:
     vision = rank.inside("vision_config")
     size, inner, patch = vision.hidden, vision.number("intermediate_size"), vision.number("patch_size")
     total = rank.vector(size * vision.number("num_channels", default=3) * patch**2, size)
-    for index in range(vision.number("num_hidden_layers")):
-        total += blocks(
-            vision,
-            f"vision_tower.transformer.layers.{index}",
-            inner,
-            norms=2,
-            attention="attention.qkv_proj",
-            out="attention.o_proj",
-            gated=True,
-            bias=False,
-            mlp=("feed_forward.gate_up_proj", "feed_forward.down_proj"),
-        )
+    total += encoder(
+        vision,
+        "vision_tower.transformer.layers",
+        inner,
+        norms=2,
+        attention="attention.qkv_proj",
+        out="attention.o_proj",
+        gated=True,
+        bias=False,
+        mlp=("feed_forward.gate_up_proj", "feed_forward.down_proj"),
+    )
     merged = size * int(rank.value("spatial_merge_size", 2)) ** 2
     bias = bool(rank.value("multimodal_projector_bias", False))
     total += rank.vector(size, merged * size)
@@ -113,17 +131,7 @@ def qwen2_5_vl(rank: Rank) -> int:
     """The encoder of Qwen2.5-VL, which EXAONE 4.5 has with key/value heads of its own, and its merger."""
     vision = rank.inside("vision_config")
     size, inner = vision.hidden, vision.number("intermediate_size")
-    total = _patches(vision, size)
-    for index in range(vision.number("depth")):
-        total += blocks(
-            vision,
-            f"visual.blocks.{index}",
-            inner,
-            norms=2,
-            gated=True,
-            mlp=("mlp.gate_up_proj", "mlp.down_proj"),
-            heads="num_heads",
-        )
+    total = _patches(vision, size) + encoder(vision, "visual.blocks", inner, norms=2, **GATED, **QWEN)
     merged = size * vision.number("spatial_merge_size", default=2) ** 2
     total += rank.vector(size)
     total += rank.column("visual.merger.mlp.0", merged, merged, bias=True)
@@ -143,18 +151,7 @@ def glm4v(rank: Rank) -> int:
     size, text, inner = vision.hidden, vision.number("out_hidden_size"), vision.number("intermediate_size")
     total = _patches(vision, size) + rank.vector(size)
     bias = bool(vision.value("attention_bias", False))
-    for index in range(vision.number("depth")):
-        total += blocks(
-            vision,
-            f"visual.blocks.{index}",
-            text,
-            norms=2,
-            gated=True,
-            bias=False,
-            attention_bias=bias,
-            mlp=("mlp.gate_up_proj", "mlp.down_proj"),
-            heads="num_heads",
-        )
+    total += encoder(vision, "visual.blocks", text, norms=2, bias=False, attention_bias=bias, **GATED, **QWEN)
     total += rank.column("visual.merger.proj", text, text) + rank.vector(text, text)
     total += rank.column("visual.merger.gate_up_proj", text, inner, inner)
     total += rank.row("visual.merger.down_proj", inner, text)
@@ -168,15 +165,7 @@ def qwen3_vl(rank: Rank) -> int:
     vision = rank.inside("vision_config")
     size, inner = vision.hidden, vision.number("intermediate_size")
     total = _patches(vision, size) + rank.vector(size, vision.number("num_position_embeddings") * size)
-    for index in range(vision.number("depth")):
-        total += blocks(
-            vision,
-            f"visual.blocks.{index}",
-            inner,
-            norms=4,
-            mlp=("mlp.linear_fc1", "mlp.linear_fc2"),
-            heads="num_heads",
-        )
+    total += encoder(vision, "visual.blocks", inner, norms=4, mlp=("mlp.linear_fc1", "mlp.linear_fc2"), **QWEN)
     merged, text = size * vision.number("spatial_merge_size") ** 2, vision.number("out_hidden_size")
     deep = len(vision.value("deepstack_visual_indexes") or ())
     merger = rank.column("visual.merger.linear_fc1", merged, merged, bias=True)
@@ -193,9 +182,8 @@ def llama4(rank: Rank) -> int:
         "vision_model.patch_embedding.linear", vision.number("num_channels", default=3) * patch**2, size
     )
     total += rank.vector(*[size] * 5, ((vision.number("image_size") // patch) ** 2 + 1) * size)
-    names: dict[str, Any] = {"attention": "self_attn.qkv_proj", "out": "self_attn.o_proj"}
-    for index in range(vision.number("num_hidden_layers")):
-        total += blocks(vision, f"vision_model.model.layers.{index}", inner, norms=4, **names)
+    names = {"attention": "self_attn.qkv_proj", "out": "self_attn.o_proj"}
+    total += encoder(vision, "vision_model.model.layers", inner, norms=4, **names)
     wide, out = vision.number("projector_input_dim"), vision.number("projector_output_dim")
     total += rank.column("vision_model.vision_adapter.mlp.fc1", size * joined, wide)
     total += rank.row("vision_model.vision_adapter.mlp.fc2", wide, out)
@@ -208,9 +196,7 @@ def lfm2_vl(rank: Rank) -> int:
     size, inner = vision.hidden, vision.number("intermediate_size")
     patches = vision.number("num_channels", default=3) * vision.number("patch_size") ** 2
     total = rank.vector(size * patches, size, vision.number("num_patches") * size, size, size)
-    names: dict[str, Any] = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj"}
-    for index in range(vision.number("num_hidden_layers")):
-        total += blocks(vision, f"vision_tower.vision_model.encoder.layers.{index}", inner, norms=4, **names)
+    total += encoder(vision, "vision_tower.vision_model.encoder.layers", inner, norms=4, **CLIP)
     merged = size * int(rank.value("downsample_factor", 2)) ** 2
     wide, bias = int(rank.value("projector_hidden_size", 2560)), bool(rank.value("projector_bias", True))
     norm = 2 * merged if rank.value("projector_use_layernorm", True) else 0
@@ -222,10 +208,7 @@ def minimax_m3(rank: Rank) -> int:
     vision = rank.inside("vision_config")
     size, inner, text = vision.hidden, vision.number("intermediate_size"), rank.hidden
     total = _patches(vision, size) + rank.vector(size, size)
-    names: dict[str, Any] = {"attention": "self_attn.qkv_proj", "out": "self_attn.out_proj", "mlp": ("fc1", "fc2")}
-    for index in range(vision.number("num_hidden_layers")):
-        name = f"vision_tower.vision_model.encoder.layers.{index}"
-        total += blocks(vision, name, inner, norms=4, **names)
+    total += encoder(vision, "vision_tower.vision_model.encoder.layers", inner, norms=4, mlp=("fc1", "fc2"), **CLIP)
     wide = int(rank.value("projector_hidden_size", text))
     for name, inputs in (("multi_modal_projector", size), ("patch_merge_mlp", 4 * text)):
         total += rank.column(f"vision_tower.{name}.linear_1", inputs, wide, bias=True)

@@ -9,9 +9,8 @@ from typing import Any
 from hkv.dialects.vllm.weights.decoders import DECODERS
 from hkv.dialects.vllm.weights.hybrids import HYBRIDS
 from hkv.dialects.vllm.weights.quantization import Plain, quantization_of
-from hkv.dialects.vllm.weights.rank import Rank
+from hkv.dialects.vllm.weights.rank import Rank, unknown
 from hkv.dialects.vllm.weights.towers import TOWERS, Tower
-from hkv.errors import ConfigError
 from hkv.model.huggingface.family import words
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.longest import scalings_of
@@ -112,8 +111,3 @@ def _tower(fields: Fields, outer: str) -> Tower | None:
     if fields.path or (outer and outer != fields.model_type):
         raise unknown("model_type", outer, "a model around a decoder whose weights are known")
     return None
-
-
-def unknown(name: str, value: Any, expected: str) -> ConfigError:
-    """The refusal of weights that nobody knows."""
-    return ConfigError(name, value, f"{expected}; else --weights SIZE says them")
