@@ -6,7 +6,6 @@ Each number of ranks and stages is planned as one engine; as many engines as are
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -103,4 +102,4 @@ def values_of(option: Any, given: bool) -> tuple[int, ...]:
     """The values of an option, or none where it was not given."""
     if not given:
         return ()
-    return tuple(itertools.chain(option)) if isinstance(option, tuple) else (option,)
+    return tuple(option) if isinstance(option, tuple) else (option,)

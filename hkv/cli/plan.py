@@ -212,16 +212,8 @@ def command(
         if not planners[chosen[0]].replays_workloads:
             expected = f"nothing with --dialect {chosen[0]}, whose plan does not say how steps are made"
             refuse_given(["trace_path", "prompt"], expected)
-        if trace_path is not None and prompt is not None:
-            raise ConfigError("--prompt", prompt, "none beside --trace, which says all of it")
-        from hkv.cli.workload import Drawn  # NumPy and JAX: a plan does without
-
-        share = percentage("--shared", "50%" if shared is None else shared)
-        numbers = Drawn(prompt or 1, answer or 256, share, requests_per_second or 1.0)
-        if trace_path is not None:
-            refuse_given(["answer", "shared", "requests_per_second"], "none beside --trace, which says all of it")
+        workload = _asked_workload(trace_path, prompt, answer, shared, requests_per_second)
         target = None if target_hit_rate is None else percentage("--target-hit-rate", target_hit_rate)
-        workload = numbers if trace_path is None else trace_path
         _workload(planners[chosen[0]], configs, workload, target, memory, options, json_path, plot_path)
         return
     refuse_given(["answer", "shared", "requests_per_second", "target_hit_rate"], "--prompt or --trace beside it")
@@ -277,6 +269,24 @@ def _single(name: str, configs: Sequence[str], options: dict[str, Any], but: Seq
         expected = "one model and one value of each option" + (" but --tp and --pp" if but else "")
         raise ConfigError(name, list(configs), expected)
     return {**options, **{key: values[0] for key, values in lists.items()}, "config": configs[0]}
+
+
+def _asked_workload(
+    trace_path: str | None, prompt: int | None, answer: int | None, shared: str | None, rate: float | None
+) -> Drawn | str:
+    """The workload that the options say: a trace's path, or numbers.
+
+    Raises:
+      ConfigError: they say both, or a share that is none.
+    """
+    from hkv.cli.workload import Drawn  # NumPy and JAX: a plan does without
+
+    share = percentage("--shared", "50%" if shared is None else shared)
+    if trace_path is not None:
+        refuse_given(["prompt", "answer", "shared", "requests_per_second"], "none beside --trace, which says all of it")
+        return trace_path
+    assert prompt is not None
+    return Drawn(prompt, answer or 256, share, rate or 1.0)
 
 
 def _workload(

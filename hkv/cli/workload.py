@@ -189,9 +189,13 @@ def _infinite(points: Any, rows: Any, trace: InternedTrace, jobs: int) -> dict[s
 
 def _rate(served: Served, path: str, trace: InternedTrace, jobs: int, step_ms: int) -> float:
     """The hit rate with steps of another length."""
-    words = served.words(path, [served.memory], **{"step-ms": str(step_ms)})
+    return _row(served.words(path, [served.memory], **{"step-ms": str(step_ms)}), trace, jobs)["hit_rate"]
+
+
+def _row(words: list[str], trace: InternedTrace, jobs: int) -> Mapping[str, Any]:
+    """What one replay finds, named by the words of its command line."""
     [row], _ = swept(varied_options.points_of(varied_options.parsed(words)), trace, jobs=jobs)
-    return row["hit_rate"]
+    return row
 
 
 def _reaching(
@@ -212,8 +216,9 @@ def _reaching(
             if other is None:
                 continue
             for retention in ("0", "dense") if served.retains else ("0",):
-                words = other.words(path, [other.memory], retention=retention)
-                [row], _ = swept(varied_options.points_of(varied_options.parsed(words)), trace, jobs=jobs)
+                if (tp, kv_dtype, retention) == (served.tp, served.kv_dtype, "0"):
+                    continue  # as it is now, which does not reach it
+                row = _row(other.words(path, [other.memory], retention=retention), trace, jobs)
                 if row["hit_rate"] >= target:
                     changes = [
                         f"--tensor-parallel-size {tp}" if tp > served.tp else "",

@@ -151,9 +151,8 @@ def granite_hybrid(rank: Rank, prefix: str) -> Weights:
         if kinds[index] == "attention":
             total = attention(rank, f"{name}.self_attn", bias=bool(rank.value("attention_bias", False)))
         else:
-            total = mamba2_of_fields(rank, f"{name}.mamba", inner) + rank.vector(
-                rank.share(inner, "elements of Mamba's layers")
-            )
+            total = mamba2_of_fields(rank, f"{name}.mamba", inner)
+            total += rank.vector(rank.share(inner, "elements of Mamba's layers"))
         if count:
             total += rank.vector(count * rank.hidden)
             total += rank.experts(
