@@ -193,7 +193,7 @@ def _rate(served: Served, path: str, trace: InternedTrace, jobs: int, step_ms: i
 
 
 def _row(words: list[str], trace: InternedTrace, jobs: int) -> Mapping[str, Any]:
-    """What one replay finds, named by the words of its command line."""
+    """Result of the one replay that a command line names."""
     [row], _ = swept(varied_options.points_of(varied_options.parsed(words)), trace, jobs=jobs)
     return row
 

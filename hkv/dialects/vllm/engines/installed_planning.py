@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hkv.dialects.vllm.planning.plan import PlanOptions
+from hkv.dialects.vllm.planning.tensors import tensor_record
 from hkv.errors import MissingEngineError, PlanError
 from hkv.spec import (
     AttentionSpec,
@@ -89,7 +90,7 @@ class InstalledPlanner:
             "tp_replicas": [each.kv_tp_replicas for each in configs],
             "needs_zeroing": dataclasses.replace(configs[0], kv_cache_groups=groups).needs_kv_cache_zeroing,
             "groups": [self._group(group) for group in groups],
-            "tensors": [[self._tensor(tensor) for tensor in each.kv_cache_tensors] for each in configs],
+            "tensors": [[tensor_record(tensor) for tensor in each.kv_cache_tensors] for each in configs],
         }
 
     def _group(self, group: Any) -> dict[str, Any]:
@@ -108,15 +109,6 @@ class InstalledPlanner:
             "block_size": spec.block_size,
             "page_bytes": pages if mixed else pages[0],
             "payload_bytes": payload if mixed else payload[0],
-        }
-
-    def _tensor(self, tensor: Any) -> dict[str, Any]:
-        return {
-            "layers": list(tensor.layers),
-            "layer_stride": tensor.layer_stride,
-            "block_stride": tensor.block_stride,
-            "offset": tensor.offset,
-            "size": tensor.size,
         }
 
     def spec(self, spec: LayerSpec, mamba_mode: str = "align") -> Any:

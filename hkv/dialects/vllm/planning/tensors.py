@@ -189,7 +189,7 @@ def group_record(group: PlannedGroup) -> dict[str, Any]:
 
 
 def tensor_record(tensor: CacheTensor) -> dict[str, Any]:
-    """A tensor as plain values."""
+    """A tensor as plain values: HKV's, or vLLM's own, whose fields are called alike."""
     return {
         "layers": list(tensor.layers),
         "layer_stride": tensor.layer_stride,
