@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.judges.children import answers
 from benchmarks.judges.config_reads import ReadFields, names_in_source
 from benchmarks.judges.default_configs import Case, library_cases
+from benchmarks.judges.records import lines_of
 from benchmarks.judges.vllm_classes import ModelClasses, RefusedError, silence
 from benchmarks.model_classes import released_cases
 from hkv.errors import HKVError
@@ -101,7 +102,7 @@ def main() -> int:
         if "refused" not in answer:
             found |= answer
         if arguments.output:
-            arguments.output.write_text(json.dumps(table(found), indent=1) + "\n", encoding="utf-8")
+            arguments.output.write_text(lines_of(table(found)), encoding="utf-8")
     return 0
 
 

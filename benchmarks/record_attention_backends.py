@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import importlib
 import itertools
-import json
 import pathlib
 import sys
 import types
@@ -24,15 +23,12 @@ from typing import Any
 
 from benchmarks.compare_cache_types import CacheTypes, forget
 from benchmarks.judges import simulated_gpu
+from benchmarks.judges.records import lines_of
 from benchmarks.judges.vllm_classes import silence
 from hkv.dialects.vllm.planning.engine_options import DEVICES, Device
 
 HEAD_SIZES = (*range(8, 584, 8), 100)
 """Elements of a head; the last stands for all that are not listed."""
-
-FLAGS = ("sink", "images", "window", "dcp", "grouped", "cross")
-"""Properties that a layer of keys and values may have: learned sinks, images read ahead, a window, tokens split among
-ranks, several query heads to a key, an encoder's output."""
 
 LATENTS: dict[str, tuple[int, ...]] = {
     "sparse": (0, 1),
@@ -260,24 +256,13 @@ def _runs(letters: Sequence[str]) -> str:
     return "".join(f"{letter}{len(list(group))} " for letter, group in itertools.groupby(letters)).strip()
 
 
-def text(table: Mapping[str, Any]) -> str:
-    """As JSON, a line for each part of a part."""
-    parts = []
-    for name, part in table.items():
-        said = json.dumps(part)
-        if isinstance(part, dict):
-            said = "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in part.items()) + "\n}"
-        parts.append(f"{json.dumps(name)}: {said}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=pathlib.Path)
     arguments = parser.parse_args()
     silence()
     table = record(Selector())
-    arguments.output.write_text(text(table), encoding="utf-8")
+    arguments.output.write_text(lines_of(table), encoding="utf-8")
     return 0
 
 

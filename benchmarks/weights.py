@@ -175,15 +175,16 @@ def main() -> int:
     if arguments.record:
         record_all(arguments.record, arguments.only, arguments.jobs, arguments.seconds)
         return 0
-    found = collections.Counter(verdict(record) for record in records())
-    models = {record["model"] for record in records()}
-    unknown = {record["model"] for record in records() if verdict(record) == "unknown"}
+    judged = [(record, verdict(record)) for record in records()]
+    found = collections.Counter(said for _, said in judged)
+    models = {record["model"] for record, _ in judged}
+    unknown = {record["model"] for record, said in judged if said == "unknown"}
     print(
         f"{len(models)} models, {len(unknown)} of them with weights that HKV does not know; {found.total()} questions:"
     )
     print(", ".join(f"{count} {name}" for name, count in found.most_common()))
-    for record in records():
-        if verdict(record) == "different":
+    for record, said in judged:
+        if said == "different":
             print(record, ours(record))
     return int("different" in found)
 

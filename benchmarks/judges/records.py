@@ -37,6 +37,17 @@ def message(error: BaseException, folder: str = "") -> str:
     return text[:300]
 
 
+def lines_of(table: Mapping[str, Any]) -> str:
+    """A table that the package ships, as JSON with a line for each part of a part."""
+    parts = []
+    for name, part in table.items():
+        said = json.dumps(part)
+        if isinstance(part, dict):
+            said = "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in part.items()) + "\n}"
+        parts.append(f"{json.dumps(name)}: {said}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
 def digest(config: Mapping[str, Any]) -> str:
     """A hash of a config's content, by which a recording of another one is noticed."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
