@@ -42,7 +42,7 @@ UNUSED = {
     "hkv.dialects.rtp_llm.rules.legacy_cache": "the dual index",
     "hkv.dialects.vllm.engines.installed_layouts": "held against an installed vLLM by tests",
     "hkv.dialects.vllm.log.wire_events": "held against routers' events by tests",
-    "hkv.keys.rolling": "LMCache's keys, held against an installed LMCache by tests",
+    "hkv.keys.blake3": "LMCache's keys, held against an installed LMCache by tests",
     "hkv.layout.resolution": "held against an installed vLLM by tests",
     "hkv.layout.views.jax": "serving",
     "hkv.layout.views.torch": "serving",

@@ -1,7 +1,7 @@
 """LMCache 0.5.6 under observation: calls of its bookkeeping, each judged by HKV's chunk oracle as it answers.
 
 Hooked are functions and methods that decide which chunks there are, under which keys, and which of them a request is
-served from. None of them touches a GPU. Their answers are compared with `hkv.chunks` and `hkv.keys.rolling`; what a
+served from. None of them touches a GPU. Their answers are compared with `hkv.chunks` and `hkv.keys.blake3`; what a
 cache holds is taken from LMCache's own index, and a call during which that changed is not judged.
 """
 
@@ -19,7 +19,7 @@ from hkv.chunks.kernel_groups import EngineGroupInfo, expand_block_ids, slice_bl
 from hkv.chunks.lookup import Row, longest_prefix
 from hkv.chunks.plans import skip_in_window
 from hkv.errors import HKVError
-from hkv.keys.rolling import chunk_keys, kv_rank
+from hkv.keys.blake3 import chunk_keys, kv_rank
 
 Judge = Callable[[str, Mapping[str, Any], Any, Any], None]
 """Takes a call's name, its arguments, the answer that HKV's oracle gives, and LMCache's."""

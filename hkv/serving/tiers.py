@@ -25,8 +25,8 @@ from hkv.chunks.lookup import Row, longest_prefix
 from hkv.chunks.plans import RETRIEVE_BATCH, batches
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
 from hkv.errors import OperationError
+from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank
 from hkv.keys.fingerprint import ROOT
-from hkv.keys.rolling import ObjectKey, chunk_keys, kv_rank
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.paged import operations as paged
 from hkv.serving import marks
@@ -66,7 +66,7 @@ class Offload:
       tier: the tier.
       model: name of the model and its weights, without `@`: other weights compute other pages.
       chunk: tokens of a chunk, a multiple of every group's block; None for the fewest.
-      rank: `hkv.keys.rolling.kv_rank` of the rank whose heads are in the pool.
+      rank: `hkv.keys.blake3.kv_rank` of the rank whose heads are in the pool.
     """
 
     tier: ObjectTier

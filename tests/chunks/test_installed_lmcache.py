@@ -15,7 +15,7 @@ from hkv.chunks.lookup import Row, longest_prefix
 from hkv.chunks.objects import object_groups, object_layout
 from hkv.chunks.status import hidden_dim_sizes, status_report
 from hkv.errors import ConfigError, HKVError
-from hkv.keys.rolling import chunk_keys, kv_rank, none_hash
+from hkv.keys.blake3 import chunk_keys, kv_rank, none_hash
 from hkv.oracle.engines import installed_lmcache as lmcache
 
 INSTALLED = importlib.util.find_spec("lmcache") is not None

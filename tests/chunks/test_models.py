@@ -20,7 +20,7 @@ from hkv.chunks.objects import ObjectGroup, ObjectLayout, object_groups, object_
 from hkv.chunks.plans import null_chunks, plan_transfer
 from hkv.chunks.transfer import Transfer, pack, unpack
 from hkv.errors import OperationError
-from hkv.keys.rolling import ObjectKey, chunk_keys, kv_rank
+from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank
 from hkv.tier.disk import DiskTier
 from hkv.tier.tier import MemoryTier
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from hkv.contract.traffic import Choices
-from hkv.keys import rolling
+from hkv.keys import blake3
 from hkv.keys.chained import KeyChain, PrefixIdentity, digest_by_name, event_hash, group_key
 from reference.keys.views import block_keys
 from tests.suites.suite import CaseSuite, case_check
@@ -148,17 +148,15 @@ def width(case: TwoTexts) -> Iterator[str]:
 def chunk_keys(case: TwoTexts) -> Iterator[str]:
     """Keys of chunks chain over everything before; a later start gives the same keys, cut."""
     chunk = case.size
-    both = [rolling.chunk_keys(tokens, chunk) for tokens in case.tokens]
+    both = [blake3.chunk_keys(tokens, chunk) for tokens in case.tokens]
     for index in range(min(map(len, both))):
         end = (index + 1) * chunk
         if (both[0][index] == both[1][index]) != (case.tokens[0][:end] == case.tokens[1][:end]):
             yield f"chunk {index}: its keys and the tokens up to {end} say different things"
     for start in range(0, len(both[0]) + 1):
-        if rolling.chunk_keys(case.tokens[0], chunk, start * chunk, len(both[0]) * chunk) != both[0][start:]:
+        if blake3.chunk_keys(case.tokens[0], chunk, start * chunk, len(both[0]) * chunk) != both[0][start:]:
             yield f"the keys from chunk {start} on are others than those of the whole"
-    ranks = {
-        rolling.kv_rank(*shape) for shape in ((2, 1, 2, 1), (2, 1, 2, 0), (2, 0, 2, 1), (1, 1, 2, 1), (2, 1, 1, 1))
-    }
+    ranks = {blake3.kv_rank(*shape) for shape in ((2, 1, 2, 1), (2, 1, 2, 0), (2, 0, 2, 1), (1, 1, 2, 1), (2, 1, 1, 1))}
     if len(ranks) != 5:
         yield "two ranks share one number"
 

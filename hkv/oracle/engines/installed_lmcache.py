@@ -41,18 +41,18 @@ def _module(name: str) -> Any:
 
 
 def chunk_keys(tokens: Sequence[int], chunk: int) -> list[bytes]:
-    """LMCache's form of `hkv.keys.rolling.chunk_keys`, by its `TokenHasher`."""
+    """LMCache's form of `hkv.keys.blake3.chunk_keys`, by its `TokenHasher`."""
     hasher = _module("v1.multiprocess.token_hasher").TokenHasher(chunk, "blake3")
     return hasher.compute_chunk_hashes(list(tokens))
 
 
 def none_hash() -> bytes:
-    """LMCache's form of `hkv.keys.rolling.none_hash`."""
+    """LMCache's form of `hkv.keys.blake3.none_hash`."""
     return _module("v1.multiprocess.token_hasher").TokenHasher(256, "blake3").none_hash
 
 
 def kv_rank(world_size: int, global_rank: int, local_world_size: int, local_rank: int) -> int:
-    """LMCache's form of `hkv.keys.rolling.kv_rank`, by its `ObjectKey`."""
+    """LMCache's form of `hkv.keys.blake3.kv_rank`, by its `ObjectKey`."""
     key = _module("v1.distributed.api").ObjectKey
     return key.ComputeKVRank(world_size, global_rank, local_world_size, local_rank)
 

@@ -12,7 +12,7 @@ import hkv
 from hkv import serving
 from hkv.cache.arrivals import ArrivalResult
 from hkv.errors import ConfigError, LayoutError, OperationError
-from hkv.keys.rolling import kv_rank
+from hkv.keys.blake3 import kv_rank
 from hkv.model.topology import Group
 from hkv.serving.objects import chunk_objects
 from hkv.serving.tiers import _tables, _unpack
