@@ -9,7 +9,7 @@ from hkv.model.huggingface.families.latent import SIZES
 from hkv.model.huggingface.family import REQUIRED, Family, words
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.model import Model
-from hkv.model.huggingface.served_dtype import lightning
+from hkv.model.huggingface.state_shapes import lightning
 
 LIGHTNING, DELTA = "BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM"
 """Architectures, both of one `model_type`."""

@@ -10,7 +10,7 @@ from hkv.model.huggingface.family_table import families
 from hkv.model.huggingface.fields import Field, Fields
 from hkv.model.huggingface.layer_kinds import FULL, Kinds
 from hkv.model.huggingface.model import Model
-from hkv.model.huggingface.served_dtype import gated_delta_net, kimi_delta
+from hkv.model.huggingface.state_shapes import gated_delta_net, kimi_delta
 
 STATE = "linear_attention"
 KNOWN = {FULL: FULL, STATE: STATE, "indexed_attention": FULL}

@@ -7,7 +7,7 @@ from hkv.model.huggingface.family import Family
 from hkv.model.huggingface.fields import Field
 from hkv.model.huggingface.layer_kinds import FULL
 from hkv.model.huggingface.model import Model
-from hkv.model.huggingface.served_dtype import mamba1
+from hkv.model.huggingface.state_shapes import mamba1
 
 
 def _jamba(decoder: Decoder) -> Model:

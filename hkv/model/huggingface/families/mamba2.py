@@ -13,7 +13,7 @@ from hkv.model.huggingface.family import Family, words
 from hkv.model.huggingface.fields import Field, Fields
 from hkv.model.huggingface.layer_kinds import FULL, Kinds, window_of
 from hkv.model.huggingface.model import Model
-from hkv.model.huggingface.served_dtype import mamba2
+from hkv.model.huggingface.state_shapes import mamba2
 
 STATE = "linear_attention"
 ANY_TOKEN = 1

@@ -7,7 +7,7 @@ from hkv.model.huggingface.family import REQUIRED, Family
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.layer_kinds import FULL, Kinds
 from hkv.model.huggingface.model import Model
-from hkv.model.huggingface.served_dtype import short_conv
+from hkv.model.huggingface.state_shapes import short_conv
 
 CONV = "conv"
 KNOWN = {FULL: FULL, CONV: CONV, "short_conv": CONV}
