@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hkv.dialects.vllm.lifecycle import Lifecycle
     from hkv.dialects.vllm.log.structs import Header
     from hkv.dialects.vllm.traffic.hit_comparison import Case
-    from hkv.dialects.vllm.traffic.kept import TrafficMoves
+    from hkv.dialects.vllm.traffic.moves import TrafficMoves
     from hkv.replay.command import ReplayCommand
 
 
@@ -133,7 +133,7 @@ class VllmDialect(Dialect):
         drive(header, choices, perform, steps)
 
     def moves(self, header: Header, choices: Choices, perform: Callable[[Any], Any]) -> TrafficMoves:
-        from hkv.dialects.vllm.traffic.kept import TrafficMoves
+        from hkv.dialects.vllm.traffic.moves import TrafficMoves
 
         return TrafficMoves(header, choices, perform)
 

@@ -1,0 +1,66 @@
+"""Moves of random traffic, one by one, for state machines."""
+
+from __future__ import annotations
+
+from hkv.dialects.vllm.log import structs
+from hkv.dialects.vllm.traffic.traffic import Traffic
+
+ABOUT_RUNNING = ("go_on", "finish", "preempt")
+"""Moves that want a request which runs."""
+
+
+class TrafficMoves(Traffic):
+    """Traffic of which each move can be made by itself; see `hkv.contract.traffic.Moves`."""
+
+    def possible(self, move: str) -> bool:
+        """True if there is a request that the move can be about."""
+        return self.waits if move == "admit" else self.runs if move in ABOUT_RUNNING else True
+
+    def make(self, move: str) -> None:
+        """Makes a move."""
+        getattr(self, move)()
+
+    @property
+    def waits(self) -> bool:
+        """True if a request waits."""
+        return bool(self._waiting)
+
+    @property
+    def runs(self) -> bool:
+        """True if a request runs."""
+        return bool(self._running)
+
+    def arrive(self) -> None:
+        """A request arrives; now and then with the prompt of an earlier one."""
+        self._arrive()
+
+    def admit(self) -> None:
+        """A waiting request is looked up and allocated, or refused."""
+        self._admit(self._choices.pick(self._waiting))
+
+    def go_on(self) -> None:
+        """A running request computes on, finishes, or is preempted for another."""
+        self._continue(self._choices.pick(self._running))
+
+    def finish(self) -> None:
+        """A running request ends."""
+        self._finish(self._choices.pick(self._running))
+
+    def preempt(self) -> None:
+        """A running request gives back all it has."""
+        self._preempt(self._choices.pick(self._running))
+
+    def evict(self) -> None:
+        """Some blocks lose their keys."""
+        self._evict()
+
+    def next_step(self) -> None:
+        """Reads the events and the state, and begins a new scheduling step."""
+        if self._copying:
+            self._perform(structs.CopiesOp())
+        for operation in (structs.EventsOp(), structs.StateOp(), structs.StepOp()):
+            self._perform(operation)
+
+    def reset(self) -> None:
+        """The prefix cache is reset; refused while a block is in use."""
+        self._perform(structs.ResetOp())
