@@ -12,7 +12,7 @@ import msgspec
 
 from hkv.contract import registry
 from hkv.oracle.log_file import write_all_atomically
-from hkv.oracle.vectors import addresses, pool, rows
+from hkv.oracle.vectors import addresses, chunks, pool, rows
 
 VERSION = 1
 """Version of the format. A family may get further cases under the same version, never other fields or meanings."""
@@ -26,7 +26,7 @@ FAMILIES: dict[str, tuple[str, Cases]] = {
     "slots": ("the block and offset of tokens, one or several context-parallel ranks", rows.slot_cases),
     "strides": ("shapes and strides of the six physical orders", addresses.stride_cases),
     "addresses": ("the byte address of elements of a cache", addresses.address_cases),
-    "chunk_objects": ("what lies where in the chunk objects of an external store", addresses.cases),
+    "chunk_objects": ("what lies where in the chunk objects of an external store", chunks.cases),
 }
 """Families of vectors: what each is about, and its cases."""
 
