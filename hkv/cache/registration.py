@@ -1,5 +1,8 @@
 """Registration of the blocks that a step fills, under the keys of the tokens up to their ends."""
 
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -194,9 +197,6 @@ def _tail(
 # registered in one step: nothing of it is left to later ones. Its block stands at the entry before the running
 # state's, whatever length its state has, and under no other key than that length's: the row does not look at that
 # entry again.
-
-# jax.numpy types some of its own arguments as unknown.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 
 class Exports(NamedTuple):

@@ -1,5 +1,8 @@
 """Spans of entries, one for each line and group, cut into lanes: the work of a step is its spans, not its rows."""
 
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -126,9 +129,6 @@ def count_up(size: int) -> jax.Array:
 # entries count while they are of its era, which begins with the first key that it gets after it had none, or lost
 # those it had.
 
-# jax.numpy types some of its own arguments as unknown.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 
 def several(state: StepState) -> bool:
     """True if blocks may have several entries; static."""
@@ -190,9 +190,6 @@ def leaves_states(state: StepState) -> bool:
 #
 # Both branches of a conditional, and what a loop carries from trip to trip, have to vary over the same axes.
 # Constants vary over none: they are made like a value that is there (`jnp.zeros_like`), or marked here.
-
-# jax.numpy types some of its own arguments as unknown.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 
 def varying_axes(value: jax.Array) -> frozenset[str]:

@@ -3,6 +3,9 @@
 It is what vLLM's `reshape_and_cache_flash` and FlashInfer's `append_paged_kv_cache` do for one layer.
 """
 
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import dataclasses
@@ -23,10 +26,6 @@ from hkv.paged.implementations import choose
 from hkv.paged.words import WIDEST, as_words, like, runs_of_pools
 from hkv.typed_jit import typed_jit
 from pallas_kernels.move.moves import LARGEST, Move, saturated
-
-# jax.numpy types some of its own arguments as unknown.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 
 Values = Mapping[str, jax.Array]
 

@@ -1,5 +1,8 @@
 """Places of the layers' pages in one pool, and the tokens that each layer reads: static, known before anything runs."""
 
+# jax.numpy types some of its own arguments as unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import dataclasses
@@ -117,9 +120,6 @@ def state_unit(config: VllmConfig) -> int:
 
 
 # Copies of blocks that a step asks for, made in the pages of all layers.
-
-# jax.numpy types some of its own arguments as unknown.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 
 LANES = 4

@@ -18,9 +18,9 @@ from hkv.array_arguments import require_array
 from hkv.cache import cache as caches
 from hkv.cache.arrivals import ArrivalResult
 from hkv.cache.cache import Cache
+from hkv.cache.ragged import token_queries
 from hkv.cache.spans import count_up
 from hkv.cache.state import PAD, StepResult
-from hkv.cache.token_hashing import token_queries
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.rules.reads import UNLIMITED

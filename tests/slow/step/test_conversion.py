@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hkv.cache import step as serving
 from hkv.cache.conversion import to_operations, to_steps
+from hkv.cache.ragged import packed
 from hkv.cache.state import StepBatch, StepRequest, StepRow
-from hkv.cache.token_hashing import packed
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.rules.operations import Batch, Code, Column
 from hkv.errors import OperationError
