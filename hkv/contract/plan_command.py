@@ -13,21 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.byte_size import show_bytes
-from hkv.errors import ConfigError, PlanError, UnsupportedConfigError
-from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
-
-VLLM_TYPES = (
-    "fp8_e4m3",
-    "fp8_e5m2",
-    "fp8_inc",
-    "nvfp4",
-    "nvfp4_4over6",
-    "turboquant_k8v4",
-    "turboquant_4bit_nc",
-    "turboquant_k3v4_nc",
-    "turboquant_3bit_nc",
-)
-"""Values of `--kv-dtype` that no other engine has."""
+from hkv.errors import UnsupportedConfigError
+from hkv.model.huggingface import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,39 +79,6 @@ def length_option() -> click.Option:
         metavar="N,...",
         help="Tokens of the longest request, 32k and 32K as vLLM reads them; `auto` for the longest that fits.",
     )
-
-
-def given_memory(memory: int | None) -> int:
-    """The memory, for a dialect that cannot do without.
-
-    Raises:
-      PlanError: it was not given.
-    """
-    if memory is None:
-        raise PlanError("--memory", None, "bytes for the cache on each GPU, such as 80GiB")
-    return memory
-
-
-def read_models(options: dict[str, Any], context_parallel: int) -> tuple[Model, Model | None]:
-    """The model that the options of `hkv plan` name, and its draft module, if any.
-
-    Args:
-      options: the command's.
-      context_parallel: ranks that each hold a part of every block.
-
-    Raises:
-      HKVError: a config cannot be used.
-    """
-    if options["kv_dtype"] in VLLM_TYPES:
-        raise ConfigError("kv_dtype", options["kv_dtype"], "a type of this dialect: this one is vLLM's")
-    reading = {"dtype": options["dtype"], "kv_dtype": options["kv_dtype"], "tensor_parallel": options["tp"]}
-    reading |= {"context_parallel": context_parallel, **{name: options[name] for name in ("ignore_fields", "strict")}}
-    of_model = {name: options[name] for name in ("block_size", "state_dtype", "speculative_tokens")}
-    model = read_model(load_config(options["config"]), ReadOptions(**of_model, **reading))
-    if options["draft_path"] is None:
-        return model, None
-    size = next((spec.block_size for spec in model.specs.values()), None)
-    return model, read_model(load_config(options["draft_path"]), ReadOptions(block_size=size, draft=True, **reading))
 
 
 def sequence_bytes(model: Model, tokens: int) -> int:

@@ -8,18 +8,18 @@ from typing import Any
 
 import click
 
-from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand, given_memory, length_option, read_models
+from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand, length_option
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import RtpOptions, served_options
 from hkv.dialects.rtp_llm.planning.concurrency import capacity_of, reserve_option, reserve_ratio
 from hkv.dialects.rtp_llm.planning.options import ROLES
 from hkv.dialects.rtp_llm.planning.report import PlannedModel, pool_report, print_pools
 from hkv.dialects.rtp_llm.planning.sizes import check_kv_dtype
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, PlanError
 from hkv.layout.layer_cache import LayerCache
 from hkv.layout.strided import StridedView
 from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, whole_number
-from hkv.model.huggingface import load_config
+from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.model.huggingface.loading import naming_file
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.served_dtype import served_dtype
@@ -86,7 +86,8 @@ class RtpPlanCommand(PlanCommand):
 
 
 def _planned(memory: int | None, options: dict[str, Any]) -> PlannedModel:
-    budget = given_memory(memory)
+    if memory is None:
+        raise PlanError("--memory", None, "bytes for the cache on each GPU, such as 80GiB")
     if options["pp"] > 1:
         raise ConfigError("--pp", options["pp"], "1 with --dialect rtp-llm, which has no pipeline stages")
     if options["dcp"] > 1 and options["tp"] > 1:
@@ -98,10 +99,7 @@ def _planned(memory: int | None, options: dict[str, Any]) -> PlannedModel:
     length = parse_length(options["max_model_len"])
     if length == 0:
         raise ConfigError("--max-model-len", "auto", "a number of tokens with --dialect rtp-llm")
-    check_kv_dtype(options["kv_dtype"], options["dtype"] or _computed_with(load_config(options["config"])))
-    # A rank holds whole blocks, not parts of each; heads are split by RTP-LLM's own rule, and float8 is one type.
-    float8 = {"kv_dtype": "fp8"} if options["kv_dtype"] == "fp8_e4m3" else {}
-    model, draft = read_models({**options, **float8, "tp": 1, "state_dtype": None}, 1)
+    model, draft = _read_models(options)
     asked = RtpOptions(
         block_size=options["block_size"] or BLOCK_SIZE,
         kernel_block_size=options["kernel_block_size"],
@@ -118,10 +116,30 @@ def _planned(memory: int | None, options: dict[str, Any]) -> PlannedModel:
         **({"state_dtype": options["state_dtype"]} if options["state_dtype"] else {}),
     )
     wanted, notes = served_options(model, asked, {name for name in ("block_size", "pools") if options[name]})
-    cache = PlannedCache.of_model(model, wanted, memory=budget, draft=draft)
+    cache = PlannedCache.of_model(model, wanted, memory=memory, draft=draft)
     ratio = reserve_ratio(options)
     capacity = capacity_of(cache.plan, wanted, length or model.max_model_len, ratio)
     return PlannedModel(dataclasses.replace(model, notes=(*model.notes, *notes)), cache, wanted, capacity, ratio)
+
+
+def _read_models(options: dict[str, Any]) -> tuple[Model, Model | None]:
+    """The model that the options name, and its draft module, if any.
+
+    Both are read whole: RTP-LLM's own rule splits heads, a rank holds whole blocks, and float8 is one type there.
+
+    Raises:
+      HKVError: a config cannot be used.
+    """
+    config, kv_dtype = load_config(options["config"]), options["kv_dtype"]
+    check_kv_dtype(kv_dtype, options["dtype"] or _computed_with(config))
+    reading = {name: options[name] for name in ("dtype", "ignore_fields", "strict")}
+    reading["kv_dtype"] = "fp8" if kv_dtype == "fp8_e4m3" else kv_dtype
+    of_model = {name: options[name] for name in ("block_size", "speculative_tokens")}
+    model = read_model(config, ReadOptions(**of_model, **reading))
+    if options["draft_path"] is None:
+        return model, None
+    size = next((spec.block_size for spec in model.specs.values()), None)
+    return model, read_model(load_config(options["draft_path"]), ReadOptions(block_size=size, draft=True, **reading))
 
 
 @naming_file
