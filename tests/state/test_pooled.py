@@ -206,6 +206,7 @@ def order(items: np.ndarray, backward: bool = False) -> list[tuple[int, list[int
     """Keys and blocks along the ring."""
     key, found = BUCKETS.keys, []
     while (key := int(items[key, Item.PREVIOUS if backward else Item.NEXT])) != BUCKETS.keys:
+        assert len(found) < BUCKETS.keys, "the ring does not come back to its head"
         found.append((key, items[key, ITEM_WORDS:].tolist()))
     return found
 

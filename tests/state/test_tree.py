@@ -140,6 +140,7 @@ def children_of(nodes: np.ndarray, node: int) -> set[int]:
     found, child = set(), nodes[node, Node.CHILD]
     while child:
         assert nodes[child - 1, Node.PARENT] == node + 1
+        assert child - 1 not in found, "siblings form a circle"
         found.add(int(child - 1))
         child = nodes[child - 1, Node.NEXT]
     return found
