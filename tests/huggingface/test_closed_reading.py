@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import pathlib
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 
 from hkv.errors import ConfigError, HKVError
 from hkv.model.huggingface import Model, ReadOptions, read_model
-from hkv.model.huggingface.closed import read_fields
-from hkv.model.huggingface.family import REQUIRED
-from hkv.model.huggingface.inert import DERIVED, INERT, ONLY, known_around, known_families, known_inside, own_fields
+from hkv.model.huggingface.closed import DERIVED, known_around, known_inside, read_fields
+from hkv.model.huggingface.families import known_families, readers
+from hkv.model.huggingface.family import INERT, ONLY, REQUIRED, table_of
 from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.reading import decoder_fields
 from hkv.model.huggingface.wrappers import WRAPPERS
@@ -173,7 +172,7 @@ def test_inert_fields_change_nothing(model_type: str) -> None:
 def test_fields_of_all_families_are_inert_at_one_value_only(model_type: str) -> None:
     family = FAMILIES[model_type]
     for name, value in {**ONLY, **family.only}.items():
-        if name in family.fields or name in own_fields(model_type) - family.only.keys():
+        if name in family.fields or name in family.known - family.only.keys():
             continue
         assert answer(read_model(whole(model_type) | {name: value})) == answer(read_model(whole(model_type)))
         if value is not None or name in family.only:
@@ -299,7 +298,6 @@ def test_a_field_changed_in_a_released_file_changes_what_it_governs_or_is_refuse
     check_change(read_model(config), after, place, config)
 
 
-def test_the_folder_of_families_is_found_whole() -> None:
-    folder = pathlib.Path(decoder_fields.__code__.co_filename).parent / "families"
-    assert len(list(folder.glob("*.py"))) > 15
+def test_every_reader_reads_a_family() -> None:
+    assert set(readers()) == {block["read"] for block in table_of("families.toml")["family"]}
     assert len(FAMILIES) > 140

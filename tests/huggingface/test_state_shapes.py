@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from hkv.errors import ConfigError
-from hkv.model.huggingface.state_shapes import gated_delta_net, kimi_delta, lightning, mamba1, mamba2
+from hkv.model.huggingface.families.states import gated_delta_net, kimi_delta, lightning, mamba1, mamba2
 
 
 def test_shapes_by_hand() -> None:

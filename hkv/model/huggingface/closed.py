@@ -15,34 +15,32 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hkv.errors import ConfigError
-from hkv.model.huggingface import inert, wrappers
+from hkv.model.huggingface import wrappers
+from hkv.model.huggingface.families import known_families
+from hkv.model.huggingface.family import INERT, ONLY, words
 from hkv.model.huggingface.fields import Fields, show
-from hkv.model.huggingface.inert import (
-    DERIVED,
-    DRAFT,
-    known_around,
-    known_families,
-    known_inside,
-    nearest_family,
-    own_fields,
-)
 from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.options import ReadOptions
 
 QUANTIZATION = "quantization_config"
 """The one known field that may be ignored: how weights are packed, and the cache where that says so too."""
 
+DRAFT = words(
+    """draft_vocab_size target_hidden_size eagle_config eagle_aux_hidden_state_layer_ids norm_before_residual
+    num_aux_hidden_states"""
+)
+"""Fields of draft modules on which their cache does not depend."""
+
+DERIVED = {"head_dim": Fields.head_dim, "num_key_value_heads": Fields.kv_heads}
+"""Fields that some families derive from others: a file may repeat them, with the same value."""
+
+LEAST_TELLING = 2
+"""Deciding fields of an encoder: to be near one says nothing."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Unknown:
-    """A field that HKV does not know.
-
-    Attributes:
-      place: its path in the file.
-      name: the last part of that.
-      value: its value.
-      owner: the type of model whose field it would be.
-    """
+    """A field that HKV does not know, by its path and its last part, of the type of model that would own it."""
 
     place: str
     name: str
@@ -51,14 +49,9 @@ class Unknown:
 
 
 def check_closed(fields: Fields, options: ReadOptions) -> None:
-    """Makes sure that no field of a config that HKV does not know can shape a cache; the others are noted.
+    """Makes sure that no field that HKV does not know can shape a cache, and that inert ones have their value.
 
-    Args:
-      fields: the decoder's, and those around it.
-      options: fields to ignore, and whether all others are refused.
-
-    Raises:
-      ConfigError: there is such a field, or one that is inert only at another value.
+    All that are refused are named in one ConfigError; the others are noted.
     """
     _check_values(fields)
     unknown = [each for each in _unknown(fields) if not (options.draft and each.name in DRAFT)]
@@ -108,7 +101,7 @@ def _refusal(fields: Fields, refused: list[Unknown], options: ReadOptions) -> Co
     if not read:
         why = "a draft's fields are not traced" if options.draft else "all others are refused, as asked (strict)"
         return ConfigError(names, value, f"{whose} that HKV knows of {family}: {why}; --ignore-field plans without")
-    known = {name for key in known_families() for name in own_fields(key)}
+    known = {name for family in known_families().values() for name in family.known}
     nearest = next((name for name in read if name in known), None)
     hint = f" ({nearest_family(fields.values, nearest)} has {nearest})" if nearest else ""
     it = "it" if len(refused) == 1 else "them"
@@ -122,7 +115,7 @@ def _check_ignored(fields: Fields, options: ReadOptions, ignored: list[Unknown])
         if name == QUANTIZATION or any(name in (each.place, each.name) for each in ignored):
             continue
         last = name.rpartition(".")[2]
-        if last in fields.family.fields or last in fields.family.spellings or last in {*inert.ONLY, *DERIVED, *LENGTHS}:
+        if last in fields.family.fields or last in fields.family.spellings or last in {*ONLY, *DERIVED, *LENGTHS}:
             expected = f"a field that HKV does not know: on this one depends what {fields.family.name} caches"
             raise ConfigError("ignore_fields", name, expected)
 
@@ -141,13 +134,9 @@ def _unknown(fields: Fields) -> Iterator[Unknown]:
 
 
 def _check_values(fields: Fields) -> None:
-    """Makes sure that fields which are inert at one value have that.
-
-    Raises:
-      ConfigError: one has not.
-    """
-    family, own = fields.family, own_fields(fields.model_type)
-    only = {**{name: value for name, value in inert.ONLY.items() if name not in own}, **family.only}
+    """Makes sure that fields which are inert at one value have that."""
+    family = fields.family
+    only = {**{name: value for name, value in ONLY.items() if name not in family.known}, **family.only}
     for name, value in fields.values.items():
         if value is None or name in family.fields or name in family.spellings:
             continue
@@ -160,8 +149,39 @@ def _check_values(fields: Fields) -> None:
             derived = DERIVED[name].fget(fields).value  # type: ignore[misc]
             if value != derived:
                 raise ConfigError(fields.path + name, value, f"{derived}, which is what {family.name} derives")
-    for name, wanted in inert.ONLY.items():
+    for name, wanted in ONLY.items():
         value = fields.outer.get(name)
         if value is not None and value != wanted and wanted is not None:
             expected = f"{wanted}: at another value {fields.outer['model_type']} caches otherwise"
             raise ConfigError(name, value, expected)
+
+
+# Names of fields that HKV knows: inside a decoder's config and around one.
+
+
+def known_inside(fields: Fields) -> frozenset[str]:
+    """Every field that a decoder's config may have, whatever its value."""
+    known = fields.family.known | INERT | frozenset(ONLY) | frozenset(LENGTHS)
+    whole = fields.values.get("model_type", fields.model_type)
+    if fields.path or fields.model_type != whole:
+        known |= wrappers.INERT  # a wrapper's marks may be repeated inside, and in a flat config all stand together
+    return known if fields.path else known | wrappers.BY_TYPE.get(str(whole), frozenset())
+
+
+def known_around(model_type: str) -> frozenset[str]:
+    """Every field that may stand around a decoder's config, whatever its value."""
+    own = wrappers.BY_TYPE.get(model_type, frozenset()) | {wrappers.WRAPPERS[model_type].keys[0]}
+    return INERT | frozenset(ONLY) | wrappers.INERT | own
+
+
+def nearest_family(config: Mapping[str, Any], name: str | None = None) -> str:
+    """The family that declares most of a config's fields (and `name` too, if any does), by name and `model_type`."""
+    cached = {key: family for key, family in known_families().items() if len(family.fields) > LEAST_TELLING}
+    able = {key: family for key, family in cached.items() if name is None or name in family.known} or cached
+
+    def distance(key: str) -> tuple[int, str]:
+        unexplained = config.keys() - able[key].known - INERT
+        return len(unexplained) + len(able[key].fields.keys() - config.keys()), key
+
+    best = min(able, key=distance)
+    return f"{able[best].name} ({best})"

@@ -1,16 +1,20 @@
-"""A family of models as data: fields that decide what its layers cache, with defaults, and fields that do not."""
+"""A family of models as data (families.toml): fields that decide what its layers cache, and fields that do not."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib.resources
 import json
+import tomllib
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hkv.model.huggingface.model import Model
+
+Reader = Callable[[Any], "Model"]
+"""Makes the layers of a model, from a `Decoder` that knows its family's fields."""
 
 
 class Missing(enum.Enum):
@@ -22,8 +26,6 @@ class Missing(enum.Enum):
 REQUIRED = Missing.REQUIRED
 """A file without the field is refused."""
 
-EMPTY: Mapping[str, Any] = MappingProxyType({})
-
 
 @dataclasses.dataclass(frozen=True)
 class Family:
@@ -31,20 +33,19 @@ class Family:
 
     Attributes:
       name: the model's name, for people.
-      read: makes the layers, from a `Decoder` that knows this family's fields.
-      fields: every field that decides, and what the config class of transformers 5.20 (else of vLLM 0.33, else the
-        model class's own reading) puts where the file has none: a value, None for "derived or absent", or `REQUIRED`.
+      read: makes the layers.
+      fields: every field that decides, and its default: a value, None for "derived or absent", or `REQUIRED`.
       inert: fields of this family's config class, beside those of all families, on which no byte depends.
       only: fields that are inert as long as they have this value; another value is refused.
       spellings: other names of deciding fields, as the file may have them, and the field each stands for.
     """
 
     name: str
-    read: Callable[[Any], Model]
+    read: Reader
     fields: Mapping[str, Any]
-    inert: frozenset[str] = frozenset()
-    only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    spellings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    inert: frozenset[str]
+    only: Mapping[str, Any]
+    spellings: Mapping[str, str]
 
     @property
     def known(self) -> frozenset[str]:
@@ -55,6 +56,60 @@ class Family:
 def words(text: str) -> frozenset[str]:
     """The names in a text, separated by white space."""
     return frozenset(text.split())
+
+
+def table_of(name: str) -> dict[str, Any]:
+    """The content of a TOML file of this folder."""
+    return tomllib.loads(importlib.resources.files("hkv.model.huggingface").joinpath(name).read_text("utf-8"))
+
+
+COLUMNS = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "longest": "max_position_embeddings",
+    "window": "sliding_window",
+}
+"""Headings that stand for longer names of fields."""
+
+CELLS = {"-": None, "!": REQUIRED, "true": True, "false": False}
+"""Cells of rows that are no number."""
+
+_TABLE = table_of("families.toml")
+
+INERT = words(_TABLE["every"]["inert"])
+"""Fields of every family on which no byte depends, unless it declares one as deciding."""
+
+ONLY = {name: None if value == "-" else value for name, value in _TABLE["every"]["only"].items()}
+"""Fields of every family that are inert at this value; None stands for any truth value."""
+
+
+def families_of(readers: Mapping[str, Reader]) -> dict[str, Family]:
+    """Families by `model_type`, each with its reader out of `readers`."""
+    found = {}
+    for block in _TABLE["family"]:
+        columns = [COLUMNS.get(name, name) for name in block.get("columns", "").split()]
+        common = {
+            **block.get("fields", {}),
+            **dict.fromkeys(block.get("absent", "").split()),
+            **dict.fromkeys(block.get("required", "").split(), REQUIRED),
+        }
+        for model_type, *cells in map(str.split, block["rows"].strip().splitlines()):
+            own = zip(columns, cells, strict=False)
+            found[model_type] = Family(
+                name=" ".join(cells[len(columns) :]),
+                read=readers[block["read"]],
+                fields={**{name: _cell(cell) for name, cell in own if cell != "."}, **common},
+                inert=words(block.get("inert", "")) | words(_TABLE["inert"].get(model_type, "")),
+                only={name: None if value == "-" else value for name, value in block.get("only", {}).items()},
+                spellings=block.get("spellings", {}),
+            )
+    return found
+
+
+def _cell(text: str) -> Any:
+    return CELLS[text] if text in CELLS else int(text)
 
 
 # A list of layers to begin with, for a config that HKV refuses.

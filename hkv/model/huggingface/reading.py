@@ -8,16 +8,33 @@ from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.model.huggingface import wrappers
-from hkv.model.huggingface.closed import QUANTIZATION, check_closed
+from hkv.model.huggingface.closed import QUANTIZATION, check_closed, nearest_family
 from hkv.model.huggingface.decoder import Decoder
-from hkv.model.huggingface.family import Family, layer_template
+from hkv.model.huggingface.families import known_families
+from hkv.model.huggingface.family import Family, layer_template, words
 from hkv.model.huggingface.fields import Fields
-from hkv.model.huggingface.inert import BORROWING, DROPPED, known_families, nearest_family
 from hkv.model.huggingface.loading import ConfigFile, naming_file
 from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.options import ReadOptions
 from hkv.model.huggingface.served_dtype import check_quantization
 from hkv.model.huggingface.wrappers import LAYER_LIST, type_of
+
+SINCE = {
+    "0.9.2": "phi3small",
+    "0.10.2": "motif phi4flash",
+    "0.22.0": "jais",
+    "0.23.0": "xverse bamba minimax minimax_text_01 minimax_m1 baichuan qwen internlm",
+    "0.24.0": "aquila grok-1",
+    "0.25.0": "telechat",
+    "0.26.0": "plamo2 ouro",
+    "0.28.0": "arctic chameleon mpt",
+}
+"""Last version that served the types (vLLM 0.33 `_PREVIOUSLY_SUPPORTED_MODELS`)."""
+
+DROPPED = {name: version for version, names in SINCE.items() for name in names.split()}
+
+BORROWING = words("gemma4_assistant gemma4_unified_assistant")
+"""Draft modules that cache nothing: every layer reads the caches of the model that they draft for."""
 
 
 @naming_file

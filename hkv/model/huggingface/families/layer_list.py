@@ -17,15 +17,14 @@ The file is an object like any config:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, check_whole
 from hkv.model.huggingface.decoder import CROSS, Decoder
-from hkv.model.huggingface.family import REQUIRED, Family
+from hkv.model.huggingface.families.attention import CHUNKED, FULL, SLIDING
 from hkv.model.huggingface.fields import MOST_LAYERS, Field
-from hkv.model.huggingface.layer_kinds import FULL, SLIDING
 from hkv.model.huggingface.model import Model
 from hkv.spec.dtypes import ITEM_BYTES
 
@@ -33,7 +32,7 @@ ATTENTION = ("kv_heads", "head_dim")
 PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     FULL: (ATTENTION, ("value_dim",)),
     SLIDING: ((*ATTENTION, "window"), ("value_dim",)),
-    "chunked_attention": ((*ATTENTION, "window"), ("value_dim",)),
+    CHUNKED: ((*ATTENTION, "window"), ("value_dim",)),
     CROSS: ((*ATTENTION, "encoder_len"), ("value_dim",)),
     "latent": (("rank", "rope"), ()),
     "state": (("shapes", "dtypes"), ()),
@@ -58,11 +57,7 @@ def _read(decoder: Decoder) -> Model:
 
 
 def _checked(entry: object, place: str) -> int:
-    """Number of times that an entry counts.
-
-    Raises:
-      ConfigError: the entry is of no known kind, lacks a part, or has one of another kind.
-    """
+    """Number of times that an entry counts, once its kind and its parts are known."""
     if not isinstance(entry, Mapping):
         raise ConfigError(place, entry, "an object")
     kind = entry.get("kind")
@@ -112,11 +107,7 @@ def _add(decoder: Decoder, index: int, entry: Mapping[str, Any], place: str) -> 
 
 
 def _states(entry: Mapping[str, Any], place: str) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """Shapes and element types of an entry's states.
-
-    Raises:
-      ConfigError: they are no lists of equal length, of positive extents and known types.
-    """
+    """Shapes and element types of an entry's states."""
     shapes, dtypes = entry["shapes"], entry["dtypes"]
     if not isinstance(shapes, list) or not shapes or not all(isinstance(shape, list) and shape for shape in shapes):
         raise ConfigError(f"{place}.shapes", shapes, "a list of shapes, each a list of extents")
@@ -129,6 +120,4 @@ def _states(entry: Mapping[str, Any], place: str) -> tuple[tuple[tuple[int, ...]
     return tuple(tuple(shape) for shape in shapes), tuple(dtypes)
 
 
-FAMILIES = {
-    "layer_list": Family("A list of layers", _read, {"layers": REQUIRED, "max_position_embeddings": REQUIRED}),
-}
+READERS: Mapping[str, Callable[[Decoder], Model]] = {"layer_list": _read}
